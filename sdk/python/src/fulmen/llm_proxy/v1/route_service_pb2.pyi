@@ -1,0 +1,108 @@
+from fulmen.llm_proxy.v1 import route_pb2 as _route_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class PutRouteRequest(_message.Message):
+    __slots__ = ("route",)
+    ROUTE_FIELD_NUMBER: _ClassVar[int]
+    route: _route_pb2.Route
+    def __init__(self, route: _Optional[_Union[_route_pb2.Route, _Mapping]] = ...) -> None: ...
+
+class PutRouteResponse(_message.Message):
+    __slots__ = ("route",)
+    ROUTE_FIELD_NUMBER: _ClassVar[int]
+    route: _route_pb2.Route
+    def __init__(self, route: _Optional[_Union[_route_pb2.Route, _Mapping]] = ...) -> None: ...
+
+class GetRouteRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class GetRouteResponse(_message.Message):
+    __slots__ = ("route",)
+    ROUTE_FIELD_NUMBER: _ClassVar[int]
+    route: _route_pb2.Route
+    def __init__(self, route: _Optional[_Union[_route_pb2.Route, _Mapping]] = ...) -> None: ...
+
+class ListRoutesRequest(_message.Message):
+    __slots__ = ("page_size", "page_token")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListRoutesResponse(_message.Message):
+    __slots__ = ("routes", "next_page_token")
+    ROUTES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    routes: _containers.RepeatedCompositeFieldContainer[_route_pb2.Route]
+    next_page_token: str
+    def __init__(self, routes: _Optional[_Iterable[_Union[_route_pb2.Route, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class PromoteVersionRequest(_message.Message):
+    __slots__ = ("policy", "policy_version")
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    policy: str
+    policy_version: int
+    def __init__(self, policy: _Optional[str] = ..., policy_version: _Optional[int] = ...) -> None: ...
+
+class PromoteVersionResponse(_message.Message):
+    __slots__ = ("routes",)
+    ROUTES_FIELD_NUMBER: _ClassVar[int]
+    routes: _containers.RepeatedCompositeFieldContainer[_route_pb2.Route]
+    def __init__(self, routes: _Optional[_Iterable[_Union[_route_pb2.Route, _Mapping]]] = ...) -> None: ...
+
+class RollBackRouteRequest(_message.Message):
+    __slots__ = ("name", "version")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    version: int
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
+
+class RollBackRouteResponse(_message.Message):
+    __slots__ = ("route",)
+    ROUTE_FIELD_NUMBER: _ClassVar[int]
+    route: _route_pb2.Route
+    def __init__(self, route: _Optional[_Union[_route_pb2.Route, _Mapping]] = ...) -> None: ...
+
+class SplitTrafficRequest(_message.Message):
+    __slots__ = ("name", "weights")
+    class WeightsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    weights: _containers.ScalarMap[str, int]
+    def __init__(self, name: _Optional[str] = ..., weights: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class SplitTrafficResponse(_message.Message):
+    __slots__ = ("route",)
+    ROUTE_FIELD_NUMBER: _ClassVar[int]
+    route: _route_pb2.Route
+    def __init__(self, route: _Optional[_Union[_route_pb2.Route, _Mapping]] = ...) -> None: ...
+
+class WatchRoutesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WatchRoutesResponse(_message.Message):
+    __slots__ = ("routes", "snapshot_complete")
+    ROUTES_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    routes: _containers.RepeatedCompositeFieldContainer[_route_pb2.Route]
+    snapshot_complete: bool
+    def __init__(self, routes: _Optional[_Iterable[_Union[_route_pb2.Route, _Mapping]]] = ..., snapshot_complete: bool = ...) -> None: ...

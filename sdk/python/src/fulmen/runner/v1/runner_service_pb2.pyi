@@ -1,0 +1,68 @@
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class GetStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetStatusResponse(_message.Message):
+    __slots__ = ("session", "slot_count", "running", "completed_count", "draining")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    SLOT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    COMPLETED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    slot_count: int
+    running: _containers.RepeatedCompositeFieldContainer[RunningAttempt]
+    completed_count: int
+    draining: bool
+    def __init__(self, session: _Optional[str] = ..., slot_count: _Optional[int] = ..., running: _Optional[_Iterable[_Union[RunningAttempt, _Mapping]]] = ..., completed_count: _Optional[int] = ..., draining: bool = ...) -> None: ...
+
+class RunningAttempt(_message.Message):
+    __slots__ = ("attempt", "start_time")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    START_TIME_FIELD_NUMBER: _ClassVar[int]
+    attempt: str
+    start_time: _timestamp_pb2.Timestamp
+    def __init__(self, attempt: _Optional[str] = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("grace",)
+    GRACE_FIELD_NUMBER: _ClassVar[int]
+    grace: _duration_pb2.Duration
+    def __init__(self, grace: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class DrainResponse(_message.Message):
+    __slots__ = ("running_count",)
+    RUNNING_COUNT_FIELD_NUMBER: _ClassVar[int]
+    running_count: int
+    def __init__(self, running_count: _Optional[int] = ...) -> None: ...
+
+class SetSlotsRequest(_message.Message):
+    __slots__ = ("slot_count",)
+    SLOT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    slot_count: int
+    def __init__(self, slot_count: _Optional[int] = ...) -> None: ...
+
+class SetSlotsResponse(_message.Message):
+    __slots__ = ("slot_count",)
+    SLOT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    slot_count: int
+    def __init__(self, slot_count: _Optional[int] = ...) -> None: ...
+
+class DumpStacksRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DumpStacksResponse(_message.Message):
+    __slots__ = ("text",)
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    def __init__(self, text: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,174 @@
+from fulmen.store.v1 import lease_pb2 as _lease_pb2
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class StreamLeasesRequest(_message.Message):
+    __slots__ = ("open", "demand", "renew", "complete", "release")
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    DEMAND_FIELD_NUMBER: _ClassVar[int]
+    RENEW_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    open: OpenSession
+    demand: Demand
+    renew: RenewSession
+    complete: CompletedAttempts
+    release: ReleasedAttempts
+    def __init__(self, open: _Optional[_Union[OpenSession, _Mapping]] = ..., demand: _Optional[_Union[Demand, _Mapping]] = ..., renew: _Optional[_Union[RenewSession, _Mapping]] = ..., complete: _Optional[_Union[CompletedAttempts, _Mapping]] = ..., release: _Optional[_Union[ReleasedAttempts, _Mapping]] = ...) -> None: ...
+
+class StreamLeasesResponse(_message.Message):
+    __slots__ = ("opened", "assign", "ack", "cancel", "lease_lost", "drain")
+    OPENED_FIELD_NUMBER: _ClassVar[int]
+    ASSIGN_FIELD_NUMBER: _ClassVar[int]
+    ACK_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    LEASE_LOST_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    opened: SessionOpened
+    assign: AssignedAttempts
+    ack: AcknowledgedAttempts
+    cancel: CancelledAttempts
+    lease_lost: LostLeases
+    drain: DrainNotice
+    def __init__(self, opened: _Optional[_Union[SessionOpened, _Mapping]] = ..., assign: _Optional[_Union[AssignedAttempts, _Mapping]] = ..., ack: _Optional[_Union[AcknowledgedAttempts, _Mapping]] = ..., cancel: _Optional[_Union[CancelledAttempts, _Mapping]] = ..., lease_lost: _Optional[_Union[LostLeases, _Mapping]] = ..., drain: _Optional[_Union[DrainNotice, _Mapping]] = ...) -> None: ...
+
+class OpenSession(_message.Message):
+    __slots__ = ("session_id", "runner", "running_attempts", "projects")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    RUNNER_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    PROJECTS_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    runner: _lease_pb2.RunnerInfo
+    running_attempts: _containers.RepeatedScalarFieldContainer[str]
+    projects: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, session_id: _Optional[str] = ..., runner: _Optional[_Union[_lease_pb2.RunnerInfo, _Mapping]] = ..., running_attempts: _Optional[_Iterable[str]] = ..., projects: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Demand(_message.Message):
+    __slots__ = ("credit_count",)
+    CREDIT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    credit_count: int
+    def __init__(self, credit_count: _Optional[int] = ...) -> None: ...
+
+class RenewSession(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CompletedAttempts(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[_lease_pb2.AttemptResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[_lease_pb2.AttemptResult, _Mapping]]] = ...) -> None: ...
+
+class ReleasedAttempts(_message.Message):
+    __slots__ = ("attempts",)
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    attempts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, attempts: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class SessionOpened(_message.Message):
+    __slots__ = ("session_id", "lease_ttl", "lost_attempts")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_TTL_FIELD_NUMBER: _ClassVar[int]
+    LOST_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    lease_ttl: _duration_pb2.Duration
+    lost_attempts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, session_id: _Optional[str] = ..., lease_ttl: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., lost_attempts: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class AssignedAttempts(_message.Message):
+    __slots__ = ("assignments",)
+    ASSIGNMENTS_FIELD_NUMBER: _ClassVar[int]
+    assignments: _containers.RepeatedCompositeFieldContainer[_lease_pb2.Assignment]
+    def __init__(self, assignments: _Optional[_Iterable[_Union[_lease_pb2.Assignment, _Mapping]]] = ...) -> None: ...
+
+class AcknowledgedAttempts(_message.Message):
+    __slots__ = ("acks",)
+    ACKS_FIELD_NUMBER: _ClassVar[int]
+    acks: _containers.RepeatedCompositeFieldContainer[_lease_pb2.CompletionAck]
+    def __init__(self, acks: _Optional[_Iterable[_Union[_lease_pb2.CompletionAck, _Mapping]]] = ...) -> None: ...
+
+class CancelledAttempts(_message.Message):
+    __slots__ = ("attempts",)
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    attempts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, attempts: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class LostLeases(_message.Message):
+    __slots__ = ("attempts",)
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    attempts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, attempts: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class DrainNotice(_message.Message):
+    __slots__ = ("grace",)
+    GRACE_FIELD_NUMBER: _ClassVar[int]
+    grace: _duration_pb2.Duration
+    def __init__(self, grace: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class AcquireLeasesRequest(_message.Message):
+    __slots__ = ("session_id", "runner", "max_count", "wait")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    RUNNER_FIELD_NUMBER: _ClassVar[int]
+    MAX_COUNT_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    runner: _lease_pb2.RunnerInfo
+    max_count: int
+    wait: _duration_pb2.Duration
+    def __init__(self, session_id: _Optional[str] = ..., runner: _Optional[_Union[_lease_pb2.RunnerInfo, _Mapping]] = ..., max_count: _Optional[int] = ..., wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class AcquireLeasesResponse(_message.Message):
+    __slots__ = ("assignments", "session_id", "lease_ttl")
+    ASSIGNMENTS_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_TTL_FIELD_NUMBER: _ClassVar[int]
+    assignments: _containers.RepeatedCompositeFieldContainer[_lease_pb2.Assignment]
+    session_id: str
+    lease_ttl: _duration_pb2.Duration
+    def __init__(self, assignments: _Optional[_Iterable[_Union[_lease_pb2.Assignment, _Mapping]]] = ..., session_id: _Optional[str] = ..., lease_ttl: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class RenewLeasesRequest(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class RenewLeasesResponse(_message.Message):
+    __slots__ = ("lease_ttl", "cancelled_attempts")
+    LEASE_TTL_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    lease_ttl: _duration_pb2.Duration
+    cancelled_attempts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, lease_ttl: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., cancelled_attempts: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CompleteAttemptsRequest(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[_lease_pb2.AttemptResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[_lease_pb2.AttemptResult, _Mapping]]] = ...) -> None: ...
+
+class CompleteAttemptsResponse(_message.Message):
+    __slots__ = ("acks",)
+    ACKS_FIELD_NUMBER: _ClassVar[int]
+    acks: _containers.RepeatedCompositeFieldContainer[_lease_pb2.CompletionAck]
+    def __init__(self, acks: _Optional[_Iterable[_Union[_lease_pb2.CompletionAck, _Mapping]]] = ...) -> None: ...
+
+class ReleaseLeasesRequest(_message.Message):
+    __slots__ = ("session_id", "attempts")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    attempts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, session_id: _Optional[str] = ..., attempts: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ReleaseLeasesResponse(_message.Message):
+    __slots__ = ("released_count",)
+    RELEASED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    released_count: int
+    def __init__(self, released_count: _Optional[int] = ...) -> None: ...

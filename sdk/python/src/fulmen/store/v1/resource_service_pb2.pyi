@@ -1,0 +1,111 @@
+from fulmen.store.v1 import resource_pb2 as _resource_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class PublishResourcesRequest(_message.Message):
+    __slots__ = ("resources", "request_id")
+    RESOURCES_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    resources: _containers.RepeatedCompositeFieldContainer[_resource_pb2.ResourceVersion]
+    request_id: str
+    def __init__(self, resources: _Optional[_Iterable[_Union[_resource_pb2.ResourceVersion, _Mapping]]] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class PublishResourcesResponse(_message.Message):
+    __slots__ = ("resources",)
+    RESOURCES_FIELD_NUMBER: _ClassVar[int]
+    resources: _containers.RepeatedCompositeFieldContainer[_resource_pb2.ResourceVersion]
+    def __init__(self, resources: _Optional[_Iterable[_Union[_resource_pb2.ResourceVersion, _Mapping]]] = ...) -> None: ...
+
+class GetResourcesRequest(_message.Message):
+    __slots__ = ("names", "project")
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
+    names: _containers.RepeatedScalarFieldContainer[str]
+    project: str
+    def __init__(self, names: _Optional[_Iterable[str]] = ..., project: _Optional[str] = ...) -> None: ...
+
+class GetResourcesResponse(_message.Message):
+    __slots__ = ("resources",)
+    RESOURCES_FIELD_NUMBER: _ClassVar[int]
+    resources: _containers.RepeatedCompositeFieldContainer[_resource_pb2.ResourceVersion]
+    def __init__(self, resources: _Optional[_Iterable[_Union[_resource_pb2.ResourceVersion, _Mapping]]] = ...) -> None: ...
+
+class ListResourceVersionsRequest(_message.Message):
+    __slots__ = ("parent", "project", "kind", "page_size", "page_token")
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    parent: str
+    project: str
+    kind: str
+    page_size: int
+    page_token: str
+    def __init__(self, parent: _Optional[str] = ..., project: _Optional[str] = ..., kind: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListResourceVersionsResponse(_message.Message):
+    __slots__ = ("resources", "next_page_token", "aliases")
+    RESOURCES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    ALIASES_FIELD_NUMBER: _ClassVar[int]
+    resources: _containers.RepeatedCompositeFieldContainer[_resource_pb2.ResourceVersion]
+    next_page_token: str
+    aliases: _containers.RepeatedCompositeFieldContainer[_resource_pb2.ResourceAlias]
+    def __init__(self, resources: _Optional[_Iterable[_Union[_resource_pb2.ResourceVersion, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., aliases: _Optional[_Iterable[_Union[_resource_pb2.ResourceAlias, _Mapping]]] = ...) -> None: ...
+
+class DiffResourcesRequest(_message.Message):
+    __slots__ = ("base", "target")
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    base: str
+    target: str
+    def __init__(self, base: _Optional[str] = ..., target: _Optional[str] = ...) -> None: ...
+
+class DiffResourcesResponse(_message.Message):
+    __slots__ = ("unified_diff",)
+    UNIFIED_DIFF_FIELD_NUMBER: _ClassVar[int]
+    unified_diff: str
+    def __init__(self, unified_diff: _Optional[str] = ...) -> None: ...
+
+class SetAliasRequest(_message.Message):
+    __slots__ = ("name", "version", "etag", "project")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ETAG_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    version: int
+    etag: str
+    project: str
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., etag: _Optional[str] = ..., project: _Optional[str] = ...) -> None: ...
+
+class SetAliasResponse(_message.Message):
+    __slots__ = ("alias",)
+    ALIAS_FIELD_NUMBER: _ClassVar[int]
+    alias: _resource_pb2.ResourceAlias
+    def __init__(self, alias: _Optional[_Union[_resource_pb2.ResourceAlias, _Mapping]] = ...) -> None: ...
+
+class WatchResourcesRequest(_message.Message):
+    __slots__ = ("project", "kinds", "id_prefix")
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
+    KINDS_FIELD_NUMBER: _ClassVar[int]
+    ID_PREFIX_FIELD_NUMBER: _ClassVar[int]
+    project: str
+    kinds: _containers.RepeatedScalarFieldContainer[str]
+    id_prefix: str
+    def __init__(self, project: _Optional[str] = ..., kinds: _Optional[_Iterable[str]] = ..., id_prefix: _Optional[str] = ...) -> None: ...
+
+class WatchResourcesResponse(_message.Message):
+    __slots__ = ("resources", "aliases", "snapshot_complete")
+    RESOURCES_FIELD_NUMBER: _ClassVar[int]
+    ALIASES_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    resources: _containers.RepeatedCompositeFieldContainer[_resource_pb2.ResourceVersion]
+    aliases: _containers.RepeatedCompositeFieldContainer[_resource_pb2.ResourceAlias]
+    snapshot_complete: bool
+    def __init__(self, resources: _Optional[_Iterable[_Union[_resource_pb2.ResourceVersion, _Mapping]]] = ..., aliases: _Optional[_Iterable[_Union[_resource_pb2.ResourceAlias, _Mapping]]] = ..., snapshot_complete: bool = ...) -> None: ...

@@ -1,0 +1,116 @@
+from fulmen.store.v1 import attempt_pb2 as _attempt_pb2
+from fulmen.store.v1 import failure_pb2 as _failure_pb2
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class RolloutState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROLLOUT_STATE_UNSPECIFIED: _ClassVar[RolloutState]
+    ROLLOUT_STATE_QUEUED: _ClassVar[RolloutState]
+    ROLLOUT_STATE_RUNNING: _ClassVar[RolloutState]
+    ROLLOUT_STATE_RETRY_WAIT: _ClassVar[RolloutState]
+    ROLLOUT_STATE_SUCCEEDED: _ClassVar[RolloutState]
+    ROLLOUT_STATE_FAILED: _ClassVar[RolloutState]
+    ROLLOUT_STATE_CANCELLED: _ClassVar[RolloutState]
+
+class RolloutMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROLLOUT_MODE_UNSPECIFIED: _ClassVar[RolloutMode]
+    ROLLOUT_MODE_TRAIN: _ClassVar[RolloutMode]
+    ROLLOUT_MODE_VALIDATION: _ClassVar[RolloutMode]
+    ROLLOUT_MODE_TEST: _ClassVar[RolloutMode]
+ROLLOUT_STATE_UNSPECIFIED: RolloutState
+ROLLOUT_STATE_QUEUED: RolloutState
+ROLLOUT_STATE_RUNNING: RolloutState
+ROLLOUT_STATE_RETRY_WAIT: RolloutState
+ROLLOUT_STATE_SUCCEEDED: RolloutState
+ROLLOUT_STATE_FAILED: RolloutState
+ROLLOUT_STATE_CANCELLED: RolloutState
+ROLLOUT_MODE_UNSPECIFIED: RolloutMode
+ROLLOUT_MODE_TRAIN: RolloutMode
+ROLLOUT_MODE_VALIDATION: RolloutMode
+ROLLOUT_MODE_TEST: RolloutMode
+
+class Rollout(_message.Message):
+    __slots__ = ("name", "project", "training_run", "group_id", "group_size", "mode", "input", "input_content_type", "agent", "resource_versions", "priority", "not_before_time", "required_labels", "policy", "metadata", "state", "failure_kind", "create_time", "end_time", "attempts")
+    class ResourceVersionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class RequiredLabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class MetadataEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_RUN_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    INPUT_FIELD_NUMBER: _ClassVar[int]
+    INPUT_CONTENT_TYPE_FIELD_NUMBER: _ClassVar[int]
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    RESOURCE_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    NOT_BEFORE_TIME_FIELD_NUMBER: _ClassVar[int]
+    REQUIRED_LABELS_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_KIND_FIELD_NUMBER: _ClassVar[int]
+    CREATE_TIME_FIELD_NUMBER: _ClassVar[int]
+    END_TIME_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    project: str
+    training_run: str
+    group_id: str
+    group_size: int
+    mode: RolloutMode
+    input: bytes
+    input_content_type: str
+    agent: str
+    resource_versions: _containers.ScalarMap[str, str]
+    priority: int
+    not_before_time: _timestamp_pb2.Timestamp
+    required_labels: _containers.ScalarMap[str, str]
+    policy: RolloutPolicy
+    metadata: _containers.ScalarMap[str, str]
+    state: RolloutState
+    failure_kind: _failure_pb2.FailureKind
+    create_time: _timestamp_pb2.Timestamp
+    end_time: _timestamp_pb2.Timestamp
+    attempts: _containers.RepeatedCompositeFieldContainer[_attempt_pb2.Attempt]
+    def __init__(self, name: _Optional[str] = ..., project: _Optional[str] = ..., training_run: _Optional[str] = ..., group_id: _Optional[str] = ..., group_size: _Optional[int] = ..., mode: _Optional[_Union[RolloutMode, str]] = ..., input: _Optional[bytes] = ..., input_content_type: _Optional[str] = ..., agent: _Optional[str] = ..., resource_versions: _Optional[_Mapping[str, str]] = ..., priority: _Optional[int] = ..., not_before_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., required_labels: _Optional[_Mapping[str, str]] = ..., policy: _Optional[_Union[RolloutPolicy, _Mapping]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., state: _Optional[_Union[RolloutState, str]] = ..., failure_kind: _Optional[_Union[_failure_pb2.FailureKind, str]] = ..., create_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., attempts: _Optional[_Iterable[_Union[_attempt_pb2.Attempt, _Mapping]]] = ...) -> None: ...
+
+class RolloutPolicy(_message.Message):
+    __slots__ = ("max_attempts", "attempt_timeout", "retry_on", "retry_backoff")
+    MAX_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    RETRY_ON_FIELD_NUMBER: _ClassVar[int]
+    RETRY_BACKOFF_FIELD_NUMBER: _ClassVar[int]
+    max_attempts: int
+    attempt_timeout: _duration_pb2.Duration
+    retry_on: _containers.RepeatedScalarFieldContainer[_failure_pb2.FailureKind]
+    retry_backoff: _duration_pb2.Duration
+    def __init__(self, max_attempts: _Optional[int] = ..., attempt_timeout: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., retry_on: _Optional[_Iterable[_Union[_failure_pb2.FailureKind, str]]] = ..., retry_backoff: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...

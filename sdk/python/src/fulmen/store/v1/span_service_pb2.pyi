@@ -1,0 +1,67 @@
+from fulmen.store.v1 import span_pb2 as _span_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class AppendSpansRequest(_message.Message):
+    __slots__ = ("chunks",)
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    chunks: _containers.RepeatedCompositeFieldContainer[_span_pb2.SpanChunk]
+    def __init__(self, chunks: _Optional[_Iterable[_Union[_span_pb2.SpanChunk, _Mapping]]] = ...) -> None: ...
+
+class AppendSpansResponse(_message.Message):
+    __slots__ = ("accepted_count", "rejected")
+    ACCEPTED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_FIELD_NUMBER: _ClassVar[int]
+    accepted_count: int
+    rejected: _containers.RepeatedCompositeFieldContainer[RejectedChunk]
+    def __init__(self, accepted_count: _Optional[int] = ..., rejected: _Optional[_Iterable[_Union[RejectedChunk, _Mapping]]] = ...) -> None: ...
+
+class RejectedChunk(_message.Message):
+    __slots__ = ("chunk_id", "message")
+    CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    chunk_id: str
+    message: str
+    def __init__(self, chunk_id: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class ListSpansRequest(_message.Message):
+    __slots__ = ("parent", "page_size", "page_token")
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    parent: str
+    page_size: int
+    page_token: str
+    def __init__(self, parent: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListSpansResponse(_message.Message):
+    __slots__ = ("spans", "next_page_token")
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    spans: _containers.RepeatedCompositeFieldContainer[AttemptSpan]
+    next_page_token: str
+    def __init__(self, spans: _Optional[_Iterable[_Union[AttemptSpan, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class AttemptSpan(_message.Message):
+    __slots__ = ("attempt", "span")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    SPAN_FIELD_NUMBER: _ClassVar[int]
+    attempt: str
+    span: _span_pb2.SpanRecord
+    def __init__(self, attempt: _Optional[str] = ..., span: _Optional[_Union[_span_pb2.SpanRecord, _Mapping]] = ...) -> None: ...
+
+class StreamSpansRequest(_message.Message):
+    __slots__ = ("parents",)
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
+    parents: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, parents: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class StreamSpansResponse(_message.Message):
+    __slots__ = ("chunks",)
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    chunks: _containers.RepeatedCompositeFieldContainer[_span_pb2.SpanChunk]
+    def __init__(self, chunks: _Optional[_Iterable[_Union[_span_pb2.SpanChunk, _Mapping]]] = ...) -> None: ...
