@@ -1,0 +1,258 @@
+"""The one tree of errors: raised in a service's domain, sent as `google.rpc.ErrorInfo`, raised again in the client.
+
+A class is a canonical code, a reason of `fulmen.errors.v1.ErrorReason` and a sentence. To add one: add the reason to
+`reasons.proto`, subclass here, and the test of the catalogue checks that both agree. Nothing here imports grpc.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+ERROR_DOMAIN = "fulmen.dev"
+
+
+class Code(StrEnum):
+    """The canonical status codes that Fulmen uses (google.rpc.Code)."""
+
+    INVALID_ARGUMENT = "INVALID_ARGUMENT"
+    UNAUTHENTICATED = "UNAUTHENTICATED"
+    PERMISSION_DENIED = "PERMISSION_DENIED"
+    NOT_FOUND = "NOT_FOUND"
+    ALREADY_EXISTS = "ALREADY_EXISTS"
+    FAILED_PRECONDITION = "FAILED_PRECONDITION"
+    ABORTED = "ABORTED"
+    RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
+    UNAVAILABLE = "UNAVAILABLE"
+    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+    UNIMPLEMENTED = "UNIMPLEMENTED"
+    INTERNAL = "INTERNAL"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    """One problem of a request: the path of the field, and what is wrong with it."""
+
+    field: str
+    description: str
+
+
+class FulmenError(Exception):
+    """An error of a Fulmen service, with what a caller needs to act on it.
+
+    Attributes:
+        message: One or two sentences for a person; never internal text, never a secret.
+        metadata: Names of the things concerned, such as `rollout`.
+        violations: Every problem of the request, where the reason is a malformed request.
+    """
+
+    code: ClassVar[Code] = Code.INTERNAL
+    reason: ClassVar[str] = "INTERNAL"
+
+    def __init__(self, message: str, *, violations: Iterable[Violation] = (), **metadata: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.metadata = {key: str(value) for key, value in metadata.items()}
+        self.violations = tuple(violations)
+
+    def __str__(self) -> str:
+        if not self.violations:
+            return self.message
+        return "\n".join([self.message, *(f"  {v.field}: {v.description}" for v in self.violations)])
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.message, self.violations, self.metadata)
+
+
+def _rebuild(
+    cls: type[FulmenError], message: str, violations: tuple[Violation, ...], metadata: dict[str, str]
+) -> FulmenError:
+    return cls(message, violations=violations, **metadata)
+
+
+class InternalError(FulmenError):
+    """The server failed; `metadata["error_id"]` finds it in its log."""
+
+
+class ArgumentInvalid(FulmenError):
+    """The request is malformed; `violations` lists every problem."""
+
+    code, reason = Code.INVALID_ARGUMENT, "ARGUMENT_INVALID"
+
+
+class PageTokenInvalid(FulmenError):
+    """The page token does not belong to this list."""
+
+    code, reason = Code.INVALID_ARGUMENT, "PAGE_TOKEN_INVALID"
+
+
+class CursorInvalid(FulmenError):
+    """The cursor does not belong to this feed."""
+
+    code, reason = Code.INVALID_ARGUMENT, "CURSOR_INVALID"
+
+
+class SettingsInvalid(FulmenError):
+    """Settings of a training run are unknown or out of range; `violations` lists every problem."""
+
+    code, reason = Code.INVALID_ARGUMENT, "SETTINGS_INVALID"
+
+
+class TokenInvalid(FulmenError):
+    """There is no token, or it is malformed, expired or signed with another key."""
+
+    code, reason = Code.UNAUTHENTICATED, "TOKEN_INVALID"
+
+
+class PermissionDenied(FulmenError):
+    """The token's role or project may not do this."""
+
+    code, reason = Code.PERMISSION_DENIED, "PERMISSION_DENIED"
+
+
+class MessageTooLarge(FulmenError):
+    """The message is over the server's limit."""
+
+    code, reason = Code.RESOURCE_EXHAUSTED, "MESSAGE_TOO_LARGE"
+
+
+class NotYetServed(FulmenError):
+    """The rpc is part of the contract and not yet served."""
+
+    code, reason = Code.UNIMPLEMENTED, "NOT_YET_SERVED"
+
+
+class Unavailable(FulmenError):
+    """The server cannot be reached or cannot answer now; the same call may succeed later."""
+
+    code, reason = Code.UNAVAILABLE, "UNSPECIFIED"
+
+
+class Draining(Unavailable):
+    """The server is shutting down; another replica, or this one after its restart, will answer."""
+
+    reason = "DRAINING"
+
+
+class DatabaseUnavailable(Unavailable):
+    """The store cannot reach its database."""
+
+    reason = "DATABASE_UNAVAILABLE"
+
+
+class BackendUnavailable(Unavailable):
+    """A model backend failed or could not be reached."""
+
+    reason = "BACKEND_UNAVAILABLE"
+
+
+class DeadlineExceeded(FulmenError):
+    """A wait ran out."""
+
+    code, reason = Code.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"
+
+
+class NotFound(FulmenError):
+    """The named thing does not exist. Abstract: a subclass has the reason."""
+
+    code, reason = Code.NOT_FOUND, "UNSPECIFIED"
+
+
+class RolloutNotFound(NotFound):
+    """No such rollout."""
+
+    reason = "ROLLOUT_NOT_FOUND"
+
+
+class RunnerNotFound(NotFound):
+    """No such runner session."""
+
+    reason = "RUNNER_NOT_FOUND"
+
+
+class ResourceNotFound(NotFound):
+    """No such resource, version or alias."""
+
+    reason = "RESOURCE_NOT_FOUND"
+
+
+class TrainingRunNotFound(NotFound):
+    """No such training run."""
+
+    reason = "TRAINING_RUN_NOT_FOUND"
+
+
+class RouteNotFound(NotFound):
+    """No route for this model."""
+
+    reason = "ROUTE_NOT_FOUND"
+
+
+class BackendNotFound(NotFound):
+    """No such backend."""
+
+    reason = "BACKEND_NOT_FOUND"
+
+
+class RolloutExists(FulmenError):
+    """The rollout name is taken by a different request."""
+
+    code, reason = Code.ALREADY_EXISTS, "ROLLOUT_EXISTS"
+
+
+class TrainingRunExists(FulmenError):
+    """The training run's name is taken by a different run."""
+
+    code, reason = Code.ALREADY_EXISTS, "TRAINING_RUN_EXISTS"
+
+
+class RolloutStateInvalid(FulmenError):
+    """The rollout's state does not allow this."""
+
+    code, reason = Code.FAILED_PRECONDITION, "ROLLOUT_STATE_INVALID"
+
+
+class SessionEnded(FulmenError):
+    """The runner session is unknown or over."""
+
+    code, reason = Code.FAILED_PRECONDITION, "SESSION_ENDED"
+
+
+class TrainingRunStateInvalid(FulmenError):
+    """The training run's state does not allow this."""
+
+    code, reason = Code.FAILED_PRECONDITION, "TRAINING_RUN_STATE_INVALID"
+
+
+class BackendInUse(FulmenError):
+    """A route uses the backend."""
+
+    code, reason = Code.FAILED_PRECONDITION, "BACKEND_IN_USE"
+
+
+class LeaseLost(FulmenError):
+    """The runner no longer holds the lease."""
+
+    code, reason = Code.ABORTED, "LEASE_LOST"
+
+
+class EtagMismatch(FulmenError):
+    """The thing changed since it was read."""
+
+    code, reason = Code.ABORTED, "ETAG_MISMATCH"
+
+
+def all_error_classes() -> list[type[FulmenError]]:
+    """Returns every class of the tree, parents before children."""
+    found: list[type[FulmenError]] = []
+    waiting: list[type[FulmenError]] = [FulmenError]
+    while waiting:
+        cls = waiting.pop(0)
+        found.append(cls)
+        waiting.extend(cls.__subclasses__())
+    return found
+
+
+def error_class(reason: str) -> type[FulmenError] | None:
+    """Returns the class of a reason, or None if this version does not know it."""
+    return next((cls for cls in all_error_classes() if cls.reason == reason and cls is not FulmenError), None)

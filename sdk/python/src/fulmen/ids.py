@@ -1,0 +1,88 @@
+"""Resource names and identifiers: made and taken apart here and nowhere else."""
+
+import os
+import re
+import time
+import uuid
+from dataclasses import dataclass
+
+from fulmen.errors import ArgumentInvalid, Violation
+
+DEFAULT_PROJECT = "projects/default"
+
+_ATTEMPT = re.compile(r"rollouts/([0-9a-f-]{36})/attempts/([1-9][0-9]{0,8})")
+_ROLLOUT = re.compile(r"rollouts/([0-9a-f-]{36})")
+
+
+def uuid7(unix_ms: int | None = None) -> uuid.UUID:
+    """Makes a UUID version 7: 48 bits of Unix time in milliseconds, then random bits (RFC 9562, 5.7)."""
+    if unix_ms is None:
+        unix_ms = time.time_ns() // 1_000_000
+    value = (unix_ms & (1 << 48) - 1) << 80 | int.from_bytes(os.urandom(10))
+    value = value & ~(0xF << 76) | 7 << 76
+    value = value & ~(0b11 << 62) | 0b10 << 62
+    return uuid.UUID(int=value)
+
+
+def uuid7_unix_ms(value: uuid.UUID) -> int:
+    """Returns the Unix time in milliseconds inside a UUID version 7."""
+    return value.int >> 80
+
+
+def rollout_name(rollout_id: uuid.UUID | str) -> str:
+    """Formats `rollouts/{uuid}`."""
+    return f"rollouts/{rollout_id}"
+
+
+def attempt_name(rollout_id: uuid.UUID | str, number: int) -> str:
+    """Formats `rollouts/{uuid}/attempts/{number}`."""
+    return f"rollouts/{rollout_id}/attempts/{number}"
+
+
+def parse_rollout_name(name: str, *, field: str = "name") -> uuid.UUID:
+    """Takes the id out of `rollouts/{uuid}`.
+
+    Raises:
+        ArgumentInvalid: If the name is malformed.
+    """
+    match = _ROLLOUT.fullmatch(name)
+    if match is None:
+        raise _malformed(field, name, "rollouts/{uuid}")
+    return _uuid(match[1], field, name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptName:
+    """A parsed attempt name."""
+
+    rollout_id: uuid.UUID
+    number: int
+
+    def __str__(self) -> str:
+        return attempt_name(self.rollout_id, self.number)
+
+
+def parse_attempt_name(name: str, *, field: str = "attempt") -> AttemptName:
+    """Takes `rollouts/{uuid}/attempts/{number}` apart.
+
+    Raises:
+        ArgumentInvalid: If the name is malformed.
+    """
+    match = _ATTEMPT.fullmatch(name)
+    if match is None:
+        raise _malformed(field, name, "rollouts/{uuid}/attempts/{number}")
+    return AttemptName(rollout_id=_uuid(match[1], field, name), number=int(match[2]))
+
+
+def _uuid(text: str, field: str, name: str) -> uuid.UUID:
+    try:
+        return uuid.UUID(text)
+    except ValueError:
+        raise _malformed(field, name, "a UUID") from None
+
+
+def _malformed(field: str, name: str, form: str) -> ArgumentInvalid:
+    return ArgumentInvalid(
+        "The request is malformed.",
+        violations=[Violation(field=field, description=f"{name[:80]!r} is not of the form {form}")],
+    )

@@ -1,0 +1,217 @@
+"""Channels to Fulmen's services: they carry the token, a deadline for every unary call, and decode errors.
+
+A generated stub over such a channel raises the classes of `fulmen.errors`; nothing else about the stub changes.
+Unary calls are retried by grpc itself on UNAVAILABLE, a few times within their deadline; streams never are: whoever
+opens a stream knows how to resume it.
+"""
+
+import json
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
+from typing import Any, Generic, TypeVar
+
+import grpc
+import grpc.aio
+
+from fulmen.rpc.status import decode
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+Metadata = tuple[tuple[str, str], ...]
+
+DEFAULT_TIMEOUT_S = 30.0
+MAX_MESSAGE_BYTES = 32 * 1024 * 1024
+
+_SERVICE_CONFIG = json.dumps(
+    {
+        "methodConfig": [
+            {
+                "name": [{}],
+                "retryPolicy": {
+                    "maxAttempts": 5,
+                    "initialBackoff": "0.1s",
+                    "maxBackoff": "2s",
+                    "backoffMultiplier": 2,
+                    "retryableStatusCodes": ["UNAVAILABLE"],
+                },
+            }
+        ],
+        "loadBalancingConfig": [{"round_robin": {}}],
+    }
+)
+
+_OPTIONS = (
+    ("grpc.service_config", _SERVICE_CONFIG),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # A server that comes back is found within a second, not after grpc's default of up to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+)
+
+
+class FulmenChannel:
+    """What generated stubs need of a channel; made by `open_channel`."""
+
+    def __init__(self, channel: grpc.aio.Channel, *, metadata: Metadata, timeout_s: float) -> None:
+        self._channel = channel
+        self._metadata = metadata
+        self._timeout_s = timeout_s
+
+    async def __aenter__(self) -> "FulmenChannel":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self, grace: float | None = None) -> None:
+        """Closes the connection; calls in flight end with Unavailable."""
+        await self._channel.close(grace)
+
+    def unary_unary(self, method: str, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        """Makes the callable of a unary rpc: `await stub.Rpc(request, timeout=seconds)`."""
+        call = self._channel.unary_unary(method, *args, **kwargs)
+
+        async def invoke(
+            request: Any, *, timeout: float | None = None, metadata: Metadata = (), wait_for_ready: bool | None = None
+        ) -> Any:
+            try:
+                return await call(
+                    request,
+                    timeout=self._timeout_s if timeout is None else timeout,
+                    metadata=self._metadata + tuple(metadata),
+                    wait_for_ready=wait_for_ready,
+                )
+            except grpc.aio.AioRpcError as error:
+                raise decode(error) from None
+
+        return invoke
+
+    def unary_stream(self, method: str, *args: Any, **kwargs: Any) -> Callable[..., "ResponseStream[Any]"]:
+        """Makes the callable of a server stream: `async for message in stub.Rpc(request)`."""
+        call = self._channel.unary_stream(method, *args, **kwargs)
+
+        def invoke(
+            request: Any, *, timeout: float | None = None, metadata: Metadata = (), wait_for_ready: bool | None = None
+        ) -> ResponseStream[Any]:
+            return ResponseStream(
+                call(
+                    request,
+                    timeout=timeout,
+                    metadata=self._metadata + tuple(metadata),
+                    wait_for_ready=wait_for_ready,
+                )
+            )
+
+        return invoke
+
+    def stream_unary(self, method: str, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        """Makes the callable of a client stream: `await stub.Rpc(requests, timeout=seconds)`."""
+        call = self._channel.stream_unary(method, *args, **kwargs)
+
+        async def invoke(
+            requests: AsyncIterable[Any] | Iterable[Any], *, timeout: float | None = None, metadata: Metadata = ()
+        ) -> Any:
+            try:
+                return await call(
+                    requests,
+                    timeout=self._timeout_s if timeout is None else timeout,
+                    metadata=self._metadata + tuple(metadata),
+                )
+            except grpc.aio.AioRpcError as error:
+                raise decode(error) from None
+
+        return invoke
+
+    def stream_stream(self, method: str, *args: Any, **kwargs: Any) -> Callable[..., "DuplexStream[Any, Any]"]:
+        """Makes the callable of a bidirectional stream, with `write`, `read`, `done_writing`, `cancel`."""
+        call = self._channel.stream_stream(method, *args, **kwargs)
+
+        def invoke(
+            requests: AsyncIterable[Any] | Iterable[Any] | None = None,
+            *,
+            timeout: float | None = None,
+            metadata: Metadata = (),
+            wait_for_ready: bool | None = None,
+        ) -> DuplexStream[Any, Any]:
+            return DuplexStream(
+                call(
+                    requests,
+                    timeout=timeout,
+                    metadata=self._metadata + tuple(metadata),
+                    wait_for_ready=wait_for_ready,
+                )
+            )
+
+        return invoke
+
+
+class ResponseStream(Generic[Response]):
+    """The answers of a stream, as an asynchronous iterator that raises the classes of `fulmen.errors`."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    def __aiter__(self) -> AsyncIterator[Response]:
+        return self
+
+    async def __anext__(self) -> Response:
+        message = await self.read()
+        if message is grpc.aio.EOF:
+            raise StopAsyncIteration
+        return message
+
+    async def read(self) -> Response | Any:
+        """Returns the next message, or `grpc.aio.EOF` when the server has closed the stream well."""
+        try:
+            return await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            raise decode(error) from None
+
+    def cancel(self) -> None:
+        """Ends the call."""
+        self._call.cancel()
+
+
+class DuplexStream(ResponseStream[Response], Generic[Request, Response]):
+    """Both directions of a stream."""
+
+    async def write(self, message: Request) -> None:
+        """Sends one message; waits while the connection is full."""
+        try:
+            await self._call.write(message)
+        except grpc.aio.AioRpcError as error:
+            raise decode(error) from None
+
+    async def done_writing(self) -> None:
+        """Tells the server that no more messages come."""
+        try:
+            await self._call.done_writing()
+        except grpc.aio.AioRpcError as error:
+            raise decode(error) from None
+
+
+def open_channel(
+    target: str,
+    *,
+    token: str | None = None,
+    root_certificates: bytes | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+) -> FulmenChannel:
+    """Opens a channel to a service; it connects at the first call and reconnects by itself.
+
+    Args:
+        target: `host:port`, or a gRPC name such as `dns:///store:7101`.
+        token: Sent as `authorization: Bearer` with every call.
+        root_certificates: PEM; if given, the connection is TLS.
+        timeout_s: Deadline of unary calls that name none, in seconds.
+    """
+    if root_certificates is None:
+        channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
+    else:
+        credentials = grpc.ssl_channel_credentials(root_certificates)
+        channel = grpc.aio.secure_channel(target, credentials, options=_OPTIONS)
+    metadata = (("authorization", f"Bearer {token}"),) if token else ()
+    return FulmenChannel(channel, metadata=metadata, timeout_s=timeout_s)

@@ -1,0 +1,67 @@
+"""Errors on the wire: `FulmenError` to `google.rpc.Status` and back to the same class."""
+
+import grpc
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+
+from fulmen import errors
+from fulmen.errors import Code, FulmenError, Violation
+
+STATUS_METADATA_KEY = "grpc-status-details-bin"
+
+_GENERIC: dict[grpc.StatusCode, type[FulmenError]] = {
+    grpc.StatusCode.UNAVAILABLE: errors.Unavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineExceeded,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: errors.MessageTooLarge,
+    grpc.StatusCode.UNIMPLEMENTED: errors.NotYetServed,
+    grpc.StatusCode.UNAUTHENTICATED: errors.TokenInvalid,
+    grpc.StatusCode.PERMISSION_DENIED: errors.PermissionDenied,
+    grpc.StatusCode.INVALID_ARGUMENT: errors.ArgumentInvalid,
+}
+
+
+def grpc_code(code: Code) -> grpc.StatusCode:
+    """Returns grpc's name of a canonical code."""
+    return grpc.StatusCode[code.value]
+
+
+def encode(error: FulmenError) -> status_pb2.Status:
+    """Turns an error into a status with `ErrorInfo`, and with `BadRequest` if it lists violations."""
+    status = status_pb2.Status(code=code_pb2.Code.Value(error.code.value), message=error.message)
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=errors.ERROR_DOMAIN, metadata=error.metadata)
+    status.details.add().Pack(info)
+    if error.violations:
+        bad = error_details_pb2.BadRequest()
+        for violation in error.violations:
+            bad.field_violations.add(field=violation.field, description=violation.description)
+        status.details.add().Pack(bad)
+    return status
+
+
+def decode(error: grpc.RpcError) -> FulmenError:
+    """Turns what grpc raised into the class that the server raised.
+
+    A status without `ErrorInfo` (from a broken connection, a limit of grpc's own or another server) becomes the
+    general class of its code.
+    """
+    status = _status_of(error)
+    violations: list[Violation] = []
+    cls, metadata = None, {}
+    for detail in status.details if status else ():
+        if detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
+            info = error_details_pb2.ErrorInfo()
+            detail.Unpack(info)
+            cls, metadata = errors.error_class(info.reason), dict(info.metadata)
+        elif detail.Is(error_details_pb2.BadRequest.DESCRIPTOR):
+            bad = error_details_pb2.BadRequest()
+            detail.Unpack(bad)
+            violations = [Violation(field=v.field, description=v.description) for v in bad.field_violations]
+    if cls is None:
+        cls = _GENERIC.get(error.code(), errors.InternalError)
+    return cls(error.details() or error.code().name, violations=violations, **metadata)
+
+
+def _status_of(error: grpc.RpcError) -> status_pb2.Status | None:
+    for key, value in error.trailing_metadata() or ():
+        if key == STATUS_METADATA_KEY:
+            return status_pb2.Status.FromString(value)
+    return None
