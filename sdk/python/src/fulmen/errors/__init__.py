@@ -33,8 +33,7 @@ from fulmen.errors.catalogue import (
     TrainingRunNotFound,
     TrainingRunStateInvalid,
     Unavailable,
-    Violation:
-,
+    Violation,
     all_error_classes,
     error_class,
 )
@@ -72,8 +71,7 @@ __all__ = [
     "TrainingRunNotFound",
     "TrainingRunStateInvalid",
     "Unavailable",
-    "Violation:
-",
+    "Violation",
     "all_error_classes",
     "error_class",
 ]

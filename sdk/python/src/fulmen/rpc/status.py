@@ -57,7 +57,9 @@ def decode(error: grpc.RpcError) -> FulmenError:
             violations = [Violation(field=v.field, description=v.description) for v in bad.field_violations]
     if cls is None:
         cls = _GENERIC.get(error.code(), errors.InternalError)
-    return cls(error.details() or error.code().name, violations=violations, **metadata)
+    decoded = cls(error.details() or error.code().name, violations=violations)
+    decoded.metadata = metadata
+    return decoded
 
 
 def _status_of(error: grpc.RpcError) -> status_pb2.Status | None:
