@@ -1,0 +1,47 @@
+"""What holds for every test: a clean environment, one thread per numeric library, short paths for sockets."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Before anything imports torch or numpy: with more threads than idle cores they run several times slower.
+for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ[variable] = "1"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# What the person who runs the tests has set for real deployments must not reach a test.
+for variable in [name for name in os.environ if name.startswith("FULMEN_")]:
+    del os.environ[variable]
+
+# sun_path holds 104 bytes on macOS and 108 on Linux; pytest's own tmp_path is often longer than that.
+SHORT_TEMP_ROOT = "/tmp"
+
+SERIAL_KINDS = frozenset({"e2e", "chaos"})
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the kinds of test that start whole stacks, so that they run one after another."""
+    tests_root = Path(__file__).parent
+    for item in items:
+        kind = item.path.relative_to(tests_root).parts[0]
+        if kind in SERIAL_KINDS:
+            item.add_marker(pytest.mark.serial)
+
+
+@pytest.fixture(scope="session")
+def repository_root() -> Path:
+    """Returns the root of the checkout."""
+    return Path(__file__).parent.parent
+
+
+@pytest.fixture
+def short_tmp_path() -> Iterator[Path]:
+    """Yields an empty folder whose path leaves room for the name of a Unix socket; removes it afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="fulmen-", dir=SHORT_TEMP_ROOT))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
