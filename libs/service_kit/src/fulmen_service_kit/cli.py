@@ -1,0 +1,59 @@
+"""The command line of a service: `serve` and `config`, and what the service adds."""
+
+import sys
+from typing import NoReturn
+
+import typer
+import uvloop
+
+from fulmen.errors import FulmenError
+from fulmen_service_kit.errors import StartupError
+from fulmen_service_kit.lifecycle import Build, run_service
+from fulmen_service_kit.logs import configure_logs
+from fulmen_service_kit.settings import ServiceSettings
+
+
+def service_cli(settings_class: type[ServiceSettings], build: Build) -> typer.Typer:
+    """Makes the command line of a service.
+
+    Args:
+        settings_class: Read from the environment.
+        build: The service's composition root.
+    """
+    app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+    @app.command()
+    def serve() -> None:
+        """Runs the service until SIGTERM or Ctrl-C."""
+        settings = load_settings(settings_class)
+        configure_logs(service=settings.service_name, log_format=settings.log_format, level=settings.log_level)
+        try:
+            status = uvloop.run(run_service(settings, build))
+        except (StartupError, FulmenError) as error:
+            fail(str(error))
+        sys.exit(status)
+
+    @app.command()
+    def config() -> None:
+        """Prints the resolved settings, secrets masked."""
+        for name, value in load_settings(settings_class).describe().items():
+            typer.echo(f"{name}={value}")
+
+    return app
+
+
+def load_settings(settings_class: type[ServiceSettings]) -> ServiceSettings:
+    """Reads the settings, or ends the process with status 2 and every problem on standard error."""
+    try:
+        return settings_class.from_environment()
+    except FulmenError as error:
+        fail(str(error), status=2)
+
+
+def fail(message: str, *, status: int = 1) -> NoReturn:
+    """Ends the process with a message on standard error."""
+    typer.echo(f"error: {message}", err=True)
+    sys.exit(status)
+
+
+__all__ = ["fail", "load_settings", "service_cli"]

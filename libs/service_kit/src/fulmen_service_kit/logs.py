@@ -1,0 +1,50 @@
+"""Structured logs: the event is a constant, the data are keys; never payloads, prompts, tokens or secrets."""
+
+import logging
+import sys
+
+import structlog
+from opentelemetry import trace
+from structlog.typing import EventDict, WrappedLogger
+
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+def configure_logs(*, service: str, log_format: str, level: str) -> None:
+    """Sets up structlog and the standard library's logging to write one line per event to standard error.
+
+    Args:
+        service: Added to every line.
+        log_format: `json` or `console`.
+        level: Least level written.
+    """
+    shared = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _add_trace_id,
+        structlog.processors.format_exc_info,
+    ]
+    renderer = structlog.processors.JSONRenderer() if log_format == "json" else structlog.dev.ConsoleRenderer()
+    structlog.configure(
+        processors=[*shared, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(service=service)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    logging.basicConfig(handlers=[handler], level=max(_LEVELS[level], logging.WARNING), force=True)
+
+
+def _add_trace_id(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    context = trace.get_current_span().get_span_context()
+    if context.is_valid:
+        event["trace_id"] = f"{context.trace_id:032x}"
+    return event

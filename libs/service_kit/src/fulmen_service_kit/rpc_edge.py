@@ -1,0 +1,156 @@
+"""The edge of every rpc: authenticates, maps errors, measures, and writes one log line.
+
+Errors of the catalogue go out as they are. Anything else is logged with an id and goes out as INTERNAL with that id:
+an exception's own text never reaches a client.
+"""
+
+import asyncio
+import inspect
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+import structlog
+from opentelemetry import metrics, propagate, trace
+from opentelemetry.trace import SpanKind, StatusCode
+
+from fulmen.errors import FulmenError, InternalError, NotYetServed
+from fulmen.rpc.status import STATUS_METADATA_KEY, encode, grpc_code
+from fulmen_service_kit.auth import Authenticator, set_caller
+
+_log = structlog.get_logger()
+# What everybody does all the time is logged at debug level.
+_QUIET = ("/grpc.health.", "/grpc.reflection.")
+
+
+class RpcEdge(grpc.aio.ServerInterceptor):
+    """Wraps every handler of a server."""
+
+    def __init__(self, authenticator: Authenticator) -> None:
+        self._authenticator = authenticator
+        self._tracer = trace.get_tracer("fulmen.rpc")
+        self._duration = metrics.get_meter("fulmen.rpc").create_histogram(
+            "rpc.server.duration", unit="s", description="How long rpcs took, by method and code."
+        )
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        """Returns the handler, wrapped."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return handler
+        return self._wrap(handler, handler_call_details.method, dict(handler_call_details.invocation_metadata or ()))
+
+    def _wrap(self, handler: Any, rpc: str, metadata: dict[str, str]) -> grpc.RpcMethodHandler:
+        if handler.response_streaming:
+            inner = handler.stream_stream if handler.request_streaming else handler.unary_stream
+            make = grpc.stream_stream_rpc_method_handler if handler.request_streaming else (
+                grpc.unary_stream_rpc_method_handler
+            )
+            wrapped: Any = self._streaming(inner, rpc, metadata)
+        else:
+            inner = handler.stream_unary if handler.request_streaming else handler.unary_unary
+            make = grpc.stream_unary_rpc_method_handler if handler.request_streaming else (
+                grpc.unary_unary_rpc_method_handler
+            )
+            wrapped = self._unary(inner, rpc, metadata)
+        return make(wrapped, handler.request_deserializer, handler.response_serializer)
+
+    def _unary(self, inner: Callable[..., Awaitable[Any]], rpc: str, metadata: dict[str, str]) -> Any:
+        async def handle(request: Any, context: grpc.aio.ServicerContext) -> Any:
+            call = _Call(self, rpc, metadata)
+            try:
+                call.begin()
+                response = await inner(request, context)
+            except BaseException as error:
+                await call.fail(error, context)
+                raise
+            call.end("OK")
+            return response
+
+        return handle
+
+    def _streaming(self, inner: Callable[..., Any], rpc: str, metadata: dict[str, str]) -> Any:
+        async def handle(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+            call = _Call(self, rpc, metadata)
+            try:
+                call.begin()
+                if inspect.isasyncgenfunction(inner):
+                    async for response in inner(request, context):
+                        yield response
+                else:
+                    answer = inner(request, context)
+                    if hasattr(answer, "__aiter__"):
+                        async for response in answer:
+                            yield response
+                    else:
+                        await answer
+            except BaseException as error:
+                await call.fail(error, context)
+                raise
+            call.end("OK")
+
+        return handle
+
+
+class _Call:
+    """One rpc, from its first byte to its log line."""
+
+    def __init__(self, edge: RpcEdge, rpc: str, metadata: dict[str, str]) -> None:
+        self._edge = edge
+        self._rpc = rpc
+        self._metadata = metadata
+        self._started = time.perf_counter()
+        self._subject = ""
+        self._span = edge._tracer.start_span(
+            rpc.lstrip("/"), context=propagate.extract(metadata), kind=SpanKind.SERVER
+        )
+
+    def begin(self) -> None:
+        """Authenticates the caller.
+
+        Raises:
+            FulmenError: The call may not go on.
+        """
+        caller = self._edge._authenticator.authenticate(self._rpc, self._metadata.get("authorization", ""))
+        if caller is not None:
+            self._subject = f"{caller.role}:{caller.subject}"
+            set_caller(caller)
+
+    async def fail(self, error: BaseException, context: grpc.aio.ServicerContext) -> None:
+        """Ends the rpc with the status of an error; returns only for a cancellation or an abort under way."""
+        if isinstance(error, asyncio.CancelledError | GeneratorExit):
+            self.end("CANCELLED")
+            return
+        if isinstance(error, grpc.aio.AbortError):
+            self.end("ABORTED")
+            return
+        if isinstance(error, NotImplementedError):
+            known: FulmenError = NotYetServed(f"{self._rpc} is part of the contract and not yet served.")
+        elif isinstance(error, FulmenError):
+            known = error
+        else:
+            error_id = uuid.uuid4().hex[:12]
+            known = InternalError(f"Internal error. Quote id {error_id}.", error_id=error_id)
+            _log.error("rpc_failed_unexpectedly", rpc=self._rpc, error_id=error_id, exc_info=error)
+        self.end(known.code.value, reason=known.reason)
+        await context.abort(
+            grpc_code(known.code), known.message, ((STATUS_METADATA_KEY, encode(known).SerializeToString()),)
+        )
+
+    def end(self, code: str, *, reason: str = "") -> None:
+        """Measures and logs the rpc."""
+        seconds = time.perf_counter() - self._started
+        self._edge._duration.record(seconds, {"rpc.method": self._rpc, "rpc.code": code})
+        if code not in ("OK", "CANCELLED"):
+            self._span.set_status(StatusCode.ERROR, reason)
+        self._span.end()
+        quiet = self._rpc.startswith(_QUIET) or code in ("OK", "CANCELLED")
+        write = _log.debug if quiet else _log.info
+        write("rpc", rpc=self._rpc, code=code, reason=reason, duration_s=round(seconds, 6), caller=self._subject)

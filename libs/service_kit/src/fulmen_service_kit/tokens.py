@@ -1,0 +1,131 @@
+"""Tokens: signed statements of who calls. One signing key per deployment; JWT (RFC 7519) with HS256.
+
+An attempt key is a token too: it names one attempt and its lease, and is all that an agent ever holds.
+"""
+
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from enum import StrEnum
+
+import jwt
+
+from fulmen.errors import TokenInvalid
+from fulmen.ids import DEFAULT_PROJECT, AttemptName, parse_attempt_name
+
+_ISSUER = "fulmen"
+_ALGORITHM = "HS256"
+_CACHE_SIZE = 8192
+
+
+class Role(StrEnum):
+    """What a caller is."""
+
+    ADMIN = "admin"
+    SERVICE = "service"  # the proxy, the algorithm service
+    RUNNER = "runner"
+    CLIENT = "client"  # people and tools, bound to one project
+    ATTEMPT = "attempt"  # an agent, bound to one attempt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who calls, as the token says."""
+
+    role: Role
+    subject: str = ""
+    project: str = DEFAULT_PROJECT
+    # Of an attempt key only:
+    attempt: AttemptName | None = None
+    epoch: int = 0
+    lease_id: str = ""
+    mode: str = ""  # train, validation or test
+
+    def may_access(self, project: str) -> bool:
+        """Tells whether the caller may see a project: clients and attempts only their own."""
+        return self.role not in (Role.CLIENT, Role.ATTEMPT) or self.project == project
+
+
+class TokenSigner:
+    """Makes tokens."""
+
+    def __init__(self, signing_key: str) -> None:
+        self._key = signing_key
+
+    def issue(self, role: Role, *, subject: str, ttl_s: float, project: str = DEFAULT_PROJECT) -> str:
+        """Makes a token of a role other than ATTEMPT, valid for `ttl_s` seconds."""
+        if role is Role.ATTEMPT:
+            raise ValueError("an attempt key is made by attempt_key()")
+        return self._sign({"role": role.value, "sub": subject, "prj": project}, ttl_s)
+
+    def attempt_key(
+        self, attempt: AttemptName, *, project: str, lease_id: str, epoch: int, mode: str, ttl_s: float
+    ) -> str:
+        """Makes the key of one attempt, valid for `ttl_s` seconds."""
+        claims = {
+            "role": Role.ATTEMPT.value,
+            "sub": str(attempt),
+            "prj": project,
+            "epo": epoch,
+            "lse": lease_id,
+            "mode": mode,
+        }
+        return self._sign(claims, ttl_s)
+
+    def _sign(self, claims: dict[str, object], ttl_s: float) -> str:
+        now = int(time.time())
+        return jwt.encode(claims | {"iss": _ISSUER, "iat": now, "exp": now + int(ttl_s)}, self._key, _ALGORITHM)
+
+
+class TokenVerifier:
+    """Checks tokens. Tokens that were good are remembered until they expire, since an agent calls many times."""
+
+    def __init__(self, signing_key: str) -> None:
+        self._key = signing_key
+        self._known: OrderedDict[str, tuple[float, Caller]] = OrderedDict()
+
+    def verify(self, token: str) -> Caller:
+        """Returns who the token is of.
+
+        Raises:
+            TokenInvalid: If it is missing, malformed, expired or signed with another key; the text says which.
+        """
+        now = time.time()
+        known = self._known.get(token)
+        if known is not None and known[0] > now:
+            return known[1]
+        if not token:
+            raise TokenInvalid("A token is needed: send `authorization: Bearer <token>`.")
+        try:
+            claims = jwt.decode(
+                token, self._key, algorithms=[_ALGORITHM], issuer=_ISSUER, options={"require": ["exp", "role"]}
+            )
+        except jwt.ExpiredSignatureError:
+            raise TokenInvalid("The token has expired.") from None
+        except jwt.InvalidTokenError:
+            raise TokenInvalid("The token is malformed or was not made by this deployment.") from None
+        caller = _caller(claims)
+        self._known.pop(token, None)
+        self._known[token] = (float(claims["exp"]), caller)
+        if len(self._known) > _CACHE_SIZE:
+            self._known.popitem(last=False)
+        return caller
+
+
+def _caller(claims: dict[str, object]) -> Caller:
+    try:
+        role = Role(str(claims["role"]))
+    except ValueError:
+        raise TokenInvalid("The token has a role that this version does not know.") from None
+    subject, project = str(claims.get("sub", "")), str(claims.get("prj", DEFAULT_PROJECT))
+    if role is not Role.ATTEMPT:
+        return Caller(role=role, subject=subject, project=project)
+    return Caller(
+        role=role,
+        subject=subject,
+        project=project,
+        attempt=parse_attempt_name(subject),
+        epoch=int(str(claims.get("epo", 0))),
+        lease_id=str(claims.get("lse", "")),
+        mode=str(claims.get("mode", "")),
+    )

@@ -1,0 +1,148 @@
+"""The edge of every rpc, over a real socket."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from fulmen_service_kit.auth import RolePolicy, current_caller
+from fulmen_service_kit.errors import StartupError
+from fulmen_service_kit.server import RpcServer, build_server
+from fulmen_service_kit.settings import ServiceSettings, settings_config
+from fulmen_service_kit.tokens import Role, TokenSigner
+
+from fulmen import errors
+from fulmen.errors import Violation
+from fulmen.rpc.channel import FulmenChannel, open_channel
+from fulmen.store.v1 import rollout_service_pb2 as pb
+from fulmen.store.v1 import rollout_service_pb2_grpc as rpc
+
+KEY = "k" * 32
+SERVICE = "fulmen.store.v1.RolloutService"
+POLICY = RolePolicy(services={SERVICE: frozenset({Role.CLIENT})}, rpcs={f"/{SERVICE}/CancelRollouts": frozenset()})
+
+
+class SampleSettings(ServiceSettings):
+    service_name = "sample"
+    model_config = settings_config("FULMEN_SAMPLE_")
+
+
+class SampleServicer(rpc.RolloutServiceServicer):
+    async def GetRollout(self, request: pb.GetRolloutRequest, context: object) -> pb.GetRolloutResponse:
+        if request.name == "caller":
+            raise errors.RolloutNotFound(current_caller().subject, rollout="rollouts/1")
+        if request.name == "bad":
+            violations = [Violation(field="a", description="wrong"), Violation(field="b", description="too")]
+            raise errors.ArgumentInvalid("The request is malformed.", violations=violations)
+        raise RuntimeError("postgres://user:secret@host")
+
+    async def WatchRollouts(
+        self, request: pb.WatchRolloutsRequest, context: object
+    ) -> AsyncIterator[pb.WatchRolloutsResponse]:
+        yield pb.WatchRolloutsResponse(cursor="1")
+        raise errors.CursorInvalid("The cursor is not one of this feed.")
+
+
+@asynccontextmanager
+async def sample_server(**settings: object) -> AsyncIterator[RpcServer]:
+    server = build_server(
+        SampleSettings(**({"signing_key": KEY} | settings)),
+        policy=POLICY,
+        service_names=[SERVICE],
+        register=lambda server: rpc.add_RolloutServiceServicer_to_server(SampleServicer(), server),
+    )
+    await server.server.start()
+    try:
+        yield server
+    finally:
+        await server.server.stop(None)
+
+
+@asynccontextmanager
+async def sample_stub(role: Role = Role.CLIENT, key: str = KEY) -> AsyncIterator[rpc.RolloutServiceStub]:
+    token = TokenSigner(key).issue(role, subject="ann", ttl_s=60)
+    async with sample_server() as server, open_channel(f"127.0.0.1:{server.port}", token=token) as channel:
+        yield rpc.RolloutServiceStub(channel)
+
+
+async def test_an_error_of_the_catalogue_arrives_as_the_same_class_with_its_metadata() -> None:
+    async with sample_stub() as stub:
+        with pytest.raises(errors.RolloutNotFound, match="ann") as caught:
+            await stub.GetRollout(pb.GetRolloutRequest(name="caller"))
+
+    assert caught.value.metadata == {"rollout": "rollouts/1"}
+
+
+async def test_every_violation_of_a_request_arrives() -> None:
+    async with sample_stub() as stub:
+        with pytest.raises(errors.ArgumentInvalid) as caught:
+            await stub.GetRollout(pb.GetRolloutRequest(name="bad"))
+
+    assert [v.field for v in caught.value.violations] == ["a", "b"]
+
+
+async def test_the_text_of_an_unexpected_exception_never_reaches_the_client() -> None:
+    async with sample_stub() as stub:
+        with pytest.raises(errors.InternalError) as caught:
+            await stub.GetRollout(pb.GetRolloutRequest(name="x"))
+
+    assert "secret" not in str(caught.value)
+    assert caught.value.metadata["error_id"] in str(caught.value)
+
+
+async def test_an_error_in_mid_stream_arrives_after_the_messages_before_it() -> None:
+    async with sample_stub() as stub:
+        stream = stub.WatchRollouts(pb.WatchRolloutsRequest())
+        first = await stream.read()
+        with pytest.raises(errors.CursorInvalid):
+            await stream.read()
+
+    assert first.cursor == "1"
+
+
+async def test_an_rpc_that_no_servicer_implements_is_not_yet_served() -> None:
+    async with sample_stub() as stub:
+        with pytest.raises(errors.NotYetServed):
+            await stub.GetQueueStats(pb.GetQueueStatsRequest())
+
+
+async def test_a_token_of_another_deployment_is_refused() -> None:
+    async with sample_stub(key="x" * 32) as stub:
+        with pytest.raises(errors.TokenInvalid):
+            await stub.GetRollout(pb.GetRolloutRequest(name="caller"))
+
+
+async def test_a_call_without_a_token_is_refused() -> None:
+    async with sample_server() as server, open_channel(f"127.0.0.1:{server.port}") as channel:
+        with pytest.raises(errors.TokenInvalid):
+            await rpc.RolloutServiceStub(channel).GetRollout(pb.GetRolloutRequest(name="caller"))
+
+
+async def test_a_role_that_the_policy_does_not_name_is_refused() -> None:
+    async with sample_stub(role=Role.RUNNER) as stub:
+        with pytest.raises(errors.PermissionDenied):
+            await stub.GetRollout(pb.GetRolloutRequest(name="caller"))
+
+
+async def test_only_an_admin_may_call_an_rpc_that_is_closed_to_all_roles() -> None:
+    async with sample_stub() as stub:
+        with pytest.raises(errors.PermissionDenied):
+            await stub.CancelRollouts(pb.CancelRolloutsRequest())
+    async with sample_stub(role=Role.ADMIN) as stub:
+        with pytest.raises(errors.NotYetServed):
+            await stub.CancelRollouts(pb.CancelRolloutsRequest())
+
+
+async def test_a_message_over_the_limit_is_refused_by_its_own_error() -> None:
+    token = TokenSigner(KEY).issue(Role.CLIENT, subject="ann", ttl_s=60)
+    async with sample_server(max_message_bytes=4096) as server:
+        channel: FulmenChannel = open_channel(f"127.0.0.1:{server.port}", token=token)
+        async with channel:
+            with pytest.raises(errors.MessageTooLarge):
+                await rpc.RolloutServiceStub(channel).GetRollout(pb.GetRolloutRequest(name="x" * 8192))
+
+
+async def test_a_port_in_use_is_one_clear_error() -> None:
+    async with sample_server() as server:
+        with pytest.raises(StartupError, match=f"127.0.0.1:{server.port}"):
+            async with sample_server(port=server.port):
+                pass

@@ -1,0 +1,51 @@
+"""Settings are strict, and never show a secret."""
+
+import pytest
+from fulmen_service_kit.settings import ServiceSettings, settings_config
+
+from fulmen.errors import SettingsInvalid
+
+
+class SampleSettings(ServiceSettings):
+    service_name = "sample"
+    model_config = settings_config("FULMEN_SAMPLE_")
+
+
+def test_every_problem_is_named_at_once_and_no_value_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FULMEN_SAMPLE_PORT", "seven")
+    monkeypatch.setenv("FULMEN_SAMPLE_PROT", "7")
+    monkeypatch.setenv("FULMEN_SAMPLE_SIGNING_KEY", "hunter2" * 5)
+
+    with pytest.raises(SettingsInvalid) as caught:
+        SampleSettings.from_environment()
+
+    fields = {v.field for v in caught.value.violations}
+    assert fields == {"FULMEN_SAMPLE_PORT", "FULMEN_SAMPLE_PROT"}
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_short_signing_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FULMEN_SAMPLE_SIGNING_KEY", "short")
+
+    with pytest.raises(SettingsInvalid, match="32 bytes") as caught:
+        SampleSettings.from_environment()
+
+    assert "short" not in str(caught.value).replace("short signing", "")
+
+
+def test_dev_mode_needs_a_loopback_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FULMEN_SAMPLE_DEV_MODE", "true")
+    monkeypatch.setenv("FULMEN_SAMPLE_HOST", "0.0.0.0")
+
+    with pytest.raises(SettingsInvalid, match="loopback"):
+        SampleSettings.from_environment()
+
+
+def test_the_resolved_settings_mask_secrets() -> None:
+    settings = SampleSettings(signing_key="k" * 40)
+
+    described = settings.describe()
+
+    assert "k" * 40 not in str(described)
+    assert "k" * 40 not in repr(settings)
+    assert described["FULMEN_SAMPLE_HOST"] == "127.0.0.1"
