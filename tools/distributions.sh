@@ -1,0 +1,55 @@
+# Sourced by the scripts beside it: what is installed, and how uv and the interpreter are found. Runs from the root.
+
+# Every distribution with the extras that the whole repository needs, in order of dependence.
+distributions=("sdk/python[local]" libs/service_kit services/store "services/runner[agents]" services/llm_proxy services/algorithm)
+torch_version=$(sed -n 's/^torch==//p' constraints.txt 2>/dev/null || true)
+torch_version=${torch_version:-2.13.0}
+
+fail() { echo "setup: $*" >&2; exit 1; }
+
+# Prints the first interpreter that is new enough. PYTHON names another.
+find_python() {
+  local candidate
+  for candidate in ${PYTHON:+"$PYTHON"} python3.11 python3.12 python3.13 python3; do
+    "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo "$candidate"; return; }
+  done
+  fail "Python 3.11 or newer was not found. Install it (Debian: apt-get install python3.11 python3.11-venv), or name it: make setup PYTHON=/path/to/python3.11"
+}
+
+# Makes the virtual environment $1 and sets `uv`: the one on PATH, or one that is installed into the environment.
+make_environment() {
+  local folder=$1 python
+  # A company's package index, certificate bundle and so on are set for pip; uv has names of its own for them.
+  [ -z "${PIP_INDEX_URL:-}" ] || export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-$PIP_INDEX_URL}
+  [ -z "${PIP_CERT:-}" ] || export SSL_CERT_FILE=${SSL_CERT_FILE:-$PIP_CERT}
+  if ! "$folder/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then
+    python=$(find_python)
+    echo "setup: making $folder with $("$python" --version)"
+    rm -rf "$folder"
+    "$python" -m venv "$folder" || fail "$python cannot make virtual environments (Debian: apt-get install python3.11-venv)"
+  fi
+  uv=$(command -v uv || true)
+  "$uv" --version >/dev/null 2>&1 || uv=
+  [ -n "$uv" ] || uv=$folder/bin/uv
+  [ -x "$uv" ] || "$folder/bin/python" -m pip install --quiet "uv>=0.9,<1" || fail "pip could not install uv; see above"
+}
+
+# Installs torch into the environment $1: the wheel of PIP_FIND_LINKS where that is set, otherwise the build that fits
+# this machine's accelerator (the default index would bring several GB of CUDA to every machine).
+install_torch() {
+  if [ -n "${PIP_FIND_LINKS:-}" ]; then
+    # shellcheck disable=SC2046  # a list, as pip takes it
+    "$uv" pip install --quiet --python "$1/bin/python" $(printf -- '--find-links %s ' $PIP_FIND_LINKS) "torch==$torch_version"
+  else
+    "$uv" pip install --quiet --python "$1/bin/python" --torch-backend auto "torch==$torch_version"
+  fi || fail "torch $torch_version could not be installed; see above"
+}
+
+# Installs every distribution, editable, and the development tools into the environment $1; the rest are uv's options.
+install_distributions() {
+  local folder=$1 arguments=() distribution
+  shift
+  for distribution in "${distributions[@]}"; do arguments+=(--editable "./$distribution"); done
+  "$uv" pip install --quiet --python "$folder/bin/python" "$@" "${arguments[@]}" --group dev ||
+    fail "the distributions could not be installed; see above"
+}
