@@ -1,0 +1,95 @@
+"""What an agent may know of the attempt that it runs in. Agents need none of it: the environment says the same.
+
+Invariant: the current attempt lives in a context variable, so that any number of attempts share one process; it is
+carried into tasks, and by the runner into threads.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+FINAL_DIMENSION = "reward"
+"""The dimension of a reward that names none."""
+
+RewardKey = tuple[str, int | None]
+"""A reward's dimension and step; step None is the whole attempt."""
+
+
+class NotInAttempt(RuntimeError):
+    """Something that belongs to an attempt was used outside of one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """The attempt that an agent runs in; the runner gives it to agents that take a second argument.
+
+    Attributes:
+        rollout: `rollouts/{uuid}`.
+        attempt: `rollouts/{uuid}/attempts/{n}`.
+        attempt_number: From 1; grows when a rollout is tried again.
+        mode: `train`, `validation` or `test`.
+        deadline: When the attempt is ended, on the clock of `time.monotonic`, in seconds.
+        environment: What a command would find in its environment: base URLs, the attempt's key (secret), and the
+            agent's own settings.
+        resource_versions: The pinned versions of further resources, by the name under which the rollout gives them.
+        rewards: What was emitted so far; written by `fulmen.emit`.
+    """
+
+    rollout: str
+    attempt: str
+    attempt_number: int
+    mode: str
+    deadline: float
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    resource_versions: Mapping[str, str] = field(default_factory=dict)
+    rewards: dict[RewardKey, float] = field(default_factory=dict)
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds until the attempt is ended; never negative."""
+        return max(0.0, self.deadline - time.monotonic())
+
+    @property
+    def openai_base_url(self) -> str:
+        """The base URL for an OpenAI client."""
+        return self.environment["OPENAI_BASE_URL"]
+
+    @property
+    def api_key(self) -> str:
+        """The attempt's own key for the model API. Secret: do not log it."""
+        return self.environment["OPENAI_API_KEY"]
+
+
+_current: ContextVar[Context | None] = ContextVar("fulmen_attempt", default=None)
+
+
+def current() -> Context | None:
+    """Returns the attempt that this code runs in, or None outside of one."""
+    return _current.get()
+
+
+def require_current() -> Context:
+    """Returns the attempt that this code runs in.
+
+    Raises:
+        NotInAttempt: If it runs in none.
+    """
+    context = _current.get()
+    if context is None:
+        raise NotInAttempt(
+            "No attempt runs here. A command reports rewards as its last line of output instead; in a thread that was "
+            "started outside of the attempt, run the work in `contextvars.copy_context()`."
+        )
+    return context
+
+
+@contextmanager
+def entered(context: Context) -> Iterator[Context]:
+    """Makes an attempt the current one for the body; used by runners and by tests of agents."""
+    token = _current.set(context)
+    try:
+        yield context
+    finally:
+        _current.reset(token)

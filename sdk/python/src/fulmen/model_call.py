@@ -1,0 +1,215 @@
+"""One model call, token by token: packs and reads `fulmen.type.v1.ModelCallRecord`.
+
+Invariant: on the wire every array is little-endian and unpadded, four bytes an entry, whatever the machine; in a
+`ModelCall` there is one log-probability for each completion token, and `versions` cover the completion in order.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from fulmen.store.v1.span_pb2 import SpanRecord
+from fulmen.type.v1.model_call_pb2 import ModelCallRecord, PolicyVersionRange
+
+_T = TypeVar("_T", int, float)
+
+ENTRY_BYTES = 4
+"""Size of one packed token id (int32) or log-probability (float32)."""
+
+RESEND_COUNT_ATTRIBUTE = "http.request.resend_count"
+"""Span attribute: how often the client had sent this request before (OpenTelemetry HTTP conventions)."""
+
+CLIENT_GONE_ATTRIBUTE = "fulmen.client_disconnected"
+"""Span attribute: true if the client left before it had the whole answer."""
+
+
+class ModelCallInvalid(ValueError):
+    """A packed model call contradicts itself and cannot be read."""
+
+
+def pack_token_ids(token_ids: Iterable[int]) -> bytes:
+    """Packs token ids as little-endian int32.
+
+    Raises:
+        OverflowError: If an id does not fit 32 bits.
+    """
+    return _little_endian(array("i", token_ids)).tobytes()
+
+
+def unpack_token_ids(packed: bytes) -> array[int]:
+    """Reads little-endian int32 token ids.
+
+    Raises:
+        ModelCallInvalid: If the length is not a multiple of four bytes.
+    """
+    return _unpacked(array("i"), packed)
+
+
+def pack_logprobs(logprobs: Iterable[float]) -> bytes:
+    """Packs natural log-probabilities as little-endian float32; each is rounded to that."""
+    return _little_endian(array("f", logprobs)).tobytes()
+
+
+def unpack_logprobs(packed: bytes) -> array[float]:
+    """Reads little-endian float32 log-probabilities.
+
+    Raises:
+        ModelCallInvalid: If the length is not a multiple of four bytes.
+    """
+    return _unpacked(array("f"), packed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionRange:
+    """The policy version that sampled the tokens `start` (included) to `end` (excluded); version 0 is unknown."""
+
+    version: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCall:
+    """A model call of an attempt, its arrays still packed; slices of them are cheap and compare as bytes.
+
+    Attributes:
+        span_id: Eight bytes of the call's span; with `start_time_ns` it orders the calls of an attempt.
+        start_time_ns: Start, Unix nanoseconds.
+        agent_name: The agent or role that called; empty means the only one.
+        policy: The trainable policy; empty means that no tokens of it train.
+        prompt: Packed token ids of the whole prompt.
+        completion: Packed ids of the sampled tokens.
+        logprobs: Packed natural log-probabilities, one for each sampled token.
+        versions: Which policy version sampled which tokens of the completion.
+        temperature: Sampling temperature, unitless; None if unknown.
+        request_json: The request, JSON.
+        response_json: The answer, JSON.
+        resend_count: How often the client had sent the same request before.
+        client_gone: True if the client left before it had the answer.
+    """
+
+    span_id: bytes
+    start_time_ns: int
+    agent_name: str
+    model: str
+    policy: str
+    prompt: bytes
+    completion: bytes
+    logprobs: bytes
+    versions: tuple[VersionRange, ...]
+    finish_reason: str
+    usable: bool
+    unusable_reason: str
+    temperature: float | None
+    request_json: bytes
+    response_json: bytes
+    resend_count: int = 0
+    client_gone: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks the invariant of a usable call.
+
+        Raises:
+            ModelCallInvalid: If lengths differ, an array is cut, or the versions do not cover the completion.
+        """
+        if not self.usable:
+            return
+        if any(len(packed) % ENTRY_BYTES for packed in (self.prompt, self.completion, self.logprobs)):
+            raise ModelCallInvalid("A packed array is not a multiple of four bytes long.")
+        if len(self.completion) != len(self.logprobs):
+            raise ModelCallInvalid("Completion tokens and log-probabilities differ in number.")
+        position = 0
+        for versions in self.versions:
+            if versions.start != position or versions.end < versions.start:
+                raise ModelCallInvalid("The policy version ranges are not contiguous.")
+            position = versions.end
+        if self.versions and position != len(self.completion) // ENTRY_BYTES:
+            raise ModelCallInvalid("The policy version ranges do not cover the completion.")
+
+
+def pack_model_call(
+    *,
+    model: str,
+    policy: str,
+    prompt_ids: Sequence[int],
+    completion_ids: Sequence[int],
+    logprobs: Sequence[float],
+    versions: Iterable[VersionRange] = (),
+    finish_reason: str = "stop",
+    temperature: float | None = None,
+    request_json: bytes = b"",
+    response_json: bytes = b"",
+    agent_name: str = "",
+) -> ModelCallRecord:
+    """Packs a usable model call.
+
+    Raises:
+        ModelCallInvalid: If ids and log-probabilities differ in number.
+    """
+    if len(completion_ids) != len(logprobs):
+        raise ModelCallInvalid("Completion tokens and log-probabilities differ in number.")
+    return ModelCallRecord(
+        model=model,
+        policy=policy,
+        prompt_token_ids=pack_token_ids(prompt_ids),
+        completion_token_ids=pack_token_ids(completion_ids),
+        completion_logprobs=pack_logprobs(logprobs),
+        policy_versions=[PolicyVersionRange(version=v.version, start=v.start, end=v.end) for v in versions],
+        finish_reason=finish_reason,
+        usable=True,
+        temperature=temperature,
+        request_json=request_json,
+        response_json=response_json,
+        agent_name=agent_name,
+    )
+
+
+def read_model_call(record: SpanRecord) -> ModelCall:
+    """Reads a span that carries a captured model call.
+
+    Raises:
+        ModelCallInvalid: If the record claims to be usable and contradicts itself.
+        google.protobuf.message.DecodeError: If the bytes are not what the contract says.
+    """
+    span = Span.FromString(record.otlp_span)
+    call = ModelCallRecord.FromString(record.model_call)
+    attributes = {a.key: a.value for a in span.attributes if a.key in (RESEND_COUNT_ATTRIBUTE, CLIENT_GONE_ATTRIBUTE)}
+    resend, gone = attributes.get(RESEND_COUNT_ATTRIBUTE), attributes.get(CLIENT_GONE_ATTRIBUTE)
+    return ModelCall(
+        span_id=span.span_id,
+        start_time_ns=span.start_time_unix_nano,
+        agent_name=call.agent_name,
+        model=call.model,
+        policy=call.policy,
+        prompt=call.prompt_token_ids,
+        completion=call.completion_token_ids,
+        logprobs=call.completion_logprobs,
+        versions=tuple(VersionRange(version=v.version, start=v.start, end=v.end) for v in call.policy_versions),
+        finish_reason=call.finish_reason,
+        usable=call.usable,
+        unusable_reason=call.unusable_reason,
+        temperature=call.temperature if call.HasField("temperature") else None,
+        request_json=call.request_json,
+        response_json=call.response_json,
+        resend_count=resend.int_value if resend is not None else 0,
+        client_gone=gone.bool_value if gone is not None else False,
+    )
+
+
+def _unpacked(into: array[_T], packed: bytes) -> array[_T]:
+    if len(packed) % ENTRY_BYTES:
+        raise ModelCallInvalid("A packed array is not a multiple of four bytes long.")
+    into.frombytes(packed)
+    return _little_endian(into)
+
+
+def _little_endian(values: array[_T]) -> array[_T]:
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
