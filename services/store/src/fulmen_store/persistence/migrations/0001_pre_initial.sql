@@ -43,7 +43,7 @@ create table rollout (
     request bytea not null,
     created_at timestamptz not null default now(),
     primary key (id),
-    check ((group_key is null) = (group_size = 1))
+    constraint rollout_group_is_named check (group_key is not null or group_size = 1)
 ) partition by range (id);
 create index rollout_by_run on rollout (project_id, run_id, id);
 
@@ -132,7 +132,6 @@ alter table span_chunk alter column payload set storage external;
 -- A runner's session; its id is minted once and never used again.
 create table runner_session (
     id uuid primary key,
-    project_id int,
     subject text not null,
     host text not null,
     info bytea not null,

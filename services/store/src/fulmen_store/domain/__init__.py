@@ -1,0 +1,1 @@
+"""Rules and background roles of the store; free of gRPC, protobuf and SQL."""

@@ -1,0 +1,175 @@
+"""Ends attempts: reports of runners, released leases, lost leases. One way in, one statement, one commit.
+
+Invariant: an attempt ends exactly once, by whoever holds its lease when the row changes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+from uuid import UUID
+
+from fulmen.errors import DatabaseUnavailable
+from fulmen.ids import attempt_name
+from fulmen_store.domain.fair_queue import ReadyItem
+from fulmen_store.domain.group_commit import GroupCommitter
+from fulmen_store.domain.leases import (
+    AttemptEnd,
+    AttemptReport,
+    CompletionStatus,
+    HeldLease,
+    LeaseTable,
+)
+from fulmen_store.domain.transitions import FINAL_STATES, FailureKind, RolloutState, decide
+
+__all__ = ["AttemptEnds"]
+
+MAX_ROUNDS: Final = 5
+
+AttemptKey = tuple[UUID, UUID, int]
+
+
+class AttemptEnds:
+    """Decides and writes the ends of attempts, in group commits."""
+
+    def __init__(
+        self,
+        *,
+        table: LeaseTable,
+        requeued: Callable[[Sequence[tuple[ReadyItem, float]]], None],
+        finished: Callable[[frozenset[int]], None],
+        left: Callable[[UUID, UUID], None] = lambda _session_id, _rollout_id: None,
+        observe_batch: Callable[[str, int], None] = lambda _name, _rows: None,
+        jitter: Callable[[], float] = lambda: random.uniform(-1, 1),
+    ) -> None:
+        """Wires the use case.
+
+        Args:
+            table: where leases live.
+            requeued: told which items wait again, each with its delay in seconds.
+            finished: told the projects in which rollouts became final.
+            left: told the session and rollout of every lease that is over.
+            observe_batch: told the size of every commit.
+            jitter: numbers in [-1, 1] that spread back-offs.
+        """
+        self._table = table
+        self._requeued = requeued
+        self._finished = finished
+        self._left = left
+        self._jitter = jitter
+        self.committer: GroupCommitter[AttemptReport, CompletionStatus] = GroupCommitter(
+            "end_attempts", self._execute, observe_batch=observe_batch
+        )
+
+    async def report(self, reports: Sequence[AttemptReport]) -> list[CompletionStatus]:
+        """Ends attempts as their lease holders say; answers after the commit, one status per report.
+
+        Raises:
+            DatabaseUnavailable: if the outcome is not known; the same reports may be sent again.
+        """
+        return await self.committer.submit(reports, size_bytes=sum(len(report.report) + 64 for report in reports))
+
+    async def end_leases(self, leases: Sequence[HeldLease], kind: FailureKind) -> int:
+        """Ends the attempts of leases for one reason, such as LEASE_LOST; returns how many ended now."""
+        statuses = await self.report(
+            [
+                AttemptReport(rollout_id=lease.rollout_id, session_id=lease.session_id, epoch=lease.epoch, kind=kind)
+                for lease in leases
+            ]
+        )
+        return sum(status is CompletionStatus.APPLIED for status in statuses)
+
+    async def _execute(self, reports: Sequence[AttemptReport]) -> list[CompletionStatus]:
+        pending = {_key(report): report for report in reports}
+        statuses: dict[AttemptKey, CompletionStatus] = {}
+        # A success needs no look at the policy: it is tried at once, and looked at only if it is not applied.
+        held = await self._held(report for report in pending.values() if report.kind is not FailureKind.NONE)
+        for _ in range(MAX_ROUNDS):
+            await self._write(pending, held, statuses)
+            if not pending:
+                break
+            held = await self._held(pending.values())
+            await self._settle_stale(pending, held, statuses)
+            if not pending:
+                break
+        for key in pending:
+            raise DatabaseUnavailable("The lease kept changing while its attempt ended.", attempt=attempt_name(key[0], key[2]))
+        return [statuses[_key(report)] for report in reports]
+
+    async def _held(self, reports: Iterable[AttemptReport]) -> dict[UUID, HeldLease]:
+        ids = [report.rollout_id for report in reports]
+        return {lease.rollout_id: lease for lease in await self._table.held(ids)} if ids else {}
+
+    async def _write(
+        self,
+        pending: dict[AttemptKey, AttemptReport],
+        held: dict[UUID, HeldLease],
+        statuses: dict[AttemptKey, CompletionStatus],
+    ) -> None:
+        ends = {key: end for key, report in pending.items() if (end := self._decided(report, held)) is not None}
+        if not ends:
+            return
+        requeued: list[tuple[ReadyItem, float]] = []
+        finished: set[int] = set()
+        for ended in await self._table.end(list(ends.values())):
+            key = (ended.item.rollout_id, ended.session_id, ended.epoch)
+            statuses[key] = CompletionStatus.APPLIED
+            del pending[key]
+            self._left(ended.session_id, ended.item.rollout_id)
+            if ended.rollout_state in FINAL_STATES:
+                finished.add(ended.item.project_id)
+            else:
+                requeued.append((ended.item, ends[key].delay_s))
+        if requeued:
+            self._requeued(requeued)
+        if finished:
+            self._finished(frozenset(finished))
+
+    def _decided(self, report: AttemptReport, held: dict[UUID, HeldLease]) -> AttemptEnd | None:
+        lease = held.get(report.rollout_id)
+        if lease is None:
+            if report.kind is not FailureKind.NONE:
+                return None
+            return AttemptEnd(
+                report=report, cancel_requested=False, rollout_state=RolloutState.SUCCEEDED, delay_s=0.0, charge=1
+            )
+        if (lease.session_id, lease.epoch) != (report.session_id, report.epoch):
+            return None
+        decision = decide(
+            report.kind,
+            policy=lease.policy,
+            charged=lease.charged,
+            cancel_requested=lease.cancel_requested,
+            jitter=self._jitter(),
+        )
+        return AttemptEnd(
+            report=report,
+            cancel_requested=lease.cancel_requested,
+            rollout_state=decision.rollout_state,
+            delay_s=decision.delay_s,
+            charge=decision.charge,
+        )
+
+    async def _settle_stale(
+        self,
+        pending: dict[AttemptKey, AttemptReport],
+        held: dict[UUID, HeldLease],
+        statuses: dict[AttemptKey, CompletionStatus],
+    ) -> None:
+        current = {(lease.rollout_id, lease.session_id, lease.epoch) for lease in held.values()}
+        stale = [key for key in pending if key not in current]
+        if not stale:
+            return
+        stored = {
+            (end.rollout_id, end.session_id, end.epoch): end
+            for end in await self._table.ended([(key[0], key[2]) for key in stale])
+        }
+        for key in stale:
+            report, end = pending.pop(key), stored.get(key)
+            same = end is not None and (end.kind, end.report) == (report.kind, report.report)
+            statuses[key] = CompletionStatus.DUPLICATE if same else CompletionStatus.LEASE_LOST
+
+
+def _key(report: AttemptReport) -> AttemptKey:
+    return report.rollout_id, report.session_id, report.epoch

@@ -1,0 +1,260 @@
+"""Background role: hands waiting rollouts to runners that have credit.
+
+Speed lives here, safety in the row: the dispatcher chooses in memory who gets what, then claims the whole
+batch by compare-and-set in one commit. A choice that another replica made first is simply not granted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Protocol
+from uuid import UUID
+
+from fulmen.errors import DatabaseUnavailable
+from fulmen_store.domain.fair_queue import FairQueue, ReadyItem
+from fulmen_store.domain.leases import AttemptReport, Grant, LeaseTable, Project
+from fulmen_store.domain.seats import Assigned, Seat, Seats
+from fulmen_store.domain.transitions import FailureKind
+
+__all__ = ["Dispatcher", "DispatchMeter"]
+
+MAX_CLAIM_ROWS: Final = 1000
+REFILL_PAGE: Final = 2000
+MAX_REFILL_PAGES: Final = 10
+LOW_WATER: Final = 500
+WINDOW_PER_PROJECT: Final = 50_000
+TIMER_HORIZON_S: Final = 600.0
+RETRY_PAUSE_S: Final = 0.2
+LOWEST_ID: Final = UUID(int=0)
+BEFORE_ALL: Final = (-32768, LOWEST_ID)
+
+
+class DispatchMeter(Protocol):
+    """What the dispatcher tells about its work."""
+
+    def dispatched(self, count: int, latency_s: float) -> None:
+        """Notes that work was handed out, and how long after its match."""
+        ...
+
+
+class Dispatcher:
+    """Matches ready work with credit, claims, and puts the grants into the runners' outboxes."""
+
+    def __init__(
+        self,
+        *,
+        table: LeaseTable,
+        seats: Seats,
+        undelivered: Callable[[Sequence[AttemptReport]], None],
+        poll_interval_s: float,
+        meter: DispatchMeter | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Wires the dispatcher.
+
+        Args:
+            table: where leases live.
+            seats: the runners that wait.
+            undelivered: takes the leases that no runner was told of, as RELEASED reports, to give them back.
+            poll_interval_s: how often idle credit looks into the table for work of other replicas.
+            meter: told about every delivery.
+            clock: monotonic seconds.
+        """
+        self._table = table
+        self._seats = seats
+        self._undelivered = undelivered
+        self._poll_interval_s = poll_interval_s
+        self._meter = meter
+        self._clock = clock
+        self._projects: dict[int, Project] = {}
+        self._ready = FairQueue(self._weight)
+        self._timers: list[tuple[float, int, ReadyItem]] = []
+        self._timed: set[UUID] = set()
+        self._doubtful: dict[UUID, UUID] = {}
+        self._more: set[int] = set()
+        self._wake = asyncio.Event()
+        self._next_poll = 0.0
+
+    def __len__(self) -> int:
+        """Counts the items known to this replica, ready and delayed."""
+        return len(self._ready) + len(self._timers)
+
+    def know_project(self, project: Project) -> None:
+        """Learns a project's weight."""
+        self._projects[project.project_id] = project
+
+    def offer(self, items: Iterable[tuple[ReadyItem, float]]) -> None:
+        """Adds committed work, each item with the seconds until it may run."""
+        for item, delay_s in items:
+            if delay_s > 0:
+                self._delay(item, delay_s)
+            elif self._ready.count_of(item.project_id) < WINDOW_PER_PROJECT:
+                self._ready.push(item)
+            else:
+                self._more.add(item.project_id)
+        self._wake.set()
+
+    def add_credit(self, seat: Seat, count: int) -> None:
+        """Adds credit to a seat and wakes the dispatcher."""
+        seat.credit += count
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Dispatches until it is cancelled."""
+        while True:
+            try:
+                await self._step()
+            except DatabaseUnavailable:
+                # Nothing is lost: what was chosen went back, and the table is read again.
+                self._next_poll = 0.0
+                await asyncio.sleep(RETRY_PAUSE_S)
+
+    async def _step(self) -> None:
+        self._wake.clear()
+        if self._doubtful:
+            await self._settle_doubtful()
+        self._ripen()
+        if self._clock() >= self._next_poll or self._running_low():
+            await self._refill()
+        choices = self._match()
+        if choices:
+            await self._claim(choices)
+            return
+        if not self._wake.is_set():
+            await self._wait()
+
+    async def _wait(self) -> None:
+        now = self._clock()
+        pause_s = self._poll_interval_s
+        if self._timers:
+            pause_s = min(pause_s, max(0.0, self._timers[0][0] - now))
+        try:
+            async with asyncio.timeout(pause_s):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+    def _match(self) -> list[tuple[ReadyItem, Seat]]:
+        choices: list[tuple[ReadyItem, Seat]] = []
+        hungry = self._seats.with_credit() if len(self._ready) else []
+        while hungry and len(choices) < MAX_CLAIM_ROWS:
+            still_hungry: list[Seat] = []
+            for seat in hungry:
+                if len(choices) >= MAX_CLAIM_ROWS:
+                    break
+                item = self._ready.pop(seat.labels, seat.projects)
+                if item is None:
+                    continue
+                seat.credit -= 1
+                choices.append((item, seat))
+                if seat.credit > 0:
+                    still_hungry.append(seat)
+            hungry = still_hungry
+        return choices
+
+    async def _claim(self, choices: list[tuple[ReadyItem, Seat]]) -> None:
+        matched = self._clock()
+        try:
+            grants = await self._table.claim([(item.rollout_id, seat.session_id) for item, seat in choices])
+        except DatabaseUnavailable:
+            for item, seat in choices:
+                self._doubtful[item.rollout_id] = seat.session_id
+                self._ready.push(item)
+                _give_back(seat)
+            raise
+        self._deliver(choices, {grant.rollout_id: grant for grant in grants})
+        if self._meter is not None:
+            self._meter.dispatched(len(grants), self._clock() - matched)
+
+    async def _settle_doubtful(self) -> None:
+        """Gives back what a claim leased although its answer was lost: no runner was told of it."""
+        held = await self._table.held(list(self._doubtful))
+        unknown = [lease for lease in held if self._doubtful[lease.rollout_id] == lease.session_id]
+        self._doubtful = {}
+        if unknown:
+            self._undelivered(
+                [_released(lease.rollout_id, lease.session_id, lease.epoch) for lease in unknown]
+            )
+
+    def _deliver(self, choices: list[tuple[ReadyItem, Seat]], granted: dict[UUID, Grant]) -> None:
+        per_seat: dict[Seat, list[Grant]] = {}
+        for item, seat in choices:
+            grant = granted.get(item.rollout_id)
+            if grant is None:
+                _give_back(seat)
+            else:
+                per_seat.setdefault(seat, []).append(grant)
+        for seat, grants in per_seat.items():
+            if seat.closed:
+                self._undelivered([_released(grant.rollout_id, grant.session_id, grant.epoch) for grant in grants])
+                continue
+            for grant in grants:
+                seat.leases[grant.rollout_id] = grant.epoch
+            seat.tell(Assigned(grants=grants))
+
+    def _delay(self, item: ReadyItem, delay_s: float) -> None:
+        if delay_s > TIMER_HORIZON_S or item.rollout_id in self._timed:
+            return
+        self._timed.add(item.rollout_id)
+        heapq.heappush(self._timers, (self._clock() + delay_s, item.rollout_id.int, item))
+
+    def _ripen(self) -> None:
+        now = self._clock()
+        while self._timers and self._timers[0][0] <= now:
+            _, _, item = heapq.heappop(self._timers)
+            self._timed.discard(item.rollout_id)
+            self._ready.push(item)
+
+    def _running_low(self) -> bool:
+        return any(self._ready.count_of(project_id) < LOW_WATER for project_id in self._more)
+
+    async def _refill(self) -> None:
+        """Reads waiting work that this replica does not know: after a start, from other replicas, beyond the window."""
+        idle_credit = self._seats.open_credit() > 0 and not len(self._ready)
+        due = self._clock() >= self._next_poll
+        self._next_poll = self._clock() + self._poll_interval_s
+        if due and idle_credit:
+            projects = await self._table.projects()
+            for project in projects:
+                self.know_project(project)
+            wanted = {project.project_id for project in projects}
+        else:
+            wanted = {project_id for project_id in self._more if self._ready.count_of(project_id) < LOW_WATER}
+        for project_id in wanted:
+            await self._refill_project(project_id)
+
+    async def _refill_project(self, project_id: int) -> None:
+        after = BEFORE_ALL
+        before = self._ready.count_of(project_id)
+        for _ in range(MAX_REFILL_PAGES):
+            page = await self._table.waiting(project_id, after=after, limit=REFILL_PAGE)
+            for item, delay_s in page:
+                if item.rollout_id in self._ready or item.rollout_id in self._timed:
+                    continue
+                if delay_s > 0:
+                    self._delay(item, delay_s)
+                else:
+                    self._ready.push(item)
+            if len(page) < REFILL_PAGE:
+                self._more.discard(project_id)
+                return
+            after = (page[-1][0].rank, page[-1][0].rollout_id)
+            if self._ready.count_of(project_id) - before >= REFILL_PAGE:
+                break
+        self._more.add(project_id)
+
+    def _weight(self, project_id: int) -> float:
+        project = self._projects.get(project_id)
+        return project.weight if project is not None else 1.0
+
+
+def _released(rollout_id: UUID, session_id: UUID, epoch: int) -> AttemptReport:
+    return AttemptReport(rollout_id=rollout_id, session_id=session_id, epoch=epoch, kind=FailureKind.RELEASED)
+
+
+def _give_back(seat: Seat) -> None:
+    if not seat.closed:
+        seat.credit += 1

@@ -1,0 +1,139 @@
+"""Natural group commit: everything that waits while one commit runs goes into the next one.
+
+Invariant: a caller is answered only after its own commit. There is no timer: an idle store has the latency
+of one commit, a loaded one batches by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Generic, TypeVar
+
+from fulmen.errors import DatabaseUnavailable, FulmenError
+
+__all__ = ["GroupCommitter"]
+
+MAX_BATCH_ROWS: Final = 1000
+MAX_BATCH_BYTES: Final = 4 * 1024 * 1024
+SUBMIT_LIMIT_S: Final = 30.0
+
+RowT = TypeVar("RowT")
+AnswerT = TypeVar("AnswerT")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Ticket(Generic[RowT, AnswerT]):
+    rows: Sequence[RowT]
+    size_bytes: int
+    answer: asyncio.Future[list[AnswerT]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class GroupCommitter(Generic[RowT, AnswerT]):
+    """Turns many small writes into few statements, one commit each.
+
+    When a batch is refused because of one caller's rows, every caller's rows are tried by themselves, so
+    that nobody fails for a neighbour.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        execute: Callable[[Sequence[RowT]], Awaitable[Sequence[AnswerT]]],
+        *,
+        max_rows: int = MAX_BATCH_ROWS,
+        max_bytes: int = MAX_BATCH_BYTES,
+        observe_batch: Callable[[str, int], None] = lambda _name, _rows: None,
+    ) -> None:
+        """Names the work and the function that commits a batch of rows and answers one value per row.
+
+        Args:
+            name: what is committed, for metrics and task names.
+            execute: commits rows; returns one answer per row, in order.
+            max_rows: rows per commit, unless one caller alone brings more.
+            max_bytes: bytes per commit, likewise.
+            observe_batch: told the name and the number of rows of every commit.
+        """
+        self.name = name
+        self._execute = execute
+        self._max_rows = max_rows
+        self._max_bytes = max_bytes
+        self._observe_batch = observe_batch
+        self._waiting: deque[_Ticket[RowT, AnswerT]] = deque()
+        self._arrived = asyncio.Event()
+
+    async def submit(self, rows: Sequence[RowT], *, size_bytes: int = 0) -> list[AnswerT]:
+        """Commits rows together with whatever else waits; returns their answers after the commit.
+
+        Raises:
+            DatabaseUnavailable: if the commit did not come to an end in time or the database is gone. The
+                rows may or may not be committed: every write behind a committer can be repeated.
+        """
+        if not rows:
+            return []
+        ticket: _Ticket[RowT, AnswerT] = _Ticket(rows=rows, size_bytes=size_bytes)
+        self._waiting.append(ticket)
+        self._arrived.set()
+        try:
+            async with asyncio.timeout(SUBMIT_LIMIT_S):
+                return await ticket.answer
+        except TimeoutError:
+            raise DatabaseUnavailable("The commit did not end in time.", waited_for=self.name) from None
+
+    async def run(self) -> None:
+        """Commits batches until it is cancelled; the background role of this committer."""
+        try:
+            while True:
+                await self._arrived.wait()
+                batch = self._take()
+                if batch:
+                    await self._commit(batch)
+        finally:
+            for ticket in self._waiting:
+                if not ticket.answer.done():
+                    ticket.answer.set_exception(DatabaseUnavailable("The store is shutting down."))
+
+    def _take(self) -> list[_Ticket[RowT, AnswerT]]:
+        batch: list[_Ticket[RowT, AnswerT]] = []
+        rows = size_bytes = 0
+        while self._waiting:
+            ticket = self._waiting[0]
+            rows += len(ticket.rows)
+            size_bytes += ticket.size_bytes
+            if batch and (rows > self._max_rows or size_bytes > self._max_bytes):
+                return batch
+            self._waiting.popleft()
+            if not ticket.answer.done():
+                batch.append(ticket)
+        self._arrived.clear()
+        return batch
+
+    async def _commit(self, batch: list[_Ticket[RowT, AnswerT]]) -> None:
+        rows = [row for ticket in batch for row in ticket.rows]
+        try:
+            answers = list(await self._execute(rows))
+        except DatabaseUnavailable as error:
+            for ticket in batch:
+                _fail(ticket, error)
+            return
+        except FulmenError as error:
+            if len(batch) == 1:
+                _fail(batch[0], error)
+                return
+            for ticket in batch:
+                await self._commit([ticket])
+            return
+        self._observe_batch(self.name, len(rows))
+        start = 0
+        for ticket in batch:
+            end = start + len(ticket.rows)
+            if not ticket.answer.done():
+                ticket.answer.set_result(answers[start:end])
+            start = end
+
+
+def _fail(ticket: _Ticket[RowT, AnswerT], error: FulmenError) -> None:
+    if not ticket.answer.done():
+        ticket.answer.set_exception(error)

@@ -1,0 +1,157 @@
+"""The values that pass between runners, the dispatcher and the lease table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+from collections.abc import Sequence
+from uuid import UUID
+
+from fulmen_store.domain.fair_queue import ReadyItem
+from fulmen_store.domain.transitions import FailureKind, RetryPolicy, RolloutState
+
+__all__ = [
+    "AttemptEnd",
+    "AttemptReport",
+    "CompletionStatus",
+    "EndedAttempt",
+    "EndedReport",
+    "Grant",
+    "HeldLease",
+    "LeaseTable",
+    "Project",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Project:
+    """A tenant: its database number, its name and its weight against others."""
+
+    project_id: int
+    name: str
+    weight: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """A lease that was granted: one attempt of one rollout for one session.
+
+    Attributes:
+        epoch: the attempt's number and fencing epoch.
+        request: the stored request, opaque here.
+    """
+
+    rollout_id: UUID
+    session_id: UUID
+    epoch: int
+    project_id: int
+    request: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldLease:
+    """A lease as the table knows it, with what is needed to decide its attempt's end."""
+
+    rollout_id: UUID
+    session_id: UUID
+    epoch: int
+    project_id: int
+    charged: int
+    policy: RetryPolicy
+    cancel_requested: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptReport:
+    """What a lease holder, or the store for it, says about the end of an attempt.
+
+    Attributes:
+        kind: why it failed; NONE if it succeeded.
+        report: rewards, output and message, opaque here.
+    """
+
+    rollout_id: UUID
+    session_id: UUID
+    epoch: int
+    kind: FailureKind
+    report: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptEnd:
+    """A decided end, written only if the lease is still as it was when it was decided."""
+
+    report: AttemptReport
+    cancel_requested: bool
+    rollout_state: RolloutState
+    delay_s: float
+    charge: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedAttempt:
+    """An end that was written."""
+
+    item: ReadyItem
+    session_id: UUID
+    epoch: int
+    rollout_state: RolloutState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedReport:
+    """The stored end of an attempt, to tell a repeated report from a stale one."""
+
+    rollout_id: UUID
+    epoch: int
+    session_id: UUID
+    kind: FailureKind
+    report: bytes
+
+
+class CompletionStatus(IntEnum):
+    """What the store did with a report."""
+
+    APPLIED = 1
+    DUPLICATE = 2
+    LEASE_LOST = 3
+    INVALID = 4
+
+
+class LeaseTable(Protocol):
+    """Where leases live: PostgreSQL, or the memory of a test."""
+
+    async def claim(self, choices: Sequence[tuple[UUID, UUID]]) -> list[Grant]:
+        """Gives each (rollout, session) pair a lease if the rollout waits; returns those that were given."""
+        ...
+
+    async def held(self, rollout_ids: Sequence[UUID]) -> list[HeldLease]:
+        """Returns the leases on these rollouts."""
+        ...
+
+    async def held_by(self, session_ids: Sequence[UUID]) -> list[HeldLease]:
+        """Returns the leases of these sessions."""
+        ...
+
+    async def orphaned(self, limit: int) -> list[HeldLease]:
+        """Returns leases whose session is over."""
+        ...
+
+    async def end(self, ends: Sequence[AttemptEnd]) -> list[EndedAttempt]:
+        """Writes those ends whose lease is unchanged, in one commit; returns them."""
+        ...
+
+    async def ended(self, keys: Sequence[tuple[UUID, int]]) -> list[EndedReport]:
+        """Returns the stored ends of attempts named by (rollout, epoch)."""
+        ...
+
+    async def projects(self) -> list[Project]:
+        """Returns all projects."""
+        ...
+
+    async def waiting(
+        self, project_id: int, *, after: tuple[int, UUID], limit: int
+    ) -> list[tuple[ReadyItem, float]]:
+        """Returns one page of waiting items in order, each with the seconds until it may run."""
+        ...

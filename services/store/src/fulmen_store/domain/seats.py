@@ -1,0 +1,145 @@
+"""Where runners sit while they wait for work: their credit, and what is to be told to them.
+
+Invariant: a seat is never given more assignments than it has granted credits, so its outbox is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+from uuid import UUID
+
+from fulmen_store.domain.leases import Grant
+
+__all__ = ["Assigned", "CancelAsked", "Drained", "LeasesLost", "Notice", "Seat", "Seats", "SeatClosed"]
+
+MAX_CREDIT: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assigned:
+    """Work for the runner."""
+
+    grants: Sequence[Grant]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelAsked:
+    """Attempts, as (rollout, epoch), that the runner is asked to stop."""
+
+    attempts: Sequence[tuple[UUID, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeasesLost:
+    """Attempts, as (rollout, epoch), that the runner no longer holds."""
+
+    attempts: Sequence[tuple[UUID, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drained:
+    """The replica is going down."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeatClosed:
+    """The session is over, or its stream was opened elsewhere."""
+
+
+Notice = Assigned | CancelAsked | LeasesLost | Drained | SeatClosed
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Seat:
+    """One runner session's place at this replica.
+
+    Attributes:
+        session_id: the session.
+        labels: `key=value` strings that the runner has.
+        projects: the projects that it serves; None means all.
+        credit: how many more assignments it takes now.
+        outbox: what is to be sent to it, in order.
+    """
+
+    session_id: UUID
+    labels: frozenset[str]
+    projects: frozenset[int] | None
+    credit: int = 0
+    closed: bool = False
+    outbox: asyncio.Queue[Notice] = field(default_factory=asyncio.Queue)
+    leases: dict[UUID, int] = field(default_factory=dict)
+
+    def tell(self, notice: Notice) -> None:
+        """Queues a notice for the runner."""
+        self.outbox.put_nowait(notice)
+
+
+class Seats:
+    """All seats of this replica, by session, and the turn order in which they are served."""
+
+    def __init__(self) -> None:
+        self._seats: dict[UUID, Seat] = {}
+        self._turns: deque[Seat] = deque()
+        self._heard: set[UUID] = set()
+
+    def __len__(self) -> int:
+        """Counts the open seats."""
+        return len(self._seats)
+
+    def take(self, seat: Seat) -> None:
+        """Opens a seat; an older seat of the same session is closed."""
+        older = self._seats.get(seat.session_id)
+        if older is not None:
+            self.leave(older)
+            older.tell(SeatClosed())
+        self._seats[seat.session_id] = seat
+        self._turns.append(seat)
+
+    def leave(self, seat: Seat) -> None:
+        """Closes a seat; its credit is void."""
+        seat.closed = True
+        seat.credit = 0
+        if self._seats.get(seat.session_id) is seat:
+            del self._seats[seat.session_id]
+
+    def find(self, session_id: UUID) -> Seat | None:
+        """Returns the open seat of a session."""
+        return self._seats.get(session_id)
+
+    def with_credit(self) -> list[Seat]:
+        """Returns the seats that take work, in turn order, and moves the turn on by one."""
+        while self._turns and self._turns[0].closed:
+            self._turns.popleft()
+        if len(self._turns) > 2 * len(self._seats) + 16:
+            self._turns = deque(seat for seat in self._turns if not seat.closed)
+        waiting = [seat for seat in self._turns if seat.credit > 0]
+        self._turns.rotate(-1)
+        return waiting
+
+    def open_credit(self) -> int:
+        """Sums the unused credit."""
+        return sum(seat.credit for seat in self._seats.values())
+
+    def heard(self, session_id: UUID) -> None:
+        """Notes a sign of life; the renewer writes it down."""
+        self._heard.add(session_id)
+
+    def take_heard(self) -> set[UUID]:
+        """Returns the sessions heard since the last call."""
+        heard, self._heard = self._heard, set()
+        return heard
+
+    def tell_each(self, notices: Iterable[tuple[UUID, Notice]]) -> None:
+        """Passes notices on to those sessions that sit here."""
+        for session_id, notice in notices:
+            seat = self._seats.get(session_id)
+            if seat is not None:
+                seat.tell(notice)
+
+    def all_open(self) -> list[Seat]:
+        """Returns every open seat."""
+        return list(self._seats.values())

@@ -1,0 +1,158 @@
+"""What may follow what: the one table of rollout states, and the one rule that ends an attempt.
+
+Invariant: a final state never changes. The numbers are those of `fulmen.store.v1`; the CHECK constraint
+`attempt_end_is_legal` of the schema states the same set as `ATTEMPT_ENDS`, which a test compares.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+__all__ = [
+    "ATTEMPT_ENDS",
+    "FINAL_STATES",
+    "TRANSITIONS",
+    "AttemptState",
+    "Decision",
+    "FailureKind",
+    "RetryPolicy",
+    "RolloutState",
+    "decide",
+]
+
+MAX_BACKOFF_MS: Final = 60_000
+JITTER: Final = 0.25
+_MAX_DOUBLINGS: Final = 16
+
+
+class RolloutState(IntEnum):
+    """The state of a rollout."""
+
+    QUEUED = 1
+    RUNNING = 2
+    RETRY_WAIT = 3
+    SUCCEEDED = 4
+    FAILED = 5
+    CANCELLED = 6
+
+
+class AttemptState(IntEnum):
+    """The state of an attempt."""
+
+    RUNNING = 1
+    SUCCEEDED = 2
+    FAILED = 3
+
+
+class FailureKind(IntEnum):
+    """Why an attempt did not succeed; NONE if it did."""
+
+    NONE = 0
+    AGENT_ERROR = 1
+    TIMEOUT = 2
+    LEASE_LOST = 3
+    INFRA = 4
+    REWARD_MISSING = 5
+    CANCELLED = 6
+    RELEASED = 7
+
+
+FINAL_STATES: Final = frozenset({RolloutState.SUCCEEDED, RolloutState.FAILED, RolloutState.CANCELLED})
+
+TRANSITIONS: Final = frozenset(
+    {
+        (RolloutState.QUEUED, RolloutState.RUNNING),
+        (RolloutState.QUEUED, RolloutState.CANCELLED),
+        (RolloutState.RUNNING, RolloutState.SUCCEEDED),
+        (RolloutState.RUNNING, RolloutState.FAILED),
+        (RolloutState.RUNNING, RolloutState.CANCELLED),
+        (RolloutState.RUNNING, RolloutState.RETRY_WAIT),
+        (RolloutState.RETRY_WAIT, RolloutState.QUEUED),
+        (RolloutState.RETRY_WAIT, RolloutState.CANCELLED),
+    }
+)
+
+_DECIDING_KINDS: Final = (
+    FailureKind.AGENT_ERROR,
+    FailureKind.TIMEOUT,
+    FailureKind.LEASE_LOST,
+    FailureKind.INFRA,
+    FailureKind.REWARD_MISSING,
+)
+
+ATTEMPT_ENDS: Final = frozenset(
+    {(AttemptState.SUCCEEDED, FailureKind.NONE, RolloutState.SUCCEEDED)}
+    | {(AttemptState.FAILED, kind, RolloutState.FAILED) for kind in _DECIDING_KINDS}
+    | {(AttemptState.FAILED, kind, RolloutState.RETRY_WAIT) for kind in (*_DECIDING_KINDS, FailureKind.RELEASED)}
+    | {(AttemptState.SUCCEEDED, FailureKind.NONE, RolloutState.CANCELLED)}
+    | {(AttemptState.FAILED, kind, RolloutState.CANCELLED) for kind in FailureKind if kind is not FailureKind.NONE}
+)
+
+_DEFAULT_RETRIED: Final = frozenset({FailureKind.LEASE_LOST, FailureKind.INFRA})
+_NEVER_LISTED: Final = frozenset({FailureKind.NONE, FailureKind.CANCELLED, FailureKind.RELEASED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """When an attempt is followed by another.
+
+    Attributes:
+        max_attempts: how many counted attempts may be made, 1 to 100.
+        retry_mask: bit `1 << kind` for each failure kind that is retried.
+        backoff_ms: the wait before the second attempt, 0 to 60,000 ms; it doubles with each further one.
+    """
+
+    max_attempts: int
+    retry_mask: int
+    backoff_ms: int
+
+    @staticmethod
+    def mask_of(kinds: frozenset[FailureKind]) -> int:
+        """Packs kinds into a mask; an empty set means the default, LEASE_LOST and INFRA."""
+        return sum(1 << kind for kind in (kinds or _DEFAULT_RETRIED) - _NEVER_LISTED)
+
+    def retries(self, kind: FailureKind) -> bool:
+        """Tells whether this kind is followed by another attempt while the budget lasts."""
+        return bool(self.retry_mask & (1 << kind))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What becomes of a rollout when an attempt ends.
+
+    Attributes:
+        rollout_state: RETRY_WAIT or a final state.
+        delay_s: seconds until the rollout may run again; 0 if it is final.
+        charge: how much of the budget of attempts this one used, 0 or 1.
+    """
+
+    rollout_state: RolloutState
+    delay_s: float = 0.0
+    charge: int = 1
+
+
+def decide(
+    kind: FailureKind, *, policy: RetryPolicy, charged: int, cancel_requested: bool, jitter: float = 0.0
+) -> Decision:
+    """Decides what an ended attempt means for its rollout.
+
+    Args:
+        kind: why the attempt failed; NONE if it succeeded.
+        policy: the rollout's policy.
+        charged: attempts already counted against the budget, without this one.
+        cancel_requested: whether a caller asked to cancel the rollout while the attempt ran.
+        jitter: a number in [-1, 1] that spreads the back-off by up to 25 %.
+    """
+    if cancel_requested or kind is FailureKind.CANCELLED:
+        return Decision(rollout_state=RolloutState.CANCELLED)
+    if kind is FailureKind.NONE:
+        return Decision(rollout_state=RolloutState.SUCCEEDED)
+    if kind is FailureKind.RELEASED:
+        return Decision(rollout_state=RolloutState.RETRY_WAIT, charge=0)
+    if not policy.retries(kind) or charged + 1 >= policy.max_attempts:
+        return Decision(rollout_state=RolloutState.FAILED)
+    backoff_ms = min(MAX_BACKOFF_MS, policy.backoff_ms * 2 ** min(charged, _MAX_DOUBLINGS))
+    delay_s = backoff_ms * (1 + JITTER * jitter) / 1000
+    return Decision(rollout_state=RolloutState.RETRY_WAIT, delay_s=delay_s)

@@ -1,0 +1,49 @@
+"""Wake-ups inside one replica: whoever waits for news of a key is told at once, without a database round trip.
+
+A wake-up is a hint and may be missed (news of other replicas always is), so every waiter also looks by itself
+now and then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable, Iterable
+
+__all__ = ["Wakeups"]
+
+
+class Wakeups:
+    """Broadcasts news by key."""
+
+    def __init__(self) -> None:
+        self._counts: dict[Hashable, int] = {}
+        self._waiting: dict[Hashable, set[asyncio.Event]] = {}
+
+    def count(self, key: Hashable) -> int:
+        """Returns how often a key was announced; take it before looking, then wait for a change."""
+        return self._counts.get(key, 0)
+
+    def announce(self, keys: Iterable[Hashable]) -> None:
+        """Wakes everybody who waits for one of these keys."""
+        for key in keys:
+            self._counts[key] = self._counts.get(key, 0) + 1
+            for event in self._waiting.get(key, ()):
+                event.set()
+
+    async def wait(self, key: Hashable, *, since: int, limit_s: float) -> bool:
+        """Waits until a key was announced after `since`; returns False if the limit passed first."""
+        if self.count(key) != since:
+            return True
+        event = asyncio.Event()
+        waiting = self._waiting.setdefault(key, set())
+        waiting.add(event)
+        try:
+            async with asyncio.timeout(limit_s):
+                await event.wait()
+        except TimeoutError:
+            return False
+        finally:
+            waiting.discard(event)
+            if not waiting:
+                self._waiting.pop(key, None)
+        return True

@@ -1,0 +1,1 @@
+"""The store's gRPC services: decode, one call into the domain, encode."""
