@@ -1,0 +1,76 @@
+# The commands that people type. `make` alone explains them.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON_BIN := .venv/bin
+NODE_READY := node_modules/.ready
+COMPOSE := docker compose --file deploy/docker-compose.yml
+
+.PHONY: help setup demo test lint format types proto proto-check lock clean \
+	bench bench-store bench-proxy bench-runner bench-train up down compose-smoke
+
+help: ## Shows this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## Makes .venv with everything at pinned versions (under a minute; nothing if up to date)
+	@tools/setup.sh
+
+$(NODE_READY): package.json $(wildcard clients/node/package.json)
+	@command -v npm >/dev/null || { echo "npm was not found: install Node.js 18 or newer (Debian: apt-get install nodejs npm)" >&2; exit 1; }
+	npm install --no-package-lock --no-audit --no-fund --loglevel=error
+	@touch $@
+
+demo: setup ## Trains a small model on arithmetic through the four services, on this machine
+	@tools/demo.sh
+
+test: setup $(NODE_READY) ## Runs every test
+	@tools/test.sh
+
+lint: setup $(NODE_READY) ## Checks style, import rules, contracts, stubs, types and sizes
+	@tools/lint.sh
+
+format: setup $(NODE_READY) ## Formats Python and protos
+	$(PYTHON_BIN)/ruff check --fix --quiet . || true
+	$(PYTHON_BIN)/ruff format .
+	npx buf format --write protos
+
+types: setup ## Checks types alone
+	$(PYTHON_BIN)/mypy $(wildcard sdk/python/src/fulmen libs/*/src/* services/*/src/*)
+
+proto: setup ## Generates the Python stubs from protos/
+	tools/generate_stubs.sh
+
+proto-check: setup $(NODE_READY) ## Checks the protos: lint, format, breaking changes, stubs
+	@tools/check_protos.sh
+
+lock: ## Resolves constraints.txt anew
+	tools/lock.sh
+
+bench: bench-store bench-proxy bench-runner bench-train ## Runs every benchmark (SHORT=1: the short form)
+
+bench-store: setup ## Benchmarks the store
+	$(PYTHON_BIN)/python -m benchmarks.store $(if $(SHORT),--short)
+
+bench-proxy: setup ## Benchmarks the LLM proxy
+	$(PYTHON_BIN)/python -m benchmarks.proxy $(if $(SHORT),--short)
+
+bench-runner: setup ## Benchmarks the runner
+	$(PYTHON_BIN)/python -m benchmarks.runner $(if $(SHORT),--short)
+
+bench-train: setup ## Benchmarks training
+	$(PYTHON_BIN)/python -m benchmarks.train $(if $(SHORT),--short)
+
+up: deploy/.env ## Builds and starts everything in containers
+	$(COMPOSE) up --build --detach --wait
+
+down: ## Stops the containers; their data is kept
+	$(COMPOSE) down
+
+deploy/.env:
+	python3 deploy/make_env.py
+
+compose-smoke: setup ## Builds the containers, trains the short form of the demo from outside, takes them down
+	@tools/compose_smoke.sh
+
+clean: ## Removes what was built here; the state of `fulmen up` (.fulmen) is kept
+	rm -rf .venv node_modules .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

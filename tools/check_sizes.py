@@ -1,0 +1,43 @@
+"""Reports files and functions that have grown too long to read at once; ends with status 1 if a file has."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+LONGEST_FILE = 450
+LONGEST_FUNCTION = 70
+SUFFIXES = frozenset({".py", ".sh", ".sql", ".js", ".mjs", ".ts", ".proto"})
+
+
+def long_functions(path: Path, text: str) -> list[str]:
+    """Names the functions of a Python file that are over the limit."""
+    return [
+        f"{path}:{node.lineno}: {node.name} has {length} lines (at most {LONGEST_FUNCTION})"
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (length := (node.end_lineno or node.lineno) - node.lineno + 1) > LONGEST_FUNCTION
+    ]
+
+
+def main() -> int:
+    """Prints what is too long; returns the exit status."""
+    listed = subprocess.run(["git", "ls-files"], check=True, capture_output=True, text=True).stdout.split("\n")
+    files = [Path(name) for name in listed if Path(name).suffix in SUFFIXES and "_pb2" not in name]
+    too_long, advice = [], []
+    for path in files:
+        if not path.exists():
+            continue
+        text = path.read_text(encoding="utf-8")
+        if (lines := text.count("\n")) > LONGEST_FILE:
+            too_long.append(f"{path}: {lines} lines (at most {LONGEST_FILE})")
+        if path.suffix == ".py":
+            advice += long_functions(path, text)
+    print("\n".join(too_long + advice), end="\n" if too_long or advice else "")
+    return 1 if too_long else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

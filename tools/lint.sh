@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Runs every static check, all of them even if one fails; ends with the names of those that failed.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+failed=()
+check() {
+  local name=$1 begun=$SECONDS
+  shift
+  if "$@"; then echo "lint: $name: ok ($((SECONDS - begun)) s)"; else echo "lint: $name: FAILED"; failed+=("$name"); fi
+}
+
+check "ruff" .venv/bin/ruff check --quiet .
+check "formatting" .venv/bin/ruff format --check --quiet .
+check "import rules" .venv/bin/lint-imports --no-logo
+check "protos" tools/check_protos.sh
+check "sizes" .venv/bin/python tools/check_sizes.py
+check "types" make --no-print-directory types
+
+[ ${#failed[@]} -eq 0 ] || { echo "lint: failed: ${failed[*]}" >&2; exit 1; }
