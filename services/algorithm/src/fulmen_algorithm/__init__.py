@@ -1,0 +1,1 @@
+"""The algorithm service: training runs, their rollouts, their policies."""

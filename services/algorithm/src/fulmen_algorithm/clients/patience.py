@@ -1,0 +1,83 @@
+"""Waits out the outages of another service: a call is repeated until it is answered, and people are told.
+
+Only calls that are idempotent may go through here.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from fulmen.errors import DeadlineExceeded, Unavailable
+
+Result = TypeVar("Result")
+Notify = Callable[[str, str], None]
+
+FIRST_WAIT_S = 0.2
+LONGEST_WAIT_S = 5.0
+AWAY: tuple[type[Exception], ...] = (Unavailable, DeadlineExceeded, TimeoutError, OSError)
+"""What a call raises while the other side is away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long to wait for one service.
+
+    Attributes:
+        service: Its name, for people.
+        notify: Takes a severity and a text.
+        limit_s: Seconds after which the outage is an error.
+    """
+
+    service: str
+    notify: Notify
+    limit_s: float
+
+    async def call(self, attempt: Callable[[], Awaitable[Result]]) -> Result:
+        """Calls until the service answers.
+
+        Raises:
+            Unavailable: if it is still away after `limit_s`, or whatever else the last call raised.
+            FulmenError: what the service answers otherwise.
+        """
+        outage = Outage(patience=self)
+        while True:
+            try:
+                result = await attempt()
+            except AWAY:
+                if outage.too_long:
+                    raise
+                await outage.wait()
+            else:
+                outage.over()
+                return result
+
+
+@dataclass(slots=True, kw_only=True)
+class Outage:
+    """One outage, from the first failure to the first answer."""
+
+    patience: Patience
+    began: float | None = None
+    next_wait_s: float = FIRST_WAIT_S
+
+    @property
+    def too_long(self) -> bool:
+        """Tells whether the limit has passed."""
+        return self.began is not None and time.monotonic() - self.began > self.patience.limit_s
+
+    async def wait(self) -> None:
+        """Waits before the next call, longer each time; the first time, people are told."""
+        if self.began is None:
+            self.began = time.monotonic()
+            self.patience.notify("warning", f"The {self.patience.service} does not answer; the run waits for it.")
+        await asyncio.sleep(self.next_wait_s)
+        self.next_wait_s = min(self.next_wait_s * 2, LONGEST_WAIT_S)
+
+    def over(self) -> None:
+        """Notes an answer."""
+        if self.began is not None:
+            seconds = time.monotonic() - self.began
+            self.patience.notify("info", f"The {self.patience.service} answers again after {seconds:.1f} s.")
+        self.began, self.next_wait_s = None, FIRST_WAIT_S

@@ -1,0 +1,223 @@
+"""The store as one run sees it: queue, feed, spans and resources."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import grpc.aio
+from google.protobuf.duration_pb2 import Duration
+
+from fulmen.errors import InternalError
+from fulmen.rpc.channel import FulmenChannel, ResponseStream
+from fulmen.store.v1 import resource_pb2, resource_service_pb2, rollout_pb2, rollout_service_pb2, span_service_pb2
+from fulmen.store.v1.resource_service_pb2_grpc import ResourceServiceStub
+from fulmen.store.v1.rollout_service_pb2_grpc import RolloutServiceStub
+from fulmen.store.v1.span_pb2 import SpanChunk
+from fulmen.store.v1.span_service_pb2_grpc import SpanServiceStub
+from fulmen_algorithm.clients.decode import finished_group, rollout_trajectory
+from fulmen_algorithm.clients.patience import AWAY, Outage, Patience
+from fulmen_algorithm.domain.groups import FinishedGroup, GroupSpec, Mode, train_index
+from fulmen_algorithm.domain.ports import Content
+from fulmen_algorithm.domain.trajectory import RolloutTrajectory
+
+CALL_DEADLINE_S = 20.0
+SPANS_DEADLINE_S = 60.0
+FEED_SILENCE_S = 45.0
+"""The store sends a keep-alive every 15 s; a feed that is silent for three of them is dead."""
+LIST_PAGE = 1000
+ROLLOUTS_PER_REQUEST = 1000
+ATTEMPTS_PER_REQUEST = 512
+
+_MODES = {
+    Mode.TRAIN: rollout_pb2.ROLLOUT_MODE_TRAIN,
+    Mode.VALIDATION: rollout_pb2.ROLLOUT_MODE_VALIDATION,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutRequest:
+    """What all rollouts of a run have in common.
+
+    Attributes:
+        project: `projects/{project}`.
+        training_run: `trainingRuns/{id}`.
+        agent: Pinned version of the agent; empty for the runner's own.
+        attempt_timeout_s: Limit of one attempt, in seconds.
+        max_attempts: Attempts of one rollout.
+    """
+
+    project: str
+    training_run: str
+    agent: str
+    attempt_timeout_s: float
+    max_attempts: int
+
+
+Item = TypeVar("Item")
+
+
+class StoreQueue:
+    """The queue and the feed of one run."""
+
+    def __init__(self, channel: FulmenChannel, request: RolloutRequest, patience: Patience) -> None:
+        self._rollouts = RolloutServiceStub(channel)
+        self._spans = SpanServiceStub(channel)
+        self._request = request
+        self._patience = patience
+
+    async def submit(self, groups: Sequence[GroupSpec]) -> None:
+        """Adds groups to the queue, each at most once however often it is asked for.
+
+        A training group is a request of its own, so that its request id does not depend on what is sent with it;
+        validation groups of one version are always the same and go together.
+        """
+        singles = [g for g in groups if g.mode is Mode.TRAIN]
+        together = [g for g in groups if g.mode is not Mode.TRAIN]
+        for group in singles:
+            await self._create([group], f"{self._request.training_run}/{group.group_id}")
+        for chunk in _chunked(together, ROLLOUTS_PER_REQUEST):
+            await self._create(chunk, f"{self._request.training_run}/{chunk[0].group_id}")
+
+    async def _create(self, groups: Sequence[GroupSpec], request_id: str) -> None:
+        message = rollout_service_pb2.BatchCreateRolloutsRequest(
+            rollouts=[self._rollout(group) for group in groups for _ in range(group.size)], request_id=request_id
+        )
+        await self._patience.call(lambda: self._rollouts.BatchCreateRollouts(message, timeout=CALL_DEADLINE_S))
+
+    def _rollout(self, group: GroupSpec) -> rollout_pb2.Rollout:
+        timeout = Duration()
+        timeout.FromMilliseconds(int(self._request.attempt_timeout_s * 1000))
+        return rollout_pb2.Rollout(
+            project=self._request.project,
+            training_run=self._request.training_run,
+            group_id=group.group_id,
+            group_size=group.size,
+            mode=_MODES[group.mode],
+            input=group.task,
+            agent=self._request.agent,
+            priority=group.priority,
+            policy=rollout_pb2.RolloutPolicy(max_attempts=self._request.max_attempts, attempt_timeout=timeout),
+        )
+
+    async def watch(self, cursor: str) -> AsyncIterator[FinishedGroup]:
+        """Yields finished groups in feed order, for ever; after an outage it goes on after the last one yielded."""
+        outage = Outage(patience=self._patience)
+        while True:
+            stream = self._rollouts.WatchRollouts(
+                rollout_service_pb2.WatchRolloutsRequest(
+                    project=self._request.project, training_run=self._request.training_run, cursor=cursor
+                )
+            )
+            try:
+                while (message := await _read(stream)) is not None:
+                    outage.over()
+                    for group in message.groups:
+                        cursor = group.cursor
+                        yield finished_group(group)
+                    cursor = message.cursor or cursor
+            except AWAY:
+                if outage.too_long:
+                    raise
+            except InternalError as error:
+                # Without an id it is no answer of the store's, but a connection that broke in an odd way.
+                if "error_id" in error.metadata or outage.too_long:
+                    raise
+            finally:
+                stream.cancel()
+            await outage.wait()
+
+    async def trajectories(self, rollouts: Sequence[str]) -> dict[str, RolloutTrajectory]:
+        """Reads what the policy did in attempts, by attempt name; an attempt without a captured call is unusable."""
+        found: dict[str, RolloutTrajectory] = {}
+        for names in _chunked(rollouts, ATTEMPTS_PER_REQUEST):
+            chunks = await self._patience.call(lambda names=names: self._chunks(names))
+            by_attempt: dict[str, list[SpanChunk]] = {name: [] for name in names}
+            for chunk in chunks:
+                if chunk.attempt in by_attempt:
+                    by_attempt[chunk.attempt].append(chunk)
+            # Decoding holds the interpreter for milliseconds: a thread lets feeds and rpcs go on.
+            found |= await asyncio.to_thread(_decoded, by_attempt)
+        return found
+
+    async def _chunks(self, names: Iterable[str]) -> list[SpanChunk]:
+        request = span_service_pb2.StreamSpansRequest(parents=list(names))
+        stream = self._spans.StreamSpans(request, timeout=SPANS_DEADLINE_S)
+        return [chunk async for message in stream for chunk in message.chunks]
+
+    async def known_train_groups(self, *, below: int) -> set[int]:
+        """Lists indices of submitted training groups from the newest back to the first one under `below`."""
+        known: set[int] = set()
+        token = ""
+        while True:
+            message = rollout_service_pb2.ListRolloutsRequest(
+                project=self._request.project,
+                training_run=self._request.training_run,
+                page_size=LIST_PAGE,
+                page_token=token,
+            )
+            page = await self._patience.call(
+                lambda message=message: self._rollouts.ListRollouts(message, timeout=CALL_DEADLINE_S)
+            )
+            indices = {i for r in page.rollouts if (i := train_index(r.group_id)) is not None}
+            known |= {i for i in indices if i >= below}
+            token = page.next_page_token
+            # Groups are submitted in order of their index, so everything further back is older still.
+            if not token or any(i < below for i in indices):
+                return known
+
+    async def cancel_all(self) -> None:
+        """Cancels every rollout of the run that is not final."""
+        message = rollout_service_pb2.CancelRolloutsRequest(training_run=self._request.training_run)
+        await self._patience.call(lambda: self._rollouts.CancelRollouts(message, timeout=CALL_DEADLINE_S))
+
+
+class StoreResources:
+    """The resources of one project."""
+
+    def __init__(self, channel: FulmenChannel, project: str, patience: Patience) -> None:
+        self._resources = ResourceServiceStub(channel)
+        self._project = project
+        self._patience = patience
+
+    async def get(self, name: str) -> Content:
+        """Reads a version with its content; see `ports.ResourceShelf`."""
+        message = resource_service_pb2.GetResourcesRequest(names=[name], project=self._project)
+        answer = await self._patience.call(lambda: self._resources.GetResources(message, timeout=CALL_DEADLINE_S))
+        return _content(answer.resources[0])
+
+    async def publish(
+        self, *, resource: str, kind: str, content: bytes, content_type: str, parent: str, request_id: str
+    ) -> Content:
+        """Publishes a version; see `ports.ResourceShelf`."""
+        version = resource_pb2.ResourceVersion(
+            name=resource,
+            project=self._project,
+            kind=kind,
+            content=content,
+            content_type=content_type,
+            parent=parent,
+        )
+        message = resource_service_pb2.PublishResourcesRequest(resources=[version], request_id=request_id)
+        answer = await self._patience.call(lambda: self._resources.PublishResources(message, timeout=CALL_DEADLINE_S))
+        return _content(answer.resources[0])
+
+
+def _chunked(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
+    return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+async def _read(
+    stream: ResponseStream[rollout_service_pb2.WatchRolloutsResponse],
+) -> rollout_service_pb2.WatchRolloutsResponse | None:
+    async with asyncio.timeout(FEED_SILENCE_S):
+        message = await stream.read()
+    return None if message is grpc.aio.EOF else message
+
+
+def _decoded(by_attempt: dict[str, list[SpanChunk]]) -> dict[str, RolloutTrajectory]:
+    return {attempt: rollout_trajectory(chunks) for attempt, chunks in by_attempt.items()}
+
+
+def _content(version: resource_pb2.ResourceVersion) -> Content:
+    return Content(name=version.name, version=version.version, data=version.content)

@@ -1,0 +1,78 @@
+"""How a run is told to stop, and the only places where it listens: waits. Training is never cut in the middle."""
+
+import asyncio
+from collections.abc import Coroutine
+from enum import StrEnum
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+class StopReason(StrEnum):
+    """Why a run stops before its end, with a checkpoint."""
+
+    PAUSE = "pause"
+    DRAIN = "drain"
+
+
+class Interrupted(Exception):
+    """Raised inside a run that was told to stop; weights and progress agree wherever it is raised."""
+
+    def __init__(self, reason: StopReason) -> None:
+        super().__init__(reason.value)
+        self.reason = reason
+
+
+class RunControl:
+    """The switch of one running run."""
+
+    def __init__(self) -> None:
+        self._requested = asyncio.Event()
+        self._reason = StopReason.PAUSE
+
+    def request(self, reason: StopReason) -> None:
+        """Asks the run to stop; a drain has precedence over a pause, since the process ends."""
+        if not self._requested.is_set() or reason is StopReason.DRAIN:
+            self._reason = reason
+        self._requested.set()
+
+    def withdraw(self) -> None:
+        """Takes a request back that the run has not heard yet."""
+        self._requested.clear()
+
+    @property
+    def requested(self) -> bool:
+        """Tells whether the run was asked to stop."""
+        return self._requested.is_set()
+
+    def check(self) -> None:
+        """Does nothing, or raises.
+
+        Raises:
+            Interrupted: if the run was asked to stop.
+        """
+        if self._requested.is_set():
+            raise Interrupted(self._reason)
+
+    async def unless_stopped(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Awaits work; gives it up when the run is asked to stop.
+
+        Raises:
+            Interrupted: if the run was asked to stop before the work was done.
+        """
+        task = asyncio.create_task(work)
+        stop = asyncio.create_task(self._requested.wait())
+        try:
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+        finally:
+            await _ended(task)
+            await _ended(stop)
+        raise Interrupted(self._reason)
+
+
+async def _ended(task: "asyncio.Task[Any]") -> None:
+    """Cancels a task and waits for its end; what it raises is of no interest any more."""
+    task.cancel()
+    await asyncio.wait({task})

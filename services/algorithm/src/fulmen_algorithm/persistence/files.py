@@ -1,0 +1,80 @@
+"""Durable files: a whole file is replaced atomically, a line is appended whole or removed at the next start."""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+Parsed = TypeVar("Parsed")
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replaces a file: write aside, fsync, rename, fsync of the folder."""
+    aside = path.with_name(f".{path.name}.new")
+    with aside.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.rename(path)
+    sync_dir(path.parent)
+
+
+def sync_dir(path: Path) -> None:
+    """Makes the entries of a folder durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def append_line(path: Path, content: bytes) -> None:
+    """Appends one line and makes it durable."""
+    with path.open("ab") as file:
+        file.write(content + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def append_json_lines(path: Path, records: list[Mapping[str, object]]) -> int:
+    """Appends records as JSON lines with one fsync.
+
+    Returns:
+        Size of the file afterwards, in bytes.
+    """
+    with path.open("ab") as file:
+        file.write(b"".join(json.dumps(r, separators=(",", ":")).encode() + b"\n" for r in records))
+        file.flush()
+        os.fsync(file.fileno())
+        return file.tell()
+
+
+def truncate(path: Path, size_bytes: int) -> None:
+    """Cuts a file to a size, creating it if needed.
+
+    Raises:
+        ValueError: if the file is shorter: it lost what was acknowledged as durable.
+    """
+    with path.open("ab") as file:
+        actual = file.tell()
+        if actual < size_bytes:
+            raise ValueError(f"{path.name} has {actual} bytes; the checkpoint knows of {size_bytes}.")
+        file.truncate(size_bytes)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_lines(path: Path, parse: Callable[[bytes], Parsed]) -> list[Parsed]:
+    """Reads all whole lines; removes a last line that a crash cut off.
+
+    Raises:
+        ValueError: if a whole line does not parse.
+    """
+    if not path.exists():
+        return []
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole != len(content):
+        truncate(path, whole)
+    return [parse(line) for line in content[:whole].splitlines()]
