@@ -1,0 +1,1 @@
+"""Ways to run an agent: Python callables inside this process, commands as process groups."""

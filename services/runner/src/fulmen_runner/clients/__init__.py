@@ -1,0 +1,1 @@
+"""The store and the model proxy, as the runner uses them."""

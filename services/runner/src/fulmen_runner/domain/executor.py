@@ -1,0 +1,154 @@
+"""Runs one attempt from assignment to outcome.
+
+Invariant: `execute` returns an outcome within the attempt's timeout plus the stop and flush deadlines, whatever the
+agent does. What an agent leaves running afterwards is counted in `stragglers` and keeps its slot until it ends.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import structlog
+
+from fulmen.agent import Context, entered
+from fulmen_runner.domain.classification import CaptureEvidence, InstanceIds, classify
+from fulmen_runner.domain.errors import AgentFailed, CapturesUnavailable, ProgramUnavailable
+from fulmen_runner.domain.outcome import Failed, FailureKind, Outcome, Output, cut_at_front
+from fulmen_runner.domain.program import Invocation, Program
+from fulmen_runner.domain.stragglers import Stragglers
+from fulmen_runner.domain.work import Work
+
+STOP_DEADLINE_S = 5.0
+"""How long an agent that was told to stop may take before it is left behind as a straggler."""
+
+MASKED = "[masked]"
+
+_log = structlog.get_logger()
+
+
+class Captures(Protocol):
+    """What the model proxies recorded; there is one for no proxy at all, too."""
+
+    async def instances(self) -> InstanceIds:
+        """Returns the proxies that run now. Raises CapturesUnavailable."""
+
+    async def flush(self, attempt: str) -> CaptureEvidence:
+        """Returns once every span of the attempt is stored. Raises CapturesUnavailable."""
+
+
+class Programs(Protocol):
+    """Finds programs; the real one asks the store, tests hand some out."""
+
+    async def resolve(self, work: Work) -> Program:
+        """Returns the program of an attempt. Raises AgentFailed or ProgramUnavailable."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptExecutor:
+    """Runs attempts, any number at once.
+
+    Attributes:
+        environment_of: Makes the environment of an attempt.
+    """
+
+    captures: Captures
+    programs: Programs
+    stragglers: Stragglers
+    environment_of: Callable[[Work], dict[str, str]]
+
+    async def execute(self, work: Work) -> Outcome:
+        """Runs an attempt; being cancelled, it stops the agent and raises CancelledError."""
+        deadline = time.monotonic() + work.timeout_s
+        try:
+            async with asyncio.timeout(work.timeout_s):
+                before = await self.captures.instances()
+                program = await self.programs.resolve(work)
+        except CapturesUnavailable as error:
+            return Failed(kind=FailureKind.INFRA, message=str(error))
+        except ProgramUnavailable as error:
+            return Failed(kind=FailureKind.INFRA, message=str(error))
+        except TimeoutError:
+            message = "The attempt's time ended while its agent was being fetched."
+            return Failed(kind=FailureKind.INFRA, message=message)
+        except AgentFailed as error:
+            return _agent_error(str(error), work)
+        outcome = await self._run(program, work, deadline)
+        try:
+            evidence = await self.captures.flush(work.attempt)
+        except CapturesUnavailable:
+            evidence = None
+        return _without_secret(classify(outcome, before=before, evidence=evidence), work)
+
+    async def _run(self, program: Program, work: Work, deadline: float) -> Outcome:
+        environment = {**program.environment, **self.environment_of(work)}
+        context = Context(
+            rollout=work.rollout,
+            attempt=work.attempt,
+            attempt_number=work.number,
+            mode=work.mode.value,
+            deadline=deadline,
+            environment=environment,
+            resource_versions=work.resource_versions,
+        )
+        try:
+            invocation = Invocation(work=work, task=work.task(), context=context)
+        except AgentFailed as error:
+            return _agent_error(str(error), work)
+        with entered(context):
+            task = asyncio.create_task(program.run(invocation), name=work.attempt)
+        try:
+            await asyncio.wait((task,), timeout=max(0.0, deadline - time.monotonic()))
+            timed_out = not task.done()
+        finally:
+            await self._stop(task, work)
+        if timed_out:
+            return Failed(kind=FailureKind.TIMEOUT, message=f"The attempt did not end within {work.timeout_s:g} s.")
+        if task.cancelled():
+            return _agent_error("The agent cancelled itself.", work)
+        match task.exception():
+            case None:
+                return task.result()
+            case AgentFailed() as error:
+                return _agent_error(str(error), work)
+            case error:
+                raise error
+
+    async def _stop(self, task: asyncio.Task[Outcome], work: Work) -> None:
+        if task.done():
+            return
+        task.cancel()
+        await asyncio.wait((task,), timeout=STOP_DEADLINE_S)
+        if not task.done():
+            _log.warning("agent_ignores_cancellation", attempt=work.attempt)
+            self.stragglers.add(task)
+        elif not task.cancelled() and (error := task.exception()) is not None:
+            _log.info("agent_failed_while_stopping", attempt=work.attempt, error=type(error).__name__)
+
+
+Execute = Callable[[Work], Coroutine[Any, Any, Outcome]]
+
+
+def _agent_error(message: str, work: Work) -> Failed:
+    failed = Failed(kind=FailureKind.AGENT_ERROR, message=cut_at_front(message.replace(work.attempt_key, MASKED)))
+    return failed
+
+
+def _without_secret(outcome: Outcome, work: Work) -> Outcome:
+    """Takes the attempt's key out of what the agent wrote, and cuts the message to what the contract allows."""
+    key = work.attempt_key.encode()
+    output = outcome.output
+    if key and key in output.content:
+        output = Output(content=output.content.replace(key, MASKED.encode()), content_type=output.content_type)
+        outcome = _with_output(outcome, output)
+    if isinstance(outcome, Failed):
+        message = outcome.message.replace(work.attempt_key, MASKED) if key else outcome.message
+        return Failed(kind=outcome.kind, message=cut_at_front(message), output=output)
+    return outcome
+
+
+def _with_output(outcome: Outcome, output: Output) -> Outcome:
+    if isinstance(outcome, Failed):
+        return Failed(kind=outcome.kind, message=outcome.message, output=output)
+    return type(outcome)(rewards=outcome.rewards, output=output)

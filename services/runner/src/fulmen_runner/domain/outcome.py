@@ -1,0 +1,68 @@
+"""The outcome of an attempt, as a value.
+
+Invariant: a failure carries no rewards, so that nothing that failed is ever trained on as a success.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from fulmen.agent import FINAL_DIMENSION
+
+MAX_MESSAGE_BYTES = 4096
+MAX_OUTPUT_BYTES = 65_536
+
+
+class FailureKind(StrEnum):
+    """Why an attempt failed, as far as a runner can tell; the names are those of the contract."""
+
+    AGENT_ERROR = "AGENT_ERROR"
+    TIMEOUT = "TIMEOUT"
+    INFRA = "INFRA"
+    REWARD_MISSING = "REWARD_MISSING"
+    CANCELLED = "CANCELLED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reward:
+    """One named, finite reward; step None scores the whole attempt."""
+
+    dimension: str = FINAL_DIMENSION
+    value: float
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """What the agent returned, encoded; at most `MAX_OUTPUT_BYTES`."""
+
+    content: bytes = b""
+    content_type: str = ""
+
+
+NO_OUTPUT = Output()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Succeeded:
+    """The attempt ended well and has a reward."""
+
+    rewards: tuple[Reward, ...]
+    output: Output = NO_OUTPUT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """The attempt failed; `message` says why, for a person, and holds no secret."""
+
+    kind: FailureKind
+    message: str
+    output: Output = NO_OUTPUT
+
+
+Outcome = Succeeded | Failed
+
+
+def cut_at_front(text: str, limit_bytes: int = MAX_MESSAGE_BYTES) -> str:
+    """Returns the end of a text, at most `limit_bytes` of UTF-8."""
+    encoded = text.encode(errors="replace")
+    return text if len(encoded) <= limit_bytes else encoded[-limit_bytes:].decode(errors="ignore")

@@ -1,0 +1,75 @@
+"""Reads rewards out of what agents and graders return."""
+
+import json
+from collections.abc import Mapping
+
+from fulmen.agent import FINAL_DIMENSION, RewardKey
+from fulmen.emit import MAX_REWARDS, RewardInvalid, as_number, checked_reward
+from fulmen_runner.domain.errors import AgentFailed
+from fulmen_runner.domain.outcome import Reward
+
+
+def reward_of_number(value: object) -> tuple[Reward, ...]:
+    """Reads the final reward from what an agent returned; empty if that is not a number.
+
+    Raises:
+        AgentFailed: If it is a number that is not finite.
+    """
+    return () if as_number(value) is None else (_reward(FINAL_DIMENSION, None, value),)
+
+
+def rewards_of_grade(value: object) -> tuple[Reward, ...]:
+    """Reads rewards from a number or a mapping from dimension to number; None and an empty mapping give none.
+
+    Raises:
+        AgentFailed: If it is something else, or a number is not finite.
+    """
+    if value is None:
+        return ()
+    if isinstance(value, Mapping):
+        return tuple(_reward(dimension, None, number) for dimension, number in value.items())
+    if as_number(value) is None:
+        raise AgentFailed(f"A grade is a number or a mapping from dimension to number, not {type(value).__name__}.")
+    return (_reward(FINAL_DIMENSION, None, value),)
+
+
+def rewards_of_last_line(output: str) -> tuple[Reward, ...]:
+    """Reads rewards from the last line of a command's output; empty if that is neither a number nor a JSON object.
+
+    Raises:
+        AgentFailed: If the line is a number or object that holds something other than finite numbers.
+    """
+    lines = output.rstrip().rsplit("\n", maxsplit=1)
+    try:
+        value = json.loads(lines[-1])
+    except ValueError:
+        return ()
+    if isinstance(value, bool) or not isinstance(value, (int, float, dict)):
+        return ()
+    return rewards_of_grade(value)
+
+
+def rewards_of_emitted(emitted: Mapping[RewardKey, float]) -> tuple[Reward, ...]:
+    """Returns what the agent emitted."""
+    return tuple(Reward(dimension=dimension, step=step, value=value) for (dimension, step), value in emitted.items())
+
+
+def joined(*parts: tuple[Reward, ...]) -> tuple[Reward, ...]:
+    """Joins rewards, unique by dimension and step; later parts replace earlier ones.
+
+    Raises:
+        AgentFailed: If there are more than an attempt may have.
+    """
+    unique = {(reward.dimension, reward.step): reward for part in parts for reward in part}
+    if len(unique) > MAX_REWARDS:
+        raise AgentFailed(f"An attempt has at most {MAX_REWARDS} rewards, not {len(unique)}.")
+    return tuple(unique.values())
+
+
+def _reward(dimension: object, step: int | None, value: object) -> Reward:
+    try:
+        return Reward(
+            dimension=str(dimension), step=step, value=checked_reward(value, dimension=str(dimension), step=step)
+        )
+    except RewardInvalid as error:
+        raise AgentFailed(str(error)) from None

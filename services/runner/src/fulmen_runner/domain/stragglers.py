@@ -1,0 +1,31 @@
+"""What agents left running after their attempt ended: threads and tasks that cannot be stopped from outside."""
+
+import asyncio
+from collections.abc import Callable
+
+
+class Stragglers:
+    """Counts what still runs, so that its slots are not given away.
+
+    `on_change` is called whenever one ends.
+    """
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Future[object]] = set()
+        self.on_change: Callable[[], None] = lambda: None
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def add(self, future: "asyncio.Future[object] | asyncio.Task[object]") -> None:
+        """Counts something until it is done; what it raises then is of no interest to anybody."""
+        if future.done():
+            return
+        self._running.add(future)
+        future.add_done_callback(self._ended)
+
+    def _ended(self, future: "asyncio.Future[object]") -> None:
+        self._running.discard(future)
+        if not future.cancelled():
+            future.exception()
+        self.on_change()
