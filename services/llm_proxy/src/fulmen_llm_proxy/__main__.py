@@ -1,0 +1,12 @@
+"""`python -m fulmen_llm_proxy serve|config`."""
+
+from __future__ import annotations
+
+from fulmen_llm_proxy.app import build
+from fulmen_llm_proxy.settings import LlmProxySettings
+from fulmen_service_kit.cli import service_cli
+
+main = service_cli(LlmProxySettings, build)
+
+if __name__ == "__main__":
+    main()

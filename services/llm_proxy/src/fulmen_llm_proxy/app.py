@@ -1,0 +1,154 @@
+"""The composition root: everything the proxy consists of."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from contextlib import AsyncExitStack
+
+import grpc.aio
+from prometheus_client import REGISTRY, CollectorRegistry
+
+from fulmen.llm_proxy.v1 import (
+    backend_service_pb2_grpc,
+    capture_service_pb2_grpc,
+    completion_service_pb2_grpc,
+    route_service_pb2_grpc,
+)
+from fulmen.rpc.channel import open_channel
+from fulmen_llm_proxy.clients.backend import BackendClient, open_session
+from fulmen_llm_proxy.clients.resources import ResourceBook, ResourceWriter, RoutingWatch
+from fulmen_llm_proxy.clients.span_codec import SpanCodec
+from fulmen_llm_proxy.clients.span_shipper import SpanShipper
+from fulmen_llm_proxy.domain.backend_state import BackendStates
+from fulmen_llm_proxy.domain.capture_queue import CaptureQueue
+from fulmen_llm_proxy.domain.ledger import AttemptLedger
+from fulmen_llm_proxy.domain.retry import RetryPolicy
+from fulmen_llm_proxy.domain.table import TableHolder
+from fulmen_llm_proxy.metrics import Metrics
+from fulmen_llm_proxy.settings import LlmProxySettings
+from fulmen_llm_proxy.transport.backend_servicer import BackendServicer
+from fulmen_llm_proxy.transport.capture_servicer import CaptureServicer
+from fulmen_llm_proxy.transport.http.auth import HttpAuthenticator
+from fulmen_llm_proxy.transport.http.chat import ChatCompletions, ChatLimits
+from fulmen_llm_proxy.transport.http.door import Door
+from fulmen_llm_proxy.transport.http.server import HttpServer, bind
+from fulmen_llm_proxy.transport.route_servicer import RouteServicer
+from fulmen_service_kit.auth import RolePolicy
+from fulmen_service_kit.lifecycle import ServiceParts
+from fulmen_service_kit.server import build_server
+from fulmen_service_kit.settings import ServiceSettings
+from fulmen_service_kit.tokens import Role, TokenVerifier
+
+_PACKAGE = "fulmen.llm_proxy.v1"
+_SERVICES = tuple(
+    f"{_PACKAGE}.{name}" for name in ("RouteService", "BackendService", "CaptureService", "CompletionService")
+)
+_POLICY = RolePolicy(
+    services={
+        f"{_PACKAGE}.RouteService": frozenset({Role.SERVICE}),
+        f"{_PACKAGE}.BackendService": frozenset({Role.SERVICE}),
+        f"{_PACKAGE}.CaptureService": frozenset({Role.RUNNER, Role.SERVICE}),
+        f"{_PACKAGE}.CompletionService": frozenset({Role.CLIENT, Role.SERVICE, Role.ATTEMPT}),
+    },
+    rpcs={},
+)
+_STORE_RETRY = RetryPolicy(deadline_s=float("inf"), first_delay_s=0.05, max_delay_s=0.5)
+"""The store is tried again without end, often enough to follow within a second of its return."""
+
+
+async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServiceParts:
+    """Makes the proxy; what must be closed goes on the stack.
+
+    Raises:
+        StartupError: if a port cannot be bound.
+    """
+    if not isinstance(settings, LlmProxySettings):
+        raise TypeError("the proxy is built from LlmProxySettings")
+    return await build_proxy(settings, stack, registry=REGISTRY)
+
+
+async def build_proxy(
+    settings: LlmProxySettings, stack: AsyncExitStack, *, registry: CollectorRegistry
+) -> ServiceParts:
+    """Makes the proxy with its metrics in the given registry."""
+    instance_id = uuid.uuid4().hex
+    channel = open_channel(settings.store_target, token=settings.token.get_secret_value() or None)
+    stack.push_async_callback(channel.close)
+    session = open_session(connect_timeout_s=settings.connect_timeout_s, read_timeout_s=settings.read_timeout_s)
+    stack.push_async_callback(session.close)
+
+    metrics = Metrics(registry)
+    tables, book = TableHolder(), ResourceBook()
+    states = BackendStates(recheck_s=settings.recheck_s, wall_clock=time.time)
+    ledger = AttemptLedger(keep_s=settings.summary_keep_s, clock=time.monotonic)
+    queue = CaptureQueue(max_bytes=settings.capture_buffer_bytes)
+    client = BackendClient(
+        session=session,
+        states=states,
+        keys={name: key.get_secret_value() for name, key in settings.backend_keys.items()},
+        retry=RetryPolicy(deadline_s=settings.retry_deadline_s),
+        max_answer_bytes=settings.max_answer_bytes,
+    )
+    watch = RoutingWatch(
+        channel=channel, project=settings.project, tables=tables, book=book, states=states, retry=_STORE_RETRY
+    )
+    shipper = SpanShipper(
+        channel=channel,
+        queue=queue,
+        ledger=ledger,
+        codec=SpanCodec(instance_id=instance_id),
+        retry=_STORE_RETRY,
+        metrics=metrics,
+    )
+    chat = ChatCompletions(
+        tables=tables,
+        client=client,
+        states=states,
+        ledger=ledger,
+        queue=queue,
+        limits=_limits(settings),
+        metrics=metrics,
+    )
+    authenticator = HttpAuthenticator(
+        verifier=TokenVerifier(settings.signing_key.get_secret_value()), dev_mode=settings.dev_mode
+    )
+    door = Door(authenticator=authenticator, chat=chat, tables=tables, registry=registry)
+    http = HttpServer(door=door, listener=bind(settings.host, settings.http_port), grace_s=settings.drain_grace_s)
+
+    writer = ResourceWriter(channel=channel, project=settings.project, tables=tables)
+    changing, draining = asyncio.Lock(), asyncio.Event()
+    routes = RouteServicer(book=book, tables=tables, writer=writer, changing=changing, draining=draining)
+    backends = BackendServicer(
+        book=book, tables=tables, writer=writer, states=states, changing=changing, instance_id=instance_id
+    )
+    captures = CaptureServicer(ledger=ledger, instance_id=instance_id)
+
+    def register(server: grpc.aio.Server) -> None:
+        route_service_pb2_grpc.add_RouteServiceServicer_to_server(routes, server)
+        backend_service_pb2_grpc.add_BackendServiceServicer_to_server(backends, server)
+        capture_service_pb2_grpc.add_CaptureServiceServicer_to_server(captures, server)
+        unserved = completion_service_pb2_grpc.CompletionServiceServicer()
+        completion_service_pb2_grpc.add_CompletionServiceServicer_to_server(unserved, server)
+
+    async def drain() -> None:
+        draining.set()
+        await http.drain()
+        await queue.emptied()
+
+    return ServiceParts(
+        server=build_server(settings, policy=_POLICY, service_names=_SERVICES, register=register),
+        roles={"route-watch": watch, "span-shipper": shipper, "http-server": http},
+        drain=drain,
+        ports={"http_port": http.port},
+        serve_metrics=False,
+    )
+
+
+def _limits(settings: LlmProxySettings) -> ChatLimits:
+    return ChatLimits(
+        max_request_bytes=settings.max_request_bytes,
+        max_in_flight=settings.max_in_flight,
+        max_event_bytes=settings.max_answer_bytes,
+    )

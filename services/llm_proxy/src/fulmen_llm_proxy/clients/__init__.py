@@ -1,0 +1,1 @@
+"""What the proxy calls: model backends and the store."""

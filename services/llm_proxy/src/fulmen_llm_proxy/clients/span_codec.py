@@ -1,0 +1,275 @@
+"""A finished call as the store keeps it: a slim OpenTelemetry GenAI span and a packed record.
+
+Source: OpenTelemetry semantic conventions for generative AI (status: development), whose attribute
+names are pinned here; the record is `fulmen.type.v1.ModelCallRecord`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+import msgspec
+import zstandard
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
+from fulmen.ids import parse_attempt_name, uuid7
+from fulmen.store.v1 import span_pb2
+from fulmen.type.v1 import model_call_pb2
+from fulmen_llm_proxy.domain.answer import Collected
+from fulmen_llm_proxy.domain.assembly import assemble_answer
+from fulmen_llm_proxy.domain.call import FinishedCall
+from fulmen_llm_proxy.domain.capture import Captured, CapturedChoice, decode_capture
+
+SCOPE = "fulmen.llm_proxy"
+MAX_PAYLOAD_BYTES = 2 * 1024 * 1024
+"""The store's limit of one chunk's payload."""
+
+_COMPRESS_FROM_BYTES = 2048
+_TRACE_PARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
+_TOKEN_IDS_NOT_ASKED = "backend_returns_no_token_ids"  # noqa: S105 - tokens of a model
+
+
+class _Sampling(msgspec.Struct):
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    seed: int | None = None
+
+
+_ENCODER = msgspec.json.Encoder()
+_SAMPLING = msgspec.json.Decoder(_Sampling)
+_NO_SAMPLING = _Sampling()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedCall:
+    """A call as spans of the store, and what its attempt's account should know of it."""
+
+    attempt: str
+    spans: tuple[span_pb2.SpanRecord, ...]
+    start_ns: int
+    end_ns: int
+    usable: bool
+    captured: bool
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class SpanCodec:
+    """Encodes finished calls; has the proxy's own identity."""
+
+    def __init__(self, *, instance_id: str) -> None:
+        resource = Resource(
+            attributes=[_text("service.name", "fulmen-llm-proxy"), _text("service.instance.id", instance_id)]
+        )
+        self._resource = resource.SerializeToString()
+        self._compressor = zstandard.ZstdCompressor(level=1)
+
+    def encode(self, call: FinishedCall) -> EncodedCall:
+        """Encodes one call: a span for each choice of its answer, a single one without an answer."""
+        trainable = call.target is not None and bool(call.target.policy)
+        captured = None
+        if call.collected is not None:
+            version = 0 if call.target is None else call.target.policy_version
+            captured = decode_capture(call.collected, default_version=version)
+        sampling = _sampling(call)
+        span = _span(call, captured, sampling)
+        if captured is None or not trainable:
+            spans = [self._record(span, b"")]
+            usable = True
+        else:
+            flaws = ", ".join(captured.flaws) if call.captured else _TOKEN_IDS_NOT_ASKED
+            spans = self._with_records(call, span, captured, sampling, flaws)
+            usable = not flaws
+        usage = captured.usage if captured is not None else None
+        return EncodedCall(
+            attempt=call.attribution.attempt,
+            spans=tuple(spans),
+            start_ns=call.start_ns,
+            end_ns=call.end_ns,
+            usable=usable,
+            captured=captured is not None and trainable,
+            prompt_tokens=(usage.prompt_tokens or 0) if usage else 0,
+            completion_tokens=(usage.completion_tokens or 0) if usage else 0,
+        )
+
+    def chunks(self, calls: list[EncodedCall]) -> dict[str, list[EncodedCall]]:
+        """Groups calls by attempt, in order."""
+        grouped: dict[str, list[EncodedCall]] = {}
+        for call in calls:
+            grouped.setdefault(call.attempt, []).append(call)
+        return grouped
+
+    def chunk(self, attempt: str, calls: list[EncodedCall]) -> span_pb2.SpanChunk:
+        """Makes one chunk of the calls of one attempt."""
+        records = [record for call in calls for record in call.spans]
+        payload = span_pb2.SpanBatch(spans=records).SerializeToString()
+        codec = span_pb2.SPAN_CODEC_IDENTITY
+        if len(payload) >= _COMPRESS_FROM_BYTES:
+            payload, codec = self._compressor.compress(payload), span_pb2.SPAN_CODEC_ZSTD
+        chunk = span_pb2.SpanChunk(
+            attempt=attempt, chunk_id=str(uuid7()), span_count=len(records), codec=codec, payload=payload
+        )
+        chunk.start_time.FromNanoseconds(min(call.start_ns for call in calls))
+        chunk.end_time.FromNanoseconds(max(call.end_ns for call in calls))
+        return chunk
+
+    def _record(self, span: Span, model_call: bytes) -> span_pb2.SpanRecord:
+        return span_pb2.SpanRecord(
+            otlp_span=span.SerializeToString(), model_call=model_call, scope=SCOPE, otlp_resource=self._resource
+        )
+
+    def _with_records(
+        self, call: FinishedCall, span: Span, captured: Captured, sampling: _Sampling, flaws: str
+    ) -> list[span_pb2.SpanRecord]:
+        choices = captured.choices or (
+            CapturedChoice(index=0, token_ids=b"", logprobs=b"", finish_reason="", versions=()),
+        )
+        request_json, response_json = _ENCODER.encode(call.fields), _answer_json(call.collected)
+        records = []
+        for choice in choices:
+            record = _model_call(call, captured, choice, sampling, flaws)
+            record.request_json, record.response_json = request_json, response_json
+            own = span
+            if choice.index != choices[0].index:
+                own = Span()
+                own.CopyFrom(span)
+                own.span_id = os.urandom(8)
+                own.attributes.append(_number("fulmen.choice", choice.index))
+            packed = record.SerializeToString()
+            if len(packed) > MAX_PAYLOAD_BYTES // 2:
+                # The token ids are what training needs; the texts would make the chunk too large.
+                record.ClearField("request_json")
+                record.ClearField("response_json")
+                packed = record.SerializeToString()
+            records.append(self._record(own, packed))
+        return records
+
+
+def _answer_json(collected: Collected | None) -> bytes:
+    if collected is None or not collected.payloads:
+        return b""
+    return assemble_answer(collected.payloads) if collected.streamed else collected.payloads[0]
+
+
+def _model_call(
+    call: FinishedCall, captured: Captured, choice: CapturedChoice, sampling: _Sampling, flaws: str
+) -> model_call_pb2.ModelCallRecord:
+    record = model_call_pb2.ModelCallRecord(
+        model=call.model,
+        policy="" if call.target is None else call.target.policy,
+        prompt_token_ids=captured.prompt_ids,
+        completion_token_ids=choice.token_ids,
+        completion_logprobs=choice.logprobs,
+        policy_versions=[
+            model_call_pb2.PolicyVersionRange(version=part.version, start=part.start, end=part.end)
+            for part in choice.versions
+        ],
+        finish_reason=choice.finish_reason,
+        usable=not flaws,
+        unusable_reason=flaws,
+        agent_name=call.agent_name,
+    )
+    if sampling.temperature is not None:
+        record.temperature = sampling.temperature
+    return record
+
+
+def _span(call: FinishedCall, captured: Captured | None, sampling: _Sampling) -> Span:
+    trace_id, parent_id = _trace_of(call)
+    attributes = [
+        _text("gen_ai.operation.name", "chat"),
+        _text("gen_ai.provider.name", "openai"),
+        _text("gen_ai.request.model", call.model),
+        _text("fulmen.mode", call.attribution.mode),
+        _number("fulmen.attempt.epoch", call.attribution.epoch),
+        _number("http.response.status_code", call.http_status),
+    ]
+    if call.stream:
+        attributes.append(KeyValue(key="gen_ai.request.stream", value=AnyValue(bool_value=True)))
+    if call.target is not None:
+        attributes.append(_text("gen_ai.response.model", call.target.model))
+        attributes.append(_text("fulmen.backend", call.target.backend_id))
+    if call.agent_name:
+        attributes.append(_text("gen_ai.agent.name", call.agent_name))
+    if call.first_byte_s is not None:
+        attributes.append(_real("gen_ai.response.time_to_first_chunk", call.first_byte_s))
+    if call.error_type:
+        attributes.append(_text("error.type", call.error_type))
+    attributes += _sampling_attributes(sampling)
+    if captured is not None:
+        attributes += _answer_attributes(captured)
+    failed = Status(code=Status.STATUS_CODE_ERROR, message=call.error_type) if call.error_type else None
+    return Span(
+        trace_id=trace_id,
+        span_id=os.urandom(8),
+        parent_span_id=parent_id,
+        name=f"chat {call.model}",
+        kind=Span.SPAN_KIND_CLIENT,
+        start_time_unix_nano=call.start_ns,
+        end_time_unix_nano=call.end_ns,
+        attributes=attributes,
+        status=failed,
+    )
+
+
+def _sampling_attributes(sampling: _Sampling) -> list[KeyValue]:
+    attributes = []
+    if sampling.temperature is not None:
+        attributes.append(_real("gen_ai.request.temperature", sampling.temperature))
+    if sampling.top_p is not None:
+        attributes.append(_real("gen_ai.request.top_p", sampling.top_p))
+    limit = sampling.max_completion_tokens or sampling.max_tokens
+    if limit is not None:
+        attributes.append(_number("gen_ai.request.max_tokens", limit))
+    if sampling.seed is not None:
+        attributes.append(_number("gen_ai.request.seed", sampling.seed))
+    return attributes
+
+
+def _answer_attributes(captured: Captured) -> list[KeyValue]:
+    attributes = []
+    reasons = [choice.finish_reason for choice in captured.choices if choice.finish_reason]
+    if reasons:
+        values = ArrayValue(values=[AnyValue(string_value=reason) for reason in reasons])
+        attributes.append(KeyValue(key="gen_ai.response.finish_reasons", value=AnyValue(array_value=values)))
+    if captured.usage.prompt_tokens is not None:
+        attributes.append(_number("gen_ai.usage.input_tokens", captured.usage.prompt_tokens))
+    if captured.usage.completion_tokens is not None:
+        attributes.append(_number("gen_ai.usage.output_tokens", captured.usage.completion_tokens))
+    return attributes
+
+
+def _sampling(call: FinishedCall) -> _Sampling:
+    try:
+        return _SAMPLING.decode(_ENCODER.encode({k: v for k, v in call.fields.items() if k in _SAMPLING_FIELDS}))
+    except msgspec.DecodeError:
+        return _NO_SAMPLING  # a wrong type: the backend has refused it, or knows more than we do
+
+
+_SAMPLING_FIELDS = frozenset(_Sampling.__struct_fields__)
+
+
+def _trace_of(call: FinishedCall) -> tuple[bytes, bytes]:
+    """Returns trace and parent: the caller's own, else the trace that the rollout's id names."""
+    match = _TRACE_PARENT.fullmatch(call.trace_parent)
+    if match is not None:
+        return bytes.fromhex(match[1]), bytes.fromhex(match[2])
+    return parse_attempt_name(call.attribution.attempt).rollout_id.bytes, b""
+
+
+def _text(key: str, value: str) -> KeyValue:
+    return KeyValue(key=key, value=AnyValue(string_value=value))
+
+
+def _number(key: str, value: int) -> KeyValue:
+    return KeyValue(key=key, value=AnyValue(int_value=value))
+
+
+def _real(key: str, value: float) -> KeyValue:
+    return KeyValue(key=key, value=AnyValue(double_value=value))

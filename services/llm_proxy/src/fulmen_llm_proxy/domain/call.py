@@ -1,0 +1,58 @@
+"""One model call: who made it, where it went, how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fulmen_llm_proxy.domain.answer import Collected, Fields
+from fulmen_llm_proxy.domain.routing import Target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attribution:
+    """The attempt that a call belongs to, as its attempt key says.
+
+    Attributes:
+        attempt: `rollouts/{rollout}/attempts/{n}`.
+        epoch: fencing epoch of the attempt's lease.
+        mode: "train", "validation" or "test".
+    """
+
+    attempt: str
+    project: str
+    epoch: int
+    mode: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedCall:
+    """A call that is over, as its handler leaves it for the capture.
+
+    Attributes:
+        fields: the request's fields as the backend got them, without what the capture added.
+        collected: what the answer brought; None when no answer came.
+        captured: token ids were asked of the backend.
+        http_status: what the agent was answered with; 0 when it went away before.
+        error_type: what ended the call early; empty when it ended well.
+        start_ns: wall clock at its begin, nanoseconds since 1970.
+        end_ns: wall clock at its end.
+        first_byte_s: seconds from its begin to the first byte for the agent; None without one.
+        trace_parent: the agent's W3C `traceparent` header, as it came; may be empty.
+        size_bytes: memory that the call holds while it waits, about.
+    """
+
+    attribution: Attribution
+    model: str
+    target: Target | None
+    stream: bool
+    fields: Fields
+    collected: Collected | None
+    captured: bool
+    http_status: int
+    error_type: str
+    start_ns: int
+    end_ns: int
+    first_byte_s: float | None
+    trace_parent: str
+    agent_name: str
+    size_bytes: int

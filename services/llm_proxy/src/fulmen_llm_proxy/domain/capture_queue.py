@@ -1,0 +1,74 @@
+"""Finished calls that wait for the store.
+
+Back-pressure: the queue is bounded in bytes. A call that is over is always taken, so that nothing
+that was answered is lost; but while the queue is over its bound, new calls of attempts are refused
+before they begin (503 with Retry-After). An agent then waits as long as the store is away, instead
+of producing rollouts that nobody could train on. What may come on top of the bound is limited by
+the number of calls in flight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from fulmen_llm_proxy.domain.call import FinishedCall
+
+
+class CaptureQueue:
+    """A queue of finished calls, bounded in bytes; one event loop owns it."""
+
+    def __init__(self, *, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._calls: deque[FinishedCall] = deque()
+        self._size_bytes = 0
+        self._filled = asyncio.Event()
+        self._held = 0
+        self._emptied = asyncio.Event()
+        self._emptied.set()
+
+    @property
+    def is_full(self) -> bool:
+        """True while no new calls of attempts should begin."""
+        return self._size_bytes >= self._max_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that the waiting calls hold, about; includes those being sent."""
+        return self._size_bytes
+
+    def put(self, call: FinishedCall) -> None:
+        """Adds a call; never waits, never refuses."""
+        self._calls.append(call)
+        self._size_bytes += call.size_bytes
+        self._held += 1
+        self._filled.set()
+        self._emptied.clear()
+
+    async def emptied(self) -> None:
+        """Returns when the store has everything; the caller gives the deadline."""
+        await self._emptied.wait()
+
+    async def take(self, *, max_calls: int, max_bytes: int) -> list[FinishedCall]:
+        """Returns the oldest calls, at least one; waits until there is one.
+
+        They count against the bound until `release`.
+        """
+        while not self._calls:
+            self._filled.clear()
+            await self._filled.wait()
+        taken = [self._calls.popleft()]
+        size_bytes = taken[0].size_bytes
+        while self._calls and len(taken) < max_calls:
+            size_bytes += self._calls[0].size_bytes
+            if size_bytes > max_bytes:
+                break
+            taken.append(self._calls.popleft())
+        return taken
+
+    def release(self, calls: list[FinishedCall]) -> None:
+        """Frees the space of calls that the store has."""
+        self._size_bytes -= sum(call.size_bytes for call in calls)
+        self._held -= len(calls)
+        if self._held == 0:
+            self._emptied.set()

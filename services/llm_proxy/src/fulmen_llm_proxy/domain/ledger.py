@@ -1,0 +1,137 @@
+"""What each attempt has on its way to the store, and what became of its calls.
+
+Invariant: an attempt is settled exactly when none of its calls runs and the store has acknowledged,
+or finally refused, every call that was recorded. One event loop owns the ledger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What was recorded of one attempt.
+
+    Attributes:
+        flushed: the store has everything that was recorded.
+        infra_failures: calls that failed for a reason that is not the agent's, after all retries.
+        unusable: recorded calls that may not be trained on.
+    """
+
+    attempt: str
+    flushed: bool
+    calls: int = 0
+    infra_failures: int = 0
+    unusable: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Account:
+    touched_s: float
+    running: int = 0
+    unacknowledged: int = 0
+    calls: int = 0
+    infra_failures: int = 0
+    unusable: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    settled: asyncio.Event | None = None
+
+    @property
+    def is_settled(self) -> bool:
+        return self.running == 0 and self.unacknowledged == 0
+
+
+class AttemptLedger:
+    """Keeps the account of every attempt that called lately."""
+
+    def __init__(self, *, keep_s: float, clock: Callable[[], float]) -> None:
+        """Creates an empty ledger.
+
+        Args:
+            keep_s: seconds for which a settled account is kept after its last call or flush.
+            clock: monotonic clock, in seconds.
+        """
+        self._keep_s = keep_s
+        self._clock = clock
+        # In order of the last touch, oldest first: a touch moves an account to the end.
+        self._accounts: dict[str, _Account] = {}
+
+    def running(self, attempt: str) -> int:
+        """Returns how many calls of an attempt run now."""
+        account = self._accounts.get(attempt)
+        return 0 if account is None else account.running
+
+    def begin(self, attempt: str) -> None:
+        """Counts a call that begins."""
+        account = self._touch(attempt)
+        account.calls += 1
+        account.running += 1
+
+    def end(self, attempt: str, *, recorded: bool, infra_failure: bool) -> None:
+        """Counts the end of a call; a recorded one has yet to reach the store."""
+        account = self._touch(attempt)
+        account.running -= 1
+        account.unacknowledged += recorded
+        account.infra_failures += infra_failure
+        self._settle(account)
+
+    def delivered(self, attempt: str, *, usable: bool, prompt_tokens: int = 0, completion_tokens: int = 0) -> None:
+        """Counts a recorded call that the store has acknowledged, or refused (then not usable)."""
+        account = self._touch(attempt)
+        account.unacknowledged -= 1
+        account.unusable += not usable
+        account.prompt_tokens += prompt_tokens
+        account.completion_tokens += completion_tokens
+        self._settle(account)
+
+    async def settled(self, attempt: str) -> None:
+        """Returns when the attempt is settled; at once if it made no call here.
+
+        The caller gives the deadline.
+        """
+        account = self._accounts.get(attempt)
+        while account is not None and not account.is_settled:
+            if account.settled is None or account.settled.is_set():
+                account.settled = asyncio.Event()
+            await account.settled.wait()
+
+    def summary(self, attempt: str) -> Summary:
+        """Returns what was recorded of an attempt so far."""
+        if attempt not in self._accounts:
+            return Summary(attempt=attempt, flushed=True)
+        account = self._touch(attempt)
+        return Summary(
+            attempt=attempt,
+            flushed=account.is_settled,
+            calls=account.calls,
+            infra_failures=account.infra_failures,
+            unusable=account.unusable,
+            prompt_tokens=account.prompt_tokens,
+            completion_tokens=account.completion_tokens,
+        )
+
+    def _settle(self, account: _Account) -> None:
+        if account.settled is not None and account.is_settled:
+            account.settled.set()
+
+    def _touch(self, attempt: str) -> _Account:
+        now = self._clock()
+        account = self._accounts.pop(attempt, None) or _Account(now)
+        account.touched_s = now
+        self._accounts[attempt] = account
+        self._forget(now - self._keep_s)
+        return account
+
+    def _forget(self, before_s: float) -> None:
+        while True:
+            attempt, account = next(iter(self._accounts.items()))
+            if account.touched_s >= before_s or not account.is_settled:
+                # One long call holds up the rest; they follow when it ends.
+                return
+            del self._accounts[attempt]

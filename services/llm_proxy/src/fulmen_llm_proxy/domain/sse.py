@@ -1,0 +1,79 @@
+"""Server-sent events as byte slices.
+
+Invariant: the concatenation of what `EventSplitter` returns, plus what is left over, equals what
+was fed; how the network cut the bytes never changes the events.
+
+Source: the event stream format of the WHATWG HTML standard, section 9.2. Bare carriage returns as
+line ends are not recognised: no model server sends them.
+"""
+
+from __future__ import annotations
+
+import re
+
+from fulmen.errors import BackendUnavailable
+
+DONE = b"[DONE]"
+"""The data of the last event of an OpenAI stream."""
+
+_EVENT_END = re.compile(rb"\n\r?\n")
+_DATA_FIELD = b"data:"
+
+
+class EventSplitter:
+    """Cuts a byte stream into whole events, each with its terminator."""
+
+    __slots__ = ("_max_event_bytes", "_rest")
+
+    def __init__(self, max_event_bytes: int) -> None:
+        self._rest = b""
+        self._max_event_bytes = max_event_bytes
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """Returns the events that this chunk completes, in order.
+
+        Raises:
+            BackendUnavailable: if an event grows past `max_event_bytes` without an end.
+        """
+        pending = self._rest
+        buffer = pending + chunk if pending else chunk
+        # An end may begin in what was left over: up to two of its three bytes.
+        searched = max(0, len(pending) - 2)
+        events: list[bytes] = []
+        start = 0
+        for match in _EVENT_END.finditer(buffer, searched):
+            end = match.end()
+            events.append(buffer[start:end])
+            start = end
+        self._rest = buffer[start:] if start else buffer
+        if len(self._rest) > self._max_event_bytes:
+            raise BackendUnavailable(
+                "The backend sent an event that is larger than the limit.",
+                limit_bytes=self._max_event_bytes,
+            )
+        return events
+
+    def rest(self) -> bytes:
+        """Returns the bytes after the last whole event, and forgets them."""
+        rest, self._rest = self._rest, b""
+        return rest
+
+
+def event_data(event: bytes) -> bytes | None:
+    """Returns the data of an event, or None for an event without data (a comment, a ping).
+
+    Several data lines are joined by a newline, as the standard says.
+    """
+    if event.startswith(b"data: ") and event.count(b"\n") == 2:
+        return event[6:].rstrip(b"\r\n")
+    lines = [
+        line[len(_DATA_FIELD) :].removeprefix(b" ")
+        for line in event.replace(b"\r\n", b"\n").split(b"\n")
+        if line.startswith(_DATA_FIELD)
+    ]
+    return b"\n".join(lines) if lines else None
+
+
+def encode_event(data: bytes) -> bytes:
+    """Returns one event that holds `data`, which must have no line break."""
+    return b"data: %s\n\n" % data

@@ -1,0 +1,34 @@
+"""The routing table that is in force, and those who wait for the next one."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fulmen_llm_proxy.domain.routing import RoutingTable
+
+
+class TableHolder:
+    """Holds the current table; a swap is one assignment, so a call sees one table or the other."""
+
+    def __init__(self) -> None:
+        self.current = RoutingTable()
+        self._changed = asyncio.Event()
+
+    def swap(self, table: RoutingTable) -> None:
+        """Puts a new table in force and wakes all who wait."""
+        self.current = table
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def next_change(self) -> RoutingTable:
+        """Returns the next table that is put in force; the caller gives the deadline."""
+        await self._changed.wait()
+        return self.current
+
+    async def has_version(self, resource_id: str, version: int) -> None:
+        """Returns when the table holds that version of a resource or a later one.
+
+        The caller gives the deadline.
+        """
+        while self.current.versions.get(resource_id, 0) < version:
+            await self.next_change()

@@ -1,0 +1,57 @@
+"""Settings of the LLM proxy, read from FULMEN_LLM_PROXY_* variables."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field, SecretStr
+
+from fulmen.ids import DEFAULT_PROJECT
+from fulmen_service_kit.settings import ServiceSettings, settings_config
+
+
+class LlmProxySettings(ServiceSettings):
+    """What a deployment decides about the proxy."""
+
+    model_config = settings_config("FULMEN_LLM_PROXY_")
+    service_name: ClassVar[str] = "llm_proxy"
+
+    port: int = Field(default=7201, ge=0, le=65535, description="gRPC port; 0 takes a free one.")
+    http_port: int = Field(default=7200, ge=0, le=65535, description="Port of the OpenAI API; 0 takes a free one.")
+    store_target: str = Field(default="127.0.0.1:7101", description="The store's gRPC address, `host:port`.")
+    token: SecretStr = Field(default=SecretStr(""), description="Service token for the store. Secret.")
+    project: str = Field(default=DEFAULT_PROJECT, description="Project whose routes and backends are served.")
+    backend_keys: dict[str, SecretStr] = Field(
+        default_factory=dict,
+        description="JSON object of API keys by name; a backend's `key_name` refers to it. Secret.",
+    )
+    max_request_bytes: int = Field(
+        default=32 * 1024 * 1024, ge=1024, description="Largest request body; a larger one is answered 413."
+    )
+    max_answer_bytes: int = Field(
+        default=64 * 1024 * 1024, ge=1024, description="Largest whole answer, and largest event of a stream, bytes."
+    )
+    max_in_flight: int = Field(
+        default=4096, ge=1, description="Most calls at once in this process; more are answered 429 with Retry-After."
+    )
+    retry_deadline_s: float = Field(
+        default=30.0,
+        ge=0,
+        le=600,
+        description="How long a call is tried again while its backend is away or answers 503, seconds; 0: never.",
+    )
+    connect_timeout_s: float = Field(default=5.0, gt=0, le=60, description="Longest wait for a connection, seconds.")
+    read_timeout_s: float = Field(
+        default=600.0, gt=0, description="Longest silence of a backend, before and within an answer, seconds."
+    )
+    recheck_s: float = Field(
+        default=2.0, ge=0, le=300, description="After how long a failing backend is tried again, seconds."
+    )
+    capture_buffer_bytes: int = Field(
+        default=256 * 1024 * 1024,
+        ge=0,
+        description="Memory for captures while the store is away; beyond it attempts' calls are answered 503.",
+    )
+    summary_keep_s: float = Field(
+        default=600.0, ge=1, description="How long an attempt's summary is kept after its last call or flush, seconds."
+    )

@@ -1,0 +1,1 @@
+"""The doors of the proxy: the OpenAI API over HTTP, control over gRPC."""

@@ -1,0 +1,111 @@
+"""fulmen.llm_proxy.v1.BackendService."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc.aio
+
+from fulmen.errors import BackendNotFound
+from fulmen.llm_proxy.v1 import backend_pb2, backend_service_pb2, backend_service_pb2_grpc
+from fulmen_llm_proxy.clients.resources import ResourceBook, ResourceWriter
+from fulmen_llm_proxy.clients.route_codec import (
+    BACKEND_KIND,
+    backend_id_of,
+    backend_resource,
+    decode_backend,
+    parse_backend,
+)
+from fulmen_llm_proxy.domain.backend_state import BackendStates
+from fulmen_llm_proxy.domain.table import TableHolder
+from fulmen_llm_proxy.transport.paging import page_of
+
+
+class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
+    """Changes backends through the store; reads them from this replica's table."""
+
+    def __init__(
+        self,
+        *,
+        book: ResourceBook,
+        tables: TableHolder,
+        writer: ResourceWriter,
+        states: BackendStates,
+        changing: asyncio.Lock,
+        instance_id: str,
+    ) -> None:
+        self._book = book
+        self._tables = tables
+        self._writer = writer
+        self._states = states
+        self._changing = changing
+        self._instance_id = instance_id
+
+    async def RegisterBackend(
+        self, request: backend_service_pb2.RegisterBackendRequest, _: grpc.aio.ServicerContext
+    ) -> backend_service_pb2.RegisterBackendResponse:
+        """Adds or replaces a backend."""
+        decode_backend(request.backend)
+        async with self._changing:
+            backend = await self._put(request.backend)
+        return backend_service_pb2.RegisterBackendResponse(backend=backend)
+
+    async def ListBackends(
+        self, request: backend_service_pb2.ListBackendsRequest, _: grpc.aio.ServicerContext
+    ) -> backend_service_pb2.ListBackendsResponse:
+        """Lists backends by name."""
+        held = [parse_backend(document.content) for document in self._book.of_kind(BACKEND_KIND).values()]
+        backends, token = page_of(
+            [(backend.name, backend) for backend in held],
+            page_size=request.page_size,
+            page_token=request.page_token,
+        )
+        return backend_service_pb2.ListBackendsResponse(backends=backends, next_page_token=token)
+
+    async def DrainBackend(
+        self, request: backend_service_pb2.DrainBackendRequest, _: grpc.aio.ServicerContext
+    ) -> backend_service_pb2.DrainBackendResponse:
+        """Sends a backend no new requests."""
+        backend_id = backend_id_of(request.name)
+        async with self._changing:
+            backend = self._current(backend_id)
+            backend.draining = True
+            backend = await self._put(backend)
+        return backend_service_pb2.DrainBackendResponse(backend=backend)
+
+    async def GetBackendHealth(
+        self, _: backend_service_pb2.GetBackendHealthRequest, __: grpc.aio.ServicerContext
+    ) -> backend_service_pb2.GetBackendHealthResponse:
+        """Tells how backends do, as this process sees them."""
+        known = sorted(self._tables.current.backends)
+        return backend_service_pb2.GetBackendHealthResponse(
+            backends=[self._health(backend_id) for backend_id in known], instance_id=self._instance_id
+        )
+
+    def _health(self, backend_id: str) -> backend_pb2.BackendHealth:
+        state = self._states.of(backend_id)
+        health = backend_pb2.BackendHealth(
+            name=f"backends/{backend_id}",
+            healthy=self._states.is_healthy(backend_id),
+            in_flight_count=state.in_flight,
+            request_count=state.requests,
+            failure_count=state.failures,
+        )
+        if state.last_failure_s is not None:
+            health.last_failure_time.FromNanoseconds(int(state.last_failure_s * 1e9))
+        return health
+
+    def _current(self, backend_id: str) -> backend_pb2.Backend:
+        document = self._book.documents.get(backend_resource(backend_id))
+        if document is None:
+            name = f"backends/{backend_id}"
+            raise BackendNotFound(f"There is no backend {name}.", backend=name)
+        return parse_backend(document.content)
+
+    async def _put(self, backend: backend_pb2.Backend) -> backend_pb2.Backend:
+        resource_id = backend_resource(backend_id_of(backend.name))
+        held = self._book.documents.get(resource_id)
+        if held is None or parse_backend(held.content) != backend:
+            content = backend.SerializeToString(deterministic=True)
+            await self._writer.publish(BACKEND_KIND, {resource_id: content})
+        return self._current(backend_id_of(backend.name))

@@ -1,0 +1,50 @@
+"""Who calls, by the token in the request's headers."""
+
+from __future__ import annotations
+
+from fulmen.errors import PermissionDenied, TokenInvalid
+from fulmen_llm_proxy.domain.call import Attribution
+from fulmen_llm_proxy.transport.http.wire import Scope, header
+from fulmen_service_kit.tokens import Caller, Role, TokenVerifier
+
+_MAY_CALL = frozenset({Role.ATTEMPT, Role.CLIENT, Role.SERVICE, Role.ADMIN})
+
+
+class HttpAuthenticator:
+    """Verifies `Authorization: Bearer <token>` (the OpenAI clients' way) or `x-api-key` (Anthropic's)."""
+
+    def __init__(self, *, verifier: TokenVerifier, dev_mode: bool) -> None:
+        self._verifier = verifier
+        self._dev_mode = dev_mode
+
+    def authenticate(self, scope: Scope) -> Caller:
+        """Returns the caller.
+
+        Raises:
+            TokenInvalid: There is no good token.
+            PermissionDenied: The token is good, but not for model calls.
+        """
+        token = _token(scope)
+        if not token and self._dev_mode:
+            return Caller(role=Role.ADMIN, subject="dev_mode")
+        caller = self._verifier.verify(token)
+        if caller.role not in _MAY_CALL:
+            raise PermissionDenied(f"A token of role {caller.role} may not call models.", role=caller.role)
+        return caller
+
+
+def attribution_of(caller: Caller) -> Attribution | None:
+    """Returns the attempt that the caller's calls belong to; None for everybody but an agent."""
+    if caller.attempt is None:
+        return None
+    return Attribution(attempt=str(caller.attempt), project=caller.project, epoch=caller.epoch, mode=caller.mode)
+
+
+def _token(scope: Scope) -> str:
+    authorization = header(scope, b"authorization")
+    if not authorization:
+        return header(scope, b"x-api-key").decode("latin-1").strip()
+    scheme, _, token = authorization.partition(b" ")
+    if scheme.lower() != b"bearer":
+        raise TokenInvalid("The authorization must be of the form `Bearer <token>`.")
+    return token.decode("latin-1").strip()

@@ -1,0 +1,121 @@
+"""ASGI in a few functions: read a body, send a document, notice that the caller left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from types import TracebackType
+from typing import Any
+
+from fulmen.errors import MessageTooLarge
+
+Scope = MutableMapping[str, Any]  # Any: the shape that the ASGI specification gives
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Header = tuple[bytes, bytes]
+
+JSON_TYPE = b"application/json"
+
+
+class CallerGone(Exception):
+    """The caller closed its connection before its answer was complete."""
+
+
+def header(scope: Scope, name: bytes) -> bytes:
+    """Returns the first header of that lower-case name, or nothing."""
+    for key, value in scope["headers"]:
+        if key == name:
+            return bytes(value)
+    return b""
+
+
+async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
+    """Reads the request's body; the server's own time limits end a caller that sends nothing.
+
+    Raises:
+        MessageTooLarge: as soon as the length is declared or found to be over the limit.
+        CallerGone: if the caller leaves first.
+    """
+    declared = header(scope, b"content-length")
+    if declared.isdigit() and int(declared) > limit_bytes:
+        raise _too_large(limit_bytes)
+    parts: list[bytes] = []
+    size_bytes = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise CallerGone
+        part = message.get("body", b"")
+        size_bytes += len(part)
+        if size_bytes > limit_bytes:
+            raise _too_large(limit_bytes)
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts) if len(parts) > 1 else parts[0]
+
+
+def _too_large(limit_bytes: int) -> MessageTooLarge:
+    return MessageTooLarge(f"The request body is over the limit of {limit_bytes} bytes.", limit_bytes=limit_bytes)
+
+
+async def respond(
+    send: Send, status: int, body: bytes, content_type: bytes = JSON_TYPE, extra: Iterable[Header] = ()
+) -> None:
+    """Sends a whole answer."""
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [
+                (b"content-type", content_type),
+                (b"content-length", b"%d" % len(body)),
+                *extra,
+            ],
+        }
+    )
+    await send({"type": "http.response.body", "body": body})
+
+
+class DisconnectWatch:
+    """Raises CallerGone in its block as soon as the caller closes the connection.
+
+    To be entered after the body was read, since it takes every later message. It must be settled
+    before the last piece of the answer is sent: a server reports the end of the exchange by the
+    same message as a loss.
+    """
+
+    __slots__ = ("_gone", "_receive", "_task", "_watcher")
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._gone = False
+        self._task: asyncio.Task[Any] | None = None
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> DisconnectWatch:
+        self._task = asyncio.current_task()
+        if self._task is not None:
+            self._watcher = asyncio.create_task(self._watch(self._task), name="disconnect-watch")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self.settle()
+        # The same protocol as asyncio.timeout: only a cancellation that is ours becomes an error.
+        if self._gone and self._task is not None:
+            mine = self._task.uncancel() == 0
+            if mine and kind is asyncio.CancelledError:
+                raise CallerGone from error
+
+    def settle(self) -> None:
+        """Ends the watch: from here on the caller's leaving is no news."""
+        if self._watcher is not None and not self._watcher.done():
+            self._watcher.cancel()
+
+    async def _watch(self, task: asyncio.Task[Any]) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+        task.cancel()

@@ -1,0 +1,156 @@
+"""fulmen.llm_proxy.v1.RouteService."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc.aio
+
+from fulmen.errors import ArgumentInvalid, BackendNotFound, ResourceNotFound, RouteNotFound, Violation
+from fulmen.llm_proxy.v1 import route_pb2, route_service_pb2, route_service_pb2_grpc
+from fulmen_llm_proxy.clients.resources import Document, ResourceBook, ResourceWriter
+from fulmen_llm_proxy.clients.route_codec import (
+    ROUTE_KIND,
+    decode_route,
+    model_of,
+    parse_route,
+    route_resource,
+)
+from fulmen_llm_proxy.domain.table import TableHolder
+from fulmen_llm_proxy.transport.paging import page_of
+
+
+class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
+    """Changes routes through the store; reads them from this replica's table.
+
+    One change at a time: each begins from the routes as the change before it left them.
+    """
+
+    def __init__(
+        self,
+        *,
+        book: ResourceBook,
+        tables: TableHolder,
+        writer: ResourceWriter,
+        changing: asyncio.Lock,
+        draining: asyncio.Event,
+    ) -> None:
+        self._book = book
+        self._tables = tables
+        self._writer = writer
+        self._changing = changing
+        self._draining = draining
+
+    async def PutRoute(
+        self, request: route_service_pb2.PutRouteRequest, _: grpc.aio.ServicerContext
+    ) -> route_service_pb2.PutRouteResponse:
+        """Adds or replaces a route."""
+        route = decode_route(request.route)
+        for target in route.targets:
+            if target.backend_id not in self._tables.current.backends:
+                name = f"backends/{target.backend_id}"
+                raise BackendNotFound(f"There is no backend {name}.", backend=name)
+        async with self._changing:
+            [changed] = await self._put([request.route])
+        return route_service_pb2.PutRouteResponse(route=changed)
+
+    async def GetRoute(
+        self, request: route_service_pb2.GetRouteRequest, _: grpc.aio.ServicerContext
+    ) -> route_service_pb2.GetRouteResponse:
+        """Returns a route."""
+        return route_service_pb2.GetRouteResponse(route=self._current(model_of(request.name)))
+
+    async def ListRoutes(
+        self, request: route_service_pb2.ListRoutesRequest, _: grpc.aio.ServicerContext
+    ) -> route_service_pb2.ListRoutesResponse:
+        """Lists routes by name."""
+        routes, token = page_of(
+            [(route.name, route) for route in self._all()],
+            page_size=request.page_size,
+            page_token=request.page_token,
+        )
+        return route_service_pb2.ListRoutesResponse(routes=routes, next_page_token=token)
+
+    async def PromoteVersion(
+        self, request: route_service_pb2.PromoteVersionRequest, _: grpc.aio.ServicerContext
+    ) -> route_service_pb2.PromoteVersionResponse:
+        """Names the policy version that a policy's targets serve from now on."""
+        if not request.policy or request.policy_version < 1:
+            problem = Violation(field="policy", description="needs a policy and a positive version")
+            raise ArgumentInvalid("The request is malformed.", violations=[problem])
+        async with self._changing:
+            routes = [r for r in self._all() if any(t.policy == request.policy for t in r.targets)]
+            if not routes:
+                raise RouteNotFound(f"No route serves the policy '{request.policy}'.", policy=request.policy)
+            for route in routes:
+                for target in route.targets:
+                    if target.policy == request.policy:
+                        target.policy_version = request.policy_version
+            return route_service_pb2.PromoteVersionResponse(routes=await self._put(routes))
+
+    async def RollBackRoute(
+        self, request: route_service_pb2.RollBackRouteRequest, _: grpc.aio.ServicerContext
+    ) -> route_service_pb2.RollBackRouteResponse:
+        """Puts a route back to an earlier version of itself."""
+        model = model_of(request.name)
+        async with self._changing:
+            version = request.version or self._current(model).version - 1
+            if version < 1:
+                raise ResourceNotFound(f"The route {request.name} has no earlier version.", route=request.name)
+            content = await self._writer.content(route_resource(model), version)
+            [changed] = await self._put([parse_route(content)])
+        return route_service_pb2.RollBackRouteResponse(route=changed)
+
+    async def WatchRoutes(
+        self, _: route_service_pb2.WatchRoutesRequest, __: grpc.aio.ServicerContext
+    ) -> AsyncIterator[route_service_pb2.WatchRoutesResponse]:
+        """Streams the routes: first all, then each change, until the caller leaves or the proxy drains."""
+        told = {route.name: route for route in self._all()}
+        yield route_service_pb2.WatchRoutesResponse(routes=told.values(), snapshot_complete=True)
+        drained = asyncio.create_task(self._draining.wait(), name="watch-routes-drain")
+        try:
+            while not self._draining.is_set():
+                change = asyncio.create_task(self._tables.next_change(), name="watch-routes")
+                current = {route.name: route for route in self._all()}
+                changed = [route for name, route in current.items() if told.get(name) != route]
+                if changed:
+                    told = current
+                    yield route_service_pb2.WatchRoutesResponse(routes=changed)
+                try:
+                    await asyncio.wait([change, drained], return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    change.cancel()
+        finally:
+            drained.cancel()
+
+    def _all(self) -> list[route_pb2.Route]:
+        return [_as_message(document) for document in self._book.of_kind(ROUTE_KIND).values()]
+
+    def _current(self, model: str) -> route_pb2.Route:
+        document = self._book.documents.get(route_resource(model))
+        if document is None:
+            served = ", ".join(sorted(self._tables.current.routes)) or "none"
+            raise RouteNotFound(f"There is no route routes/{model}. Served: {served}.", model=model, served=served)
+        return _as_message(document)
+
+    async def _put(self, routes: list[route_pb2.Route]) -> list[route_pb2.Route]:
+        """Publishes the routes that differ from what is in force; returns all as they are then."""
+        contents = {}
+        for route in routes:
+            resource_id = route_resource(model_of(route.name))
+            wanted = route_pb2.Route()
+            wanted.CopyFrom(route)
+            wanted.version = 0
+            held = self._book.documents.get(resource_id)
+            if held is None or parse_route(held.content) != wanted:
+                contents[resource_id] = wanted.SerializeToString(deterministic=True)
+        if contents:
+            await self._writer.publish(ROUTE_KIND, contents)
+        return [self._current(model_of(route.name)) for route in routes]
+
+
+def _as_message(document: Document) -> route_pb2.Route:
+    route = parse_route(document.content)
+    route.version = document.version
+    return route
