@@ -39,7 +39,7 @@ from fulmen_algorithm.training.step import (
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "arithmetic"
 SFT_WARMUP_STEPS = 10
-GRPO_WARMUP_STEPS = 5
+GRPO_WARMUP_STEPS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

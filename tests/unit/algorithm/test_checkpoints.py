@@ -1,0 +1,142 @@
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import torch
+
+from fulmen_algorithm.training.checkpoints import CheckpointStore, restore
+from fulmen_algorithm.training.policy import OptimizerSettings, PolicyModel, Schedule, seed_everything
+from fulmen_algorithm.training.step import BatchSettings, StepSettings, make_state, train_batch
+
+OPTIMIZER = OptimizerSettings(learning_rate=1e-3, schedule=Schedule.COSINE, warmup_steps=2, total_steps=20)
+BATCH = BatchSettings(minibatches=2)
+
+
+def fresh(model_dir):
+    return make_state(PolicyModel.load(model_dir), OPTIMIZER)
+
+
+def draws() -> tuple[float, float, float]:
+    return random.random(), float(np.random.random()), float(torch.rand(1))
+
+
+def train(state, rows, steps: range) -> None:
+    for step in steps:
+        train_batch(state, rows, settings=StepSettings(), batch=BATCH, seed=step, current_version=step)
+
+
+def test_a_resumed_run_is_bit_for_bit_the_uninterrupted_one(tmp_path, model_dir, rows):
+    seed_everything(3)
+    whole = fresh(model_dir)
+    train(whole, rows, range(6))
+    expected_draws = draws()
+
+    seed_everything(3)
+    first = fresh(model_dir)
+    train(first, rows, range(3))
+    CheckpointStore(directory=tmp_path).save(first, {"cursor": "abc", "step": 3})
+    seed_everything(99)
+
+    second = fresh(model_dir)
+    found = CheckpointStore(directory=tmp_path).newest()
+    assert found.damaged == ()
+    assert found.checkpoint.progress == {"cursor": "abc", "step": 3}
+    restore(found.checkpoint, second)
+    train(second, rows, range(3, 6))
+
+    assert draws() == expected_draws
+    assert second.optimizer_steps == whole.optimizer_steps
+    assert second.schedule.get_last_lr() == whole.schedule.get_last_lr()
+    for (name, a), b in zip(whole.policy.model.named_parameters(), second.policy.model.parameters(), strict=True):
+        assert torch.equal(a, b), name
+    moments = whole.optimizer.state_dict()["state"], second.optimizer.state_dict()["state"]
+    for index in moments[0]:
+        assert all(torch.equal(moments[0][index][k], moments[1][index][k]) for k in moments[0][index])
+
+
+def test_the_last_ones_are_kept_and_the_model_in_them_loads(tmp_path, model_dir):
+    store = CheckpointStore(directory=tmp_path, keep=2)
+    state = fresh(model_dir)
+    for step in range(4):
+        store.save(state, {"step": step})
+    assert [c.progress["step"] for c in store.all_valid()] == [2, 3]
+    PolicyModel.load(store.newest().checkpoint.model_dir)
+
+
+@pytest.mark.parametrize("file", ["model/model.safetensors", "training.pt", "progress.json", "manifest.json"])
+@pytest.mark.parametrize("how", ["changed", "cut", "missing"])
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(tmp_path, model_dir, file, how):
+    store = CheckpointStore(directory=tmp_path)
+    state = fresh(model_dir)
+    store.save(state, {"step": 1})
+    damaged, _ = store.save(state, {"step": 2})
+    path = damaged.path / file
+    content = path.read_bytes()
+    match how:
+        case "changed":
+            path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        case "cut":
+            path.write_bytes(content[: len(content) // 2])
+        case "missing":
+            path.unlink()
+    found = store.newest()
+    assert found.checkpoint.progress == {"step": 1}
+    assert [d.path for d in found.damaged] == [damaged.path]
+
+
+def test_progress_that_is_not_json_writes_nothing(tmp_path, model_dir):
+    with pytest.raises(TypeError):
+        CheckpointStore(directory=tmp_path / "new").save(fresh(model_dir), {"x": object()})
+    assert not (tmp_path / "new").exists()
+
+
+KILLED = """
+    import os, signal, sys
+    from pathlib import Path
+    import fulmen_algorithm.training.checkpoints as checkpoints
+    from fulmen_algorithm.training.policy import OptimizerSettings, PolicyModel
+    from fulmen_algorithm.training.step import make_state
+
+    state = make_state(PolicyModel.load(sys.argv[1]), OptimizerSettings(learning_rate=1e-3))
+    store = checkpoints.CheckpointStore(directory=Path(sys.argv[2]), keep=1)
+    store.save(state, {"step": 1})
+    remaining = int(sys.argv[3])
+    sync = checkpoints._sync
+
+    def dying_sync(path):
+        global remaining
+        if remaining == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        remaining -= 1
+        sync(path)
+
+    checkpoints._sync = dying_sync
+    store.save(state, {"step": 2})
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("syncs", [0, 3])
+def test_killed_in_the_middle_of_a_save_the_one_before_is_intact(tmp_path, model_dir, rows, syncs):
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(KILLED), str(model_dir), str(tmp_path), str(syncs)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-500:]
+    store = CheckpointStore(directory=tmp_path)
+    found = store.newest()
+    assert found.checkpoint.progress == {"step": 1}
+    state = fresh(model_dir)
+    checkpoint, seconds = store.save(state, {"step": 3})
+    assert seconds > 0
+    assert json.loads((checkpoint.path / "progress.json").read_text()) == {"step": 3}
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-00000001", "checkpoint-00000002"]
