@@ -33,7 +33,7 @@ class ChildProcess:
         Must be called on the main thread: the kernel ties the child to the thread that starts it.
         """
         program = (sys.executable, "-P", "-m", module, *arguments)
-        with log_file.open("ab") as log:  # noqa: ASYNC230  (opened once, on a local disk)
+        with log_file.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-I",

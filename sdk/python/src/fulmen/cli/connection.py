@@ -1,0 +1,68 @@
+"""Where the services are and who calls: from options, then the environment, then the stack of the state folder."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from fulmen.cli.exits import CommandFailed
+from fulmen.client import Client, Targets, connect
+from fulmen.local.record import DEFAULT_STATE_DIR, StackFolder
+
+__all__ = ["Connection"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """What was said about where to go; unset parts come from the running stack."""
+
+    state_dir: Path = Path(DEFAULT_STATE_DIR)
+    store_target: str | None = None
+    algorithm_target: str | None = None
+    llm_proxy_target: str | None = None
+    token: str | None = None
+
+    def open(self) -> AbstractAsyncContextManager[Client]:
+        """Opens the channels.
+
+        Raises:
+            CommandFailed: if neither a target nor a running stack is known.
+        """
+        return connect(self.targets(), token=self.bearer())
+
+    def targets(self) -> Targets:
+        """Returns where each service listens; of those that nobody named, what is usual on this machine.
+
+        Raises:
+            CommandFailed: if neither a target nor a running stack is known.
+        """
+        known = self._recorded_targets()
+        given = {"store": self.store_target, "algorithm": self.algorithm_target, "llm_proxy": self.llm_proxy_target}
+        if not known and not any(given.values()):
+            raise CommandFailed(
+                f"No stack runs on {self.state_dir}: start one with `fulmen up`, or name the services with "
+                "--store-target, --algorithm-target and --llm-proxy-target."
+            )
+        usual = {"store": "127.0.0.1:7101", "algorithm": "127.0.0.1:7301", "llm_proxy": "127.0.0.1:7201"}
+        return Targets(**{name: given[name] or known.get(name) or usual[name] for name in usual})
+
+    def bearer(self) -> str | None:
+        """Returns the token to send; None if none is known."""
+        if self.token:
+            return self.token
+        if any((self.store_target, self.algorithm_target, self.llm_proxy_target)):
+            return None
+        record = StackFolder(self.state_dir).read()
+        if record is None:
+            return None
+        path = Path(record.client_token_file)
+        if not os.access(path, os.R_OK):
+            raise CommandFailed(f"The token file {path} of the stack cannot be read: give a token with --token.")
+        return path.read_text(encoding="utf-8").strip()
+
+    def _recorded_targets(self) -> dict[str, str]:
+        folder = StackFolder(self.state_dir)
+        record = folder.read()
+        return record.targets if record is not None and folder.is_running() else {}

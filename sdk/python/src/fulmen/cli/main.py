@@ -1,0 +1,44 @@
+"""The command `fulmen`: puts the groups of commands together; each module registers its own."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Annotated
+
+import typer
+
+from fulmen.cli import stack_commands
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    help="Fulmen trains the AI agents that you already have.\n\n"
+    "Begin with `fulmen up`, then `fulmen train examples/arithmetic/train.toml`.\n\n"
+    "Exit status: 0 done, 1 failed, 2 wrong usage or input, 3 not found, 4 in conflict with what is there.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fulmen {metadata.version('fulmen')}")
+        raise typer.Exit(0)
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Prints the version.")
+    ] = False,
+) -> None:
+    """Holds the options of the program itself."""
+
+
+stack_commands.register(app)
+
+
+def main() -> None:
+    """Runs the command line."""
+    app()

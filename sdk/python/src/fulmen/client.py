@@ -1,0 +1,67 @@
+"""One channel to each service and the generated stubs over it; no class of ours mirrors an rpc.
+
+Stubs raise the classes of `fulmen.errors`. A service whose target is unset cannot be called: that is an error at the
+first use, not at the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from fulmen.algorithm.v1.training_run_service_pb2_grpc import TrainingRunServiceStub
+from fulmen.llm_proxy.v1.backend_service_pb2_grpc import BackendServiceStub
+from fulmen.llm_proxy.v1.route_service_pb2_grpc import RouteServiceStub
+from fulmen.rpc.channel import open_channel
+from fulmen.store.v1.resource_service_pb2_grpc import ResourceServiceStub
+from fulmen.store.v1.rollout_service_pb2_grpc import RolloutServiceStub
+from fulmen.store.v1.runner_registry_service_pb2_grpc import RunnerRegistryServiceStub
+from fulmen.store.v1.span_service_pb2_grpc import SpanServiceStub
+
+__all__ = ["Client", "Targets", "connect"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Targets:
+    """Where the services listen, each `host:port`."""
+
+    store: str
+    algorithm: str
+    llm_proxy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Client:
+    """Stubs of every service that people and tools call."""
+
+    rollouts: RolloutServiceStub
+    spans: SpanServiceStub
+    resources: ResourceServiceStub
+    runners: RunnerRegistryServiceStub
+    training_runs: TrainingRunServiceStub
+    routes: RouteServiceStub
+    backends: BackendServiceStub
+
+
+@asynccontextmanager
+async def connect(targets: Targets, *, token: str | None) -> AsyncIterator[Client]:
+    """Opens one channel per service; each connects at its first call. Closes them at the end.
+
+    Args:
+        targets: where the services listen.
+        token: sent with every call; None for a stack in dev_mode.
+    """
+    async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(open_channel(targets.store, token=token))
+        algorithm = await stack.enter_async_context(open_channel(targets.algorithm, token=token))
+        llm_proxy = await stack.enter_async_context(open_channel(targets.llm_proxy, token=token))
+        yield Client(
+            rollouts=RolloutServiceStub(store),
+            spans=SpanServiceStub(store),
+            resources=ResourceServiceStub(store),
+            runners=RunnerRegistryServiceStub(store),
+            training_runs=TrainingRunServiceStub(algorithm),
+            routes=RouteServiceStub(llm_proxy),
+            backends=BackendServiceStub(llm_proxy),
+        )
