@@ -199,11 +199,17 @@ declare
 begin
     foreach parent in array array['rollout', 'attempt', 'rollout_end', 'span_chunk'] loop
         if to_regclass(format('%I', parent || '_' || to_char(day, 'YYYYMMDD'))) is null then
-            execute format(
-                'create table %I partition of %I for values from (%L) to (%L)',
-                parent || '_' || to_char(day, 'YYYYMMDD'), parent,
-                uuid7_bound(day::timestamp at time zone 'UTC'), uuid7_bound((day + 1)::timestamp at time zone 'UTC')
-            );
+            begin
+                execute format(
+                    'create table %I partition of %I for values from (%L) to (%L)',
+                    parent || '_' || to_char(day, 'YYYYMMDD'), parent,
+                    uuid7_bound(day::timestamp at time zone 'UTC'),
+                    uuid7_bound((day + 1)::timestamp at time zone 'UTC')
+                );
+            exception when check_violation or duplicate_table then
+                -- Rows of that day are in the default partition already (they stay there), or another replica was first.
+                null;
+            end;
         end if;
     end loop;
 end

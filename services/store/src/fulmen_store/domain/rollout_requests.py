@@ -1,0 +1,212 @@
+"""What a caller asks for when it creates a rollout, and everything that can be wrong with it.
+
+Every problem of every rollout is found before anything is written, and all of them are told at once.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Final
+from uuid import UUID
+
+from fulmen.errors import ArgumentInvalid, Violation
+from fulmen.ids import parse_rollout_name, uuid7_unix_ms
+from fulmen_store.domain.transitions import FailureKind, RetryPolicy
+
+__all__ = ["NewRollout", "check_rollouts"]
+
+MAX_ROLLOUTS: Final = 1000
+MAX_INPUT_BYTES: Final = 256 * 1024
+MAX_TEXT: Final = 128
+MAX_GROUP_SIZE: Final = 4096
+MAX_RESOURCES: Final = 32
+MAX_LABELS: Final = 16
+MAX_METADATA: Final = 32
+MAX_METADATA_BYTES: Final = 1024
+MAX_PRIORITY: Final = 100
+MAX_ATTEMPTS: Final = 100
+MAX_TIMEOUT_S: Final = 24 * 3600.0
+MAX_BACKOFF_S: Final = 60.0
+OLDEST_ID_MS: Final = 3600 * 1000
+NEWEST_ID_MS: Final = 300 * 1000
+LARGEST_MODE: Final = 3
+
+_PROJECT: Final = re.compile(r"projects/[a-z0-9-]{1,63}")
+_TRAINING_RUN: Final = re.compile(r"trainingRuns/[A-Za-z0-9._-]{1,128}")
+_RESOURCE_VERSION: Final = re.compile(r"resources/[a-z0-9._-]{1,128}/versions/[1-9][0-9]{0,17}")
+_LABEL_KEY: Final = re.compile(r"[A-Za-z0-9._/-]{1,63}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRollout:
+    """A rollout as a caller asks for it, unset values already replaced by their defaults.
+
+    Attributes:
+        name: `rollouts/{uuid7}`, or empty to have one minted.
+        request: what is stored and later handed to the runner, opaque here; holds neither name nor state.
+        retry_on: numbers of failure kinds.
+    """
+
+    request: bytes
+    name: str = ""
+    project: str = "projects/default"
+    training_run: str = ""
+    group_id: str = ""
+    group_size: int = 1
+    mode: int = 1
+    input_size: int = 0
+    content_type: str = "application/json"
+    agent: str = ""
+    resource_versions: Mapping[str, str] = field(default_factory=dict)
+    priority: int = 0
+    not_before: datetime.datetime | None = None
+    required_labels: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    max_attempts: int = 3
+    attempt_timeout_s: float = 900.0
+    retry_on: Sequence[int] = ()
+    retry_backoff_s: float = 1.0
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The required labels as sorted `key=value` strings."""
+        return tuple(sorted(f"{key}={value}" for key, value in self.required_labels.items()))
+
+    @property
+    def policy(self) -> RetryPolicy:
+        """The retry policy."""
+        return RetryPolicy(
+            max_attempts=self.max_attempts,
+            retry_mask=RetryPolicy.mask_of(frozenset(map(FailureKind, self.retry_on))),
+            backoff_ms=round(self.retry_backoff_s * 1000),
+        )
+
+    def group_key(self, project_id: int) -> UUID | None:
+        """The key of its group, the same for all members; None if it names no group."""
+        if not self.group_id:
+            return None
+        digest = sha256(f"{project_id}\0{self.training_run}\0{self.group_id}".encode()).digest()
+        return UUID(bytes=digest[:16])
+
+
+def check_rollouts(rollouts: Sequence[NewRollout], *, request_id: str, now_ms: int) -> None:
+    """Checks a whole request.
+
+    Args:
+        rollouts: what is asked for.
+        request_id: the caller's id of the request; may be empty.
+        now_ms: the store's clock, Unix milliseconds.
+
+    Raises:
+        ArgumentInvalid: with every problem of every rollout.
+    """
+    violations = [
+        Violation(field=f"rollouts[{index}].{path}", description=text)
+        for index, rollout in enumerate(rollouts)
+        for path, text in _problems(rollout, now_ms)
+    ]
+    if not 1 <= len(rollouts) <= MAX_ROLLOUTS:
+        violations.append(Violation(field="rollouts", description=f"has {len(rollouts)} entries, allowed are 1 to 1000"))
+    if len(request_id) > MAX_TEXT:
+        violations.append(Violation(field="request_id", description="is longer than 128 characters"))
+    violations += _group_problems(rollouts)
+    names = [rollout.name for rollout in rollouts if rollout.name]
+    if len(set(names)) != len(names):
+        violations.append(Violation(field="rollouts", description="names a rollout twice"))
+    if violations:
+        raise ArgumentInvalid("The rollouts cannot be created.", violations=violations)
+
+
+def _problems(rollout: NewRollout, now_ms: int) -> Iterator[tuple[str, str]]:
+    if rollout.name:
+        yield from _name_problems(rollout.name, now_ms)
+    if not _PROJECT.fullmatch(rollout.project):
+        yield "project", "is not of the form projects/{project}"
+    if rollout.training_run and not _TRAINING_RUN.fullmatch(rollout.training_run):
+        yield "training_run", "is not of the form trainingRuns/{id}"
+    if len(rollout.group_id) > MAX_TEXT:
+        yield "group_id", "is longer than 128 characters"
+    if not 1 <= rollout.group_size <= MAX_GROUP_SIZE:
+        yield "group_size", f"is {rollout.group_size}, allowed are 1 to {MAX_GROUP_SIZE}"
+    elif rollout.group_size > 1 and not rollout.group_id:
+        yield "group_id", "is needed when group_size is above 1"
+    if not 0 <= rollout.mode <= LARGEST_MODE:
+        yield "mode", f"{rollout.mode} is not a known mode"
+    if rollout.input_size > MAX_INPUT_BYTES:
+        yield "input", f"has {rollout.input_size} bytes, at most {MAX_INPUT_BYTES} are allowed"
+    if len(rollout.content_type) > MAX_TEXT:
+        yield "input_content_type", "is longer than 128 characters"
+    if rollout.agent and not _RESOURCE_VERSION.fullmatch(rollout.agent):
+        yield "agent", "is not of the form resources/{id}/versions/{n}"
+    if not -MAX_PRIORITY <= rollout.priority <= MAX_PRIORITY:
+        yield "priority", f"is {rollout.priority}, allowed are -100 to 100"
+    if rollout.resource_versions or rollout.required_labels or rollout.metadata:
+        yield from _map_problems(rollout)
+    yield from _policy_problems(rollout)
+
+
+def _name_problems(name: str, now_ms: int) -> Iterator[tuple[str, str]]:
+    try:
+        rollout_id = parse_rollout_name(name)
+    except ArgumentInvalid:
+        yield "name", "is not of the form rollouts/{uuid7}"
+        return
+    if rollout_id.version != 7 or rollout_id.variant != uuid.RFC_4122 or str(rollout_id) != name.partition("/")[2]:
+        yield "name", "does not hold a UUID of version 7 in lower case"
+    elif not now_ms - OLDEST_ID_MS <= uuid7_unix_ms(rollout_id) <= now_ms + NEWEST_ID_MS:
+        yield "name", "holds a time further than 1 hour before or 5 minutes after the store's clock"
+
+
+def _map_problems(rollout: NewRollout) -> Iterator[tuple[str, str]]:
+    if len(rollout.resource_versions) > MAX_RESOURCES:
+        yield "resource_versions", f"has more than {MAX_RESOURCES} entries"
+    for key, value in rollout.resource_versions.items():
+        if not _RESOURCE_VERSION.fullmatch(value):
+            yield f"resource_versions[{key[:MAX_TEXT]}]", "is not of the form resources/{id}/versions/{n}"
+    if len(rollout.required_labels) > MAX_LABELS:
+        yield "required_labels", f"has more than {MAX_LABELS} entries"
+    for key, value in rollout.required_labels.items():
+        if not _LABEL_KEY.fullmatch(key) or len(value) > MAX_TEXT or not value.isprintable():
+            yield f"required_labels[{key[:MAX_TEXT]}]", "is not a key of [A-Za-z0-9._/-] with a printable value"
+    if len(rollout.metadata) > MAX_METADATA:
+        yield "metadata", f"has more than {MAX_METADATA} entries"
+    for key, value in rollout.metadata.items():
+        if len(key.encode()) + len(value.encode()) > MAX_METADATA_BYTES:
+            yield f"metadata[{key[:MAX_TEXT]}]", "is larger than 1 KiB"
+
+
+def _policy_problems(rollout: NewRollout) -> Iterator[tuple[str, str]]:
+    if not 1 <= rollout.max_attempts <= MAX_ATTEMPTS:
+        yield "policy.max_attempts", f"is {rollout.max_attempts}, allowed are 1 to 100"
+    if not 0 < rollout.attempt_timeout_s <= MAX_TIMEOUT_S:
+        yield "policy.attempt_timeout", f"is {rollout.attempt_timeout_s:g} s, allowed are above 0 s to 24 h"
+    if not 0 <= rollout.retry_backoff_s <= MAX_BACKOFF_S:
+        yield "policy.retry_backoff", f"is {rollout.retry_backoff_s:g} s, allowed are 0 s to 60 s"
+    for kind in rollout.retry_on:
+        if not FailureKind.AGENT_ERROR <= kind <= FailureKind.RELEASED:
+            yield "policy.retry_on", f"{kind} is not a known failure kind"
+
+
+def _group_problems(rollouts: Iterable[NewRollout]) -> list[Violation]:
+    sizes: dict[tuple[str, str, str], int] = {}
+    counts: dict[tuple[str, str, str], int] = {}
+    violations = []
+    for index, rollout in enumerate(rollouts):
+        if not rollout.group_id:
+            continue
+        key = (rollout.project, rollout.training_run, rollout.group_id)
+        counts[key] = counts.get(key, 0) + 1
+        if sizes.setdefault(key, rollout.group_size) != rollout.group_size:
+            violations.append(
+                Violation(field=f"rollouts[{index}].group_size", description="differs from that of its group's members")
+            )
+        elif counts[key] > rollout.group_size:
+            violations.append(
+                Violation(field=f"rollouts[{index}].group_id", description="the group has more members than group_size")
+            )
+    return violations

@@ -1,0 +1,325 @@
+"""Use cases of the queue: create, cancel, retry.
+
+Invariant: creation is idempotent twice over, by the caller's rollout ids and by its request id.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+from uuid import UUID
+
+from fulmen.errors import DatabaseUnavailable, RolloutExists, RolloutNotFound, RolloutStateInvalid
+from fulmen.ids import rollout_name
+from fulmen_store.domain.fair_queue import ReadyItem
+from fulmen_store.domain.group_commit import GroupCommitter
+from fulmen_store.domain.rollout_requests import NewRollout, check_rollouts
+from fulmen_store.domain.seats import CancelAsked, Notice
+from fulmen_store.domain.transitions import FINAL_STATES, FailureKind, RetryPolicy, RolloutState
+
+__all__ = ["CancelOutcome", "Cancelled", "NewItem", "RolloutTable", "RolloutView", "Rollouts", "RunningAttempt"]
+
+CREATE: Final = "BatchCreateRollouts"
+RETRY: Final = "RetryRollouts"
+CANCEL_PAGE: Final = 1000
+MAX_CANCEL_ROUNDS: Final = 5
+RETRY_OF: Final = "fulmen.retry_of"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewItem:
+    """A row to create."""
+
+    rollout_id: UUID
+    project_id: int
+    run_id: int | None
+    group_key: UUID | None
+    group_size: int
+    rank: int
+    not_before: datetime.datetime | None
+    policy: RetryPolicy
+    labels: tuple[str, ...]
+    request: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningAttempt:
+    """The attempt that runs now."""
+
+    number: int
+    session_id: UUID
+    host: str
+    started_at: datetime.datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutView:
+    """A rollout as it is now."""
+
+    rollout_id: UUID
+    project_id: int
+    request: bytes
+    state: RolloutState
+    failure_kind: FailureKind
+    created_at: datetime.datetime
+    ended_at: datetime.datetime | None
+    running: RunningAttempt | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancelled:
+    """What a cancellation did to one rollout; without a session it was waiting and is now final."""
+
+    rollout_id: UUID
+    project_id: int
+    session_id: UUID | None
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelOutcome:
+    """How many rollouts were cancelled at once, and how many were asked to stop."""
+
+    cancelled: int
+    cancelling: int
+
+
+class RolloutTable(Protocol):
+    """Where rollouts live."""
+
+    async def project_id(self, name: str) -> int:
+        """Returns a project's number; a new project is recorded."""
+        ...
+
+    async def run_id(self, project_id: int, name: str) -> int:
+        """Returns a training run's number; a new run is recorded."""
+        ...
+
+    async def create(self, items: Sequence[NewItem]) -> set[UUID]:
+        """Creates those that do not exist, in one commit; returns their ids."""
+        ...
+
+    async def stored(self, rollout_ids: Sequence[UUID]) -> dict[UUID, tuple[int, bytes]]:
+        """Returns project and request of those rollouts that exist."""
+        ...
+
+    async def view(self, rollout_ids: Sequence[UUID]) -> list[RolloutView]:
+        """Returns those rollouts that exist, in the order of the ids."""
+        ...
+
+    async def live_of_run(self, project_id: int, run_id: int, limit: int) -> list[UUID]:
+        """Returns rollouts of a training run that are neither final nor asked to stop."""
+        ...
+
+    async def cancel(self, rollout_ids: Sequence[UUID]) -> list[Cancelled]:
+        """Cancels waiting rollouts and marks running ones, in one commit; a row that just changed is left out."""
+        ...
+
+    async def log_request(self, project_id: int, method: str, request_id: str, result: bytes) -> bytes:
+        """Records a request's result unless it has one; returns the recorded one."""
+        ...
+
+
+class Rollouts:
+    """Creates, cancels and repeats rollouts."""
+
+    def __init__(
+        self,
+        *,
+        table: RolloutTable,
+        offer: Callable[[Sequence[tuple[ReadyItem, float]]], None],
+        finished: Callable[[frozenset[int]], None],
+        tell: Callable[[Sequence[tuple[UUID, Notice]]], None],
+        new_id: Callable[[], UUID],
+        now: Callable[[], datetime.datetime],
+        observe_batch: Callable[[str, int], None] = lambda _name, _rows: None,
+    ) -> None:
+        """Wires the use cases.
+
+        Args:
+            table: where rollouts live.
+            offer: told which items wait, each with its delay in seconds.
+            finished: told the projects in which rollouts became final.
+            tell: passes notices on to runner sessions.
+            new_id: mints UUIDv7s.
+            now: the clock, in UTC.
+            observe_batch: told the size of every commit.
+        """
+        self._table = table
+        self._offer = offer
+        self._finished = finished
+        self._tell = tell
+        self._new_id = new_id
+        self._now = now
+        self.creations: GroupCommitter[NewItem, bool] = GroupCommitter(
+            "create_rollouts", self._create, observe_batch=observe_batch
+        )
+
+    async def create(self, rollouts: Sequence[NewRollout], *, request_id: str = "") -> list[UUID]:
+        """Creates rollouts, all or none, and returns their ids in order once they are durable.
+
+        Raises:
+            ArgumentInvalid: with every problem of every rollout.
+            RolloutExists: if a supplied name is taken by different content.
+        """
+        check_rollouts(rollouts, request_id=request_id, now_ms=round(self._now().timestamp() * 1000))
+        items = [await self._item(rollout) for rollout in rollouts]
+        ids = [item.rollout_id for item in items]
+        repeated = False
+        if request_id:
+            logged = await self._first_ids(items[0].project_id, CREATE, request_id, ids)
+            repeated = logged != ids
+            if len(logged) != len(ids):
+                return logged
+            items = [_with_id(item, rollout_id) for item, rollout_id in zip(items, logged, strict=True)]
+        missing = items
+        if repeated:
+            stored = await self._table.stored(logged)
+            missing = [item for item in items if item.rollout_id not in stored]
+        elif any(rollout.name for rollout in rollouts):
+            missing = await self._missing(items)
+        created = await self.creations.submit(missing, size_bytes=sum(len(item.request) + 128 for item in missing))
+        if not all(created):
+            await self._missing([item for item, new in zip(missing, created, strict=True) if not new])
+        return [item.rollout_id for item in items]
+
+    async def cancel(self, rollout_ids: Sequence[UUID]) -> CancelOutcome:
+        """Cancels rollouts: waiting ones at once, running ones by asking their runners; final ones stay.
+
+        The caller has checked that all of them exist.
+        """
+        pending = set(rollout_ids)
+        cancelled = cancelling = 0
+        for _ in range(MAX_CANCEL_ROUNDS):
+            done = await self._table.cancel(list(pending))
+            self._announce_cancelled(done)
+            cancelled += sum(one.session_id is None for one in done)
+            cancelling += sum(one.session_id is not None for one in done)
+            pending -= {one.rollout_id for one in done}
+            if not pending:
+                break
+            views = await self._table.view(list(pending))
+            pending = {view.rollout_id for view in views if view.state not in FINAL_STATES}
+            if not pending:
+                break
+        if pending:
+            raise DatabaseUnavailable("Some rollouts kept changing while they were cancelled.", count=len(pending))
+        return CancelOutcome(cancelled=cancelled, cancelling=cancelling)
+
+    async def cancel_run(self, project_id: int, training_run: str) -> CancelOutcome:
+        """Cancels every rollout of a training run that is not final."""
+        run_id = await self._table.run_id(project_id, training_run)
+        cancelled = cancelling = 0
+        while ids := await self._table.live_of_run(project_id, run_id, CANCEL_PAGE):
+            outcome = await self.cancel(ids)
+            cancelled += outcome.cancelled
+            cancelling += outcome.cancelling
+        return CancelOutcome(cancelled=cancelled, cancelling=cancelling)
+
+    async def retry(
+        self,
+        rollout_ids: Sequence[UUID],
+        *,
+        request_id: str,
+        again: Callable[[RolloutView], NewRollout],
+    ) -> list[UUID]:
+        """Creates a new rollout from the request of each final one; `again` makes it.
+
+        Raises:
+            RolloutNotFound: if a name is unknown.
+            RolloutStateInvalid: if one is not final.
+        """
+        views = {view.rollout_id: view for view in await self._table.view(rollout_ids)}
+        for rollout_id in rollout_ids:
+            view = views.get(rollout_id)
+            if view is None:
+                raise RolloutNotFound("There is no such rollout.", rollout=rollout_name(rollout_id))
+            if view.state not in FINAL_STATES:
+                raise RolloutStateInvalid(
+                    "Only a final rollout can be run again.", rollout=rollout_name(rollout_id), state=view.state.name
+                )
+        scoped = f"{RETRY}/{request_id}" if request_id else ""
+        return await self.create([again(views[rollout_id]) for rollout_id in rollout_ids], request_id=scoped)
+
+    async def _item(self, rollout: NewRollout) -> NewItem:
+        project_id = await self._table.project_id(rollout.project)
+        run_id = await self._table.run_id(project_id, rollout.training_run) if rollout.training_run else None
+        return NewItem(
+            rollout_id=UUID(rollout.name.partition("/")[2]) if rollout.name else self._new_id(),
+            project_id=project_id,
+            run_id=run_id,
+            group_key=rollout.group_key(project_id),
+            group_size=rollout.group_size,
+            rank=-rollout.priority,
+            not_before=rollout.not_before,
+            policy=rollout.policy,
+            labels=rollout.labels,
+            request=rollout.request,
+        )
+
+    async def _first_ids(self, project_id: int, method: str, request_id: str, ids: Sequence[UUID]) -> list[UUID]:
+        packed = await self._table.log_request(project_id, method, request_id, b"".join(one.bytes for one in ids))
+        return [UUID(bytes=packed[start : start + 16]) for start in range(0, len(packed), 16)]
+
+    async def _missing(self, items: Sequence[NewItem]) -> list[NewItem]:
+        stored = await self._table.stored([item.rollout_id for item in items])
+        for item in items:
+            if item.rollout_id in stored and stored[item.rollout_id] != (item.project_id, item.request):
+                raise RolloutExists("The name is taken by a different rollout.", rollout=rollout_name(item.rollout_id))
+        return [item for item in items if item.rollout_id not in stored]
+
+    async def _create(self, items: Sequence[NewItem]) -> list[bool]:
+        created = await self._table.create(items)
+        now = self._now()
+        self._offer(
+            [
+                (
+                    ReadyItem(
+                        rollout_id=item.rollout_id,
+                        project_id=item.project_id,
+                        rank=item.rank,
+                        labels=frozenset(item.labels),
+                    ),
+                    (item.not_before - now).total_seconds() if item.not_before is not None else 0.0,
+                )
+                for item in items
+                if item.rollout_id in created
+            ]
+        )
+        # Of two callers that named the same rollout in one commit, the first created it.
+        answers = []
+        for item in items:
+            answers.append(item.rollout_id in created)
+            created.discard(item.rollout_id)
+        return answers
+
+    def _announce_cancelled(self, done: Sequence[Cancelled]) -> None:
+        finished = frozenset(one.project_id for one in done if one.session_id is None)
+        if finished:
+            self._finished(finished)
+        self._tell(
+            [
+                (one.session_id, CancelAsked(attempts=[(one.rollout_id, one.epoch)]))
+                for one in done
+                if one.session_id is not None
+            ]
+        )
+
+
+def _with_id(item: NewItem, rollout_id: UUID) -> NewItem:
+    if item.rollout_id == rollout_id:
+        return item
+    return NewItem(
+        rollout_id=rollout_id,
+        project_id=item.project_id,
+        run_id=item.run_id,
+        group_key=item.group_key,
+        group_size=item.group_size,
+        rank=item.rank,
+        not_before=item.not_before,
+        policy=item.policy,
+        labels=item.labels,
+        request=item.request,
+    )

@@ -1,0 +1,166 @@
+"""The connections to PostgreSQL, and the one place where its errors become the store's."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Final
+
+import asyncpg
+
+from fulmen.errors import ArgumentInvalid, DatabaseUnavailable, Violation
+from fulmen_store.persistence.queries import SQL
+
+__all__ = ["Database", "connect"]
+
+ACQUIRE_LIMIT_S: Final = 10.0
+STATEMENT_LIMIT_S: Final = 15.0
+CONNECT_LIMIT_S: Final = 10.0
+RETRY_PAUSE_S: Final = 0.2
+
+# Plans must stay index probes whatever the statistics say, also those made while the tables were empty.
+HOT_SETTINGS: Final = {
+    "application_name": "fulmen-store",
+    "enable_seqscan": "off",
+    "jit": "off",
+    "plan_cache_mode": "force_generic_plan",
+    "statement_timeout": "15s",
+    "idle_in_transaction_session_timeout": "15s",
+    "work_mem": "32MB",
+    "timezone": "UTC",
+}
+
+# The same statement may succeed on another connection or a moment later.
+_PASSING: Final = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.DeadlockDetectedError,
+    asyncpg.SerializationError,
+    asyncpg.ReadOnlySQLTransactionError,
+    OSError,
+    TimeoutError,
+)
+
+_ROLES_OF_CONSTRAINTS: Final = {
+    "rollout_group_not_overfull": ("group_id", "the group has more members than group_size"),
+    "size": ("group_size", "differs from that of the group's members"),
+}
+
+
+class Database:
+    """Runs named statements; each is one commit unless it runs inside `transaction`."""
+
+    def __init__(self, pool: asyncpg.Pool) -> None:
+        """Takes an open pool."""
+        self._pool = pool
+
+    async def fetch(self, name: str, *arguments: object) -> list[asyncpg.Record]:
+        """Runs a named statement and returns its rows.
+
+        Raises:
+            DatabaseUnavailable: if the outcome is not known.
+        """
+        with mapped_errors():
+            async with self._pool.acquire(timeout=ACQUIRE_LIMIT_S) as connection:
+                return await connection.fetch(SQL[name], *arguments, timeout=STATEMENT_LIMIT_S)
+
+    async def fetch_row(self, name: str, *arguments: object) -> asyncpg.Record | None:
+        """Runs a named statement and returns its first row."""
+        rows = await self.fetch(name, *arguments)
+        return rows[0] if rows else None
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Transaction]:
+        """Runs several named statements in one commit."""
+        with mapped_errors():
+            async with self._pool.acquire(timeout=ACQUIRE_LIMIT_S) as connection, connection.transaction():
+                yield Transaction(connection)
+
+    async def close(self) -> None:
+        """Closes the connections; waits a moment for statements in flight."""
+        try:
+            async with asyncio.timeout(CONNECT_LIMIT_S):
+                await self._pool.close()
+        except TimeoutError:
+            self._pool.terminate()
+
+
+class Transaction:
+    """Runs named statements on one connection."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    async def fetch(self, name: str, *arguments: object) -> list[asyncpg.Record]:
+        """Runs a named statement and returns its rows."""
+        return await self._connection.fetch(SQL[name], *arguments, timeout=STATEMENT_LIMIT_S)
+
+    async def fetch_row(self, name: str, *arguments: object) -> asyncpg.Record | None:
+        """Runs a named statement and returns its first row."""
+        rows = await self.fetch(name, *arguments)
+        return rows[0] if rows else None
+
+
+async def connect(dsn: str, *, connections: int, start_limit_s: float) -> Database:
+    """Opens the pool; a database that is not there yet is waited for.
+
+    Args:
+        dsn: the connection URL.
+        connections: how many connections are kept.
+        start_limit_s: how long to wait for the database, seconds.
+
+    Raises:
+        DatabaseUnavailable: if it did not answer in time.
+    """
+    deadline = time.monotonic() + start_limit_s
+    while True:
+        try:
+            with mapped_errors():
+                pool = await asyncpg.create_pool(
+                    dsn,
+                    min_size=1,
+                    max_size=connections,
+                    timeout=CONNECT_LIMIT_S,
+                    server_settings=HOT_SETTINGS,
+                    max_inactive_connection_lifetime=0,
+                )
+            return Database(pool)
+        except DatabaseUnavailable:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(RETRY_PAUSE_S)
+
+
+@contextmanager
+def mapped_errors() -> Iterator[None]:
+    """Turns errors of the database into the store's.
+
+    Raises:
+        DatabaseUnavailable: for everything that may pass.
+        ArgumentInvalid: for a caller's mistake that only the database can see.
+    """
+    try:
+        yield
+    except _PASSING as error:
+        raise DatabaseUnavailable("The store's database cannot be reached.") from error
+    except asyncpg.InterfaceError as error:
+        if isinstance(error, ValueError):
+            raise
+        raise DatabaseUnavailable("The connection to the store's database was lost.") from error
+    except (asyncpg.CheckViolationError, asyncpg.NotNullViolationError) as error:
+        known = _ROLES_OF_CONSTRAINTS.get(error.constraint_name or error.column_name or "")
+        if known is None or error.table_name != "rollout_group":
+            raise
+        field, description = known
+        raise ArgumentInvalid(
+            "The rollouts cannot be created.",
+            violations=[Violation(field=f"rollouts[].{field}", description=description)],
+        ) from error
+
+
+def columns(rows: Sequence[tuple[Any, ...]], count: int) -> list[Sequence[Any]]:
+    """Turns rows into the column arrays that `unnest` takes."""
+    return list(zip(*rows, strict=True)) if rows else [()] * count

@@ -1,0 +1,230 @@
+"""Leases, sessions and the feed in PostgreSQL."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+import asyncpg
+
+from fulmen_store.domain.fair_queue import ReadyItem
+from fulmen_store.domain.feed import Cursor, FeedRow, Selection
+from fulmen_store.domain.leases import AttemptEnd, EndedAttempt, EndedReport, Grant, HeldLease, Project
+from fulmen_store.domain.transitions import AttemptState, FailureKind, RetryPolicy, RolloutState
+from fulmen_store.persistence.database import Database, columns
+
+__all__ = ["PgFeed", "PgLeases", "PgSessions", "PgUpkeep", "SessionView"]
+
+
+class PgLeases:
+    """Implements `LeaseTable`."""
+
+    def __init__(self, database: Database) -> None:
+        """Takes the database."""
+        self._database = database
+
+    async def claim(self, choices: Sequence[tuple[UUID, UUID]]) -> list[Grant]:
+        """Gives each (rollout, session) pair a lease if the rollout waits; returns those that were given."""
+        return [
+            Grant(
+                rollout_id=row["id"],
+                session_id=row["session"],
+                epoch=row["epoch"],
+                project_id=row["project_id"],
+                request=row["request"],
+            )
+            for row in await self._database.fetch("claim_rollouts", *columns(choices, 2))
+        ]
+
+    async def held(self, rollout_ids: Sequence[UUID]) -> list[HeldLease]:
+        """Returns the leases on these rollouts."""
+        return [_held(row) for row in await self._database.fetch("held_leases", rollout_ids)]
+
+    async def held_by(self, session_ids: Sequence[UUID]) -> list[HeldLease]:
+        """Returns the leases of these sessions."""
+        return [_held(row) for row in await self._database.fetch("session_leases", session_ids)]
+
+    async def orphaned(self, limit: int) -> list[HeldLease]:
+        """Returns leases whose session is over."""
+        return [_held(row) for row in await self._database.fetch("orphaned_leases", limit)]
+
+    async def end(self, ends: Sequence[AttemptEnd]) -> list[EndedAttempt]:
+        """Writes those ends whose lease is unchanged, in one commit; returns them."""
+        rows = [
+            (
+                end.report.rollout_id, end.report.session_id, end.report.epoch, end.cancel_requested,
+                AttemptState.FAILED if end.report.kind else AttemptState.SUCCEEDED, end.report.kind,
+                end.rollout_state, end.delay_s, end.charge, end.report.report,
+            )
+            for end in ends
+        ]  # fmt: skip
+        return [
+            EndedAttempt(
+                item=_item(row),
+                session_id=row["session"],
+                epoch=row["epoch"],
+                rollout_state=RolloutState(row["rollout_state"]),
+            )
+            for row in await self._database.fetch("end_attempts", *columns(rows, 10))
+        ]
+
+    async def ended(self, keys: Sequence[tuple[UUID, int]]) -> list[EndedReport]:
+        """Returns the stored ends of attempts named by (rollout, epoch)."""
+        return [
+            EndedReport(
+                rollout_id=row["rollout_id"],
+                epoch=row["number"],
+                session_id=row["session"],
+                kind=FailureKind(row["failure_kind"]),
+                report=row["report"],
+            )
+            for row in await self._database.fetch("ended_attempts", *columns(keys, 2))
+        ]
+
+    async def projects(self) -> list[Project]:
+        """Returns all projects."""
+        return [
+            Project(project_id=row["id"], name=row["name"], weight=row["weight"])
+            for row in await self._database.fetch("all_projects")
+        ]
+
+    async def waiting(self, project_id: int, *, after: tuple[int, UUID], limit: int) -> list[tuple[ReadyItem, float]]:
+        """Returns one page of waiting items in order, each with the seconds until it may run."""
+        rows = await self._database.fetch("refill_queue", project_id, after[0], after[1], limit)
+        return [(_item(row), row["delay_s"]) for row in rows]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionView:
+    """A live runner session."""
+
+    session_id: UUID
+    info: bytes
+    opened_at: datetime.datetime
+    lease_until: datetime.datetime
+    running: int
+
+
+class PgSessions:
+    """Implements `SessionTable`, and the registry's reads."""
+
+    def __init__(self, database: Database) -> None:
+        """Takes the database."""
+        self._database = database
+
+    async def open(self, session_id: UUID, *, subject: str, host: str, info: bytes, ttl_s: float) -> None:
+        """Records a new session."""
+        await self._database.fetch("open_session", session_id, subject, host, info, ttl_s)
+
+    async def resume(self, session_id: UUID, *, subject: str, ttl_s: float) -> bool:
+        """Extends a session of the same token subject; returns False if it is unknown or over."""
+        return bool(await self._database.fetch("resume_session", session_id, ttl_s, subject))
+
+    async def renew(self, session_ids: Sequence[UUID], *, ttl_s: float) -> list[UUID]:
+        """Extends sessions; returns those that are alive."""
+        return [row["id"] for row in await self._database.fetch("renew_sessions", session_ids, ttl_s)]
+
+    async def end(self, session_ids: Sequence[UUID]) -> list[UUID]:
+        """Ends sessions; returns those that were alive."""
+        return [row["id"] for row in await self._database.fetch("end_sessions", session_ids)]
+
+    async def end_expired(self) -> list[UUID]:
+        """Ends every session whose time is over; returns them."""
+        return [row["id"] for row in await self._database.fetch("end_expired_sessions")]
+
+    async def page(self, *, after: UUID, limit: int) -> list[SessionView]:
+        """Returns live sessions, oldest first."""
+        return [_session(row) for row in await self._database.fetch("list_sessions", after, limit)]
+
+    async def find(self, session_id: UUID) -> SessionView | None:
+        """Returns one live session."""
+        row = await self._database.fetch_row("find_session", session_id)
+        return None if row is None else _session(row)
+
+
+class PgFeed:
+    """Implements `FeedTable`."""
+
+    def __init__(self, database: Database) -> None:
+        """Takes the database."""
+        self._database = database
+
+    async def scan(self, selection: Selection, *, after: Cursor, limit: int) -> list[FeedRow]:
+        """Returns settled rows after a cursor, in order."""
+        place = (selection.project_id, after.xid, after.rollout_id, limit)
+        if selection.run_id is None:
+            rows = await self._database.fetch("scan_project_feed", *place)
+        else:
+            rows = await self._database.fetch("scan_run_feed", *place, selection.run_id)
+        return [
+            FeedRow(
+                cursor=Cursor(xid=row["xid"], rollout_id=row["rollout_id"]),
+                group_key=row["group_key"],
+                completes=bool(row["completes"]),
+            )
+            for row in rows
+        ]
+
+    async def members(self, group_keys: Sequence[UUID]) -> dict[UUID, list[UUID]]:
+        """Returns the members of groups, by group."""
+        members: dict[UUID, list[UUID]] = {key: [] for key in group_keys}
+        for row in await self._database.fetch("group_members", list(members)):
+            members[row["group_key"]].append(row["rollout_id"])
+        return members
+
+    async def newest_transaction(self) -> int:
+        """Returns an upper bound of all transaction ids so far."""
+        row = await self._database.fetch_row("newest_transaction")
+        assert row is not None
+        return int(row[0])
+
+
+class PgUpkeep:
+    """Implements `UpkeepTable`."""
+
+    def __init__(self, database: Database) -> None:
+        """Takes the database."""
+        self._database = database
+
+    async def create_partitions(self, day: datetime.date) -> None:
+        """Makes one day's partitions; does nothing for those that exist."""
+        await self._database.fetch("create_partitions", day)
+
+    async def forget_requests(self) -> None:
+        """Removes request ids older than 24 hours."""
+        await self._database.fetch("forget_requests")
+
+
+def _held(row: asyncpg.Record) -> HeldLease:
+    return HeldLease(
+        rollout_id=row["id"],
+        session_id=row["session"],
+        epoch=row["epoch"],
+        project_id=row["project_id"],
+        charged=row["charged"],
+        policy=RetryPolicy(
+            max_attempts=row["max_attempts"], retry_mask=row["retry_mask"], backoff_ms=row["backoff_ms"]
+        ),
+        cancel_requested=row["cancel_requested"],
+    )
+
+
+def _item(row: asyncpg.Record) -> ReadyItem:
+    return ReadyItem(
+        rollout_id=row["id"],
+        project_id=row["project_id"],
+        rank=row["rank"],
+        labels=frozenset(row["labels"] or ()),
+    )
+
+
+def _session(row: asyncpg.Record) -> SessionView:
+    return SessionView(
+        session_id=row["id"],
+        info=row["info"],
+        opened_at=row["opened_at"],
+        lease_until=row["lease_until"],
+        running=row["running"],
+    )

@@ -1,0 +1,46 @@
+"""The store's SQL, by name: every statement lives in a `sql/*.sql` file under a line `-- name: ...`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import resources
+from typing import Final
+
+__all__ = ["SQL"]
+
+_MARK: Final = "-- name: "
+
+
+@cache
+def _load() -> Mapping[str, str]:
+    found: dict[str, str] = {}
+    for file in sorted(resources.files(__package__).joinpath("sql").iterdir(), key=lambda entry: entry.name):
+        if not file.name.endswith(".sql"):
+            continue
+        for name, statement in _statements(file.read_text(encoding="utf-8")):
+            if name in found:
+                raise ValueError(f"two statements are called {name}")
+            found[name] = statement
+    return found
+
+
+def _statements(text: str) -> Iterator[tuple[str, str]]:
+    for block in text.split(f"\n{_MARK}" if not text.startswith(_MARK) else _MARK)[1:]:
+        for part in block.split(f"\n{_MARK}"):
+            name, _, statement = part.partition("\n")
+            yield name.strip(), statement.strip().rstrip(";")
+
+
+class _Sql:
+    """Looks statements up by name."""
+
+    def __getitem__(self, name: str) -> str:
+        return _load()[name]
+
+    def items(self) -> Iterator[tuple[str, str]]:
+        """Returns every statement with its name."""
+        return iter(_load().items())
+
+
+SQL: Final = _Sql()

@@ -1,0 +1,177 @@
+"""Rollouts in PostgreSQL."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+import asyncpg
+
+from fulmen_store.domain.rollouts import Cancelled, NewItem, RolloutView, RunningAttempt
+from fulmen_store.domain.transitions import AttemptState, FailureKind, RolloutState
+from fulmen_store.persistence.database import Database, columns
+
+
+__all__ = ["AttemptView", "PgRollouts", "QueueStats"]
+
+LABEL_SEPARATOR = "\x1f"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptView:
+    """An ended attempt."""
+
+    rollout_id: UUID
+    number: int
+    state: AttemptState
+    failure_kind: FailureKind
+    rollout_state: RolloutState
+    session_id: UUID
+    host: str
+    started_at: datetime.datetime
+    ended_at: datetime.datetime
+    report: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueStats:
+    """How full a queue is."""
+
+    queued: int
+    running: int
+    delayed: int
+    oldest_age_s: float | None
+    runners: int
+
+
+class PgRollouts:
+    """Implements `RolloutTable`, and the reads of the transport."""
+
+    def __init__(self, database: Database) -> None:
+        """Takes the database; numbers of projects and runs are remembered, they never change."""
+        self._database = database
+        self._projects: dict[str, int] = {}
+        self._runs: dict[tuple[int, str], int] = {}
+
+    async def project_id(self, name: str) -> int:
+        """Returns a project's number; a new project is recorded."""
+        known = self._projects.get(name)
+        if known is None:
+            row = await self._database.fetch_row("ensure_project", name)
+            assert row is not None
+            known = self._projects[name] = row["id"]
+        return known
+
+    async def run_id(self, project_id: int, name: str) -> int:
+        """Returns a training run's number; a new run is recorded."""
+        known = self._runs.get((project_id, name))
+        if known is None:
+            row = await self._database.fetch_row("ensure_training_run", project_id, name)
+            assert row is not None
+            known = self._runs[project_id, name] = row["id"]
+        return known
+
+    async def create(self, items: Sequence[NewItem]) -> set[UUID]:
+        """Creates those that do not exist, in one commit; returns their ids."""
+        rows = [
+            (
+                item.rollout_id, item.project_id, item.run_id, item.group_key, item.group_size, item.rank,
+                item.not_before, item.policy.max_attempts, item.policy.retry_mask, item.policy.backoff_ms,
+                LABEL_SEPARATOR.join(item.labels), item.request,
+            )
+            for item in items
+        ]  # fmt: skip
+        return {row["id"] for row in await self._database.fetch("create_rollouts", *columns(rows, 12))}
+
+    async def stored(self, rollout_ids: Sequence[UUID]) -> dict[UUID, tuple[int, bytes]]:
+        """Returns project and request of those rollouts that exist."""
+        rows = await self._database.fetch("stored_requests", rollout_ids)
+        return {row["id"]: (row["project_id"], row["request"]) for row in rows}
+
+    async def view(self, rollout_ids: Sequence[UUID]) -> list[RolloutView]:
+        """Returns those rollouts that exist, in the order of the ids."""
+        return [_view(row) for row in await self._database.fetch("get_rollouts", rollout_ids)]
+
+    async def attempts(self, rollout_ids: Sequence[UUID]) -> list[AttemptView]:
+        """Returns the ended attempts of rollouts, by rollout and number."""
+        return [
+            AttemptView(
+                rollout_id=row["rollout_id"],
+                number=row["number"],
+                state=AttemptState(row["state"]),
+                failure_kind=FailureKind(row["failure_kind"]),
+                rollout_state=RolloutState(row["rollout_state"]),
+                session_id=row["session"],
+                host=row["host"] or "",
+                started_at=row["started_at"],
+                ended_at=row["ended_at"],
+                report=row["report"],
+            )
+            for row in await self._database.fetch("get_attempts", rollout_ids)
+        ]
+
+    async def page(
+        self, project_id: int, run_id: int | None, *, states: Sequence[int], before: UUID, limit: int
+    ) -> list[RolloutView]:
+        """Returns one page of rollouts, newest first, with ids below `before`."""
+        wanted = list(states) or None
+        if run_id is None:
+            rows = await self._database.fetch("list_project_rollouts", project_id, before, wanted, limit)
+        else:
+            rows = await self._database.fetch("list_run_rollouts", project_id, before, wanted, limit, run_id)
+        return [_view(row) for row in rows]
+
+    async def live_of_run(self, project_id: int, run_id: int, limit: int) -> list[UUID]:
+        """Returns rollouts of a training run that are neither final nor asked to stop."""
+        return [row["id"] for row in await self._database.fetch("live_rollouts_of_run", project_id, run_id, limit)]
+
+    async def cancel(self, rollout_ids: Sequence[UUID]) -> list[Cancelled]:
+        """Cancels waiting rollouts and marks running ones, in one commit."""
+        return [
+            Cancelled(
+                rollout_id=row["id"], project_id=row["project_id"], session_id=row["session"], epoch=row["epoch"]
+            )
+            for row in await self._database.fetch("cancel_rollouts", sorted(rollout_ids))
+        ]
+
+    async def stats(self, project_id: int, run_id: int | None) -> QueueStats:
+        """Counts the live rollouts of a project or a training run."""
+        row = await self._database.fetch_row("queue_stats", project_id, run_id)
+        assert row is not None
+        return QueueStats(**dict(row))
+
+    async def log_request(self, project_id: int, method: str, request_id: str, result: bytes) -> bytes:
+        """Records a request's result unless it has one; returns the recorded one."""
+        row = await self._database.fetch_row("log_request", project_id, method, request_id, result)
+        if row is None:
+            row = await self._database.fetch_row("logged_request", project_id, method, request_id)
+        # It can only be gone if it was forgotten this instant, after 24 hours.
+        return result if row is None else row["result"]
+
+
+def _view(row: asyncpg.Record) -> RolloutView:
+    if row["end_state"] is not None:
+        state = RolloutState(row["end_state"])
+    elif row["session"] is not None:
+        state = RolloutState.RUNNING
+    elif row["delayed"] and row["epoch"]:
+        state = RolloutState.RETRY_WAIT
+    else:
+        state = RolloutState.QUEUED
+    running = None
+    if state is RolloutState.RUNNING:
+        running = RunningAttempt(
+            number=row["epoch"], session_id=row["session"], host=row["host"] or "", started_at=row["leased_at"]
+        )
+    return RolloutView(
+        rollout_id=row["id"],
+        project_id=row["project_id"],
+        request=row["request"],
+        state=state,
+        failure_kind=FailureKind(row["failure_kind"] or 0),
+        created_at=row["created_at"],
+        ended_at=row["ended_at"],
+        running=running,
+    )

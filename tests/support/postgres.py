@@ -1,0 +1,133 @@
+"""A real PostgreSQL for tests: one server per process, a fresh database per test by template.
+
+The server is the embedded one; with FULMEN_TEST_POSTGRES=container it is the official image `postgres:17`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import itertools
+import os
+import shutil
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+
+from fulmen.local.postgres import EmbeddedPostgres
+from fulmen_store.persistence.migrations import migrate
+
+__all__ = ["PostgresServer", "shared_server"]
+
+CONTAINER_IMAGE = "postgres:17"
+TEMPLATE = "fulmen_template"
+# Small and quick to start; durability stays on.
+TEST_SETTINGS = {"shared_buffers": "64MB", "max_connections": "60"}
+
+_counter = itertools.count(1)
+
+
+class PostgresServer:
+    """A running server that makes databases with the store's schema."""
+
+    def __init__(self) -> None:
+        self.embedded: EmbeddedPostgres | None = None
+        self._folder: Path | None = None
+        self._container: Any = None
+        self._has_template = False
+        if os.environ.get("FULMEN_TEST_POSTGRES", "embedded") == "container":
+            self._start_container()
+        else:
+            self._folder = Path(tempfile.mkdtemp(prefix="fulmen-test-pg-"))
+            self._folder.chmod(0o755)
+            self.embedded = EmbeddedPostgres(self._folder / "data", settings=TEST_SETTINGS)
+            self._dsn = self.embedded.start()
+
+    def _start_container(self) -> None:
+        from testcontainers.postgres import PostgresContainer
+
+        self._container = PostgresContainer(CONTAINER_IMAGE, driver=None)
+        self._container.start()
+        self._dsn = self._container.get_connection_url()
+
+    def stop(self) -> None:
+        """Stops the server and removes its folder."""
+        if self.embedded is not None:
+            self.embedded.stop()
+        if self._container is not None:
+            self._container.stop()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def fresh_database(self, *, migrated: bool = True) -> str:
+        """Makes a database, with the store's schema unless told otherwise, and returns its URL."""
+        name = f"test_{os.getpid()}_{next(_counter)}"
+        run_now(self._create(name, migrated=migrated))
+        return self._dsn_of(name)
+
+    def drop(self, dsn: str) -> None:
+        """Drops a database, whoever is still connected."""
+        name = urlsplit(dsn).path.lstrip("/")
+        run_now(self._administrate(f'drop database if exists "{name}" with (force)'))
+
+    def _dsn_of(self, name: str) -> str:
+        return urlunsplit(urlsplit(self._dsn)._replace(path=f"/{name}"))
+
+    async def _create(self, name: str, *, migrated: bool) -> None:
+        if not migrated:
+            await self._administrate(f'create database "{name}" template template0')
+            return
+        if not self._has_template:
+            await self._administrate(f'create database "{TEMPLATE}" template template0')
+            await migrate(self._dsn_of(TEMPLATE))
+            self._has_template = True
+        await self._administrate(f'create database "{name}" template "{TEMPLATE}" strategy file_copy')
+
+    async def _administrate(self, statement: str) -> None:
+        connection = await asyncpg.connect(self._dsn)
+        try:
+            await connection.execute(statement)
+        finally:
+            await connection.close()
+
+
+def run_now(coroutine: Any) -> Any:
+    """Runs a coroutine to its end in a thread of its own, so that it works inside and outside of a loop."""
+    result: list[Any] = []
+    failure: list[BaseException] = []
+
+    def target() -> None:
+        try:
+            result.append(asyncio.run(coroutine))
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=target, name="postgres-admin")
+    thread.start()
+    thread.join()
+    if failure:
+        raise failure[0]
+    return result[0]
+
+
+_server: PostgresServer | None = None
+
+
+def shared_server() -> PostgresServer:
+    """Returns this process's server; it is started at the first call and stopped at the process's end."""
+    global _server
+    if _server is None:
+        _server = PostgresServer()
+        atexit.register(_stop_quietly)
+    return _server
+
+
+def _stop_quietly() -> None:
+    if _server is not None:
+        with contextlib.suppress(OSError):
+            _server.stop()
