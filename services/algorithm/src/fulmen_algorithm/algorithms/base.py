@@ -1,5 +1,6 @@
 """What an algorithm is, and what its settings have in common."""
 
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -64,6 +65,13 @@ class AlgorithmEntry:
     make: Callable[[AlgorithmSettings], Algorithm]
     needs: tuple[str, ...]
     takes: tuple[str, ...] = ()
+
+
+def permutation(count: int, seed: int, epoch: int) -> list[int]:
+    """Returns the order of `count` items in an epoch: a function of its arguments, so that nothing need be kept."""
+    order = list(range(count))
+    random.Random(f"{seed}/{epoch}").shuffle(order)
+    return order
 
 
 Registry = Mapping[str, AlgorithmEntry]

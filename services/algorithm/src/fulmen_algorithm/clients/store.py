@@ -127,10 +127,10 @@ class StoreQueue:
                 stream.cancel()
             await outage.wait()
 
-    async def trajectories(self, rollouts: Sequence[str]) -> dict[str, RolloutTrajectory]:
+    async def trajectories(self, attempts: Sequence[str]) -> dict[str, RolloutTrajectory]:
         """Reads what the policy did in attempts, by attempt name; an attempt without a captured call is unusable."""
         found: dict[str, RolloutTrajectory] = {}
-        for names in _chunked(rollouts, ATTEMPTS_PER_REQUEST):
+        for names in _chunked(attempts, ATTEMPTS_PER_REQUEST):
             chunks = await self._patience.call(lambda names=names: self._chunks(names))
             by_attempt: dict[str, list[SpanChunk]] = {name: [] for name in names}
             for chunk in chunks:

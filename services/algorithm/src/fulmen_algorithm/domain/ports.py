@@ -1,12 +1,17 @@
 """What the domain needs of other services: the real implementations are in `clients`, a model of the store in the tests."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from fulmen_algorithm.domain.groups import FinishedGroup, GroupSpec
 from fulmen_algorithm.domain.trajectory import RolloutTrajectory
+from fulmen_algorithm.training.policy import PolicyModel
+
+
+Notify = Callable[[str, str], None]
+"""Takes a severity (`info`, `warning`, `error`) and a text for a person."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +47,8 @@ class RolloutQueue(Protocol):
     def watch(self, cursor: str) -> AsyncIterator[FinishedGroup]:
         """Yields finished groups from a cursor on, for ever; goes on by itself after an outage."""
 
-    async def trajectories(self, rollouts: Sequence[str]) -> dict[str, RolloutTrajectory]:
-        """Reads what the policy did in the deciding attempts of rollouts, by rollout name; wants attempt names."""
+    async def trajectories(self, attempts: Sequence[str]) -> dict[str, RolloutTrajectory]:
+        """Reads what the policy did in attempts, by attempt name."""
 
     async def known_train_groups(self, *, below: int) -> set[int]:
         """Lists the indices of submitted training groups, `below` and under left out."""
@@ -68,10 +73,53 @@ class ResourceShelf(Protocol):
         """Publishes a version, idempotently by `request_id`."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedModel:
+    """A model folder that is complete.
+
+    Attributes:
+        path: The folder, in the format of `transformers`.
+        sha256: Of its weights, hexadecimal.
+        size_bytes: Of all its files.
+    """
+
+    path: Path
+    sha256: str
+    size_bytes: int
+
+
+class RunStorage(Protocol):
+    """What a run keeps on disk, besides its checkpoints and its events."""
+
+    def append_consumed(self, records: Sequence[Mapping[str, object]]) -> int:
+        """Appends what a step consumed, durably; returns the size of the file in bytes."""
+
+    def truncate_consumed(self, size_bytes: int) -> None:
+        """Takes back what was appended after a checkpoint."""
+
+    def append_version(self, record: Mapping[str, object]) -> None:
+        """Notes a published version."""
+
+    def versions(self) -> list[dict[str, object]]:
+        """Returns every version that the run ever published."""
+
+    def save_note(self, name: str, note: Mapping[str, object]) -> None:
+        """Keeps a note for the report."""
+
+    def notes(self) -> dict[str, dict[str, object]]:
+        """Returns the notes."""
+
+    def save_model(self, policy: PolicyModel, step: int) -> SavedModel:
+        """Writes the weights to a folder of their own, whose name says step and checksum."""
+
+    def prune_models(self, keep: Sequence[Path]) -> None:
+        """Removes all model folders but these."""
+
+
 class Serving(Protocol):
     """Where agents reach the policy: the engine, and the proxy's route to it."""
 
-    async def serve(self, policy: PublishedPolicy, overrides: dict[str, str]) -> None:
+    async def serve(self, policy: PublishedPolicy, overrides: Mapping[str, str], notify: Notify) -> None:
         """Makes a policy version answer under the policy's name; `overrides` are JSON fields by mode."""
 
     async def swap(self, policy: PublishedPolicy) -> None:

@@ -84,10 +84,10 @@ class Progress:
         consumed: Indices of the groups that were dealt with.
         dropped: How many of them were given up.
         consumed_bytes: Size of `consumed.jsonl`.
-        policy_version: Version of the weights in the same checkpoint; 0 if they were never published.
+        policy_version: Version of the weights in the same checkpoint; 0 if they were not published yet.
+        validated_step: Last step that was validated; -1 before the first validation.
         results: Figures of the run.
         spent_s: Wall time by what it was spent on, in seconds.
-        notes: Texts for the report.
     """
 
     step: int = 0
@@ -96,13 +96,13 @@ class Progress:
     dropped: int = 0
     consumed_bytes: int = 0
     policy_version: int = 0
+    validated_step: int = -1
     results: Mapping[str, float] = field(default_factory=dict)
     spent_s: Mapping[str, float] = field(default_factory=dict)
-    notes: Mapping[str, str] = field(default_factory=dict)
 
 
 def committed(progress: Progress, *, step: int, consumed: Sequence[Consumed], consumed_bytes: int) -> Progress:
-    """Returns the progress after a step that has dealt with some groups, in the order of the feed.
+    """Returns the progress after a step that has dealt with some groups, in the order of the feed; nothing is published.
 
     Raises:
         ValueError: if a group was consumed before: it must not be counted, let alone trained on, twice.
@@ -117,6 +117,7 @@ def committed(progress: Progress, *, step: int, consumed: Sequence[Consumed], co
         consumed=progress.consumed.with_all(indices),
         dropped=progress.dropped + sum(c.outcome.dropped for c in consumed),
         consumed_bytes=consumed_bytes,
+        policy_version=0,
     )
 
 

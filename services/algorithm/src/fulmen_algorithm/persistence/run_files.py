@@ -1,17 +1,21 @@
-"""The folder of one run: `run.json`, `events.jsonl`, `consumed.jsonl`, `versions.jsonl`, `checkpoints/`, `models/`.
+"""The folder of one run: `run.json`, `events.jsonl`, `consumed.jsonl`, `versions.jsonl`, `notes.json`, folders.
 
 Invariant: `run.json` is always whole, and `consumed.jsonl` holds at least what the newest checkpoint counts.
 """
 
+import hashlib
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
 from fulmen_algorithm.domain.events import Event
+from fulmen_algorithm.domain.ports import SavedModel
 from fulmen_algorithm.domain.run import TrainingRun
 from fulmen_algorithm.persistence.files import append_json_lines, append_line, read_lines, replace_file, truncate
+from fulmen_algorithm.training.policy import PolicyModel
 
 _RUN = TypeAdapter(TrainingRun)
 _EVENT = TypeAdapter(Event)
@@ -80,3 +84,49 @@ class RunFiles:
     def versions(self) -> list[dict[str, object]]:
         """Reads `versions.jsonl`: every version that the run ever published."""
         return read_lines(self._versions, json.loads)
+
+    def save_note(self, name: str, note: Mapping[str, object]) -> None:
+        """Keeps a note for the report in `notes.json`."""
+        notes = {**self.notes(), name: dict(note)}
+        replace_file(self.folder / "notes.json", json.dumps(notes, indent=1).encode())
+
+    def notes(self) -> dict[str, dict[str, object]]:
+        """Reads `notes.json`."""
+        path = self.folder / "notes.json"
+        return json.loads(path.read_bytes()) if path.exists() else {}
+
+    def save_model(self, policy: PolicyModel, step: int) -> SavedModel:
+        """Writes the weights to `models/<step>-<checksum>`; the folder appears whole."""
+        self.models.mkdir(exist_ok=True)
+        aside = self.models / ".writing"
+        shutil.rmtree(aside, ignore_errors=True)
+        policy.save(aside)
+        digest = weights_digest(aside)
+        path = self.models / f"{step:06d}-{digest[:12]}"
+        if path.exists():
+            shutil.rmtree(aside)
+        else:
+            aside.rename(path)
+        return SavedModel(path=path, sha256=digest, size_bytes=sum(f.stat().st_size for f in path.iterdir()))
+
+    def prune_models(self, keep: Sequence[Path]) -> None:
+        """Removes all model folders but these."""
+        for path in self.models.iterdir() if self.models.is_dir() else ():
+            if path not in keep:
+                shutil.rmtree(path)
+
+
+def weights_digest(model_dir: Path) -> str:
+    """Computes the SHA-256 over the safetensors files of a model folder, in the order of their names.
+
+    Raises:
+        FileNotFoundError: if there is none.
+    """
+    files = sorted(model_dir.glob("*.safetensors"))
+    if not files:
+        raise FileNotFoundError(f"No safetensors file in {model_dir}.")
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as opened:
+            digest.update(hashlib.file_digest(opened, "sha256").digest())
+    return digest.hexdigest()

@@ -1,0 +1,183 @@
+"""Makes the rows of a training step out of finished groups, and says what became of each group.
+
+Rules: a rollout that failed, was cut off, or was not captured whole is masked, which means that it is left out and never
+scored; a group with fewer than two rollouts left, or without variance, is dropped and counted; rows whose policy lags
+too far are dropped and counted.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from fulmen_algorithm.domain.context import RunContext
+from fulmen_algorithm.domain.groups import FinishedGroup, rewards_of
+from fulmen_algorithm.domain.progress import Consumed, Outcome
+from fulmen_algorithm.domain.trajectory import RolloutTrajectory, TokenSequence
+from fulmen_algorithm.training.advantages import StdNormalisation, group_advantages
+from fulmen_algorithm.training.rows import NO_VERSION, Row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What one training step works on.
+
+    Attributes:
+        rows: Rows with advantages.
+        consumed: Every group that was dealt with, in the order of the feed.
+        figures: What was measured on the way.
+    """
+
+    rows: Sequence[Row]
+    consumed: Sequence[Consumed]
+    figures: Mapping[str, float]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Tally:
+    """Counts of one step."""
+
+    rollouts: int = 0
+    masked: int = 0
+    tokens: int = 0
+    stale_rows: int = 0
+    rewards: list[float] = field(default_factory=list)
+
+
+class BatchBuilder:
+    """Collects the groups of one step after another."""
+
+    def __init__(
+        self,
+        ctx: RunContext,
+        *,
+        groups: int,
+        max_staleness: int,
+        mask_truncated: bool,
+        token_budget: int,
+        std: StdNormalisation,
+    ) -> None:
+        self._ctx = ctx
+        self._groups = groups
+        self._max_staleness = max_staleness
+        self._mask_truncated = mask_truncated
+        self._token_budget = token_budget
+        self._std = std
+        self._consumed: list[Consumed] = []
+
+    @property
+    def dropped(self) -> int:
+        """Groups that were dropped in the step that is collected now."""
+        return sum(c.outcome.dropped for c in self._consumed)
+
+    async def collect(self, *, refill: Callable[[], Awaitable[None]]) -> Batch:
+        """Takes groups from the feed until enough of them can be trained on.
+
+        Args:
+            refill: Called after groups were dropped: it submits others in their place.
+
+        Raises:
+            Interrupted: if the run was asked to stop; nothing is consumed then.
+        """
+        started = time.monotonic()
+        tally = _Tally()
+        kept: dict[str, dict[str, tuple[float, RolloutTrajectory]]] = {}
+        self._consumed = []
+        while len(kept) < self._groups:
+            groups = await self._ctx.rollouts.take(limit=self._groups - len(kept))
+            found = await self._ctx.rollouts.trajectories([g for g in groups if _may_train(g)])
+            before = self.dropped
+            for group in groups:
+                usable = self._judge(group, found, tally)
+                if usable:
+                    kept[group.group_id] = usable
+            if self.dropped > before:
+                await refill()
+        rows = self._rows(kept)
+        return Batch(rows=rows, consumed=self._consumed, figures=self._figures(tally, rows, time.monotonic() - started))
+
+    def _judge(
+        self, group: FinishedGroup, found: Mapping[str, RolloutTrajectory], tally: _Tally
+    ) -> dict[str, tuple[float, RolloutTrajectory]]:
+        """Decides about one group; returns its usable rollouts, or nothing if it is dropped."""
+        rewards = rewards_of(group)
+        tally.rollouts += len(group.rollouts)
+        tally.rewards += rewards.values()
+        tally.tokens += sum(found[name].sampled_tokens for name in rewards if name in found)
+        outcome, usable = Outcome.NO_VARIANCE, {}
+        if len(rewards) < 2:
+            outcome = Outcome.TOO_FEW_USABLE
+        elif len(set(rewards.values())) > 1:
+            whole = {name: found[name] for name in rewards if name in found and self._whole(found[name])}
+            fresh = {name: self._fresh(trajectory, tally) for name, trajectory in whole.items()}
+            usable = {name: (rewards[name], t) for name, t in fresh.items() if t.sequences}
+            tally.masked += len(group.rollouts) - len(usable)
+            if len(usable) < 2:
+                outcome = Outcome.TOO_STALE if len(whole) >= 2 else Outcome.TOO_FEW_USABLE
+            elif len({reward for reward, _ in usable.values()}) > 1:
+                outcome = Outcome.TRAINED
+        trained = tuple(sorted(usable)) if outcome is Outcome.TRAINED else ()
+        self._consumed.append(Consumed(group=group, outcome=outcome, trained=trained))
+        return usable if outcome is Outcome.TRAINED else {}
+
+    def _whole(self, trajectory: RolloutTrajectory) -> bool:
+        too_long = any(len(s.token_ids) > self._token_budget for s in trajectory.sequences)
+        return not (trajectory.unusable or too_long or (self._mask_truncated and trajectory.truncated))
+
+    def _fresh(self, trajectory: RolloutTrajectory, tally: _Tally) -> RolloutTrajectory:
+        """Leaves out the sequences of which a token is too old."""
+        step = self._ctx.progress.step
+        fresh = tuple(s for s in trajectory.sequences if step - min(self._steps(s)) <= self._max_staleness)
+        tally.stale_rows += len(trajectory.sequences) - len(fresh)
+        return replace(trajectory, sequences=fresh)
+
+    def _steps(self, sequence: TokenSequence) -> list[int]:
+        """Returns after which training step each sampled token's policy was published; unknown counts as present."""
+        present = self._ctx.progress.step
+        steps = {v: self._ctx.policy.step_of(v) for v in set(sequence.policy_versions)}
+        pairs = zip(sequence.loss_mask, sequence.policy_versions, strict=True)
+        return [present if steps[v] is None else int(steps[v] or 0) for sampled, v in pairs if sampled]
+
+    def _rows(self, kept: Mapping[str, Mapping[str, tuple[float, RolloutTrajectory]]]) -> list[Row]:
+        rewards = {group: {name: reward for name, (reward, _) in members.items()} for group, members in kept.items()}
+        advantages = group_advantages(rewards, std=self._std).advantages
+        return [
+            self._row(name, sequence, advantages[name])
+            for members in kept.values()
+            for name, (_, trajectory) in members.items()
+            for sequence in trajectory.sequences
+        ]
+
+    def _row(self, name: str, sequence: TokenSequence, advantage: float) -> Row:
+        steps = iter(self._steps(sequence))
+        return Row(
+            rollout_id=name,
+            token_ids=sequence.token_ids,
+            loss_mask=sequence.loss_mask,
+            old_logprobs=sequence.logprobs,
+            advantage=advantage,
+            # Counted in steps of this run: versions also count what others published, and what a crash took back.
+            policy_versions=tuple(next(steps) if sampled else NO_VERSION for sampled in sequence.loss_mask),
+        )
+
+    def _figures(self, tally: _Tally, rows: Sequence[Row], seconds: float) -> dict[str, float]:
+        outcomes = [c.outcome for c in self._consumed]
+        return {
+            "reward_mean": sum(tally.rewards) / len(tally.rewards) if tally.rewards else 0.0,
+            "rollouts": float(tally.rollouts),
+            "rollouts_masked": float(tally.masked),
+            "rows": float(len(rows)),
+            "rows_stale": float(tally.stale_rows),
+            "groups_trained": float(outcomes.count(Outcome.TRAINED)),
+            "groups_no_variance": float(outcomes.count(Outcome.NO_VARIANCE)),
+            "groups_too_few_usable": float(outcomes.count(Outcome.TOO_FEW_USABLE)),
+            "groups_too_stale": float(outcomes.count(Outcome.TOO_STALE)),
+            "groups_dropped": float(self.dropped),
+            "collect_seconds": seconds,
+            "sampled_tokens": float(tally.tokens),
+        }
+
+
+def _may_train(group: FinishedGroup) -> bool:
+    """Tells whether it is worth reading the group's spans."""
+    rewards = rewards_of(group)
+    return len(rewards) >= 2 and len(set(rewards.values())) > 1

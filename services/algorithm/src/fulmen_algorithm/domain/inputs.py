@@ -1,0 +1,71 @@
+"""Data sets as JSON lines: read whole, every bad line reported at once with its number."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from fulmen.errors import Violation
+
+Parsed = TypeVar("Parsed")
+LINES_REPORTED = 50
+_ROLES = ("system", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demonstration:
+    """A conversation to learn from.
+
+    Attributes:
+        messages: OpenAI chat messages; at least one is the assistant's.
+        tools: OpenAI tool definitions that were offered; empty for none.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+
+
+def read_tasks(content: bytes, *, field: str) -> tuple[list[bytes], list[Violation]]:
+    """Reads tasks: each line is a JSON value, handed to the agent as it is."""
+    return _lines(content, field, lambda value: json.dumps(value, separators=(",", ":")).encode())
+
+
+def read_demonstrations(content: bytes, *, field: str) -> tuple[list[Demonstration], list[Violation]]:
+    """Reads demonstrations: each line is an object with `messages`, and optionally `tools`."""
+    return _lines(content, field, _demonstration)
+
+
+def _demonstration(value: Any) -> Demonstration:
+    if not isinstance(value, dict) or not isinstance(value.get("messages"), list):
+        raise ValueError("needs a list `messages`")
+    messages, tools = value["messages"], value.get("tools") or []
+    for number, message in enumerate(messages, start=1):
+        if not isinstance(message, dict) or message.get("role") not in _ROLES:
+            raise ValueError(f"message {number} needs a `role`, one of {', '.join(_ROLES)}")
+    if not any(m["role"] == "assistant" for m in messages):
+        raise ValueError("has no message of the assistant")
+    if not isinstance(tools, list) or not all(isinstance(t, dict) for t in tools):
+        raise ValueError("`tools` must be a list of objects")
+    return Demonstration(messages=messages, tools=tools)
+
+
+def _lines(
+    content: bytes, field: str, parse: Callable[[Any], Parsed]
+) -> tuple[list[Parsed], list[Violation]]:
+    """Parses the lines that are not blank; at most `LINES_REPORTED` bad ones are described, the others counted."""
+    parsed: list[Parsed] = []
+    bad: list[Violation] = []
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            parsed.append(parse(json.loads(line)))
+        except ValueError as error:
+            text = f"not JSON: {error.msg}" if isinstance(error, json.JSONDecodeError) else str(error)
+            bad.append(Violation(field=f"{field}:{number}", description=text))
+    if len(bad) > LINES_REPORTED:
+        rest = len(bad) - LINES_REPORTED
+        bad = [*bad[:LINES_REPORTED], Violation(field=field, description=f"{rest} more lines are malformed")]
+    if not parsed and not bad:
+        bad = [Violation(field=field, description="the data set is empty")]
+    return parsed, bad
