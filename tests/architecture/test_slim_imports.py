@@ -1,0 +1,71 @@
+"""What people import is light: no heavy library comes along, and the memory it takes is bounded."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+LIMIT_S = 60
+SDK_BUDGET_MB = 60
+HEAVY = frozenset({"torch", "transformers", "tokenizers", "safetensors", "numpy", "matplotlib", "pandas"})
+SERVER_SIDE = frozenset({"asyncpg", "aiohttp", "uvicorn", "uvloop", "pydantic", "structlog", "fulmen_service_kit"})
+# Imports what argv names; prints the loaded top-level modules and the resident memory. The peak that getrusage knows
+# is inherited from the parent on Linux, so the current figure is read there.
+PROBE = """
+import importlib, json, os, resource, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+if sys.platform == "linux":
+    with open("/proc/self/statm") as file:
+        resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+else:
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+loaded = sorted({name.partition(".")[0] for name in sys.modules})
+print(json.dumps({"loaded": loaded, "resident_mb": resident / 2**20}))
+"""
+
+
+def probe(*modules: str) -> tuple[set[str], float]:
+    """Imports modules in a fresh interpreter; returns what was loaded, and the resident memory in MiB."""
+    ran = subprocess.run(
+        [sys.executable, "-c", PROBE, *modules], capture_output=True, text=True, timeout=LIMIT_S, check=True
+    )
+    report = json.loads(ran.stdout)
+    return set(report["loaded"]), report["resident_mb"]
+
+
+def test_the_sdk_brings_nothing_heavy_and_fits_its_budget() -> None:
+    loaded, resident_mb = probe("fulmen", "fulmen.client")
+
+    assert not loaded & (HEAVY | SERVER_SIDE)
+    assert resident_mb < SDK_BUDGET_MB
+
+
+def test_the_sdk_itself_does_not_even_load_grpc() -> None:
+    loaded, _ = probe("fulmen", "fulmen.errors", "fulmen.ids")
+
+    assert not loaded & {"grpc", "google", "rich", "typer"}
+
+
+def test_the_command_line_brings_nothing_heavy() -> None:
+    loaded, _ = probe("fulmen.cli.main")
+
+    assert not loaded & (HEAVY | {"asyncpg", "uvicorn"})
+
+
+@pytest.mark.parametrize(
+    ("app", "unwanted"),
+    [
+        ("fulmen_store.app", HEAVY | {"aiohttp", "openai", "uvicorn"}),
+        ("fulmen_runner.app", HEAVY | {"asyncpg", "uvicorn"}),
+        ("fulmen_llm_proxy.app", HEAVY | {"asyncpg", "openai"}),
+        ("fulmen_algorithm.app", {"asyncpg", "openai", "matplotlib", "pandas"}),
+    ],
+)
+def test_a_service_loads_only_what_is_its_own(app: str, unwanted: frozenset[str]) -> None:
+    loaded, _ = probe(app)
+
+    assert not loaded & unwanted
