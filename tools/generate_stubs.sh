@@ -21,10 +21,10 @@ for package in store runner algorithm llm_proxy type errors; do
 done
 
 if [ "${1:-}" = --check ]; then
-  (cd "$out" && find fulmen -name '*_pb2*.py*' | sort) | while read -r file; do
+  (cd "$out" && find fulmen -name '*_pb2*.py' -o -name '*_pb2*.pyi' | sort) | while read -r file; do
     cmp -s "$out/$file" "sdk/python/src/$file" || { echo "stub differs from its proto: $file (run \`make proto\`)" >&2; exit 1; }
   done
-  [ "$(cd "$out" && find fulmen -name '*_pb2*.py*' | sort)" = "$(cd sdk/python/src && find fulmen -name '*_pb2*.py*' | sort)" ] ||
+  [ "$(cd "$out" && find fulmen -name '*_pb2*.py' -o -name '*_pb2*.pyi' | sort)" = "$(cd sdk/python/src && find fulmen -name '*_pb2*.py' -o -name '*_pb2*.pyi' | sort)" ] ||
     { echo "stubs without a proto exist (run \`make proto\`)" >&2; exit 1; }
   echo "stubs equal the protos"
 fi
