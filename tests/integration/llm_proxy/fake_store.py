@@ -1,0 +1,167 @@
+"""The two services of the store that the proxy uses, in memory, on a real gRPC socket.
+
+It keeps to the contracts of `fulmen.store.v1` where the proxy can see them: versions grow by one, a
+watch begins with a snapshot, chunks are acknowledged in order and repeats are dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+import grpc.aio
+import zstandard
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from fulmen.errors import ResourceNotFound
+from fulmen.rpc.status import STATUS_METADATA_KEY, encode
+from fulmen.store.v1 import (
+    resource_pb2,
+    resource_service_pb2,
+    resource_service_pb2_grpc,
+    span_pb2,
+    span_service_pb2,
+    span_service_pb2_grpc,
+)
+from fulmen.type.v1.model_call_pb2 import ModelCallRecord
+
+
+class FakeStore:
+    """What the store holds; survives `stop` and `start`, as a database would."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.versions: dict[str, list[resource_pb2.ResourceVersion]] = {}
+        self.chunks: dict[str, span_pb2.SpanChunk] = {}
+        self.appended = asyncio.Semaphore(0)
+        """Released once for each new chunk."""
+        self.repeats = 0
+        self.acknowledge = asyncio.Event()
+        """Chunks are taken, and acknowledged, only while it is set."""
+        self.acknowledge.set()
+        self.reject_with = ""
+        self.watchers: set[asyncio.Queue[resource_pb2.ResourceVersion]] = set()
+        self._server: grpc.aio.Server | None = None
+
+    async def __aenter__(self) -> FakeStore:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    @property
+    def target(self) -> str:
+        """Its address."""
+        return f"127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        """Listens, on the same port as before if it ran already."""
+        self._server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        resource_service_pb2_grpc.add_ResourceServiceServicer_to_server(_Resources(self), self._server)
+        span_service_pb2_grpc.add_SpanServiceServicer_to_server(_Spans(self), self._server)
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Closes the socket and every stream."""
+        if self._server is not None:
+            server, self._server = self._server, None
+            await server.stop(grace=None)
+
+    def spans(self, attempt: str) -> list[tuple[Span, ModelCallRecord | None]]:
+        """Returns the spans of an attempt in order of start, with their records."""
+        found = []
+        for chunk in self.chunks.values():
+            if chunk.attempt == attempt:
+                for record in batch_of(chunk).spans:
+                    call = ModelCallRecord.FromString(record.model_call) if record.model_call else None
+                    found.append((Span.FromString(record.otlp_span), call))
+        return sorted(found, key=lambda pair: pair[0].start_time_unix_nano)
+
+    def publish(self, resource: resource_pb2.ResourceVersion) -> resource_pb2.ResourceVersion:
+        """Adds a version and tells the watchers."""
+        resource_id = resource.name.split("/")[1]
+        held = self.versions.setdefault(resource_id, [])
+        stored = resource_pb2.ResourceVersion()
+        stored.CopyFrom(resource)
+        stored.version = len(held) + 1
+        stored.name = f"resources/{resource_id}/versions/{stored.version}"
+        held.append(stored)
+        for watcher in self.watchers:
+            watcher.put_nowait(stored)
+        return stored
+
+
+def batch_of(chunk: span_pb2.SpanChunk) -> span_pb2.SpanBatch:
+    """Unpacks a chunk."""
+    payload = chunk.payload
+    if chunk.codec == span_pb2.SPAN_CODEC_ZSTD:
+        payload = zstandard.ZstdDecompressor().decompress(payload)
+    return span_pb2.SpanBatch.FromString(payload)
+
+
+class _Resources(resource_service_pb2_grpc.ResourceServiceServicer):
+    def __init__(self, store: FakeStore) -> None:
+        self._store = store
+
+    async def PublishResources(
+        self, request: resource_service_pb2.PublishResourcesRequest, _: grpc.aio.ServicerContext
+    ) -> resource_service_pb2.PublishResourcesResponse:
+        published = [self._store.publish(resource) for resource in request.resources]
+        return resource_service_pb2.PublishResourcesResponse(resources=published)
+
+    async def GetResources(
+        self, request: resource_service_pb2.GetResourcesRequest, context: grpc.aio.ServicerContext
+    ) -> resource_service_pb2.GetResourcesResponse:
+        found = []
+        for name in request.names:
+            _, resource_id, _, number = name.split("/")
+            held = self._store.versions.get(resource_id, [])
+            if not 1 <= int(number) <= len(held):
+                status = encode(ResourceNotFound(f"There is no {name}.", resource=name))
+                details = ((STATUS_METADATA_KEY, status.SerializeToString()),)
+                await context.abort(grpc.StatusCode.NOT_FOUND, status.message, details)
+            found.append(held[int(number) - 1])
+        return resource_service_pb2.GetResourcesResponse(resources=found)
+
+    async def WatchResources(
+        self, request: resource_service_pb2.WatchResourcesRequest, _: grpc.aio.ServicerContext
+    ) -> AsyncIterator[resource_service_pb2.WatchResourcesResponse]:
+        news: asyncio.Queue[resource_pb2.ResourceVersion] = asyncio.Queue()
+        self._store.watchers.add(news)
+        try:
+            latest = [held[-1] for held in self._store.versions.values()]
+            chosen = [resource for resource in latest if resource.kind in request.kinds]
+            yield resource_service_pb2.WatchResourcesResponse(resources=chosen, snapshot_complete=True)
+            while True:
+                resource = await news.get()
+                if resource.kind in request.kinds:
+                    yield resource_service_pb2.WatchResourcesResponse(resources=[resource])
+        finally:
+            self._store.watchers.discard(news)
+
+
+class _Spans(span_service_pb2_grpc.SpanServiceServicer):
+    def __init__(self, store: FakeStore) -> None:
+        self._store = store
+
+    async def AppendSpans(
+        self, requests: AsyncIterator[span_service_pb2.AppendSpansRequest], _: grpc.aio.ServicerContext
+    ) -> AsyncIterator[span_service_pb2.AppendSpansResponse]:
+        store = self._store
+        async for request in requests:
+            await store.acknowledge.wait()
+            answer = span_service_pb2.AppendSpansResponse()
+            for chunk in request.chunks:
+                if store.reject_with:
+                    answer.rejected.add(chunk_id=chunk.chunk_id, message=store.reject_with)
+                    continue
+                if chunk.chunk_id in store.chunks:
+                    store.repeats += 1
+                else:
+                    store.chunks[chunk.chunk_id] = chunk
+                    store.appended.release()
+                answer.accepted_count += 1
+            yield answer

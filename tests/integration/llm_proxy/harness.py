@@ -1,0 +1,159 @@
+"""A whole proxy in the test's own process, on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+from prometheus_client import CollectorRegistry
+
+from fulmen.ids import DEFAULT_PROJECT, AttemptName, uuid7
+from fulmen.llm_proxy.v1 import (
+    backend_pb2,
+    backend_service_pb2,
+    backend_service_pb2_grpc,
+    capture_service_pb2,
+    capture_service_pb2_grpc,
+    route_pb2,
+    route_service_pb2,
+    route_service_pb2_grpc,
+)
+from fulmen.rpc.channel import FulmenChannel, open_channel
+from fulmen_llm_proxy.app import build_proxy
+from fulmen_llm_proxy.settings import LlmProxySettings
+from fulmen_service_kit.lifecycle import ServiceParts
+from fulmen_service_kit.tokens import Role, TokenSigner
+
+SIGNING_KEY = "tests-only-signing-key-of-32-bytes-or-more"
+POLICY = "arithmetic"
+MODEL = "tiny"
+
+
+@dataclass(kw_only=True)
+class RunningProxy:
+    """A proxy that serves, and clients of it."""
+
+    parts: ServiceParts
+    signer: TokenSigner
+    channel: FulmenChannel
+    http: aiohttp.ClientSession
+
+    @property
+    def url(self) -> str:
+        """The base URL that an OpenAI client is given."""
+        return f"http://127.0.0.1:{self.parts.ports['http_port']}/v1"
+
+    @property
+    def routes(self) -> Any:
+        """A stub of RouteService."""
+        return route_service_pb2_grpc.RouteServiceStub(self.channel)
+
+    @property
+    def backends(self) -> Any:
+        """A stub of BackendService."""
+        return backend_service_pb2_grpc.BackendServiceStub(self.channel)
+
+    @property
+    def captures(self) -> Any:
+        """A stub of CaptureService."""
+        return capture_service_pb2_grpc.CaptureServiceStub(self.channel)
+
+    def attempt(self, *, mode: str = "train", ttl_s: float = 600) -> tuple[str, str]:
+        """Returns the name of a new attempt and its key."""
+        name = AttemptName(rollout_id=uuid7(), number=1)
+        key = self.signer.attempt_key(
+            name, project=DEFAULT_PROJECT, lease_id="lease-1", epoch=1, mode=mode, ttl_s=ttl_s
+        )
+        return str(name), key
+
+    async def register(self, backend_id: str, url: str, **fields: Any) -> None:
+        """Registers a backend that returns token ids."""
+        backend = backend_pb2.Backend(
+            name=f"backends/{backend_id}", base_url=url, **({"returns_token_ids": True} | fields)
+        )
+        await self.backends.RegisterBackend(backend_service_pb2.RegisterBackendRequest(backend=backend))
+
+    async def put_route(
+        self, *targets: route_pb2.RouteTarget, model: str = MODEL, overrides: dict[str, str] | None = None
+    ) -> route_pb2.Route:
+        """Puts a route; returns it as the proxy has it."""
+        route = route_pb2.Route(
+            name=f"routes/{model}",
+            targets=targets,
+            overrides=[
+                route_pb2.ModeOverride(mode=mode, request_fields_json=fields)
+                for mode, fields in (overrides or {}).items()
+            ],
+        )
+        answer = await self.routes.PutRoute(route_service_pb2.PutRouteRequest(route=route))
+        return answer.route
+
+    async def flush(self, attempt: str, *, timeout: float = 20) -> capture_service_pb2.CaptureSummary:
+        """Flushes one attempt; returns its summary."""
+        request = capture_service_pb2.FlushCapturesRequest(attempts=[attempt])
+        answer = await self.captures.FlushCaptures(request, timeout=timeout)
+        return answer.summaries[0]
+
+    async def chat(
+        self, key: str, content: str = "hello", *, model: str = MODEL, **fields: Any
+    ) -> tuple[int, dict[str, Any]]:
+        """Makes one whole call; returns the status and the answer."""
+        body = {"model": model, "messages": [{"role": "user", "content": content}], **fields}
+        headers = {"Authorization": f"Bearer {key}"}
+        async with self.http.post(f"{self.url}/chat/completions", json=body, headers=headers) as answer:
+            return answer.status, await answer.json()
+
+
+def target(
+    backend_id: str = "one", *, version: int = 1, weight: int = 1, policy: str = POLICY
+) -> route_pb2.RouteTarget:
+    """Returns a target of the policy of the tests."""
+    return route_pb2.RouteTarget(
+        backend=f"backends/{backend_id}",
+        backend_model="byte-model",
+        weight=weight,
+        policy=policy,
+        policy_version=version,
+    )
+
+
+@asynccontextmanager
+async def running_proxy(store_target: str, **settings: Any) -> AsyncIterator[RunningProxy]:
+    """Runs a proxy until the block ends, then drains and stops it as the lifecycle does."""
+    signer = TokenSigner(SIGNING_KEY)
+    token = signer.issue(Role.SERVICE, subject="llm_proxy", ttl_s=600)
+    resolved = LlmProxySettings(
+        **{
+            "signing_key": SIGNING_KEY,
+            "token": token,
+            "store_target": store_target,
+            "port": 0,
+            "http_port": 0,
+            "drain_grace_s": 5,
+            **settings,
+        }
+    )
+    async with AsyncExitStack() as stack:
+        parts = await build_proxy(resolved, stack, registry=CollectorRegistry())
+        await parts.server.server.start()
+        roles = [asyncio.create_task(role.run(), name=name) for name, role in parts.roles.items()]
+        channel = open_channel(f"127.0.0.1:{parts.server.port}", token=token)
+        session = aiohttp.ClientSession()
+        try:
+            yield RunningProxy(parts=parts, signer=signer, channel=channel, http=session)
+        finally:
+            await session.close()
+            await channel.close()
+            try:
+                async with asyncio.timeout(resolved.drain_grace_s):
+                    await parts.drain()
+            except TimeoutError:
+                pass
+            await parts.server.server.stop(grace=1)
+            for role in roles:
+                role.cancel()
+            await asyncio.gather(*roles, return_exceptions=True)
