@@ -7,7 +7,7 @@ agent does. What an agent leaves running afterwards is counted in `stragglers` a
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import structlog
@@ -15,7 +15,7 @@ import structlog
 from fulmen.agent import Context, entered
 from fulmen_runner.domain.classification import CaptureEvidence, InstanceIds, classify
 from fulmen_runner.domain.errors import AgentFailed, CapturesUnavailable, ProgramUnavailable
-from fulmen_runner.domain.outcome import Failed, FailureKind, Outcome, Output, cut_at_front
+from fulmen_runner.domain.outcome import Failed, FailureKind, Outcome, cut_at_front
 from fulmen_runner.domain.program import Invocation, Program
 from fulmen_runner.domain.stragglers import Stragglers
 from fulmen_runner.domain.work import Work
@@ -107,48 +107,39 @@ class AttemptExecutor:
             return Failed(kind=FailureKind.TIMEOUT, message=f"The attempt did not end within {work.timeout_s:g} s.")
         if task.cancelled():
             return _agent_error("The agent cancelled itself.", work)
-        match task.exception():
-            case None:
-                return task.result()
-            case AgentFailed() as error:
-                return _agent_error(str(error), work)
-            case error:
-                raise error
+        try:
+            return task.result()
+        except AgentFailed as error:
+            return _agent_error(str(error), work)
 
     async def _stop(self, task: asyncio.Task[Outcome], work: Work) -> None:
         if task.done():
             return
         task.cancel()
+        # Counted from the start: this wait itself may be cancelled.
+        self.stragglers.add(task)
         await asyncio.wait((task,), timeout=STOP_DEADLINE_S)
         if not task.done():
             _log.warning("agent_ignores_cancellation", attempt=work.attempt)
-            self.stragglers.add(task)
-        elif not task.cancelled() and (error := task.exception()) is not None:
-            _log.info("agent_failed_while_stopping", attempt=work.attempt, error=type(error).__name__)
 
 
 Execute = Callable[[Work], Coroutine[Any, Any, Outcome]]
 
 
 def _agent_error(message: str, work: Work) -> Failed:
-    failed = Failed(kind=FailureKind.AGENT_ERROR, message=cut_at_front(message.replace(work.attempt_key, MASKED)))
-    return failed
+    return Failed(kind=FailureKind.AGENT_ERROR, message=cut_at_front(_masked(message, work)))
+
+
+def _masked(text: str, work: Work) -> str:
+    """Takes the attempt's key out of what the agent wrote."""
+    return text.replace(work.attempt_key, MASKED) if work.attempt_key else text
 
 
 def _without_secret(outcome: Outcome, work: Work) -> Outcome:
-    """Takes the attempt's key out of what the agent wrote, and cuts the message to what the contract allows."""
-    key = work.attempt_key.encode()
-    output = outcome.output
+    """Takes the attempt's key out of an outcome, and cuts the message to what the contract allows."""
+    output, key = outcome.output, work.attempt_key.encode()
     if key and key in output.content:
-        output = Output(content=output.content.replace(key, MASKED.encode()), content_type=output.content_type)
-        outcome = _with_output(outcome, output)
+        output = replace(output, content=output.content.replace(key, MASKED.encode()))
     if isinstance(outcome, Failed):
-        message = outcome.message.replace(work.attempt_key, MASKED) if key else outcome.message
-        return Failed(kind=outcome.kind, message=cut_at_front(message), output=output)
-    return outcome
-
-
-def _with_output(outcome: Outcome, output: Output) -> Outcome:
-    if isinstance(outcome, Failed):
-        return Failed(kind=outcome.kind, message=outcome.message, output=output)
-    return type(outcome)(rewards=outcome.rewards, output=output)
+        return replace(outcome, message=cut_at_front(_masked(outcome.message, work)), output=output)
+    return outcome if output is outcome.output else replace(outcome, output=output)

@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import Iterable
 from enum import Enum, auto
+from functools import partial
 
 import structlog
 
@@ -32,13 +33,14 @@ class StopReason(Enum):
 class AttemptPool:
     """The attempts that run now.
 
-    `changed` is set whenever there may be something to tell the store.
+    `changed` is set whenever there may be something to tell the store, `acknowledged` when it has answered reports.
     """
 
     def __init__(self, *, session: LeaseSession, execute: Execute, stragglers: Stragglers) -> None:
         self.session = session
         self.stragglers = stragglers
         self.changed = asyncio.Event()
+        self.acknowledged = asyncio.Event()
         self._execute = execute
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._reasons: dict[str, StopReason] = {}
@@ -48,7 +50,9 @@ class AttemptPool:
         """Starts assigned attempts, or notes that they are given back."""
         for work in works:
             if self.session.assigned(work, now_unix_s=time.time()):
-                self._tasks[work.attempt] = asyncio.create_task(self._attempt(work), name=f"run {work.attempt}")
+                task = asyncio.create_task(self._attempt(work), name=f"run {work.attempt}")
+                self._tasks[work.attempt] = task
+                task.add_done_callback(partial(self._ended, work))
         self.changed.set()
 
     def stop(self, attempts: Iterable[str], reason: StopReason) -> None:
@@ -57,7 +61,8 @@ class AttemptPool:
             task = self._tasks.get(attempt)
             if reason is StopReason.LEASE_LOST:
                 self.session.forget(attempt)
-            if task is not None and self._reasons.setdefault(attempt, reason) is reason:
+            if task is not None and attempt not in self._reasons:
+                self._reasons[attempt] = reason
                 task.cancel()
         self.changed.set()
 
@@ -81,24 +86,18 @@ class AttemptPool:
     async def _attempt(self, work: Work) -> None:
         try:
             outcome = await self._execute(work)
-        except asyncio.CancelledError:
-            reason = self._reasons.get(work.attempt)
-            if reason is None:
-                raise
-            self._stopped(work, reason)
         except Exception:  # noqa: BLE001  # A bug of the runner's own must not cost the other attempts.
             _log.exception("attempt_crashed", attempt=work.attempt)
-            message = "The runner failed; its log tells more."
-            self._finish(work, Failed(kind=FailureKind.INFRA, message=message))
-        else:
-            if self._reasons.get(work.attempt) is StopReason.CANCELLED:
-                self._stopped(work, StopReason.CANCELLED)
-            else:
-                self._finish(work, outcome)
-        finally:
-            self._tasks.pop(work.attempt, None)
-            self._reasons.pop(work.attempt, None)
-            self.changed.set()
+            outcome = Failed(kind=FailureKind.INFRA, message="The runner failed; its log tells more.")
+        if work.attempt not in self._reasons:
+            self._finish(work, outcome)
+
+    def _ended(self, work: Work, _: asyncio.Task[None]) -> None:
+        del self._tasks[work.attempt]
+        reason = self._reasons.pop(work.attempt, None)
+        if reason is not None:
+            self._stopped(work, reason)
+        self.changed.set()
 
     def _finish(self, work: Work, outcome: Outcome | None) -> None:
         if work.attempt in self.session.running:

@@ -1,0 +1,14 @@
+"""`python -m fulmen_runner serve | config`."""
+
+from fulmen_runner.app import build
+from fulmen_runner.settings import RunnerSettings
+from fulmen_service_kit.cli import service_cli
+
+
+def main() -> None:
+    """Runs the command line."""
+    service_cli(RunnerSettings, build)()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Unpacks agents' files, once for each content.
+
+Invariant: a bundle's directory appears whole or not at all, and holds nothing from outside of its archive: links and
+names that lead elsewhere, devices and permissions beyond reading are refused by tarfile's `data` filter (PEP 706).
+"""
+
+import io
+import tarfile
+import tempfile
+from pathlib import Path
+
+from fulmen_runner.domain.errors import AgentFailed
+
+MAX_UNPACKED_BYTES = 256 * 1024 * 1024
+MAX_MEMBERS = 20_000
+
+
+def unpack_bundle(archive: bytes, sha256_hex: str, work_dir: Path) -> Path:
+    """Unpacks a tar.gz into a directory named by its digest and returns that; does nothing if it is there.
+
+    Blocks: call it in a thread.
+
+    Raises:
+        AgentFailed: If the archive is not one, is too large when unpacked, or holds something unsafe.
+    """
+    target = work_dir / f"bundle-{sha256_hex}"
+    if target.is_dir():
+        return target
+    with tempfile.TemporaryDirectory(prefix="unpacking-", dir=work_dir) as directory:
+        inside = Path(directory, "bundle")
+        inside.mkdir()
+        try:
+            _extract(archive, inside)
+        except (tarfile.TarError, EOFError, OSError) as error:
+            raise AgentFailed(f"The agent's bundle cannot be unpacked: {error}") from None
+        try:
+            inside.rename(target)
+        except OSError:
+            # Another attempt was faster; the content is the same.
+            if not target.is_dir():
+                raise
+    return target
+
+
+def _extract(archive: bytes, directory: Path) -> None:
+    total_bytes = 0
+    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
+        for count, member in enumerate(tar, start=1):
+            total_bytes += member.size
+            if count > MAX_MEMBERS or total_bytes > MAX_UNPACKED_BYTES:
+                raise AgentFailed(
+                    f"The agent's bundle holds more than {MAX_MEMBERS} files or {MAX_UNPACKED_BYTES} bytes."
+                )
+            tar.extract(member, directory, filter="data")

@@ -1,0 +1,128 @@
+"""Finds the program of an attempt: fetches its specification and files once, loads them once, and keeps them.
+
+Invariant: one version of an agent is fetched and loaded at most once at a time; a failure is not remembered.
+"""
+
+import asyncio
+import os
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, assert_never
+
+from fulmen_runner.agents.bundles import unpack_bundle
+from fulmen_runner.agents.command import Command, CommandAgent, CommandGrader, CommandHost
+from fulmen_runner.agents.loader import load_callable
+from fulmen_runner.agents.python_entry import PythonAgent, PythonGrader, python_callable
+from fulmen_runner.agents.specification import Bundle, CommandTarget, PythonTarget, Specification, Target
+from fulmen_runner.agents.threads import run_in_thread
+from fulmen_runner.domain.errors import AgentFailed
+from fulmen_runner.domain.outcome import MAX_OUTPUT_BYTES
+from fulmen_runner.domain.program import Agent, Grader, Program
+from fulmen_runner.domain.stragglers import Stragglers
+from fulmen_runner.domain.work import Work
+
+MAX_PROGRAMS = 64
+"""How many programs are kept; the least recently used goes first."""
+
+
+class Library(Protocol):
+    """Where specifications and bundles come from: the store, or a fixed set in tests."""
+
+    async def specification(self, name: str, project: str) -> Specification:
+        """Returns a version of an agent. Raises AgentFailed or ProgramUnavailable."""
+
+    async def bundle(self, name: str, project: str) -> Bundle:
+        """Returns a version of a bundle. Raises AgentFailed or ProgramUnavailable."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Catalogue:
+    """The programs of a runner.
+
+    Attributes:
+        default: What runs when a rollout names no agent; None if the runner has none.
+    """
+
+    library: Library
+    commands: CommandHost
+    stragglers: Stragglers
+    default: Specification | None
+    _programs: "OrderedDict[tuple[str, str], asyncio.Task[Program]]" = field(default_factory=OrderedDict)
+
+    async def resolve(self, work: Work) -> Program:
+        """Returns the program of an attempt.
+
+        Raises:
+            AgentFailed: If there is no such agent, or it cannot be loaded.
+            ProgramUnavailable: If the store cannot be reached.
+        """
+        key = (work.project, work.agent)
+        known = self._programs.get(key)
+        if known is None:
+            known = asyncio.create_task(self._load(*key), name=f"load {work.agent or 'default agent'}")
+            self._programs[key] = known
+            known.add_done_callback(lambda task: self._settled(key, task))
+        self._programs.move_to_end(key)
+        # Shielded: an attempt that is stopped must not take the program away from the others that wait.
+        return await asyncio.shield(known)
+
+    def _settled(self, key: tuple[str, str], task: "asyncio.Task[Program]") -> None:
+        if task.cancelled() or task.exception() is not None:
+            self._programs.pop(key, None)
+        while len(self._programs) > MAX_PROGRAMS:
+            self._programs.popitem(last=False)
+
+    async def _load(self, project: str, agent: str) -> Program:
+        if agent:
+            specification = await self.library.specification(agent, project)
+        elif self.default is not None:
+            specification = self.default
+        else:
+            raise AgentFailed("The rollout names no agent, and the runner was started without one.")
+        directory: Path | None = None
+        if specification.bundle:
+            bundle = await self.library.bundle(specification.bundle, project)
+            directory = await run_in_thread(unpack_bundle, bundle.archive, bundle.sha256_hex, self.commands.work_dir)
+        if isinstance(specification.entry, PythonTarget) or isinstance(specification.grader, PythonTarget):
+            # In-process agents share one environment: of two that differ, the last one loaded is seen there, and
+            # each sees its own in `Context.environment`.
+            os.environ.update(specification.environment)
+        graded = specification.grader is not None
+        return Program(
+            agent=await self._agent(specification.entry, directory, graded=graded),
+            grader=await self._grader(specification.grader, directory) if specification.grader is not None else None,
+            environment=dict(specification.environment),
+        )
+
+    async def _agent(self, target: Target, directory: Path | None, *, graded: bool) -> Agent:
+        match target:
+            case PythonTarget():
+                function = await run_in_thread(load_callable, target.target, directory)
+                return PythonAgent(entry=python_callable(function, self.stragglers), graded=graded)
+            case CommandTarget():
+                return CommandAgent(command=self._command(target, directory), graded=graded)
+            case _:
+                assert_never(target)
+
+    async def _grader(self, target: Target, directory: Path | None) -> Grader:
+        match target:
+            case PythonTarget():
+                function = await run_in_thread(load_callable, target.target, directory)
+                return PythonGrader(entry=python_callable(function, self.stragglers))
+            case CommandTarget():
+                return CommandGrader(command=self._command(target, directory))
+            case _:
+                assert_never(target)
+
+    def _command(self, target: CommandTarget, directory: Path | None) -> Command:
+        if not target.argv:
+            raise AgentFailed("The agent's command is empty.")
+        if not 0 <= target.output_kept_bytes <= MAX_OUTPUT_BYTES:
+            raise AgentFailed(f"max_output_bytes must lie in 1 to {MAX_OUTPUT_BYTES}.")
+        return Command(
+            host=self.commands,
+            argv=target.argv,
+            cwd=directory,
+            output_kept_bytes=target.output_kept_bytes or MAX_OUTPUT_BYTES,
+        )

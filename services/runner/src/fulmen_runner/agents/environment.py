@@ -1,0 +1,88 @@
+"""The environment that agents find: the same names for commands, for Python agents and in `Context.environment`."""
+
+import hashlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from fulmen.ids import parse_attempt_name
+from fulmen_runner.domain.work import Work
+
+PLACEHOLDER_KEY = "fulmen-attempt-key"
+"""What in-process agents find as API key; requests to the proxy carry the attempt's own key instead."""
+
+MAX_TASK_VARIABLE_BYTES = 100_000
+"""A task larger than this is on standard input and in the task file only: Linux allows 128 KiB for a variable."""
+
+INHERITED = (
+    "HOME", "HTTPS_PROXY", "HTTP_PROXY", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "NODE_EXTRA_CA_CERTS", "NO_PROXY",
+    "PATH", "REQUESTS_CA_BUNDLE", "SHELL", "SSL_CERT_DIR", "SSL_CERT_FILE", "SYSTEMROOT", "TERM", "TMPDIR", "TZ",
+    "USER", "VIRTUAL_ENV", "http_proxy", "https_proxy", "no_proxy",
+)  # fmt: skip
+"""Variables of the runner that commands get; everything else, its token above all, they do not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoints:
+    """Where agents send model calls and spans.
+
+    Attributes:
+        llm_proxy_url: Such as `http://proxy:7200`; empty if there is none.
+        otlp_url: OTLP over gRPC, such as `http://store:7101`; empty if there is none.
+    """
+
+    llm_proxy_url: str
+    otlp_url: str
+
+    def environment(self, key: str) -> dict[str, str]:
+        """Returns the variables that name the endpoints, with an API key."""
+        variables: dict[str, str] = {}
+        if self.llm_proxy_url:
+            base = self.llm_proxy_url.rstrip("/")
+            variables |= {
+                "OPENAI_BASE_URL": f"{base}/v1",
+                "OPENAI_API_KEY": key,
+                "ANTHROPIC_BASE_URL": base,
+                "ANTHROPIC_API_KEY": key,
+            }
+        if self.otlp_url:
+            variables |= {"OTEL_EXPORTER_OTLP_ENDPOINT": self.otlp_url, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
+        return variables
+
+    def attempt_environment(self, work: Work) -> dict[str, str]:
+        """Returns what the agent of an attempt finds in its environment; holds the attempt's key."""
+        variables = self.environment(work.attempt_key)
+        if self.otlp_url:
+            # The values of this variable are percent-encoded (OpenTelemetry protocol exporter specification).
+            variables["OTEL_EXPORTER_OTLP_HEADERS"] = f"authorization={quote(f'Bearer {work.attempt_key}')}"
+        variables |= {
+            "TRACEPARENT": traceparent(work.attempt),
+            "FULMEN_ROLLOUT": work.rollout,
+            "FULMEN_ATTEMPT": str(work.number),
+        }
+        if len(work.input) <= MAX_TASK_VARIABLE_BYTES and b"\0" not in work.input:
+            variables["FULMEN_TASK"] = work.input.decode(errors="replace")
+        return variables
+
+
+def traceparent(attempt: str) -> str:
+    """Returns the W3C trace context of an attempt: the rollout's id is the trace id."""
+    rollout_id = parse_attempt_name(attempt).rollout_id
+    return f"00-{rollout_id.hex}-{hashlib.sha256(attempt.encode()).hexdigest()[:16]}-01"
+
+
+def inherited_environment(extra: Sequence[str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Returns the variables of the runner that commands get.
+
+    The runner's own Python goes first on PATH, so that `python` means the one with the packages installed here.
+
+    Args:
+        extra: Further names to let through.
+        environ: The runner's environment.
+    """
+    variables = {name: environ[name] for name in (*INHERITED, *extra) if name in environ}
+    path = [str(Path(sys.executable).parent), *variables.get("PATH", os.defpath).split(os.pathsep)]
+    return variables | {"PATH": os.pathsep.join(dict.fromkeys(path))}

@@ -1,0 +1,96 @@
+"""Loads Python callables, from a bundle or from what is installed.
+
+Invariant: bundles never see each other's modules. The entry file has a module name of its own for each bundle; before
+another bundle is loaded, plain module names that came from an earlier one are forgotten (what runs keeps its modules).
+"""
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+from fulmen_runner.domain.errors import AgentFailed
+
+_loading = threading.Lock()
+"""One import at a time: it changes the import path of the process. Taken in threads only."""
+
+_bundle_roots: set[Path] = set()
+
+
+def load_callable(target: str, bundle_dir: Path | None) -> Callable[..., object]:
+    """Loads `file.py:name` or `package.module:name`. Blocks while the module's imports run: call it in a thread.
+
+    Args:
+        target: Where the callable is; a file is relative to the bundle, or without one to the working directory.
+        bundle_dir: The unpacked bundle, which goes first on the import path.
+
+    Raises:
+        AgentFailed: If it cannot be imported, is not there, or cannot be called.
+    """
+    location, _, name = target.partition(":")
+    if not location or not name:
+        raise AgentFailed(f"The Python target {target!r} is not of the form `file.py:name` or `package.module:name`.")
+    with _loading:
+        if bundle_dir is not None:
+            _enter_bundle(bundle_dir)
+        try:
+            if location.endswith(".py"):
+                module = _load_file((bundle_dir or Path.cwd()) / location)
+            else:
+                module = importlib.import_module(location)
+        except AgentFailed:
+            raise
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # The user's module may raise anything.
+            raise AgentFailed(f"{location} cannot be imported.\n{describe_error(error)}") from None
+    loaded: object = module
+    for part in name.split("."):
+        loaded = getattr(loaded, part, None)
+    if not callable(loaded):
+        raise AgentFailed(f"{location} has no callable {name!r}.")
+    return loaded
+
+
+def describe_error(error: BaseException) -> str:
+    """Formats what an agent raised, without the runner's own frames."""
+    here = str(Path(__file__).parent)
+    summary = traceback.TracebackException.from_exception(error)
+    summary.stack = traceback.StackSummary.from_list(
+        [frame for frame in summary.stack if not frame.filename.startswith(here)]
+    )
+    return "".join(summary.format()).rstrip()
+
+
+def _enter_bundle(bundle_dir: Path) -> None:
+    if str(bundle_dir) in sys.path and sys.path[0] == str(bundle_dir):
+        return
+    for name, module in list(sys.modules.items()):
+        origin = getattr(module, "__file__", None)
+        if origin and any(root != bundle_dir and Path(origin).is_relative_to(root) for root in _bundle_roots):
+            del sys.modules[name]
+    _bundle_roots.add(bundle_dir)
+    sys.path[:] = [str(bundle_dir), *(path for path in sys.path if Path(path) not in _bundle_roots)]
+    importlib.invalidate_caches()
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise AgentFailed(f"There is no file {path.name!r} where the agent should be.")
+    name = f"fulmen_agent_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}_{path.stem}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise AgentFailed(f"{path.name} is not a Python file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

@@ -1,0 +1,119 @@
+"""Composition root of the runner: the one file that knows all its parts."""
+
+import os
+import tempfile
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from fulmen.rpc.channel import FulmenChannel, open_channel
+from fulmen.runner.v1 import runner_service_pb2_grpc
+from fulmen_runner.agents.catalogue import Catalogue
+from fulmen_runner.agents.command import CommandHost
+from fulmen_runner.agents.environment import PLACEHOLDER_KEY, Endpoints, inherited_environment
+from fulmen_runner.agents.guardian import Guardian
+from fulmen_runner.agents.model_access import attribute_model_calls
+from fulmen_runner.agents.specification import PythonTarget, Specification
+from fulmen_runner.agents.threads import carry_context_into_threads
+from fulmen_runner.clients.captures import CaptureClient, ProxyCaptures
+from fulmen_runner.clients.lease_stream import LeaseStream, RunnerIdentity
+from fulmen_runner.clients.library import StoreLibrary
+from fulmen_runner.domain.drain import Drain
+from fulmen_runner.domain.executor import AttemptExecutor
+from fulmen_runner.domain.pool import AttemptPool
+from fulmen_runner.domain.session import LeaseSession
+from fulmen_runner.domain.stragglers import Stragglers
+from fulmen_runner.settings import RunnerSettings, split
+from fulmen_runner.transport.runner_servicer import RunnerServicer
+from fulmen_service_kit.auth import RolePolicy
+from fulmen_service_kit.lifecycle import ServiceParts
+from fulmen_service_kit.server import build_server
+from fulmen_service_kit.settings import ServiceSettings
+from fulmen_service_kit.tokens import Role
+
+VERSION = "0.1.0"
+SERVICE_NAME = "fulmen.runner.v1.RunnerService"
+POLICY = RolePolicy(services={SERVICE_NAME: frozenset({Role.SERVICE, Role.RUNNER})}, rpcs={})
+
+
+async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServiceParts:
+    """Makes the runner's parts."""
+    assert isinstance(settings, RunnerSettings)  # noqa: S101  # The command line reads this class.
+    endpoints = Endpoints(
+        llm_proxy_url=settings.llm_proxy_url,
+        otlp_url=settings.agents_otlp_url or f"http://{settings.store_target}",
+    )
+    # Commands get what the runner was started with, not what in-process agents need.
+    inherited = inherited_environment(split(settings.inherit_environment))
+    prepare_process(endpoints)
+
+    store = open_channel(settings.store_target, token=settings.token.get_secret_value())
+    stack.push_async_callback(store.close)
+    stragglers = Stragglers()
+    executor = AttemptExecutor(
+        captures=_captures(settings, stack),
+        programs=_catalogue(settings, stack, store, inherited, stragglers),
+        stragglers=stragglers,
+        environment_of=endpoints.attempt_environment,
+    )
+    session = LeaseSession(slots=settings.slots)
+    pool = AttemptPool(session=session, execute=executor.execute, stragglers=stragglers)
+    identity = RunnerIdentity(
+        host=settings.runner_host,
+        version=VERSION,
+        labels=settings.label_map(),
+        projects=tuple(split(settings.projects)),
+    )
+    lease_stream = LeaseStream(channel=store, pool=pool, identity=identity)
+    drain = Drain(pool=pool, release_session=lease_stream.release_session, grace_s=settings.drain_grace_s)
+    servicer = RunnerServicer(pool=pool, drain=drain)
+    server = build_server(
+        settings,
+        policy=POLICY,
+        service_names=[SERVICE_NAME],
+        register=lambda server: runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(servicer, server),
+    )
+    return ServiceParts(
+        server=server, roles={"lease_stream": lease_stream}, drain=drain.finish, stop_requested=drain.requested
+    )
+
+
+def prepare_process(endpoints: Endpoints) -> None:
+    """Makes this process a place where agents find their models: environment, HTTP clients, threads."""
+    os.environ.update(endpoints.environment(PLACEHOLDER_KEY))
+    carry_context_into_threads()
+    if endpoints.llm_proxy_url:
+        attribute_model_calls(endpoints.llm_proxy_url)
+
+
+def _captures(settings: RunnerSettings, stack: AsyncExitStack) -> CaptureClient:
+    proxies = []
+    for target in split(settings.llm_proxy_targets):
+        proxy = ProxyCaptures(target=target, channel=open_channel(target, token=settings.token.get_secret_value()))
+        stack.push_async_callback(proxy.close)
+        proxies.append(proxy)
+    return CaptureClient(proxies=tuple(proxies), reach_s=settings.proxy_reach_s, flush_s=settings.flush_s)
+
+
+def _catalogue(
+    settings: RunnerSettings,
+    stack: AsyncExitStack,
+    store: FulmenChannel,
+    inherited: dict[str, str],
+    stragglers: Stragglers,
+) -> Catalogue:
+    guardian = Guardian()
+    work_dir = stack.enter_context(
+        tempfile.TemporaryDirectory(prefix="fulmen-runner-", dir=settings.work_dir or None, ignore_cleanup_errors=True)
+    )
+    stack.push_async_callback(guardian.close)
+    commands = CommandHost(
+        guardian=guardian,
+        inherited=inherited,
+        work_dir=Path(work_dir),
+        output_allowed_bytes=settings.max_command_output_bytes,
+    )
+    default = None
+    if settings.agent:
+        grader = PythonTarget(target=settings.grader) if settings.grader else None
+        default = Specification(bundle="", entry=PythonTarget(target=settings.agent), grader=grader, environment={})
+    return Catalogue(library=StoreLibrary(store), commands=commands, stragglers=stragglers, default=default)

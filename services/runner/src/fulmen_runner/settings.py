@@ -1,0 +1,76 @@
+"""Settings of the runner; environment prefix `FULMEN_RUNNER_`."""
+
+import socket
+from typing import ClassVar, Self
+
+from pydantic import Field, SecretStr, model_validator
+
+from fulmen_service_kit.settings import ServiceSettings, settings_config
+
+MAX_SLOTS = 10_000
+
+
+class RunnerSettings(ServiceSettings):
+    """Settings of the runner."""
+
+    model_config = settings_config("FULMEN_RUNNER_")
+
+    service_name: ClassVar[str] = "runner"
+
+    port: int = Field(default=7401, ge=0, le=65535, description="gRPC port; 0 takes a free one.")
+    metrics_port: int = Field(default=7402, ge=0, le=65535, description="Port of /metrics; 0 takes a free one.")
+    drain_grace_s: float = Field(
+        default=30.0, ge=0, le=3600, description="How long a stop waits for running attempts, seconds."
+    )
+    store_target: str = Field(default="127.0.0.1:7101", description="The store, `host:port`.")
+    token: SecretStr = Field(default=SecretStr(""), description="Token of role `runner`. Secret.")
+    llm_proxy_url: str = Field(
+        default="", pattern=r"^(https?://[^/]+/?)?$", description="Where agents send model calls, `http://host:7200`."
+    )
+    llm_proxy_targets: str = Field(
+        default="", description="gRPC addresses of all proxies behind llm_proxy_url, `host:port`, separated by commas."
+    )
+    agents_otlp_url: str = Field(
+        default="", description="Where agents send spans, OTLP over gRPC. Empty means the store: http://<store_target>."
+    )
+    slots: int = Field(default=64, ge=1, le=MAX_SLOTS, description="How many attempts run at once.")
+    labels: str = Field(default="", description="Labels that rollouts may require, `key=value`, separated by commas.")
+    projects: str = Field(default="", description="Only work of these projects, separated by commas. Empty means all.")
+    runner_host: str = Field(default_factory=socket.gethostname, max_length=128, description="Host or pod name.")
+    agent: str = Field(
+        default="", description="Python target (`file.py:name`) of the agent for rollouts that name none."
+    )
+    grader: str = Field(default="", description="Python target of the grader that goes with `agent`.")
+    inherit_environment: str = Field(
+        default="", description="Further variables of the runner that commands get, separated by commas."
+    )
+    work_dir: str = Field(
+        default="", description="Parent of the directory for bundles and task files. Empty: system's."
+    )
+    max_command_output_bytes: int = Field(
+        default=64 * 1024 * 1024, ge=65_536, description="A command that writes more than this is killed, bytes."
+    )
+    proxy_reach_s: float = Field(
+        default=60.0, gt=0, le=3600, description="How long an attempt waits for the proxies before it begins, seconds."
+    )
+    flush_s: float = Field(
+        default=30.0, gt=0, le=3600, description="How long an attempt waits for its spans at its end, seconds."
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if any("=" not in label for label in split(self.labels)):
+            raise ValueError("labels are `key=value`, separated by commas")
+        if self.llm_proxy_url and not self.llm_proxy_targets:
+            raise ValueError("llm_proxy_url needs llm_proxy_targets: spans must be confirmed before an attempt ends")
+        return self
+
+    def label_map(self) -> dict[str, str]:
+        """Returns the labels by key."""
+        pairs = (label.partition("=") for label in split(self.labels))
+        return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def split(value: str) -> list[str]:
+    """Splits a list of a setting at its commas."""
+    return [part.strip() for part in value.split(",") if part.strip()]
