@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
+from typing import Final
 
 import typer
 
@@ -25,6 +26,10 @@ class Exit(IntEnum):
     USAGE = 2
     NOT_FOUND = 3
     CONFLICT = 4
+
+
+# What a shell expects of a program that Ctrl-C has ended: 128 + SIGINT.
+INTERRUPTED: Final = 130
 
 
 class CommandFailed(Exception):
@@ -63,6 +68,8 @@ def reported() -> Iterator[None]:
         _fail(str(error), Exit.USAGE)
     except CommandFailed as error:
         _fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
     except (StackRunningError, PortInUseError) as error:
         _fail(str(error), Exit.CONFLICT)
     except (StackError, EmbeddedPostgresError) as error:

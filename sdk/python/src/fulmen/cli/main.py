@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fulmen.cli import stack_commands
+from fulmen.cli import stack_commands, train_command
 
 __all__ = ["app", "main"]
 
@@ -37,6 +37,7 @@ def _root(
 
 
 stack_commands.register(app)
+train_command.register(app)
 
 
 def main() -> None:

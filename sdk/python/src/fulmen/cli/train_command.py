@@ -1,0 +1,202 @@
+"""`fulmen train`: checks everything, publishes what is needed, then runs the stages one after another."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+
+from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
+from fulmen.cli.command import Output, OutputOption, remote_command
+from fulmen.cli.connection import Connection
+from fulmen.cli.exits import CommandFailed, Exit
+from fulmen.cli.output import as_dict, console, print_json
+from fulmen.cli.training.bundle import pack_bundle
+from fulmen.cli.training.plan import run_id, training_run
+from fulmen.cli.training.progress import RunProgress
+from fulmen.cli.training.publish import publish
+from fulmen.cli.training.report import StageOutcome, accuracy_line, print_summary, save_report
+from fulmen.cli.training.samples import SamplePair, sample_before_and_after
+from fulmen.cli.training.task_files import read_datasets
+from fulmen.cli.training.watch import follow_run
+from fulmen.client import Client
+from fulmen.errors import ArgumentInvalid, SettingsInvalid
+from fulmen.train_config import ConfigError, TrainConfig, load_train_config, with_overrides
+
+__all__ = ["register"]
+
+REPORTS_FOLDER: Final = "reports"
+RANDOM_BYTES: Final = 2
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    remote_command(app, "train")(train)
+
+
+async def train(
+    connection: Connection,
+    config: Annotated[Path, typer.Argument(help="The train.toml; its folder is the agent's.")],
+    seed: Annotated[int | None, typer.Option(help="Seed of every stage.")] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="ALGORITHM.SETTING=VALUE", help="Replaces a setting; repeat for more."),
+    ] = None,
+    report_dir: Annotated[
+        Path | None, typer.Option(help="Where the report goes; by default below the folder of the stack.")
+    ] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Trains an agent as a train.toml says.
+
+    Checks every file first: if anything is wrong, all of it is reported and nothing is created. Ctrl-C only detaches:
+    the run goes on, and the command says how to watch or stop it.
+
+    Examples:
+
+        fulmen train examples/arithmetic/train.toml
+
+        fulmen train examples/arithmetic/train.toml --seed 7 --set grpo.steps=20
+
+        fulmen train train.toml --output json
+    """
+    plan = with_overrides(load_train_config(config), assignments or [], seed=seed)
+    files = (plan.data.train, plan.data.validation, plan.data.demonstrations)
+    datasets = read_datasets(plan.data)
+    bundle = pack_bundle(plan.folder, data_files=tuple(path for path in files if path is not None))
+    screen = console()
+    if output is Output.JSON:
+        screen.quiet = True
+    stamp = f"{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(RANDOM_BYTES)}"
+    folder = report_dir or connection.state_dir / REPORTS_FOLDER / f"{plan.name}-{stamp}"
+    async with connection.open() as client:
+        counts = ", ".join(f"{each.count} {use.replace('_', ' ')}" for use, each in datasets.items())
+        screen.print(f"{plan.name}: {len(bundle.files)} files, {counts}")
+        published = await publish(client, name=plan.name, agent=plan.agent, bundle=bundle, datasets=datasets)
+        training = _Training(client=client, plan=plan, inputs=published.inputs, stamp=stamp, screen=screen)
+        await training.validate()
+        outcomes = await training.run()
+        sample = await sample_before_and_after(client, outcomes[-1].run.name)
+    save_report(folder, f"Training of {plan.name}", outcomes, sample)
+    if output is Output.JSON:
+        print_json(_as_json(outcomes, sample, folder))
+    else:
+        print_summary(screen, outcomes, sample, folder)
+        screen.print(accuracy_line(outcomes) or "validation accuracy was not measured")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Training:
+    """The stages of one `fulmen train`."""
+
+    client: Client
+    plan: TrainConfig
+    inputs: dict[str, str]
+    stamp: str
+    screen: Console
+
+    async def validate(self) -> None:
+        """Lets the service check every stage; the starting point of a later one is not known yet.
+
+        Raises:
+            ConfigError: with every problem of every stage.
+        """
+        problems: list[str] = []
+        for number, run in enumerate(self._runs(), start=1):
+            problems += await self._problems(number, run)
+        if problems:
+            raise ConfigError(f"{self.plan.file} is not valid; no run was created.", problems)
+
+    async def run(self) -> list[StageOutcome]:
+        """Runs every stage; each begins with the policy version of the one before.
+
+        Raises:
+            CommandFailed: if a stage ends otherwise than well.
+        """
+        outcomes: list[StageOutcome] = []
+        start_version = ""
+        for run in self._runs():
+            if start_version:
+                run.policy.version = start_version
+            outcome = await self._stage(run)
+            outcomes.append(outcome)
+            start_version = outcome.run.policy_version
+        return outcomes
+
+    def _runs(self) -> list[training_run_pb2.TrainingRun]:
+        return [
+            training_run(
+                self.plan,
+                stage,
+                name=run_id(self.plan.name, self.stamp, number, stage),
+                inputs=self.inputs,
+                start_version="",
+            )
+            for number, stage in enumerate(self.plan.stages, start=1)
+        ]
+
+    async def _problems(self, number: int, run: training_run_pb2.TrainingRun) -> list[str]:
+        try:
+            await self.client.training_runs.CreateTrainingRun(
+                training_run_service_pb2.CreateTrainingRunRequest(training_run=run, validate_only=True)
+            )
+        except (ArgumentInvalid, SettingsInvalid) as error:
+            where = f"stage {number} ({run.algorithm})"
+            violations = [f"{where}: {each.field}: {each.description}" for each in error.violations]
+            return violations or [f"{where}: {error.message}"]
+        return []
+
+    async def _stage(self, run: training_run_pb2.TrainingRun) -> StageOutcome:
+        started = time.monotonic()
+        request = training_run_service_pb2.CreateTrainingRunRequest(training_run=run, request_id=run.name)
+        created = (await self.client.training_runs.CreateTrainingRun(request)).training_run
+        short = created.name.removeprefix("trainingRuns/")
+        self.screen.print(f"{run.algorithm}: run {short}")
+        try:
+            ended = await self._follow(created)
+        except asyncio.CancelledError:
+            self.screen.print(
+                f"Detached; the run goes on. Watch it: fulmen run watch {short}   Stop it: fulmen run stop {short}"
+            )
+            raise
+        if ended.state != training_run_pb2.TRAINING_RUN_STATE_SUCCEEDED:
+            raise CommandFailed(_why(ended), exit_code=Exit.FAILED)
+        report = await self.client.training_runs.GetTrainingRunReport(
+            training_run_service_pb2.GetTrainingRunReportRequest(name=ended.name)
+        )
+        seconds = time.monotonic() - started
+        return StageOutcome(run=ended, seconds=seconds, markdown=report.markdown, curve_png=report.curve_png)
+
+    async def _follow(self, run: training_run_pb2.TrainingRun) -> training_run_pb2.TrainingRun:
+        ended = run
+        quiet = self.screen.quiet
+        with RunProgress(self.screen, run.algorithm, step_count=run.step_count, quiet=quiet) as shown:
+            async for event in follow_run(self.client, run.name, on_interruption=shown.interrupted):
+                shown.show(event)
+                if event.HasField("run"):
+                    ended = event.run
+        return ended
+
+
+def _why(run: training_run_pb2.TrainingRun) -> str:
+    state = training_run_pb2.TrainingRunState.Name(run.state).removeprefix("TRAINING_RUN_STATE_").lower()
+    reason = f": {run.failure_message}" if run.failure_message else "."
+    return f"The run {run.name} ended as {state}{reason}"
+
+
+def _as_json(outcomes: list[StageOutcome], sample: SamplePair | None, folder: Path) -> dict[str, Any]:
+    pair = None if sample is None else {"before": sample.before.rollout, "after": sample.after.rollout}
+    return {
+        "training_runs": [{**as_dict(each.run), "seconds": round(each.seconds, 3)} for each in outcomes],
+        "model_path": outcomes[-1].run.model_path,
+        "report": str(folder / "report.md"),
+        "sample": pair,
+        "summary": accuracy_line(outcomes),
+    }

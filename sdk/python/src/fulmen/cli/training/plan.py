@@ -1,0 +1,63 @@
+"""Makes the training runs of a configuration: one per stage, each beginning where the one before ended."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from fulmen.algorithm.v1 import training_run_pb2
+from fulmen.train_config import PolicyConfig, StageConfig, TrainConfig
+
+__all__ = ["run_id", "training_run"]
+
+# What each algorithm reads, of what a configuration may name; an input without effect is refused by the service.
+_INPUTS: Final[dict[str, tuple[str, ...]]] = {
+    "sft": ("demonstrations",),
+    "grpo": ("agent", "train_tasks", "validation_tasks"),
+}
+_ALL_INPUTS: Final = ("agent", "train_tasks", "validation_tasks", "demonstrations", "bundle")
+MAX_ID_LENGTH: Final = 63
+
+
+def run_id(config_name: str, stamp: str, number: int, stage: StageConfig) -> str:
+    """Names a stage's run, such as `arithmetic-20260314-101500-x7k2-1-sft`."""
+    return f"{config_name}-{stamp}-{number}-{stage.algorithm}"[:MAX_ID_LENGTH].rstrip("-")
+
+
+def training_run(
+    config: TrainConfig, stage: StageConfig, *, name: str, inputs: dict[str, str], start_version: str
+) -> training_run_pb2.TrainingRun:
+    """Makes the run of a stage.
+
+    Args:
+        config: the configuration.
+        stage: the stage.
+        name: the run's id.
+        inputs: every published version by use; the run gets those that its algorithm reads.
+        start_version: the policy version that the stage before published; empty for the first.
+    """
+    policy = _policy(config.policy, start_version)
+    wanted = _INPUTS.get(stage.algorithm, _ALL_INPUTS)
+    if policy.WhichOneof("initial") == "build":
+        wanted = (*wanted, "bundle")
+    return training_run_pb2.TrainingRun(
+        name=f"trainingRuns/{name}",
+        display_name=f"{config.name}: {stage.algorithm}",
+        algorithm=stage.algorithm,
+        settings_json=json.dumps(dict(stage.settings), sort_keys=True),
+        policy=policy,
+        inputs={use: inputs[use] for use in wanted if use in inputs},
+    )
+
+
+def _policy(policy: PolicyConfig, start_version: str) -> training_run_pb2.PolicySpec:
+    spec = training_run_pb2.PolicySpec(name=policy.name)
+    if start_version:
+        spec.version = start_version
+    elif policy.version:
+        spec.version = policy.version
+    elif policy.path:
+        spec.path = policy.path
+    elif policy.build:
+        spec.build = policy.build
+    return spec
