@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-from fulmen.cli import stack_commands, train_command
+from fulmen.cli import (
+    doctor_command,
+    proxy_commands,
+    resource_commands,
+    rollout_commands,
+    run_commands,
+    stack_commands,
+    token_command,
+    trace_command,
+    train_command,
+)
 
 __all__ = ["app", "main"]
 
@@ -36,8 +46,18 @@ def _root(
     """Holds the options of the program itself."""
 
 
-stack_commands.register(app)
-train_command.register(app)
+for module in (
+    stack_commands,
+    train_command,
+    run_commands,
+    rollout_commands,
+    trace_command,
+    resource_commands,
+    proxy_commands,
+    token_command,
+    doctor_command,
+):
+    module.register(app)
 
 
 def main() -> None:

@@ -1,0 +1,294 @@
+"""`fulmen rollout`, `fulmen queue` and `fulmen runner`: what runs, what waits, and who works."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.text import Text
+
+from fulmen.cli.command import Output, OutputOption, new_group, remote_command
+from fulmen.cli.connection import Connection
+from fulmen.cli.exits import CommandFailed, Exit
+from fulmen.cli.feed import watch_groups
+from fulmen.cli.output import as_dict, console, enum_word, print_json, print_rows, when
+from fulmen.client import Client
+from fulmen.store.v1 import (
+    attempt_pb2,
+    resource_service_pb2,
+    rollout_pb2,
+    rollout_service_pb2,
+    runner_registry_service_pb2,
+)
+
+__all__ = ["register"]
+
+PAGE_SIZE: Final = 1000
+MAX_OUTPUT_SHOWN: Final = 2_000
+
+
+class State(StrEnum):
+    """States of a rollout that can be asked for."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    RETRY_WAIT = "retry_wait"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class Mode(StrEnum):
+    """What a rollout is for."""
+
+    TRAIN = "train"
+    VALIDATION = "validation"
+    TEST = "test"
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    rollout = new_group("Single executions of an agent: create, look at, cancel.")
+    app.add_typer(rollout, name="rollout")
+    remote_command(rollout, "create")(create)
+    remote_command(rollout, "list")(list_rollouts)
+    remote_command(rollout, "show")(show)
+    remote_command(rollout, "watch")(watch)
+    remote_command(rollout, "cancel")(cancel)
+    remote_command(app, "queue")(queue)
+    remote_command(app, "runner")(runners)
+
+
+async def create(
+    connection: Connection,
+    agent: Annotated[str, typer.Argument(help="The agent's name, or resources/agent.NAME/versions/N.")],
+    task: Annotated[str | None, typer.Option(help="The input, JSON; - reads it from standard input.")] = None,
+    tasks: Annotated[Path | None, typer.Option(help="A JSONL file: one rollout for each line.")] = None,
+    mode: Annotated[Mode, typer.Option(help="What the rollouts are for.")] = Mode.TEST,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Adds rollouts to the queue.
+
+    Examples:
+
+        fulmen rollout create arithmetic --task '{"question": "2+3="}'
+
+        fulmen rollout create arithmetic --tasks tasks/validation.jsonl --mode validation
+    """
+    inputs = _inputs(task, tasks)
+    async with connection.open() as client:
+        version = await _agent_version(client, agent)
+        wanted = [
+            rollout_pb2.Rollout(
+                input=each, agent=version, mode=rollout_pb2.RolloutMode.Value(f"ROLLOUT_MODE_{mode.upper()}")
+            )
+            for each in inputs
+        ]
+        created: list[rollout_pb2.Rollout] = []
+        for start in range(0, len(wanted), PAGE_SIZE):
+            request = rollout_service_pb2.BatchCreateRolloutsRequest(rollouts=wanted[start : start + PAGE_SIZE])
+            created += (await client.rollouts.BatchCreateRollouts(request)).rollouts
+    rows = [(each.name, enum_word(each, "state")) for each in created]
+    print_rows(output, ("rollout", "state"), rows, messages=created, empty="")
+
+
+async def list_rollouts(
+    connection: Connection,
+    run: Annotated[str, typer.Option(help="Only those of this training run.")] = "",
+    state: Annotated[list[State] | None, typer.Option(help="Only those in this state; repeat for more.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=PAGE_SIZE, help="At most so many.")] = 50,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Lists rollouts, newest first.
+
+    Examples:
+
+        fulmen rollout list --state failed --state retry_wait
+
+        fulmen rollout list --run arithmetic-20260314-101500-x7k2-2-grpo --limit 200
+    """
+    request = rollout_service_pb2.ListRolloutsRequest(
+        training_run=_run_name(run),
+        states=[rollout_pb2.RolloutState.Value(f"ROLLOUT_STATE_{each.upper()}") for each in state or ()],
+        page_size=limit,
+    )
+    async with connection.open() as client:
+        rollouts = list((await client.rollouts.ListRollouts(request)).rollouts)
+    rows = [
+        (each.name, enum_word(each, "state"), enum_word(each, "failure_kind"), enum_word(each, "mode"),
+         each.group_id, when(each.create_time))
+        for each in rollouts
+    ]  # fmt: skip
+    print_rows(
+        output,
+        ("rollout", "state", "failure", "mode", "group", "created (UTC)"),
+        rows,
+        messages=rollouts,
+        empty="No rollouts.",
+    )
+
+
+async def show(
+    connection: Connection,
+    rollout: Annotated[str, typer.Argument(help="rollouts/UUID, or the UUID.")],
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Shows a rollout with its attempts, rewards and outcome.
+
+    Example:
+
+        fulmen rollout show 0192f0c1-7a6e-7c53-9f3e-0123456789ab
+    """
+    request = rollout_service_pb2.GetRolloutRequest(name=rollout_name(rollout))
+    async with connection.open() as client:
+        found = (await client.rollouts.GetRollout(request)).rollout
+    if output is Output.JSON:
+        print_json(as_dict(found))
+        return
+    screen = console()
+    facts = (
+        ("rollout", found.name),
+        ("state", " ".join(filter(None, (enum_word(found, "state"), enum_word(found, "failure_kind"))))),
+        ("mode", enum_word(found, "mode")),
+        ("agent", found.agent),
+        ("training run", found.training_run),
+        ("group", f"{found.group_id} ({found.group_size})" if found.group_id else ""),
+        ("created", when(found.create_time)),
+        ("ended", when(found.end_time)),
+        ("task", found.input.decode("utf-8", errors="replace")),
+    )
+    for label, value in facts:
+        if value:
+            screen.print(Text(f"{label:<13}{value}"))
+    for attempt in found.attempts:
+        screen.print(Text("\n" + _attempt_text(attempt)))
+
+
+async def watch(
+    connection: Connection,
+    run: Annotated[str, typer.Option(help="Only those of this training run.")] = "",
+    cursor: Annotated[str, typer.Option(help="Goes on after this point; by default from the beginning.")] = "",
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Prints groups of rollouts as they finish, until Ctrl-C.
+
+    With `--output json` every group is one line, with the cursor to go on from.
+
+    Example:
+
+        fulmen rollout watch --run arithmetic-20260314-101500-x7k2-2-grpo
+    """
+    async with connection.open() as client:
+        await watch_groups(client, training_run=_run_name(run), cursor=cursor, as_json=output is Output.JSON)
+
+
+async def cancel(
+    connection: Connection,
+    rollouts: Annotated[list[str] | None, typer.Argument(help="rollouts/UUID, or the UUIDs.")] = None,
+    run: Annotated[str, typer.Option(help="All of this training run that have not ended.")] = "",
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Cancels rollouts; those that have ended stay as they are.
+
+    Examples:
+
+        fulmen rollout cancel 0192f0c1-7a6e-7c53-9f3e-0123456789ab
+
+        fulmen rollout cancel --run arithmetic-20260314-101500-x7k2-2-grpo
+    """
+    if bool(rollouts) == bool(run):
+        raise CommandFailed("Name rollouts, or a run with --run: one of them.", exit_code=Exit.USAGE)
+    request = rollout_service_pb2.CancelRolloutsRequest(
+        names=[rollout_name(each) for each in rollouts or ()], training_run=_run_name(run)
+    )
+    async with connection.open() as client:
+        answer = await client.rollouts.CancelRollouts(request)
+    if output is Output.JSON:
+        print_json(as_dict(answer))
+    else:
+        console().print(f"{answer.cancelled_count} cancelled, {answer.cancelling_count} asked to stop.")
+
+
+async def queue(
+    connection: Connection,
+    run: Annotated[str, typer.Option(help="Only this training run.")] = "",
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Shows how full the queue is.
+
+    Example:
+
+        fulmen queue
+    """
+    request = rollout_service_pb2.GetQueueStatsRequest(training_run=_run_name(run))
+    async with connection.open() as client:
+        stats = await client.rollouts.GetQueueStats(request)
+    age = f"{stats.oldest_queued_age.ToTimedelta().total_seconds():.1f} s" if stats.queued_count else ""
+    row = (stats.queued_count, stats.running_count, stats.delayed_count, age, stats.runner_count,
+           stats.open_credit_count)  # fmt: skip
+    columns = ("queued", "running", "delayed", "oldest waits", "runners", "free slots")
+    print_rows(output, columns, [tuple(map(str, row))], messages=[stats], empty="")
+
+
+async def runners(connection: Connection, output: OutputOption = Output.TABLE) -> None:
+    """Lists the runners that are alive.
+
+    Example:
+
+        fulmen runner
+    """
+    request = runner_registry_service_pb2.ListRunnersRequest(page_size=PAGE_SIZE)
+    async with connection.open() as client:
+        found = list((await client.runners.ListRunners(request)).runners)
+    rows = [
+        (each.name, each.info.host, each.info.version, f"{each.running_count}/{each.info.slot_count}",
+         ", ".join(f"{key}={value}" for key, value in sorted(each.info.labels.items())), when(each.create_time))
+        for each in found
+    ]  # fmt: skip
+    columns = ("runner", "host", "version", "running", "labels", "since (UTC)")
+    print_rows(output, columns, rows, messages=found, empty="No runner is alive.")
+
+
+def rollout_name(given: str) -> str:
+    """Completes a bare UUID to the name of a rollout."""
+    return given if given.startswith("rollouts/") else f"rollouts/{given}"
+
+
+def _run_name(given: str) -> str:
+    return given if not given or given.startswith("trainingRuns/") else f"trainingRuns/{given}"
+
+
+def _inputs(task: str | None, tasks: Path | None) -> list[bytes]:
+    if (task is None) == (tasks is None):
+        raise CommandFailed("Give the input with --task or a file with --tasks: one of them.", exit_code=Exit.USAGE)
+    if tasks is not None:
+        if not tasks.is_file():
+            raise CommandFailed(f"There is no file {tasks}.", exit_code=Exit.USAGE)
+        return [line.strip() for line in tasks.read_bytes().split(b"\n") if line.strip()]
+    return [(sys.stdin.read() if task == "-" else task or "").encode()]
+
+
+async def _agent_version(client: Client, agent: str) -> str:
+    """Returns the version to pin: the one that was named, or the newest of the named agent."""
+    name = agent if agent.startswith("resources/") else f"resources/agent.{agent}"
+    if "/versions/" in name:
+        return name
+    answer = await client.resources.GetResources(resource_service_pb2.GetResourcesRequest(names=[name]))
+    return str(answer.resources[0].name)
+
+
+def _attempt_text(attempt: attempt_pb2.Attempt) -> str:
+    state = " ".join(filter(None, (enum_word(attempt, "state"), enum_word(attempt, "failure_kind"))))
+    lines = [f"attempt {attempt.name.rpartition('/')[2]}: {state}, {attempt.runner_host or attempt.runner}"]
+    lines[0] += f", {when(attempt.start_time)} to {when(attempt.end_time) or 'now'}"
+    for reward in attempt.rewards:
+        step = f" at step {reward.step}" if reward.HasField("step") else ""
+        lines.append(f"  reward     {reward.dimension or 'reward'} {reward.value:g}{step}")
+    if attempt.output:
+        lines.append(f"  outcome    {attempt.output.decode('utf-8', errors='replace')[:MAX_OUTPUT_SHOWN]}")
+    if attempt.failure_message:
+        lines.append("  failure    " + attempt.failure_message.replace("\n", "\n             "))
+    return "\n".join(lines)

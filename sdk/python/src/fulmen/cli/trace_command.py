@@ -1,0 +1,128 @@
+"""`fulmen trace`: the spans of a rollout as a tree in the terminal."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Annotated, Final
+
+import typer
+from opentelemetry.proto.trace.v1 import trace_pb2
+from rich.text import Text
+from rich.tree import Tree
+
+from fulmen.cli.command import Output, OutputOption, remote_command
+from fulmen.cli.connection import Connection
+from fulmen.cli.output import as_dict, console, print_json
+from fulmen.cli.rollout_commands import rollout_name
+from fulmen.store.v1 import span_service_pb2
+from fulmen.type.v1 import model_call_pb2
+
+__all__ = ["register"]
+
+PAGE_SIZE: Final = 1000
+BYTES_PER_TOKEN_ID: Final = 4
+MAX_TEXT: Final = 160
+NANOSECONDS_PER_MS: Final = 1_000_000
+_ERROR_STYLE: Final = "red"
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    remote_command(app, "trace")(trace)
+
+
+async def trace(
+    connection: Connection,
+    rollout: Annotated[str, typer.Argument(help="rollouts/UUID, with /attempts/N for one attempt, or the UUID.")],
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Shows what happened in a rollout: every span, with tokens and policy version of model calls.
+
+    Example:
+
+        fulmen trace 0192f0c1-7a6e-7c53-9f3e-0123456789ab
+    """
+    name = rollout_name(rollout)
+    request = span_service_pb2.ListSpansRequest(parent=name, page_size=PAGE_SIZE)
+    found: list[span_service_pb2.AttemptSpan] = []
+    async with connection.open() as client:
+        while True:
+            page = await client.spans.ListSpans(request)
+            found += page.spans
+            if not page.next_page_token:
+                break
+            request.page_token = page.next_page_token
+    if output is Output.JSON:
+        print_json([_as_json(each) for each in found])
+    elif not found:
+        console().print(f"{name} has no spans.")
+    else:
+        console().print(_tree(name, found))
+
+
+def _tree(name: str, spans: list[span_service_pb2.AttemptSpan]) -> Tree:
+    root = Tree(Text(name, style="bold"))
+    by_attempt: dict[str, list[span_service_pb2.AttemptSpan]] = defaultdict(list)
+    for span in spans:
+        by_attempt[span.attempt].append(span)
+    for attempt, members in by_attempt.items():
+        _grow(root.add(Text(f"attempt {attempt.rpartition('/')[2]}", style="bold")), members)
+    return root
+
+
+def _grow(branch: Tree, members: list[span_service_pb2.AttemptSpan]) -> None:
+    """Hangs spans below their parents; those whose parent is not there hang at the branch itself."""
+    parsed = [(each, trace_pb2.Span.FromString(each.span.otlp_span)) for each in members]
+    nodes: dict[bytes, Tree] = {}
+    waiting = sorted(parsed, key=lambda item: item[1].start_time_unix_nano)
+    known = {span.span_id for _, span in parsed}
+    while waiting:
+        later = []
+        for record, span in waiting:
+            has_parent = span.parent_span_id in known and span.parent_span_id != span.span_id
+            if has_parent and span.parent_span_id not in nodes:
+                later.append((record, span))
+                continue
+            parent = nodes[span.parent_span_id] if has_parent else branch
+            nodes[span.span_id] = parent.add(_label(record, span))
+        if len(later) == len(waiting):  # Spans that are each other's parents, which only a broken writer makes.
+            known = set()
+        waiting = later
+
+
+def _label(record: span_service_pb2.AttemptSpan, span: trace_pb2.Span) -> Text:
+    milliseconds = (span.end_time_unix_nano - span.start_time_unix_nano) / NANOSECONDS_PER_MS
+    failed = span.status.code == trace_pb2.Status.STATUS_CODE_ERROR
+    text = Text(span.name, style=_ERROR_STYLE if failed else "")
+    text.append(f"  {milliseconds:.0f} ms", style="dim")
+    if failed and span.status.message:
+        text.append(f"  {span.status.message[:MAX_TEXT]}", style=_ERROR_STYLE)
+    if record.span.model_call:
+        text.append("\n" + _call_text(model_call_pb2.ModelCallRecord.FromString(record.span.model_call)), style="dim")
+    return text
+
+
+def _call_text(call: model_call_pb2.ModelCallRecord) -> str:
+    prompt = len(call.prompt_token_ids) // BYTES_PER_TOKEN_ID
+    completion = len(call.completion_token_ids) // BYTES_PER_TOKEN_ID
+    versions = ", ".join(str(each.version) for each in call.policy_versions)
+    words = [f"{call.model}: {prompt} prompt tokens, {completion} completion tokens, {call.finish_reason}"]
+    if call.policy:
+        words.append(f"policy {call.policy} version {versions or '?'}")
+    if not call.usable:
+        words.append(f"not usable: {call.unusable_reason}")
+    answer = call.response_json.decode("utf-8", errors="replace")
+    if answer:
+        words.append(answer if len(answer) <= MAX_TEXT else answer[:MAX_TEXT] + "…")
+    return "\n".join(words)
+
+
+def _as_json(record: span_service_pb2.AttemptSpan) -> dict[str, object]:
+    found: dict[str, object] = {
+        "attempt": record.attempt,
+        "scope": record.span.scope,
+        "span": as_dict(trace_pb2.Span.FromString(record.span.otlp_span)),
+    }
+    if record.span.model_call:
+        found["model_call"] = as_dict(model_call_pb2.ModelCallRecord.FromString(record.span.model_call))
+    return found
