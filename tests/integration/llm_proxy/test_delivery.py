@@ -157,12 +157,12 @@ async def test_a_terminated_proxy_finishes_streams_and_delivers_their_captures(
         backend.switches.gate = asyncio.Event()
         body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "stream": True}
         url = f"http://127.0.0.1:{ports['http_port']}/v1/chat/completions"
-        async with aiohttp.ClientSession() as session:
-            async with session.post(url, json=body, headers={"Authorization": f"Bearer {key}"}) as answer:
-                await answer.content.readuntil(b"\n\n")
-                process.send_signal(signal.SIGTERM)
-                backend.switches.gate.set()
-                rest = await answer.content.read()
+        headers = {"Authorization": f"Bearer {key}"}
+        async with aiohttp.ClientSession() as session, session.post(url, json=body, headers=headers) as answer:
+            await answer.content.readuntil(b"\n\n")
+            process.send_signal(signal.SIGTERM)
+            backend.switches.gate.set()
+            rest = await answer.content.read()
         status = await process.wait()
         log = await drain_log
     assert rest.endswith(b"data: [DONE]\n\n")

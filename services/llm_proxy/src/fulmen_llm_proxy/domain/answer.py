@@ -116,7 +116,7 @@ class AnswerFilter:
             collected.malformed = True
             collected.payloads.append(data)
             return None
-        if changed and raw_choices is not None and not choices:
+        if chunk and changed and raw_choices is not None and not choices:
             return b""  # the chunk that only brings the usage, which the agent did not ask for
         if not (changed or touched):
             collected.payloads.append(data)

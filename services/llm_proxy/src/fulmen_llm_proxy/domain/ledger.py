@@ -125,13 +125,16 @@ class AttemptLedger:
         account = self._accounts.pop(attempt, None) or _Account(now)
         account.touched_s = now
         self._accounts[attempt] = account
-        self._forget(now - self._keep_s)
+        self._forget(now)
         return account
 
-    def _forget(self, before_s: float) -> None:
+    def _forget(self, now_s: float) -> None:
         while True:
             attempt, account = next(iter(self._accounts.items()))
-            if account.touched_s >= before_s or not account.is_settled:
-                # One long call holds up the rest; they follow when it ends.
+            if account.touched_s >= now_s - self._keep_s:
                 return
             del self._accounts[attempt]
+            if not account.is_settled:
+                # It is in use: to the end of the line, so that it does not hold up the others.
+                account.touched_s = now_s
+                self._accounts[attempt] = account
