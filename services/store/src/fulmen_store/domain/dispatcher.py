@@ -19,7 +19,7 @@ from fulmen_store.domain.leases import AttemptReport, Grant, LeaseTable, Project
 from fulmen_store.domain.seats import Assigned, Seat, Seats
 from fulmen_store.domain.transitions import FailureKind
 
-__all__ = ["Dispatcher", "DispatchMeter"]
+__all__ = ["DispatchMeter", "Dispatcher", "released"]
 
 MAX_CLAIM_ROWS: Final = 1000
 REFILL_PAGE: Final = 2000
@@ -176,7 +176,7 @@ class Dispatcher:
         self._doubtful = {}
         if unknown:
             self._undelivered(
-                [_released(lease.rollout_id, lease.session_id, lease.epoch) for lease in unknown]
+                [released(lease.rollout_id, lease.session_id, lease.epoch) for lease in unknown]
             )
 
     def _deliver(self, choices: list[tuple[ReadyItem, Seat]], granted: dict[UUID, Grant]) -> None:
@@ -189,7 +189,7 @@ class Dispatcher:
                 per_seat.setdefault(seat, []).append(grant)
         for seat, grants in per_seat.items():
             if seat.closed:
-                self._undelivered([_released(grant.rollout_id, grant.session_id, grant.epoch) for grant in grants])
+                self._undelivered([released(grant.rollout_id, grant.session_id, grant.epoch) for grant in grants])
                 continue
             for grant in grants:
                 seat.leases[grant.rollout_id] = grant.epoch
@@ -251,7 +251,8 @@ class Dispatcher:
         return project.weight if project is not None else 1.0
 
 
-def _released(rollout_id: UUID, session_id: UUID, epoch: int) -> AttemptReport:
+def released(rollout_id: UUID, session_id: UUID, epoch: int) -> AttemptReport:
+    """Makes the report that gives a lease back."""
     return AttemptReport(rollout_id=rollout_id, session_id=session_id, epoch=epoch, kind=FailureKind.RELEASED)
 
 

@@ -10,7 +10,7 @@ import base64
 import binascii
 import hashlib
 import struct
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 from uuid import UUID
@@ -128,8 +128,10 @@ class FeedFollower:
         self._wakeups = wakeups
         self._poll_interval_s = poll_interval_s
 
-    async def follow(self, selection: Selection, cursor: Cursor) -> AsyncIterator[FeedPage]:
-        """Yields pages from the cursor on, for ever; a page without groups at least every 15 s.
+    async def follow(
+        self, selection: Selection, cursor: Cursor, *, stopping: Callable[[], bool] = lambda: False
+    ) -> AsyncIterator[FeedPage]:
+        """Yields pages from the cursor on, until `stopping`; a page without groups at least every 15 s.
 
         Raises:
             CursorInvalid: if the cursor is of another database's future.
@@ -138,7 +140,7 @@ class FeedFollower:
             raise CursorInvalid("The cursor is not of this database.")
         key = ("finished", selection.project_id)
         quiet_s, look_s = 0.0, self._poll_interval_s
-        while True:
+        while not stopping():
             seen = self._wakeups.count(key)
             page, exhausted = await self._read(selection, cursor)
             cursor = page.cursor

@@ -12,9 +12,22 @@ from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
 
-from fulmen_store.domain.leases import Grant
+from fulmen.errors import FulmenError
+from fulmen_store.domain.leases import CompletionStatus, Grant
 
-__all__ = ["Assigned", "CancelAsked", "Drained", "LeasesLost", "Notice", "Seat", "Seats", "SeatClosed"]
+__all__ = [
+    "Acknowledged",
+    "Acknowledgement",
+    "Assigned",
+    "CancelAsked",
+    "Drained",
+    "LeasesLost",
+    "Notice",
+    "RunnerDone",
+    "Seat",
+    "SeatClosed",
+    "Seats",
+]
 
 MAX_CREDIT: Final = 10_000
 
@@ -50,7 +63,30 @@ class SeatClosed:
     """The session is over, or its stream was opened elsewhere."""
 
 
-Notice = Assigned | CancelAsked | LeasesLost | Drained | SeatClosed
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acknowledgement:
+    """The answer to one report or release."""
+
+    attempt: str
+    status: CompletionStatus
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acknowledged:
+    """Answers for the runner, after their commit."""
+
+    answers: Sequence[Acknowledgement]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerDone:
+    """The runner closed its side, or did something that ends the stream."""
+
+    error: FulmenError | None = None
+
+
+Notice = Acknowledged | RunnerDone | Assigned | CancelAsked | LeasesLost | Drained | SeatClosed
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -30,6 +30,10 @@ class Wakeups:
             for event in self._waiting.get(key, ()):
                 event.set()
 
+    def announce_all(self) -> None:
+        """Wakes everybody, to look whether the replica is stopping."""
+        self.announce(list(self._waiting))
+
     async def wait(self, key: Hashable, *, since: int, limit_s: float) -> bool:
         """Waits until a key was announced after `since`; returns False if the limit passed first."""
         if self.count(key) != since:

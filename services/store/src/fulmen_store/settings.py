@@ -1,0 +1,36 @@
+"""Settings of the store; environment variables with the prefix `FULMEN_STORE_`."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field, SecretStr
+
+from fulmen_service_kit.settings import ServiceSettings, settings_config
+
+__all__ = ["StoreSettings"]
+
+
+class StoreSettings(ServiceSettings):
+    """What the store can be told."""
+
+    model_config = settings_config("FULMEN_STORE_")
+    service_name: ClassVar[str] = "store"
+
+    port: int = Field(default=7101, ge=0, le=65535, description="gRPC port; 0 takes a free one.")
+    metrics_port: int = Field(default=7102, ge=0, le=65535, description="Port of /metrics over HTTP; 0: a free one.")
+    database_url: SecretStr = Field(description="URL of the PostgreSQL database; it may hold a password. Secret.")
+    auto_migrate: bool = Field(default=True, description="`serve` brings the schema up to date before it serves.")
+    database_connections: int = Field(default=5, ge=2, le=100, description="Connections to PostgreSQL.")
+    database_start_limit_s: float = Field(
+        default=30.0, ge=0, le=600, description="How long a start waits for PostgreSQL, seconds."
+    )
+    lease_ttl_s: float = Field(
+        default=15.0, ge=0.3, le=3600, description="How long a runner session lives without a sign of life, seconds."
+    )
+    poll_interval_s: float = Field(
+        default=0.5, ge=0.01, le=60, description="How often work and news of other replicas are looked for, seconds."
+    )
+    drain_notice_s: float = Field(
+        default=2.0, ge=0, le=3600, description="How long runners have to move when this replica stops, seconds."
+    )

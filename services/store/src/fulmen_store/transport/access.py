@@ -1,0 +1,52 @@
+"""Who may see what: the project and the attempt that a token is bound to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from fulmen.errors import ArgumentInvalid, PermissionDenied, Violation
+from fulmen.ids import DEFAULT_PROJECT
+from fulmen_service_kit.auth import current_caller
+from fulmen_service_kit.tokens import Role
+
+__all__ = ["is_own_attempt", "project_limit", "require_count", "require_project"]
+
+
+def require_project(name: str) -> str:
+    """Returns the project to work in; unset means the default one.
+
+    Raises:
+        PermissionDenied: if the caller is bound to another project.
+    """
+    project = name or DEFAULT_PROJECT
+    caller = current_caller()
+    if not caller.may_access(project):
+        raise PermissionDenied("The token belongs to another project.", role=caller.role, project=project)
+    return project
+
+
+def project_limit() -> str | None:
+    """Returns the only project whose rollouts the caller may see; None if it may see all."""
+    caller = current_caller()
+    return caller.project if caller.role in (Role.CLIENT, Role.ATTEMPT) else None
+
+
+def is_own_attempt(rollout_id: UUID, number: int | None = None) -> bool:
+    """Tells whether an attempt key reaches a rollout (or one attempt of it); true for every other role."""
+    caller = current_caller()
+    if caller.role is not Role.ATTEMPT:
+        return True
+    own = caller.attempt
+    return own is not None and own.rollout_id == rollout_id and number in (None, own.number)
+
+
+def require_count(items: Sequence[object], *, field: str, most: int) -> None:
+    """Checks how many entries a repeated field has.
+
+    Raises:
+        ArgumentInvalid: if there are none, or more than `most`.
+    """
+    if not 1 <= len(items) <= most:
+        text = f"has {len(items)} entries, allowed are 1 to {most}"
+        raise ArgumentInvalid("The request is malformed.", violations=[Violation(field=field, description=text)])

@@ -1,0 +1,361 @@
+"""`LeaseService` over gRPC: the stream of work to runners, and its unary counterparts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from uuid import UUID
+
+import grpc.aio
+from google.protobuf.duration_pb2 import Duration
+
+from fulmen.errors import ArgumentInvalid, Draining, FulmenError, PermissionDenied, SessionEnded, Violation
+from fulmen.ids import attempt_name, parse_attempt_name
+from fulmen.store.v1 import lease_pb2, lease_service_pb2_grpc
+from fulmen.store.v1 import lease_service_pb2 as pb
+from fulmen_service_kit.auth import current_caller
+from fulmen_service_kit.tokens import TokenSigner
+from fulmen_store.domain.attempt_ends import AttemptEnds
+from fulmen_store.domain.dispatcher import Dispatcher, released
+from fulmen_store.domain.leases import AttemptReport, CompletionStatus
+from fulmen_store.domain.seats import (
+    MAX_CREDIT,
+    Acknowledged,
+    Acknowledgement,
+    Assigned,
+    CancelAsked,
+    Drained,
+    LeasesLost,
+    Notice,
+    RunnerDone,
+    Seat,
+    SeatClosed,
+    Seats,
+)
+from fulmen_store.domain.sessions import Sessions
+from fulmen_store.persistence.rollouts import PgRollouts
+from fulmen_store.transport.access import require_count
+from fulmen_store.transport.rollout_codec import assignment, report_of
+
+__all__ = ["LeaseService"]
+
+MAX_REPORTS = 1000
+MAX_HOST = 128
+MAX_LABELS = 64
+MAX_WAIT_S = 60.0
+ACKS_IN_FLIGHT = 64
+MESSAGE_BYTES = 3 * 1024 * 1024
+FIRST_MESSAGE_LIMIT_S = 30.0
+
+
+class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
+    """Serves leases."""
+
+    def __init__(
+        self,
+        *,
+        sessions: Sessions,
+        seats: Seats,
+        dispatcher: Dispatcher,
+        ends: AttemptEnds,
+        table: PgRollouts,
+        signer: TokenSigner,
+        undelivered: Callable[[Sequence[AttemptReport]], None],
+        drain_notice_s: float,
+    ) -> None:
+        """Takes the use cases; a draining replica closes streams `drain_notice_s` after it said so."""
+        self._sessions = sessions
+        self._seats = seats
+        self._dispatcher = dispatcher
+        self._ends = ends
+        self._table = table
+        self._signer = signer
+        self._undelivered = undelivered
+        self._drain_notice_s = drain_notice_s
+
+    async def StreamLeases(
+        self, request_iterator: AsyncIterator[pb.StreamLeasesRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.StreamLeasesResponse]:
+        """Streams work to a runner for as long as it holds the stream open."""
+        first = await _first_message(request_iterator)
+        seat, lost = await self._open(first.open)
+        reader = asyncio.create_task(self._read(seat, request_iterator), name=f"lease-stream-{seat.session_id}")
+        try:
+            yield pb.StreamLeasesResponse(
+                opened=pb.SessionOpened(
+                    session_id=str(seat.session_id), lease_ttl=self._ttl(), lost_attempts=_names(lost)
+                )
+            )
+            async for message in self._write(seat):
+                yield message
+        finally:
+            reader.cancel()
+            self._leave(seat)
+
+    async def AcquireLeases(
+        self, request: pb.AcquireLeasesRequest, context: grpc.aio.ServicerContext
+    ) -> pb.AcquireLeasesResponse:
+        """Takes leases, waiting for the first."""
+        wait_s = request.wait.seconds + request.wait.nanos / 1e9
+        _check_range("max_count", request.max_count, 1, MAX_REPORTS)
+        _check_range("wait", wait_s, 0, MAX_WAIT_S)
+        subject = current_caller().subject
+        labels = _labels(request.runner)
+        if request.session_id:
+            session_id = _session_id(request.session_id)
+            await self._sessions.renew(session_id, subject=subject)
+        else:
+            session_id = await self._sessions.open(
+                subject=subject, host=request.runner.host, info=request.runner.SerializeToString()
+            )
+        seat = self._sessions.sit(session_id, labels=labels, projects=None)
+        self._dispatcher.add_credit(seat, request.max_count)
+        assignments: list[lease_pb2.Assignment] = []
+        try:
+            async with asyncio.timeout(max(wait_s, 0.001)):
+                notice = await seat.outbox.get()
+            while True:
+                if isinstance(notice, Assigned):
+                    assignments += [assignment(grant, self._signer) for grant in notice.grants]
+                if seat.outbox.empty():
+                    break
+                notice = seat.outbox.get_nowait()
+        except TimeoutError:
+            pass
+        finally:
+            self._leave(seat)
+        return pb.AcquireLeasesResponse(assignments=assignments, session_id=str(session_id), lease_ttl=self._ttl())
+
+    async def RenewLeases(
+        self, request: pb.RenewLeasesRequest, context: grpc.aio.ServicerContext
+    ) -> pb.RenewLeasesResponse:
+        """Renews a session and names its attempts that were cancelled."""
+        session_id = _session_id(request.session_id)
+        await self._sessions.renew(session_id, subject=current_caller().subject)
+        held = await self._sessions.held(session_id)
+        cancelled = [(lease.rollout_id, lease.epoch) for lease in held if lease.cancel_requested]
+        return pb.RenewLeasesResponse(lease_ttl=self._ttl(), cancelled_attempts=_names(cancelled))
+
+    async def CompleteAttempts(
+        self, request: pb.CompleteAttemptsRequest, context: grpc.aio.ServicerContext
+    ) -> pb.CompleteAttemptsResponse:
+        """Records the ends of attempts."""
+        return pb.CompleteAttemptsResponse(acks=_acks(await self._complete(request.results)))
+
+    async def ReleaseLeases(
+        self, request: pb.ReleaseLeasesRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ReleaseLeasesResponse:
+        """Gives leases back."""
+        session_id = _session_id(request.session_id)
+        await self._sessions.renew(session_id, subject=current_caller().subject)
+        attempts = _attempts(request.attempts, field="attempts") if request.attempts else None
+        count = await self._sessions.release(session_id, attempts=attempts)
+        return pb.ReleaseLeasesResponse(released_count=count)
+
+    async def _open(self, request: pb.OpenSession) -> tuple[Seat, Sequence[tuple[UUID, int]]]:
+        subject = current_caller().subject
+        labels = _labels(request.runner)
+        projects = await self._projects(request.projects)
+        running = _attempts(request.running_attempts, field="open.running_attempts")
+        if request.session_id:
+            resumed = await self._sessions.resume(
+                _session_id(request.session_id), subject=subject, labels=labels, projects=projects, running=running
+            )
+            return resumed.seat, resumed.lost
+        session_id = await self._sessions.open(
+            subject=subject, host=request.runner.host, info=request.runner.SerializeToString()
+        )
+        return self._sessions.sit(session_id, labels=labels, projects=projects), sorted(running)
+
+    async def _projects(self, names: Sequence[str]) -> frozenset[int] | None:
+        for name in names:
+            if not current_caller().may_access(name):
+                raise PermissionDenied("The token belongs to another project.", project=name)
+        return frozenset([await self._table.project_id(name) for name in names]) or None
+
+    async def _read(self, seat: Seat, messages: AsyncIterator[pb.StreamLeasesRequest]) -> None:
+        """Acts on the runner's messages until it closes its side; the outcome goes into the outbox."""
+        slots = asyncio.Semaphore(ACKS_IN_FLIGHT)
+        error: FulmenError | None = None
+        try:
+            async with asyncio.TaskGroup() as reports:
+                async for message in messages:
+                    self._seats.heard(seat.session_id)
+                    work = self._act(seat, message)
+                    if work is not None:
+                        await slots.acquire()
+                        reports.create_task(_answer(seat, slots, work))
+        except* FulmenError as group:
+            error = _first(group)
+        seat.tell(RunnerDone(error=error))
+
+    def _act(
+        self, seat: Seat, message: pb.StreamLeasesRequest
+    ) -> Coroutine[None, None, list[Acknowledgement]] | None:
+        match message.WhichOneof("message"):
+            case "demand":
+                count = message.demand.credit_count
+                _check_range("demand.credit_count", count, 1, MAX_CREDIT - seat.credit)
+                self._dispatcher.add_credit(seat, count)
+            case "complete":
+                return self._complete(message.complete.results)
+            case "release":
+                return self._release(seat.session_id, message.release.attempts)
+            case "renew":
+                pass
+            case _:
+                raise _malformed("message", "`open` is sent once, and an empty message never")
+        return None
+
+    async def _write(self, seat: Seat) -> AsyncIterator[pb.StreamLeasesResponse]:
+        closes_at: float | None = None
+        while True:
+            try:
+                async with asyncio.timeout_at(closes_at):
+                    notice = await seat.outbox.get()
+            except TimeoutError:
+                raise Draining("The store is shutting down: open the stream again elsewhere.") from None
+            match notice:
+                case RunnerDone():
+                    if notice.error is not None:
+                        raise notice.error
+                    return
+                case SeatClosed():
+                    raise SessionEnded(
+                        "The runner session is over, or its stream was opened again.", session=seat.session_id
+                    )
+                case Drained():
+                    seat.credit = 0
+                    closes_at = asyncio.get_running_loop().time() + self._drain_notice_s
+            for message in self._encode(notice):
+                yield message
+
+    def _encode(self, notice: Notice) -> Iterable[pb.StreamLeasesResponse]:
+        match notice:
+            case Assigned():
+                yield from _packed(assignment(grant, self._signer) for grant in notice.grants)
+            case Acknowledged():
+                yield pb.StreamLeasesResponse(ack=pb.AcknowledgedAttempts(acks=_acks(notice.answers)))
+            case CancelAsked():
+                yield pb.StreamLeasesResponse(cancel=pb.CancelledAttempts(attempts=_names(notice.attempts)))
+            case LeasesLost():
+                yield pb.StreamLeasesResponse(lease_lost=pb.LostLeases(attempts=_names(notice.attempts)))
+            case Drained():
+                grace = Duration()
+                grace.FromNanoseconds(round(self._drain_notice_s * 1e9))
+                yield pb.StreamLeasesResponse(drain=pb.DrainNotice(grace=grace))
+            case RunnerDone() | SeatClosed():
+                return
+
+    async def _complete(self, results: Sequence[lease_pb2.AttemptResult]) -> list[Acknowledgement]:
+        require_count(results, field="results", most=MAX_REPORTS)
+        reports = [report_of(result) for result in results]
+        good = [report for report in reports if not isinstance(report, str)]
+        statuses = iter(await self._ends.report(good))
+        return [
+            Acknowledgement(attempt=result.attempt, status=CompletionStatus.INVALID, message=report)
+            if isinstance(report, str)
+            else Acknowledgement(attempt=result.attempt, status=next(statuses))
+            for result, report in zip(results, reports, strict=True)
+        ]
+
+    async def _release(self, session_id: UUID, names: Sequence[str]) -> list[Acknowledgement]:
+        require_count(names, field="release.attempts", most=MAX_REPORTS)
+        attempts = [parse_attempt_name(name, field="release.attempts") for name in names]
+        statuses = await self._ends.report([released(name.rollout_id, session_id, name.number) for name in attempts])
+        return [
+            Acknowledgement(attempt=name, status=status) for name, status in zip(names, statuses, strict=True)
+        ]
+
+    def _leave(self, seat: Seat) -> None:
+        """Closes a seat; what it was given but not told goes back to the queue."""
+        self._seats.leave(seat)
+        while not seat.outbox.empty():
+            notice = seat.outbox.get_nowait()
+            if isinstance(notice, Assigned):
+                self._undelivered(
+                    [released(grant.rollout_id, grant.session_id, grant.epoch) for grant in notice.grants]
+                )
+
+    def _ttl(self) -> Duration:
+        ttl = Duration()
+        ttl.FromNanoseconds(round(self._sessions.lease_ttl_s * 1e9))
+        return ttl
+
+
+async def _first_message(messages: AsyncIterator[pb.StreamLeasesRequest]) -> pb.StreamLeasesRequest:
+    try:
+        async with asyncio.timeout(FIRST_MESSAGE_LIMIT_S):
+            async for message in messages:
+                if message.WhichOneof("message") == "open":
+                    return message
+                break
+    except TimeoutError:
+        raise _malformed("open", "did not come in time") from None
+    raise _malformed("open", "must be the first message")
+
+
+async def _answer(seat: Seat, slots: asyncio.Semaphore, work: Awaitable[list[Acknowledgement]]) -> None:
+    try:
+        seat.tell(Acknowledged(answers=await work))
+    finally:
+        slots.release()
+
+
+def _packed(assignments: Iterable[lease_pb2.Assignment]) -> Iterable[pb.StreamLeasesResponse]:
+    message, size_bytes = pb.AssignedAttempts(), 0
+    for one in assignments:
+        size_bytes += one.ByteSize()
+        if message.assignments and size_bytes > MESSAGE_BYTES:
+            yield pb.StreamLeasesResponse(assign=message)
+            message, size_bytes = pb.AssignedAttempts(), one.ByteSize()
+        message.assignments.append(one)
+    yield pb.StreamLeasesResponse(assign=message)
+
+
+def _acks(answers: Sequence[Acknowledgement]) -> list[lease_pb2.CompletionAck]:
+    return [
+        lease_pb2.CompletionAck(attempt=answer.attempt, status=answer.status.value, message=answer.message)
+        for answer in answers
+    ]
+
+
+def _names(attempts: Iterable[tuple[UUID, int]]) -> list[str]:
+    return [attempt_name(rollout_id, epoch) for rollout_id, epoch in attempts]
+
+
+def _attempts(names: Iterable[str], *, field: str) -> frozenset[tuple[UUID, int]]:
+    parsed = [parse_attempt_name(name, field=field) for name in names]
+    return frozenset((name.rollout_id, name.number) for name in parsed)
+
+
+def _session_id(text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        raise SessionEnded("The runner session is unknown: open a new one.", session=text[:64]) from None
+
+
+def _labels(info: lease_pb2.RunnerInfo) -> frozenset[str]:
+    _check_range("runner.host", len(info.host), 0, MAX_HOST)
+    _check_range("runner.labels", len(info.labels), 0, MAX_LABELS)
+    return frozenset(f"{key}={value}" for key, value in info.labels.items())
+
+
+def _check_range(field: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        raise _malformed(field, f"is {value:g}, allowed are {least:g} to {most:g}")
+
+
+def _malformed(field: str, description: str) -> ArgumentInvalid:
+    return ArgumentInvalid(
+        "The message is malformed.", violations=[Violation(field=field, description=description)]
+    )
+
+
+def _first(group: BaseExceptionGroup[FulmenError]) -> FulmenError:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, FulmenError)
+    return error

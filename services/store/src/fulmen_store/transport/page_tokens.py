@@ -1,0 +1,53 @@
+"""Opaque page tokens: the last key of a page, bound to what was listed."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+
+from fulmen.errors import ArgumentInvalid, PageTokenInvalid, Violation
+
+__all__ = ["decode_token", "encode_token", "page_size"]
+
+DIGEST_BYTES = 6
+MAX_PAGE = 1000
+
+
+def encode_token(key: bytes, *, listed: str) -> str:
+    """Packs the key after which the next page begins; `listed` names the selection."""
+    return base64.urlsafe_b64encode(_digest(listed) + key).decode().rstrip("=")
+
+
+def decode_token(token: str, *, listed: str, key_bytes: int) -> bytes | None:
+    """Returns the key of a token, None for the first page.
+
+    Raises:
+        PageTokenInvalid: if it is malformed or of another list.
+    """
+    if not token:
+        return None
+    try:
+        packed = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        raise PageTokenInvalid("The page token is malformed.") from None
+    if len(packed) != DIGEST_BYTES + key_bytes or packed[:DIGEST_BYTES] != _digest(listed):
+        raise PageTokenInvalid("The page token belongs to another list: begin at the first page.")
+    return packed[DIGEST_BYTES:]
+
+
+def page_size(requested: int, *, default: int) -> int:
+    """Returns the page size to use; larger than 1000 is 1000.
+
+    Raises:
+        ArgumentInvalid: if it is negative.
+    """
+    if requested < 0:
+        raise ArgumentInvalid(
+            "The page size is negative.", violations=[Violation(field="page_size", description="is negative")]
+        )
+    return min(requested or default, MAX_PAGE)
+
+
+def _digest(listed: str) -> bytes:
+    return hashlib.sha256(listed.encode()).digest()[:DIGEST_BYTES]

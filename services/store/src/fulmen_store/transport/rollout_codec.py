@@ -1,0 +1,196 @@
+"""Rollouts and attempts between protobuf and the domain."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from uuid import UUID
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from fulmen.ids import DEFAULT_PROJECT, AttemptName, attempt_name, parse_attempt_name, rollout_name
+from fulmen.store.v1 import attempt_pb2, lease_pb2, rollout_pb2
+from fulmen_service_kit.tokens import TokenSigner
+from fulmen_store.domain.attempt_results import MAX_MESSAGE_CHARS, RewardValue, result_problem
+from fulmen_store.domain.leases import AttemptReport, Grant
+from fulmen_store.domain.rollout_requests import NewRollout
+from fulmen_store.domain.rollouts import RETRY_OF, RolloutView
+from fulmen_store.domain.transitions import FINAL_STATES, AttemptState, FailureKind
+from fulmen_store.persistence.rollouts import AttemptView
+
+__all__ = ["assignment", "finished_rollout", "new_rollout", "repeated_rollout", "report_of", "rollout_of", "runner_name"]
+
+DEFAULT_MAX_ATTEMPTS = 3
+DEFAULT_TIMEOUT_S = 900
+DEFAULT_BACKOFF_S = 1
+DEFAULT_CONTENT_TYPE = "application/json"
+KEY_MARGIN_S = 60.0
+MODE_CLAIMS: Mapping[int, str] = {
+    rollout_pb2.ROLLOUT_MODE_TRAIN: "train",
+    rollout_pb2.ROLLOUT_MODE_VALIDATION: "validation",
+    rollout_pb2.ROLLOUT_MODE_TEST: "test",
+}
+OUTPUT_ONLY = ("name", "state", "failure_kind", "create_time", "end_time", "attempts")
+
+
+def new_rollout(message: rollout_pb2.Rollout) -> NewRollout:
+    """Reads a rollout to create; fills the message's unset fields with their defaults."""
+    name = message.name
+    for field in OUTPUT_ONLY:
+        message.ClearField(field)
+    message.project = message.project or DEFAULT_PROJECT
+    message.group_size = message.group_size or 1
+    message.mode = message.mode or rollout_pb2.ROLLOUT_MODE_TRAIN
+    message.input_content_type = message.input_content_type or DEFAULT_CONTENT_TYPE
+    policy = message.policy
+    policy.max_attempts = policy.max_attempts or DEFAULT_MAX_ATTEMPTS
+    if not policy.HasField("attempt_timeout"):
+        policy.attempt_timeout.seconds = DEFAULT_TIMEOUT_S
+    if not policy.HasField("retry_backoff"):
+        policy.retry_backoff.seconds = DEFAULT_BACKOFF_S
+    return NewRollout(
+        request=message.SerializeToString(deterministic=True),
+        name=name,
+        project=message.project,
+        training_run=message.training_run,
+        group_id=message.group_id,
+        group_size=message.group_size,
+        mode=message.mode,
+        input_size=len(message.input),
+        content_type=message.input_content_type,
+        agent=message.agent,
+        resource_versions=dict(message.resource_versions),
+        priority=message.priority,
+        not_before=_moment(message.not_before_time) if message.HasField("not_before_time") else None,
+        required_labels=dict(message.required_labels),
+        metadata=dict(message.metadata),
+        max_attempts=policy.max_attempts,
+        attempt_timeout_s=policy.attempt_timeout.seconds + policy.attempt_timeout.nanos / 1e9,
+        retry_on=list(policy.retry_on),
+        retry_backoff_s=policy.retry_backoff.seconds + policy.retry_backoff.nanos / 1e9,
+    )
+
+
+def repeated_rollout(view: RolloutView) -> NewRollout:
+    """Makes the request of a rollout that runs a final one again; it is a group of its own."""
+    message = rollout_pb2.Rollout.FromString(view.request)
+    message.metadata[RETRY_OF] = rollout_name(view.rollout_id)
+    for field in ("group_id", "group_size", "not_before_time"):
+        message.ClearField(field)
+    return new_rollout(message)
+
+
+def rollout_of(view: RolloutView, *, with_input: bool = True) -> rollout_pb2.Rollout:
+    """Writes a rollout as it is now, without its ended attempts."""
+    message = rollout_pb2.Rollout.FromString(view.request)
+    message.name = rollout_name(view.rollout_id)
+    message.state = view.state.value
+    message.failure_kind = view.failure_kind.value
+    _set(message.create_time, view.created_at)
+    if view.ended_at is not None:
+        _set(message.end_time, view.ended_at)
+    if not with_input:
+        message.ClearField("input")
+    return message
+
+
+def finished_rollout(view: RolloutView, attempts: Sequence[AttemptView]) -> rollout_pb2.Rollout:
+    """Writes a rollout with its attempts, oldest first."""
+    message = rollout_of(view)
+    for attempt in attempts:
+        message.attempts.append(_attempt(attempt))
+    if view.running is not None:
+        running = message.attempts.add(
+            name=attempt_name(view.rollout_id, view.running.number),
+            state=AttemptState.RUNNING.value,
+            runner=runner_name(view.running.session_id),
+            runner_host=view.running.host,
+        )
+        _set(running.start_time, view.running.started_at)
+    return message
+
+
+def assignment(grant: Grant, signer: TokenSigner) -> lease_pb2.Assignment:
+    """Writes an assignment, with the key that lets the agent call models and report spans."""
+    message = lease_pb2.Assignment(lease_id=str(grant.session_id), epoch=grant.epoch)
+    rollout = message.rollout
+    rollout.ParseFromString(grant.request)
+    rollout.name = rollout_name(grant.rollout_id)
+    message.attempt = attempt_name(grant.rollout_id, grant.epoch)
+    message.timeout.CopyFrom(rollout.policy.attempt_timeout)
+    message.attempt_key = signer.attempt_key(
+        AttemptName(rollout_id=grant.rollout_id, number=grant.epoch),
+        project=rollout.project,
+        lease_id=str(grant.session_id),
+        epoch=grant.epoch,
+        mode=MODE_CLAIMS[rollout.mode],
+        ttl_s=rollout.policy.attempt_timeout.seconds + 1 + KEY_MARGIN_S,
+    )
+    return message
+
+
+def report_of(result: lease_pb2.AttemptResult) -> AttemptReport | str:
+    """Reads a runner's report; returns what is wrong with it if it is malformed.
+
+    Raises:
+        ArgumentInvalid: if the attempt's name is malformed.
+    """
+    attempt = parse_attempt_name(result.attempt, field="results[].attempt")
+    rewards = [
+        RewardValue(
+            dimension=reward.dimension or "reward",
+            value=reward.value,
+            step=reward.step if reward.HasField("step") else None,
+        )
+        for reward in result.rewards
+    ]
+    problem = result_problem(kind=result.failure_kind, rewards=rewards, output_size=len(result.output))
+    if problem:
+        return problem
+    if attempt.number != result.epoch:
+        return "epoch is not that of the assignment"
+    try:
+        session_id = UUID(result.lease_id)
+    except ValueError:
+        return "lease_id is not that of the assignment"
+    report = attempt_pb2.Attempt(
+        failure_message=result.failure_message[-MAX_MESSAGE_CHARS:],
+        rewards=result.rewards,
+        output=result.output,
+        output_content_type=result.output_content_type,
+    )
+    for reward in report.rewards:
+        reward.dimension = reward.dimension or "reward"
+    return AttemptReport(
+        rollout_id=attempt.rollout_id,
+        session_id=session_id,
+        epoch=attempt.number,
+        kind=FailureKind(result.failure_kind),
+        report=report.SerializeToString(deterministic=True),
+    )
+
+
+def runner_name(session_id: UUID) -> str:
+    """Formats `runners/{session}`."""
+    return f"runners/{session_id}"
+
+
+def _attempt(view: AttemptView) -> attempt_pb2.Attempt:
+    message = attempt_pb2.Attempt.FromString(view.report)
+    message.name = attempt_name(view.rollout_id, view.number)
+    message.state = view.state.value
+    message.failure_kind = view.failure_kind.value
+    message.runner = runner_name(view.session_id)
+    message.runner_host = view.host
+    message.final = view.rollout_state in FINAL_STATES
+    _set(message.start_time, view.started_at)
+    _set(message.end_time, view.ended_at)
+    return message
+
+
+def _set(field: Timestamp, moment: datetime.datetime) -> None:
+    field.FromDatetime(moment)
+
+
+def _moment(field: Timestamp) -> datetime.datetime:
+    return field.ToDatetime(tzinfo=datetime.UTC)

@@ -1,0 +1,188 @@
+"""`RolloutService` over gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from uuid import UUID
+
+import grpc.aio
+
+from fulmen.errors import Draining, RolloutNotFound
+from fulmen.ids import parse_rollout_name, rollout_name
+from fulmen.store.v1 import rollout_pb2, rollout_service_pb2_grpc
+from fulmen.store.v1 import rollout_service_pb2 as pb
+from fulmen_store.domain.feed import Cursor, FeedFollower, FeedPage, Selection
+from fulmen_store.domain.rollouts import Rollouts, RolloutView
+from fulmen_store.domain.seats import Seats
+from fulmen_store.persistence.rollouts import AttemptView, PgRollouts
+from fulmen_store.transport.access import is_own_attempt, project_limit, require_count, require_project
+from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
+from fulmen_store.transport.rollout_codec import finished_rollout, new_rollout, repeated_rollout, rollout_of
+
+__all__ = ["RolloutService"]
+
+MAX_NAMES = 1000
+DEFAULT_PAGE = 50
+MESSAGE_BYTES = 1024 * 1024
+HIGHEST_ID = UUID(int=2**128 - 1)
+
+
+class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
+    """Serves the queue and the completion feed."""
+
+    def __init__(
+        self,
+        *,
+        rollouts: Rollouts,
+        table: PgRollouts,
+        feed: FeedFollower,
+        seats: Seats,
+        stopping: Callable[[], bool],
+    ) -> None:
+        """Takes the use cases; `stopping` tells when streams are to end."""
+        self._rollouts = rollouts
+        self._table = table
+        self._feed = feed
+        self._seats = seats
+        self._stopping = stopping
+
+    async def BatchCreateRollouts(
+        self, request: pb.BatchCreateRolloutsRequest, context: grpc.aio.ServicerContext
+    ) -> pb.BatchCreateRolloutsResponse:
+        """Creates rollouts, all or none."""
+        drafts = [new_rollout(message) for message in request.rollouts]
+        for project in {draft.project for draft in drafts}:
+            require_project(project)
+        ids = await self._rollouts.create(drafts, request_id=request.request_id)
+        if request.request_id or any(draft.name for draft in drafts):
+            return pb.BatchCreateRolloutsResponse(rollouts=await self._present(ids))
+        return pb.BatchCreateRolloutsResponse(rollouts=[_queued(rollout_id) for rollout_id in ids])
+
+    async def GetRollout(
+        self, request: pb.GetRolloutRequest, context: grpc.aio.ServicerContext
+    ) -> pb.GetRolloutResponse:
+        """Returns one rollout with its attempts."""
+        rollout_id = parse_rollout_name(request.name)
+        (view,) = await self._views([rollout_id])
+        return pb.GetRolloutResponse(rollout=finished_rollout(view, await self._table.attempts([rollout_id])))
+
+    async def ListRollouts(
+        self, request: pb.ListRolloutsRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ListRolloutsResponse:
+        """Lists rollouts, newest first."""
+        project = require_project(request.project)
+        listed = f"rollouts/{project}/{request.training_run}/{sorted(request.states)}"
+        last = decode_token(request.page_token, listed=listed, key_bytes=16)
+        limit = page_size(request.page_size, default=DEFAULT_PAGE)
+        project_id, run_id = await self._scope(project, request.training_run)
+        views = await self._table.page(
+            project_id,
+            run_id,
+            states=request.states,
+            before=HIGHEST_ID if last is None else UUID(bytes=last),
+            limit=limit + 1,
+        )
+        token = encode_token(views[limit - 1].rollout_id.bytes, listed=listed) if len(views) > limit else ""
+        return pb.ListRolloutsResponse(
+            rollouts=[rollout_of(view, with_input=False) for view in views[:limit]], next_page_token=token
+        )
+
+    async def CancelRollouts(
+        self, request: pb.CancelRolloutsRequest, context: grpc.aio.ServicerContext
+    ) -> pb.CancelRolloutsResponse:
+        """Cancels rollouts by name or by training run."""
+        if request.training_run:
+            project = require_project(project_limit() or "")
+            outcome = await self._rollouts.cancel_run(await self._table.project_id(project), request.training_run)
+        else:
+            require_count(request.names, field="names", most=MAX_NAMES)
+            ids = [parse_rollout_name(name, field="names") for name in request.names]
+            await self._views(ids)
+            outcome = await self._rollouts.cancel(ids)
+        return pb.CancelRolloutsResponse(cancelled_count=outcome.cancelled, cancelling_count=outcome.cancelling)
+
+    async def RetryRollouts(
+        self, request: pb.RetryRolloutsRequest, context: grpc.aio.ServicerContext
+    ) -> pb.RetryRolloutsResponse:
+        """Runs final rollouts again, as new ones."""
+        require_count(request.names, field="names", most=MAX_NAMES)
+        ids = [parse_rollout_name(name, field="names") for name in request.names]
+        await self._views(ids)
+        new_ids = await self._rollouts.retry(ids, request_id=request.request_id, again=repeated_rollout)
+        return pb.RetryRolloutsResponse(rollouts=await self._present(new_ids))
+
+    async def WatchRollouts(
+        self, request: pb.WatchRolloutsRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.WatchRolloutsResponse]:
+        """Streams finished groups from the cursor on."""
+        project_id, run_id = await self._scope(require_project(request.project), request.training_run)
+        selection = Selection(project_id=project_id, run_id=run_id)
+        cursor = Cursor.decode(request.cursor, selection)
+        async for page in self._feed.follow(selection, cursor, stopping=self._stopping):
+            for message in await self._encode(page, selection):
+                yield message
+        raise Draining("The store is shutting down: open the stream again from the last cursor.")
+
+    async def GetQueueStats(
+        self, request: pb.GetQueueStatsRequest, context: grpc.aio.ServicerContext
+    ) -> pb.GetQueueStatsResponse:
+        """Counts the live rollouts."""
+        stats = await self._table.stats(*await self._scope(require_project(request.project), request.training_run))
+        message = pb.GetQueueStatsResponse(
+            queued_count=stats.queued,
+            running_count=stats.running,
+            delayed_count=stats.delayed,
+            runner_count=stats.runners,
+            open_credit_count=self._seats.open_credit(),
+        )
+        if stats.oldest_age_s is not None:
+            message.oldest_queued_age.FromNanoseconds(max(0, round(stats.oldest_age_s * 1e9)))
+        return message
+
+    async def _scope(self, project: str, training_run: str) -> tuple[int, int | None]:
+        project_id = await self._table.project_id(project)
+        return project_id, await self._table.run_id(project_id, training_run) if training_run else None
+
+    async def _views(self, ids: Sequence[UUID]) -> list[RolloutView]:
+        """Returns rollouts that all exist and that the caller may see; others are as if they did not exist."""
+        found = {view.rollout_id: view for view in await self._table.view(ids)}
+        limit = project_limit()
+        limit_id = None if limit is None else await self._table.project_id(limit)
+        for rollout_id in ids:
+            view = found.get(rollout_id)
+            if view is None or limit_id not in (None, view.project_id) or not is_own_attempt(rollout_id):
+                raise RolloutNotFound("There is no such rollout.", rollout=rollout_name(rollout_id))
+        return [found[rollout_id] for rollout_id in ids]
+
+    async def _present(self, ids: Sequence[UUID]) -> list[rollout_pb2.Rollout]:
+        return [rollout_of(view, with_input=False) for view in await self._table.view(ids)]
+
+    async def _encode(self, page: FeedPage, selection: Selection) -> list[pb.WatchRolloutsResponse]:
+        if not page.groups:
+            return [pb.WatchRolloutsResponse(cursor=page.cursor.encode(selection))]
+        ids = [rollout_id for group in page.groups for rollout_id in group.rollout_ids]
+        views = {view.rollout_id: view for view in await self._table.view(ids)}
+        attempts: dict[UUID, list[AttemptView]] = {}
+        for attempt in await self._table.attempts(ids):
+            attempts.setdefault(attempt.rollout_id, []).append(attempt)
+        messages, size_bytes = [pb.WatchRolloutsResponse()], 0
+        for group in page.groups:
+            members = [
+                finished_rollout(views[rollout_id], attempts.get(rollout_id, [])) for rollout_id in group.rollout_ids
+            ]
+            cursor = group.cursor.encode(selection)
+            finished = pb.FinishedGroup(
+                group_id=members[0].group_id or members[0].name, rollouts=members, cursor=cursor
+            )
+            size_bytes += finished.ByteSize()
+            if size_bytes > MESSAGE_BYTES and messages[-1].groups:
+                messages.append(pb.WatchRolloutsResponse())
+                size_bytes = finished.ByteSize()
+            messages[-1].groups.append(finished)
+            messages[-1].cursor = cursor
+        messages[-1].cursor = page.cursor.encode(selection)
+        return messages
+
+
+def _queued(rollout_id: UUID) -> rollout_pb2.Rollout:
+    return rollout_pb2.Rollout(name=rollout_name(rollout_id), state=rollout_pb2.ROLLOUT_STATE_QUEUED)
