@@ -1,0 +1,132 @@
+"""What the images and the Compose file set is what the services read, and secrets are never given a default."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+from fulmen_service_kit.settings import ServiceSettings
+from fulmen_service_kit.tokens import Role, TokenVerifier
+from tests.architecture.distributions import ROOT, SERVICES, Distribution
+
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "deploy/docker-compose.yml").read_text(encoding="utf-8"))
+SECRET = re.compile(r"FULMEN_\w*(?:KEY|TOKEN|PASSWORD)")
+REFERENCE = re.compile(r"\$\{(\w+)(:?[-?][^}]*)?\}")
+LIMIT_S = 30
+
+
+def settings_class(service: Distribution) -> type[ServiceSettings]:
+    """Returns the settings class of a service."""
+    module = importlib.import_module(f"{service.import_root}.settings")
+    found = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, ServiceSettings) and value is not ServiceSettings
+    ]
+    assert len(found) == 1
+    return found[0]
+
+
+def variables(service: Distribution) -> set[str]:
+    """Returns every environment variable that a service reads as a setting."""
+    cls = settings_class(service)
+    prefix = str(cls.model_config["env_prefix"])
+    return {f"{prefix}{name}".upper() for name in cls.model_fields}
+
+
+def dockerfile(service: Distribution) -> str:
+    """Returns the text of a service's Dockerfile."""
+    return (service.folder / "Dockerfile").read_text(encoding="utf-8")
+
+
+def image_environment(service: Distribution) -> dict[str, str]:
+    """Returns the settings that an image is built with."""
+    return dict(re.findall(r"\b(FULMEN_\w+)=(\S+)", dockerfile(service)))
+
+
+@pytest.fixture(scope="module")
+def make_env() -> ModuleType:
+    """Returns the script that makes the secrets, as a module."""
+    spec = importlib.util.spec_from_file_location("make_env", ROOT / "deploy/make_env.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("service", SERVICES, ids=lambda s: s.folder.name)
+def test_images_and_compose_set_only_settings_that_exist(service: Distribution) -> None:
+    given = image_environment(service).keys() | COMPOSE["services"][service.folder.name]["environment"].keys()
+
+    assert given <= variables(service)
+
+
+@pytest.mark.parametrize("service", SERVICES, ids=lambda s: s.folder.name)
+def test_images_run_without_privileges_and_tell_their_health(service: Distribution) -> None:
+    text = dockerfile(service)
+    port = image_environment(service)[f"FULMEN_{service.folder.name.upper()}_PORT"]
+
+    assert re.search(r"^USER 10001:10001$", text, re.M)
+    assert f'"fulmen_service_kit.probe", "127.0.0.1:{port}"' in text
+    assert f'ENTRYPOINT ["{service.project["name"]}"]' in text
+    assert service.project["name"] in service.project["scripts"]
+
+
+def test_compose_publishes_on_loopback_only() -> None:
+    published = [port for service in COMPOSE["services"].values() for port in service.get("ports", [])]
+
+    assert published
+    assert all(str(port).startswith("127.0.0.1:") for port in published)
+
+
+def test_compose_gives_no_secret_a_default() -> None:
+    text = (ROOT / "deploy/docker-compose.yml").read_text(encoding="utf-8")
+    references = [(name, rest) for name, rest in REFERENCE.findall(text) if SECRET.fullmatch(name)]
+    required = {name for name, rest in references if rest.startswith(":?")}
+
+    assert {name for name, _ in references} == required
+    assert not [name for name, rest in references if "-" in rest[:2]]
+
+
+def test_every_secret_that_compose_asks_for_is_made(make_env: ModuleType) -> None:
+    text = (ROOT / "deploy/docker-compose.yml").read_text(encoding="utf-8")
+    asked = {name for name, _ in REFERENCE.findall(text) if SECRET.fullmatch(name)}
+
+    assert asked | {"FULMEN_TOKEN"} == make_env.environment(days=1).keys()
+
+
+def test_the_tokens_of_a_deployment_are_accepted_by_its_services(make_env: ModuleType) -> None:
+    made = make_env.environment(days=1)
+    verifier = TokenVerifier(made["FULMEN_SIGNING_KEY"])
+
+    roles = {name: verifier.verify(token).role for name, token in made.items() if name in make_env.TOKEN_ROLES}
+
+    assert roles == {
+        "FULMEN_SERVICE_TOKEN": Role.SERVICE,
+        "FULMEN_RUNNER_TOKEN": Role.RUNNER,
+        "FULMEN_TOKEN": Role.ADMIN,
+    }
+
+
+def test_keys_that_exist_are_never_overwritten(tmp_path: Path) -> None:
+    target = tmp_path / ".env"
+    command = [sys.executable, ROOT / "deploy/make_env.py", "--output", target]
+    subprocess.run(command, check=True, timeout=LIMIT_S, capture_output=True)
+    made = target.read_text(encoding="utf-8")
+
+    again = subprocess.run(command, check=False, timeout=LIMIT_S, capture_output=True, text=True)
+
+    assert again.returncode == 1
+    assert again.stderr == f"error: {target} exists; remove it to make new keys\n"
+    assert target.read_text(encoding="utf-8") == made
+    assert target.stat().st_mode & 0o077 == 0
