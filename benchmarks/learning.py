@@ -38,7 +38,7 @@ from fulmen_algorithm.training.step import (
 )
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "arithmetic"
-SFT_WARMUP_STEPS = 10
+SFT_WARMUP_STEPS = 100
 GRPO_WARMUP_STEPS = 16
 
 
