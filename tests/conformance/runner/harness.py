@@ -1,0 +1,186 @@
+"""A runner process under test, and agents for it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import json
+import os
+import signal
+import sys
+import tarfile
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fulmen.runner.v1.agent_spec_pb2 import AgentSpec, CommandEntry, Grader, PythonEntry
+from fulmen.store.v1.rollout_pb2 import Rollout, RolloutPolicy
+from fulmen_service_kit.tokens import Role, TokenSigner
+from google.protobuf.duration_pb2 import Duration
+
+SIGNING_KEY = "a signing key that only the tests know, 32+"
+START_DEADLINE_S = 30.0
+END_DEADLINE_S = 30.0
+
+
+def token(role: Role = Role.RUNNER) -> str:
+    """Returns a token of the tests' deployment."""
+    return TokenSigner(SIGNING_KEY).issue(role, subject="tests", ttl_s=3600)
+
+
+class RunnerProcess:
+    """`python -m fulmen_runner serve` as a child; its log is read line by line."""
+
+    def __init__(self, settings: Mapping[str, object], environment: Mapping[str, str] | None = None) -> None:
+        base = {"SIGNING_KEY": SIGNING_KEY, "TOKEN": token(), "PORT": "0", "METRICS_PORT": "0"}
+        merged = {**base, **{key.upper(): str(value) for key, value in settings.items()}}
+        self._environment = {
+            **os.environ,
+            **{f"FULMEN_RUNNER_{key}": value for key, value in merged.items()},
+            **(environment or {}),
+        }
+        self._process: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self.log: list[dict[str, Any]] = []
+        self.tail: deque[str] = deque(maxlen=200)
+        self._news = asyncio.Condition()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self._process is not None
+        return self._process.pid
+
+    async def start(self) -> RunnerProcess:
+        """Starts it and waits until its session is open."""
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "fulmen_runner",
+            "serve",
+            env=self._environment,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            limit=1 << 20,
+        )
+        self._reading = asyncio.create_task(self._read())
+        await self.logged("session_opened", START_DEADLINE_S)
+        return self
+
+    async def logged(self, event: str, deadline_s: float = END_DEADLINE_S, count: int = 1) -> dict[str, Any]:
+        """Waits until an event was logged `count` times; returns the last."""
+
+        def found() -> list[dict[str, Any]]:
+            return [line for line in self.log if line.get("event") == event]
+
+        def ended() -> bool:
+            return self._reading is not None and self._reading.done()
+
+        async with asyncio.timeout(deadline_s), self._news:
+            await self._news.wait_for(lambda: len(found()) >= count or ended())
+        assert len(found()) >= count, "\n".join(self.tail)
+        return found()[-1]
+
+    async def ports(self) -> dict[str, Any]:
+        """Returns the line that names the ports."""
+        return await self.logged("serving")
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends it a signal."""
+        os.kill(self.pid, number)
+
+    async def exit_code(self) -> int:
+        """Waits for its end."""
+        assert self._process is not None
+        async with asyncio.timeout(END_DEADLINE_S):
+            if self._reading is not None:
+                await self._reading
+            return await self._process.wait()
+
+    async def close(self) -> None:
+        """Kills it if it still runs."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self.exit_code()
+
+    async def _read(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        async for raw in self._process.stdout:
+            line = raw.decode(errors="replace").rstrip()
+            self.tail.append(line)
+            if line.startswith("{"):
+                self.log.append(json.loads(line))
+            async with self._news:
+                self._news.notify_all()
+        async with self._news:
+            self._news.notify_all()
+
+
+def bundle_of(files: Mapping[str, str]) -> bytes:
+    """Packs files as an agent's bundle."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, content in files.items():
+            data = content.encode()
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def digest_of(archive: bytes) -> bytes:
+    """Returns the digest that the store keeps of a bundle."""
+    return hashlib.sha256(archive).digest()
+
+
+def spec_of(
+    *,
+    bundle: str = "",
+    python: str = "",
+    command: tuple[str, ...] = (),
+    python_grader: str = "",
+    command_grader: tuple[str, ...] = (),
+    environment: Mapping[str, str] | None = None,
+    max_output_bytes: int = 0,
+) -> bytes:
+    """Serialises an agent specification."""
+    spec = AgentSpec(bundle=bundle, environment=environment or {})
+    if python:
+        spec.python.CopyFrom(PythonEntry(target=python))
+    else:
+        spec.command.CopyFrom(CommandEntry(argv=command, max_output_bytes=max_output_bytes))
+    if python_grader:
+        spec.grader.CopyFrom(Grader(python=PythonEntry(target=python_grader)))
+    if command_grader:
+        spec.grader.CopyFrom(Grader(command=CommandEntry(argv=command_grader)))
+    return spec.SerializeToString()
+
+
+def rollouts_of(agent: str, tasks: list[object], *, timeout_s: float = 60, max_attempts: int = 3) -> list[Rollout]:
+    """Makes rollouts of an agent, one for each task."""
+    policy = RolloutPolicy(
+        max_attempts=max_attempts,
+        attempt_timeout=Duration(seconds=int(timeout_s), nanos=int(timeout_s % 1 * 1e9)),
+        retry_backoff=Duration(),
+    )
+    return [
+        Rollout(agent=agent, input=json.dumps(task).encode(), input_content_type="application/json", policy=policy)
+        for task in tasks
+    ]
+
+
+def children_of(pid: int) -> list[int]:
+    """Returns the processes whose session was started by the commands of a runner: by their environment's rollout."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rsplit(")", maxsplit=1)[1].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(fields[1]) == pid:
+                found.append(int(entry.name))
+    return found

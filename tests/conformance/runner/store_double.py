@@ -1,0 +1,375 @@
+"""A second implementation of the part of the store that runners use, in memory, over real gRPC.
+
+It keeps the contract of LeaseService: sessions with a TTL, demand credits, fencing, acknowledgements after the "commit",
+resumption with the attempts that still run, retry of INFRA, LEASE_LOST and RELEASED. What is accepted survives
+`restart`, as it would in a database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc.aio
+
+from fulmen.errors import ResourceNotFound, SessionEnded
+from fulmen.ids import attempt_name, parse_attempt_name, parse_rollout_name, rollout_name, uuid7
+from fulmen.store.v1 import (
+    failure_pb2,
+    lease_pb2,
+    lease_service_pb2 as messages,
+    lease_service_pb2_grpc,
+    resource_pb2,
+    resource_service_pb2,
+    resource_service_pb2_grpc,
+    rollout_pb2,
+)
+from fulmen_service_kit.auth import Authenticator, RolePolicy
+from fulmen_service_kit.rpc_edge import RpcEdge
+from fulmen_service_kit.tokens import Role, TokenSigner, TokenVerifier
+from google.protobuf.duration_pb2 import Duration
+
+RETRIED = (failure_pb2.FAILURE_KIND_INFRA, failure_pb2.FAILURE_KIND_LEASE_LOST, failure_pb2.FAILURE_KIND_RELEASED)
+FREE_OF_CHARGE = failure_pb2.FAILURE_KIND_RELEASED
+DEFAULT_TIMEOUT_S = 60
+
+
+@dataclass
+class Attempted:
+    """One attempt as it ended."""
+
+    attempt: str
+    failure_kind: int
+    result: lease_pb2.AttemptResult | None
+
+
+@dataclass
+class Entry:
+    """A rollout and what became of it."""
+
+    rollout: rollout_pb2.Rollout
+    ended: list[Attempted] = field(default_factory=list)
+    final: bool = False
+    granted_count: int = 0
+
+
+@dataclass
+class Session:
+    """A runner session; `outgoing` is its open stream."""
+
+    session_id: str
+    held: dict[str, lease_pb2.Assignment] = field(default_factory=dict)
+    credits: int = 0
+    outgoing: asyncio.Queue[messages.StreamLeasesResponse] | None = None
+    expiry: asyncio.TimerHandle | None = None
+
+
+class StoreDouble(lease_service_pb2_grpc.LeaseServiceServicer, resource_service_pb2_grpc.ResourceServiceServicer):
+    """The double. Tests read `entries`, wait with `until`, and set the switches.
+
+    Attributes:
+        swallow_acks: While true, results are recorded and the acknowledgement is lost.
+        refuse_results: How many further results are answered INVALID.
+    """
+
+    def __init__(self, *, signing_key: str, lease_ttl_s: float = 6.0) -> None:
+        self.entries: dict[str, Entry] = {}
+        self.swallow_acks = False
+        self.refuse_results = 0
+        self.most_held = 0
+        self.stream_count = 0
+        self.message_count = 0
+        self._signing_key = signing_key
+        self._signer = TokenSigner(signing_key)
+        self._ttl_s = lease_ttl_s
+        self._queue: deque[str] = deque()
+        self._sessions: dict[str, Session] = {}
+        self._resources: dict[str, list[resource_pb2.ResourceVersion]] = {}
+        self._changed = asyncio.Condition()
+        self._server: grpc.aio.Server | None = None
+        self.port = 0
+
+    # --- what tests do ---
+
+    async def start(self) -> None:
+        """Serves on a free port, or on the same one as before."""
+        open_policy = RolePolicy(
+            services={
+                "fulmen.store.v1.LeaseService": frozenset({Role.RUNNER}),
+                "fulmen.store.v1.ResourceService": frozenset({Role.RUNNER}),
+            },
+            rpcs={},
+        )
+        edge = RpcEdge(
+            Authenticator(verifier=TokenVerifier(self._signing_key), policy=open_policy, dev_mode=False)
+        )
+        self._server = grpc.aio.server(interceptors=[edge], options=(("grpc.so_reuseport", 0),))
+        lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(self, self._server)
+        resource_service_pb2_grpc.add_ResourceServiceServicer_to_server(self, self._server)
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Stops serving at once; what was recorded stays."""
+        if self._server is not None:
+            await self._server.stop(grace=None)
+            self._server = None
+        for session in self._sessions.values():
+            session.outgoing = None
+            session.credits = 0
+
+    async def close(self) -> None:
+        """Stops for good."""
+        await self.stop()
+        for session in self._sessions.values():
+            if session.expiry is not None:
+                session.expiry.cancel()
+
+    def publish(self, resource_id: str, content: bytes, sha256: bytes = b"") -> str:
+        """Adds a version of a resource and returns its name."""
+        versions = self._resources.setdefault(resource_id, [])
+        name = f"resources/{resource_id}/versions/{len(versions) + 1}"
+        versions.append(resource_pb2.ResourceVersion(name=name, content=content, sha256=sha256))
+        return name
+
+    def create(self, rollouts: Iterable[rollout_pb2.Rollout]) -> list[str]:
+        """Queues rollouts and returns their names."""
+        created = []
+        for rollout in rollouts:
+            rollout.name = rollout.name or rollout_name(uuid7())
+            self.entries[rollout.name] = Entry(rollout=rollout)
+            self._queue.append(rollout.name)
+            created.append(rollout.name)
+        self._dispatch()
+        return created
+
+    def cancel(self, name: str) -> None:
+        """Asks the holder of a rollout to stop it."""
+        for session in self._sessions.values():
+            attempts = [attempt for attempt in session.held if attempt.startswith(f"{name}/")]
+            if attempts and session.outgoing is not None:
+                cancelled = messages.CancelledAttempts(attempts=attempts)
+                session.outgoing.put_nowait(messages.StreamLeasesResponse(cancel=cancelled))
+
+    def end_sessions(self) -> None:
+        """Ends every session, as their TTL would, and tells their streams."""
+        for session in list(self._sessions.values()):
+            if session.outgoing is not None:
+                lost = messages.LostLeases(attempts=list(session.held))
+                session.outgoing.put_nowait(messages.StreamLeasesResponse(lease_lost=lost))
+            self._end(session)
+
+    def forget_sessions(self) -> None:
+        """Ends every session without telling; to be seen when they resume."""
+        for session in list(self._sessions.values()):
+            self._end(session)
+
+    async def until(self, condition: Callable[[], bool], deadline_s: float = 60.0) -> None:
+        """Waits until a condition of the double's state holds."""
+        async with asyncio.timeout(deadline_s), self._changed:
+            await self._changed.wait_for(condition)
+
+    def is_final(self, names: Iterable[str]) -> bool:
+        """Tells whether all rollouts are final."""
+        return all(self.entries[name].final for name in names)
+
+    def held_attempts(self) -> list[str]:
+        """Returns all attempts that run."""
+        return [attempt for session in self._sessions.values() for attempt in session.held]
+
+    def session_count(self) -> int:
+        """Returns how many sessions are alive."""
+        return len(self._sessions)
+
+    # --- what runners do ---
+
+    async def StreamLeases(self, request_iterator: Any, context: Any) -> AsyncIterator[messages.StreamLeasesResponse]:
+        opening = (await anext(request_iterator)).open
+        session = self._open(opening)
+        outgoing: asyncio.Queue[messages.StreamLeasesResponse] = asyncio.Queue()
+        session.outgoing, session.credits = outgoing, 0
+        self.stream_count += 1
+        named = set(opening.running_attempts)
+        for attempt in [a for a in session.held if a not in named]:
+            self._conclude(session, attempt, failure_pb2.FAILURE_KIND_RELEASED, None)
+        opened = messages.SessionOpened(
+            session_id=session.session_id,
+            lease_ttl=_duration(self._ttl_s),
+            lost_attempts=[attempt for attempt in named if attempt not in session.held],
+        )
+        yield messages.StreamLeasesResponse(opened=opened)
+        await self._notify()
+        reading = asyncio.create_task(self._read(session, outgoing, request_iterator))
+        try:
+            while True:
+                sending = asyncio.ensure_future(outgoing.get())
+                await asyncio.wait((sending, reading), return_when=asyncio.FIRST_COMPLETED)
+                if not sending.done():
+                    sending.cancel()
+                    reading.result()
+                    return
+                yield sending.result()
+        finally:
+            reading.cancel()
+            if session.outgoing is outgoing:
+                session.outgoing, session.credits = None, 0
+
+    async def ReleaseLeases(
+        self, request: messages.ReleaseLeasesRequest, context: Any
+    ) -> messages.ReleaseLeasesResponse:
+        session = self._sessions.get(request.session_id)
+        if session is None:
+            raise SessionEnded("The session is over.")
+        attempts = list(request.attempts) or list(session.held)
+        for attempt in attempts:
+            self._conclude(session, attempt, failure_pb2.FAILURE_KIND_RELEASED, None)
+        if not request.attempts:
+            self._end(session)
+        await self._notify()
+        return messages.ReleaseLeasesResponse(released_count=len(attempts))
+
+    async def GetResources(
+        self, request: resource_service_pb2.GetResourcesRequest, context: Any
+    ) -> resource_service_pb2.GetResourcesResponse:
+        found = []
+        for name in request.names:
+            resource_id, _, number = name.removeprefix("resources/").partition("/versions/")
+            versions = self._resources.get(resource_id, [])
+            if not number or int(number) > len(versions):
+                raise ResourceNotFound(f"There is no {name}.", resource=name)
+            found.append(versions[int(number) - 1])
+        return resource_service_pb2.GetResourcesResponse(resources=found)
+
+    # --- inside ---
+
+    def _open(self, opening: messages.OpenSession) -> Session:
+        if opening.session_id:
+            session = self._sessions.get(opening.session_id)
+            if session is None:
+                raise SessionEnded("The session is unknown or over.")
+        else:
+            session = Session(session_id=str(uuid7()))
+            self._sessions[session.session_id] = session
+        self._renew(session)
+        return session
+
+    async def _read(self, session: Session, outgoing: asyncio.Queue[Any], requests: Any) -> None:
+        async for request in requests:
+            self.message_count += 1
+            self._renew(session)
+            match request.WhichOneof("message"):
+                case "demand":
+                    session.credits += request.demand.credit_count
+                    self._dispatch()
+                case "complete":
+                    acks = [self._complete(session, result) for result in request.complete.results]
+                    self._acknowledge(outgoing, acks)
+                case "release":
+                    acks = []
+                    for attempt in request.release.attempts:
+                        self._conclude(session, attempt, failure_pb2.FAILURE_KIND_RELEASED, None)
+                        acks.append(_ack(attempt, lease_pb2.COMPLETION_STATUS_APPLIED))
+                    self._acknowledge(outgoing, acks)
+            await self._notify()
+
+    def _acknowledge(self, outgoing: asyncio.Queue[Any], acks: list[lease_pb2.CompletionAck]) -> None:
+        if not self.swallow_acks:
+            outgoing.put_nowait(messages.StreamLeasesResponse(ack=messages.AcknowledgedAttempts(acks=acks)))
+
+    def _complete(self, session: Session, result: lease_pb2.AttemptResult) -> lease_pb2.CompletionAck:
+        if self.refuse_results:
+            self.refuse_results -= 1
+            return _ack(result.attempt, lease_pb2.COMPLETION_STATUS_INVALID, "refused by the test")
+        rollout = rollout_name(parse_attempt_name(result.attempt).rollout_id)
+        for ended in self.entries[rollout].ended:
+            if ended.attempt == result.attempt:
+                same = ended.result is not None and ended.result == result
+                return _ack(
+                    result.attempt,
+                    lease_pb2.COMPLETION_STATUS_DUPLICATE if same else lease_pb2.COMPLETION_STATUS_LEASE_LOST,
+                )
+        held = session.held.get(result.attempt)
+        if held is None or (held.lease_id, held.epoch) != (result.lease_id, result.epoch):
+            return _ack(result.attempt, lease_pb2.COMPLETION_STATUS_LEASE_LOST)
+        self._conclude(session, result.attempt, result.failure_kind, result)
+        return _ack(result.attempt, lease_pb2.COMPLETION_STATUS_APPLIED)
+
+    def _conclude(
+        self, session: Session, attempt: str, kind: int, result: lease_pb2.AttemptResult | None
+    ) -> None:
+        if session.held.pop(attempt, None) is None:
+            return
+        name = rollout_name(parse_attempt_name(attempt).rollout_id)
+        entry = self.entries[name]
+        entry.ended.append(Attempted(attempt=attempt, failure_kind=kind, result=result))
+        counted = sum(ended.failure_kind != FREE_OF_CHARGE for ended in entry.ended)
+        if kind == FREE_OF_CHARGE or (kind in RETRIED and counted < (entry.rollout.policy.max_attempts or 3)):
+            self._queue.append(name)
+            self._dispatch()
+        else:
+            entry.final = True
+
+    def _dispatch(self) -> None:
+        for session in self._sessions.values():
+            batch = []
+            while self._queue and session.credits and session.outgoing is not None:
+                batch.append(self._grant(session, self._queue.popleft()))
+                session.credits -= 1
+            if batch and session.outgoing is not None:
+                assign = messages.AssignedAttempts(assignments=batch)
+                session.outgoing.put_nowait(messages.StreamLeasesResponse(assign=assign))
+
+    def _grant(self, session: Session, name: str) -> lease_pb2.Assignment:
+        entry = self.entries[name]
+        entry.granted_count += 1
+        number = entry.granted_count
+        attempt = attempt_name(parse_rollout_name(name), number)
+        timeout_s = entry.rollout.policy.attempt_timeout.ToTimedelta().total_seconds() or DEFAULT_TIMEOUT_S
+        key = self._signer.attempt_key(
+            parse_attempt_name(attempt),
+            project="projects/default",
+            lease_id=session.session_id,
+            epoch=number,
+            mode="train",
+            ttl_s=timeout_s + 60,
+        )
+        assignment = lease_pb2.Assignment(
+            attempt=attempt,
+            lease_id=session.session_id,
+            epoch=number,
+            rollout=entry.rollout,
+            attempt_key=key,
+            timeout=_duration(timeout_s),
+        )
+        session.held[attempt] = assignment
+        self.most_held = max(self.most_held, len(session.held))
+        return assignment
+
+    def _renew(self, session: Session) -> None:
+        if session.expiry is not None:
+            session.expiry.cancel()
+        session.expiry = asyncio.get_running_loop().call_later(self._ttl_s, self._end, session)
+
+    def _end(self, session: Session) -> None:
+        self._sessions.pop(session.session_id, None)
+        if session.expiry is not None:
+            session.expiry.cancel()
+        for attempt in list(session.held):
+            self._conclude(session, attempt, failure_pb2.FAILURE_KIND_LEASE_LOST, None)
+        # Kept until it runs: the loop itself only holds tasks weakly.
+        self._notifying = asyncio.ensure_future(self._notify())
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+
+def _ack(attempt: str, status: int, message: str = "") -> lease_pb2.CompletionAck:
+    return lease_pb2.CompletionAck(attempt=attempt, status=status, message=message)
+
+
+def _duration(seconds: float) -> Duration:
+    return Duration(seconds=int(seconds), nanos=int(seconds % 1 * 1e9))
