@@ -31,7 +31,7 @@ from fulmen.local.services import port_names, require_installed
 __all__ = ["register"]
 
 START_LIMIT_S: Final = 240.0
-STOP_LIMIT_S: Final = 120.0
+STOP_LIMIT_S: Final = 240.0
 POLL_INTERVAL_S: Final = 0.1
 FOLLOW_INTERVAL_S: Final = 0.2
 DEFAULT_TAIL_LINES: Final = 50

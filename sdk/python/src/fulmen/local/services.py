@@ -231,7 +231,7 @@ def _runner(plan: StackPlan, name: str) -> ServiceSpec:
             **_metrics("runner", ports[f"{name}_metrics"]),
             **_to_store(plan, "runner"),
             "FULMEN_RUNNER_LLM_PROXY_URL": targets["llm_proxy_http"],
-            "FULMEN_RUNNER_LLM_PROXY_TARGET": targets["llm_proxy"],
+            "FULMEN_RUNNER_LLM_PROXY_TARGETS": targets["llm_proxy"],
             **slots,
         },
     )

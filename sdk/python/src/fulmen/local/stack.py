@@ -36,7 +36,8 @@ from fulmen.local.tokens import issue_token
 __all__ = ["LocalStack", "StackSettings"]
 
 READY_LIMIT_S: Final = 90.0
-STOP_GRACE_S: Final = 20.0
+# Longer than the longest drain grace of a service (the runner: 30 s).
+STOP_GRACE_S: Final = 45.0
 TOKEN_LIFETIME: Final = datetime.timedelta(days=3650)
 DATABASE: Final = "database"
 LOG_TAIL_LINES: Final = 15

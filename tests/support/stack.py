@@ -1,0 +1,62 @@
+"""The real four services over a real PostgreSQL, on free ports and in a folder of their own, for e2e and chaos tests.
+
+Nothing supervises them: a test that kills a service starts it again itself, when it wants to.
+
+    async with running_stack(short_tmp_path) as stack:
+        await stack.kill_service("runner-1")
+        await stack.start_service("runner-1")
+        async with connect(stack_targets(stack), token=stack.client_token) as client:
+            ...
+
+Names of services: `store`, `llm_proxy`, `algorithm`, `runner-1` and so on. `stack.kill_database()` and
+`stack.check_database()` do the same to PostgreSQL; `stack.log_tail(name)` shows why something failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from fulmen.client import Targets
+from fulmen.local.record import StackFolder
+from fulmen.local.stack import LocalStack, StackSettings
+
+__all__ = ["running_stack", "stack_targets"]
+
+
+@asynccontextmanager
+async def running_stack(
+    folder: Path,
+    *,
+    runners: int = 1,
+    slots: int | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> AsyncIterator[LocalStack]:
+    """Starts everything, yields it, and stops it in the end, even if it never became ready.
+
+    Args:
+        folder: where its state goes; a short path (`short_tmp_path`), for PostgreSQL's socket. Used again, it goes on
+            with the same database and keys.
+        runners: how many runner processes.
+        slots: how many attempts each runner runs at once.
+        environment: more settings of the services, such as `FULMEN_STORE_LEASE_TTL_S`.
+    """
+    settings = StackSettings(
+        state_dir=folder, runners=runners, slots=slots, use_default_ports=False, environment=dict(environment or {})
+    )
+    # The record makes `fulmen ... --state-dir` work on this stack too, as long as a test holds the folder's lock.
+    stack = LocalStack(settings, on_change=StackFolder(folder.resolve()).write)
+    stack.folder.create()
+    with stack.folder.hold():
+        try:
+            await stack.start()
+            yield stack
+        finally:
+            await stack.stop()
+
+
+def stack_targets(stack: LocalStack) -> Targets:
+    """Returns where the services of a stack listen, for `fulmen.client.connect`."""
+    targets = stack.targets
+    return Targets(store=targets["store"], algorithm=targets["algorithm"], llm_proxy=targets["llm_proxy"])

@@ -1,0 +1,62 @@
+"""The environment of each service: its own settings and nothing else of Fulmen's."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from fulmen.local.errors import StackError
+from fulmen.local.ports import choose_ports
+from fulmen.local.services import ServiceSpec, StackPlan, plan_services, port_names
+
+PLAN = StackPlan(
+    folder=Path("/state"),
+    ports=choose_ports(port_names(2), {}, {}, rng=random.Random()),
+    runners=2,
+    slots=8,
+    database_url="postgresql:///postgres",
+    signing_key="signing",
+    engine_token="engine",
+    tokens={"service": "token-of-service", "runner": "token-of-runner", "admin": "token-of-admin"},
+)
+
+
+def planned(environment: dict[str, str]) -> dict[str, ServiceSpec]:
+    return {service.name: service for service in plan_services(PLAN, environment)}
+
+
+def test_services_start_in_the_order_of_their_needs() -> None:
+    assert list(planned({})) == ["store", "llm_proxy", "algorithm", "runner-1", "runner-2"]
+
+
+def test_a_service_gets_only_its_own_settings() -> None:
+    inherited = {"PATH": "/bin", "FULMEN_STORE_TARGET": "x", "FULMEN_TOKEN": "y", "FULMEN_RUNNER_LABELS": "gpu=none"}
+    services = planned(inherited)
+
+    for service in services.values():
+        prefix = f"FULMEN_{service.kind.upper()}_"
+        assert service.environment["PATH"] == "/bin"
+        assert all(name.startswith(prefix) for name in service.environment if name.startswith("FULMEN_"))
+    assert services["runner-2"].environment["FULMEN_RUNNER_LABELS"] == "gpu=none"
+    assert "FULMEN_STORE_TARGET" not in services["store"].environment
+
+
+def test_setting_what_the_stack_decides_is_an_error() -> None:
+    with pytest.raises(StackError, match="FULMEN_STORE_PORT"):
+        planned({"FULMEN_STORE_PORT": "1"})
+
+
+def test_every_service_has_its_own_ports_and_ready_file() -> None:
+    services = planned({}).values()
+    ports = [port for service in services for port in service.ports.values()]
+    files = [service.environment[f"FULMEN_{service.kind.upper()}_READY_FILE"] for service in services]
+
+    assert len(set(ports)) == len(ports) == 10
+    assert len(set(files)) == len(files)
+
+
+def test_secrets_are_not_shown() -> None:
+    assert not any(secret in repr(PLAN) for secret in ("signing", "token-of-admin"))
+    assert "signing" not in repr(planned({})["store"])

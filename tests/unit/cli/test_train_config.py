@@ -1,0 +1,124 @@
+"""train.toml: read strictly, every problem at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fulmen.train_config import ConfigError, load_train_config, with_overrides
+
+GOOD = """
+name = "arithmetic"
+[policy]
+name = "arithmetic"
+build = "make_model.py:build"
+[agent]
+python = "agent.py:solve"
+grader = "grader.py:grade"
+[data]
+train = "train.jsonl"
+[[stage]]
+algorithm = "sft"
+steps = 200
+[[stage]]
+algorithm = "grpo"
+steps = 100
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("make_model.py", "agent.py", "grader.py", "train.jsonl"):
+        (tmp_path / name).write_text("{}\n")
+    return tmp_path
+
+
+def load(folder: Path, text: str):
+    path = folder / "train.toml"
+    path.write_text(text)
+    return load_train_config(path)
+
+
+def problems_of(folder: Path, text: str) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as raised:
+        load(folder, text)
+    return raised.value.problems
+
+
+def test_a_good_file_is_read_whole(folder: Path) -> None:
+    config = load(folder, GOOD)
+
+    assert config.name == "arithmetic"
+    assert config.policy.build == "make_model.py:build"
+    assert config.agent.grader == "grader.py:grade"
+    assert config.data.train == (folder / "train.jsonl").resolve()
+    assert [(stage.algorithm, dict(stage.settings)) for stage in config.stages] == [
+        ("sft", {"steps": 200}),
+        ("grpo", {"steps": 100}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ('name = "arithmetic"\n[', 'nane = "x"\n[', "nane: no such key; did you mean 'name'?"),
+        ("build =", "biuld =", "policy.biuld: no such key; did you mean 'build'?"),
+        ("grader =", "graders =", "agent.graders: no such key; did you mean 'grader'?"),
+        ("train =", "trian =", "data.trian: no such key; did you mean 'train'?"),
+        ("[[stage]]", "[[stages]]", "stages: no such key; did you mean 'stage'?"),
+        ('name = "arithmetic"\n[', 'name = "Arith metic"\n[', "name: at most 32 characters"),
+        ('"agent.py:solve"', '"agent.py"', 'agent.python: write it as "file.py:name"'),
+        ('"agent.py:solve"', '"none.py:solve"', "agent.python: there is no file"),
+        ('"train.jsonl"', '"none.jsonl"', "data.train: there is no file"),
+        ('python = "agent.py:solve"', "python = 3", "agent.python: must be a text"),
+        ('python = "agent.py:solve"', "command = []", "agent.command: must be a list of texts"),
+        ('python = "agent.py:solve"', "", "agent: give python ="),
+        ("build =", 'path = "."\nbuild =', "policy: give one of build, path and version"),
+        ("steps = 200", "steps = 2024-01-01", "stage 1.steps: must be a text, number"),
+    ],
+)
+def test_what_is_wrong_is_named(folder: Path, old: str, new: str, problem: str) -> None:
+    assert any(problem in each for each in problems_of(folder, GOOD.replace(old, new)))
+
+
+def test_all_problems_are_reported_at_once(folder: Path) -> None:
+    text = GOOD.replace("build =", "biuld =").replace("train.jsonl", "none.jsonl").replace("grader =", "graders =")
+
+    assert len(problems_of(folder, text)) == 3
+
+
+def test_a_file_without_stages_is_refused(folder: Path) -> None:
+    assert problems_of(folder, GOOD.partition("[[stage]]")[0]) == ("stage: at least one [[stage]] is needed",)
+
+
+def test_what_is_not_toml_is_one_clear_error(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load(folder, "name = ")
+
+
+def test_a_missing_file_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="There is no file"):
+        load_train_config(tmp_path / "none.toml")
+
+
+def test_overrides_replace_settings_of_their_algorithm_only(folder: Path) -> None:
+    config = with_overrides(load(folder, GOOD), ["grpo.steps=5", "sft.schedule=cosine", "grpo.rate=1e-3"], seed=7)
+
+    assert dict(config.stages[0].settings) == {"steps": 200, "schedule": "cosine", "seed": 7}
+    assert dict(config.stages[1].settings) == {"steps": 5, "rate": 1e-3, "seed": 7}
+
+
+@pytest.mark.parametrize(
+    ("assignment", "problem"),
+    [
+        ("steps=5", "write it as ALGORITHM.SETTING=VALUE"),
+        ("grpo.steps", "write it as ALGORITHM.SETTING=VALUE"),
+        ("gpro.steps=5", "no stage has the algorithm 'gpro'; did you mean 'grpo'?"),
+    ],
+)
+def test_a_malformed_override_is_an_error(folder: Path, assignment: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match="overrides") as raised:
+        with_overrides(load(folder, GOOD), [assignment])
+
+    assert problem in str(raised.value)
