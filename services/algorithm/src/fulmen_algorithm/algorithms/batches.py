@@ -6,15 +6,19 @@ too far are dropped and counted.
 """
 
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fulmen_algorithm.domain.context import RunContext
+from fulmen_algorithm.domain.failure import RunFailed
 from fulmen_algorithm.domain.groups import FinishedGroup, rewards_of
 from fulmen_algorithm.domain.progress import Consumed, Outcome
 from fulmen_algorithm.domain.trajectory import RolloutTrajectory, TokenSequence
 from fulmen_algorithm.training.advantages import StdNormalisation, group_advantages
 from fulmen_algorithm.training.rows import NO_VERSION, Row
+
+_INFRASTRUCTURE = frozenset({"INFRA", "LEASE_LOST"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +55,7 @@ class BatchBuilder:
         ctx: RunContext,
         *,
         groups: int,
+        most: int,
         max_staleness: int,
         mask_truncated: bool,
         token_budget: int,
@@ -58,6 +63,7 @@ class BatchBuilder:
     ) -> None:
         self._ctx = ctx
         self._groups = groups
+        self._most = most
         self._max_staleness = max_staleness
         self._mask_truncated = mask_truncated
         self._token_budget = token_budget
@@ -65,9 +71,14 @@ class BatchBuilder:
         self._consumed: list[Consumed] = []
 
     @property
-    def dropped(self) -> int:
-        """Groups that were dropped in the step that is collected now."""
-        return sum(c.outcome.dropped for c in self._consumed)
+    def seen(self) -> int:
+        """Groups that were dealt with in the step that is collected now."""
+        return len(self._consumed)
+
+    @property
+    def kept(self) -> int:
+        """Those of them that will be trained on."""
+        return sum(not c.outcome.dropped for c in self._consumed)
 
     async def collect(self, *, refill: Callable[[], Awaitable[None]]) -> Batch:
         """Takes groups from the feed until enough of them can be trained on.
@@ -82,18 +93,32 @@ class BatchBuilder:
         tally = _Tally()
         kept: dict[str, dict[str, tuple[float, RolloutTrajectory]]] = {}
         self._consumed = []
-        while len(kept) < self._groups:
+        while len(kept) < self._groups and not self._enough():
             groups = await self._ctx.rollouts.take(limit=self._groups - len(kept))
             found = await self._ctx.rollouts.trajectories([g for g in groups if _may_train(g)])
-            before = self.dropped
             for group in groups:
-                usable = self._judge(group, found, tally)
-                if usable:
+                if usable := self._judge(group, found, tally):
                     kept[group.group_id] = usable
-            if self.dropped > before:
+            if self.kept < self.seen:
                 await refill()
-        rows = self._rows(kept)
-        return Batch(rows=rows, consumed=self._consumed, figures=self._figures(tally, rows, time.monotonic() - started))
+        rows = self._rows(kept) if kept else []
+        seconds = time.monotonic() - started
+        return Batch(rows=rows, consumed=self._consumed, figures=self._figures(tally, rows, seconds))
+
+    def _enough(self) -> bool:
+        """Tells whether the refill limit is reached; groups that the infrastructure failed do not count.
+
+        Raises:
+            RunFailed: if it is reached, and all that the agents did was to fail.
+        """
+        counted = [c for c in self._consumed if not _infrastructure_failed(c.group)]
+        if len(counted) < self._most:
+            return False
+        if all(c.outcome is Outcome.TOO_FEW_USABLE for c in counted):
+            kinds = Counter(r.failure or "not captured" for c in counted for r in c.group.rollouts)
+            causes = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common(3))
+            raise RunFailed(f"No rollout of {len(counted)} groups could be used ({causes}).")
+        return True
 
     def _judge(
         self, group: FinishedGroup, found: Mapping[str, RolloutTrajectory], tally: _Tally
@@ -171,10 +196,14 @@ class BatchBuilder:
             "groups_no_variance": float(outcomes.count(Outcome.NO_VARIANCE)),
             "groups_too_few_usable": float(outcomes.count(Outcome.TOO_FEW_USABLE)),
             "groups_too_stale": float(outcomes.count(Outcome.TOO_STALE)),
-            "groups_dropped": float(self.dropped),
+            "groups_dropped": float(self.seen - self.kept),
             "collect_seconds": seconds,
             "sampled_tokens": float(tally.tokens),
         }
+
+
+def _infrastructure_failed(group: FinishedGroup) -> bool:
+    return not any(r.scored for r in group.rollouts) and all(r.failure in _INFRASTRUCTURE for r in group.rollouts)
 
 
 def _may_train(group: FinishedGroup) -> bool:

@@ -8,14 +8,15 @@ Every turn of the loop begins with what is still due for the present step, so th
 goes on where it was.
 """
 
+import time
 from collections.abc import Mapping
 
 from pydantic import Field
 
-from fulmen_algorithm.algorithms.base import AlgorithmSettings, permutation
 from fulmen_algorithm.algorithms.batches import Batch, BatchBuilder
 from fulmen_algorithm.algorithms.validation import Validator
 from fulmen_algorithm.domain.admission import groups_admitted
+from fulmen_algorithm.domain.algorithm import AlgorithmSettings, RolloutLimits, permutation
 from fulmen_algorithm.domain.context import RunContext
 from fulmen_algorithm.training.advantages import StdNormalisation
 from fulmen_algorithm.training.losses import Aggregation, LossSettings
@@ -38,6 +39,8 @@ class GrpoSettings(AlgorithmSettings):
         importance_cap: C of truncated importance sampling; null switches it off.
         aggregation: `token_mean` for single-turn agents, `per_rollout_mean` for multi-turn ones.
         advantage_std: `none`, `group` or `batch`: what centred rewards are divided by.
+        refill_limit: A step looks at no more than prompts_per_step * (1 + refill_limit) groups; then it trains on those
+            that were worth it, however few. Without a limit a policy that solves everything would never finish.
         mask_truncated: Leaves rollouts out whose answer ended at `max_tokens`, instead of scoring them.
         validate_every: Steps between validations; there is always one at the start and one at the end.
         rollout_timeout_s: Limit of one attempt, in seconds.
@@ -58,10 +61,21 @@ class GrpoSettings(AlgorithmSettings):
     importance_cap: float | None = Field(default=2.0, gt=0)
     aggregation: str = Field(default=Aggregation.TOKEN_MEAN.value, pattern="^(token_mean|per_rollout_mean)$")
     advantage_std: str = Field(default=StdNormalisation.NONE.value, pattern="^(none|group|batch)$")
+    refill_limit: float = Field(default=1.0, ge=0, le=100)
     mask_truncated: bool = True
     validate_every: int = Field(default=20, ge=1)
     rollout_timeout_s: float = Field(default=120.0, gt=0, le=86400)
-    rollout_attempts: int = Field(default=3, ge=1, le=100)
+    rollout_attempts: int = Field(default=8, ge=1, le=100)
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimiser steps of the whole run."""
+        return self.steps * self.epochs * self.minibatches
+
+    @property
+    def rollout_limits(self) -> RolloutLimits:
+        """Limits of the run's rollouts."""
+        return RolloutLimits(timeout_s=self.rollout_timeout_s, attempts=self.rollout_attempts)
 
 
 class Grpo:
@@ -89,6 +103,7 @@ class Grpo:
         batches = BatchBuilder(
             ctx,
             groups=settings.prompts_per_step,
+            most=int(settings.prompts_per_step * (1 + settings.refill_limit)),
             max_staleness=settings.max_staleness,
             mask_truncated=settings.mask_truncated,
             token_budget=settings.token_budget,
@@ -96,6 +111,7 @@ class Grpo:
         )
         await ctx.policy.serve(self._overrides())
         figures: dict[str, float] = {}
+        began = time.monotonic()
         while True:
             step = ctx.progress.step
             if not ctx.policy.version:
@@ -106,11 +122,13 @@ class Grpo:
                 with ctx.recorder.spending("validate"):
                     figures |= await validator.validate(last=step == settings.steps)
             if figures:
+                figures |= _rates(figures, time.monotonic() - began)
+                began = time.monotonic()
                 await ctx.recorder.end_step(figures)
             if step == settings.steps:
                 return
             with ctx.recorder.spending("generation_wait"):
-                batch = await batches.collect(refill=lambda: self._admit(ctx, dropped=batches.dropped))
+                batch = await batches.collect(refill=lambda: self._admit(ctx, seen=batches.seen, kept=batches.kept))
             with ctx.recorder.spending("train"):
                 results = await self._train(ctx, batch)
                 ctx.recorder.commit(batch.consumed)
@@ -127,12 +145,18 @@ class Grpo:
             current_version=step,
         )
 
-    async def _admit(self, ctx: RunContext, *, dropped: int = 0) -> None:
-        """Submits as many groups as the admission rule allows; `dropped` counts those of the step that is collected."""
+    async def _admit(self, ctx: RunContext, *, seen: int = 0, kept: int = 0) -> None:
+        """Submits as many groups as the admission rule allows.
+
+        Args:
+            ctx: The run.
+            seen: Groups that were dealt with in the step that is being collected.
+            kept: Those of them that will be trained on.
+        """
         settings, tasks = self._settings, ctx.inputs.train_tasks
         allowed = groups_admitted(
-            submitted=ctx.rollouts.submitted,
-            dropped=ctx.progress.dropped + dropped,
+            running=ctx.rollouts.submitted - len(ctx.progress.consumed) - seen,
+            kept=kept,
             version=ctx.progress.step,
             groups_per_step=settings.prompts_per_step,
             max_staleness=settings.max_staleness,
@@ -151,6 +175,17 @@ class Grpo:
             "validation": {"temperature": 0, **length},
             "test": {"temperature": 0, **length},
         }
+
+
+def _rates(figures: Mapping[str, float], seconds: float) -> dict[str, float]:
+    """Computes rates over the wall time since the last report."""
+    if "rollouts" not in figures:
+        return {}
+    return {
+        "rollouts_per_second": figures["rollouts"] / seconds,
+        "tokens_per_second": figures["sampled_tokens"] / seconds,
+        "step_seconds": seconds,
+    }
 
 
 def _means(results: list[StepResult]) -> Mapping[str, float]:

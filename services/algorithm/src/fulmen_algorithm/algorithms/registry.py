@@ -1,8 +1,8 @@
 """The algorithms by name."""
 
-from fulmen_algorithm.algorithms.base import AlgorithmEntry, Registry
 from fulmen_algorithm.algorithms.grpo import Grpo, GrpoSettings
 from fulmen_algorithm.algorithms.sft import Sft, SftSettings
+from fulmen_algorithm.domain.algorithm import AlgorithmEntry, Registry
 
 ALGORITHMS: Registry = {
     "sft": AlgorithmEntry(settings=SftSettings, make=Sft, needs=("demonstrations",)),

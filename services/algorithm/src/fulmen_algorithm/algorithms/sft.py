@@ -4,7 +4,7 @@ import time
 
 from pydantic import Field
 
-from fulmen_algorithm.algorithms.base import AlgorithmSettings, permutation
+from fulmen_algorithm.domain.algorithm import AlgorithmSettings, permutation
 from fulmen_algorithm.domain.context import RunContext
 from fulmen_algorithm.domain.failure import RunFailed
 from fulmen_algorithm.training.rows import Row

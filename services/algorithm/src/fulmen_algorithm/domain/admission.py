@@ -5,16 +5,16 @@ Source: the admission rule of AReaL (arXiv:2505.24298), eq. 3: accepted + runnin
 
 
 def groups_admitted(
-    *, submitted: int, dropped: int, version: int, groups_per_step: int, max_staleness: int, steps: int
+    *, running: int, kept: int, version: int, groups_per_step: int, max_staleness: int, steps: int
 ) -> int:
     """Computes how many more groups may be submitted now.
 
-    A submitted group is running, accepted (trained or waiting to be) or dropped, so accepted + running is
-    submitted - dropped; a dropped group is thereby refilled. A run never asks for more than its steps can use.
+    Every step that is done counts as B accepted groups, also one that found fewer; a dropped group is neither accepted
+    nor running, and so is refilled. A run never asks for more than its steps can use.
 
     Args:
-        submitted: Groups submitted since the run began.
-        dropped: Groups that were finished and given up.
+        running: Groups submitted and not dealt with yet, finished ones that wait included.
+        kept: Groups accepted for the step that is being collected.
         version: Training steps done, which is the run's own count of policy versions.
         groups_per_step: B, groups of one training step, at least 1.
         max_staleness: eta, training steps that a group may lag; 0 is fully synchronous.
@@ -23,5 +23,6 @@ def groups_admitted(
     Returns:
         A number of groups, 0 or more.
     """
+    accepted = version * groups_per_step + kept
     allowed = min(max_staleness + version + 1, steps) * groups_per_step
-    return max(0, allowed - (submitted - dropped))
+    return max(0, allowed - accepted - running)

@@ -45,6 +45,11 @@ class RunFiles:
         return self.folder / "bundle"
 
     @property
+    def initial(self) -> Path:
+        """Folder of the model that the run's own script builds."""
+        return self.folder / "initial"
+
+    @property
     def _consumed(self) -> Path:
         return self.folder / "consumed.jsonl"
 

@@ -3,11 +3,25 @@
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from fulmen_algorithm.domain.context import RunContext
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutLimits:
+    """What the store is asked to allow a rollout.
+
+    Attributes:
+        timeout_s: Limit of one attempt, in seconds.
+        attempts: Attempts of one rollout, where the failure is not the agent's.
+    """
+
+    timeout_s: float = 120.0
+    attempts: int = 8
 
 
 class AlgorithmSettings(BaseModel):
@@ -36,6 +50,16 @@ class AlgorithmSettings(BaseModel):
     max_grad_norm: float = Field(default=1.0, gt=0)
     token_budget: int = Field(default=8192, ge=16, le=1_048_576)
     checkpoint_every: int = Field(default=10, ge=1)
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimiser steps of the whole run, which is how long a schedule is."""
+        return self.steps
+
+    @property
+    def rollout_limits(self) -> RolloutLimits:
+        """Limits of the run's rollouts."""
+        return RolloutLimits()
 
 
 class Algorithm(Protocol):
@@ -66,12 +90,18 @@ class AlgorithmEntry:
     needs: tuple[str, ...]
     takes: tuple[str, ...] = ()
 
+    @property
+    def uses_rollouts(self) -> bool:
+        """Tells whether it runs an agent."""
+        return "agent" in self.needs
 
-def permutation(count: int, seed: int, epoch: int) -> list[int]:
+
+@lru_cache(maxsize=4)
+def permutation(count: int, seed: int, epoch: int) -> tuple[int, ...]:
     """Returns the order of `count` items in an epoch: a function of its arguments, so that nothing need be kept."""
     order = list(range(count))
     random.Random(f"{seed}/{epoch}").shuffle(order)
-    return order
+    return tuple(order)
 
 
 Registry = Mapping[str, AlgorithmEntry]

@@ -1,0 +1,89 @@
+"""Runs the model-building function of a bundle in a process of its own.
+
+Invariant: the bundle's code never runs in the service's process and never sees its settings; nothing is unpacked outside
+the given folder.
+"""
+
+import asyncio
+import io
+import os
+import shutil
+import signal
+import sys
+import tarfile
+from pathlib import Path
+
+from fulmen_algorithm.domain.failure import RunFailed
+
+HIDDEN_PREFIX = "FULMEN_"
+OUTPUT_SHOWN_CHARS = 1500
+MAX_BUNDLE_BYTES = 256 * 2**20
+
+_CALL = """\
+import importlib.util, sys
+file, name, output, seed = sys.argv[1:]
+sys.path.insert(0, ".")
+spec = importlib.util.spec_from_file_location("policy_build", file)
+module = importlib.util.module_from_spec(spec)
+sys.modules["policy_build"] = module
+spec.loader.exec_module(module)
+getattr(module, name)(output, seed=int(seed))
+"""
+
+
+class ModelBuilder:
+    """Builds first weights."""
+
+    def __init__(self, *, deadline_s: float, torch_threads: int) -> None:
+        self._deadline_s = deadline_s
+        self._torch_threads = torch_threads
+
+    async def build(self, bundle: bytes, target: str, bundle_dir: Path, output_dir: Path, seed: int) -> None:
+        """Unpacks a bundle and calls `function(output_dir, seed=seed)` of its `file.py:function`.
+
+        Raises:
+            RunFailed: if the bundle cannot be unpacked, or the function fails or takes too long; the text ends with the
+                end of the process' output.
+        """
+        await asyncio.to_thread(_unpack, bundle, bundle_dir)
+        shutil.rmtree(output_dir, ignore_errors=True)
+        file, _, name = target.rpartition(":")
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(HIDDEN_PREFIX)}
+        process = await asyncio.create_subprocess_exec(
+            *[sys.executable, "-c", _CALL, file, name, str(output_dir.resolve()), str(seed)],
+            cwd=bundle_dir,
+            env=environment | {"OMP_NUM_THREADS": str(self._torch_threads)},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                output, _ = await process.communicate()
+        except TimeoutError as error:
+            raise RunFailed(f"{target} took longer than {self._deadline_s:.0f} s.") from error
+        finally:
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+        if process.returncode:
+            shown = output.decode(errors="replace")[-OUTPUT_SHOWN_CHARS:].strip()
+            raise RunFailed(f"{target} ended with status {process.returncode}: {shown}")
+
+
+def _unpack(bundle: bytes, folder: Path) -> None:
+    """Unpacks a tar.gz anew.
+
+    Raises:
+        RunFailed: if it is not one, is too large unpacked, or a member would leave the folder.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        with tarfile.open(fileobj=io.BytesIO(bundle), mode="r:gz") as archive:
+            if sum(member.size for member in archive.getmembers()) > MAX_BUNDLE_BYTES:
+                raise RunFailed("The bundle is too large unpacked.")
+            archive.extractall(folder, filter="data")
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise RunFailed("The bundle is no tar.gz that can be unpacked.") from error

@@ -1,0 +1,127 @@
+"""Background role: gives each run its turn, and decides from how it ended what becomes of it."""
+
+import asyncio
+import uuid
+from typing import Protocol
+
+import structlog
+
+from fulmen.errors import FulmenError
+from fulmen_algorithm.domain.control import Interrupted, RunControl, StopReason
+from fulmen_algorithm.domain.events import EventLog
+from fulmen_algorithm.domain.failure import RunFailed
+from fulmen_algorithm.domain.run import RunState, TrainingRun
+from fulmen_algorithm.domain.runs import Active, Runs
+
+_log = structlog.get_logger()
+
+CANCEL_WAIT_S = 15.0
+
+
+class Executor(Protocol):
+    """Carries one run out."""
+
+    async def execute(self, run: TrainingRun, events: EventLog, control: RunControl) -> None:
+        """Goes on with a run to its end.
+
+        Raises:
+            Interrupted: if it was asked to stop; its checkpoint is written.
+            RunFailed: if it cannot go on.
+            FulmenError: if another service refused.
+        """
+
+    async def cancel_rollouts(self, run: TrainingRun, events: EventLog) -> None:
+        """Cancels what the run has left in the queue; an outage of the store is not waited out for long."""
+
+
+class RunWorker:
+    """Works on one run at a time."""
+
+    def __init__(self, runs: Runs, executor: Executor) -> None:
+        self._runs = runs
+        self._executor = executor
+        self._draining = False
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        while True:
+            run = await self._runs.next_turn()
+            if self._draining:
+                await asyncio.Event().wait()  # until the role is cancelled
+            await self._turn(run)
+
+    async def cancel(self, name: str) -> TrainingRun:
+        """Ends a run and cancels its rollouts; idempotent.
+
+        Raises:
+            TrainingRunNotFound: if there is no such run.
+        """
+        entry = self._runs.entry(name)
+        active = self._runs.active
+        if active is not None and active.name == name:
+            active.cancelled = True
+            active.task.cancel()
+            return await self._runs.ended(name, deadline_s=CANCEL_WAIT_S)
+        if not entry.run.state.final:
+            self._runs.move(name, RunState.CANCELLED)
+            await self._executor.cancel_rollouts(entry.run, entry.events)
+        return entry.run
+
+    async def drain(self) -> None:
+        """Stops the active run at a checkpoint; it stays RUNNING and goes on when the service is back."""
+        self._draining = True
+        active = self._runs.active
+        if active is not None:
+            active.control.request(StopReason.DRAIN)
+            await asyncio.wait({active.task})
+
+    async def _turn(self, run: TrainingRun) -> None:
+        entry = self._runs.entry(run.name)
+        if run.state is not RunState.RUNNING:
+            run = self._runs.move(run.name, RunState.RUNNING)
+        control = RunControl()
+        task = asyncio.create_task(self._executor.execute(run, entry.events, control), name=run.name)
+        active = Active(name=run.name, control=control, task=task)
+        self._runs.active = active
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.wait({task})
+            raise
+        finally:
+            self._runs.active = None
+        await self._settle(run, entry.events, active)
+
+    async def _settle(self, run: TrainingRun, events: EventLog, active: Active) -> None:
+        """Moves a run whose task has ended to its next state."""
+        state, message = _verdict(active)
+        if state is None:
+            return
+        if state.final:
+            await self._executor.cancel_rollouts(run, events)
+        if state is RunState.FAILED:
+            events.notify("error", message)
+        self._runs.move(run.name, state, failure_message=message)
+        _log.info("run_settled", run=run.name, state=state.value)
+
+
+def _verdict(active: Active) -> tuple[RunState | None, str]:
+    """Returns the run's next state, None for staying as it is, and why it failed."""
+    if active.cancelled:
+        return RunState.CANCELLED, ""
+    error = active.task.exception() if not active.task.cancelled() else asyncio.CancelledError()
+    match error:
+        case None:
+            return RunState.SUCCEEDED, ""
+        case Interrupted(reason=StopReason.PAUSE):
+            return RunState.PAUSED, ""
+        case Interrupted():
+            return None, ""
+        case RunFailed() | FulmenError():
+            return RunState.FAILED, error.message
+        case _:
+            # The algorithm's own mistake ends its run, not the service; the text stays in the log.
+            error_id = uuid.uuid4().hex[:12]
+            _log.error("run_failed_unexpectedly", run=active.name, error_id=error_id, exc_info=error)
+            return RunState.FAILED, f"The run failed unexpectedly. Quote id {error_id}."

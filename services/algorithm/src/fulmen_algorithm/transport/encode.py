@@ -1,0 +1,91 @@
+"""Between the messages of the contract and the domain's values."""
+
+from datetime import datetime
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from fulmen.algorithm.v1 import training_run_pb2 as pb
+from fulmen.ids import DEFAULT_PROJECT
+from fulmen_algorithm.domain.creation import RunDraft
+from fulmen_algorithm.domain.events import Event
+from fulmen_algorithm.domain.run import PolicyOrigin, PolicySpec, TrainingRun
+from fulmen_algorithm.training.checkpoints import Checkpoint
+
+
+def draft(message: pb.TrainingRun, request_id: str) -> RunDraft:
+    """Decodes a run to create; output-only fields are not read."""
+    origin = message.policy.WhichOneof("initial")
+    return RunDraft(
+        name=message.name,
+        project=message.project or DEFAULT_PROJECT,
+        display_name=message.display_name,
+        algorithm=message.algorithm,
+        settings_json=message.settings_json,
+        policy=PolicySpec(
+            name=message.policy.name,
+            origin=PolicyOrigin(origin) if origin else PolicyOrigin.NEWEST,
+            source=getattr(message.policy, origin) if origin else "",
+        ),
+        inputs=dict(message.inputs),
+        request_id=request_id,
+    )
+
+
+def training_run(run: TrainingRun) -> pb.TrainingRun:
+    """Encodes a run."""
+    policy = pb.PolicySpec(name=run.policy.name)
+    if run.policy.origin is not PolicyOrigin.NEWEST:
+        setattr(policy, run.policy.origin.value, run.policy.source)
+    return pb.TrainingRun(
+        name=run.name,
+        project=run.project,
+        display_name=run.display_name,
+        algorithm=run.algorithm,
+        settings_json=run.settings_json,
+        policy=policy,
+        inputs=run.inputs,
+        state=pb.TrainingRunState.Value(f"TRAINING_RUN_STATE_{run.state.value}"),
+        failure_message=run.failure_message,
+        step=run.step,
+        step_count=run.step_count,
+        policy_version=run.policy_version,
+        model_path=run.model_path,
+        results=run.results,
+        create_time=_timestamp(run.create_time),
+        start_time=_timestamp(run.start_time),
+        end_time=_timestamp(run.end_time),
+    )
+
+
+def event(value: Event) -> pb.TrainingRunEvent:
+    """Encodes an event."""
+    message = pb.TrainingRunEvent(sequence=value.sequence, event_time=_timestamp(value.time))
+    if value.run is not None:
+        message.run.CopyFrom(training_run(value.run))
+    elif value.step is not None:
+        message.step.CopyFrom(pb.StepMetrics(step=value.step.step, values=value.step.values))
+    elif value.notice is not None:
+        message.notice.CopyFrom(pb.RunNotice(severity=value.notice.severity, message=value.notice.message))
+    return message
+
+
+def checkpoint(run: TrainingRun, value: Checkpoint) -> pb.Checkpoint:
+    """Encodes a checkpoint."""
+    step = int(value.progress["step"])
+    version = int(value.progress["policy_version"])
+    created = datetime.fromtimestamp(value.path.stat().st_mtime).astimezone()
+    return pb.Checkpoint(
+        name=f"{run.name}/checkpoints/{step}",
+        step=step,
+        policy_version=f"resources/policy.{run.policy.name}/versions/{version}" if version else "",
+        size_bytes=value.size_bytes,
+        create_time=_timestamp(created),
+    )
+
+
+def _timestamp(time: datetime | None) -> Timestamp | None:
+    if time is None:
+        return None
+    stamp = Timestamp()
+    stamp.FromDatetime(time)
+    return stamp

@@ -1,0 +1,184 @@
+"""`fulmen.algorithm.v1.TrainingRunService`."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TypeVar
+
+import grpc.aio
+
+from fulmen.algorithm.v1 import training_run_service_pb2 as pb
+from fulmen.algorithm.v1.training_run_service_pb2_grpc import TrainingRunServiceServicer
+from fulmen.errors import ArgumentInvalid, Draining, NotYetServed, PageTokenInvalid, PermissionDenied, Violation
+from fulmen.ids import DEFAULT_PROJECT
+from fulmen_algorithm.domain.algorithm import Registry
+from fulmen_algorithm.domain.creation import checked_run
+from fulmen_algorithm.domain.events import Clock
+from fulmen_algorithm.domain.ports import Notify, ResourceShelf
+from fulmen_algorithm.domain.report import report
+from fulmen_algorithm.domain.runs import Entry, Runs
+from fulmen_algorithm.domain.worker import RunWorker
+from fulmen_algorithm.persistence.run_files import RunFiles
+from fulmen_algorithm.training.checkpoints import CheckpointStore
+from fulmen_algorithm.transport import encode
+from fulmen_service_kit.auth import current_caller
+
+DEFAULT_PAGE = 50
+MAX_PAGE = 1000
+Item = TypeVar("Item")
+
+
+class TrainingRunServicer(TrainingRunServiceServicer):
+    """Decodes, calls once, encodes."""
+
+    def __init__(
+        self,
+        *,
+        runs: Runs,
+        worker: RunWorker,
+        registry: Registry,
+        shelf: Callable[[str, Notify], ResourceShelf],
+        open_files: Callable[[str], RunFiles],
+        clock: Clock,
+    ) -> None:
+        self._runs = runs
+        self._worker = worker
+        self._registry = registry
+        self._shelf = shelf
+        self._open_files = open_files
+        self._clock = clock
+        self._creating = asyncio.Lock()
+        self._draining = asyncio.Event()
+
+    def drain(self) -> None:
+        """Closes the open watches; their callers come back."""
+        self._draining.set()
+
+    async def CreateTrainingRun(
+        self, request: pb.CreateTrainingRunRequest, context: grpc.aio.ServicerContext
+    ) -> pb.CreateTrainingRunResponse:
+        """Creates a run."""
+        draft = encode.draft(request.training_run, request.request_id)
+        _check_project(draft.project)
+        # One at a time, so that two equal requests do not both find nothing.
+        async with self._creating:
+            run = self._runs.existing(draft)
+            if run is None:
+                shelf = self._shelf(draft.project, _nobody)
+                run = await checked_run(draft, registry=self._registry, shelf=shelf, now=self._clock())
+                if not request.validate_only:
+                    self._runs.add(run)
+        return pb.CreateTrainingRunResponse(training_run=encode.training_run(run))
+
+    async def GetTrainingRun(
+        self, request: pb.GetTrainingRunRequest, context: grpc.aio.ServicerContext
+    ) -> pb.GetTrainingRunResponse:
+        """Returns a run."""
+        return pb.GetTrainingRunResponse(training_run=encode.training_run(self._entry(request.name).run))
+
+    async def ListTrainingRuns(
+        self, request: pb.ListTrainingRunsRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ListTrainingRunsResponse:
+        """Lists runs, newest first."""
+        project = request.project or DEFAULT_PROJECT
+        _check_project(project)
+        page, token = _page(self._runs.newest_first(project), request.page_size, request.page_token)
+        return pb.ListTrainingRunsResponse(
+            training_runs=[encode.training_run(run) for run in page], next_page_token=token
+        )
+
+    async def WatchTrainingRun(
+        self, request: pb.WatchTrainingRunRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.WatchTrainingRunResponse]:
+        """Streams the events of a run."""
+        events = self._entry(request.name).events.follow(request.after_sequence)
+        draining = asyncio.create_task(self._draining.wait())
+        try:
+            while True:
+                following = asyncio.ensure_future(anext(events, None))
+                await asyncio.wait({following, draining}, return_when=asyncio.FIRST_COMPLETED)
+                if not following.done():
+                    following.cancel()
+                    raise Draining("The service is shutting down.")
+                event = following.result()
+                if event is None:
+                    return
+                yield pb.WatchTrainingRunResponse(event=encode.event(event))
+        finally:
+            draining.cancel()
+
+    async def PauseTrainingRun(
+        self, request: pb.PauseTrainingRunRequest, context: grpc.aio.ServicerContext
+    ) -> pb.PauseTrainingRunResponse:
+        """Stops a run at a checkpoint."""
+        run = self._runs.pause(self._entry(request.name).run.name)
+        return pb.PauseTrainingRunResponse(training_run=encode.training_run(run))
+
+    async def ResumeTrainingRun(
+        self, request: pb.ResumeTrainingRunRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ResumeTrainingRunResponse:
+        """Lets a paused run go on."""
+        run = self._runs.resume(self._entry(request.name).run.name)
+        return pb.ResumeTrainingRunResponse(training_run=encode.training_run(run))
+
+    async def CancelTrainingRun(
+        self, request: pb.CancelTrainingRunRequest, context: grpc.aio.ServicerContext
+    ) -> pb.CancelTrainingRunResponse:
+        """Ends a run."""
+        run = await self._worker.cancel(self._entry(request.name).run.name)
+        return pb.CancelTrainingRunResponse(training_run=encode.training_run(run))
+
+    async def ListCheckpoints(
+        self, request: pb.ListCheckpointsRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ListCheckpointsResponse:
+        """Lists the checkpoints of a run, newest first."""
+        run = self._entry(request.parent).run
+        store = CheckpointStore(directory=self._open_files(run.run_id).checkpoints)
+        # Every file is checked against its manifest, which reads it whole.
+        found = await asyncio.to_thread(store.all_valid)
+        page, token = _page(found[::-1], request.page_size, request.page_token)
+        return pb.ListCheckpointsResponse(
+            checkpoints=[encode.checkpoint(run, value) for value in page], next_page_token=token
+        )
+
+    async def RollBackTrainingRun(
+        self, request: pb.RollBackTrainingRunRequest, context: grpc.aio.ServicerContext
+    ) -> pb.RollBackTrainingRunResponse:
+        """Not yet served."""
+        raise NotYetServed("RollBackTrainingRun is part of the contract and not yet served.")
+
+    async def GetTrainingRunReport(
+        self, request: pb.GetTrainingRunReportRequest, context: grpc.aio.ServicerContext
+    ) -> pb.GetTrainingRunReportResponse:
+        """Returns the report of a run as it is now."""
+        entry = self._entry(request.name)
+        files = self._open_files(entry.run.run_id)
+        made = await asyncio.to_thread(
+            report, entry.run, entry.events.steps(), entry.events.notices(), files.notes(), files.versions()
+        )
+        return pb.GetTrainingRunReportResponse(markdown=made.markdown, curve_png=made.curve_png)
+
+    def _entry(self, name: str) -> Entry:
+        entry = self._runs.entry(name)
+        _check_project(entry.run.project)
+        return entry
+
+
+def _check_project(project: str) -> None:
+    if not current_caller().may_access(project):
+        raise PermissionDenied("The token is of another project.", project=project)
+
+
+def _page(items: Sequence[Item], page_size: int, page_token: str) -> tuple[Sequence[Item], str]:
+    """Cuts a page out of a list; the token is the number of items before it."""
+    if page_size < 0:
+        violation = Violation(field="page_size", description="must not be negative")
+        raise ArgumentInvalid("The request is malformed.", violations=[violation])
+    if page_token and not page_token.isdecimal():
+        raise PageTokenInvalid("The page token is not one of this list.")
+    start = int(page_token or 0)
+    end = start + min(page_size or DEFAULT_PAGE, MAX_PAGE)
+    return items[start:end], str(end) if end < len(items) else ""
+
+
+def _nobody(severity: str, message: str) -> None:
+    """Hears of an outage while a run is created: the caller waits anyway."""
