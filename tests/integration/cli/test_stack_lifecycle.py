@@ -1,0 +1,134 @@
+"""`fulmen up`, `status`, `down` with the real services: restart keeps what was accepted, nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fulmen.local.postgres import EmbeddedPostgres
+from fulmen.local.record import StackFolder, StackRecord
+
+pytestmark = [pytest.mark.serial, pytest.mark.timeout(240)]
+
+COMMAND_LIMIT_S = 180
+END_LIMIT_S = 60.0
+
+
+@pytest.fixture
+def state(short_tmp_path: Path) -> Iterator[Path]:
+    folder = short_tmp_path / "s"
+    yield folder
+    fulmen("down", "--state-dir", str(folder), check=False)
+
+
+def fulmen(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Runs the command; by default a failure of it is a failure of the test."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from fulmen.cli.main import main; main()", *arguments],
+        capture_output=True, text=True, timeout=COMMAND_LIMIT_S, check=False,
+    )  # fmt: skip
+    assert not check or done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def pids(folder: Path) -> dict[str, int]:
+    record = StackFolder(folder).read()
+    assert record is not None
+    return {service.name: service.pid for service in record.services if service.pid is not None}
+
+
+def await_end(pid: int) -> bool:
+    """Waits until a process has ended; returns False if it did not within the limit."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([pidfd], [], [], END_LIMIT_S)[0])
+    finally:
+        os.close(pidfd)
+
+
+def test_a_stack_starts_says_how_it_does_keeps_what_it_accepted_and_stops(state: Path) -> None:
+    there = ("--state-dir", str(state))
+    started = fulmen("up", *there)
+    assert "Ready." in started.stdout
+
+    status = json.loads(fulmen("status", "--output", "json", *there).stdout)
+    assert status["healthy"]
+    assert set(status["health"]) == {"store", "llm_proxy", "algorithm", "runner-1"}
+    assert status["queue"] is not None
+
+    again = fulmen("up", *there)
+    assert "already runs" in again.stdout
+
+    first = pids(state)
+    created = json.loads(
+        fulmen("rollout", "create", "resources/agent.none/versions/1", "--task", "{}", "-o", "json", *there).stdout
+    )
+
+    fulmen("down", *there)
+    assert all(await_end(pid) for pid in first.values())
+    assert fulmen("status", *there, check=False).returncode == 1
+
+    fulmen("up", *there)
+    shown = json.loads(fulmen("rollout", "show", created[0]["name"], "-o", "json", *there).stdout)
+    assert shown["name"] == created[0]["name"]
+
+
+def test_a_dead_service_is_started_again_on_the_same_port_and_a_dead_supervisor_leaves_no_service(state: Path) -> None:
+    there = ("--state-dir", str(state))
+    fulmen("up", *there)
+    folder = StackFolder(state)
+    before = folder.read_running()
+    store = before.service("store").pid
+    assert store is not None
+
+    os.kill(store, signal.SIGKILL)
+    assert await_end(store)
+    restarted = await_service(folder, "store", not_pid=store)
+    assert restarted.service("store").ports == before.service("store").ports
+    assert restarted.service("store").restarts == 1
+
+    children = pids(state)
+    os.kill(restarted.supervisor_pid, signal.SIGKILL)
+    assert all(await_end(pid) for pid in children.values())
+    assert not folder.is_running()
+
+    assert "Ready." in fulmen("up", *there).stdout
+
+
+def test_a_port_in_use_is_one_clear_error_and_nothing_is_started(state: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        failed = fulmen("up", "--state-dir", str(state), "--port", f"store={port}", check=False)
+
+    assert failed.returncode != 0
+    assert failed.stderr.startswith(f"error: The port is in use: store={port}.")
+    assert "Traceback" not in failed.stderr
+    assert not StackFolder(state).is_running()
+    assert not EmbeddedPostgres(state / "postgres").log_file.exists()
+
+
+def await_service(folder: StackFolder, name: str, *, not_pid: int) -> StackRecord:
+    """Waits until a service is ready again under another process id."""
+    deadline = time.monotonic() + END_LIMIT_S
+    while time.monotonic() < deadline:
+        record = folder.read_running()
+        service = record.service(name)
+        if service.state == "ready" and service.pid not in (None, not_pid):
+            return record
+        time.sleep(0.05)
+    raise AssertionError(f"{name} did not come back: {record}")
