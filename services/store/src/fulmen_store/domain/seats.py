@@ -176,6 +176,12 @@ class Seats:
             if seat is not None:
                 seat.tell(notice)
 
+    def lease_over(self, session_id: UUID, rollout_id: UUID) -> None:
+        """Forgets a lease that has ended."""
+        seat = self._seats.get(session_id)
+        if seat is not None:
+            seat.leases.pop(rollout_id, None)
+
     def all_open(self) -> list[Seat]:
         """Returns every open seat."""
         return list(self._seats.values())

@@ -57,19 +57,19 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
         project_id = await self._project_limit()
 
         async def read() -> None:
-            try:
-                async for request in request_iterator:
-                    await answers.put(asyncio.create_task(self._append(request, project_id), name="append-spans"))
-            finally:
-                await answers.put(None)
+            async for request in request_iterator:
+                await answers.put(asyncio.create_task(self._append(request, project_id), name="append-spans"))
+            await answers.put(None)
 
         reader = asyncio.create_task(read(), name="read-spans")
         try:
             while (answer := await answers.get()) is not None:
                 yield await answer
-            await reader
         finally:
             reader.cancel()
+            while not answers.empty():
+                if (unanswered := answers.get_nowait()) is not None:
+                    unanswered.cancel()
 
     async def ListSpans(self, request: pb.ListSpansRequest, context: grpc.aio.ServicerContext) -> pb.ListSpansResponse:
         """Lists the spans of a rollout or an attempt."""

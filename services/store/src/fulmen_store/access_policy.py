@@ -1,0 +1,46 @@
+"""Which roles may call which rpc of the store."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fulmen_service_kit.auth import RolePolicy
+from fulmen_service_kit.tokens import Role
+
+__all__ = ["ROLE_POLICY", "SERVICE_NAMES"]
+
+_PEOPLE: Final = frozenset({Role.CLIENT, Role.SERVICE})
+_WORKERS: Final = frozenset({Role.RUNNER, Role.SERVICE})
+_READERS: Final = frozenset({Role.CLIENT, Role.SERVICE, Role.RUNNER})
+_EVERYBODY: Final = frozenset(Role)
+
+_TRACES: Final = "opentelemetry.proto.collector.trace.v1.TraceService"
+
+SERVICE_NAMES: Final = (
+    "fulmen.store.v1.RolloutService",
+    "fulmen.store.v1.LeaseService",
+    "fulmen.store.v1.SpanService",
+    "fulmen.store.v1.ResourceService",
+    "fulmen.store.v1.RunnerRegistryService",
+    "fulmen.store.v1.ProjectService",
+    _TRACES,
+)
+
+ROLE_POLICY: Final = RolePolicy(
+    services={
+        "fulmen.store.v1.RolloutService": _PEOPLE,
+        "fulmen.store.v1.LeaseService": _WORKERS,
+        "fulmen.store.v1.SpanService": _EVERYBODY,
+        "fulmen.store.v1.ResourceService": _PEOPLE,
+        "fulmen.store.v1.RunnerRegistryService": _PEOPLE,
+        "fulmen.store.v1.ProjectService": frozenset(),
+        _TRACES: _EVERYBODY - {Role.CLIENT},
+    },
+    rpcs={
+        "/fulmen.store.v1.RolloutService/GetRollout": _EVERYBODY,
+        "/fulmen.store.v1.RolloutService/GetQueueStats": _READERS,
+        "/fulmen.store.v1.ResourceService/GetResources": _READERS,
+        "/fulmen.store.v1.ResourceService/ListResourceVersions": _READERS,
+        "/fulmen.store.v1.ResourceService/WatchResources": _READERS,
+    },
+)

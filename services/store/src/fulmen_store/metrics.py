@@ -1,0 +1,54 @@
+"""What the store measures about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from opentelemetry import metrics
+from opentelemetry.metrics import CallbackOptions, Observation
+
+__all__ = ["StoreMetrics"]
+
+
+class StoreMetrics:
+    """The store's instruments; without a provider they do nothing."""
+
+    def __init__(self) -> None:
+        """Makes the instruments."""
+        self._meter = metrics.get_meter("fulmen.store")
+        self._batches = self._meter.create_histogram(
+            "fulmen.store.commit.rows", unit="{row}", description="Rows per group commit, by kind of work."
+        )
+        self._dispatched = self._meter.create_counter(
+            "fulmen.store.dispatched", unit="{attempt}", description="Attempts handed to runners."
+        )
+        self._claims = self._meter.create_histogram(
+            "fulmen.store.dispatch.duration",
+            unit="s",
+            description="From the match of work and credit to its delivery, the commit of the claim included.",
+        )
+
+    def batch(self, name: str, rows: int) -> None:
+        """Notes one group commit."""
+        self._batches.record(rows, {"work": name})
+
+    def dispatched(self, count: int, latency_s: float) -> None:
+        """Notes that work was handed out, and how long after its match."""
+        self._dispatched.add(count)
+        self._claims.record(latency_s)
+
+    def watch_queue(self, *, known: Callable[[], int], credit: Callable[[], int], runners: Callable[[], int]) -> None:
+        """Reports, at every scrape, the queue as this replica knows it."""
+        for name, read, text in (
+            ("fulmen.store.queue.depth", known, "Waiting rollouts that this replica holds in memory."),
+            ("fulmen.store.queue.open_credit", credit, "Demand of runners that is not used."),
+            ("fulmen.store.runners", runners, "Runners connected to this replica."),
+        ):
+            self._meter.create_observable_gauge(name, callbacks=[_observer(read)], description=text)
+
+
+def _observer(read: Callable[[], int]) -> Callable[[CallbackOptions], Iterable[Observation]]:
+    def observe(_options: CallbackOptions) -> Iterable[Observation]:
+        return [Observation(read())]
+
+    return observe

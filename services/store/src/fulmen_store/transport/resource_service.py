@@ -1,0 +1,180 @@
+"""`ResourceService` over gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+
+import grpc.aio
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from fulmen.errors import ArgumentInvalid, Draining, Violation
+from fulmen.ids import DEFAULT_PROJECT
+from fulmen.store.v1 import resource_pb2, resource_service_pb2_grpc
+from fulmen.store.v1 import resource_service_pb2 as pb
+from fulmen_store.domain.resources import (
+    Alias,
+    Changes,
+    NewVersion,
+    Resources,
+    ResourceWatcher,
+    Version,
+    WatchSelection,
+    parse_ref,
+)
+from fulmen_store.persistence.resources import PgResources
+from fulmen_store.persistence.rollouts import PgRollouts
+from fulmen_store.transport.access import require_count, require_project
+from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
+
+__all__ = ["ResourceService"]
+
+MAX_NAMES = 64
+DEFAULT_PAGE = 50
+HIGHEST_NUMBER = 2**62
+HIGHEST_RESOURCE = 2**31 - 1
+KEY_BYTES = 8
+
+
+class ResourceService(resource_service_pb2_grpc.ResourceServiceServicer):
+    """Serves versioned resources."""
+
+    def __init__(
+        self,
+        *,
+        resources: Resources,
+        watcher: ResourceWatcher,
+        table: PgResources,
+        rollouts: PgRollouts,
+        stopping: Callable[[], bool],
+    ) -> None:
+        """Takes the use cases; `stopping` tells when streams are to end."""
+        self._resources = resources
+        self._watcher = watcher
+        self._table = table
+        self._rollouts = rollouts
+        self._stopping = stopping
+
+    async def PublishResources(
+        self, request: pb.PublishResourcesRequest, context: grpc.aio.ServicerContext
+    ) -> pb.PublishResourcesResponse:
+        """Publishes versions, all or none."""
+        projects = {message.project or DEFAULT_PROJECT for message in request.resources} or {DEFAULT_PROJECT}
+        if len(projects) > 1:
+            problem = Violation(field="resources", description="belong to different projects")
+            raise ArgumentInvalid("The resources cannot be published.", violations=[problem])
+        project = require_project(projects.pop())
+        versions = [_new(message) for message in request.resources]
+        project_id = await self._rollouts.project_id(project)
+        published = await self._resources.publish(project_id, versions, request_id=request.request_id)
+        return pb.PublishResourcesResponse(
+            resources=[_message(version, project, with_content=False) for version in published]
+        )
+
+    async def GetResources(
+        self, request: pb.GetResourcesRequest, context: grpc.aio.ServicerContext
+    ) -> pb.GetResourcesResponse:
+        """Returns versions with their content."""
+        require_count(request.names, field="names", most=MAX_NAMES)
+        project = require_project(request.project)
+        refs = [(name, parse_ref(name, field="names")) for name in request.names]
+        project_id = await self._rollouts.project_id(project)
+        return pb.GetResourcesResponse(
+            resources=[_message(await self._table.get(project_id, name, ref), project) for name, ref in refs]
+        )
+
+    async def ListResourceVersions(
+        self, request: pb.ListResourceVersionsRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ListResourceVersionsResponse:
+        """Lists the versions of a resource, or the latest version of every resource."""
+        project = require_project(request.project)
+        project_id = await self._rollouts.project_id(project)
+        limit = page_size(request.page_size, default=DEFAULT_PAGE)
+        listed = f"resources/{project}/{request.parent}/{request.kind}"
+        last = decode_token(request.page_token, listed=listed, key_bytes=KEY_BYTES)
+        kind = request.kind or None
+        aliases: list[Alias] = []
+        if request.parent:
+            resource = parse_ref(request.parent, field="parent").resource
+            below = HIGHEST_NUMBER if last is None else int.from_bytes(last)
+            found = await self._table.versions_of(project_id, resource, kind=kind, below=below, limit=limit + 1)
+            aliases = await self._table.aliases_of(project_id, resource)
+        else:
+            below = HIGHEST_RESOURCE if last is None else int.from_bytes(last)
+            found = await self._table.latest_of_all(project_id, kind=kind, below=below, limit=limit + 1)
+        token = ""
+        if len(found) > limit:
+            end = found[limit - 1]
+            token = encode_token((end.version if request.parent else end.resource_id).to_bytes(KEY_BYTES), listed=listed)
+        return pb.ListResourceVersionsResponse(
+            resources=[_message(version, project, with_content=False) for version in found[:limit]],
+            next_page_token=token,
+            aliases=[_alias_message(alias) for alias in aliases],
+        )
+
+    async def SetAlias(self, request: pb.SetAliasRequest, context: grpc.aio.ServicerContext) -> pb.SetAliasResponse:
+        """Points an alias to a version."""
+        project_id = await self._rollouts.project_id(require_project(request.project))
+        alias = await self._resources.set_alias(project_id, request.name, request.version, etag=request.etag)
+        return pb.SetAliasResponse(alias=_alias_message(alias))
+
+    async def WatchResources(
+        self, request: pb.WatchResourcesRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.WatchResourcesResponse]:
+        """Streams the snapshot, then changes."""
+        project = require_project(request.project)
+        selection = WatchSelection(
+            project_id=await self._rollouts.project_id(project),
+            kinds=tuple(request.kinds),
+            id_prefix=request.id_prefix,
+        )
+        async for changes in self._watcher.follow(selection, stopping=self._stopping):
+            yield _changes(changes, project)
+        raise Draining("The store is shutting down: open the stream again.")
+
+
+def _new(message: resource_pb2.ResourceVersion) -> NewVersion:
+    name = message.name
+    return NewVersion(
+        resource=name.removeprefix("resources/") if name.startswith("resources/") else f"/{name}",
+        kind=message.kind,
+        content_type=message.content_type,
+        content=message.content,
+        parent=message.parent,
+        metadata=dict(message.metadata),
+    )
+
+
+def _message(version: Version, project: str, *, with_content: bool = True) -> resource_pb2.ResourceVersion:
+    message = resource_pb2.ResourceVersion(
+        name=f"resources/{version.resource}/versions/{version.version}",
+        version=version.version,
+        project=project,
+        kind=version.kind,
+        content_type=version.content_type,
+        content=version.content if with_content else b"",
+        sha256=version.sha256,
+        size_bytes=version.size_bytes,
+        parent=version.parent,
+        metadata=version.metadata,
+    )
+    message.create_time.FromDatetime(version.created_at)
+    return message
+
+
+def _alias_message(alias: Alias) -> resource_pb2.ResourceAlias:
+    moved = Timestamp()
+    moved.FromDatetime(alias.updated_at)
+    return resource_pb2.ResourceAlias(
+        name=f"resources/{alias.resource}/aliases/{alias.alias}",
+        version=alias.version,
+        etag=str(alias.revision),
+        update_time=moved,
+    )
+
+
+def _changes(changes: Changes, project: str) -> pb.WatchResourcesResponse:
+    return pb.WatchResourcesResponse(
+        resources=[_message(version, project) for version in changes.versions],
+        aliases=[_alias_message(alias) for alias in changes.aliases],
+        snapshot_complete=changes.snapshot_complete,
+    )
