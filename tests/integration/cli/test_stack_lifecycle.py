@@ -34,7 +34,7 @@ def state(short_tmp_path: Path) -> Iterator[Path]:
 def fulmen(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Runs the command; by default a failure of it is a failure of the test."""
     done = subprocess.run(
-        [sys.executable, "-c", "from fulmen.cli.main import main; main()", *arguments],
+        [sys.executable, "-m", "fulmen.cli", *arguments],
         capture_output=True, text=True, timeout=COMMAND_LIMIT_S, check=False,
     )  # fmt: skip
     assert not check or done.returncode == 0, done.stdout + done.stderr

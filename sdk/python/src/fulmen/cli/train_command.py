@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import json
 import secrets
 import time
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from fulmen.train_config import ConfigError, TrainConfig, load_train_config, wit
 __all__ = ["register"]
 
 REPORTS_FOLDER: Final = "reports"
+SUMMARY_FILE: Final = "summary.json"
 RANDOM_BYTES: Final = 2
 
 
@@ -85,8 +87,10 @@ async def train(
         outcomes = await training.run()
         sample = await sample_before_and_after(client, outcomes[-1].run.name)
     save_report(folder, f"Training of {plan.name}", outcomes, sample)
+    summary = _as_json(outcomes, sample, folder)
+    (folder / SUMMARY_FILE).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     if output is Output.JSON:
-        print_json(_as_json(outcomes, sample, folder))
+        print_json(summary)
     else:
         print_summary(screen, outcomes, sample, folder)
         screen.print(accuracy_line(outcomes) or "validation accuracy was not measured")
