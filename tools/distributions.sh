@@ -19,9 +19,10 @@ find_python() {
 # Makes the virtual environment $1 and sets `uv`: the one on PATH, or one that is installed into the environment.
 make_environment() {
   local folder=$1 python
-  # A company's package index, certificate bundle and so on are set for pip; uv has names of its own for them.
+  # A company's package index and certificates are set up for pip and the system; uv has to be told of them.
   [ -z "${PIP_INDEX_URL:-}" ] || export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-$PIP_INDEX_URL}
   [ -z "${PIP_CERT:-}" ] || export SSL_CERT_FILE=${SSL_CERT_FILE:-$PIP_CERT}
+  [ ! -e /etc/ssl/certs/ca-certificates.crt ] || export UV_SYSTEM_CERTS=${UV_SYSTEM_CERTS:-1}
   if ! "$folder/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then
     python=$(find_python)
     echo "setup: making $folder with $("$python" --version)"
