@@ -20,7 +20,7 @@ $(NODE_READY): package.json $(wildcard clients/node/package.json)
 	@touch $@
 
 demo: setup ## Trains a small model on arithmetic through the four services, on this machine
-	@tools/demo.sh $(ARGS)
+	@$(PYTHON_BIN)/python benchmarks/demo.py $(ARGS)
 
 test: setup $(NODE_READY) ## Runs every test
 	@tools/test.sh

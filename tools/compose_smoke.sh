@@ -4,6 +4,7 @@
 # that runs already is touched: its own project, its own keys, free ports.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. tools/distributions.sh
 
 docker info >/dev/null 2>&1 ||
   { echo "compose-smoke: no Docker engine answers (\`docker info\`): start one, or set DOCKER_HOST" >&2; exit 1; }
@@ -27,8 +28,8 @@ finish() {
 }
 
 # A wheel of torch that is at hand need not be downloaded by the build.
-for wheel in "${PIP_FIND_LINKS:-/nonexistent}"/torch-*.whl; do
-  [ ! -e "$wheel" ] || cp --update "$wheel" deploy/wheels/
+for links in $(find_links .venv); do
+  for wheel in "$links"/torch-*.whl; do [ ! -e "$wheel" ] || cp -u "$wheel" deploy/wheels/; done
 done
 
 .venv/bin/python deploy/make_env.py --output "$folder/env"

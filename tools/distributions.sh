@@ -35,12 +35,19 @@ make_environment() {
   [ -x "$uv" ] || "$folder/bin/python" -m pip install --quiet "uv>=0.9,<1" || fail "pip could not install uv; see above"
 }
 
-# Installs torch into the environment $1: the wheel of PIP_FIND_LINKS where that is set, otherwise the build that fits
+# Prints where pip looks for wheels besides its index, by its environment or its configuration; nothing if nowhere.
+# $1 is an environment.
+find_links() {
+  echo "${PIP_FIND_LINKS:-$("$1/bin/python" -m pip config get global.find-links 2>/dev/null || true)}"
+}
+
+# Installs torch into the environment $1: the wheel of pip's find-links where that is set, otherwise the build that fits
 # this machine's accelerator (the default index would bring several GB of CUDA to every machine).
 install_torch() {
-  if [ -n "${PIP_FIND_LINKS:-}" ]; then
-    # shellcheck disable=SC2046  # a list, as pip takes it
-    "$uv" pip install --quiet --python "$1/bin/python" $(printf -- '--find-links %s ' $PIP_FIND_LINKS) "torch==$torch_version"
+  local links=() link
+  for link in $(find_links "$1"); do links+=(--find-links "$link"); done
+  if [ ${#links[@]} -gt 0 ]; then
+    "$uv" pip install --quiet --python "$1/bin/python" "${links[@]}" "torch==$torch_version"
   else
     "$uv" pip install --quiet --python "$1/bin/python" --torch-backend auto "torch==$torch_version"
   fi || fail "torch $torch_version could not be installed; see above"
