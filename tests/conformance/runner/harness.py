@@ -12,7 +12,6 @@ import sys
 import tarfile
 from collections import deque
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from fulmen.runner.v1.agent_spec_pb2 import AgentSpec, CommandEntry, Grader, PythonEntry
@@ -172,15 +171,17 @@ def rollouts_of(agent: str, tasks: list[object], *, timeout_s: float = 60, max_a
     ]
 
 
-def children_of(pid: int) -> list[int]:
-    """Returns the processes whose session was started by the commands of a runner: by their environment's rollout."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rsplit(")", maxsplit=1)[1].split()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if int(fields[1]) == pid:
-                found.append(int(entry.name))
-    return found
+async def wait_for_exit(pid: int, deadline_s: float = END_DEADLINE_S) -> None:
+    """Waits until a process that is no child of this one has ended."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        ended = asyncio.Event()
+        asyncio.get_running_loop().add_reader(handle, ended.set)
+        async with asyncio.timeout(deadline_s):
+            await ended.wait()
+    finally:
+        asyncio.get_running_loop().remove_reader(handle)
+        os.close(handle)

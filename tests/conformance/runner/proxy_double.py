@@ -22,7 +22,7 @@ class ProxyDouble(capture_service_pb2_grpc.CaptureServiceServicer):
 
     Attributes:
         calls: Model calls by attempt.
-        gather: While above 0, model calls wait until so many wait together.
+        holding: While true, model calls wait for `release`.
         infra_failures: How many failed calls are reported for every attempt.
         confirming: While false, no attempt is reported as flushed.
         instance_id: As a restart would change it.
@@ -31,7 +31,8 @@ class ProxyDouble(capture_service_pb2_grpc.CaptureServiceServicer):
     def __init__(self, *, signing_key: str) -> None:
         self.calls: Counter[str] = Counter()
         self.traceparents: dict[str, str] = {}
-        self.gather = 0
+        self.holding = False
+        self._news = asyncio.Condition()
         self.infra_failures = 0
         self.confirming = True
         self.instance_id = "instance-1"
@@ -62,6 +63,19 @@ class ProxyDouble(capture_service_pb2_grpc.CaptureServiceServicer):
         capture_service_pb2_grpc.add_CaptureServiceServicer_to_server(self, self._server)
         self.grpc_port = self._server.add_insecure_port(f"127.0.0.1:{self.grpc_port}")
         await self._server.start()
+
+    async def until_waiting(self, count: int, deadline_s: float = 60.0) -> None:
+        """Waits until so many model calls wait together."""
+        async with asyncio.timeout(deadline_s), self._news:
+            await self._news.wait_for(lambda: len(self._waiting) >= count)
+
+    def release(self) -> None:
+        """Lets the calls that wait go on, and holds no more."""
+        self.holding = False
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_result(None)
+        self._waiting.clear()
 
     async def stop_grpc(self) -> None:
         """Stops gRPC at once."""
@@ -113,12 +127,9 @@ class ProxyDouble(capture_service_pb2_grpc.CaptureServiceServicer):
     async def _arrived(self, attempt: str, request: web.Request) -> None:
         self.calls[attempt] += 1
         self.traceparents[attempt] = request.headers.get("traceparent", "")
-        if not self.gather:
-            return
-        future = asyncio.get_running_loop().create_future()
-        self._waiting.append(future)
-        if len(self._waiting) >= self.gather:
-            for waiting in self._waiting:
-                waiting.set_result(None)
-            self._waiting.clear()
-        await future
+        if self.holding:
+            future = asyncio.get_running_loop().create_future()
+            self._waiting.append(future)
+            async with self._news:
+                self._news.notify_all()
+            await future

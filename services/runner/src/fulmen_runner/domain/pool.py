@@ -53,6 +53,7 @@ class AttemptPool:
                 task = asyncio.create_task(self._attempt(work), name=f"run {work.attempt}")
                 self._tasks[work.attempt] = task
                 task.add_done_callback(partial(self._ended, work))
+                _log.debug("attempt_started", attempt=work.attempt, agent=work.agent)
         self.changed.set()
 
     def stop(self, attempts: Iterable[str], reason: StopReason) -> None:
@@ -101,6 +102,7 @@ class AttemptPool:
 
     def _finish(self, work: Work, outcome: Outcome | None) -> None:
         if work.attempt in self.session.running:
+            _log.debug("attempt_finished", attempt=work.attempt, outcome=_word(outcome))
             self.session.finished(work, outcome)
 
     def _stopped(self, work: Work, reason: StopReason) -> None:
@@ -112,3 +114,13 @@ class AttemptPool:
                 self._finish(work, None)
             case StopReason.LEASE_LOST:
                 self.session.forget(work.attempt)
+
+
+def _word(outcome: Outcome | None) -> str:
+    match outcome:
+        case None:
+            return "RELEASED"
+        case Failed(kind=kind):
+            return kind.value
+        case _:
+            return "SUCCEEDED"
