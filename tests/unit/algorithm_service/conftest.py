@@ -1,0 +1,140 @@
+"""A tiny model on disk, and runs over a model of the other services."""
+
+import importlib.util
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from fulmen_algorithm.algorithms.registry import ALGORITHMS
+from fulmen_algorithm.domain.creation import RunDraft, checked_run
+from fulmen_algorithm.domain.execution import Connections, RunExecutor
+from fulmen_algorithm.domain.run import PolicyOrigin, PolicySpec, TrainingRun
+from fulmen_algorithm.domain.runs import Runs
+from fulmen_algorithm.domain.torch_thread import TorchThread
+from fulmen_algorithm.domain.worker import RunWorker
+from fulmen_algorithm.persistence.state_folder import StateFolder
+from tests.unit.algorithm_service.model_world import ModelQueue, ModelServing, ModelShelf, World, no_build
+
+
+def now() -> datetime:
+    """Returns the time."""
+    return datetime.now(UTC)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory, repository_root: Path) -> Path:
+    """Builds the arithmetic example's model as small as it gets."""
+    path = repository_root / "examples/arithmetic/make_model.py"
+    spec = importlib.util.spec_from_file_location("arithmetic_make_model", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    folder = tmp_path_factory.mktemp("tiny")
+    module.build(str(folder), 0, hidden=16, layers=1, heads=2, mlp=16)
+    return folder
+
+
+@dataclass(kw_only=True)
+class Service:
+    """One life of the service's inside."""
+
+    runs: Runs
+    worker: RunWorker
+    torch_thread: TorchThread
+    folder: StateFolder
+
+    def close(self) -> None:
+        """Ends it, as its process would."""
+        self.torch_thread.close()
+        self.folder.__exit__(None, None, None)
+
+
+@pytest.fixture
+def open_service(tmp_path: Path) -> Callable[[World], Service]:
+    """Returns what starts the service's inside over a world; the state folder stays the same."""
+
+    def make(world: World) -> Service:
+        folder = StateFolder(tmp_path / "state").__enter__()
+        runs = Runs(open_file=folder.run_files, clock=now)
+        for run, files in folder.runs():
+            runs.adopt(run, files)
+        torch_thread = TorchThread(torch_threads=1)
+        executor = RunExecutor(
+            registry=ALGORITHMS,
+            runs=runs,
+            connections=Connections(
+                queue=lambda run, settings, notify: ModelQueue(world),
+                shelf=lambda project, notify: ModelShelf(world),
+                serving=ModelServing(world),
+                build_model=no_build,
+            ),
+            open_folder=folder.run_files,
+            torch_thread=torch_thread,
+            device="cpu",
+            keep_checkpoints=2,
+            keep_models=2,
+        )
+        return Service(runs=runs, worker=RunWorker(runs, executor), torch_thread=torch_thread, folder=folder)
+
+    return make
+
+
+@pytest.fixture
+def world() -> World:
+    """Returns a world with the data sets of the tests."""
+    made = World(chance=random.Random(0))
+    tasks = b"\n".join(json.dumps({"question": f"{i}+1="}).encode() for i in range(7))
+    made.add_resource("resources/dataset.train", tasks)
+    made.add_resource("resources/dataset.validation", tasks[: tasks.rindex(b"\n")])
+    made.add_resource("resources/agent.solver", b"agent")
+    demonstration = {"messages": [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]}
+    made.add_resource("resources/dataset.demonstrations", json.dumps(demonstration).encode())
+    return made
+
+
+@pytest.fixture
+def grpo_draft(tiny_model: Path) -> RunDraft:
+    """Returns a small GRPO run."""
+    settings = {
+        "steps": 4,
+        "prompts_per_step": 2,
+        "group_size": 3,
+        "minibatches": 1,
+        "max_staleness": 1,
+        "checkpoint_every": 2,
+        "validate_every": 2,
+    }
+    return RunDraft(
+        name="trainingRuns/small",
+        project="projects/default",
+        display_name="",
+        algorithm="grpo",
+        settings_json=json.dumps(settings),
+        policy=PolicySpec(name="tiny", origin=PolicyOrigin.PATH, source=str(tiny_model)),
+        inputs={
+            "agent": "resources/agent.solver/versions/1",
+            "train_tasks": "resources/dataset.train/versions/1",
+            "validation_tasks": "resources/dataset.validation/versions/1",
+        },
+    )
+
+
+@pytest.fixture
+def sft_draft(grpo_draft: RunDraft) -> RunDraft:
+    """Returns a small SFT run."""
+    return replace(
+        grpo_draft,
+        algorithm="sft",
+        settings_json=json.dumps({"steps": 4, "batch_size": 2, "checkpoint_every": 2, "report_every": 1}),
+        inputs={"demonstrations": "resources/dataset.demonstrations/versions/1"},
+    )
+
+
+async def created(draft: RunDraft, world: World) -> TrainingRun:
+    """Checks a draft against a world."""
+    return await checked_run(draft, registry=ALGORITHMS, shelf=ModelShelf(world), now=now())

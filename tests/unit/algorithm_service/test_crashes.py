@@ -1,0 +1,101 @@
+"""A run ends the same wherever the process was killed: no group is skipped, none is used twice."""
+
+import asyncio
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fulmen_algorithm.domain.creation import RunDraft
+from fulmen_algorithm.domain.run import RunState, TrainingRun
+from tests.unit.algorithm_service.conftest import Service, created
+from tests.unit.algorithm_service.model_world import Crashes, World
+
+TRIALS = 12
+LONGEST_RUN_S = 60
+
+
+async def live(service: Service, run: TrainingRun, crashes: Crashes) -> bool:
+    """Lets the service work until the run is final; returns False if the process was killed before."""
+    work = asyncio.create_task(service.worker.run())
+    ended = asyncio.create_task(service.runs.ended(run.name, deadline_s=LONGEST_RUN_S))
+    killed = asyncio.create_task(crashes.killed.wait())
+    try:
+        await asyncio.wait({work, ended, killed}, return_when=asyncio.FIRST_COMPLETED)
+        return not killed.done()
+    finally:
+        for task in (work, ended, killed):
+            task.cancel()
+        await asyncio.gather(work, ended, killed, return_exceptions=True)
+        service.close()
+
+
+def consumed(tmp_path: Path) -> list[dict]:
+    """Reads what the run has consumed."""
+    return [json.loads(line) for line in (tmp_path / "state/runs/small/consumed.jsonl").read_text().splitlines()]
+
+
+def check_books(lines: list[dict], world: World, *, steps: int) -> None:
+    """Checks that every group of the feed was dealt with once, in order, up to the last one that was."""
+    groups = [line["group"] for line in lines]
+    assert len(groups) == len(set(groups)), "a group was consumed twice"
+    trained = [name for line in lines for name in line["trained"]]
+    assert len(trained) == len(set(trained)), "a rollout was trained on twice"
+    delivered = [g.group_id for g in world.feed if g.group_id.startswith("train/")]
+    order = [f"train/{group}" for group in groups]
+    assert order == delivered[: len(order)], "a finished group was skipped"
+    assert sorted({line["step"] for line in lines}) == list(range(1, steps + 1))
+    assert [line["step"] for line in lines] == sorted(line["step"] for line in lines)
+    for line in lines:
+        assert bool(line["trained"]) == (line["outcome"] == "trained")
+
+
+@pytest.mark.parametrize("trial", range(TRIALS))
+async def test_a_run_that_is_killed_again_and_again_uses_every_group_once(
+    trial: int,
+    world: World,
+    grpo_draft: RunDraft,
+    open_service: Callable[[World], Service],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chance = random.Random(trial)
+    world.chance = chance
+    world.failure_rate = 0.1 * (trial % 3)
+    run = await created(grpo_draft, world)
+    service = open_service(world)
+    service.runs.add(run)
+    lives = 0
+    while True:
+        lives += 1
+        # Seldom enough for progress between two checkpoints in the end.
+        crash_at = chance.randrange(1, 40) if lives <= 6 else None
+        world.crashes = Crashes(at_call=crash_at, after_effect=chance.random() < 0.5)
+        if await live(service, run, world.crashes):
+            break
+        world.changed = asyncio.Event()
+        service = open_service(world)
+    final = service.runs.entry(run.name).run
+    assert final.state is RunState.SUCCEEDED, final.failure_message
+    assert final.step == 4
+    assert {"validation_accuracy_before", "validation_accuracy_after"} <= set(final.results)
+    check_books(consumed(tmp_path), world, steps=4)
+    assert world.served is not None and world.served.path.exists()
+    assert final.policy_version == world.served.name
+
+
+async def test_without_a_crash_the_same_books_are_kept(
+    world: World, grpo_draft: RunDraft, open_service: Callable[[World], Service], tmp_path: Path
+) -> None:
+    run = await created(grpo_draft, world)
+    service = open_service(world)
+    service.runs.add(run)
+    assert await live(service, run, world.crashes)
+    assert service.runs.entry(run.name).run.state is RunState.SUCCEEDED
+    check_books(consumed(tmp_path), world, steps=4)
+    assert world.served_versions == [1, 2, 3, 4, 5]
+    steps = service.runs.entry(run.name).events.steps()
+    assert [s.step for s in steps] == [0, 1, 2, 3, 4]
+    assert "validation_accuracy" in steps[0].values and "reward_mean" in steps[1].values
