@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
@@ -18,10 +18,12 @@ from fulmen.cli.command import Output
 
 __all__ = ["as_dict", "console", "enum_word", "print_json", "print_rows", "when"]
 
+WIDTH_WITHOUT_TERMINAL: Final = 400
+
 
 def console() -> Console:
-    """Makes a console on standard output as it is now."""
-    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    """Makes a console on standard output as it is now; where it is no terminal, lines are as long as they must be."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL)
 
 
 def as_dict(message: Message) -> dict[str, Any]:
