@@ -1,0 +1,55 @@
+"""A run's events: numbered without gaps, kept over restarts, resumable, closed by the final state."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+from fulmen_algorithm.domain.creation import RunDraft
+from fulmen_algorithm.domain.events import Event, EventLog, StepMetrics
+from fulmen_algorithm.domain.run import RunState
+from fulmen_algorithm.persistence.run_files import RunFiles
+from tests.unit.algorithm_service.conftest import created, now
+from tests.unit.algorithm_service.model_world import World
+
+
+async def follow(log: EventLog, after: int) -> list[Event]:
+    """Collects events until the log closes."""
+    async with asyncio.timeout(10):
+        return [event async for event in log.follow(after)]
+
+
+async def test_a_watcher_gets_what_came_before_and_what_comes_until_the_final_state(
+    world: World, sft_draft: RunDraft, tmp_path: Path
+) -> None:
+    run = await created(sft_draft, world)
+    log = EventLog(RunFiles(tmp_path), now)
+    log.state_changed(run)
+    log.notify("info", "hello")
+    early, late = asyncio.create_task(follow(log, 0)), asyncio.create_task(follow(log, 1))
+    await asyncio.sleep(0)
+    log.step_done(StepMetrics(step=1, values={"loss": 1.0}))
+    log.state_changed(replace(run, state=RunState.SUCCEEDED))
+    assert [e.sequence for e in await early] == [1, 2, 3, 4]
+    assert [e.sequence for e in await late] == [2, 3, 4]
+    assert [e.sequence for e in await follow(log, 4)] == []
+
+
+async def test_numbers_go_on_after_a_restart_and_a_torn_line_is_removed(tmp_path: Path) -> None:
+    log = EventLog(RunFiles(tmp_path), now)
+    log.notify("info", "one")
+    log.notify("info", "two")
+    with (tmp_path / "events.jsonl").open("ab") as file:
+        file.write(b'{"sequence": 3, "no')
+    again = EventLog(RunFiles(tmp_path), now)
+    again.notify("warning", "three")
+    events = RunFiles(tmp_path).read()
+    assert [e.sequence for e in events] == [1, 2, 3]
+    assert [e.notice.message for e in events if e.notice] == ["one", "two", "three"]
+
+
+async def test_of_a_step_that_was_done_again_the_last_figures_count(tmp_path: Path) -> None:
+    log = EventLog(RunFiles(tmp_path), now)
+    log.step_done(StepMetrics(step=1, values={"loss": 1.0, "reward_mean": 0.5}))
+    log.step_done(StepMetrics(step=2, values={"loss": 0.9}))
+    log.step_done(StepMetrics(step=1, values={"loss": 0.8}))
+    assert [(s.step, s.values["loss"]) for s in log.steps()] == [(1, 0.8), (2, 0.9)]
