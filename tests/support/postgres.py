@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import datetime
 import itertools
 import os
 import shutil
@@ -20,14 +21,17 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 
 from fulmen.local.postgres import EmbeddedPostgres
+from fulmen_store.domain.upkeep import Upkeep
+from fulmen_store.persistence.database import connect
+from fulmen_store.persistence.leases import PgUpkeep
 from fulmen_store.persistence.migrations import migrate
 
 __all__ = ["PostgresServer", "shared_server"]
 
 CONTAINER_IMAGE = "postgres:17"
 TEMPLATE = "fulmen_template"
-# Small and quick to start; durability stays on.
-TEST_SETTINGS = {"shared_buffers": "64MB", "max_connections": "60"}
+# Small and quick. Without fsync a power cut would lose commits; killed processes, as tests have them, lose none.
+TEST_SETTINGS = {"shared_buffers": "64MB", "max_connections": "60", "fsync": "off", "full_page_writes": "off"}
 
 _counter = itertools.count(1)
 
@@ -85,8 +89,9 @@ class PostgresServer:
         if not self._has_template:
             await self._administrate(f'create database "{TEMPLATE}" template template0')
             await migrate(self._dsn_of(TEMPLATE))
+            await _create_partitions(self._dsn_of(TEMPLATE))
             self._has_template = True
-        await self._administrate(f'create database "{name}" template "{TEMPLATE}" strategy file_copy')
+        await self._administrate(f'create database "{name}" template "{TEMPLATE}" strategy wal_log')
 
     async def _administrate(self, statement: str) -> None:
         connection = await asyncpg.connect(self._dsn)
@@ -94,6 +99,12 @@ class PostgresServer:
             await connection.execute(statement)
         finally:
             await connection.close()
+
+
+async def _create_partitions(dsn: str) -> None:
+    database = await connect(dsn, connections=2, start_limit_s=10)
+    await Upkeep(table=PgUpkeep(database), today=lambda: datetime.datetime.now(datetime.UTC).date()).work_once()
+    await database.close()
 
 
 def run_now(coroutine: Any) -> Any:
