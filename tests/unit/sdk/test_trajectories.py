@@ -1,0 +1,252 @@
+"""Trajectories: tokens are neither lost nor invented, and merging is decided by token ids alone."""
+
+from __future__ import annotations
+
+import json
+import struct
+import uuid
+
+import pytest
+import zstandard
+from hypothesis import given, settings, strategies as st
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from fulmen.model_call import (
+    RESEND_COUNT_ATTRIBUTE,
+    ModelCallInvalid,
+    VersionRange,
+    pack_logprobs,
+    pack_model_call,
+    pack_token_ids,
+    unpack_logprobs,
+    unpack_token_ids,
+)
+from fulmen.store.v1.span_pb2 import SpanBatch, SpanChunk, SpanCodec, SpanRecord
+from fulmen.trajectories import BreakReason, DropReason, trajectories, trajectory
+from tests.unit.sdk.trajectory_reference import PlainCall, reference_rows
+
+ATTEMPT = "rollouts/01890000-0000-7000-8000-000000000001/attempts/1"
+token_ids = st.integers(0, 3)
+
+
+def record_of(call: PlainCall, index: int) -> SpanRecord:
+    """Writes a call as the proxy would."""
+    span = Span(
+        span_id=struct.pack(">Q", index + 1),
+        start_time_unix_nano=1000 + index,
+        attributes=[KeyValue(key=RESEND_COUNT_ATTRIBUTE, value=AnyValue(int_value=call.resend_count))],
+    )
+    record = pack_model_call(
+        model="m",
+        policy="p",
+        prompt_ids=call.prompt,
+        completion_ids=call.completion,
+        logprobs=call.logprobs,
+        versions=[VersionRange(version=call.version, start=0, end=len(call.completion))],
+        temperature=1.0,
+        request_json=call.request.encode(),
+        agent_name=call.agent_name,
+    )
+    record.usable = call.usable
+    return SpanRecord(otlp_span=span.SerializeToString(), model_call=record.SerializeToString())
+
+
+def chunk_of(records: list[SpanRecord], *, compressed: bool = False, attempt: str = ATTEMPT) -> SpanChunk:
+    """Writes a chunk."""
+    payload = SpanBatch(spans=records).SerializeToString()
+    codec = SpanCodec.SPAN_CODEC_IDENTITY
+    if compressed:
+        payload, codec = zstandard.compress(payload), SpanCodec.SPAN_CODEC_ZSTD
+    return SpanChunk(
+        attempt=attempt, chunk_id=str(uuid.uuid4()), span_count=len(records), codec=codec, payload=payload
+    )
+
+
+def plain(prompt: list[int], completion: list[int], **more: object) -> PlainCall:
+    """Makes a call with some log-probabilities."""
+    return PlainCall(
+        prompt=prompt, completion=completion, logprobs=[-0.5 * (i + 1) for i in range(len(completion))],
+        version=more.pop("version", 1), **more,
+    )  # fmt: skip
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> list[PlainCall]:
+    """Draws calls that continue, branch, restart and are sent again, in any mixture."""
+    calls: list[PlainCall] = []
+    for _ in range(draw(st.integers(1, 8))):
+        agent_name = draw(st.sampled_from(["", "critic"]))
+        before = draw(st.sampled_from([None, *calls]))
+        if before is not None and draw(st.booleans()):
+            prompt = before.prompt + before.completion + draw(st.lists(token_ids, max_size=3))
+        else:
+            prompt = draw(st.lists(token_ids, min_size=1, max_size=5))
+        completion = draw(st.lists(token_ids, max_size=4))
+        call = PlainCall(
+            prompt=prompt,
+            completion=completion,
+            logprobs=[-float(draw(st.integers(0, 8))) / 4 for _ in completion],
+            version=draw(st.integers(1, 3)),
+            agent_name=agent_name,
+            usable=draw(st.sampled_from([True, True, True, False])),
+            resend_count=draw(st.sampled_from([0, 0, 0, 1, 2])),
+            request=json.dumps({"n": draw(st.integers(0, 2))}),
+        )
+        calls.append(call)
+    return calls
+
+
+@given(calls=conversations(), order=st.randoms(use_true_random=False), compressed=st.booleans())
+@settings(max_examples=400, deadline=None)
+def test_rows_equal_the_naive_reference_whatever_the_order_of_chunks(
+    calls: list[PlainCall], order: object, compressed: bool
+) -> None:
+    records = [record_of(call, index) for index, call in enumerate(calls)]
+    order.shuffle(records)
+    middle = len(records) // 2
+    chunks = [chunk_of(part, compressed=compressed) for part in (records[:middle], records[middle:]) if part]
+    chunks += chunks[:1]  # A chunk may come twice.
+    order.shuffle(chunks)
+    rows = trajectory(chunks).rows
+    found = []
+    for row in rows:
+        tokens = [(token, False, 0.0, -1) for token in row.prompt_ids]
+        tokens += zip(row.response_ids, row.loss_mask, row.logprobs, row.version_per_token(masked=-1), strict=True)
+        found.append((row.agent_name, tokens))
+    assert found == reference_rows(calls)
+
+
+@given(calls=conversations())
+@settings(max_examples=200, deadline=None)
+def test_no_sampled_token_is_lost_and_every_call_is_accounted_for(calls: list[PlainCall]) -> None:
+    result = trajectory([chunk_of([record_of(call, index) for index, call in enumerate(calls)])])
+    assert sum(row.call_count for row in result.rows) + sum(result.drops.values()) == len(calls)
+    sampled = sum(sum(row.loss_mask) for row in result.rows)
+    kept = sum(result.drops.values())
+    assert kept or sampled == sum(len(call.completion) for call in calls)
+    for row in result.rows:
+        assert len(row.response_ids) == len(row.loss_mask) == len(row.logprobs)
+        assert row.loss_mask[0]
+        assert row.loss_mask[-1]
+        assert all(p == 0.0 for p, sampled in zip(row.logprobs, row.loss_mask, strict=True) if not sampled)
+    assert sum(result.breaks.values()) <= max(0, len(result.rows) - 1)
+
+
+@given(st.lists(st.integers(-(2**31), 2**31 - 1)))
+def test_token_ids_are_packed_little_endian_and_read_back(ids: list[int]) -> None:
+    packed = pack_token_ids(ids)
+    assert packed == struct.pack(f"<{len(ids)}i", *ids)
+    assert list(unpack_token_ids(packed)) == ids
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False)))
+def test_logprobs_are_packed_little_endian_and_read_back(values: list[float]) -> None:
+    packed = pack_logprobs(values)
+    assert packed == struct.pack(f"<{len(values)}f", *values)
+    assert list(unpack_logprobs(packed)) == values
+
+
+def test_two_turns_merge_and_what_lies_between_is_masked() -> None:
+    first = plain([1, 2], [3, 4])
+    second = plain([1, 2, 3, 4, 9, 9], [5], version=2)
+    [row] = trajectory([chunk_of([record_of(first, 0), record_of(second, 1)])]).rows
+    assert row.prompt_ids == (1, 2)
+    assert row.response_ids == (3, 4, 9, 9, 5)
+    assert row.loss_mask == (True, True, False, False, True)
+    assert row.logprobs == (-0.5, -1.0, 0.0, 0.0, -0.5)
+    assert row.version_per_token(masked=-1) == (1, 1, -1, -1, 2)
+    assert (row.temperature, row.policy, row.call_count) == (1.0, "p", 2)
+
+
+def _talk(messages: list[dict[str, object]]) -> str:
+    return json.dumps({"model": "m", "messages": messages})
+
+
+USER = {"role": "user", "content": "hello"}
+SAID = {"role": "assistant", "content": "hi"}
+MORE = {"role": "user", "content": "more"}
+
+
+@pytest.mark.parametrize(
+    ("second_prompt", "second_messages", "answer", "reason"),
+    [
+        ([1, 9, 3, 4, 5], [USER, SAID, MORE], SAID, BreakReason.TEMPLATE),
+        ([1, 2, 7, 7, 7, 5], [USER, SAID, MORE], SAID, BreakReason.RETOKENISATION),
+        ([1, 2, 3, 8, 5], [USER, SAID, MORE], SAID, BreakReason.TEMPLATE),
+        ([1, 2, 7, 7, 7, 5], [USER, SAID, MORE], SAID | {"reasoning_content": "well"}, BreakReason.TEMPLATE),
+        ([1, 2, 5], [USER, MORE], SAID, BreakReason.OTHER),
+        ([6, 6], [MORE], SAID, BreakReason.OTHER),
+    ],
+)
+def test_a_conversation_that_does_not_continue_by_token_says_why(
+    second_prompt: list[int], second_messages: list[dict[str, object]], answer: dict[str, object], reason: BreakReason
+) -> None:
+    first = record_of(plain([1, 2], [3, 4], request=_talk([USER])), 0)
+    call = type(pack_model_call(model="", policy="", prompt_ids=[], completion_ids=[], logprobs=[])).FromString(
+        first.model_call
+    )
+    call.response_json = json.dumps({"choices": [{"message": answer}]}).encode()
+    first.model_call = call.SerializeToString()
+    second = record_of(plain(second_prompt, [5], request=_talk(second_messages)), 1)
+    result = trajectory([chunk_of([first, second])])
+    assert len(result.rows) == 2
+    assert result.breaks == {reason: 1}
+
+
+def test_an_answer_that_the_client_never_saw_is_dropped() -> None:
+    first = plain([1], [2], request="{}")
+    again = plain([1], [3], request="{}", resend_count=1)
+    result = trajectory([chunk_of([record_of(first, 0), record_of(again, 1)])])
+    assert [row.response_ids for row in result.rows] == [(3,)]
+    assert result.drops == {DropReason.ORPHANED: 1}
+
+
+def test_several_samples_of_one_prompt_all_stay() -> None:
+    calls = [plain([1], [sampled], request="{}") for sampled in (2, 3, 4)]
+    result = trajectory([chunk_of([record_of(call, index) for index, call in enumerate(calls)])])
+    assert [row.response_ids for row in result.rows] == [(2,), (3,), (4,)]
+    assert not result.drops
+
+
+def test_the_chat_view_holds_the_whole_conversation() -> None:
+    record = record_of(plain([1], [2], request=json.dumps({"messages": [USER], "tools": [{"type": "function"}]})), 0)
+    call = type(pack_model_call(model="", policy="", prompt_ids=[], completion_ids=[], logprobs=[])).FromString(
+        record.model_call
+    )
+    call.response_json = json.dumps({"choices": [{"message": SAID}]}).encode()
+    record.model_call = call.SerializeToString()
+    [row] = trajectory([chunk_of([record])]).rows
+    assert row.messages == (USER, SAID)
+    assert row.tools == ({"type": "function"},)
+
+
+def test_attempts_are_kept_apart() -> None:
+    other = ATTEMPT.removesuffix("1") + "2"
+    found = trajectories(
+        [chunk_of([record_of(plain([1], [2]), 0)]), chunk_of([record_of(plain([1], [3]), 0)], attempt=other)]
+    )
+    assert {name: result.rows[0].response_ids for name, result in found.items()} == {ATTEMPT: (2,), other: (3,)}
+
+
+def test_spans_that_are_no_model_calls_are_left_out() -> None:
+    record = SpanRecord(otlp_span=Span(span_id=b"12345678").SerializeToString())
+    result = trajectory([chunk_of([record])])
+    assert (result.rows, dict(result.drops)) == ((), {})
+
+
+def test_a_record_that_contradicts_itself_is_refused() -> None:
+    record = record_of(plain([1], [2]), 0)
+    call = type(pack_model_call(model="", policy="", prompt_ids=[], completion_ids=[], logprobs=[])).FromString(
+        record.model_call
+    )
+    call.completion_logprobs = b""
+    record.model_call = call.SerializeToString()
+    with pytest.raises(ModelCallInvalid):
+        trajectory([chunk_of([record])])
+
+
+def test_a_chunk_that_cannot_be_decompressed_is_refused() -> None:
+    chunk = SpanChunk(attempt=ATTEMPT, chunk_id="x", codec=SpanCodec.SPAN_CODEC_ZSTD, payload=b"nonsense")
+    with pytest.raises(ModelCallInvalid, match="decompressed"):
+        trajectory([chunk])
