@@ -1,0 +1,27 @@
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCES = Path(__file__).resolve().parents[3] / "services" / "algorithm" / "src" / "fulmen_algorithm"
+FORBIDDEN = ("asyncpg", "fulmen", "fulmen_service_kit", "google", "grpc")
+
+
+def imported(file: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return names
+
+
+@pytest.mark.parametrize("package", ["engine", "training"])
+def test_the_model_side_imports_nothing_of_the_service(package):
+    other = {"engine": "training", "training": "engine"}[package]
+    for file in (SOURCES / package).glob("*.py"):
+        for name in imported(file):
+            assert name.split(".")[0] not in FORBIDDEN, (file, name)
+            if name.startswith("fulmen_algorithm"):
+                assert name.startswith(f"fulmen_algorithm.{package}"), (file, name, other)
