@@ -119,8 +119,37 @@ async def test_while_the_store_is_away_and_the_buffer_is_full_new_calls_wait(
         store.acknowledge.set()
         await proxy.flush(attempt)
         later = await proxy.chat(key)
+        summary = await proxy.flush(attempt)
     assert (first[0], refused[0], later[0]) == (200, 503, 200)
+    assert (summary.call_count, summary.infra_failure_count) == (3, 1)
     assert refused[1]["error"]["source"] == "proxy"
+
+
+async def test_before_the_store_has_told_its_routes_a_call_is_told_to_come_back(backend: Backend) -> None:
+    async with running_proxy("127.0.0.1:9", drain_grace_s=0) as proxy:
+        _, key = proxy.attempt()
+        status, answer = await proxy.chat(key)
+    assert (status, answer["error"]["source"]) == (503, "proxy")
+
+
+async def test_a_stream_that_outlives_the_grace_is_cut_and_recorded_as_incomplete(
+    store: FakeStore, backend: Backend
+) -> None:
+    backend.switches.gate = asyncio.Event()
+    async with asyncio.timeout(DEADLINE_S), aiohttp.ClientSession() as agent:
+        async with running_proxy(store.target, drain_grace_s=3) as proxy:
+            await proxy.register("one", backend.url)
+            await proxy.put_route(target("one"))
+            attempt, key = proxy.attempt()
+            body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "stream": True}
+            headers = {"Authorization": f"Bearer {key}"}
+            answer = await agent.post(f"{proxy.url}/chat/completions", json=body, headers=headers)
+            await answer.content.readuntil(b"\n\n")
+        with pytest.raises(aiohttp.ClientError):
+            await answer.content.read()
+        answer.close()
+    [(_, record)] = store.spans(attempt)
+    assert "incomplete" in record.unusable_reason
 
 
 async def test_a_terminated_proxy_finishes_streams_and_delivers_their_captures(

@@ -79,12 +79,12 @@ async def test_the_queue_is_full_by_bytes_until_the_store_has_them() -> None:
     for _ in range(3):
         queue.put(call(40))
     assert queue.is_full
-    taken = await queue.take(max_calls=10, max_bytes=80)
+    taken = queue.take(max_calls=10, max_bytes=80)
     assert len(taken) == 2
     assert queue.is_full
     queue.release(taken)
     assert not queue.is_full
-    rest = await queue.take(max_calls=10, max_bytes=1)
+    rest = queue.take(max_calls=10, max_bytes=1)
     assert len(rest) == 1
     queue.release(rest)
     async with asyncio.timeout(DEADLINE_S):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -51,7 +52,7 @@ def run(data: bytes, cuts: list[int]) -> tuple[bytes, Collected]:
     splitter, answer_filter = EventSplitter(LIMIT_BYTES), AnswerFilter(Asked())
     bounds = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
     passed = b""
-    for start, end in zip(bounds, bounds[1:], strict=False):
+    for start, end in itertools.pairwise(bounds):
         passed += b"".join(answer_filter.event(event) for event in splitter.feed(data[start:end]))
     assert splitter.rest() == b""
     return passed, answer_filter.collected

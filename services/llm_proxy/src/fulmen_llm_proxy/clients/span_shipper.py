@@ -27,6 +27,8 @@ _MAX_CALLS = 256
 _MAX_BATCH_BYTES = MAX_PAYLOAD_BYTES - 256 * 1024
 """Room for the outlines of the spans, so that a batch of one attempt stays within one chunk."""
 _ACK_TIMEOUT_S = 30.0
+_LINGER_S = 0.01
+"""How long calls are gathered before they go: one request of many costs little more than one of one."""
 
 _log = structlog.get_logger(__name__)
 
@@ -67,7 +69,9 @@ class SpanShipper:
         """Delivers until it is cancelled; what waits by then is lost with the process."""
         try:
             while True:
-                calls = await self._queue.take(max_calls=_MAX_CALLS, max_bytes=_MAX_BATCH_BYTES)
+                await self._queue.filled()
+                await asyncio.sleep(_LINGER_S)
+                calls = self._queue.take(max_calls=_MAX_CALLS, max_bytes=_MAX_BATCH_BYTES)
                 await self._deliver(calls)
                 self._queue.release(calls)
         finally:

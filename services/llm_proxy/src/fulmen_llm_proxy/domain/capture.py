@@ -84,7 +84,7 @@ class Captured:
 _INT32_BYTES = 4
 
 
-class _Logprob(msgspec.Struct):
+class _Logprob(msgspec.Struct, gc=False):
     logprob: float
 
 

@@ -49,14 +49,15 @@ class CaptureQueue:
         """Returns when the store has everything; the caller gives the deadline."""
         await self._emptied.wait()
 
-    async def take(self, *, max_calls: int, max_bytes: int) -> list[FinishedCall]:
-        """Returns the oldest calls, at least one; waits until there is one.
+    async def filled(self) -> None:
+        """Returns when there is something to take; the one who takes waits without a deadline."""
+        await self._filled.wait()
+
+    def take(self, *, max_calls: int, max_bytes: int) -> list[FinishedCall]:
+        """Returns the oldest calls, at least one; there must be one.
 
         They count against the bound until `release`.
         """
-        while not self._calls:
-            self._filled.clear()
-            await self._filled.wait()
         taken = [self._calls.popleft()]
         size_bytes = taken[0].size_bytes
         while self._calls and len(taken) < max_calls:
@@ -64,6 +65,8 @@ class CaptureQueue:
             if size_bytes > max_bytes:
                 break
             taken.append(self._calls.popleft())
+        if not self._calls:
+            self._filled.clear()
         return taken
 
     def release(self, calls: list[FinishedCall]) -> None:

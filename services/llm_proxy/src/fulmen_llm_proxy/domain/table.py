@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from fulmen.errors import Unavailable
 from fulmen_llm_proxy.domain.routing import RoutingTable
 
 
@@ -12,13 +13,24 @@ class TableHolder:
 
     def __init__(self) -> None:
         self.current = RoutingTable()
+        self.is_loaded = False
         self._changed = asyncio.Event()
 
     def swap(self, table: RoutingTable) -> None:
         """Puts a new table in force and wakes all who wait."""
         self.current = table
+        self.is_loaded = True
         self._changed.set()
         self._changed = asyncio.Event()
+
+    def require_loaded(self) -> None:
+        """Tells callers to come back while the first table is still on its way.
+
+        Raises:
+            Unavailable: until the store has told this replica its routes.
+        """
+        if not self.is_loaded:
+            raise Unavailable("The proxy has not yet heard its routes from the store; try again.")
 
     async def next_change(self) -> RoutingTable:
         """Returns the next table that is put in force; the caller gives the deadline."""

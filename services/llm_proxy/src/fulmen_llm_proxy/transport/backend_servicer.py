@@ -45,6 +45,7 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
         self, request: backend_service_pb2.RegisterBackendRequest, _: grpc.aio.ServicerContext
     ) -> backend_service_pb2.RegisterBackendResponse:
         """Adds or replaces a backend."""
+        self._tables.require_loaded()
         decode_backend(request.backend)
         async with self._changing:
             backend = await self._put(request.backend)
@@ -54,6 +55,7 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
         self, request: backend_service_pb2.ListBackendsRequest, _: grpc.aio.ServicerContext
     ) -> backend_service_pb2.ListBackendsResponse:
         """Lists backends by name."""
+        self._tables.require_loaded()
         held = [parse_backend(document.content) for document in self._book.of_kind(BACKEND_KIND).values()]
         backends, token = page_of(
             [(backend.name, backend) for backend in held],
@@ -96,6 +98,7 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
         return health
 
     def _current(self, backend_id: str) -> backend_pb2.Backend:
+        self._tables.require_loaded()
         document = self._book.documents.get(backend_resource(backend_id))
         if document is None:
             name = f"backends/{backend_id}"

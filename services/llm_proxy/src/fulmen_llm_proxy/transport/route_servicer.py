@@ -47,6 +47,7 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
     ) -> route_service_pb2.PutRouteResponse:
         """Adds or replaces a route."""
         route = decode_route(request.route)
+        self._tables.require_loaded()
         for target in route.targets:
             if target.backend_id not in self._tables.current.backends:
                 name = f"backends/{target.backend_id}"
@@ -125,9 +126,11 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
             drained.cancel()
 
     def _all(self) -> list[route_pb2.Route]:
+        self._tables.require_loaded()
         return [_as_message(document) for document in self._book.of_kind(ROUTE_KIND).values()]
 
     def _current(self, model: str) -> route_pb2.Route:
+        self._tables.require_loaded()
         document = self._book.documents.get(route_resource(model))
         if document is None:
             served = ", ".join(sorted(self._tables.current.routes)) or "none"

@@ -7,7 +7,7 @@ import secrets
 import time
 from dataclasses import dataclass, field
 
-from fulmen.errors import BackendUnavailable, FulmenError, Unavailable
+from fulmen.errors import BackendUnavailable, Draining, FulmenError, Unavailable
 from fulmen_llm_proxy.clients.backend import BackendAnswer, BackendClient, Dispatch
 from fulmen_llm_proxy.domain.answer import AnswerFilter, Asked, Fields
 from fulmen_llm_proxy.domain.backend_state import BackendStates
@@ -61,7 +61,7 @@ class ChatLimits:
 
 @dataclass(slots=True, kw_only=True)
 class _Call:
-    """A call while it runs."""
+    """A call while it runs; counts as failed by the proxy itself until it is known to be otherwise."""
 
     request: ChatRequest
     attribution: Attribution | None
@@ -74,8 +74,8 @@ class _Call:
     fields: Fields = field(default_factory=dict)
     captured: bool = False
     filter: AnswerFilter | None = None
-    status: int = 0
-    error_type: str = ""
+    status: int = 500
+    error_type: str = "internal"
     first_byte_s: float | None = None
     answering: bool = False
 
@@ -109,7 +109,7 @@ class ChatCompletions:
         Raises:
             FulmenError, Refused: if it is refused before it counts as a call; nothing was sent.
         """
-        call = self._admit(attribution, scope, await self._read(scope, receive))
+        call = await self._admit(attribution, scope, receive)
         self._in_flight += 1
         self._metrics.in_flight.inc()
         if attribution is not None:
@@ -118,27 +118,30 @@ class ChatCompletions:
             await self._answer(call, receive, send)
         except CallerGone:
             call.error_type = "caller_gone"
+            call.status = call.status if call.answering else 0
             self._metrics.caller_gone.inc()
         except (FulmenError, Refused) as error:
             call.status = status_of(error)
             call.error_type = error.code if isinstance(error, Refused) else error.reason.lower()
             await _report(call, error, send)
         except asyncio.CancelledError:
-            call.error_type = "proxy_stopped"
+            call.status, call.error_type = status_of(Draining("")), "proxy_stopped"
             raise
         finally:
             self._in_flight -= 1
             self._finish(call)
 
-    async def _read(self, scope: Scope, receive: Receive) -> bytes:
-        return await read_body(scope, receive, self._limits.max_request_bytes)
-
-    def _admit(self, attribution: Attribution | None, scope: Scope, body: bytes) -> _Call:
-        request = parse_chat_request(body)
-        if self._in_flight >= self._limits.max_in_flight:
-            raise Refused(429, "too_many_calls", "The proxy has as many calls in flight as it may.")
-        if attribution is not None and self._queue.is_full:
-            raise Unavailable("The store is away and the proxy holds as many captures as it may.")
+    async def _admit(self, attribution: Attribution | None, scope: Scope, receive: Receive) -> _Call:
+        """Decides whether the request becomes a call; refusals for want of room count against no agent."""
+        request_body = await read_body(scope, receive, self._limits.max_request_bytes)
+        request = parse_chat_request(request_body)
+        try:
+            self._require_room(attribution)
+        except (FulmenError, Refused):
+            if attribution is not None:
+                self._ledger.begin(attribution.attempt)
+                self._ledger.end(attribution.attempt, recorded=False, infra_failure=True)
+            raise
         affinity = secrets.token_bytes(16) if attribution is None else attribution.attempt.encode()
         return _Call(
             request=request,
@@ -147,8 +150,15 @@ class ChatCompletions:
             scope=scope,
             start_ns=time.time_ns(),
             started=time.perf_counter(),
-            size_bytes=len(body),
+            size_bytes=len(request_body),
         )
+
+    def _require_room(self, attribution: Attribution | None) -> None:
+        self._tables.require_loaded()
+        if self._in_flight >= self._limits.max_in_flight:
+            raise Refused(429, "too_many_calls", "The proxy has as many calls in flight as it may.")
+        if attribution is not None and self._queue.is_full:
+            raise Unavailable("The store is away and the proxy holds as many captures as it may.")
 
     def _plan(self, call: _Call) -> Dispatch:
         """Chooses where the next try goes, on the routing table of this moment."""
@@ -177,16 +187,18 @@ class ChatCompletions:
                     raise BackendUnavailable("The backend refused the proxy's own key.")
                 call.status = answer.status
                 if answer.status != 200:
-                    await self._pass_refusal(call, answer, send, watch)
-                elif call.request.stream and answer.content_type.startswith(b"text/event-stream"):
+                    call.error_type = f"backend_{answer.status}"
+                    await self._pass_refusal(answer, send, watch)
+                    return
+                if call.request.stream and answer.content_type.startswith(b"text/event-stream"):
                     await self._pass_stream(call, answer, send, watch)
                 else:
                     await self._pass_whole(call, answer, send, watch)
+                call.error_type = ""
             finally:
                 answer.close()
 
-    async def _pass_refusal(self, call: _Call, answer: BackendAnswer, send: Send, watch: DisconnectWatch) -> None:
-        call.error_type = f"backend_{answer.status}"
+    async def _pass_refusal(self, answer: BackendAnswer, send: Send, watch: DisconnectWatch) -> None:
         extra: list[Header] = [(b"x-fulmen-error-source", b"backend")]
         if answer.retry_after:
             extra.append((b"retry-after", answer.retry_after.encode("latin-1")))
@@ -273,7 +285,7 @@ class ChatCompletions:
                 size_bytes=call.size_bytes,
             )
         )
-        infra = is_infrastructure(call.status) or call.error_type == "proxy_stopped"
+        infra = is_infrastructure(call.status)
         self._ledger.end(attribution.attempt, recorded=True, infra_failure=infra)
 
 

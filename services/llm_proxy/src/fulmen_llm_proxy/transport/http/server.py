@@ -31,6 +31,7 @@ class HttpServer:
             access_log=False,
             log_config=None,
             server_header=False,
+            proxy_headers=False,
             backlog=_BACKLOG,
             timeout_keep_alive=_KEEP_ALIVE_S,
             # Streams that are cut at the end of the grace still need some of it to reach the store.
@@ -49,10 +50,17 @@ class HttpServer:
         try:
             await self._server.serve(sockets=[self._listener])
         finally:
+            # A cancelled server does not close its own.
+            for listening in getattr(self._server, "servers", ()):
+                listening.close()
             self._stopped.set()
         if not self._door.draining:
             return
         await asyncio.Event().wait()
+
+    def close(self) -> None:
+        """Gives the port back, also if the server never ran."""
+        self._listener.close()
 
     async def drain(self) -> None:
         """Takes no new calls and returns when the answers under way are complete; the caller limits it."""
@@ -70,7 +78,7 @@ class _EmbeddedServer(uvicorn.Server):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Binds the listening socket.
+    """Binds the listening socket; from here on connections wait for the server instead of being refused.
 
     Raises:
         StartupError: If the address is in use or not allowed.
@@ -80,6 +88,7 @@ def bind(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen(_BACKLOG)
     except OSError:
         listener.close()
         raise StartupError(
