@@ -1,0 +1,146 @@
+"""The completion feed: whole groups, once, in one order, without gaps though commits are out of order."""
+
+from __future__ import annotations
+
+import asyncio
+
+import asyncpg
+import pytest
+
+from fulmen.errors import CursorInvalid, Draining
+from fulmen.ids import uuid7
+from fulmen.store.v1 import rollout_service_pb2 as pb
+from fulmen_store.domain.feed import Cursor, Selection
+from fulmen_store.persistence.database import connect
+from fulmen_store.persistence.leases import PgFeed
+from tests.support.store import Runner, StoreHandle, Stubs, create, read_feed
+
+INSERT_END = """
+insert into rollout_end (rollout_id, project_id, group_key, group_size, state, failure_kind)
+values ($1, 1, $2, $3, 4, 0)
+"""
+
+
+async def test_a_group_is_announced_once_and_whole_when_its_last_member_ends(stubs: Stubs) -> None:
+    names = await create(stubs, 4, group_id="g", group_size=4)
+    (alone,) = await create(stubs)
+    runner = await Runner(stubs).open()
+    taken = await runner.take(5)
+    members = [one for one in taken if one.rollout.name != alone]
+    await runner.complete(members[:3], rewards=[{"value": 1}])
+    await runner.complete([one for one in taken if one.rollout.name == alone])
+    (first,), cursor = await read_feed(stubs, groups=1)
+    assert (first.group_id, [rollout.name for rollout in first.rollouts]) == (alone, [alone])
+    await runner.complete(members[3:])
+    (group,), _ = await read_feed(stubs, groups=1, cursor=cursor)
+    assert group.group_id == "g"
+    assert sorted(rollout.name for rollout in group.rollouts) == sorted(names)
+    assert all(len(rollout.attempts) == 1 and rollout.attempts[0].final for rollout in group.rollouts)
+    everything, _ = await read_feed(stubs, groups=2)
+    assert [finished.group_id for finished in everything] == [alone, "g"]
+
+
+async def test_a_watcher_is_woken_and_resumes_from_any_group(stubs: Stubs) -> None:
+    runner = await Runner(stubs).open()
+    stream = stubs.rollouts.WatchRollouts(pb.WatchRolloutsRequest())
+    seen = []
+    for _ in range(5):
+        await create(stubs)
+        await runner.complete(await runner.take(1))
+        async with asyncio.timeout(20):
+            seen += (await stream.read()).groups
+    stream.cancel()
+    for index, group in enumerate(seen[:-1]):
+        rest, _ = await read_feed(stubs, groups=len(seen) - index - 1, cursor=group.cursor)
+        assert [finished.group_id for finished in rest] == [finished.group_id for finished in seen[index + 1 :]]
+
+
+async def test_a_training_run_sees_only_its_groups(stubs: Stubs) -> None:
+    (mine,) = await create(stubs, training_run="trainingRuns/mine")
+    await create(stubs, 3, training_run="trainingRuns/other")
+    runner = await Runner(stubs).open()
+    await runner.complete(await runner.take(4))
+    (group,), cursor = await read_feed(stubs, groups=1, training_run="trainingRuns/mine")
+    assert group.group_id == mine
+    with pytest.raises(CursorInvalid):
+        await read_feed(stubs, groups=1, cursor=cursor)
+    with pytest.raises(CursorInvalid):
+        await read_feed(stubs, groups=1, cursor="nonsense")
+
+
+async def test_cancelled_rollouts_are_announced_too(stubs: Stubs) -> None:
+    (name,) = await create(stubs)
+    await stubs.rollouts.CancelRollouts(pb.CancelRolloutsRequest(names=[name]))
+    (group,), _ = await read_feed(stubs, groups=1)
+    assert group.rollouts[0].name == name
+
+
+async def test_a_cursor_of_another_database_is_refused(stubs: Stubs) -> None:
+    future = Cursor(xid=2**40, rollout_id=uuid7()).encode(Selection(project_id=1))
+    with pytest.raises(CursorInvalid):
+        await read_feed(stubs, groups=1, cursor=future)
+
+
+async def test_watchers_are_told_that_the_store_stops(store: StoreHandle, stubs: Stubs) -> None:
+    stream = stubs.rollouts.WatchRollouts(pb.WatchRolloutsRequest())
+    waiting = asyncio.create_task(stream.read())
+    await create(stubs)
+    await store.parts.drain()
+    with pytest.raises(Draining):
+        await waiting
+
+
+async def test_a_row_that_commits_late_is_neither_skipped_nor_doubled(database_url: str) -> None:
+    database = await connect(database_url, connections=2, start_limit_s=5)
+    feed, selection = PgFeed(database), Selection(project_id=1)
+    slow, fast = await asyncpg.connect(database_url), await asyncpg.connect(database_url)
+    early, late, group = uuid7(), uuid7(), uuid7()
+    transaction = slow.transaction()
+    await transaction.start()
+    await slow.execute(INSERT_END, early, group, 2)
+    await fast.execute(INSERT_END, late, group, 2)
+    # The later row is committed, yet nothing may be handed out while the earlier one can still appear behind it.
+    assert await feed.scan(selection, after=Cursor(), limit=10) == []
+    await transaction.commit()
+    rows = await feed.scan(selection, after=Cursor(), limit=10)
+    assert [(row.cursor.rollout_id, row.completes) for row in rows] == [(early, False), (late, True)]
+    assert [row.completes for row in await feed.scan(selection, after=rows[0].cursor, limit=10)] == [True]
+    for connection in (slow, fast, database):
+        await connection.close()
+
+
+async def test_the_feed_has_no_gap_and_no_double_under_concurrent_commits(database_url: str) -> None:
+    database = await connect(database_url, connections=4, start_limit_s=5)
+    feed, selection = PgFeed(database), Selection(project_id=1)
+    groups = {uuid7(): [uuid7() for _ in range(4)] for _ in range(60)}
+    done = asyncio.Event()
+
+    async def write(position: int) -> None:
+        connection = await asyncpg.connect(database_url)
+        for index, (key, members) in enumerate(groups.items()):
+            async with connection.transaction():
+                await connection.execute(INSERT_END, members[position], key, 4)
+                if (index + position) % 3 == 0:
+                    await connection.execute("select pg_sleep(0.002)")
+        await connection.close()
+
+    async def follow() -> list[object]:
+        cursor, seen = Cursor(), []
+        while len(seen) < len(groups):
+            finished = done.is_set()
+            rows = await feed.scan(selection, after=cursor, limit=7)
+            seen += [row.group_key for row in rows if row.completes]
+            cursor = rows[-1].cursor if rows else cursor
+            if finished and not rows:
+                break
+            await asyncio.sleep(0)
+        return seen
+
+    followers = [asyncio.create_task(follow()) for _ in range(2)]
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(write(position) for position in range(4)))
+        done.set()
+        first, second = await asyncio.gather(*followers)
+    assert len(set(first)) == len(first) == len(groups)
+    assert first == second
+    await database.close()
