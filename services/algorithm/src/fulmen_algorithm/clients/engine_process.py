@@ -77,7 +77,8 @@ class EngineProcess:
             port = int(json.loads(line)["port"])
         except (TimeoutError, ValueError, KeyError) as error:
             await _end(process)
-            raise EngineFailed("The engine did not start; its own log says why.") from error
+            status = process.returncode
+            raise EngineFailed(f"The engine did not start (exit status {status}); the log says why.") from error
         except asyncio.CancelledError:
             await _end(process)
             raise

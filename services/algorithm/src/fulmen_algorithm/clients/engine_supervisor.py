@@ -135,7 +135,7 @@ class EngineSupervisor:
                 )
                 break
             except EngineFailed as error:
-                _log.warning("engine_start_failed", attempt=attempt + 1, model=str(policy.path))
+                _log.warning("engine_start_failed", attempt=attempt + 1, model=str(policy.path), reason=str(error))
                 if attempt + 1 == START_ATTEMPTS:
                     raise RunFailed(str(error)) from error
         self._started.set()
