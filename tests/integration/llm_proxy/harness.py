@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -62,9 +63,11 @@ class RunningProxy:
         """A stub of CaptureService."""
         return capture_service_pb2_grpc.CaptureServiceStub(self.channel)
 
-    def attempt(self, *, mode: str = "train", ttl_s: float = 600) -> tuple[str, str]:
-        """Returns the name of a new attempt and its key."""
-        name = AttemptName(rollout_id=uuid7(), number=1)
+    def attempt(
+        self, *, mode: str = "train", ttl_s: float = 600, rollout_id: uuid.UUID | None = None
+    ) -> tuple[str, str]:
+        """Returns the name of an attempt, of a new rollout if none is given, and its key."""
+        name = AttemptName(rollout_id=rollout_id or uuid7(), number=1)
         key = self.signer.attempt_key(
             name, project=DEFAULT_PROJECT, lease_id="lease-1", epoch=1, mode=mode, ttl_s=ttl_s
         )
@@ -122,13 +125,15 @@ def target(
 
 
 @asynccontextmanager
-async def running_proxy(store_target: str, **settings: Any) -> AsyncIterator[RunningProxy]:
+async def running_proxy(
+    store_target: str, *, signing_key: str = SIGNING_KEY, **settings: Any
+) -> AsyncIterator[RunningProxy]:
     """Runs a proxy until the block ends, then drains and stops it as the lifecycle does."""
-    signer = TokenSigner(SIGNING_KEY)
+    signer = TokenSigner(signing_key)
     token = signer.issue(Role.SERVICE, subject="llm_proxy", ttl_s=600)
     resolved = LlmProxySettings(
         **{
-            "signing_key": SIGNING_KEY,
+            "signing_key": signing_key,
             "token": token,
             "store_target": store_target,
             "port": 0,

@@ -107,6 +107,8 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
         self, _: route_service_pb2.WatchRoutesRequest, __: grpc.aio.ServicerContext
     ) -> AsyncIterator[route_service_pb2.WatchRoutesResponse]:
         """Streams the routes: first all, then each change, until the caller leaves or the proxy drains."""
+        while not self._tables.is_loaded:
+            await self._tables.next_change()
         told = {route.name: route for route in self._all()}
         yield route_service_pb2.WatchRoutesResponse(routes=told.values(), snapshot_complete=True)
         drained = asyncio.create_task(self._draining.wait(), name="watch-routes-drain")
