@@ -14,10 +14,11 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from google.protobuf.duration_pb2 import Duration
+
 from fulmen.runner.v1.agent_spec_pb2 import AgentSpec, CommandEntry, Grader, PythonEntry
 from fulmen.store.v1.rollout_pb2 import Rollout, RolloutPolicy
 from fulmen_service_kit.tokens import Role, TokenSigner
-from google.protobuf.duration_pb2 import Duration
 
 SIGNING_KEY = "a signing key that only the tests know, 32+"
 START_DEADLINE_S = 30.0

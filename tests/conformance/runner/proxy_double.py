@@ -13,7 +13,8 @@ import grpc.aio
 from aiohttp import web
 
 from fulmen.errors import TokenInvalid
-from fulmen.llm_proxy.v1 import capture_service_pb2 as messages, capture_service_pb2_grpc
+from fulmen.llm_proxy.v1 import capture_service_pb2 as messages
+from fulmen.llm_proxy.v1 import capture_service_pb2_grpc
 from fulmen_service_kit.tokens import TokenVerifier
 
 

@@ -14,23 +14,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc.aio
+from google.protobuf.duration_pb2 import Duration
 
 from fulmen.errors import ResourceNotFound, SessionEnded
 from fulmen.ids import attempt_name, parse_attempt_name, parse_rollout_name, rollout_name, uuid7
 from fulmen.store.v1 import (
     failure_pb2,
     lease_pb2,
-    lease_service_pb2 as messages,
     lease_service_pb2_grpc,
     resource_pb2,
     resource_service_pb2,
     resource_service_pb2_grpc,
     rollout_pb2,
 )
+from fulmen.store.v1 import (
+    lease_service_pb2 as messages,
+)
 from fulmen_service_kit.auth import Authenticator, RolePolicy
 from fulmen_service_kit.rpc_edge import RpcEdge
 from fulmen_service_kit.tokens import Role, TokenSigner, TokenVerifier
-from google.protobuf.duration_pb2 import Duration
 
 RETRIED = (failure_pb2.FAILURE_KIND_INFRA, failure_pb2.FAILURE_KIND_LEASE_LOST, failure_pb2.FAILURE_KIND_RELEASED)
 FREE_OF_CHARGE = failure_pb2.FAILURE_KIND_RELEASED
@@ -103,9 +105,7 @@ class StoreDouble(lease_service_pb2_grpc.LeaseServiceServicer, resource_service_
             },
             rpcs={},
         )
-        edge = RpcEdge(
-            Authenticator(verifier=TokenVerifier(self._signing_key), policy=open_policy, dev_mode=False)
-        )
+        edge = RpcEdge(Authenticator(verifier=TokenVerifier(self._signing_key), policy=open_policy, dev_mode=False))
         self._server = grpc.aio.server(interceptors=[edge], options=(("grpc.so_reuseport", 0),))
         lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(self, self._server)
         resource_service_pb2_grpc.add_ResourceServiceServicer_to_server(self, self._server)
@@ -297,9 +297,7 @@ class StoreDouble(lease_service_pb2_grpc.LeaseServiceServicer, resource_service_
         self._conclude(session, result.attempt, result.failure_kind, result)
         return _ack(result.attempt, lease_pb2.COMPLETION_STATUS_APPLIED)
 
-    def _conclude(
-        self, session: Session, attempt: str, kind: int, result: lease_pb2.AttemptResult | None
-    ) -> None:
+    def _conclude(self, session: Session, attempt: str, kind: int, result: lease_pb2.AttemptResult | None) -> None:
         if session.held.pop(attempt, None) is None:
             return
         name = rollout_name(parse_attempt_name(attempt).rollout_id)

@@ -17,11 +17,15 @@ from fulmen.store.v1 import (
     attempt_pb2,
     failure_pb2,
     resource_pb2,
-    resource_service_pb2 as resources,
     resource_service_pb2_grpc,
     rollout_pb2,
-    rollout_service_pb2 as rollouts,
     rollout_service_pb2_grpc,
+)
+from fulmen.store.v1 import (
+    resource_service_pb2 as resources,
+)
+from fulmen.store.v1 import (
+    rollout_service_pb2 as rollouts,
 )
 from fulmen_service_kit.tokens import Role
 from tests.conformance.runner.harness import SIGNING_KEY, digest_of, token

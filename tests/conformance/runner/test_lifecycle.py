@@ -6,7 +6,8 @@ import signal
 from pathlib import Path
 
 from fulmen.rpc.channel import open_channel
-from fulmen.runner.v1 import runner_service_pb2 as messages, runner_service_pb2_grpc
+from fulmen.runner.v1 import runner_service_pb2 as messages
+from fulmen.runner.v1 import runner_service_pb2_grpc
 from tests.conformance.runner.conftest import PublishAgent, StartRunner
 from tests.conformance.runner.harness import rollouts_of, token, wait_for_exit
 from tests.conformance.runner.proxy_double import ProxyDouble

@@ -8,7 +8,8 @@ import uuid
 
 import pytest
 import zstandard
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
@@ -58,9 +59,7 @@ def chunk_of(records: list[SpanRecord], *, compressed: bool = False, attempt: st
     codec = SpanCodec.SPAN_CODEC_IDENTITY
     if compressed:
         payload, codec = zstandard.compress(payload), SpanCodec.SPAN_CODEC_ZSTD
-    return SpanChunk(
-        attempt=attempt, chunk_id=str(uuid.uuid4()), span_count=len(records), codec=codec, payload=payload
-    )
+    return SpanChunk(attempt=attempt, chunk_id=str(uuid.uuid4()), span_count=len(records), codec=codec, payload=payload)
 
 
 def plain(prompt: list[int], completion: list[int], **more: object) -> PlainCall:

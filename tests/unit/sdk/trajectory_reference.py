@@ -36,9 +36,9 @@ def reference_rows(calls: list[PlainCall]) -> list[tuple[str, list[Token]]]:
         best = None
         for candidate in rows:
             ids = [token for token, *_ in candidate[1]]
-            if candidate[0] == call.agent_name and call.prompt[: len(ids)] == ids:
-                if best is None or len(ids) > len(best[1]):
-                    best = candidate
+            fits = candidate[0] == call.agent_name and call.prompt[: len(ids)] == ids
+            if fits and (best is None or len(ids) > len(best[1])):
+                best = candidate
         if best is None:
             best = (call.agent_name, [])
             rows.append(best)

@@ -37,7 +37,7 @@ POLICY = RolePolicy(services={SERVICE_NAME: frozenset({Role.SERVICE, Role.RUNNER
 
 async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServiceParts:
     """Makes the runner's parts."""
-    assert isinstance(settings, RunnerSettings)  # noqa: S101  # The command line reads this class.
+    assert isinstance(settings, RunnerSettings)  # The command line reads this class.
     endpoints = Endpoints(
         llm_proxy_url=settings.llm_proxy_url,
         otlp_url=settings.agents_otlp_url or f"http://{settings.store_target}",

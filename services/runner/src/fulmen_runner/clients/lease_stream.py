@@ -83,7 +83,7 @@ class LeaseStream:
                 raise  # No waiting mends these.
             except (FulmenError, StreamClosed, TimeoutError, asyncio.InvalidStateError) as error:
                 failures = 0 if self._was_opened else failures + 1
-                wait_s = random.uniform(0.5, 1.0) * min(BACKOFF_MOST_S, BACKOFF_FIRST_S * 2**failures)  # noqa: S311
+                wait_s = random.uniform(0.5, 1.0) * min(BACKOFF_MOST_S, BACKOFF_FIRST_S * 2**failures)
                 _log.warning(
                     "lease_stream_broken", error=str(error) or type(error).__name__, retry_in_s=round(wait_s, 2),
                     running=len(self._session.running), unacknowledged=self._session.unacknowledged_count,

@@ -154,19 +154,16 @@ class LeaseSession:
         pending = self._pending.get(attempt)
         if pending is None:
             return
-        if status is not AckStatus.INVALID:
+        if status is not AckStatus.INVALID or pending.report.outcome is None:
+            # A release that is refused has nothing further to say: the lease runs out by itself.
             del self._pending[attempt]
             return
-        outcome: Outcome | None = None
+        outcome = None
         if not pending.refusals:
             text = cut_at_front(f"The store refused the attempt's result: {message}")
             outcome = Failed(kind=FailureKind.AGENT_ERROR, message=text)
-        elif pending.report.outcome is None:
-            del self._pending[attempt]
-            return
-        self._pending[attempt] = _Pending(
-            report=Report(work=pending.report.work, outcome=outcome), refusals=pending.refusals + 1
-        )
+        report = Report(work=pending.report.work, outcome=outcome)
+        self._pending[attempt] = _Pending(report=report, refusals=pending.refusals + 1)
 
     def set_slots(self, slots: int) -> None:
         """Changes how many attempts may run at once; running ones go on, credits already granted stay."""
