@@ -31,7 +31,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory, repository_root: Path) 
     """Builds the arithmetic example's model as small as it gets."""
     path = repository_root / "examples/arithmetic/make_model.py"
     spec = importlib.util.spec_from_file_location("arithmetic_make_model", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     folder = tmp_path_factory.mktemp("tiny")

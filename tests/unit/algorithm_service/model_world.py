@@ -194,6 +194,10 @@ class ModelServing:
         self._world.served_versions.append(policy.version)
         await self._world.crashes.after()
 
+    async def sampled_tokens(self) -> int:
+        """Counts two tokens for each rollout."""
+        return 2 * len(self._world.sampled_with)
+
 
 async def no_build(bundle: bytes, target: str, bundle_dir: Path, output_dir: Path, seed: int) -> None:
     """Refuses to build."""

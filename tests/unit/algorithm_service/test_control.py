@@ -110,7 +110,8 @@ async def test_sft_trains_and_publishes_without_rollouts(
         losses = [s.values["loss"] for s in service.runs.entry(run.name).events.steps()]
     assert done.state is RunState.SUCCEEDED
     assert done.policy_version == "resources/policy.tiny/versions/1"
-    assert len(losses) == 4 and losses[-1] < losses[0]
+    assert len(losses) == 4
+    assert losses[-1] < losses[0]
     assert not world.groups
 
 

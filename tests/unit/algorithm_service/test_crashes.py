@@ -82,7 +82,8 @@ async def test_a_run_that_is_killed_again_and_again_uses_every_group_once(
     assert final.step == 4
     assert {"validation_accuracy_before", "validation_accuracy_after"} <= set(final.results)
     check_books(consumed(tmp_path), world, steps=4)
-    assert world.served is not None and world.served.path.exists()
+    assert world.served is not None
+    assert world.served.path.exists()
     assert final.policy_version == world.served.name
 
 
@@ -98,4 +99,5 @@ async def test_without_a_crash_the_same_books_are_kept(
     assert world.served_versions == [1, 2, 3, 4, 5]
     steps = service.runs.entry(run.name).events.steps()
     assert [s.step for s in steps] == [0, 1, 2, 3, 4]
-    assert "validation_accuracy" in steps[0].values and "reward_mean" in steps[1].values
+    assert "validation_accuracy" in steps[0].values
+    assert "reward_mean" in steps[1].values

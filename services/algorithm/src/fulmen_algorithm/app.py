@@ -4,6 +4,7 @@ from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 
 import grpc.aio
+from transformers.utils import logging as transformers_logging
 
 from fulmen.algorithm.v1.training_run_service_pb2_grpc import add_TrainingRunServiceServicer_to_server
 from fulmen.rpc.channel import FulmenChannel, open_channel
@@ -43,6 +44,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     """
     if not isinstance(settings, AlgorithmServiceSettings):
         raise TypeError("The algorithm service needs AlgorithmServiceSettings.")
+    transformers_logging.disable_progress_bar()
     state = stack.enter_context(StateFolder(settings.state_dir))
     token = _token(settings)
     store = await stack.enter_async_context(open_channel(settings.store_target, token=token))
@@ -94,9 +96,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     return ServiceParts(server=server, roles={"run_worker": worker, "engine_supervisor": supervisor}, drain=drain)
 
 
-def _connections(
-    settings: AlgorithmServiceSettings, store: FulmenChannel, supervisor: EngineSupervisor
-) -> Connections:
+def _connections(settings: AlgorithmServiceSettings, store: FulmenChannel, supervisor: EngineSupervisor) -> Connections:
     def patience(notify: Notify) -> Patience:
         return Patience(service="store", notify=notify, limit_s=settings.outage_limit_s)
 
@@ -141,4 +141,3 @@ def _token(settings: AlgorithmServiceSettings) -> str | None:
 
 def _now() -> datetime:
     return datetime.now(UTC)
-

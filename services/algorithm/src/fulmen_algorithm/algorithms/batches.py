@@ -42,7 +42,6 @@ class _Tally:
 
     rollouts: int = 0
     masked: int = 0
-    tokens: int = 0
     stale_rows: int = 0
     rewards: list[float] = field(default_factory=list)
 
@@ -127,7 +126,6 @@ class BatchBuilder:
         rewards = rewards_of(group)
         tally.rollouts += len(group.rollouts)
         tally.rewards += rewards.values()
-        tally.tokens += sum(found[name].sampled_tokens for name in rewards if name in found)
         outcome, usable = Outcome.NO_VARIANCE, {}
         if len(rewards) < 2:
             outcome = Outcome.TOO_FEW_USABLE
@@ -198,7 +196,6 @@ class BatchBuilder:
             "groups_too_stale": float(outcomes.count(Outcome.TOO_STALE)),
             "groups_dropped": float(self.seen - self.kept),
             "collect_seconds": seconds,
-            "sampled_tokens": float(tally.tokens),
         }
 
 

@@ -109,9 +109,10 @@ class Grpo:
             token_budget=settings.token_budget,
             std=StdNormalisation(settings.advantage_std),
         )
-        await ctx.policy.serve(self._overrides())
+        with ctx.recorder.spending("start"):
+            await ctx.policy.serve(self._overrides())
         figures: dict[str, float] = {}
-        began = time.monotonic()
+        began, tokens = time.monotonic(), await ctx.policy.sampled_tokens()
         while True:
             step = ctx.progress.step
             if not ctx.policy.version:
@@ -122,8 +123,9 @@ class Grpo:
                 with ctx.recorder.spending("validate"):
                     figures |= await validator.validate(last=step == settings.steps)
             if figures:
-                figures |= _rates(figures, time.monotonic() - began)
-                began = time.monotonic()
+                sampled = await ctx.policy.sampled_tokens()
+                figures |= _rates(figures, seconds=time.monotonic() - began, tokens=sampled - tokens)
+                began, tokens = time.monotonic(), sampled
                 await ctx.recorder.end_step(figures)
             if step == settings.steps:
                 return
@@ -177,13 +179,14 @@ class Grpo:
         }
 
 
-def _rates(figures: Mapping[str, float], seconds: float) -> dict[str, float]:
+def _rates(figures: Mapping[str, float], *, seconds: float, tokens: int) -> dict[str, float]:
     """Computes rates over the wall time since the last report."""
     if "rollouts" not in figures:
         return {}
     return {
         "rollouts_per_second": figures["rollouts"] / seconds,
-        "tokens_per_second": figures["sampled_tokens"] / seconds,
+        # All tokens that the engine has sampled, those of validations and of groups without variance too.
+        "tokens_per_second": tokens / seconds,
         "step_seconds": seconds,
     }
 

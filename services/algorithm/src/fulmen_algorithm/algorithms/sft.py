@@ -63,9 +63,7 @@ class Sft:
         rows = []
         for number, demonstration in enumerate(ctx.inputs.demonstrations, start=1):
             try:
-                row = sft_row(
-                    tokenizer, demonstration.messages, row_id=str(number), tools=demonstration.tools or None
-                )
+                row = sft_row(tokenizer, demonstration.messages, row_id=str(number), tools=demonstration.tools or None)
             except ValueError as error:
                 raise RunFailed(f"Demonstration {number}: {error}") from error
             if len(row.token_ids) > self._settings.token_budget:

@@ -8,8 +8,10 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
@@ -98,6 +100,15 @@ class EngineProcess:
         """Waits for the end of the process; returns its exit status."""
         return await self._process.wait()
 
+    async def sampled_tokens(self) -> int:
+        """Returns how many tokens it has sampled since it started.
+
+        Raises:
+            EngineFailed: if it does not answer.
+        """
+        stats = await self._ask("GET", "/admin/stats", None, HEALTH_DEADLINE_S)
+        return int(stats["tokens"])
+
     async def healthy(self) -> bool:
         """Tells whether the engine answers."""
         try:
@@ -118,7 +129,7 @@ class EngineProcess:
         """Ends the process: asks, waits, kills."""
         await _end(self._process)
 
-    async def _ask(self, method: str, path: str, body: object, deadline_s: float) -> None:
+    async def _ask(self, method: str, path: str, body: object, deadline_s: float) -> Mapping[str, Any]:
         url = f"http://{_connectable(self._options.host)}:{self._port}{path}"
         headers = {"Authorization": f"Bearer {self._options.token}"} if self._options.token else {}
         timeout = aiohttp.ClientTimeout(total=deadline_s)
@@ -129,7 +140,9 @@ class EngineProcess:
             ):
                 if not response.ok:
                     raise EngineFailed(f"The engine answered {response.status} to {method} {path}.")
-        except (aiohttp.ClientError, TimeoutError) as error:
+                answer: Mapping[str, Any] = await response.json()
+                return answer
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise EngineFailed(f"The engine did not answer {method} {path}.") from error
 
 
@@ -150,7 +163,7 @@ def _command(options: EngineOptions, model: Path, version: int, served_name: str
 
 def _environment(options: EngineOptions) -> dict[str, str]:
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(HIDDEN_PREFIX)}
-    inherited["OMP_NUM_THREADS"] = str(options.torch_threads)
+    inherited |= {"OMP_NUM_THREADS": str(options.torch_threads), "TQDM_DISABLE": "1"}
     return inherited | ({TOKEN_VARIABLE: options.token} if options.token else {})
 
 

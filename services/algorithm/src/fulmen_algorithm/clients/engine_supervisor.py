@@ -46,6 +46,8 @@ class EngineSupervisor:
         self._engine: EngineProcess | None = None
         self._changing = asyncio.Lock()
         self._started = asyncio.Event()
+        self._tokens_before = 0
+        self._tokens_of_engine = 0
 
     async def serve(self, policy: PublishedPolicy, overrides: Mapping[str, str], notify: Notify) -> None:
         """Makes a policy version answer under the policy's name.
@@ -81,6 +83,16 @@ class EngineSupervisor:
                 await self._tell_proxy()
                 return
             await self._patience().call(lambda: self._proxy.promote(_model_name(policy), policy.version))
+
+    async def sampled_tokens(self) -> int:
+        """Returns how many tokens were sampled so far, by this engine and those before it."""
+        engine = self._engine
+        if engine is not None:
+            try:
+                self._tokens_of_engine = await engine.sampled_tokens()
+            except EngineFailed:
+                _log.info("engine_stats_missing", pid=engine.pid)
+        return self._tokens_before + self._tokens_of_engine
 
     async def run(self) -> None:
         """Watches the engine until cancelled, then stops it."""
@@ -126,7 +138,7 @@ class EngineSupervisor:
             wait_s = min(wait_s * 2, LONGEST_RESTART_WAIT_S)
 
     async def _start_engine(self) -> None:
-        assert self._served is not None  # noqa: S101  (the callers hold the lock and have set it)
+        assert self._served is not None
         policy = self._served.policy
         for attempt in range(START_ATTEMPTS):
             try:
@@ -143,21 +155,22 @@ class EngineSupervisor:
 
     async def _stop_engine(self) -> None:
         engine, self._engine = self._engine, None
+        self._tokens_before += self._tokens_of_engine
+        self._tokens_of_engine = 0
         self._started.clear()
         if engine is not None:
             await engine.stop()
 
     async def _tell_proxy(self) -> None:
-        assert self._served is not None and self._engine is not None  # noqa: S101  (set under the lock)
+        assert self._served is not None
+        assert self._engine is not None
         served, base_url = self._served, self._engine.base_url
         patience = self._patience()
         await patience.call(lambda: self._proxy.register(base_url))
-        await patience.call(
-            lambda: self._proxy.put_route(served.model_name, served.policy.version, served.overrides)
-        )
+        await patience.call(lambda: self._proxy.put_route(served.model_name, served.policy.version, served.overrides))
 
     def _patience(self) -> Patience:
-        assert self._served is not None  # noqa: S101  (set under the lock)
+        assert self._served is not None
         return Patience(service="LLM proxy", notify=self._served.notify, limit_s=self._outage_limit_s)
 
 

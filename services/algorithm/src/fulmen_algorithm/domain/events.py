@@ -76,9 +76,7 @@ class EventLog:
 
     def notify(self, severity: str, message: str) -> None:
         """Appends a message for a person."""
-        self._append(
-            Event(sequence=self._next, time=self._clock(), notice=Notice(severity=severity, message=message))
-        )
+        self._append(Event(sequence=self._next, time=self._clock(), notice=Notice(severity=severity, message=message)))
 
     def steps(self) -> list[StepMetrics]:
         """Returns the figures by step, in order; of a step that was done again, the last; measurements are merged."""

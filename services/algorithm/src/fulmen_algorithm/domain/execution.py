@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +77,7 @@ class RunExecutor:
 
     async def execute(self, run: TrainingRun, events: EventLog, control: RunControl) -> None:
         """Goes on with a run to its end; see `worker.Executor`."""
+        started = time.monotonic()
         entry = self.registry[run.algorithm]
         settings = parse_settings(entry, run.settings_json)
         folder = self.open_folder(run.run_id)
@@ -100,6 +102,7 @@ class RunExecutor:
         model = await control.unless_stopped(self._first_weights(run, settings, folder, shelf))
         state = await self.torch_thread.run(_training_state, model, self.device, settings)
         await recorder.recover(state)
+        recorder.spend("start", time.monotonic() - started)
         policy = Policy(
             run=run,
             state=state,
@@ -114,9 +117,7 @@ class RunExecutor:
             keep_models=self.keep_models,
         )
         rollouts = Rollouts(queue=self.connections.queue(run, settings, events.notify), control=control)
-        context = RunContext(
-            inputs=inputs, rollouts=rollouts, policy=policy, recorder=recorder, notify=events.notify
-        )
+        context = RunContext(inputs=inputs, rollouts=rollouts, policy=policy, recorder=recorder, notify=events.notify)
         await self._run(context, entry.make(settings), uses_rollouts=entry.uses_rollouts)
 
     async def cancel_rollouts(self, run: TrainingRun, events: EventLog) -> None:

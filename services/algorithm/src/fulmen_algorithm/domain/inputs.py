@@ -49,9 +49,7 @@ def _demonstration(value: Any) -> Demonstration:
     return Demonstration(messages=messages, tools=tools)
 
 
-def _lines(
-    content: bytes, field: str, parse: Callable[[Any], Parsed]
-) -> tuple[list[Parsed], list[Violation]]:
+def _lines(content: bytes, field: str, parse: Callable[[Any], Parsed]) -> tuple[list[Parsed], list[Violation]]:
     """Parses the lines that are not blank; at most `LINES_REPORTED` bad ones are described, the others counted."""
     parsed: list[Parsed] = []
     bad: list[Violation] = []

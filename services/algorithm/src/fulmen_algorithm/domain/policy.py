@@ -125,6 +125,10 @@ class Policy:
         await self._control.unless_stopped(self._serving.serve(published, fields, self._notify))
         self._served = True
 
+    async def sampled_tokens(self) -> int:
+        """Returns how many tokens the served policy has sampled so far."""
+        return await self._serving.sampled_tokens()
+
     def mark_best(self) -> None:
         """Keeps the folder of the present version from being pruned."""
         self._best = str(self._published[self.version]["path"])

@@ -9,7 +9,6 @@ from fulmen_algorithm.domain.groups import FinishedGroup, GroupSpec
 from fulmen_algorithm.domain.trajectory import RolloutTrajectory
 from fulmen_algorithm.training.policy import PolicyModel
 
-
 Notify = Callable[[str, str], None]
 """Takes a severity (`info`, `warning`, `error`) and a text for a person."""
 
@@ -124,3 +123,6 @@ class Serving(Protocol):
 
     async def swap(self, policy: PublishedPolicy) -> None:
         """Replaces the weights by another version of the policy that is served."""
+
+    async def sampled_tokens(self) -> int:
+        """Returns how many tokens the policy has sampled so far, for whomever; never fewer than before."""

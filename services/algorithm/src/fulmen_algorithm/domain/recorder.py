@@ -98,6 +98,11 @@ class Recorder:
         """Keeps a note for the report."""
         self._storage.save_note(name, note)
 
+    def spend(self, kind: str, seconds: float) -> None:
+        """Books wall time."""
+        spent = {**self.progress.spent_s, kind: self.progress.spent_s.get(kind, 0.0) + seconds}
+        self.progress = replace(self.progress, spent_s=spent)
+
     @contextmanager
     def spending(self, kind: str) -> Iterator[None]:
         """Books the wall time of its body."""
@@ -105,9 +110,7 @@ class Recorder:
         try:
             yield
         finally:
-            spent = dict(self.progress.spent_s)
-            spent[kind] = spent.get(kind, 0.0) + time.monotonic() - started
-            self.progress = replace(self.progress, spent_s=spent)
+            self.spend(kind, time.monotonic() - started)
 
     async def end_step(self, values: Mapping[str, float]) -> None:
         """Announces the figures of the present step, writes a checkpoint if it is time, and listens for a stop.

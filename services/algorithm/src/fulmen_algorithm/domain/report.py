@@ -21,6 +21,7 @@ _COLUMNS = {
     "tokens_per_second": "tokens/s",
 }
 _SPENT = {
+    "start": "loading and starting",
     "generation_wait": "waiting for rollouts",
     "train": "training",
     "publish": "publishing",

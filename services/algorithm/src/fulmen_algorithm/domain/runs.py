@@ -67,7 +67,9 @@ class Runs:
             same_request = bool(draft.request_id) and (run.request_id, run.project) == (draft.request_id, draft.project)
             if run.name == draft.name or same_request:
                 if run.request_digest != digest(draft):
-                    raise TrainingRunExists("The name or request id is taken by a different run.", training_run=run.name)
+                    raise TrainingRunExists(
+                        "The name or request id is taken by a different run.", training_run=run.name
+                    )
                 return run
         return None
 

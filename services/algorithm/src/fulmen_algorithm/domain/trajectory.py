@@ -37,8 +37,3 @@ class RolloutTrajectory:
     unusable: str = ""
     prompt_text: str = ""
     answer_text: str = ""
-
-    @property
-    def sampled_tokens(self) -> int:
-        """How many tokens the policy sampled."""
-        return sum(sum(s.loss_mask) for s in self.sequences)

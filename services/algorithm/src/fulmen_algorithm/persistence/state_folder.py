@@ -28,7 +28,9 @@ class StateFolder:
             self._lock = (self._path / "lock").open("wb")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise StartupError(f"Another process works on {self._path}: stop it, or choose another state_dir.") from None
+            raise StartupError(
+                f"Another process works on {self._path}: stop it, or choose another state_dir."
+            ) from None
         except OSError as error:
             raise StartupError(f"Cannot use the state folder {self._path}: {error.strerror}.") from None
         return self
