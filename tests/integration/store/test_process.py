@@ -1,0 +1,175 @@
+"""The store as a process: kill -9 under load loses nothing that was acknowledged; PostgreSQL may restart."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fulmen.errors import DeadlineExceeded, Unavailable
+from fulmen.ids import rollout_name, uuid7
+from fulmen.rpc.channel import open_channel
+from fulmen.store.v1 import rollout_pb2
+from fulmen.store.v1 import rollout_service_pb2 as pb
+from fulmen_service_kit.tokens import Role, TokenSigner
+from tests.support.postgres import PostgresServer
+from tests.support.store import SIGNING_KEY, Runner, Stubs, create, get, running_store
+
+START_LIMIT_S = 60.0
+
+
+class StoreProcess:
+    """A store in a process of its own."""
+
+    def __init__(self, dsn: str, folder: Path, *arguments: str, **settings: str) -> None:
+        self.ready_file = folder / f"ready-{uuid7()}"
+        self.environment = {key: value for key, value in os.environ.items() if not key.startswith("FULMEN_")}
+        self.environment |= {
+            "FULMEN_STORE_DATABASE_URL": dsn,
+            "FULMEN_STORE_PORT": "0",
+            "FULMEN_STORE_METRICS_PORT": "0",
+            "FULMEN_STORE_SIGNING_KEY": SIGNING_KEY,
+            "FULMEN_STORE_READY_FILE": str(self.ready_file),
+            "FULMEN_STORE_LOG_LEVEL": "warning",
+        } | settings
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "fulmen_store", *(arguments or ("serve",))],
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    async def port(self) -> int:
+        """Waits until it serves."""
+        async with asyncio.timeout(START_LIMIT_S):
+            while not self.ready_file.exists():
+                assert self.process.poll() is None, self.end()
+                await asyncio.sleep(0.05)
+        return int(json.loads(self.ready_file.read_text())["port"])
+
+    def kill(self) -> None:
+        """Ends it as a power cut would."""
+        self.process.send_signal(signal.SIGKILL)
+        self.end()
+
+    def end(self, signal_number: int = signal.SIGTERM) -> str:
+        """Ends it if need be and returns what it wrote."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal_number)
+        output, _ = self.process.communicate(timeout=START_LIMIT_S)
+        return output
+
+
+async def test_a_killed_store_loses_no_acknowledged_rollout(database_url: str, tmp_path: Path) -> None:
+    acknowledged: list[str] = []
+    stop = asyncio.Event()
+    token = TokenSigner(SIGNING_KEY).issue(Role.ADMIN, subject="tests", ttl_s=600)
+    first = StoreProcess(database_url, tmp_path)
+
+    async def load(stubs: Stubs) -> None:
+        while not stop.is_set():
+            names = [rollout_name(uuid7()) for _ in range(10)]
+            request = pb.BatchCreateRolloutsRequest(rollouts=[rollout_pb2.Rollout(name=name) for name in names])
+            try:
+                response = await stubs.rollouts.BatchCreateRollouts(request, timeout=5)
+            except Unavailable:
+                return
+            acknowledged.extend(rollout.name for rollout in response.rollouts)
+
+    async with open_channel(f"127.0.0.1:{await first.port()}", token=token) as channel:
+        loads = [asyncio.create_task(load(Stubs(channel))) for _ in range(8)]
+        async with asyncio.timeout(START_LIMIT_S):
+            while len(acknowledged) < 1000:
+                await asyncio.sleep(0.01)
+        first.kill()
+        stop.set()
+        await asyncio.gather(*loads)
+
+    second = StoreProcess(database_url, tmp_path)
+    async with open_channel(f"127.0.0.1:{await second.port()}", token=token) as channel:
+        stubs = Stubs(channel)
+        runner = await Runner(stubs).open()
+        stats = await stubs.rollouts.GetQueueStats(pb.GetQueueStatsRequest())
+        assert stats.queued_count >= len(acknowledged)
+        taken = {one.rollout.name for one in await runner.take(stats.queued_count)}
+        assert len(taken) == stats.queued_count
+        assert set(acknowledged) <= taken
+        runner.stream.cancel()
+    assert second.process.poll() is None
+    second.end()
+    assert second.process.returncode == 0
+
+
+async def test_a_store_lives_through_a_restart_of_its_database(short_tmp_path: Path) -> None:
+    server = PostgresServer()
+    if server.embedded is None:
+        server.stop()
+        pytest.skip("a container cannot be killed and restarted in place")
+    try:
+        dsn = server.fresh_database()
+        async with running_store(dsn, lease_ttl_s=20.0) as store:
+            stubs = await store.stubs()
+            runner = await Runner(stubs).open()
+            (before,) = await create(stubs)
+            assignments = await runner.take(1)
+            server.embedded.kill()
+            with pytest.raises((Unavailable, DeadlineExceeded)):
+                await stubs.rollouts.GetQueueStats(pb.GetQueueStatsRequest(), timeout=1)
+            await asyncio.to_thread(server.embedded.start)
+            await _until_available(stubs)
+            assert await runner.complete(assignments) == [1]
+            (after,) = await create(stubs)
+            assert [one.rollout.name for one in await runner.take(1)] == [after]
+            assert (await get(stubs, before)).state == rollout_pb2.ROLLOUT_STATE_SUCCEEDED
+    finally:
+        server.stop()
+
+
+async def test_migrate_and_config_are_commands(database_url: str, tmp_path: Path) -> None:
+    migrated = StoreProcess(database_url, tmp_path, "migrate")
+    assert "up to date" in migrated.process.communicate(timeout=START_LIMIT_S)[0]
+    assert migrated.process.returncode == 0
+    config = StoreProcess(database_url, tmp_path, "config")
+    shown = config.process.communicate(timeout=START_LIMIT_S)[0]
+    assert "FULMEN_STORE_LEASE_TTL_S=15.0" in shown
+    assert SIGNING_KEY not in shown
+    assert database_url not in shown
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"FULMEN_STORE_LEASE_TLL_S": "3"}, "FULMEN_STORE_LEASE_TLL_S: no such setting"),
+        ({"FULMEN_STORE_SIGNING_KEY": "short"}, "signing_key needs at least 32 bytes"),
+        (
+            {"FULMEN_STORE_DATABASE_URL": "postgresql://x@127.0.0.1:1/y", "FULMEN_STORE_DATABASE_START_LIMIT_S": "0"},
+            "database cannot be reached",
+        ),
+    ],
+)
+def test_a_wrong_setting_is_one_clear_error(tmp_path: Path, settings: dict[str, str], complaint: str) -> None:
+    store = StoreProcess("postgresql://unused@127.0.0.1:1/unused", tmp_path, **settings)
+    output, _ = store.process.communicate(timeout=START_LIMIT_S)
+    assert store.process.returncode != 0
+    assert complaint in output
+    assert "Traceback" not in output
+
+
+
+
+async def _until_available(stubs: Stubs) -> None:
+    async with asyncio.timeout(START_LIMIT_S):
+        while True:
+            try:
+                await stubs.rollouts.GetQueueStats(pb.GetQueueStatsRequest(), timeout=2)
+            except (Unavailable, DeadlineExceeded):
+                await asyncio.sleep(0.05)
+            else:
+                return
