@@ -40,13 +40,13 @@ class ChatRenderer:
         from jinja2 import TemplateError
 
         try:
-            ids = self.tokenizer.apply_chat_template(
+            ids: list[int] = self.tokenizer.apply_chat_template(
                 [self._message(m) for m in request.messages],
                 tools=[dict(t) for t in request.tools] or None,
                 add_generation_prompt=True,
                 tokenize=True,
                 return_dict=False,
-            )
+            )  # type: ignore[assignment]  # one conversation, tokenised, gives a list of ids
         except (TemplateError, KeyError, TypeError) as error:
             raise InvalidRequest(f"The chat template refused the messages: {error}", param="messages") from error
         if not ids:

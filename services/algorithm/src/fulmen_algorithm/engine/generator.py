@@ -273,7 +273,7 @@ class Generator:
             device=self.model.device,
         )
         with torch.inference_mode():
-            self.model.generate(
+            self.model.generate(  # type: ignore[operator]  # the library types it as a module attribute
                 input_ids=torch.tensor(rows, device=self.model.device),
                 attention_mask=torch.tensor([[0] * p + [1] * (width - p) for p in pads], device=self.model.device),
                 max_new_tokens=max(job.sampling.max_tokens for job in batch),

@@ -176,12 +176,11 @@ def _message(value: object, index: int) -> Mapping[str, Any]:
         raise InvalidRequest(f"{where} must be an object with a role.", param=where)
     content = value.get("content")
     if isinstance(content, Sequence) and not isinstance(content, str):
-        texts = [
-            part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in content
-        ]
-        if not all(isinstance(text, str) for text in texts):
+        texts = [part.get("text") for part in content if isinstance(part, Mapping) and part.get("type") == "text"]
+        strings = [text for text in texts if isinstance(text, str)]
+        if len(strings) != len(content):
             raise InvalidRequest(f"{where}.content may hold text parts only.", param=where)
-        content = "".join(texts)
+        content = "".join(strings)
     if content is not None and not isinstance(content, str):
         raise InvalidRequest(f"{where}.content must be a string, a list of text parts or null.", param=where)
     calls = value.get("tool_calls") or []

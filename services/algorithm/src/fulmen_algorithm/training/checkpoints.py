@@ -215,10 +215,11 @@ def _training_dict(state: TrainingState) -> dict[str, Any]:
 
 
 def _get_rng() -> dict[str, Any]:
-    name, keys, position, has_gauss, cached = np.random.get_state()
+    numpy_state = np.random.get_state(legacy=False)
+    keys = numpy_state["state"]
     return {
         "python": random.getstate(),
-        "numpy": (name, keys.tolist(), position, has_gauss, cached),
+        "numpy": {**numpy_state, "state": {"key": keys["key"].tolist(), "pos": keys["pos"]}},
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
@@ -227,8 +228,8 @@ def _get_rng() -> dict[str, Any]:
 def _set_rng(saved: Mapping[str, Any]) -> None:
     version, internal, gauss = saved["python"]
     random.setstate((version, tuple(internal), gauss))
-    name, keys, position, has_gauss, cached = saved["numpy"]
-    np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+    keys = saved["numpy"]["state"]
+    np.random.set_state({**saved["numpy"], "state": {**keys, "key": np.array(keys["key"], dtype=np.uint32)}})
     torch.set_rng_state(saved["torch"])
     if saved["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(saved["cuda"])

@@ -78,7 +78,8 @@ class PolicyModel:
         """
         model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
-        return cls(model.to(torch.device(device)), tokenizer)
+        model.to(device)  # type: ignore[arg-type]  # the library's wrapper hides the signature
+        return cls(model, tokenizer)
 
     def save(self, model_dir: Path | str) -> None:
         """Writes config, safetensors weights and tokenizer; the directory is complete when this returns."""
@@ -150,11 +151,9 @@ def make_schedule(optimizer: torch.optim.Optimizer, settings: OptimizerSettings)
         return get_constant_schedule_with_warmup(optimizer, settings.warmup_steps)
     if settings.total_steps is None:
         raise ValueError(f"A {settings.schedule} schedule needs total_steps.")
-    build = {
-        Schedule.LINEAR: get_linear_schedule_with_warmup,
-        Schedule.COSINE: get_cosine_schedule_with_warmup,
-    }[settings.schedule]
-    return build(optimizer, settings.warmup_steps, settings.total_steps)
+    if settings.schedule is Schedule.LINEAR:
+        return get_linear_schedule_with_warmup(optimizer, settings.warmup_steps, settings.total_steps)
+    return get_cosine_schedule_with_warmup(optimizer, settings.warmup_steps, settings.total_steps)
 
 
 def seed_everything(seed: int) -> None:

@@ -61,13 +61,14 @@ def _render(
     *,
     generation: bool,
 ) -> list[int]:
-    return tokenizer.apply_chat_template(
+    ids: list[int] = tokenizer.apply_chat_template(
         [dict(m) for m in messages],
         tools=None if tools is None else [dict(t) for t in tools],
         add_generation_prompt=generation,
         tokenize=True,
         return_dict=False,
-    )
+    )  # type: ignore[assignment]  # one conversation, tokenised, gives a list of ids
+    return ids
 
 
 def _end_of_turn(token_ids: Sequence[int], start: int, eos_token_id: int | None) -> int:

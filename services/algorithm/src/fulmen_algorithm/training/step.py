@@ -135,7 +135,6 @@ def train_step(
     sums: list[TokenSums] = []
 
     def loss_of(batch: MicroBatch) -> Tensor:
-        mask_BT = batch.loss_mask_BT
         logprobs_BT = state.policy.token_logprobs(batch, temperature=settings.temperature)
         device = logprobs_BT.device
         proximal_BT = logprobs_BT.detach()
@@ -145,23 +144,29 @@ def train_step(
         if reference is not None:
             with torch.no_grad():
                 reference_BT = reference.token_logprobs(batch, temperature=settings.temperature).to(device)
-        common = {
-            "logprobs_BT": logprobs_BT,
-            "proximal_BT": proximal_BT,
-            "sampler_BT": batch.old_logprobs_BT.to(device),
-            "advantages_BT": batch.advantages_BT.to(device),
-            "reference_BT": reference_BT,
-            "settings": settings.loss,
-        }
+        sampler_BT, advantages_BT = batch.old_logprobs_BT.to(device), batch.advantages_BT.to(device)
         sums.append(
             token_sums(
-                **common,
-                mask_BT=mask_BT.to(device),
+                logprobs_BT=logprobs_BT,
+                proximal_BT=proximal_BT,
+                sampler_BT=sampler_BT,
+                advantages_BT=advantages_BT,
+                mask_BT=batch.loss_mask_BT.to(device),
                 versions_BT=batch.versions_BT.to(device),
                 current_version=current_version,
+                settings=settings.loss,
+                reference_BT=reference_BT,
             )
         )
-        return policy_loss(**common, weights_BT=_weights(batch, weights).to(device))
+        return policy_loss(
+            logprobs_BT=logprobs_BT,
+            proximal_BT=proximal_BT,
+            sampler_BT=sampler_BT,
+            advantages_BT=advantages_BT,
+            weights_BT=_weights(batch, weights).to(device),
+            settings=settings.loss,
+            reference_BT=reference_BT,
+        )
 
     return _optimise(state, rows, settings, loss_of, sums)
 
@@ -289,7 +294,7 @@ def _minibatches(rows: Sequence[Row], batch: BatchSettings, seed: int) -> Iterat
     by_rollout: dict[str, list[int]] = {}
     for index, row in enumerate(rows):
         by_rollout.setdefault(row.rollout_id, []).append(index)
-    shuffler = random.Random(seed)  # noqa: S311 (a shuffle that must repeat)
+    shuffler = random.Random(seed)
     for _ in range(batch.epochs):
         rollouts = list(by_rollout)
         shuffler.shuffle(rollouts)
