@@ -47,22 +47,22 @@ class Settings:
     """One experiment; every field is an option of the command line."""
 
     seed: int = 0
-    demonstrations: int = 7700
-    sft_steps: int = 600
+    demonstrations: int = 7707
+    sft_steps: int = 1000
     sft_batch: int = 64
-    sft_learning_rate: float = 4e-3
+    sft_learning_rate: float = 3e-3
     prompts: int = 32
     group_size: int = 8
-    steps: int = 48
+    steps: int = 40
     minibatches: int = 4
     epochs: int = 1
-    learning_rate: float = 5e-4
+    learning_rate: float = 3e-4
     schedule: str = "linear"
     std: str = "none"
     temperature: float = 1.0
     max_tokens: int = 4
-    stale: int = 0
-    evaluate_every: int = 8
+    stale: int = 1
+    evaluate_every: int = 4
     sft_cache: str = ""
 
 

@@ -39,9 +39,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def build(
-    output_dir: str, seed: int = 0, *, hidden: int = 128, layers: int = 2, heads: int = 4, mlp: int = 512
-) -> None:
+def build(output_dir: str, seed: int = 0, *, hidden: int = 64, layers: int = 2, heads: int = 4, mlp: int = 256) -> None:
     """Writes a model directory (config, safetensors, tokenizer with chat template).
 
     Args:
