@@ -7,6 +7,7 @@ import gc
 import time
 import uuid
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 
 import grpc.aio
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -17,7 +18,7 @@ from fulmen.llm_proxy.v1 import (
     completion_service_pb2_grpc,
     route_service_pb2_grpc,
 )
-from fulmen.rpc.channel import open_channel
+from fulmen.rpc.channel import FulmenChannel, open_channel
 from fulmen_llm_proxy.clients.backend import BackendClient, open_session
 from fulmen_llm_proxy.clients.resources import ResourceBook, ResourceWriter, RoutingWatch
 from fulmen_llm_proxy.clients.span_codec import SpanCodec
@@ -37,8 +38,9 @@ from fulmen_llm_proxy.transport.http.door import Door
 from fulmen_llm_proxy.transport.http.server import HttpServer, bind
 from fulmen_llm_proxy.transport.route_servicer import RouteServicer
 from fulmen_service_kit.auth import RolePolicy
+from fulmen_service_kit.lifecycle import Role as BackgroundRole
 from fulmen_service_kit.lifecycle import ServiceParts
-from fulmen_service_kit.server import build_server
+from fulmen_service_kit.server import RpcServer, build_server
 from fulmen_service_kit.settings import ServiceSettings
 from fulmen_service_kit.tokens import Role, TokenVerifier
 
@@ -77,62 +79,94 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     return parts
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shared:
+    """What the data plane, the control plane and the roles work on together."""
+
+    instance_id: str
+    channel: FulmenChannel
+    metrics: Metrics
+    tables: TableHolder
+    book: ResourceBook
+    states: BackendStates
+    ledger: AttemptLedger
+    queue: CaptureQueue
+
+
 async def build_proxy(
     settings: LlmProxySettings, stack: AsyncExitStack, *, registry: CollectorRegistry
 ) -> ServiceParts:
     """Makes the proxy with its metrics in the given registry."""
-    instance_id = uuid.uuid4().hex
     channel = open_channel(settings.store_target, token=settings.token.get_secret_value() or None)
     stack.push_async_callback(channel.close)
+    shared = _Shared(
+        instance_id=uuid.uuid4().hex,
+        channel=channel,
+        metrics=Metrics(registry),
+        tables=TableHolder(),
+        book=ResourceBook(),
+        states=BackendStates(recheck_s=settings.recheck_s, wall_clock=time.time),
+        ledger=AttemptLedger(keep_s=settings.summary_keep_s, clock=time.monotonic),
+        queue=CaptureQueue(max_bytes=settings.capture_buffer_bytes),
+    )
+    http = _http_server(settings, shared, stack)
+    draining = asyncio.Event()
+
+    async def drain() -> None:
+        draining.set()
+        await http.drain()
+        await shared.queue.emptied()
+
+    return ServiceParts(
+        server=_rpc_server(settings, shared, draining),
+        roles={**_roles(settings, shared), "http-server": http},
+        drain=drain,
+        ports={"http_port": http.port},
+        serve_metrics=False,
+    )
+
+
+def _http_server(settings: LlmProxySettings, shared: _Shared, stack: AsyncExitStack) -> HttpServer:
     session = open_session(connect_timeout_s=settings.connect_timeout_s, read_timeout_s=settings.read_timeout_s)
     stack.push_async_callback(session.close)
-
-    metrics = Metrics(registry)
-    tables, book = TableHolder(), ResourceBook()
-    states = BackendStates(recheck_s=settings.recheck_s, wall_clock=time.time)
-    ledger = AttemptLedger(keep_s=settings.summary_keep_s, clock=time.monotonic)
-    queue = CaptureQueue(max_bytes=settings.capture_buffer_bytes)
     client = BackendClient(
         session=session,
-        states=states,
+        states=shared.states,
         keys={name: key.get_secret_value() for name, key in settings.backend_keys.items()},
         retry=RetryPolicy(deadline_s=settings.retry_deadline_s),
         max_answer_bytes=settings.max_answer_bytes,
     )
-    watch = RoutingWatch(
-        channel=channel, project=settings.project, tables=tables, book=book, states=states, retry=_STORE_RETRY
-    )
-    shipper = SpanShipper(
-        channel=channel,
-        queue=queue,
-        ledger=ledger,
-        codec=SpanCodec(instance_id=instance_id),
-        retry=_STORE_RETRY,
-        metrics=metrics,
-    )
     chat = ChatCompletions(
-        tables=tables,
+        tables=shared.tables,
         client=client,
-        states=states,
-        ledger=ledger,
-        queue=queue,
+        states=shared.states,
+        ledger=shared.ledger,
+        queue=shared.queue,
         limits=_limits(settings),
-        metrics=metrics,
+        metrics=shared.metrics,
     )
     authenticator = HttpAuthenticator(
         verifier=TokenVerifier(settings.signing_key.get_secret_value()), dev_mode=settings.dev_mode
     )
-    door = Door(authenticator=authenticator, chat=chat, tables=tables, registry=registry)
+    door = Door(authenticator=authenticator, chat=chat, tables=shared.tables, registry=shared.metrics.registry)
     http = HttpServer(door=door, listener=bind(settings.host, settings.http_port), grace_s=settings.drain_grace_s)
-
     stack.callback(http.close)
-    writer = ResourceWriter(channel=channel, project=settings.project, tables=tables)
-    changing, draining = asyncio.Lock(), asyncio.Event()
-    routes = RouteServicer(book=book, tables=tables, writer=writer, changing=changing, draining=draining)
+    return http
+
+
+def _rpc_server(settings: LlmProxySettings, shared: _Shared, draining: asyncio.Event) -> RpcServer:
+    writer = ResourceWriter(channel=shared.channel, project=settings.project, tables=shared.tables)
+    changing = asyncio.Lock()
+    routes = RouteServicer(book=shared.book, tables=shared.tables, writer=writer, changing=changing, draining=draining)
     backends = BackendServicer(
-        book=book, tables=tables, writer=writer, states=states, changing=changing, instance_id=instance_id
+        book=shared.book,
+        tables=shared.tables,
+        writer=writer,
+        states=shared.states,
+        changing=changing,
+        instance_id=shared.instance_id,
     )
-    captures = CaptureServicer(ledger=ledger, instance_id=instance_id)
+    captures = CaptureServicer(ledger=shared.ledger, instance_id=shared.instance_id)
 
     def register(server: grpc.aio.Server) -> None:
         route_service_pb2_grpc.add_RouteServiceServicer_to_server(routes, server)
@@ -141,18 +175,27 @@ async def build_proxy(
         unserved = completion_service_pb2_grpc.CompletionServiceServicer()
         completion_service_pb2_grpc.add_CompletionServiceServicer_to_server(unserved, server)
 
-    async def drain() -> None:
-        draining.set()
-        await http.drain()
-        await queue.emptied()
+    return build_server(settings, policy=_POLICY, service_names=_SERVICES, register=register)
 
-    return ServiceParts(
-        server=build_server(settings, policy=_POLICY, service_names=_SERVICES, register=register),
-        roles={"route-watch": watch, "span-shipper": shipper, "http-server": http},
-        drain=drain,
-        ports={"http_port": http.port},
-        serve_metrics=False,
+
+def _roles(settings: LlmProxySettings, shared: _Shared) -> dict[str, BackgroundRole]:
+    watch = RoutingWatch(
+        channel=shared.channel,
+        project=settings.project,
+        tables=shared.tables,
+        book=shared.book,
+        states=shared.states,
+        retry=_STORE_RETRY,
     )
+    shipper = SpanShipper(
+        channel=shared.channel,
+        queue=shared.queue,
+        ledger=shared.ledger,
+        codec=SpanCodec(instance_id=shared.instance_id),
+        retry=_STORE_RETRY,
+        metrics=shared.metrics,
+    )
+    return {"route-watch": watch, "span-shipper": shipper}
 
 
 def _limits(settings: LlmProxySettings) -> ChatLimits:
