@@ -84,6 +84,7 @@ class GroupCommitter(Generic[RowT, AnswerT]):
 
     async def run(self) -> None:
         """Commits batches until it is cancelled; the background role of this committer."""
+        batch: list[_Ticket[RowT, AnswerT]] = []
         try:
             while True:
                 await self._arrived.wait()
@@ -91,9 +92,8 @@ class GroupCommitter(Generic[RowT, AnswerT]):
                 if batch:
                     await self._commit(batch)
         finally:
-            for ticket in self._waiting:
-                if not ticket.answer.done():
-                    ticket.answer.set_exception(DatabaseUnavailable("The store is shutting down."))
+            for ticket in (*batch, *self._waiting):
+                _fail(ticket, DatabaseUnavailable("The store is shutting down."))
 
     def _take(self) -> list[_Ticket[RowT, AnswerT]]:
         batch: list[_Ticket[RowT, AnswerT]] = []
