@@ -100,9 +100,9 @@ async def show(
     screen = console()
     for label, value in facts:
         if value:
-            screen.print(f"{label:<14}{value}", markup=False)
+            screen.print(f"{label:<14}{value}", markup=False, soft_wrap=True)
     screen.print()
-    screen.print(content, markup=False)
+    screen.print(content, markup=False, soft_wrap=True)
 
 
 def _name(given: str) -> str:

@@ -162,9 +162,9 @@ async def show(
     )
     for label, value in facts:
         if value:
-            screen.print(Text(f"{label:<13}{value}"))
+            screen.print(Text(f"{label:<13}{value}"), soft_wrap=True)
     for attempt in found.attempts:
-        screen.print(Text("\n" + _attempt_text(attempt)))
+        screen.print(Text("\n" + _attempt_text(attempt)), soft_wrap=True)
 
 
 async def watch(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from typing import Annotated, Final
 
@@ -111,10 +112,33 @@ def _call_text(call: model_call_pb2.ModelCallRecord) -> str:
         words.append(f"policy {call.policy} version {versions or '?'}")
     if not call.usable:
         words.append(f"not usable: {call.unusable_reason}")
-    answer = call.response_json.decode("utf-8", errors="replace")
-    if answer:
-        words.append(answer if len(answer) <= MAX_TEXT else answer[:MAX_TEXT] + "…")
-    return "\n".join(words)
+    return "\n".join([*words, *_conversation(call)])
+
+
+def _conversation(call: model_call_pb2.ModelCallRecord) -> list[str]:
+    """Returns the last message of the request and the answer, each on a line."""
+    lines = []
+    match _decoded(call.request_json):
+        case {"messages": [*_, {"role": str(role), "content": str(content)}]}:
+            lines.append(_cut(f"{role}: {content}"))
+    match _decoded(call.response_json):
+        case {"choices": [{"message": {"tool_calls": [_, *_] as tool_calls}}, *_]}:
+            lines.append(_cut(f"assistant calls {json.dumps(tool_calls, ensure_ascii=False)}"))
+        case {"choices": [{"message": {"content": str(content)}}, *_]}:
+            lines.append(_cut(f"assistant: {content}"))
+    return lines
+
+
+def _decoded(content: bytes) -> object:
+    try:
+        return json.loads(content)
+    except ValueError:
+        return None
+
+
+def _cut(text: str) -> str:
+    line = text.replace("\n", "⏎")
+    return line if len(line) <= MAX_TEXT else line[:MAX_TEXT] + "…"
 
 
 def _as_json(record: span_service_pb2.AttemptSpan) -> dict[str, object]:

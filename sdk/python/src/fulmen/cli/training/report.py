@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
@@ -14,6 +16,7 @@ from fulmen.cli.training.samples import Sample, SamplePair
 
 __all__ = ["StageOutcome", "accuracy_line", "print_summary", "save_report"]
 
+_HEADING: Final = re.compile(r"^(#+) ", re.MULTILINE)
 BEFORE = "validation_accuracy_before"
 AFTER = "validation_accuracy_after"
 
@@ -68,7 +71,8 @@ def save_report(folder: Path, title: str, outcomes: list[StageOutcome], sample: 
         parts.append(_sample_section(sample))
     last_curve = b""
     for number, outcome in enumerate(outcomes, start=1):
-        parts.append(f"# Stage {number}: {outcome.run.algorithm}\n\n{outcome.markdown.strip()}")
+        body = _HEADING.sub(r"##\1 ", outcome.markdown.strip())
+        parts.append(f"## Stage {number}: {outcome.run.algorithm}\n\n{body}")
         if outcome.curve_png:
             last_curve = outcome.curve_png
             curve = f"{number}-{outcome.run.algorithm}.png"
