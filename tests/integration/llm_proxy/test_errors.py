@@ -135,6 +135,21 @@ async def test_past_the_limit_of_calls_in_flight_a_call_is_refused_with_retry_af
         assert (await first)[0] == 200
 
 
+async def test_a_body_that_does_not_arrive_is_given_up(store: FakeStore) -> None:
+    async with asyncio.timeout(20), running_proxy(store.target, request_timeout_s=0.05) as proxy:
+        _, key = proxy.attempt()
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.parts.ports["http_port"])
+        head = (
+            f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\ncontent-length: 9\r\n\r\n"
+        )
+        writer.write(head.encode() + b"{")
+        answer = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"request_timeout" in answer
+
+
 async def test_health_and_metrics_answer_without_a_key(proxy: RunningProxy) -> None:
     root = proxy.url.removesuffix("/v1")
     _, key = proxy.attempt()

@@ -201,6 +201,7 @@ def _roles(settings: LlmProxySettings, shared: _Shared) -> dict[str, BackgroundR
 def _limits(settings: LlmProxySettings) -> ChatLimits:
     return ChatLimits(
         max_request_bytes=settings.max_request_bytes,
+        request_timeout_s=settings.request_timeout_s,
         max_in_flight=settings.max_in_flight,
         max_event_bytes=settings.max_answer_bytes,
     )

@@ -28,6 +28,9 @@ class LlmProxySettings(ServiceSettings):
     max_request_bytes: int = Field(
         default=32 * 1024 * 1024, ge=1024, description="Largest request body; a larger one is answered 413."
     )
+    request_timeout_s: float = Field(
+        default=60.0, gt=0, description="Longest time for a request's body to arrive, seconds; then 408."
+    )
     max_answer_bytes: int = Field(
         default=64 * 1024 * 1024, ge=1024, description="Largest whole answer, and largest event of a stream, bytes."
     )

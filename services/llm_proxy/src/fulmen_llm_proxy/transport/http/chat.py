@@ -55,6 +55,7 @@ class ChatLimits:
     """
 
     max_request_bytes: int
+    request_timeout_s: float
     max_in_flight: int
     max_event_bytes: int
 
@@ -133,7 +134,11 @@ class ChatCompletions:
 
     async def _admit(self, attribution: Attribution | None, scope: Scope, receive: Receive) -> _Call:
         """Decides whether the request becomes a call; refusals for want of room count against no agent."""
-        request_body = await read_body(scope, receive, self._limits.max_request_bytes)
+        try:
+            async with asyncio.timeout(self._limits.request_timeout_s):
+                request_body = await read_body(scope, receive, self._limits.max_request_bytes)
+        except TimeoutError:
+            raise Refused(408, "request_timeout", "The request's body did not arrive in time.") from None
         request = parse_chat_request(request_body)
         try:
             self._require_room(attribution)

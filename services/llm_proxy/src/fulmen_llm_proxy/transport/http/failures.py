@@ -74,7 +74,7 @@ async def respond_error(send: Send, error: FulmenError | Refused) -> None:
     extra: list[Header] = [(SOURCE_HEADER, _source(error))]
     if status in (429, 503):
         extra.append((b"retry-after", b"%d" % RETRY_AFTER_S))
-    if status == 413:
+    if status in (408, 413):
         # The rest of the body is not read: the connection cannot be used again.
         extra.append((b"connection", b"close"))
     await respond(send, status, error_document(error), extra=extra)

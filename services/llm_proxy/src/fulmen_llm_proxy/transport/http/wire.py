@@ -31,7 +31,7 @@ def header(scope: Scope, name: bytes) -> bytes:
 
 
 async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
-    """Reads the request's body; the server's own time limits end a caller that sends nothing.
+    """Reads the request's body; the caller gives the deadline.
 
     Raises:
         MessageTooLarge: as soon as the length is declared or found to be over the limit.
