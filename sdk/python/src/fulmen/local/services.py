@@ -138,7 +138,7 @@ def _with_inherited(service: ServiceSpec, inherited: Mapping[str, str]) -> Servi
         module=service.module,
         grpc_port_name=service.grpc_port_name,
         ports=service.ports,
-        environment={**system, "PYTHONUNBUFFERED": "1", "GRPC_ENABLE_FORK_SUPPORT": "0", **settings, **service.environment},
+        environment={**system, "PYTHONUNBUFFERED": "1", **settings, **service.environment},
     )
 
 
