@@ -90,7 +90,7 @@ ATTEMPT_ENDS: Final = frozenset(
     | {(AttemptState.FAILED, kind, RolloutState.CANCELLED) for kind in FailureKind if kind is not FailureKind.NONE}
 )
 
-_DEFAULT_RETRIED: Final = frozenset({FailureKind.LEASE_LOST, FailureKind.INFRA})
+_DEFAULT_MASK: Final = 1 << FailureKind.LEASE_LOST | 1 << FailureKind.INFRA
 _NEVER_LISTED: Final = frozenset({FailureKind.NONE, FailureKind.CANCELLED, FailureKind.RELEASED})
 
 
@@ -111,7 +111,9 @@ class RetryPolicy:
     @staticmethod
     def mask_of(kinds: frozenset[FailureKind]) -> int:
         """Packs kinds into a mask; an empty set means the default, LEASE_LOST and INFRA."""
-        return sum(1 << kind for kind in (kinds or _DEFAULT_RETRIED) - _NEVER_LISTED)
+        if not kinds:
+            return _DEFAULT_MASK
+        return sum(1 << kind for kind in kinds - _NEVER_LISTED)
 
     def retries(self, kind: FailureKind) -> bool:
         """Tells whether this kind is followed by another attempt while the budget lasts."""
