@@ -15,6 +15,8 @@ from typing import Any
 
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from fulmen.errors import ResourceNotFound, SessionEnded
 from fulmen.ids import attempt_name, parse_attempt_name, parse_rollout_name, rollout_name, uuid7
@@ -69,7 +71,11 @@ class Session:
     expiry: asyncio.TimerHandle | None = None
 
 
-class StoreDouble(lease_service_pb2_grpc.LeaseServiceServicer, resource_service_pb2_grpc.ResourceServiceServicer):
+class StoreDouble(
+    lease_service_pb2_grpc.LeaseServiceServicer,
+    resource_service_pb2_grpc.ResourceServiceServicer,
+    trace_service_pb2_grpc.TraceServiceServicer,
+):
     """The double. Tests read `entries`, wait with `until`, and set the switches.
 
     Attributes:
@@ -84,6 +90,7 @@ class StoreDouble(lease_service_pb2_grpc.LeaseServiceServicer, resource_service_
         self.most_held = 0
         self.stream_count = 0
         self.message_count = 0
+        self.otlp_spans: list[Span] = []
         self._signing_key = signing_key
         self._signer = TokenSigner(signing_key)
         self._ttl_s = lease_ttl_s
@@ -102,6 +109,7 @@ class StoreDouble(lease_service_pb2_grpc.LeaseServiceServicer, resource_service_
             services={
                 "fulmen.store.v1.LeaseService": frozenset({Role.RUNNER}),
                 "fulmen.store.v1.ResourceService": frozenset({Role.RUNNER}),
+                "opentelemetry.proto.collector.trace.v1.TraceService": frozenset({Role.RUNNER, Role.ATTEMPT}),
             },
             rpcs={},
         )
@@ -109,6 +117,7 @@ class StoreDouble(lease_service_pb2_grpc.LeaseServiceServicer, resource_service_
         self._server = grpc.aio.server(interceptors=[edge], options=(("grpc.so_reuseport", 0),))
         lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(self, self._server)
         resource_service_pb2_grpc.add_ResourceServiceServicer_to_server(self, self._server)
+        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self._server)
         self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
         await self._server.start()
 
@@ -242,6 +251,14 @@ class StoreDouble(lease_service_pb2_grpc.LeaseServiceServicer, resource_service_
                 raise ResourceNotFound(f"There is no {name}.", resource=name)
             found.append(versions[int(number) - 1])
         return resource_service_pb2.GetResourcesResponse(resources=found)
+
+    async def Export(
+        self, request: trace_service_pb2.ExportTraceServiceRequest, context: Any
+    ) -> trace_service_pb2.ExportTraceServiceResponse:
+        for resource in request.resource_spans:
+            for scope in resource.scope_spans:
+                self.otlp_spans += scope.spans
+        return trace_service_pb2.ExportTraceServiceResponse()
 
     # --- inside ---
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import psutil
+import pytest
 
 from tests.conformance.runner.conftest import PublishAgent, StartRunner
 from tests.conformance.runner.harness import rollouts_of
@@ -119,9 +120,5 @@ async def test_a_thread_that_cannot_be_stopped_keeps_its_slot(
 
 
 async def test_a_wrong_token_is_one_clear_error(store: DoubleStore, start_runner: StartRunner) -> None:
-    try:
+    with pytest.raises(AssertionError, match="The token is malformed"):
         await start_runner(token="nonsense")
-    except AssertionError as error:
-        assert "The token is malformed" in str(error)
-    else:
-        raise AssertionError("the runner started")

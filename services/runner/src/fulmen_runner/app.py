@@ -5,13 +5,17 @@ import tempfile
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from fulmen.rpc.channel import FulmenChannel, open_channel
+from prometheus_client import REGISTRY
+
+from fulmen.rpc.channel import open_channel
 from fulmen.runner.v1 import runner_service_pb2_grpc
 from fulmen_runner.agents.catalogue import Catalogue
 from fulmen_runner.agents.command import CommandHost
 from fulmen_runner.agents.environment import PLACEHOLDER_KEY, Endpoints, inherited_environment
 from fulmen_runner.agents.guardian import Guardian
 from fulmen_runner.agents.model_access import attribute_model_calls
+from fulmen_runner.agents.python_entry import PythonHost
+from fulmen_runner.agents.spans import AttemptSpans
 from fulmen_runner.agents.specification import PythonTarget, Specification
 from fulmen_runner.agents.threads import carry_context_into_threads
 from fulmen_runner.clients.captures import CaptureClient, ProxyCaptures
@@ -22,6 +26,7 @@ from fulmen_runner.domain.executor import AttemptExecutor
 from fulmen_runner.domain.pool import AttemptPool
 from fulmen_runner.domain.session import LeaseSession
 from fulmen_runner.domain.stragglers import Stragglers
+from fulmen_runner.metrics import RunnerMetrics
 from fulmen_runner.settings import RunnerSettings, split
 from fulmen_runner.transport.runner_servicer import RunnerServicer
 from fulmen_service_kit.auth import RolePolicy
@@ -44,14 +49,23 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     )
     # Commands get what the runner was started with, not what in-process agents need.
     inherited = inherited_environment(split(settings.inherit_environment))
+    token = settings.token.get_secret_value()
     prepare_process(endpoints)
+    spans = AttemptSpans(otlp_url=endpoints.otlp_url, token=token)
+    stack.push_async_callback(spans.close)
 
-    store = open_channel(settings.store_target, token=settings.token.get_secret_value())
+    store = open_channel(settings.store_target, token=token)
     stack.push_async_callback(store.close)
     stragglers = Stragglers()
     executor = AttemptExecutor(
         captures=_captures(settings, stack),
-        programs=_catalogue(settings, stack, store, inherited, stragglers),
+        programs=_catalogue(
+            settings,
+            stack,
+            StoreLibrary(store),
+            python=PythonHost(stragglers=stragglers, spans=spans),
+            inherited=inherited,
+        ),
         stragglers=stragglers,
         environment_of=endpoints.attempt_environment,
     )
@@ -64,6 +78,9 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         projects=tuple(split(settings.projects)),
     )
     lease_stream = LeaseStream(channel=store, pool=pool, identity=identity)
+    collector = RunnerMetrics(pool)
+    REGISTRY.register(collector)
+    stack.callback(REGISTRY.unregister, collector)
     drain = Drain(pool=pool, release_session=lease_stream.release_session, grace_s=settings.drain_grace_s)
     servicer = RunnerServicer(pool=pool, drain=drain)
     server = build_server(
@@ -97,9 +114,10 @@ def _captures(settings: RunnerSettings, stack: AsyncExitStack) -> CaptureClient:
 def _catalogue(
     settings: RunnerSettings,
     stack: AsyncExitStack,
-    store: FulmenChannel,
+    library: StoreLibrary,
+    *,
+    python: PythonHost,
     inherited: dict[str, str],
-    stragglers: Stragglers,
 ) -> Catalogue:
     guardian = Guardian()
     work_dir = stack.enter_context(
@@ -116,4 +134,4 @@ def _catalogue(
     if settings.agent:
         grader = PythonTarget(target=settings.grader) if settings.grader else None
         default = Specification(bundle="", entry=PythonTarget(target=settings.agent), grader=grader, environment={})
-    return Catalogue(library=StoreLibrary(store), commands=commands, stragglers=stragglers, default=default)
+    return Catalogue(library=library, commands=commands, python=python, default=default)

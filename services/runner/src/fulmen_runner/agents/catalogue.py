@@ -13,13 +13,12 @@ from typing import Protocol, assert_never
 from fulmen_runner.agents.bundles import unpack_bundle
 from fulmen_runner.agents.command import Command, CommandAgent, CommandGrader, CommandHost
 from fulmen_runner.agents.loader import load_callable
-from fulmen_runner.agents.python_entry import PythonAgent, PythonGrader, python_callable
+from fulmen_runner.agents.python_entry import PythonAgent, PythonGrader, PythonHost, python_callable
 from fulmen_runner.agents.specification import Bundle, CommandTarget, PythonTarget, Specification, Target
 from fulmen_runner.agents.threads import run_in_thread
 from fulmen_runner.domain.errors import AgentFailed
 from fulmen_runner.domain.outcome import MAX_OUTPUT_BYTES
 from fulmen_runner.domain.program import Agent, Grader, Program
-from fulmen_runner.domain.stragglers import Stragglers
 from fulmen_runner.domain.work import Work
 
 MAX_PROGRAMS = 64
@@ -46,7 +45,7 @@ class Catalogue:
 
     library: Library
     commands: CommandHost
-    stragglers: Stragglers
+    python: PythonHost
     default: Specification | None
     _programs: "OrderedDict[tuple[str, str], asyncio.Task[Program]]" = field(default_factory=OrderedDict)
 
@@ -99,7 +98,7 @@ class Catalogue:
         match target:
             case PythonTarget():
                 function = await run_in_thread(load_callable, target.target, directory)
-                return PythonAgent(entry=python_callable(function, self.stragglers), graded=graded)
+                return PythonAgent(entry=python_callable(function, self.python), graded=graded)
             case CommandTarget():
                 return CommandAgent(command=self._command(target, directory), graded=graded)
             case _:
@@ -109,7 +108,7 @@ class Catalogue:
         match target:
             case PythonTarget():
                 function = await run_in_thread(load_callable, target.target, directory)
-                return PythonGrader(entry=python_callable(function, self.stragglers))
+                return PythonGrader(entry=python_callable(function, self.python))
             case CommandTarget():
                 return CommandGrader(command=self._command(target, directory))
             case _:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fulmen_runner.agents.loader import describe_error
+from fulmen_runner.agents.spans import AttemptSpans
 from fulmen_runner.agents.threads import run_in_thread
 from fulmen_runner.domain.errors import AgentFailed
 from fulmen_runner.domain.outcome import Reward
@@ -20,19 +21,31 @@ _CONTEXT_NAMES = ("context", "ctx")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PythonHost:
+    """What all Python agents of a runner share.
+
+    Attributes:
+        stragglers: Counts threads that go on after their attempt was stopped.
+        spans: Where their OpenTelemetry spans go.
+    """
+
+    stragglers: Stragglers
+    spans: AttemptSpans
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PythonCallable:
     """A callable of the user's.
 
     Attributes:
         blocking: True if it is a plain function, which runs in a thread.
         wants_context: True if an agent takes a second argument.
-        stragglers: Counts threads that go on after their attempt was stopped.
     """
 
     function: Callable[..., object]
     blocking: bool
     wants_context: bool
-    stragglers: Stragglers
+    host: PythonHost
 
     async def call(self, *arguments: object) -> object:
         """Calls it and returns what it returns.
@@ -53,20 +66,18 @@ class PythonCallable:
         try:
             return await asyncio.shield(thread)
         except asyncio.CancelledError:
-            self.stragglers.add(thread)
+            self.host.stragglers.add(thread)
             raise
 
 
-def python_callable(function: Callable[..., object], stragglers: Stragglers) -> PythonCallable:
+def python_callable(function: Callable[..., object], host: PythonHost) -> PythonCallable:
     """Finds out how a callable is to be called.
 
     The context is passed if the second positional parameter is required, or is called `context` or `ctx`.
     """
     call = vars(type(function)).get("__call__")
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
-    return PythonCallable(
-        function=function, blocking=not is_async, wants_context=_wants_context(function), stragglers=stragglers
-    )
+    return PythonCallable(function=function, blocking=not is_async, wants_context=_wants_context(function), host=host)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +90,12 @@ class PythonAgent:
     async def run(self, invocation: Invocation) -> Answer:
         """Calls the agent."""
         more = (invocation.context,) if self.entry.wants_context else ()
-        value = await self.entry.call(invocation.task, *more)
+        spans = self.entry.host.spans
+        spans.enter(invocation.context.environment["TRACEPARENT"])
+        try:
+            value = await self.entry.call(invocation.task, *more)
+        finally:
+            await spans.flush(invocation.work.attempt)
         return Answer(value=value, rewards=() if self.graded else reward_of_number(value))
 
 

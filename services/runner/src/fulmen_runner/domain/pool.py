@@ -102,7 +102,8 @@ class AttemptPool:
 
     def _finish(self, work: Work, outcome: Outcome | None) -> None:
         if work.attempt in self.session.running:
-            _log.debug("attempt_finished", attempt=work.attempt, outcome=_word(outcome))
+            kind = outcome.kind.value if isinstance(outcome, Failed) else ""
+            _log.debug("attempt_finished", attempt=work.attempt, failure_kind=kind, released=outcome is None)
             self.session.finished(work, outcome)
 
     def _stopped(self, work: Work, reason: StopReason) -> None:
@@ -114,13 +115,3 @@ class AttemptPool:
                 self._finish(work, None)
             case StopReason.LEASE_LOST:
                 self.session.forget(work.attempt)
-
-
-def _word(outcome: Outcome | None) -> str:
-    match outcome:
-        case None:
-            return "RELEASED"
-        case Failed(kind=kind):
-            return kind.value
-        case _:
-            return "SUCCEEDED"

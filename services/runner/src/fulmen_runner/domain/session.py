@@ -4,7 +4,7 @@ Invariants: running attempts + stragglers + open credits never exceed the slots 
 a report stays in the books until the store has acknowledged it, and is sent again on every new stream until then.
 """
 
-from collections.abc import Iterable
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -67,10 +67,15 @@ class LeaseSession:
     slots: int
     session_id: str = ""
     draining: bool = False
-    completed_count: int = 0
+    ended_counts: Counter[FailureKind | None] = field(default_factory=Counter)
     running: dict[str, Running] = field(default_factory=dict)
     _pending: dict[str, _Pending] = field(default_factory=dict)
     _open_credits: int = 0
+
+    @property
+    def completed_count(self) -> int:
+        """Attempts that ended with an outcome; `ended_counts` has them by failure kind, None for success."""
+        return self.ended_counts.total()
 
     @property
     def unacknowledged_count(self) -> int:
@@ -119,7 +124,8 @@ class LeaseSession:
         """Notes the end of an attempt, to be reported; outcome None gives its lease back."""
         self.running.pop(work.attempt, None)
         self._pending[work.attempt] = _Pending(report=Report(work=work, outcome=outcome))
-        self.completed_count += outcome is not None
+        if outcome is not None:
+            self.ended_counts[outcome.kind if isinstance(outcome, Failed) else None] += 1
 
     def forget(self, attempt: str) -> None:
         """Drops an attempt whose lease is gone: nothing is reported of it."""
@@ -168,8 +174,3 @@ class LeaseSession:
     def set_slots(self, slots: int) -> None:
         """Changes how many attempts may run at once; running ones go on, credits already granted stay."""
         self.slots = slots
-
-
-def names(reports: Iterable[Report]) -> list[str]:
-    """Returns the attempts of reports."""
-    return [report.work.attempt for report in reports]

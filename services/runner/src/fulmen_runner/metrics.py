@@ -1,0 +1,35 @@
+"""The runner's own figures, for Prometheus: read from its books at every scrape, so that attempts pay nothing."""
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from fulmen_runner.domain.pool import AttemptPool
+
+SUCCESS_LABEL = "none"
+
+
+class RunnerMetrics(Collector):
+    """Reads the pool."""
+
+    def __init__(self, pool: AttemptPool) -> None:
+        self._pool = pool
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields the figures."""
+        session = self._pool.session
+        gauges = {
+            "slots": ("Attempts that may run at once.", session.slots),
+            "running": ("Attempts that run now.", len(session.running)),
+            "unacknowledged": ("Reports that the store has not acknowledged yet.", session.unacknowledged_count),
+            "stragglers": ("Threads and tasks that ended attempts left running.", len(self._pool.stragglers)),
+        }
+        for name, (description, value) in gauges.items():
+            yield GaugeMetricFamily(f"fulmen_runner_{name}", description, value=value)
+        ended = CounterMetricFamily(
+            "fulmen_runner_attempts", "Attempts that ended, by failure kind.", labels=["failure_kind"]
+        )
+        for kind, count in list(session.ended_counts.items()):
+            ended.add_metric([kind.value if kind is not None else SUCCESS_LABEL], count)
+        yield ended
