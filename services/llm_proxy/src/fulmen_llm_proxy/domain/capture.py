@@ -8,8 +8,7 @@ this is kept and marked; text is never tokenised again in place of missing ids.
 
 from __future__ import annotations
 
-import sys
-from array import array
+import struct
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -115,7 +114,7 @@ def decode_capture(collected: Collected, *, default_version: int) -> Captured:
         flaws.append(Flaw.MALFORMED)
     try:
         return _decode(collected, default_version, flaws)
-    except (msgspec.DecodeError, OverflowError):
+    except (msgspec.DecodeError, struct.error, OverflowError):
         # An id beyond int32, or a list of something else: nothing of it can be trained on.
         if Flaw.MALFORMED not in flaws:
             flaws.append(Flaw.MALFORMED)
@@ -123,7 +122,7 @@ def decode_capture(collected: Collected, *, default_version: int) -> Captured:
 
 
 def _decode(collected: Collected, default_version: int, flaws: list[Flaw]) -> Captured:
-    prompt_ids = array("i", [] if collected.prompt_ids is None else _ids(collected.prompt_ids))
+    prompt_ids = [] if collected.prompt_ids is None else _ids(collected.prompt_ids)
     if not prompt_ids:
         flaws.append(Flaw.PROMPT_IDS_MISSING)
     usage = Usage() if collected.usage is None else _USAGE.decode(collected.usage)
@@ -132,7 +131,7 @@ def _decode(collected: Collected, default_version: int, flaws: list[Flaw]) -> Ca
         for index, kept in sorted(collected.choices.items())
     )
     flaws += _judge(choices, usage)
-    return Captured(prompt_ids=_little_endian(prompt_ids), choices=choices, usage=usage, flaws=tuple(flaws))
+    return Captured(prompt_ids=_pack_ids(prompt_ids), choices=choices, usage=usage, flaws=tuple(flaws))
 
 
 def _judge(choices: tuple[CapturedChoice, ...], usage: Usage) -> list[Flaw]:
@@ -167,20 +166,20 @@ def _covers(ranges: tuple[VersionRange, ...], token_count: int) -> bool:
 def _decode_choice(
     index: int, kept: CollectedChoice, shared_versions: msgspec.Raw | None, default_version: int
 ) -> CapturedChoice:
-    token_ids = array("i")
+    token_ids: list[int] = []
     for raw in kept.token_ids:
-        token_ids.extend(_ids(raw))
-    logprobs = array("f")
+        token_ids += _ids(raw)
+    logprobs: list[float] = []
     for raw in kept.logprobs:
-        logprobs.extend([entry.logprob for entry in _LOGPROBS.decode(raw).content or ()])
+        logprobs += [entry.logprob for entry in _LOGPROBS.decode(raw).content or ()]
     reported = kept.weight_versions or shared_versions
     versions = () if reported is None else tuple(_VERSIONS.decode(reported))
     if not versions and token_ids:
         versions = (VersionRange(version=default_version, start=0, end=len(token_ids)),)
     return CapturedChoice(
         index=index,
-        token_ids=_little_endian(token_ids),
-        logprobs=_little_endian(logprobs),
+        token_ids=_pack_ids(token_ids),
+        logprobs=struct.pack(f"<{len(logprobs)}f", *logprobs),
         finish_reason=kept.finish_reason or "",
         versions=versions,
     )
@@ -190,7 +189,6 @@ def _ids(raw: msgspec.Raw) -> list[int]:
     return _IDS.decode(raw) or []
 
 
-def _little_endian(values: array) -> bytes:
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values.tobytes()
+def _pack_ids(token_ids: list[int]) -> bytes:
+    # Several times faster than array("i", ...), and little-endian on every machine.
+    return struct.pack(f"<{len(token_ids)}i", *token_ids)
