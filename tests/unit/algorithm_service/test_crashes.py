@@ -1,7 +1,6 @@
 """A run ends the same wherever the process was killed: no group is skipped, none is used twice."""
 
 import asyncio
-import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 
 from fulmen_algorithm.domain.creation import RunDraft
 from fulmen_algorithm.domain.run import RunState, TrainingRun
+from tests.support.training import check_books, read_consumed
 from tests.unit.algorithm_service.conftest import Service, created
 from tests.unit.algorithm_service.model_world import Crashes, World
 
@@ -32,24 +32,9 @@ async def live(service: Service, run: TrainingRun, crashes: Crashes) -> bool:
         service.close()
 
 
-def consumed(tmp_path: Path) -> list[dict]:
-    """Reads what the run has consumed."""
-    return [json.loads(line) for line in (tmp_path / "state/runs/small/consumed.jsonl").read_text().splitlines()]
-
-
-def check_books(lines: list[dict], world: World, *, steps: int) -> None:
-    """Checks that every group of the feed was dealt with once, in order, up to the last one that was."""
-    groups = [line["group"] for line in lines]
-    assert len(groups) == len(set(groups)), "a group was consumed twice"
-    trained = [name for line in lines for name in line["trained"]]
-    assert len(trained) == len(set(trained)), "a rollout was trained on twice"
-    delivered = [g.group_id for g in world.feed if g.group_id.startswith("train/")]
-    order = [f"train/{group}" for group in groups]
-    assert order == delivered[: len(order)], "a finished group was skipped"
-    assert sorted({line["step"] for line in lines}) == list(range(1, steps + 1))
-    assert [line["step"] for line in lines] == sorted(line["step"] for line in lines)
-    for line in lines:
-        assert bool(line["trained"]) == (line["outcome"] == "trained")
+def check(tmp_path: Path, world: World) -> None:
+    """Compares the run's books with what the world has delivered."""
+    check_books(read_consumed(tmp_path / "state/runs/small"), [g.group_id for g in world.feed], steps=4)
 
 
 @pytest.mark.parametrize("trial", range(TRIALS))
@@ -81,7 +66,7 @@ async def test_a_run_that_is_killed_again_and_again_uses_every_group_once(
     assert final.state is RunState.SUCCEEDED, final.failure_message
     assert final.step == 4
     assert {"validation_accuracy_before", "validation_accuracy_after"} <= set(final.results)
-    check_books(consumed(tmp_path), world, steps=4)
+    check(tmp_path, world)
     assert world.served is not None
     assert world.served.path.exists()
     assert final.policy_version == world.served.name
@@ -95,7 +80,7 @@ async def test_without_a_crash_the_same_books_are_kept(
     service.runs.add(run)
     assert await live(service, run, world.crashes)
     assert service.runs.entry(run.name).run.state is RunState.SUCCEEDED
-    check_books(consumed(tmp_path), world, steps=4)
+    check(tmp_path, world)
     assert world.served_versions == [1, 2, 3, 4, 5]
     steps = service.runs.entry(run.name).events.steps()
     assert [s.step for s in steps] == [0, 1, 2, 3, 4]

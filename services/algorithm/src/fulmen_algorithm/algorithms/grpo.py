@@ -134,7 +134,7 @@ class Grpo:
             with ctx.recorder.spending("train"):
                 results = await self._train(ctx, batch)
                 ctx.recorder.commit(batch.consumed)
-            figures = batch.figures | _means(results)
+            figures = {**batch.figures, **_means(results)}
             ctx.recorder.result(reward_mean=figures["reward_mean"])
 
     async def _train(self, ctx: RunContext, batch: Batch) -> list[StepResult]:
@@ -191,7 +191,7 @@ def _rates(figures: Mapping[str, float], *, seconds: float, tokens: int) -> dict
     }
 
 
-def _means(results: list[StepResult]) -> Mapping[str, float]:
+def _means(results: list[StepResult]) -> dict[str, float]:
     """Averages the figures of the optimiser steps of one training step; counts are summed."""
     if not results:
         return {"optimizer_steps": 0.0}

@@ -11,16 +11,19 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import aiohttp
 
-TOKEN_VARIABLE = "FULMEN_ENGINE_TOKEN"
+from fulmen_algorithm.clients.child import Child
+
+TOKEN_VARIABLE = "FULMEN_ENGINE_TOKEN"  # noqa: S105  (a name, not a secret)
 HIDDEN_PREFIX = "FULMEN_"
 START_DEADLINE_S = 120.0
 SWAP_DEADLINE_S = 300.0
 HEALTH_DEADLINE_S = 10.0
-STOP_DEADLINE_S = 10.0
+STOP_GRACE_S = 10.0
 
 
 class EngineFailed(Exception):
@@ -53,8 +56,8 @@ class EngineOptions:
 class EngineProcess:
     """One running engine."""
 
-    def __init__(self, process: asyncio.subprocess.Process, port: int, options: EngineOptions) -> None:
-        self._process = process
+    def __init__(self, child: Child, port: int, options: EngineOptions) -> None:
+        self._child = child
         self._port = port
         self._options = options
 
@@ -65,31 +68,28 @@ class EngineProcess:
         Raises:
             EngineFailed: if it ends before that, or does not get there in time.
         """
-        process = await asyncio.create_subprocess_exec(
-            *_command(options, model, version, served_name),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env=_environment(options),
-            # A Ctrl-C at the terminal is for this service, which then stops the engine in its turn.
-            start_new_session=True,
-        )
+        try:
+            child = Child.start(
+                _command(options, model, version, served_name), environment=_environment(options), output=PIPE
+            )
+        except OSError as error:
+            raise EngineFailed("The engine's program cannot be started.") from error
         try:
             async with asyncio.timeout(START_DEADLINE_S):
-                line = await process.stdout.readline() if process.stdout else b""
+                line = await child.first_line()
             port = int(json.loads(line)["port"])
         except (TimeoutError, ValueError, KeyError) as error:
-            await _end(process)
-            status = process.returncode
-            raise EngineFailed(f"The engine did not start (exit status {status}); the log says why.") from error
+            await child.end(grace_s=0)
+            raise EngineFailed("The engine did not start; its own log says why.") from error
         except asyncio.CancelledError:
-            await _end(process)
+            await child.end(grace_s=0)
             raise
-        return cls(process, port, options)
+        return cls(child, port, options)
 
     @property
     def pid(self) -> int:
         """Process id."""
-        return self._process.pid
+        return self._child.pid
 
     @property
     def base_url(self) -> str:
@@ -98,7 +98,7 @@ class EngineProcess:
 
     async def ended(self) -> int:
         """Waits for the end of the process; returns its exit status."""
-        return await self._process.wait()
+        return await self._child.wait()
 
     async def sampled_tokens(self) -> int:
         """Returns how many tokens it has sampled since it started.
@@ -127,7 +127,7 @@ class EngineProcess:
 
     async def stop(self) -> None:
         """Ends the process: asks, waits, kills."""
-        await _end(self._process)
+        await self._child.end(grace_s=STOP_GRACE_S)
 
     async def _ask(self, method: str, path: str, body: object, deadline_s: float) -> Mapping[str, Any]:
         url = f"http://{_connectable(self._options.host)}:{self._port}{path}"
@@ -169,15 +169,3 @@ def _environment(options: EngineOptions) -> dict[str, str]:
 
 def _connectable(host: str) -> str:
     return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)  # noqa: S104  (an address to connect to)
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is not None:
-        return
-    process.terminate()
-    try:
-        async with asyncio.timeout(STOP_DEADLINE_S):
-            await process.wait()
-    except TimeoutError:
-        process.kill()
-        await process.wait()

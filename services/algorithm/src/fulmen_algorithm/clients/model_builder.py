@@ -8,11 +8,12 @@ import asyncio
 import io
 import os
 import shutil
-import signal
 import sys
 import tarfile
+import tempfile
 from pathlib import Path
 
+from fulmen_algorithm.clients.child import Child
 from fulmen_algorithm.domain.failure import RunFailed
 
 HIDDEN_PREFIX = "FULMEN_"
@@ -20,7 +21,8 @@ OUTPUT_SHOWN_CHARS = 1500
 MAX_BUNDLE_BYTES = 256 * 2**20
 
 _CALL = """\
-import importlib.util, sys
+import importlib.util, os, sys
+os.dup2(1, 2)
 file, name, output, seed = sys.argv[1:]
 sys.path.insert(0, ".")
 spec = importlib.util.spec_from_file_location("policy_build", file)
@@ -49,27 +51,21 @@ class ModelBuilder:
         shutil.rmtree(output_dir, ignore_errors=True)
         file, _, name = target.rpartition(":")
         environment = {k: v for k, v in os.environ.items() if not k.startswith(HIDDEN_PREFIX)}
-        process = await asyncio.create_subprocess_exec(
-            *[sys.executable, "-c", _CALL, file, name, str(output_dir.resolve()), str(seed)],
-            cwd=bundle_dir,
-            env=environment | {"OMP_NUM_THREADS": str(self._torch_threads)},
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            async with asyncio.timeout(self._deadline_s):
-                output, _ = await process.communicate()
-        except TimeoutError as error:
-            raise RunFailed(f"{target} took longer than {self._deadline_s:.0f} s.") from error
-        finally:
-            if process.returncode is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
-        if process.returncode:
-            shown = output.decode(errors="replace")[-OUTPUT_SHOWN_CHARS:].strip()
-            raise RunFailed(f"{target} ended with status {process.returncode}: {shown}")
+        argv = [sys.executable, "-c", _CALL, file, name, str(output_dir.resolve()), str(seed)]
+        environment |= {"OMP_NUM_THREADS": str(self._torch_threads), "TQDM_DISABLE": "1"}
+        with tempfile.TemporaryFile() as output:
+            child = Child.start(argv, environment=environment, output=output, folder=bundle_dir)
+            try:
+                async with asyncio.timeout(self._deadline_s):
+                    status = await child.wait()
+            except TimeoutError as error:
+                raise RunFailed(f"{target} took longer than {self._deadline_s:.0f} s.") from error
+            finally:
+                await child.end(grace_s=0)
+            if status:
+                output.seek(0)
+                shown = output.read().decode(errors="replace")[-OUTPUT_SHOWN_CHARS:].strip()
+                raise RunFailed(f"{target} ended with status {status}: {shown}")
 
 
 def _unpack(bundle: bytes, folder: Path) -> None:

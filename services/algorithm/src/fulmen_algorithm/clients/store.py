@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import grpc.aio
@@ -131,7 +132,7 @@ class StoreQueue:
         """Reads what the policy did in attempts, by attempt name; an attempt without a captured call is unusable."""
         found: dict[str, RolloutTrajectory] = {}
         for names in _chunked(attempts, ATTEMPTS_PER_REQUEST):
-            chunks = await self._patience.call(lambda names=names: self._chunks(names))
+            chunks = await self._patience.call(partial(self._chunks, names))
             by_attempt: dict[str, list[SpanChunk]] = {name: [] for name in names}
             for chunk in chunks:
                 if chunk.attempt in by_attempt:
@@ -156,9 +157,7 @@ class StoreQueue:
                 page_size=LIST_PAGE,
                 page_token=token,
             )
-            page = await self._patience.call(
-                lambda message=message: self._rollouts.ListRollouts(message, timeout=CALL_DEADLINE_S)
-            )
+            page = await self._patience.call(partial(self._rollouts.ListRollouts, message, timeout=CALL_DEADLINE_S))
             indices = {i for r in page.rollouts if (i := train_index(r.group_id)) is not None}
             known |= {i for i in indices if i >= below}
             token = page.next_page_token

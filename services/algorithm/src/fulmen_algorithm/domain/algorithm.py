@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -62,6 +62,9 @@ class AlgorithmSettings(BaseModel):
         return RolloutLimits()
 
 
+Settings = TypeVar("Settings", bound=AlgorithmSettings)
+
+
 class Algorithm(Protocol):
     """One way to train. Everything that must survive a crash is in the context's progress, not in the object."""
 
@@ -75,7 +78,7 @@ class Algorithm(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AlgorithmEntry:
+class AlgorithmEntry(Generic[Settings]):
     """An algorithm as the registry knows it.
 
     Attributes:
@@ -85,8 +88,8 @@ class AlgorithmEntry:
         takes: Further inputs that a run may name.
     """
 
-    settings: type[AlgorithmSettings]
-    make: Callable[[AlgorithmSettings], Algorithm]
+    settings: type[Settings]
+    make: Callable[[Settings], Algorithm]
     needs: tuple[str, ...]
     takes: tuple[str, ...] = ()
 
@@ -104,4 +107,5 @@ def permutation(count: int, seed: int, epoch: int) -> tuple[int, ...]:
     return tuple(order)
 
 
-Registry = Mapping[str, AlgorithmEntry]
+# The entries' settings differ; each entry is consistent in itself.
+Registry = Mapping[str, AlgorithmEntry[Any]]

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -13,7 +14,7 @@ from fulmen.errors import ResourceNotFound, SettingsInvalid, Violation
 from fulmen.ids import uuid7
 from fulmen_algorithm.domain.algorithm import AlgorithmEntry, AlgorithmSettings, Registry
 from fulmen_algorithm.domain.context import RunInputs
-from fulmen_algorithm.domain.inputs import read_demonstrations, read_tasks
+from fulmen_algorithm.domain.inputs import Demonstration, read_demonstrations, read_tasks
 from fulmen_algorithm.domain.ports import ResourceShelf
 from fulmen_algorithm.domain.run import PolicyOrigin, PolicySpec, TrainingRun
 
@@ -45,7 +46,7 @@ def digest(draft: RunDraft) -> str:
     return hashlib.sha256(json.dumps([*parts, policy]).encode()).hexdigest()
 
 
-def parse_settings(entry: AlgorithmEntry, settings_json: str) -> AlgorithmSettings:
+def parse_settings(entry: AlgorithmEntry[Any], settings_json: str) -> AlgorithmSettings:
     """Reads settings strictly.
 
     Raises:
@@ -109,12 +110,13 @@ async def read_inputs(inputs: Mapping[str, str], shelf: ResourceShelf) -> tuple[
         if use in inputs:
             tasks[use], bad = read_tasks((await shelf.get(inputs[use])).data, field=f"inputs.{use}")
             violations += bad
-    demonstrations, bad = [], []
+    demonstrations: list[Demonstration] = []
     if "demonstrations" in inputs:
         content = (await shelf.get(inputs["demonstrations"])).data
         demonstrations, bad = read_demonstrations(content, field="inputs.demonstrations")
+        violations += bad
     read = RunInputs(**{use: tuple(lines) for use, lines in tasks.items()}, demonstrations=tuple(demonstrations))
-    return read, [*violations, *bad]
+    return read, violations
 
 
 def _problems(draft: RunDraft) -> list[Violation]:
@@ -143,7 +145,7 @@ def _problems(draft: RunDraft) -> list[Violation]:
     return found
 
 
-def _input_problems(draft: RunDraft, entry: AlgorithmEntry) -> list[Violation]:
+def _input_problems(draft: RunDraft, entry: AlgorithmEntry[Any]) -> list[Violation]:
     known = {*entry.needs, *entry.takes, "bundle"}
     found = [
         Violation(field=f"inputs.{use}", description=f"is needed by {draft.algorithm}")

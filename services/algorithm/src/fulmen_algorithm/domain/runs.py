@@ -14,6 +14,8 @@ from fulmen_algorithm.domain.creation import RunDraft, digest
 from fulmen_algorithm.domain.events import Clock, EventFile, EventLog
 from fulmen_algorithm.domain.run import RunState, TrainingRun, moved
 
+CHANGEABLE = frozenset({"results", "step", "policy_version", "model_path", "resume_requested"})
+
 
 class RunFile(EventFile, Protocol):
     """Where a run and its events are kept."""
@@ -99,7 +101,9 @@ class Runs:
     def update(self, name: str, changes: Mapping[str, object]) -> None:
         """Changes figures of a run; its state changes by `move` only."""
         entry = self.entry(name)
-        entry.run = replace(entry.run, **changes)
+        if unknown := set(changes) - CHANGEABLE:
+            raise ValueError(f"These fields do not change by update: {sorted(unknown)}.")
+        entry.run = replace(entry.run, **changes)  # type: ignore[arg-type]  # the names were checked
         entry.file.save_run(entry.run)
 
     def move(self, name: str, state: RunState, *, failure_message: str = "") -> TrainingRun:

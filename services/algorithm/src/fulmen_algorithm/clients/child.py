@@ -1,0 +1,91 @@
+"""A child process that is waited for without blocking.
+
+It is started by the standard library's `subprocess`, which uses vfork: the event loop's own fork runs grpc's fork
+handlers in the child, which now and then crash there before the program is reached.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+
+class Child:
+    """One child process, leader of a process group of its own."""
+
+    def __init__(self, process: subprocess.Popen[bytes], ended: "asyncio.Future[int]") -> None:
+        """Use `start`."""
+        self._process = process
+        self._ended = ended
+
+    @classmethod
+    def start(
+        cls, argv: Sequence[str], *, environment: Mapping[str, str], output: IO[bytes] | int, folder: Path | None = None
+    ) -> "Child":
+        """Starts a process with an open standard input; its errors go where this process' do.
+
+        Args:
+            argv: Program and arguments.
+            environment: The whole of it.
+            output: Where its standard output goes: a file, or `subprocess.PIPE`.
+            folder: Its working directory.
+
+        Raises:
+            OSError: if it cannot be started.
+        """
+        process = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=output, env=dict(environment), cwd=folder, start_new_session=True
+        )
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[int] = loop.create_future()
+        # A thread of its own, since a wait in the shared pool would hold a place there for the process' whole life.
+        reaper = threading.Thread(target=_reap, args=(process, loop, ended), name=f"reaper-{process.pid}", daemon=True)
+        reaper.start()
+        return cls(process, ended)
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    async def first_line(self) -> bytes:
+        """Reads one line of its output; empty if it ends before. A reader that gives up must end the process."""
+        if self._process.stdout is None:
+            return b""
+        return await asyncio.to_thread(self._process.stdout.readline)
+
+    async def wait(self) -> int:
+        """Waits for its end; returns its exit status, negative for a signal."""
+        return await asyncio.shield(self._ended)
+
+    async def end(self, *, grace_s: float) -> None:
+        """Ends it: asks, waits, kills its group."""
+        if not self._ended.done():
+            self._signal(signal.SIGTERM)
+            await asyncio.wait({self._ended}, timeout=grace_s)
+        if not self._ended.done():
+            self._signal(signal.SIGKILL)
+            await asyncio.wait({self._ended})
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        # Only while it is not reaped: afterwards its id may be another process'.
+        if self._process.returncode is None:
+            os.killpg(self._process.pid, number)
+
+
+def _reap(process: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop, ended: "asyncio.Future[int]") -> None:
+    status = process.wait()
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(_settle, ended, status)
+
+
+def _settle(ended: "asyncio.Future[int]", status: int) -> None:
+    if not ended.done():
+        ended.set_result(status)

@@ -1,0 +1,125 @@
+"""What tests need to train for real, quickly: a very small model, an agent whose reward varies, and the run's books."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fulmen.client import Client
+from fulmen.runner.v1.agent_spec_pb2 import AgentSpec, Grader, PythonEntry
+from fulmen.store.v1 import resource_service_pb2, rollout_service_pb2
+from fulmen.store.v1.resource_pb2 import ResourceVersion
+
+AGENT = b"""\
+from openai import AsyncOpenAI
+
+client = AsyncOpenAI()
+
+
+async def solve(task):
+    completion = await client.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": task["input"]["question"]}]
+    )
+    return completion.choices[0].message.content or ""
+
+
+def grade(task, outcome):
+    return float(sum(map(ord, outcome)) % 2)
+"""
+BUILDER = b"""\
+import make_model
+
+
+def build(output_dir, seed=0):
+    make_model.build(output_dir, seed, hidden=16, layers=1, heads=2, mlp=16)
+"""
+POLICY = "tiny"
+BUILD = "tiny_model.py:build"
+
+
+async def publish_training_inputs(
+    client: Client, repository_root: Path, *, tasks: int = 8, validation: int = 4
+) -> dict[str, str]:
+    """Publishes agent, bundle and data sets; returns the pinned versions by use."""
+    make_model = (repository_root / "examples/arithmetic/make_model.py").read_bytes()
+    files = {"agent.py": AGENT, "tiny_model.py": BUILDER, "make_model.py": make_model}
+    bundle = await _publish(client, "bundle.tiny", "bundle", _packed(files))
+    spec = AgentSpec(
+        bundle=bundle,
+        python=PythonEntry(target="agent.py:solve"),
+        grader=Grader(python=PythonEntry(target="agent.py:grade")),
+    )
+    lines = [json.dumps({"input": {"question": f"{i}+{i}="}}) for i in range(tasks + validation)]
+    demonstration = {"messages": [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]}
+    return {
+        "bundle": bundle,
+        "agent": await _publish(client, "agent.tiny", "agent", spec.SerializeToString()),
+        "train_tasks": await _publish(client, "dataset.tiny-train", "dataset", "\n".join(lines[:tasks]).encode()),
+        "validation_tasks": await _publish(
+            client, "dataset.tiny-validation", "dataset", "\n".join(lines[tasks:]).encode()
+        ),
+        "demonstrations": await _publish(
+            client, "dataset.tiny-demonstrations", "dataset", json.dumps(demonstration).encode()
+        ),
+    }
+
+
+async def finished_groups(client: Client, training_run: str) -> list[str]:
+    """Reads the ids of all finished groups of a run from the beginning of the feed, in its order."""
+    stream = client.rollouts.WatchRollouts(rollout_service_pb2.WatchRolloutsRequest(training_run=training_run))
+    found: list[str] = []
+    try:
+        async for message in stream:
+            # The first empty message says that the feed is read to its end.
+            if not message.groups:
+                break
+            found += [group.group_id for group in message.groups]
+    finally:
+        stream.cancel()
+    return found
+
+
+def read_consumed(run_folder: Path) -> list[dict]:
+    """Reads what a run has consumed."""
+    return [json.loads(line) for line in (run_folder / "consumed.jsonl").read_text().splitlines()]
+
+
+def check_books(lines: Sequence[Mapping], feed: Sequence[str], *, steps: int) -> None:
+    """Checks that every finished group was dealt with once, in order, up to the last one that was.
+
+    Args:
+        lines: What the run has consumed.
+        feed: Ids of the finished groups, in the order of the feed.
+        steps: How many steps the run has.
+    """
+    groups = [line["group"] for line in lines]
+    assert len(groups) == len(set(groups)), "a group was consumed twice"
+    trained = [name for line in lines for name in line["trained"]]
+    assert len(trained) == len(set(trained)), "a rollout was trained on twice"
+    delivered = [group_id for group_id in feed if group_id.startswith("train/")]
+    assert len(delivered) == len(set(delivered)), "a group was delivered twice"
+    order = [f"train/{group}" for group in groups]
+    assert order == delivered[: len(order)], "a finished group was skipped"
+    assert sorted({line["step"] for line in lines}) == list(range(1, steps + 1))
+    assert [line["step"] for line in lines] == sorted(line["step"] for line in lines)
+    for line in lines:
+        assert bool(line["trained"]) == (line["outcome"] == "trained")
+
+
+async def _publish(client: Client, resource: str, kind: str, content: bytes) -> str:
+    version = ResourceVersion(name=f"resources/{resource}", kind=kind, content=content)
+    answer = await client.resources.PublishResources(resource_service_pb2.PublishResourcesRequest(resources=[version]))
+    return answer.resources[0].name
+
+
+def _packed(files: Mapping[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
