@@ -28,6 +28,8 @@ _FIGURES: Final[tuple[tuple[str, str, Callable[[float], str]], ...]] = (
     ("staleness_mean", "staleness", lambda value: f"{value:.2f}"),
     ("eta_seconds", "ETA", lambda value: _duration(value)),
 )
+# Not measured at every step, and still true at the next.
+_LASTING: Final = frozenset({"validation_accuracy"})
 PLAIN_INTERVAL_S: Final = 1.0
 
 
@@ -101,7 +103,8 @@ class RunProgress:
         self._draw()
 
     def _step(self, step: training_run_pb2.StepMetrics) -> None:
-        self._figures.update(step.values)
+        lasting = {name: value for name, value in self._figures.items() if name in _LASTING}
+        self._figures = {**lasting, **step.values}
         self._bar.update(self._task, completed=step.step)
         if self._live is not None:
             self._draw()
