@@ -14,12 +14,12 @@ import os
 import platform
 import secrets
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -250,9 +250,8 @@ async def run(bench: Bench) -> None:
     ):
         rates = []
         for _ in range(repeats):
-            count, took = await measured(
-                bench, name, lambda: cycles(bench, producers=producers, per_request=per_request, seconds=seconds)
-            )
+            work = partial(cycles, bench, producers=producers, per_request=per_request, seconds=seconds)
+            count, took = await measured(bench, name, work)
             rates.append(count / took)
         bench.raw[name]["rates"] = [round(rate, 1) for rate in rates]
         bench.claim(name, statistics.median(rates), "rollouts/s", goal, "higher")
@@ -262,7 +261,7 @@ async def run(bench: Bench) -> None:
     bench.claim("dispatch latency p99, idle queue", latencies[len(latencies) * 99 // 100], "ms", 50, "lower")
     rates = []
     for _ in range(repeats):
-        count, took = await measured(bench, "spans", lambda: span_ingest(bench, seconds))
+        count, took = await measured(bench, "spans", partial(span_ingest, bench, seconds))
         rates.append(count / took)
     bench.raw["spans"]["rates"] = [round(rate, 1) for rate in rates]
     bench.claim(f"spans, {SPANS_PER_CHUNK} per chunk", statistics.median(rates), "spans/s", 150_000, "higher")
@@ -281,10 +280,10 @@ async def with_store(folder: Path, *, short: bool) -> dict[str, Any]:
         "FULMEN_STORE_READY_FILE": str(ready),
         "FULMEN_STORE_LOG_LEVEL": "warning",
     }
-    store = subprocess.Popen([sys.executable, "-m", "fulmen_store", "serve"], env=environment)
+    store = await asyncio.create_subprocess_exec(sys.executable, "-m", "fulmen_store", "serve", env=environment)
     try:
         async with asyncio.timeout(START_LIMIT_S):
-            while not ready.exists():
+            while not ready.exists():  # noqa: ASYNC110  # a file of another process
                 await asyncio.sleep(0.05)
         token = TokenSigner(key).issue(Role.ADMIN, subject="bench", ttl_s=3600)
         async with open_channel(f"127.0.0.1:{json.loads(ready.read_text())['port']}", token=token) as channel:
@@ -292,7 +291,7 @@ async def with_store(folder: Path, *, short: bool) -> dict[str, Any]:
             await run(bench)
     finally:
         store.terminate()
-        store.wait(timeout=START_LIMIT_S)
+        await store.wait()
         postgres.stop()
     return {
         "name": "store",

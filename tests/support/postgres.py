@@ -13,7 +13,8 @@ import itertools
 import os
 import shutil
 import tempfile
-import threading
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -107,23 +108,10 @@ async def _create_partitions(dsn: str) -> None:
     await database.close()
 
 
-def run_now(coroutine: Any) -> Any:
+def run_now(coroutine: Coroutine[Any, Any, None]) -> None:
     """Runs a coroutine to its end in a thread of its own, so that it works inside and outside of a loop."""
-    result: list[Any] = []
-    failure: list[BaseException] = []
-
-    def target() -> None:
-        try:
-            result.append(asyncio.run(coroutine))
-        except BaseException as error:
-            failure.append(error)
-
-    thread = threading.Thread(target=target, name="postgres-admin")
-    thread.start()
-    thread.join()
-    if failure:
-        raise failure[0]
-    return result[0]
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="postgres-admin") as executor:
+        executor.submit(asyncio.run, coroutine).result()
 
 
 _server: PostgresServer | None = None

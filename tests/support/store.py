@@ -188,7 +188,7 @@ async def get(stubs: Stubs, name: str) -> rollout_pb2.Rollout:
 async def until_state(stubs: Stubs, name: str, state: int) -> rollout_pb2.Rollout:
     """Waits until a rollout is in a state."""
     async with asyncio.timeout(LIMIT_S):
-        while (rollout := await get(stubs, name)).state != state:
+        while (rollout := await get(stubs, name)).state != state:  # noqa: ASYNC110  # state of another process
             await asyncio.sleep(0.02)
         return rollout
 

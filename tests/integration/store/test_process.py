@@ -86,7 +86,7 @@ async def test_a_killed_store_loses_no_acknowledged_rollout(database_url: str, t
     async with open_channel(f"127.0.0.1:{await first.port()}", token=token) as channel:
         loads = [asyncio.create_task(load(Stubs(channel))) for _ in range(8)]
         async with asyncio.timeout(START_LIMIT_S):
-            while len(acknowledged) < 1000:
+            while len(acknowledged) < 1000:  # noqa: ASYNC110  # load of eight callers
                 await asyncio.sleep(0.01)
         first.kill()
         stop.set()
@@ -160,8 +160,6 @@ def test_a_wrong_setting_is_one_clear_error(tmp_path: Path, settings: dict[str, 
     assert store.process.returncode != 0
     assert complaint in output
     assert "Traceback" not in output
-
-
 
 
 async def _until_available(stubs: Stubs) -> None:

@@ -180,9 +180,7 @@ async def test_lists_page_through_everything_newest_first(stubs: Stubs) -> None:
 async def test_lists_filter_by_state(stubs: Stubs) -> None:
     names = await create(stubs, 4)
     await stubs.rollouts.CancelRollouts(pb.CancelRolloutsRequest(names=names[:1]))
-    page = await stubs.rollouts.ListRollouts(
-        pb.ListRolloutsRequest(states=[rollout_pb2.ROLLOUT_STATE_CANCELLED])
-    )
+    page = await stubs.rollouts.ListRollouts(pb.ListRolloutsRequest(states=[rollout_pb2.ROLLOUT_STATE_CANCELLED]))
     assert [rollout.name for rollout in page.rollouts] == names[:1]
 
 

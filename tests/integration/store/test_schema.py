@@ -33,9 +33,9 @@ async def connection(database_url: str) -> Any:
 
 
 async def test_every_statement_can_be_prepared(connection: Any) -> None:
-    names = [name for name, _ in SQL.items()]
-    assert len(names) > 30
-    for _, statement in SQL.items():
+    statements = dict(SQL.items())
+    assert len(statements) > 30
+    for statement in statements.values():
         await connection.prepare(statement)
 
 

@@ -25,7 +25,10 @@ def chunk_of(attempt: str, count: int = 3, *, model_call: bytes = b"") -> span_p
     records = [
         span_pb2.SpanRecord(
             otlp_span=trace_pb2.Span(
-                name=f"span-{index}", span_id=uuid7().bytes[-8:], trace_id=uuid7().bytes, start_time_unix_nano=1000 + index
+                name=f"span-{index}",
+                span_id=uuid7().bytes[-8:],
+                trace_id=uuid7().bytes,
+                start_time_unix_nano=1000 + index,
             ).SerializeToString(),
             model_call=model_call,
             scope="tests",
@@ -138,7 +141,7 @@ async def test_a_service_records_model_calls(store: StoreHandle, stubs: Stubs) -
 
 
 async def test_an_opentelemetry_sdk_with_an_attempt_key_is_a_writer(store: StoreHandle, stubs: Stubs) -> None:
-    (name,) = await create(stubs)
+    await create(stubs)
     runner = await Runner(stubs).open()
     (assignment,) = await runner.take(1)
     exporter = OTLPSpanExporter(

@@ -20,9 +20,7 @@ def item(project_id: int = 1, rank: int = 0, labels: frozenset[str] = frozenset(
     warm_up=st.integers(0, 50),
     window=st.integers(1, 120),
 )
-def test_over_any_window_backlogged_projects_get_their_weights(
-    weights: list[int], warm_up: int, window: int
-) -> None:
+def test_over_any_window_backlogged_projects_get_their_weights(weights: list[int], warm_up: int, window: int) -> None:
     queue = FairQueue(lambda project_id: weights[project_id])
     for project_id in range(len(weights)):
         for _ in range(warm_up + window):

@@ -24,17 +24,17 @@ async def running(committer: GroupCommitter[int, int]) -> AsyncIterator[GroupCom
 
 async def test_what_waits_during_a_commit_goes_into_the_next_one() -> None:
     batches: list[int] = []
-    gate = asyncio.Event()
+    begun, gate = asyncio.Event(), asyncio.Event()
 
     async def execute(rows: Sequence[int]) -> list[int]:
         batches.append(len(rows))
+        begun.set()
         await gate.wait()
         return [row * 2 for row in rows]
 
     async with running(GroupCommitter("work", execute)) as committer:
         first = asyncio.create_task(committer.submit([1]))
-        while not batches:
-            await asyncio.sleep(0)
+        await begun.wait()
         rest = [asyncio.create_task(committer.submit([number, number])) for number in range(10)]
         await asyncio.sleep(0)
         gate.set()

@@ -92,9 +92,7 @@ class RolloutMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.state is RolloutState.RUNNING)
     @rule(kind=kinds)
     def end(self, kind: FailureKind) -> None:
-        decision = decide(
-            kind, policy=self.policy, charged=self.charged, cancel_requested=self.cancel_requested
-        )
+        decision = decide(kind, policy=self.policy, charged=self.charged, cancel_requested=self.cancel_requested)
         self.charged += decision.charge
         self.released += decision.charge == 0
         self._go(decision.rollout_state)

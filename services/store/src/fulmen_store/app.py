@@ -6,6 +6,8 @@ import asyncio
 import datetime
 import secrets
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Final
 
 import grpc.aio
 import structlog
@@ -21,7 +23,7 @@ from fulmen.store.v1 import (
     runner_registry_service_pb2_grpc,
     span_service_pb2_grpc,
 )
-from fulmen_service_kit.lifecycle import ServiceParts
+from fulmen_service_kit.lifecycle import Role, ServiceParts
 from fulmen_service_kit.server import build_server
 from fulmen_service_kit.settings import ServiceSettings
 from fulmen_service_kit.tokens import TokenSigner
@@ -53,9 +55,38 @@ from fulmen_store.transport.span_service import SpanService, TraceService
 
 __all__ = ["build"]
 
-DRAIN_LOOK_S = 0.02
+DRAIN_LOOK_S: Final = 0.02
 
 _log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tables:
+    """Everything that reads and writes PostgreSQL."""
+
+    rollouts: PgRollouts
+    leases: PgLeases
+    sessions: PgSessions
+    feed: PgFeed
+    spans: PgSpans
+    resources: PgResources
+    upkeep: PgUpkeep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Domain:
+    """Use cases, background roles and what they share."""
+
+    seats: Seats
+    wakeups: Wakeups
+    stopping: asyncio.Event
+    ends: AttemptEnds
+    returner: LeaseReturner
+    dispatcher: Dispatcher
+    rollouts: Rollouts
+    sessions: Sessions
+    spans: Spans
+    upkeep: Upkeep
 
 
 async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServiceParts:
@@ -68,6 +99,19 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     """
     assert isinstance(settings, StoreSettings)
     settings = _with_key(settings)
+    tables = await _open_tables(settings, stack)
+    domain = _wire_domain(tables, settings)
+    await domain.upkeep.work_once()
+    server = build_server(
+        settings,
+        policy=ROLE_POLICY,
+        service_names=SERVICE_NAMES,
+        register=lambda server: _register(server, tables, domain, settings),
+    )
+    return ServiceParts(server=server, roles=_roles(tables, domain, settings.lease_ttl_s), drain=lambda: _drain(domain))
+
+
+async def _open_tables(settings: StoreSettings, stack: AsyncExitStack) -> _Tables:
     dsn = settings.database_url.get_secret_value()
     database = await connect(
         dsn, connections=settings.database_connections, start_limit_s=settings.database_start_limit_s
@@ -75,110 +119,135 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     stack.push_async_callback(database.close)
     if settings.auto_migrate:
         _log.info("schema_ready", applied=await migrate(dsn))
+    return _Tables(
+        rollouts=PgRollouts(database),
+        leases=PgLeases(database),
+        sessions=PgSessions(database),
+        feed=PgFeed(database),
+        spans=PgSpans(database),
+        resources=PgResources(database),
+        upkeep=PgUpkeep(database),
+    )
 
-    # Tables
-    rollout_table, lease_table, session_table = PgRollouts(database), PgLeases(database), PgSessions(database)
-    span_table, resource_table = PgSpans(database), PgResources(database)
 
-    # Use cases and roles
-    metrics, wakeups, seats, stopping = StoreMetrics(), Wakeups(), Seats(), asyncio.Event()
-    ttl_s, poll_s = settings.lease_ttl_s, settings.poll_interval_s
+def _wire_domain(tables: _Tables, settings: StoreSettings) -> _Domain:
+    metrics, wakeups, seats = StoreMetrics(), Wakeups(), Seats()
+
+    def finished(projects: frozenset[int]) -> None:
+        wakeups.announce(("finished", project) for project in projects)
+
     ends = AttemptEnds(
-        table=lease_table,
+        table=tables.leases,
         requeued=lambda items: dispatcher.offer(items),
-        finished=lambda projects: wakeups.announce(("finished", project) for project in projects),
+        finished=finished,
         left=seats.lease_over,
         observe_batch=metrics.batch,
     )
     returner = LeaseReturner(ends)
     dispatcher = Dispatcher(
-        table=lease_table, seats=seats, undelivered=returner.give_back, poll_interval_s=poll_s, meter=metrics
-    )
-    rollouts = Rollouts(
-        table=rollout_table,
-        offer=dispatcher.offer,
-        finished=lambda projects: wakeups.announce(("finished", project) for project in projects),
-        tell=seats.tell_each,
-        new_id=uuid7,
-        now=lambda: datetime.datetime.now(datetime.UTC),
-        observe_batch=metrics.batch,
-    )
-    sessions = Sessions(
-        sessions=session_table, leases=lease_table, seats=seats, ends=ends, lease_ttl_s=ttl_s, new_id=uuid7
-    )
-    spans = Spans(table=span_table, observe_batch=metrics.batch)
-    resources = Resources(table=resource_table, wakeups=wakeups)
-    upkeep = Upkeep(table=PgUpkeep(database), today=lambda: datetime.datetime.now(datetime.UTC).date())
-    await upkeep.work_once()
-    metrics.watch_queue(known=lambda: len(dispatcher), credit=seats.open_credit, runners=lambda: len(seats))
-
-    # Services
-    rollout_service = RolloutService(
-        rollouts=rollouts,
-        table=rollout_table,
-        feed=FeedFollower(table=PgFeed(database), wakeups=wakeups, poll_interval_s=poll_s),
+        table=tables.leases,
         seats=seats,
-        stopping=stopping.is_set,
+        undelivered=returner.give_back,
+        poll_interval_s=settings.poll_interval_s,
+        meter=metrics,
+    )
+    metrics.watch_queue(known=lambda: len(dispatcher), credit=seats.open_credit, runners=lambda: len(seats))
+    return _Domain(
+        seats=seats,
+        wakeups=wakeups,
+        stopping=asyncio.Event(),
+        ends=ends,
+        returner=returner,
+        dispatcher=dispatcher,
+        rollouts=Rollouts(
+            table=tables.rollouts,
+            offer=dispatcher.offer,
+            finished=finished,
+            tell=seats.tell_each,
+            new_id=uuid7,
+            now=_now,
+            observe_batch=metrics.batch,
+        ),
+        sessions=Sessions(
+            sessions=tables.sessions,
+            leases=tables.leases,
+            seats=seats,
+            ends=ends,
+            lease_ttl_s=settings.lease_ttl_s,
+            new_id=uuid7,
+        ),
+        spans=Spans(table=tables.spans, observe_batch=metrics.batch),
+        upkeep=Upkeep(table=tables.upkeep, today=lambda: _now().date()),
+    )
+
+
+def _roles(tables: _Tables, domain: _Domain, lease_ttl_s: float) -> dict[str, Role]:
+    return {
+        "create-committer": domain.rollouts.creations,
+        "end-committer": domain.ends.committer,
+        "span-committer": domain.spans.committer,
+        "session-lookups": domain.sessions.lookups,
+        "dispatcher": domain.dispatcher,
+        "lease-returner": domain.returner,
+        "lease-renewer": LeaseRenewer(
+            sessions=tables.sessions, leases=tables.leases, seats=domain.seats, lease_ttl_s=lease_ttl_s
+        ),
+        "lease-sweeper": LeaseSweeper(
+            sessions=tables.sessions,
+            leases=tables.leases,
+            seats=domain.seats,
+            ends=domain.ends,
+            lease_ttl_s=lease_ttl_s,
+        ),
+        "upkeep": domain.upkeep,
+    }
+
+
+def _register(server: grpc.aio.Server, tables: _Tables, domain: _Domain, settings: StoreSettings) -> None:
+    stopping, poll_s = domain.stopping.is_set, settings.poll_interval_s
+    rollout_service = RolloutService(
+        rollouts=domain.rollouts,
+        table=tables.rollouts,
+        feed=FeedFollower(table=tables.feed, wakeups=domain.wakeups, poll_interval_s=poll_s),
+        seats=domain.seats,
+        stopping=stopping,
     )
     lease_service = LeaseService(
-        sessions=sessions,
-        seats=seats,
-        dispatcher=dispatcher,
-        ends=ends,
-        table=rollout_table,
+        sessions=domain.sessions,
+        seats=domain.seats,
+        dispatcher=domain.dispatcher,
+        ends=domain.ends,
+        table=tables.rollouts,
         signer=TokenSigner(settings.signing_key.get_secret_value()),
-        undelivered=returner.give_back,
+        undelivered=domain.returner.give_back,
         drain_notice_s=settings.drain_notice_s,
     )
     resource_service = ResourceService(
-        resources=resources,
-        watcher=ResourceWatcher(table=resource_table, wakeups=wakeups, poll_interval_s=poll_s),
-        table=resource_table,
-        rollouts=rollout_table,
-        stopping=stopping.is_set,
+        resources=Resources(table=tables.resources, wakeups=domain.wakeups),
+        watcher=ResourceWatcher(table=tables.resources, wakeups=domain.wakeups, poll_interval_s=poll_s),
+        table=tables.resources,
+        rollouts=tables.rollouts,
+        stopping=stopping,
     )
+    span_service = SpanService(spans=domain.spans, table=tables.spans, rollouts=tables.rollouts)
+    rollout_service_pb2_grpc.add_RolloutServiceServicer_to_server(rollout_service, server)
+    lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(lease_service, server)
+    resource_service_pb2_grpc.add_ResourceServiceServicer_to_server(resource_service, server)
+    span_service_pb2_grpc.add_SpanServiceServicer_to_server(span_service, server)
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(TraceService(spans=domain.spans), server)
+    registry = RunnerRegistryService(table=tables.sessions)
+    runner_registry_service_pb2_grpc.add_RunnerRegistryServiceServicer_to_server(registry, server)
+    not_yet_served = project_service_pb2_grpc.ProjectServiceServicer()
+    project_service_pb2_grpc.add_ProjectServiceServicer_to_server(not_yet_served, server)
 
-    def register(server: grpc.aio.Server) -> None:
-        rollout_service_pb2_grpc.add_RolloutServiceServicer_to_server(rollout_service, server)
-        lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(lease_service, server)
-        resource_service_pb2_grpc.add_ResourceServiceServicer_to_server(resource_service, server)
-        span_service_pb2_grpc.add_SpanServiceServicer_to_server(
-            SpanService(spans=spans, table=span_table, rollouts=rollout_table), server
-        )
-        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(TraceService(spans=spans), server)
-        runner_registry_service_pb2_grpc.add_RunnerRegistryServiceServicer_to_server(
-            RunnerRegistryService(table=session_table), server
-        )
-        project_service_pb2_grpc.add_ProjectServiceServicer_to_server(
-            project_service_pb2_grpc.ProjectServiceServicer(), server
-        )
 
-    async def drain() -> None:
-        stopping.set()
-        wakeups.announce_all()
-        seats.tell_each([(seat.session_id, Drained()) for seat in seats.all_open()])
-        while len(seats):
-            await asyncio.sleep(DRAIN_LOOK_S)
-
-    return ServiceParts(
-        server=build_server(settings, policy=ROLE_POLICY, service_names=SERVICE_NAMES, register=register),
-        roles={
-            "create-committer": rollouts.creations,
-            "end-committer": ends.committer,
-            "span-committer": spans.committer,
-            "session-lookups": sessions.lookups,
-            "dispatcher": dispatcher,
-            "lease-returner": returner,
-            "lease-renewer": LeaseRenewer(
-                sessions=session_table, leases=lease_table, seats=seats, lease_ttl_s=ttl_s
-            ),
-            "lease-sweeper": LeaseSweeper(
-                sessions=session_table, leases=lease_table, seats=seats, ends=ends, lease_ttl_s=ttl_s
-            ),
-            "upkeep": upkeep,
-        },
-        drain=drain,
-    )
+async def _drain(domain: _Domain) -> None:
+    """Tells watchers and runners to move, and waits until the runners have."""
+    domain.stopping.set()
+    domain.wakeups.announce_all()
+    domain.seats.tell_each([(seat.session_id, Drained()) for seat in domain.seats.all_open()])
+    while len(domain.seats):  # noqa: ASYNC110  # the lifecycle bounds the wait
+        await asyncio.sleep(DRAIN_LOOK_S)
 
 
 def _with_key(settings: StoreSettings) -> StoreSettings:
@@ -186,3 +255,7 @@ def _with_key(settings: StoreSettings) -> StoreSettings:
     if settings.signing_key.get_secret_value():
         return settings
     return settings.model_copy(update={"signing_key": SecretStr(secrets.token_urlsafe(32))})
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)

@@ -161,7 +161,7 @@ class EmbeddedPostgres:
         arguments = [str(self._binaries / "postgres"), "-D", str(self._data_dir), "-k", str(self._socket_dir)]
         for name, value in {"listen_addresses": "", **self._settings}.items():
             arguments += ["-c", f"{name}={value}"]
-        with open(self.log_file, "ab") as log:
+        with self.log_file.open("ab") as log:
             self._give_to_server_user(self.log_file)
             # A double fork: the server is then no child of ours, so it never stays behind as a zombie
             # whose process id would look alive to the next start.

@@ -94,7 +94,9 @@ class AttemptEnds:
             if not pending:
                 break
         for key in pending:
-            raise DatabaseUnavailable("The lease kept changing while its attempt ended.", attempt=attempt_name(key[0], key[2]))
+            raise DatabaseUnavailable(
+                "The lease kept changing while its attempt ended.", attempt=attempt_name(key[0], key[2])
+            )
         return [statuses[_key(report)] for report in reports]
 
     async def _held(self, reports: Iterable[AttemptReport]) -> dict[UUID, HeldLease]:

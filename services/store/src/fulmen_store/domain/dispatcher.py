@@ -175,9 +175,7 @@ class Dispatcher:
         unknown = [lease for lease in held if self._doubtful[lease.rollout_id] == lease.session_id]
         self._doubtful = {}
         if unknown:
-            self._undelivered(
-                [released(lease.rollout_id, lease.session_id, lease.epoch) for lease in unknown]
-            )
+            self._undelivered([released(lease.rollout_id, lease.session_id, lease.epoch) for lease in unknown])
 
     def _deliver(self, choices: list[tuple[ReadyItem, Seat]], granted: dict[UUID, Grant]) -> None:
         per_seat: dict[Seat, list[Grant]] = {}

@@ -21,6 +21,7 @@ from fulmen_store.domain.wakeups import Wakeups
 __all__ = ["Cursor", "FeedFollower", "FeedPage", "FeedRow", "FeedTable", "FinishedGroup", "Selection"]
 
 VERSION: Final = 1
+LOWEST_ID: Final = UUID(int=0)
 _LAYOUT: Final = struct.Struct(">B4sQ16s")
 SCAN_ROWS: Final = 512
 MAX_GROUPS: Final = 256
@@ -47,7 +48,7 @@ class Cursor:
     """A place in the feed: just after the row with this transaction id and rollout."""
 
     xid: int = 0
-    rollout_id: UUID = UUID(int=0)
+    rollout_id: UUID = LOWEST_ID
 
     def encode(self, selection: Selection) -> str:
         """Packs the cursor into the opaque text that clients keep."""

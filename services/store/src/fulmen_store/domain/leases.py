@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
-from collections.abc import Sequence
 from uuid import UUID
 
 from fulmen_store.domain.fair_queue import ReadyItem
@@ -150,8 +150,6 @@ class LeaseTable(Protocol):
         """Returns all projects."""
         ...
 
-    async def waiting(
-        self, project_id: int, *, after: tuple[int, UUID], limit: int
-    ) -> list[tuple[ReadyItem, float]]:
+    async def waiting(self, project_id: int, *, after: tuple[int, UUID], limit: int) -> list[tuple[ReadyItem, float]]:
         """Returns one page of waiting items in order, each with the seconds until it may run."""
         ...

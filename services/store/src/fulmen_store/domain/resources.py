@@ -127,9 +127,7 @@ class ResourceTable(Protocol):
         """Returns the latest version of every selected resource."""
         ...
 
-    async def changes_since(
-        self, selection: WatchSelection, transaction: int
-    ) -> tuple[list[Version], list[Alias]]:
+    async def changes_since(self, selection: WatchSelection, transaction: int) -> tuple[list[Version], list[Alias]]:
         """Returns versions and aliases written by this transaction or later ones."""
         ...
 
@@ -202,7 +200,9 @@ class ResourceWatcher:
             floor = next_floor
             fresh = [version for version in changed if version.version > versions.get(version.resource_id, 0)]
             versions.update({version.resource_id: version.version for version in fresh})
-            new_moves = [alias for alias in moved if alias.revision > revisions.get((alias.resource_id, alias.alias), 0)]
+            new_moves = [
+                alias for alias in moved if alias.revision > revisions.get((alias.resource_id, alias.alias), 0)
+            ]
             revisions.update({(alias.resource_id, alias.alias): alias.revision for alias in new_moves})
             if fresh or new_moves or quiet_s >= KEEP_ALIVE_S:
                 quiet_s = 0.0

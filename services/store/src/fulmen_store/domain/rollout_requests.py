@@ -111,7 +111,9 @@ def check_rollouts(rollouts: Sequence[NewRollout], *, request_id: str, now_ms: i
         for path, text in _problems(rollout, now_ms)
     ]
     if not 1 <= len(rollouts) <= MAX_ROLLOUTS:
-        violations.append(Violation(field="rollouts", description=f"has {len(rollouts)} entries, allowed are 1 to 1000"))
+        violations.append(
+            Violation(field="rollouts", description=f"has {len(rollouts)} entries, allowed are 1 to 1000")
+        )
     if len(request_id) > MAX_TEXT:
         violations.append(Violation(field="request_id", description="is longer than 128 characters"))
     violations += _group_problems(rollouts)
@@ -129,12 +131,8 @@ def _problems(rollout: NewRollout, now_ms: int) -> Iterator[tuple[str, str]]:
         yield "project", "is not of the form projects/{project}"
     if rollout.training_run and not _TRAINING_RUN.fullmatch(rollout.training_run):
         yield "training_run", "is not of the form trainingRuns/{id}"
-    if len(rollout.group_id) > MAX_TEXT:
-        yield "group_id", "is longer than 128 characters"
-    if not 1 <= rollout.group_size <= MAX_GROUP_SIZE:
-        yield "group_size", f"is {rollout.group_size}, allowed are 1 to {MAX_GROUP_SIZE}"
-    elif rollout.group_size > 1 and not rollout.group_id:
-        yield "group_id", "is needed when group_size is above 1"
+    if rollout.group_id or rollout.group_size != 1:
+        yield from _membership_problems(rollout)
     if not 0 <= rollout.mode <= LARGEST_MODE:
         yield "mode", f"{rollout.mode} is not a known mode"
     if rollout.input_size > MAX_INPUT_BYTES:
@@ -148,6 +146,15 @@ def _problems(rollout: NewRollout, now_ms: int) -> Iterator[tuple[str, str]]:
     if rollout.resource_versions or rollout.required_labels or rollout.metadata:
         yield from _map_problems(rollout)
     yield from _policy_problems(rollout)
+
+
+def _membership_problems(rollout: NewRollout) -> Iterator[tuple[str, str]]:
+    if len(rollout.group_id) > MAX_TEXT:
+        yield "group_id", "is longer than 128 characters"
+    if not 1 <= rollout.group_size <= MAX_GROUP_SIZE:
+        yield "group_size", f"is {rollout.group_size}, allowed are 1 to {MAX_GROUP_SIZE}"
+    elif rollout.group_size > 1 and not rollout.group_id:
+        yield "group_id", "is needed when group_size is above 1"
 
 
 def _name_problems(name: str, now_ms: int) -> Iterator[tuple[str, str]]:

@@ -75,7 +75,9 @@ async def migrate(dsn: str) -> list[str]:
 
 async def _apply_missing(connection: asyncpg.Connection) -> list[str]:
     await connection.execute(_LEDGER)
-    applied = {row["number"]: row for row in await connection.fetch("select number, name, digest from schema_migration")}
+    applied = {
+        row["number"]: row for row in await connection.fetch("select number, name, digest from schema_migration")
+    }
     known = all_migrations()
     if applied and max(applied) > known[-1].number:
         raise MigrationError("The database's schema is newer than this version of the store: upgrade the store.")

@@ -13,7 +13,6 @@ from fulmen_store.domain.rollouts import Cancelled, NewItem, RolloutView, Runnin
 from fulmen_store.domain.transitions import AttemptState, FailureKind, RolloutState
 from fulmen_store.persistence.database import Database, columns
 
-
 __all__ = ["AttemptView", "PgRollouts", "QueueStats"]
 
 LABEL_SEPARATOR = "\x1f"
@@ -130,9 +129,7 @@ class PgRollouts:
     async def cancel(self, rollout_ids: Sequence[UUID]) -> list[Cancelled]:
         """Cancels waiting rollouts and marks running ones, in one commit."""
         return [
-            Cancelled(
-                rollout_id=row["id"], project_id=row["project_id"], session_id=row["session"], epoch=row["epoch"]
-            )
+            Cancelled(rollout_id=row["id"], project_id=row["project_id"], session_id=row["session"], epoch=row["epoch"])
             for row in await self._database.fetch("cancel_rollouts", sorted(rollout_ids))
         ]
 

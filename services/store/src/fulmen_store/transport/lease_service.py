@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from typing import cast
 from uuid import UUID
 
 import grpc.aio
@@ -189,9 +190,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
             error = _first(group)
         seat.tell(RunnerDone(error=error))
 
-    def _act(
-        self, seat: Seat, message: pb.StreamLeasesRequest
-    ) -> Coroutine[None, None, list[Acknowledgement]] | None:
+    def _act(self, seat: Seat, message: pb.StreamLeasesRequest) -> Coroutine[None, None, list[Acknowledgement]] | None:
         match message.WhichOneof("message"):
             case "demand":
                 count = message.demand.credit_count
@@ -263,9 +262,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         require_count(names, field="release.attempts", most=MAX_REPORTS)
         attempts = [parse_attempt_name(name, field="release.attempts") for name in names]
         statuses = await self._ends.report([released(name.rollout_id, session_id, name.number) for name in attempts])
-        return [
-            Acknowledgement(attempt=name, status=status) for name, status in zip(names, statuses, strict=True)
-        ]
+        return [Acknowledgement(attempt=name, status=status) for name, status in zip(names, statuses, strict=True)]
 
     def _leave(self, seat: Seat) -> None:
         """Closes a seat; what it was given but not told goes back to the queue."""
@@ -315,7 +312,11 @@ def _packed(assignments: Iterable[lease_pb2.Assignment]) -> Iterable[pb.StreamLe
 
 def _acks(answers: Sequence[Acknowledgement]) -> list[lease_pb2.CompletionAck]:
     return [
-        lease_pb2.CompletionAck(attempt=answer.attempt, status=answer.status.value, message=answer.message)
+        lease_pb2.CompletionAck(
+            attempt=answer.attempt,
+            status=cast("lease_pb2.CompletionStatus", answer.status.value),
+            message=answer.message,
+        )
         for answer in answers
     ]
 
@@ -348,9 +349,7 @@ def _check_range(field: str, value: float, least: float, most: float) -> None:
 
 
 def _malformed(field: str, description: str) -> ArgumentInvalid:
-    return ArgumentInvalid(
-        "The message is malformed.", violations=[Violation(field=field, description=description)]
-    )
+    return ArgumentInvalid("The message is malformed.", violations=[Violation(field=field, description=description)])
 
 
 def _first(group: BaseExceptionGroup[FulmenError]) -> FulmenError:

@@ -104,7 +104,9 @@ class ResourceService(resource_service_pb2_grpc.ResourceServiceServicer):
         token = ""
         if len(found) > limit:
             end = found[limit - 1]
-            token = encode_token((end.version if request.parent else end.resource_id).to_bytes(KEY_BYTES), listed=listed)
+            token = encode_token(
+                (end.version if request.parent else end.resource_id).to_bytes(KEY_BYTES), listed=listed
+            )
         return pb.ListResourceVersionsResponse(
             resources=[_message(version, project, with_content=False) for version in found[:limit]],
             next_page_token=token,

@@ -18,7 +18,15 @@ from fulmen_store.domain.rollouts import RETRY_OF, RolloutView
 from fulmen_store.domain.transitions import FINAL_STATES, AttemptState, FailureKind
 from fulmen_store.persistence.rollouts import AttemptView
 
-__all__ = ["assignment", "finished_rollout", "new_rollout", "repeated_rollout", "report_of", "rollout_of", "runner_name"]
+__all__ = [
+    "assignment",
+    "finished_rollout",
+    "new_rollout",
+    "repeated_rollout",
+    "report_of",
+    "rollout_of",
+    "runner_name",
+]
 
 DEFAULT_MAX_ATTEMPTS = 3
 DEFAULT_TIMEOUT_S = 900

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 from uuid import UUID
 
 import zstandard
@@ -57,9 +57,7 @@ def read_chunk(message: span_pb2.SpanChunk) -> Chunk | str:
         return "attempt is not of the form rollouts/{uuid}/attempts/{n}"
     except ValueError:
         return "chunk_id is not a UUID"
-    problem = chunk_problem(
-        span_count=message.span_count, codec=message.codec, payload_size=len(message.payload)
-    )
+    problem = chunk_problem(span_count=message.span_count, codec=message.codec, payload_size=len(message.payload))
     if problem:
         return problem
     return Chunk(
@@ -80,7 +78,7 @@ def chunk_message(chunk: Chunk) -> span_pb2.SpanChunk:
         attempt=attempt_name(chunk.rollout_id, chunk.attempt),
         chunk_id=str(chunk.chunk_id),
         span_count=chunk.span_count,
-        codec=chunk.codec,
+        codec=cast("span_pb2.SpanCodec", chunk.codec),
         payload=chunk.payload,
         start_time=Timestamp(seconds=chunk.start_ns // _NS, nanos=chunk.start_ns % _NS),
         end_time=Timestamp(seconds=chunk.end_ns // _NS, nanos=chunk.end_ns % _NS),
@@ -109,9 +107,7 @@ def decode_spans(chunks: Iterable[Chunk]) -> list[DecodedSpan]:
             span = trace_pb2.Span.FromString(record.otlp_span)
             found.setdefault(
                 (chunk.attempt, span.span_id),
-                DecodedSpan(
-                    start_ns=span.start_time_unix_nano, attempt=attempt, span_id=span.span_id, record=record
-                ),
+                DecodedSpan(start_ns=span.start_time_unix_nano, attempt=attempt, span_id=span.span_id, record=record),
             )
     return sorted(found.values(), key=lambda span: span.key)
 

@@ -11,8 +11,8 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 
 from fulmen.errors import PermissionDenied, RolloutNotFound
 from fulmen.ids import attempt_name, parse_attempt_name, parse_rollout_name, rollout_name
-from fulmen.store.v1 import span_service_pb2_grpc
 from fulmen.store.v1 import span_service_pb2 as pb
+from fulmen.store.v1 import span_service_pb2_grpc
 from fulmen_service_kit.auth import current_caller
 from fulmen_service_kit.tokens import Role
 from fulmen_store.domain.spans import Chunk, NewChunk, Spans
