@@ -15,7 +15,7 @@ for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[variable] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # What the person who runs the tests has set for real deployments must not reach a test.
-for variable in [name for name in os.environ if name.startswith("FULMEN_")]:
+for variable in [name for name in os.environ if name.startswith("FULMEN_") and not name.startswith("FULMEN_TEST_")]:
     del os.environ[variable]
 
 # sun_path holds 104 bytes on macOS and 108 on Linux; pytest's own tmp_path is often longer than that.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -30,3 +31,15 @@ async def store(database_url: str) -> AsyncIterator[StoreHandle]:
 async def stubs(store: StoreHandle) -> Stubs:
     """Returns stubs of an administrator."""
     return await store.stubs()
+
+
+@pytest.fixture
+def fuzzed(database_url: str) -> Iterator[tuple[asyncio.AbstractEventLoop, Stubs]]:
+    """Yields a loop that runs a store, and its stubs, for tests that are not coroutines themselves."""
+    with asyncio.Runner() as runner:
+        context = running_store(database_url)
+        handle = runner.run(context.__aenter__())
+        try:
+            yield runner.get_loop(), runner.run(handle.stubs())
+        finally:
+            runner.run(context.__aexit__(None, None, None))

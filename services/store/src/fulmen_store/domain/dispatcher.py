@@ -211,7 +211,7 @@ class Dispatcher:
 
     async def _refill(self) -> None:
         """Reads waiting work that this replica does not know: after a start, from other replicas, beyond the window."""
-        idle_credit = self._seats.open_credit() > 0 and not len(self._ready)
+        idle_credit = self._seats.open_credit() > 0
         due = self._clock() >= self._next_poll
         self._next_poll = self._clock() + self._poll_interval_s
         if due and idle_credit:

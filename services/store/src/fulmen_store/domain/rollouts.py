@@ -157,7 +157,9 @@ class Rollouts:
             "create_rollouts", self._create, observe_batch=observe_batch
         )
 
-    async def create(self, rollouts: Sequence[NewRollout], *, request_id: str = "") -> list[UUID]:
+    async def create(
+        self, rollouts: Sequence[NewRollout], *, request_id: str = "", method: str = CREATE
+    ) -> list[UUID]:
         """Creates rollouts, all or none, and returns their ids in order once they are durable.
 
         Raises:
@@ -169,7 +171,7 @@ class Rollouts:
         ids = [item.rollout_id for item in items]
         repeated = False
         if request_id:
-            logged = await self._first_ids(items[0].project_id, CREATE, request_id, ids)
+            logged = await self._first_ids(items[0].project_id, method, request_id, ids)
             repeated = logged != ids
             if len(logged) != len(ids):
                 return logged
@@ -240,8 +242,7 @@ class Rollouts:
                 raise RolloutStateInvalid(
                     "Only a final rollout can be run again.", rollout=rollout_name(rollout_id), state=view.state.name
                 )
-        scoped = f"{RETRY}/{request_id}" if request_id else ""
-        return await self.create([again(views[rollout_id]) for rollout_id in rollout_ids], request_id=scoped)
+        return await self.create([again(views[rollout_id]) for rollout_id in rollout_ids], request_id=request_id, method=RETRY)
 
     async def _item(self, rollout: NewRollout) -> NewItem:
         project_id = await self._table.project_id(rollout.project)

@@ -146,9 +146,10 @@ def mapped_errors() -> Iterator[None]:
         yield
     except _PASSING as error:
         raise DatabaseUnavailable("The store's database cannot be reached.") from error
-    except asyncpg.InterfaceError as error:
-        if isinstance(error, ValueError):
-            raise
+    except (asyncpg.DataError, asyncpg.InterfaceError) as error:
+        if isinstance(error, asyncpg.DataError | ValueError):
+            # A number out of range or a character that PostgreSQL cannot hold, such as NUL.
+            raise ArgumentInvalid("A value of the request cannot be stored.") from error
         raise DatabaseUnavailable("The connection to the store's database was lost.") from error
     except (asyncpg.CheckViolationError, asyncpg.NotNullViolationError) as error:
         known = _ROLES_OF_CONSTRAINTS.get(error.constraint_name or error.column_name or "")

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from fulmen.errors import ArgumentInvalid, Violation
 from fulmen.ids import DEFAULT_PROJECT, AttemptName, attempt_name, parse_attempt_name, rollout_name
 from fulmen.store.v1 import attempt_pb2, lease_pb2, rollout_pb2
 from fulmen_service_kit.tokens import TokenSigner
@@ -201,4 +202,8 @@ def _set(field: Timestamp, moment: datetime.datetime) -> None:
 
 
 def _moment(field: Timestamp) -> datetime.datetime:
-    return field.ToDatetime(tzinfo=datetime.UTC)
+    try:
+        return field.ToDatetime(tzinfo=datetime.UTC)
+    except (ValueError, OverflowError):
+        problem = Violation(field="rollouts[].not_before_time", description="is not a time between the years 1 and 9999")
+        raise ArgumentInvalid("The rollouts cannot be created.", violations=[problem]) from None

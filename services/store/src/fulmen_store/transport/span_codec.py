@@ -29,6 +29,8 @@ BYTES_PER_CHUNK: Final = MAX_PAYLOAD_BYTES // 2
 ZSTD_LEVEL: Final = 3
 ROLLOUT_KEY: Final = "fulmen.rollout"
 ATTEMPT_KEY: Final = "fulmen.attempt"
+# The year 2255: nanoseconds since 1970 still fit into 63 bits.
+MAX_SECONDS: Final = 9_000_000_000
 
 _NS: Final = 1_000_000_000
 
@@ -60,6 +62,8 @@ def read_chunk(message: span_pb2.SpanChunk) -> Chunk | str:
     problem = chunk_problem(span_count=message.span_count, codec=message.codec, payload_size=len(message.payload))
     if problem:
         return problem
+    if not all(0 <= field.seconds <= MAX_SECONDS for field in (message.start_time, message.end_time)):
+        return "start_time or end_time is out of range"
     return Chunk(
         rollout_id=attempt.rollout_id,
         attempt=attempt.number,

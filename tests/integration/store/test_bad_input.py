@@ -1,0 +1,99 @@
+"""Malformed input is refused by a typed error, changes nothing, and leaves the store serving."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fulmen.errors import ArgumentInvalid, FulmenError, InternalError, TokenInvalid
+from fulmen.ids import uuid7
+from fulmen.store.v1 import lease_pb2, lease_service_pb2, rollout_pb2, span_pb2
+from fulmen.store.v1 import rollout_service_pb2 as pb
+from fulmen.store.v1 import span_service_pb2 as span_pb
+from tests.support.store import LIMIT_S, Runner, StoreHandle, Stubs, create
+
+texts = st.text(max_size=40)
+rollouts = st.builds(
+    rollout_pb2.Rollout,
+    name=st.one_of(st.just(""), texts),
+    project=st.one_of(st.just(""), texts),
+    training_run=st.one_of(st.just(""), texts),
+    group_id=texts,
+    group_size=st.integers(-(2**31), 2**31 - 1),
+    priority=st.integers(-(2**31), 2**31 - 1),
+    required_labels=st.dictionaries(texts, texts, max_size=3),
+    metadata=st.dictionaries(texts, texts, max_size=3),
+    not_before_time=st.builds(
+        lambda seconds: {"seconds": seconds}, st.integers(-(2**63), 2**63 - 1) | st.integers(0, 10**10)
+    ),
+)
+
+
+async def test_a_value_that_postgresql_cannot_hold_is_a_callers_mistake(stubs: Stubs) -> None:
+    with pytest.raises(ArgumentInvalid):
+        await create(stubs, request_id="nul \0 nul")
+    far = rollout_pb2.Rollout(not_before_time={"seconds": 2**62})
+    with pytest.raises(ArgumentInvalid):
+        await stubs.rollouts.BatchCreateRollouts(pb.BatchCreateRolloutsRequest(rollouts=[far]))
+    with pytest.raises(ArgumentInvalid):
+        await stubs.leases.AcquireLeases(
+            lease_service_pb2.AcquireLeasesRequest(max_count=1, runner=lease_pb2.RunnerInfo(host="nul \0"))
+        )
+    (name,) = await create(stubs)
+    stream = stubs.spans.AppendSpans()
+    chunk = span_pb2.SpanChunk(
+        attempt=f"{name}/attempts/1",
+        chunk_id=str(uuid7()),
+        span_count=1,
+        codec=span_pb2.SPAN_CODEC_IDENTITY,
+        payload=b"x",
+        start_time={"seconds": 2**62},
+    )
+    await stream.write(span_pb.AppendSpansRequest(chunks=[chunk]))
+    assert (await stream.read()).rejected[0].chunk_id == chunk.chunk_id
+
+
+async def test_a_stream_that_does_not_begin_with_open_is_refused(stubs: Stubs) -> None:
+    runner = Runner(stubs)
+    runner.stream = stubs.leases.StreamLeases()
+    await runner.demand(1)
+    with pytest.raises(ArgumentInvalid):
+        await runner.read()
+
+
+async def test_credit_out_of_range_ends_the_stream_and_the_store_serves_on(stubs: Stubs) -> None:
+    runner = await Runner(stubs).open()
+    await runner.demand(0)
+    with pytest.raises(ArgumentInvalid):
+        await runner.read()
+    assert await create(stubs)
+
+
+async def test_a_wrong_or_missing_token_is_refused(store: StoreHandle) -> None:
+    stranger = await store.stubs(token="not a token")
+    with pytest.raises(TokenInvalid):
+        await create(stranger)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(batch=st.lists(rollouts, max_size=4), request_id=texts)
+def test_random_rollouts_get_typed_answers(
+    fuzzed: tuple[asyncio.AbstractEventLoop, Stubs], batch: list[rollout_pb2.Rollout], request_id: str
+) -> None:
+    loop, stubs = fuzzed
+
+    async def send() -> None:
+        async with asyncio.timeout(LIMIT_S):
+            try:
+                await stubs.rollouts.BatchCreateRollouts(
+                    pb.BatchCreateRolloutsRequest(rollouts=batch, request_id=request_id)
+                )
+            except InternalError:
+                raise
+            except FulmenError:
+                return
+
+    loop.run_until_complete(send())
