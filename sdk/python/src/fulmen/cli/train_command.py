@@ -113,8 +113,8 @@ class _Training:
             ConfigError: with every problem of every stage.
         """
         problems: list[str] = []
-        for number, run in enumerate(self._runs(), start=1):
-            problems += await self._problems(number, run)
+        for number in range(1, len(self.plan.stages) + 1):
+            problems += await self._problems(number, self._training_run(number, start_version=""))
         if problems:
             raise ConfigError(f"{self.plan.file} is not valid; no run was created.", problems)
 
@@ -126,25 +126,16 @@ class _Training:
         """
         outcomes: list[StageOutcome] = []
         start_version = ""
-        for run in self._runs():
-            if start_version:
-                run.policy.version = start_version
-            outcome = await self._stage(run)
+        for number in range(1, len(self.plan.stages) + 1):
+            outcome = await self._stage(self._training_run(number, start_version=start_version))
             outcomes.append(outcome)
             start_version = outcome.run.policy_version
         return outcomes
 
-    def _runs(self) -> list[training_run_pb2.TrainingRun]:
-        return [
-            training_run(
-                self.plan,
-                stage,
-                name=run_id(self.plan.name, self.stamp, number, stage),
-                inputs=self.inputs,
-                start_version="",
-            )
-            for number, stage in enumerate(self.plan.stages, start=1)
-        ]
+    def _training_run(self, number: int, *, start_version: str) -> training_run_pb2.TrainingRun:
+        stage = self.plan.stages[number - 1]
+        name = run_id(self.plan.name, self.stamp, number, stage)
+        return training_run(self.plan, stage, name=name, inputs=self.inputs, start_version=start_version)
 
     async def _problems(self, number: int, run: training_run_pb2.TrainingRun) -> list[str]:
         try:

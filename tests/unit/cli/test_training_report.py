@@ -1,0 +1,77 @@
+"""What a training prints and saves at its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fulmen.algorithm.v1 import training_run_pb2
+from fulmen.cli.training.plan import run_id, training_run
+from fulmen.cli.training.report import StageOutcome, accuracy_line, save_report
+from fulmen.cli.training.samples import Sample, SamplePair
+from fulmen.train_config import AgentConfig, DataConfig, PolicyConfig, StageConfig, TrainConfig
+
+INPUTS = {
+    use: f"resources/{use}/versions/1"
+    for use in ("bundle", "agent", "train_tasks", "validation_tasks", "demonstrations")
+}
+
+
+def outcome(algorithm: str, **results: float) -> StageOutcome:
+    run = training_run_pb2.TrainingRun(algorithm=algorithm, step=3, model_path="/models/3", results=results)
+    return StageOutcome(run=run, seconds=1.5, markdown="# Training run\n\n## Steps\n", curve_png=algorithm.encode())
+
+
+def config(policy: PolicyConfig) -> TrainConfig:
+    stages = (StageConfig(algorithm="sft", settings={"steps": 2}), StageConfig(algorithm="grpo", settings={}))
+    return TrainConfig(
+        file=Path("/agent/train.toml"), name="adder", policy=policy, agent=AgentConfig(python="a.py:f"),
+        data=DataConfig(), stages=stages,
+    )  # fmt: skip
+
+
+def test_the_last_line_is_of_the_last_stage_that_measured_before_and_after() -> None:
+    first = outcome("sft", validation_accuracy_before=0.0, validation_accuracy_after=0.4)
+    second = outcome("grpo", validation_accuracy_before=0.404, validation_accuracy_after=0.985)
+    third = outcome("sft", loss=1.0)
+
+    assert accuracy_line([first, second, third]) == "validation accuracy 0.40 -> 0.98"
+    assert accuracy_line([third]) == ""
+
+
+def test_the_report_holds_every_stage_and_its_curve(tmp_path: Path) -> None:
+    sample = Sample(rollout="rollouts/1", task="{}", outcome="7", reward=1.0)
+    save_report(tmp_path, "A title", [outcome("sft"), outcome("grpo")], SamplePair(before=sample, after=sample))
+
+    text = (tmp_path / "report.md").read_text()
+    headings = [line for line in text.splitlines() if line.startswith("#")]
+    assert headings == [
+        "# A title",
+        "## One validation task, before and after",
+        "## Stage 1: sft",
+        "### Training run",
+        "#### Steps",
+        "## Stage 2: grpo",
+        "### Training run",
+        "#### Steps",
+    ]
+    assert (tmp_path / "1-sft.png").read_bytes() == b"sft"
+    assert (tmp_path / "curve.png").read_bytes() == b"grpo"
+
+
+def test_a_stage_gets_the_inputs_that_its_algorithm_reads() -> None:
+    built = config(PolicyConfig(name="adder", build="make.py:build"))
+    sft = training_run(built, built.stages[0], name="x", inputs=INPUTS, start_version="")
+    grpo = training_run(built, built.stages[1], name="y", inputs=INPUTS, start_version="resources/p/versions/1")
+
+    assert set(sft.inputs) == {"demonstrations", "bundle"}
+    assert sft.policy.build == "make.py:build"
+    assert sft.settings_json == '{"steps": 2}'
+    assert set(grpo.inputs) == {"agent", "train_tasks", "validation_tasks"}
+    assert grpo.policy.version == "resources/p/versions/1"
+
+
+def test_a_runs_id_fits_the_contract() -> None:
+    long = run_id("a" * 32, "20260314-101500-x7k2", 12, StageConfig(algorithm="grpo" * 5, settings={}))
+
+    assert len(long) <= 63
+    assert not long.endswith("-")
