@@ -157,9 +157,7 @@ class Rollouts:
             "create_rollouts", self._create, observe_batch=observe_batch
         )
 
-    async def create(
-        self, rollouts: Sequence[NewRollout], *, request_id: str = "", method: str = CREATE
-    ) -> list[UUID]:
+    async def create(self, rollouts: Sequence[NewRollout], *, request_id: str = "", method: str = CREATE) -> list[UUID]:
         """Creates rollouts, all or none, and returns their ids in order once they are durable.
 
         Raises:
@@ -242,7 +240,9 @@ class Rollouts:
                 raise RolloutStateInvalid(
                     "Only a final rollout can be run again.", rollout=rollout_name(rollout_id), state=view.state.name
                 )
-        return await self.create([again(views[rollout_id]) for rollout_id in rollout_ids], request_id=request_id, method=RETRY)
+        return await self.create(
+            [again(views[rollout_id]) for rollout_id in rollout_ids], request_id=request_id, method=RETRY
+        )
 
     async def _item(self, rollout: NewRollout) -> NewItem:
         project_id = await self._table.project_id(rollout.project)

@@ -205,5 +205,7 @@ def _moment(field: Timestamp) -> datetime.datetime:
     try:
         return field.ToDatetime(tzinfo=datetime.UTC)
     except (ValueError, OverflowError):
-        problem = Violation(field="rollouts[].not_before_time", description="is not a time between the years 1 and 9999")
+        problem = Violation(
+            field="rollouts[].not_before_time", description="is not a time between the years 1 and 9999"
+        )
         raise ArgumentInvalid("The rollouts cannot be created.", violations=[problem]) from None

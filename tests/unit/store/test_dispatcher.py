@@ -1,0 +1,133 @@
+"""The dispatcher: it never exceeds credit, and what it cannot deliver goes back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from fulmen.errors import DatabaseUnavailable
+from fulmen.ids import uuid7
+from fulmen_store.domain.dispatcher import Dispatcher
+from fulmen_store.domain.fair_queue import ReadyItem
+from fulmen_store.domain.leases import AttemptReport, Grant
+from fulmen_store.domain.seats import Assigned, Seat, Seats
+from fulmen_store.domain.transitions import RetryPolicy
+from tests.support.memory_lease_table import MemoryLeaseTable
+
+POLICY = RetryPolicy(max_attempts=2, retry_mask=0, backoff_ms=0)
+
+
+class World:
+    """A dispatcher over a table in memory."""
+
+    def __init__(self, table: MemoryLeaseTable | None = None) -> None:
+        self.table = table or MemoryLeaseTable()
+        self.seats = Seats()
+        self.returned: list[AttemptReport] = []
+        self.dispatcher = Dispatcher(
+            table=self.table, seats=self.seats, undelivered=self.returned.extend, poll_interval_s=0.01
+        )
+
+    def add(self, count: int, *, offer: bool = True) -> None:
+        items = [ReadyItem(rollout_id=uuid7(), project_id=1) for _ in range(count)]
+        for item in items:
+            self.table.add(item, POLICY)
+        if offer:
+            self.dispatcher.offer([(item, 0.0) for item in items])
+
+    def seat(self, credit: int) -> Seat:
+        seat = Seat(session_id=uuid7(), labels=frozenset(), projects=None)
+        self.seats.take(seat)
+        self.dispatcher.add_credit(seat, credit)
+        return seat
+
+
+async def taken(seat: Seat) -> Sequence[Grant]:
+    notice = await seat.outbox.get()
+    assert isinstance(notice, Assigned)
+    return notice.grants
+
+
+async def test_seats_share_the_work_and_get_no_more_than_their_credit() -> None:
+    world = World()
+    world.add(10)
+    one, two = world.seat(3), world.seat(2)
+    async with asyncio.timeout(10):
+        role = asyncio.create_task(world.dispatcher.run())
+        assert [len(await taken(one)), len(await taken(two))] == [3, 2]
+        assert (one.credit, two.credit) == (0, 0)
+        world.dispatcher.add_credit(one, 5)
+        assert len(await taken(one)) == 5
+    role.cancel()
+
+
+async def test_work_that_nobody_told_it_about_is_found_in_the_table() -> None:
+    world = World()
+    world.add(3, offer=False)
+    seat = world.seat(5)
+    async with asyncio.timeout(10):
+        role = asyncio.create_task(world.dispatcher.run())
+        assert len(await taken(seat)) == 3
+    assert seat.credit == 2
+    role.cancel()
+
+
+async def test_what_another_replica_took_first_gives_the_credit_back() -> None:
+    world = World()
+    world.add(1)
+    (row,) = world.table.rows.values()
+    row.session_id, row.epoch = uuid7(), 1
+    seat = world.seat(1)
+    async with asyncio.timeout(10):
+        role = asyncio.create_task(world.dispatcher.run())
+        world.add(1)
+        (grant,) = await taken(seat)
+    assert grant.rollout_id != row.item.rollout_id
+    role.cancel()
+
+
+async def test_a_lease_whose_commit_was_in_doubt_is_given_back_and_handed_out_again() -> None:
+    class Doubtful(MemoryLeaseTable):
+        """Commits the first claim and loses its answer."""
+
+        lost = False
+
+        async def claim(self, choices: Sequence[tuple[object, object]]) -> list[Grant]:
+            grants = await MemoryLeaseTable.claim(self, choices)  # type: ignore[arg-type]  # narrowed by the port
+            if not self.lost:
+                self.lost = True
+                raise DatabaseUnavailable("the answer was lost")
+            return grants
+
+    world = World(Doubtful())
+    world.add(1)
+    world.seat(1)
+    async with asyncio.timeout(10):
+        role = asyncio.create_task(world.dispatcher.run())
+        while not world.returned:  # noqa: ASYNC110  # the dispatcher's own pause
+            await asyncio.sleep(0.01)
+    (report,) = world.returned
+    assert report.epoch == 1
+    role.cancel()
+
+
+async def test_a_runner_that_left_while_its_claim_was_committed_costs_nothing() -> None:
+    world = World()
+    world.add(1)
+    seat = world.seat(1)
+
+    class Leaving(MemoryLeaseTable):
+        """Lets the runner leave during the claim."""
+
+        async def claim(self, choices: Sequence[tuple[object, object]]) -> list[Grant]:
+            world.seats.leave(seat)
+            return await MemoryLeaseTable.claim(self, choices)  # type: ignore[arg-type]  # narrowed by the port
+
+    leaving = Leaving(rows=world.table.rows)
+    world.dispatcher._table = leaving
+    async with asyncio.timeout(10):
+        role = asyncio.create_task(world.dispatcher.run())
+        while not world.returned:  # noqa: ASYNC110  # no signal is given for it
+            await asyncio.sleep(0.01)
+    assert seat.outbox.empty()
+    role.cancel()
