@@ -5,10 +5,14 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
+from fulmen.errors import ArgumentInvalid, NotYetServed, PermissionDenied
 from fulmen.rpc.channel import open_channel
 from fulmen.runner.v1 import runner_service_pb2 as messages
 from fulmen.runner.v1 import runner_service_pb2_grpc
-from tests.conformance.runner.conftest import PublishAgent, StartRunner
+from fulmen_service_kit.tokens import Role
+from tests.conformance.runner.fixtures import PublishAgent, StartRunner
 from tests.conformance.runner.harness import rollouts_of, token, wait_for_exit
 from tests.conformance.runner.proxy_double import ProxyDouble
 from tests.conformance.runner.stores import Store
@@ -129,6 +133,9 @@ async def test_the_rpcs_of_a_runner(
     proxy.holding = True
     names = await store.create(rollouts_of(agent, [{}] * 3))
     await proxy.until_waiting(1)
+    async with open_channel(f"127.0.0.1:{port}", token=token(Role.CLIENT)) as channel:
+        with pytest.raises(PermissionDenied):
+            await runner_service_pb2_grpc.RunnerServiceStub(channel).Drain(messages.DrainRequest())
     async with open_channel(f"127.0.0.1:{port}", token=token()) as channel:
         stub = runner_service_pb2_grpc.RunnerServiceStub(channel)
         assert (await stub.SetSlots(messages.SetSlotsRequest(slot_count=3))).slot_count == 3
@@ -136,6 +143,10 @@ async def test_the_rpcs_of_a_runner(
         status = await stub.GetStatus(messages.GetStatusRequest())
         assert (status.slot_count, len(status.running), status.draining) == (3, 3, False)
         assert status.session.startswith("runners/")
+        with pytest.raises(ArgumentInvalid):
+            await stub.SetSlots(messages.SetSlotsRequest(slot_count=0))
+        with pytest.raises(NotYetServed):
+            await stub.DumpStacks(messages.DumpStacksRequest())
         assert (await stub.Drain(messages.DrainRequest())).running_count == 3
         assert (await stub.GetStatus(messages.GetStatusRequest())).draining is True
         proxy.release()

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.conformance.runner.conftest import PublishAgent, StartRunner
+from tests.conformance.runner.fixtures import PublishAgent, StartRunner
 from tests.conformance.runner.harness import rollouts_of
 from tests.conformance.runner.proxy_double import ProxyDouble
 from tests.conformance.runner.stores import Store
@@ -100,7 +100,7 @@ async def test_an_attempt_past_its_deadline_ends_as_timeout(
     store: Store, start_runner: StartRunner, publish_agent: PublishAgent, target: str
 ) -> None:
     agent = await publish_agent(FILES, python=f"agent.py:{target}")
-    [ended] = await run_one(store, start_runner, agent, {"sleep_s": 3600}, timeout_s=0.5)
+    [ended] = await run_one(store, start_runner, agent, {"sleep_s": 3600}, timeout_s=2)
     assert ended.kind == "TIMEOUT"
 
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest_asyncio
 
-from tests.conformance.runner.conftest import proxy, publish_agent, start_runner
+from tests.conformance.runner.fixtures import proxy, publish_agent, start_runner
 from tests.conformance.runner.harness import SIGNING_KEY
 from tests.conformance.runner.store_double import StoreDouble
 from tests.conformance.runner.stores import LEASE_TTL_S, DoubleStore

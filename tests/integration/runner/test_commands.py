@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.conformance.runner.conftest import PublishAgent, StartRunner
+from tests.conformance.runner.fixtures import PublishAgent, StartRunner
 from tests.conformance.runner.harness import rollouts_of, wait_for_exit
 from tests.conformance.runner.proxy_double import ProxyDouble
 from tests.conformance.runner.stores import DoubleStore, Ended
@@ -116,7 +116,7 @@ async def test_the_node_example_with_its_grader(
         ("echo done", "REWARD_MISSING", "neither"),
         ("echo NaN", "AGENT_ERROR", "not a finite number"),
         ("echo $OPENAI_API_KEY >&2; exit 1", "AGENT_ERROR", "[masked]"),
-        ("exec sleep 3600", "TIMEOUT", "0.5 s"),
+        ("exec sleep 3600", "TIMEOUT", "within 2 s"),
         ("exec cat /dev/zero", "AGENT_ERROR", "wrote more than"),
     ],
 )
@@ -124,7 +124,7 @@ async def test_failures_of_commands(
     store: DoubleStore, start_runner: StartRunner, publish_agent: PublishAgent, command: str, kind: str, says: str
 ) -> None:
     agent = await publish_agent({"x": ""}, command=("bash", "-c", command))
-    timeout_s = 0.5 if kind == "TIMEOUT" else 60
+    timeout_s = 2 if kind == "TIMEOUT" else 60
     ended = await run(store, start_runner, agent, {}, timeout_s=timeout_s, max_command_output_bytes=1_000_000)
     assert (ended.kind, ended.rewards) == (kind, {})
     assert says in ended.message
@@ -154,7 +154,7 @@ async def test_the_whole_process_group_ends_with_the_attempt(
         command=("python", "agent.py"),
         environment={"PID_FILE": str(pid_file), "SLEEP_S": str(sleep_s)},
     )
-    ended = await run(store, start_runner, agent, {}, timeout_s=5)
+    ended = await run(store, start_runner, agent, {}, timeout_s=10 if kind else 60)
     assert ended.kind == kind
     for pid in pid_file.read_text().split():
         await wait_for_exit(int(pid))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psutil
 
-from tests.conformance.runner.conftest import PublishAgent, StartRunner
+from tests.conformance.runner.fixtures import PublishAgent, StartRunner
 from tests.conformance.runner.harness import rollouts_of
 from tests.conformance.runner.proxy_double import ProxyDouble
 from tests.conformance.runner.stores import DoubleStore

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psutil
 import pytest
 
-from tests.conformance.runner.conftest import PublishAgent, StartRunner
+from tests.conformance.runner.fixtures import PublishAgent, StartRunner
 from tests.conformance.runner.harness import rollouts_of
 from tests.conformance.runner.proxy_double import ProxyDouble
 from tests.conformance.runner.stores import DoubleStore
@@ -110,7 +110,7 @@ async def test_a_thread_that_cannot_be_stopped_keeps_its_slot(
 ) -> None:
     agent = await publish_agent(HANGING, python="agent.py:solve")
     runner = await start_runner(slots=2)
-    [stuck] = await store.create(rollouts_of(agent, [{"sleep_s": 3600}], timeout_s=0.3))
+    [stuck] = await store.create(rollouts_of(agent, [{"sleep_s": 3600}], timeout_s=2))
     assert [e.kind for e in (await store.ended([stuck]))[stuck]] == ["TIMEOUT"]
     store.double.most_held = 0
     names = await store.create(rollouts_of(agent, [{"sleep_s": 0.01}] * 10))

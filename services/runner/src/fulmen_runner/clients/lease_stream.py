@@ -79,7 +79,8 @@ class LeaseStream:
                 _log.warning("session_ended", session=self._session.session_id)
                 self._pool.stop(self._session.ended(), StopReason.LEASE_LOST)
                 await asyncio.sleep(BACKOFF_FIRST_S)
-            except _FATAL:
+            except _FATAL as error:
+                _log.error("store_refused_runner", error=str(error), reason=error.reason)
                 raise  # No waiting mends these.
             except (FulmenError, StreamClosed, TimeoutError, asyncio.InvalidStateError) as error:
                 failures = 0 if self._was_opened else failures + 1

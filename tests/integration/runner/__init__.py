@@ -1,1 +1,0 @@
-"""Integration tests of the runner: one part of it with real sockets, processes and threads."""

@@ -1,0 +1,91 @@
+"""The runner's questions to the model proxies, gathered into few calls."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from fulmen.rpc.channel import open_channel
+from fulmen_runner.clients.captures import CaptureClient, ProxyCaptures
+from fulmen_runner.domain.classification import CaptureEvidence
+from fulmen_runner.domain.errors import CapturesUnavailable
+from tests.conformance.runner.harness import SIGNING_KEY
+from tests.conformance.runner.proxy_double import ProxyDouble
+
+ATTEMPTS = [f"rollouts/01890000-0000-7000-8000-{n:012d}/attempts/1" for n in range(300)]
+
+
+def captures_of(*proxies: ProxyDouble, reach_s: float = 20.0, flush_s: float = 20.0) -> CaptureClient:
+    clients = []
+    for proxy in proxies:
+        target = f"127.0.0.1:{proxy.grpc_port}"
+        clients.append(ProxyCaptures(target=target, channel=open_channel(target)))
+    return CaptureClient(proxies=tuple(clients), reach_s=reach_s, flush_s=flush_s)
+
+
+async def close(captures: CaptureClient) -> None:
+    for proxy in captures.proxies:
+        await proxy.close()
+
+
+async def test_many_attempts_are_flushed_in_few_calls(proxy: ProxyDouble) -> None:
+    captures = captures_of(proxy)
+    proxy.calls[ATTEMPTS[7]] = 3
+    found = await asyncio.gather(*(captures.flush(attempt) for attempt in ATTEMPTS))
+    assert [evidence.call_count for evidence in found] == [3 if n == 7 else 0 for n in range(300)]
+    assert proxy.flush_call_count <= 3
+    await close(captures)
+
+
+async def test_the_instance_is_asked_for_once_by_all_who_wait(proxy: ProxyDouble) -> None:
+    captures = captures_of(proxy)
+    assert set(await asyncio.gather(*(captures.instances() for _ in range(100)))) == {("instance-1",)}
+    assert proxy.flush_call_count == 1
+    await close(captures)
+
+
+async def test_figures_of_several_proxies_are_added(proxy: ProxyDouble) -> None:
+    other = ProxyDouble(signing_key=SIGNING_KEY)
+    other.instance_id = "other-1"
+    await other.start_grpc()
+    proxy.calls[ATTEMPTS[0]], other.calls[ATTEMPTS[0]] = 1, 2
+    other.infra_failures = 4
+    captures = captures_of(proxy, other)
+    assert await captures.flush(ATTEMPTS[0]) == CaptureEvidence(
+        instance_ids=("instance-1", "other-1"), call_count=3, infra_failure_count=4
+    )
+    await close(captures)
+    await other.close()
+
+
+async def test_a_flush_waits_for_a_proxy_that_is_away_for_a_moment(proxy: ProxyDouble) -> None:
+    captures = captures_of(proxy)
+    await proxy.stop_grpc()
+    waiting = asyncio.create_task(captures.flush(ATTEMPTS[0]))
+    await asyncio.sleep(0)
+    await proxy.start_grpc()
+    assert (await waiting).instance_ids == ("instance-1",)
+    await close(captures)
+
+
+@pytest.mark.parametrize("away", [True, False])
+async def test_what_is_not_confirmed_in_time_is_unavailable(proxy: ProxyDouble, away: bool) -> None:
+    captures = captures_of(proxy, reach_s=0.3, flush_s=0.3)
+    proxy.confirming = False
+    if away:
+        await proxy.stop_grpc()
+        with pytest.raises(CapturesUnavailable, match="cannot be reached"):
+            await captures.instances()
+    started = time.monotonic()
+    with pytest.raises(CapturesUnavailable):
+        await captures.flush(ATTEMPTS[0])
+    assert time.monotonic() - started >= 0.3
+    await close(captures)
+
+
+async def test_without_proxies_there_is_nothing_to_wait_for() -> None:
+    captures = captures_of()
+    assert await captures.instances() == ()
+    assert await captures.flush(ATTEMPTS[0]) == CaptureEvidence()
