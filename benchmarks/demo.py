@@ -27,6 +27,7 @@ DOWN_LIMIT_S = 300
 HIGHEST_BEFORE = 0.6
 LOWEST_AFTER = 0.95
 FAILED = 1
+UNFINISHED = frozenset({"PENDING", "RUNNING", "PAUSED"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +76,19 @@ def train(state_dir: Path, config: Path, seed: int | None, extra: list[str]) -> 
     )
 
 
+def stop_unfinished_runs(state_dir: Path) -> None:
+    """Ends the runs of a demo that was broken off; they would go on with the next start and hold up the next demo."""
+    listed = subprocess.run(
+        [sys.executable, "-m", "fulmen.cli", "run", "list", "--output", "json", "--state-dir", str(state_dir)],
+        check=False, timeout=DOWN_LIMIT_S, capture_output=True, text=True, cwd=ROOT,
+    )  # fmt: skip
+    if listed.returncode != 0:
+        return
+    for run in json.loads(listed.stdout):
+        if run["state"].removeprefix("TRAINING_RUN_STATE_") in UNFINISHED:
+            fulmen(state_dir, "run", "stop", run["name"], limit_s=DOWN_LIMIT_S, quiet=True)
+
+
 def main() -> None:
     """Runs the demo."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -92,6 +106,9 @@ def main() -> None:
     up_s = time.monotonic() - started
     try:
         results = [train(given.state_dir, given.config, seed, extra) for seed in given.seeds or [None]]
+    except (SystemExit, KeyboardInterrupt):
+        stop_unfinished_runs(given.state_dir)
+        raise
     finally:
         stopping = time.monotonic()
         fulmen(given.state_dir, "down", limit_s=DOWN_LIMIT_S, quiet=True)

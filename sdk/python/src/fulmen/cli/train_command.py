@@ -154,6 +154,10 @@ class _Training:
         created = (await self.client.training_runs.CreateTrainingRun(request)).training_run
         short = created.name.removeprefix("trainingRuns/")
         self.screen.print(f"{run.algorithm}: run {short}")
+        for other in await self._ahead(created.name):
+            self.screen.print(
+                f"{run.algorithm}: waits for its turn behind {other}; end that one with: fulmen run stop {other}"
+            )
         try:
             ended = await self._follow(created)
         except asyncio.CancelledError:
@@ -168,6 +172,16 @@ class _Training:
         )
         seconds = time.monotonic() - started
         return StageOutcome(run=ended, seconds=seconds, markdown=report.markdown, curve_png=report.curve_png)
+
+    async def _ahead(self, name: str) -> list[str]:
+        """Returns the ids of other runs that are under way."""
+        listed = await self.client.training_runs.ListTrainingRuns(training_run_service_pb2.ListTrainingRunsRequest())
+        under_way = (training_run_pb2.TRAINING_RUN_STATE_RUNNING, training_run_pb2.TRAINING_RUN_STATE_PENDING)
+        return [
+            str(each.name).removeprefix("trainingRuns/")
+            for each in listed.training_runs
+            if each.state in under_way and each.name != name
+        ]
 
     async def _follow(self, run: training_run_pb2.TrainingRun) -> training_run_pb2.TrainingRun:
         ended = run
