@@ -1,0 +1,38 @@
+"""`kill -9` of every service in the middle of a training run: it ends, and every rollout counts exactly once."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.chaos.conftest import Arena
+from tests.chaos.harm import Kill, train_and_kill
+from tests.support.kills import Victim
+
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(300)]
+
+# Another seed is another order and other points; the soak goes through many.
+SEED = 20261121
+
+
+async def test_a_run_survives_the_death_of_everything_around_the_trainer(arena: Arena) -> None:
+    rng = random.Random(SEED)
+    victims = [Victim.RUNNER, Victim.PROXY, Victim.STORE, Victim.DATABASE]
+    rng.shuffle(victims)
+    steps = 14
+    points = sorted(rng.sample(range(1, steps - 3), len(victims)))
+    kills = [Kill(victim=victim, step=step) for victim, step in zip(victims, points, strict=True)]
+
+    aftermath = await train_and_kill(arena, "around", kills, steps=steps)
+
+    # The runner and the proxy were held still with leased rollouts before they died.
+    assert aftermath.failures["LEASE_LOST"] > 0
+    assert aftermath.failures["INFRA"] > 0
+
+
+async def test_a_run_survives_the_death_of_the_trainer_between_checkpoints(arena: Arena) -> None:
+    """Step 0 is before any checkpoint of a step; after step 3 the newest one is that of step 2."""
+    kills = [Kill(victim=Victim.ALGORITHM, step=0), Kill(victim=Victim.ALGORITHM, step=3)]
+
+    await train_and_kill(arena, "trainer", kills, steps=7)
