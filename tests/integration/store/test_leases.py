@@ -251,7 +251,10 @@ async def test_a_draining_store_says_so_and_keeps_the_leases(database_url: str) 
 
 
 async def test_two_replicas_on_one_database_never_hand_out_twice(database_url: str) -> None:
-    async with running_store(database_url) as one, running_store(database_url) as two:
+    async with (
+        running_store(database_url, lease_ttl_s=60.0) as one,
+        running_store(database_url, lease_ttl_s=60.0) as two,
+    ):
         replicas = [await one.stubs(), await two.stubs()]
         runners = [await Runner(replicas[index % 2]).open() for index in range(4)]
         created = asyncio.gather(*(create(replicas[index % 2], 20) for index in range(20)))
@@ -260,10 +263,7 @@ async def test_two_replicas_on_one_database_never_hand_out_twice(database_url: s
         async def work(runner: Runner) -> None:
             await runner.demand(10)
             while len(seen) < 400:
-                message = await runner.read()
-                if message.WhichOneof("message") != "assign":
-                    continue
-                taken = list(message.assign.assignments)
+                taken = list((await runner.expect("assign")).assignments)
                 seen.extend(one.rollout.name for one in taken)
                 await runner.complete(taken)
                 await runner.demand(len(taken))
@@ -273,6 +273,7 @@ async def test_two_replicas_on_one_database_never_hand_out_twice(database_url: s
         await asyncio.wait(workers, return_when=asyncio.FIRST_COMPLETED, timeout=30)
         for worker in workers:
             worker.cancel()
+        assert len(seen) == len(set(seen))
         assert sorted(seen) == sorted(names)
         rollouts = await asyncio.gather(*(get(replicas[0], name) for name in names[:50]))
         assert {len(rollout.attempts) for rollout in rollouts} == {1}

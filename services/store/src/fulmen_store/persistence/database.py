@@ -50,6 +50,14 @@ _ROLES_OF_CONSTRAINTS: Final = {
 }
 
 
+class HotConnection(asyncpg.Connection):
+    """A connection that is given back to the pool without a round trip: no statement here leaves session state."""
+
+    def get_reset_query(self) -> str:
+        """Returns what cleans a session: nothing."""
+        return ""
+
+
 class Database:
     """Runs named statements; each is one commit unless it runs inside `transaction`."""
 
@@ -125,6 +133,7 @@ async def connect(dsn: str, *, connections: int, start_limit_s: float) -> Databa
                     max_size=connections,
                     timeout=CONNECT_LIMIT_S,
                     server_settings=HOT_SETTINGS,
+                    connection_class=HotConnection,
                     max_inactive_connection_lifetime=0,
                 )
             return Database(pool)
