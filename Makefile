@@ -72,5 +72,5 @@ compose-smoke: setup ## Builds the containers, trains the short form of the demo
 	@tools/compose_smoke.sh
 
 clean: ## Removes what was built here; the state of `fulmen up` (.fulmen) is kept
-	rm -rf .venv node_modules .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache
+	rm -rf .venv node_modules .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache deploy/wheels/*.whl
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
