@@ -10,6 +10,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -75,9 +76,10 @@ class Child:
                 pipe.close()
 
     def _signal(self, number: signal.Signals) -> None:
-        # Only while it is not reaped: afterwards its id may be another process'.
+        # Only while it is not reaped: afterwards its id may be another process'. It may be reaped right now.
         if self._process.returncode is None:
-            os.killpg(self._process.pid, number)
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
 
 
 def _reap(process: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop, ended: "asyncio.Future[int]") -> None:
