@@ -6,7 +6,7 @@ NODE_READY := node_modules/.ready
 COMPOSE := docker compose --file deploy/docker-compose.yml
 
 .PHONY: help setup demo test lint format types proto proto-check lock clean \
-	bench bench-store bench-proxy bench-runner bench-train up down compose-smoke
+	bench bench-store bench-proxy bench-train up down compose-smoke
 
 help: ## Shows this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,19 +45,16 @@ proto-check: setup $(NODE_READY) ## Checks the protos: lint, format, breaking ch
 lock: ## Resolves constraints.txt anew
 	tools/lock.sh
 
-bench: bench-store bench-proxy bench-runner bench-train ## Runs every benchmark (SHORT=1: the short form)
+bench: bench-store bench-proxy bench-train ## Runs every benchmark (SHORT=1: the short form)
 
-bench-store: setup ## Benchmarks the store
+bench-store: setup ## Benchmarks the store: rollouts and spans per second, latency, CPU per operation
 	$(PYTHON_BIN)/python -m benchmarks.store $(if $(SHORT),--short)
 
-bench-proxy: setup ## Benchmarks the LLM proxy
+bench-proxy: setup ## Benchmarks the LLM proxy: CPU and latency that it adds to a call
 	$(PYTHON_BIN)/python -m benchmarks.proxy $(if $(SHORT),--short)
 
-bench-runner: setup ## Benchmarks the runner
-	$(PYTHON_BIN)/python -m benchmarks.runner $(if $(SHORT),--short)
-
-bench-train: setup ## Benchmarks training
-	$(PYTHON_BIN)/python -m benchmarks.train $(if $(SHORT),--short)
+bench-train: setup ## Trains the demo with three seeds; fails unless each learns
+	$(PYTHON_BIN)/python benchmarks/demo.py --check --state-dir .fulmen/bench --seeds $(if $(SHORT),0,0 1 2)
 
 up: deploy/.env ## Builds and starts everything in containers
 	$(COMPOSE) up --build --detach --wait

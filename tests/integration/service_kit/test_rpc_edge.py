@@ -4,17 +4,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from fulmen_service_kit.auth import RolePolicy, current_caller
-from fulmen_service_kit.errors import StartupError
-from fulmen_service_kit.server import RpcServer, build_server
-from fulmen_service_kit.settings import ServiceSettings, settings_config
-from fulmen_service_kit.tokens import Role, TokenSigner
 
 from fulmen import errors
 from fulmen.errors import Violation
 from fulmen.rpc.channel import FulmenChannel, open_channel
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen.store.v1 import rollout_service_pb2_grpc as rpc
+from fulmen_service_kit.auth import RolePolicy, current_caller
+from fulmen_service_kit.errors import StartupError
+from fulmen_service_kit.server import RpcServer, build_server
+from fulmen_service_kit.settings import ServiceSettings, settings_config
+from fulmen_service_kit.tokens import Role, TokenSigner
 
 KEY = "k" * 32
 SERVICE = "fulmen.store.v1.RolloutService"

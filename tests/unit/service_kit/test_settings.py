@@ -1,9 +1,9 @@
 """Settings are strict, and never show a secret."""
 
 import pytest
-from fulmen_service_kit.settings import ServiceSettings, settings_config
 
 from fulmen.errors import SettingsInvalid
+from fulmen_service_kit.settings import ServiceSettings, settings_config
 
 
 class SampleSettings(ServiceSettings):

@@ -3,19 +3,17 @@
 import uuid
 
 import pytest
-from fulmen_service_kit.tokens import Role, TokenSigner, TokenVerifier
 
 from fulmen.errors import TokenInvalid
 from fulmen.ids import AttemptName
+from fulmen_service_kit.tokens import Role, TokenSigner, TokenVerifier
 
 KEY = "k" * 32
 ATTEMPT = AttemptName(rollout_id=uuid.UUID(int=7), number=2)
 
 
 def test_an_attempt_key_names_its_attempt_and_lease() -> None:
-    key = TokenSigner(KEY).attempt_key(
-        ATTEMPT, project="projects/p", lease_id="s1", epoch=2, mode="train", ttl_s=60
-    )
+    key = TokenSigner(KEY).attempt_key(ATTEMPT, project="projects/p", lease_id="s1", epoch=2, mode="train", ttl_s=60)
 
     caller = TokenVerifier(KEY).verify(key)
 

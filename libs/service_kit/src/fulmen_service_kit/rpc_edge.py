@@ -50,14 +50,18 @@ class RpcEdge(grpc.aio.ServerInterceptor):
     def _wrap(self, handler: Any, rpc: str, metadata: dict[str, str]) -> grpc.RpcMethodHandler:
         if handler.response_streaming:
             inner = handler.stream_stream if handler.request_streaming else handler.unary_stream
-            make = grpc.stream_stream_rpc_method_handler if handler.request_streaming else (
-                grpc.unary_stream_rpc_method_handler
+            make = (
+                grpc.stream_stream_rpc_method_handler
+                if handler.request_streaming
+                else (grpc.unary_stream_rpc_method_handler)
             )
             wrapped: Any = self._streaming(inner, rpc, metadata)
         else:
             inner = handler.stream_unary if handler.request_streaming else handler.unary_unary
-            make = grpc.stream_unary_rpc_method_handler if handler.request_streaming else (
-                grpc.unary_unary_rpc_method_handler
+            make = (
+                grpc.stream_unary_rpc_method_handler
+                if handler.request_streaming
+                else (grpc.unary_unary_rpc_method_handler)
             )
             wrapped = self._unary(inner, rpc, metadata)
         return make(wrapped, handler.request_deserializer, handler.response_serializer)
@@ -108,9 +112,7 @@ class _Call:
         self._metadata = metadata
         self._started = time.perf_counter()
         self._subject = ""
-        self._span = edge._tracer.start_span(
-            rpc.lstrip("/"), context=propagate.extract(metadata), kind=SpanKind.SERVER
-        )
+        self._span = edge._tracer.start_span(rpc.lstrip("/"), context=propagate.extract(metadata), kind=SpanKind.SERVER)
 
     def begin(self) -> None:
         """Authenticates the caller.

@@ -1,6 +1,7 @@
 """The errors that Fulmen's services answer with; see `catalogue`."""
 
 from fulmen.errors.catalogue import (
+    ERROR_DOMAIN,
     ArgumentInvalid,
     BackendInUse,
     BackendNotFound,
@@ -10,7 +11,6 @@ from fulmen.errors.catalogue import (
     DatabaseUnavailable,
     DeadlineExceeded,
     Draining,
-    ERROR_DOMAIN,
     EtagMismatch,
     FulmenError,
     InternalError,
