@@ -85,7 +85,7 @@ class LocalStack:
         """
         self._settings = settings
         self.folder = StackFolder(settings.state_dir.resolve())
-        self._rng = rng or random.Random()  # noqa: S311  (ports, not secrets)
+        self._rng = rng or random.Random()
         self._on_change = on_change
         self._specs: dict[str, ServiceSpec] = {}
         self._processes: dict[str, ChildProcess] = {}
