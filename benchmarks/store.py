@@ -283,7 +283,7 @@ async def with_store(folder: Path, *, short: bool) -> dict[str, Any]:
     store = await asyncio.create_subprocess_exec(sys.executable, "-m", "fulmen_store", "serve", env=environment)
     try:
         async with asyncio.timeout(START_LIMIT_S):
-            while not ready.exists():  # noqa: ASYNC110  # a file of another process
+            while not ready.exists():  # a file of another process
                 await asyncio.sleep(0.05)
         token = TokenSigner(key).issue(Role.ADMIN, subject="bench", ttl_s=3600)
         async with open_channel(f"127.0.0.1:{json.loads(ready.read_text())['port']}", token=token) as channel:
