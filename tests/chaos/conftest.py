@@ -14,6 +14,7 @@ import pytest_asyncio
 
 from fulmen.client import Client, connect
 from fulmen.local.stack import LocalStack
+from tests.support.models import build_model
 from tests.support.stack import running_stack, stack_targets
 
 TASKS = 64
@@ -45,8 +46,8 @@ def arena_folder() -> Iterator[Path]:
 async def arena(arena_folder: Path, repository_root: Path) -> AsyncIterator[Arena]:
     """Yields a running stack and its client."""
     agent = arena_folder / "agent"
-    shutil.copytree(Path(__file__).parent / "agent", agent)
-    shutil.copy(repository_root / "examples" / "arithmetic" / "make_model.py", agent)
+    shutil.copytree(Path(__file__).parent / "agent", agent, ignore=shutil.ignore_patterns("__init__.py", "__pycache__"))
+    await build_model(repository_root / "examples" / "arithmetic" / "make_model.py", arena_folder / "model")
     tasks = [{"input": {"question": f"{number}+{number}="}} for number in range(TASKS)]
     (agent / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks), encoding="utf-8")
     state_dir = arena_folder / "s"

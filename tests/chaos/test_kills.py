@@ -10,7 +10,7 @@ from tests.chaos.conftest import Arena
 from tests.chaos.harm import Kill, train_and_kill
 from tests.support.kills import Victim
 
-pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(900)]
 
 # Another seed is another order and other points; the soak goes through many.
 SEED = 20261121

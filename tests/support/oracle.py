@@ -16,7 +16,7 @@ from typing import Any
 from fulmen.client import Client
 from fulmen.errors import Unavailable
 from fulmen.store.v1 import attempt_pb2, failure_pb2, rollout_pb2, rollout_service_pb2, span_service_pb2
-from fulmen.trajectories import trajectories
+from fulmen.trajectories import Trajectory, trajectories
 from tests.support.runs import FINAL_ROLLOUT_STATES, eventually, list_rollouts
 
 __all__ = ["Books", "collect_books", "failure_counts", "problems_of"]
@@ -38,12 +38,14 @@ class Books:
         feed: group ids and the names of their members, in the order of the completion feed from its beginning.
         consumed: the lines of `consumed.jsonl`.
         calls: captured model calls of the deciding attempt, by rollout.
+        rows: training rows that those calls merge into, by rollout.
     """
 
     rollouts: Sequence[rollout_pb2.Rollout]
     feed: Sequence[tuple[str, tuple[str, ...]]]
     consumed: Sequence[Mapping[str, Any]]
     calls: Mapping[str, int]
+    rows: Mapping[str, int]
 
 
 async def collect_books(client: Client, run: str, state_dir: Path) -> Books:
@@ -61,12 +63,14 @@ async def collect_books(client: Client, run: str, state_dir: Path) -> Books:
 
     listed = await eventually(all_final, what=f"every rollout of {run} is final")
     rollouts = [await _read(client, each.name) for each in listed]
+    merged = await _read_trajectories(client, rollouts)
     lines = state_dir / "algorithm" / "runs" / run.removeprefix("trainingRuns/") / "consumed.jsonl"
     return Books(
         rollouts=rollouts,
         feed=await _read_feed(client, run, count=len(rollouts)),
         consumed=[json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()],
-        calls=await _count_calls(client, rollouts),
+        calls={name: sum(row.call_count for row in each.rows) for name, each in merged.items()},
+        rows={name: len(each.rows) for name, each in merged.items()},
     )
 
 
@@ -221,8 +225,8 @@ async def _read_feed(client: Client, run: str, *, count: int) -> list[tuple[str,
     return feed
 
 
-async def _count_calls(client: Client, rollouts: Sequence[rollout_pb2.Rollout]) -> dict[str, int]:
-    """Counts the usable captured calls of every deciding attempt that succeeded."""
+async def _read_trajectories(client: Client, rollouts: Sequence[rollout_pb2.Rollout]) -> dict[str, Trajectory]:
+    """Reads the usable captured calls of every deciding attempt that succeeded, by rollout."""
     attempts = {
         rollout.attempts[-1].name: rollout.name
         for rollout in rollouts
@@ -234,8 +238,4 @@ async def _count_calls(client: Client, rollouts: Sequence[rollout_pb2.Rollout]) 
         request = span_service_pb2.StreamSpansRequest(parents=names[start : start + SPAN_BATCH])
         async for message in client.spans.StreamSpans(request, timeout=FEED_LIMIT_S):
             chunks += message.chunks
-    return {
-        attempts[name]: sum(row.call_count for row in trajectory.rows)
-        for name, trajectory in trajectories(chunks).items()
-        if name in attempts
-    }
+    return {attempts[name]: found for name, found in trajectories(chunks).items() if name in attempts}
