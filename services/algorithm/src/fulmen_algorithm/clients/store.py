@@ -167,7 +167,9 @@ class StoreQueue:
 
     async def cancel_all(self) -> None:
         """Cancels every rollout of the run that is not final."""
-        message = rollout_service_pb2.CancelRolloutsRequest(training_run=self._request.training_run)
+        message = rollout_service_pb2.CancelRolloutsRequest(
+            training_run=self._request.training_run, project=self._request.project
+        )
         await self._patience.call(lambda: self._rollouts.CancelRollouts(message, timeout=CALL_DEADLINE_S))
 
 

@@ -92,7 +92,7 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
     ) -> pb.CancelRolloutsResponse:
         """Cancels rollouts by name or by training run."""
         if request.training_run:
-            project = require_project(project_limit() or "")
+            project = require_project(request.project)
             outcome = await self._rollouts.cancel_run(await self._table.project_id(project), request.training_run)
         else:
             require_count(request.names, field="names", most=MAX_NAMES)

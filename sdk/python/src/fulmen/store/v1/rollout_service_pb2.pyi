@@ -56,12 +56,14 @@ class ListRolloutsResponse(_message.Message):
     def __init__(self, rollouts: _Optional[_Iterable[_Union[_rollout_pb2.Rollout, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class CancelRolloutsRequest(_message.Message):
-    __slots__ = ("names", "training_run")
+    __slots__ = ("names", "training_run", "project")
     NAMES_FIELD_NUMBER: _ClassVar[int]
     TRAINING_RUN_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
     names: _containers.RepeatedScalarFieldContainer[str]
     training_run: str
-    def __init__(self, names: _Optional[_Iterable[str]] = ..., training_run: _Optional[str] = ...) -> None: ...
+    project: str
+    def __init__(self, names: _Optional[_Iterable[str]] = ..., training_run: _Optional[str] = ..., project: _Optional[str] = ...) -> None: ...
 
 class CancelRolloutsResponse(_message.Message):
     __slots__ = ("cancelled_count", "cancelling_count")
