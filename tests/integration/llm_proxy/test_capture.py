@@ -8,6 +8,7 @@ from array import array
 import openai
 import pytest
 
+from fulmen.model_call import RESEND_COUNT_ATTRIBUTE
 from tests.integration.llm_proxy.fake_store import FakeStore
 from tests.integration.llm_proxy.harness import MODEL, POLICY, RunningProxy, target
 from tests.support.backend import Backend, logprob_of, prompt_ids_of, reply_to, token_ids_of
@@ -70,6 +71,16 @@ async def test_a_whole_answer_is_captured_and_the_agent_sees_no_token_ids(
     assert span.end_time_unix_nano > span.start_time_unix_nano
     assert (summary.flushed, summary.call_count, summary.unusable_count, summary.infra_failure_count) == (True, 1, 0, 0)
     assert summary.completion_token_count == len(expected)
+
+
+async def test_a_call_that_the_vendors_client_sends_again_says_so(proxy: RunningProxy, store: FakeStore) -> None:
+    attempt, key = proxy.attempt()
+    again = {"x-stainless-retry-count": "2"}
+    await client(proxy, key).chat.completions.create(model=MODEL, messages=MESSAGES, extra_headers=again)
+    await proxy.flush(attempt)
+
+    [(span, _)] = store.spans(attempt)
+    assert [a.value.int_value for a in span.attributes if a.key == RESEND_COUNT_ATTRIBUTE] == [2]
 
 
 async def test_the_vendors_client_streams_and_the_capture_is_that_of_a_whole_answer(

@@ -7,6 +7,7 @@ import json
 
 import aiohttp
 
+from fulmen.model_call import CLIENT_GONE_ATTRIBUTE
 from tests.integration.llm_proxy.fake_store import FakeStore
 from tests.integration.llm_proxy.harness import MODEL, RunningProxy
 from tests.support.backend import Backend
@@ -45,6 +46,7 @@ async def test_a_caller_that_leaves_a_stream_aborts_the_backend_and_the_call_is_
     assert record is not None
     assert "incomplete" in record.unusable_reason
     assert {a.key: a.value.string_value for a in span.attributes}["error.type"] == "caller_gone"
+    assert {a.key: a.value.bool_value for a in span.attributes}[CLIENT_GONE_ATTRIBUTE]
     assert (summary.unusable_count, summary.infra_failure_count) == (1, 0)
 
 

@@ -37,6 +37,7 @@ def call(size_bytes: int) -> FinishedCall:
         start_ns=0,
         end_ns=1,
         first_byte_s=None,
+        resend_count=0,
         trace_parent="",
         agent_name="",
         size_bytes=size_bytes,

@@ -17,11 +17,12 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from fulmen.ids import parse_attempt_name, uuid7
+from fulmen.model_call import CLIENT_GONE_ATTRIBUTE, RESEND_COUNT_ATTRIBUTE
 from fulmen.store.v1 import span_pb2
 from fulmen.type.v1 import model_call_pb2
 from fulmen_llm_proxy.domain.answer import Collected
 from fulmen_llm_proxy.domain.assembly import assemble_answer
-from fulmen_llm_proxy.domain.call import FinishedCall
+from fulmen_llm_proxy.domain.call import CALLER_GONE, FinishedCall
 from fulmen_llm_proxy.domain.capture import Captured, CapturedChoice, decode_capture
 
 SCOPE = "fulmen.llm_proxy"
@@ -191,7 +192,11 @@ def _span(call: FinishedCall, captured: Captured | None, sampling: _Sampling) ->
         _number("http.response.status_code", call.http_status),
     ]
     if call.stream:
-        attributes.append(KeyValue(key="gen_ai.request.stream", value=AnyValue(bool_value=True)))
+        attributes.append(_flag("gen_ai.request.stream"))
+    if call.resend_count:
+        attributes.append(_number(RESEND_COUNT_ATTRIBUTE, call.resend_count))
+    if call.error_type == CALLER_GONE:
+        attributes.append(_flag(CLIENT_GONE_ATTRIBUTE))
     if call.target is not None:
         attributes.append(_text("gen_ai.response.model", call.target.model))
         attributes.append(_text("fulmen.backend", call.target.backend_id))
@@ -265,6 +270,10 @@ def _trace_of(call: FinishedCall) -> tuple[bytes, bytes]:
 
 def _text(key: str, value: str) -> KeyValue:
     return KeyValue(key=key, value=AnyValue(string_value=value))
+
+
+def _flag(key: str) -> KeyValue:
+    return KeyValue(key=key, value=AnyValue(bool_value=True))
 
 
 def _number(key: str, value: int) -> KeyValue:

@@ -24,6 +24,10 @@ class Attribution:
     mode: str
 
 
+CALLER_GONE = "caller_gone"
+"""The `error_type` of a call whose caller went away before it had its answer."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedCall:
     """A call that is over, as its handler leaves it for the capture.
@@ -37,6 +41,7 @@ class FinishedCall:
         start_ns: wall clock at its begin, nanoseconds since 1970.
         end_ns: wall clock at its end.
         first_byte_s: seconds from its begin to the first byte for the agent; None without one.
+        resend_count: how often the caller's client had sent the same request before, as it says.
         trace_parent: the agent's W3C `traceparent` header, as it came; may be empty.
         size_bytes: memory that the call holds while it waits, about.
     """
@@ -53,6 +58,7 @@ class FinishedCall:
     start_ns: int
     end_ns: int
     first_byte_s: float | None
+    resend_count: int
     trace_parent: str
     agent_name: str
     size_bytes: int

@@ -11,7 +11,7 @@ from fulmen.errors import BackendUnavailable, Draining, FulmenError, Unavailable
 from fulmen_llm_proxy.clients.backend import BackendAnswer, BackendClient, Dispatch
 from fulmen_llm_proxy.domain.answer import AnswerFilter, Asked, Fields
 from fulmen_llm_proxy.domain.backend_state import BackendStates
-from fulmen_llm_proxy.domain.call import Attribution, FinishedCall
+from fulmen_llm_proxy.domain.call import CALLER_GONE, Attribution, FinishedCall
 from fulmen_llm_proxy.domain.capture_queue import CaptureQueue
 from fulmen_llm_proxy.domain.ledger import AttemptLedger
 from fulmen_llm_proxy.domain.request import ChatRequest, backend_body, parse_chat_request, routed_fields
@@ -42,6 +42,8 @@ PATH = "/chat/completions"
 
 _EVERYTHING = Asked(token_ids=True, logprobs=True, stream_usage=True)
 _AGENT_HEADER = b"x-fulmen-agent"
+# Set by the clients that vendors generate: their second try has 1, and so on.
+_RESEND_HEADER = b"x-stainless-retry-count"
 _KEY_REFUSED = (401, 403)
 
 
@@ -118,7 +120,7 @@ class ChatCompletions:
         try:
             await self._answer(call, receive, send)
         except CallerGone:
-            call.error_type = "caller_gone"
+            call.error_type = CALLER_GONE
             call.status = call.status if call.answering else 0
             self._metrics.caller_gone.inc()
         except (FulmenError, Refused) as error:
@@ -285,6 +287,7 @@ class ChatCompletions:
                 start_ns=call.start_ns,
                 end_ns=call.start_ns + int(elapsed_s * 1e9),
                 first_byte_s=call.first_byte_s,
+                resend_count=_resend_count(call.scope),
                 trace_parent=header(call.scope, b"traceparent").decode("latin-1"),
                 agent_name=header(call.scope, _AGENT_HEADER).decode("latin-1")[:100],
                 size_bytes=call.size_bytes,
@@ -292,6 +295,11 @@ class ChatCompletions:
         )
         infra = is_infrastructure(call.status)
         self._ledger.end(attribution.attempt, recorded=True, infra_failure=infra)
+
+
+def _resend_count(scope: Scope) -> int:
+    said = header(scope, _RESEND_HEADER)
+    return int(said) if said.isdigit() and len(said) < 4 else 0
 
 
 async def _report(call: _Call, error: FulmenError | Refused, send: Send) -> None:
