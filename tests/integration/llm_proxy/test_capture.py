@@ -76,7 +76,8 @@ async def test_a_whole_answer_is_captured_and_the_agent_sees_no_token_ids(
 async def test_a_call_that_the_vendors_client_sends_again_says_so(proxy: RunningProxy, store: FakeStore) -> None:
     attempt, key = proxy.attempt()
     again = {"x-stainless-retry-count": "2"}
-    await client(proxy, key).chat.completions.create(model=MODEL, messages=MESSAGES, extra_headers=again)
+    async with client(proxy, key) as agent:
+        await agent.chat.completions.create(model=MODEL, messages=MESSAGES, extra_headers=again)
     await proxy.flush(attempt)
 
     [(span, _)] = store.spans(attempt)
