@@ -39,7 +39,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def build(output_dir: str, seed: int = 0, *, hidden: int = 64, layers: int = 2, heads: int = 4, mlp: int = 256) -> None:
+def build(output_dir: str, seed: int = 0, *, hidden: int = 96, layers: int = 2, heads: int = 4, mlp: int = 384) -> None:
     """Writes a model directory (config, safetensors, tokenizer with chat template).
 
     Args:
