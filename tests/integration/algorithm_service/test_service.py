@@ -1,0 +1,108 @@
+"""The service by itself: refusals over gRPC, the state folder, the command line."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fulmen.algorithm.v1 import training_run_pb2 as pb
+from fulmen.algorithm.v1 import training_run_service_pb2 as service_pb
+from fulmen.algorithm.v1.training_run_service_pb2_grpc import TrainingRunServiceStub
+from fulmen.errors import (
+    NotYetServed,
+    PageTokenInvalid,
+    PermissionDenied,
+    SettingsInvalid,
+    TokenInvalid,
+    TrainingRunNotFound,
+)
+from fulmen.rpc.channel import open_channel
+from fulmen_service_kit.tokens import Role, TokenSigner
+
+KEY = "k" * 32
+START_LIMIT_S = 90
+MODULE = [sys.executable, "-m", "fulmen_algorithm"]
+
+
+def environment(state_dir: Path, **more: str) -> dict[str, str]:
+    """Returns the service's settings: nothing behind it, ports of its own."""
+    prefix = "FULMEN_ALGORITHM_"
+    settings = {"PORT": "0", "METRICS_PORT": "0", "SIGNING_KEY": KEY, "STATE_DIR": str(state_dir), **more}
+    return {**os.environ, **{f"{prefix}{name}": value for name, value in settings.items()}}
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Runs the service; yields its process and its address."""
+    process = subprocess.Popen(
+        [*MODULE, "serve"], env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert process.stdout is not None
+    try:
+        line = next(text for text in process.stdout if '"serving"' in text)
+        yield process, f"127.0.0.1:{json.loads(line)['port']}"
+    finally:
+        process.terminate()
+        process.communicate(timeout=START_LIMIT_S)
+
+
+def run_once(command: str, settings: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Runs a command of the service to its end."""
+    return subprocess.run(
+        [*MODULE, command], env=settings, capture_output=True, text=True, timeout=START_LIMIT_S, check=False
+    )
+
+
+def stub(channel: object) -> TrainingRunServiceStub:
+    """Makes the stub."""
+    return TrainingRunServiceStub(channel)
+
+
+async def test_the_service_refuses_clearly_and_ends_well(
+    service: tuple[subprocess.Popen[str], str], tmp_path: Path
+) -> None:
+    process, target = service
+    signer = TokenSigner(KEY)
+    token = signer.issue(Role.CLIENT, subject="test", ttl_s=600)
+    async with open_channel(target, token=token) as channel:
+        runs = stub(channel)
+        draft = pb.TrainingRun(
+            algorithm="sft", settings_json='{"stesp": 1, "steps": 0}', policy=pb.PolicySpec(name="p")
+        )
+        draft.policy.path = "/nowhere"
+        with pytest.raises(SettingsInvalid) as refused:
+            await runs.CreateTrainingRun(service_pb.CreateTrainingRunRequest(training_run=draft))
+        fields = {violation.field for violation in refused.value.violations}
+        assert fields == {"settings.stesp", "settings.steps", "inputs.demonstrations"}
+        with pytest.raises(TrainingRunNotFound):
+            await runs.GetTrainingRun(service_pb.GetTrainingRunRequest(name="trainingRuns/none"))
+        with pytest.raises(NotYetServed):
+            await runs.RollBackTrainingRun(service_pb.RollBackTrainingRunRequest())
+        with pytest.raises(PageTokenInvalid):
+            await runs.ListTrainingRuns(service_pb.ListTrainingRunsRequest(page_token="x"))
+        with pytest.raises(PermissionDenied):
+            await runs.ListTrainingRuns(service_pb.ListTrainingRunsRequest(project="projects/other"))
+        assert not (await runs.ListTrainingRuns(service_pb.ListTrainingRunsRequest())).training_runs
+    async with open_channel(target) as channel:
+        with pytest.raises(TokenInvalid):
+            await stub(channel).ListTrainingRuns(service_pb.ListTrainingRunsRequest())
+    second = await asyncio.to_thread(run_once, "serve", environment(tmp_path))
+    assert second.returncode == 1
+    assert "Another process works on" in second.stderr
+    process.terminate()
+    assert process.wait(timeout=START_LIMIT_S) == 0
+
+
+def test_an_unknown_setting_is_an_error_and_secrets_are_masked(tmp_path: Path) -> None:
+    bad = run_once("config", environment(tmp_path, STORE_TRAGET="x", ENGINE_HOST="0.0.0.0"))
+    assert bad.returncode == 2
+    assert "FULMEN_ALGORITHM_STORE_TRAGET: no such setting" in bad.stderr
+    assert "engine_token is needed" in bad.stderr
+    good = run_once("config", environment(tmp_path))
+    assert good.returncode == 0
+    assert KEY not in good.stdout
