@@ -5,6 +5,7 @@ Unary calls are retried by grpc itself on UNAVAILABLE, a few times within their 
 opens a stream knows how to resume it.
 """
 
+import asyncio
 import json
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
 from typing import Any, Generic, TypeVar
@@ -12,6 +13,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 import grpc.aio
 
+from fulmen.errors import FulmenError, InternalError, Unavailable
 from fulmen.rpc.status import decode
 
 Request = TypeVar("Request")
@@ -168,7 +170,7 @@ class ResponseStream(Generic[Response]):
         try:
             return await self._call.read()
         except grpc.aio.AioRpcError as error:
-            raise decode(error) from None
+            raise _of_stream(error) from None
 
     def cancel(self) -> None:
         """Ends the call."""
@@ -183,14 +185,36 @@ class DuplexStream(ResponseStream[Response], Generic[Request, Response]):
         try:
             await self._call.write(message)
         except grpc.aio.AioRpcError as error:
-            raise decode(error) from None
+            raise _of_stream(error) from None
+        except asyncio.InvalidStateError:
+            raise await self._why_ended() from None
 
     async def done_writing(self) -> None:
         """Tells the server that no more messages come."""
         try:
             await self._call.done_writing()
         except grpc.aio.AioRpcError as error:
-            raise decode(error) from None
+            raise _of_stream(error) from None
+        except asyncio.InvalidStateError:
+            raise await self._why_ended() from None
+
+    async def _why_ended(self) -> Exception:
+        """Returns what ended a stream that was found ended, for grpc.aio does not say so to a writer."""
+        if not self._call.done():
+            return asyncio.InvalidStateError("The stream takes no more messages: done_writing was called.")
+        code, details = await self._call.code(), await self._call.details()
+        if code is grpc.StatusCode.OK:
+            return Unavailable("The server has closed the stream.")
+        trailing = await self._call.trailing_metadata()
+        return _of_stream(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing, details))
+
+
+def _of_stream(error: grpc.aio.AioRpcError) -> FulmenError:
+    """Decodes what ended a stream; INTERNAL without details is grpc's own word for a connection that broke."""
+    decoded = decode(error)
+    if isinstance(decoded, InternalError) and not decoded.metadata:
+        return Unavailable(f"The stream has broken off: {decoded.message}")
+    return decoded
 
 
 def open_channel(
