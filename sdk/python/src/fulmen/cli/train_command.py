@@ -36,6 +36,7 @@ __all__ = ["register"]
 REPORTS_FOLDER: Final = "reports"
 SUMMARY_FILE: Final = "summary.json"
 RANDOM_BYTES: Final = 2
+INPUTS_PREFIX: Final = "inputs."
 
 
 def register(app: typer.Typer) -> None:
@@ -81,6 +82,7 @@ async def train(
     async with connection.open() as client:
         counts = ", ".join(f"{each.count} {use.replace('_', ' ')}" for use, each in datasets.items())
         screen.print(f"{plan.name}: {len(bundle.files)} files, {counts}")
+        await _Training(client=client, plan=plan, inputs={}, stamp=stamp, screen=screen).validate()
         published = await publish(client, name=plan.name, agent=plan.agent, bundle=bundle, datasets=datasets)
         training = _Training(client=client, plan=plan, inputs=published.inputs, stamp=stamp, screen=screen)
         await training.validate()
@@ -108,6 +110,8 @@ class _Training:
 
     async def validate(self) -> None:
         """Lets the service check every stage; the starting point of a later one is not known yet.
+
+        Before anything is published, all but the inputs is checked.
 
         Raises:
             ConfigError: with every problem of every stage.
@@ -144,8 +148,13 @@ class _Training:
             )
         except (ArgumentInvalid, SettingsInvalid) as error:
             where = f"stage {number} ({run.algorithm})"
-            violations = [f"{where}: {each.field}: {each.description}" for each in error.violations]
-            return violations or [f"{where}: {error.message}"]
+            if not error.violations:
+                return [f"{where}: {error.message}"]
+            return [
+                f"{where}: {each.field}: {each.description}"
+                for each in error.violations
+                if self.inputs or not each.field.startswith(INPUTS_PREFIX)
+            ]
         return []
 
     async def _stage(self, run: training_run_pb2.TrainingRun) -> StageOutcome:
