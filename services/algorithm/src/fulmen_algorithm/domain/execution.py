@@ -102,6 +102,7 @@ class RunExecutor:
         model = await control.unless_stopped(self._first_weights(run, settings, folder, shelf))
         state = await self.torch_thread.run(_training_state, model, self.device, settings)
         await recorder.recover(state)
+        update_run({"step": recorder.progress.step})
         recorder.spend("start", time.monotonic() - started)
         policy = Policy(
             run=run,

@@ -49,8 +49,7 @@ class Recorder:
         self._every = checkpoint_every
         self._saved: Progress | None = None
         self._state: TrainingState | None = None
-        self._started = time.monotonic()
-        self._steps_at_start = 0
+        self._first: tuple[int, float] | None = None
 
     async def recover(self, state: TrainingState) -> bool:
         """Puts the newest checkpoint into the state and takes back what came after it.
@@ -69,7 +68,7 @@ class Recorder:
         await self._torch.run(restore, search.checkpoint, state)
         self.progress = _PROGRESS.validate_python(dict(search.checkpoint.progress))
         self._storage.truncate_consumed(self.progress.consumed_bytes)
-        self._saved, self._steps_at_start = self.progress, self.progress.step
+        self._saved = self.progress
         self._events.notify("info", f"Goes on from the checkpoint of step {self.progress.step}.")
         return True
 
@@ -144,7 +143,9 @@ class Recorder:
         self._saved = self.progress
 
     def _eta_s(self) -> float:
-        done = self.progress.step - self._steps_at_start
-        if not done:
-            return 0.0
-        return (time.monotonic() - self._started) / done * (self._steps - self.progress.step)
+        """Estimates the rest from the steps since the first report of this process; 0 while there is nothing to go by."""
+        step, now = self.progress.step, time.monotonic()
+        if self._first is None:
+            self._first = (step, now)
+        done = step - self._first[0]
+        return (now - self._first[1]) / done * (self._steps - step) if done else 0.0

@@ -99,12 +99,16 @@ class Runs:
         return sorted(runs, key=lambda r: (r.create_time, r.name), reverse=True)
 
     def update(self, name: str, changes: Mapping[str, object]) -> None:
-        """Changes figures of a run; its state changes by `move` only."""
+        """Changes figures of a run; its state changes by `move` only.
+
+        The step alone is not written: it is in the checkpoint, and a write for each step would cost more than the step.
+        """
         entry = self.entry(name)
         if unknown := set(changes) - CHANGEABLE:
             raise ValueError(f"These fields do not change by update: {sorted(unknown)}.")
         entry.run = replace(entry.run, **changes)  # type: ignore[arg-type]  # the names were checked
-        entry.file.save_run(entry.run)
+        if set(changes) != {"step"}:
+            entry.file.save_run(entry.run)
 
     def move(self, name: str, state: RunState, *, failure_message: str = "") -> TrainingRun:
         """Changes the state of a run and announces it.
