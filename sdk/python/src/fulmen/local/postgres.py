@@ -124,7 +124,7 @@ class EmbeddedPostgres:
         self._signal_and_wait(signal.SIGINT)
 
     def kill(self) -> None:
-        """Kills the server and all its backends at once, as a power cut would (for crash tests)."""
+        """Kills the server as a power cut would (for crash tests); its backends end as soon as they notice."""
         self._signal_and_wait(signal.SIGKILL)
         self._remove_stale_locks()
 
