@@ -13,7 +13,7 @@ from tests.support.training import check_books, read_consumed
 from tests.unit.algorithm_service.conftest import Service, created
 from tests.unit.algorithm_service.model_world import Crashes, World
 
-TRIALS = 12
+TRIALS = 20
 LONGEST_RUN_S = 60
 
 
@@ -55,8 +55,8 @@ async def test_a_run_that_is_killed_again_and_again_uses_every_group_once(
     lives = 0
     while True:
         lives += 1
-        # Seldom enough for progress between two checkpoints in the end.
-        crash_at = chance.randrange(1, 40) if lives <= 6 else None
+        # A life without a crash makes about 36 calls.
+        crash_at = chance.randrange(1, 28) if lives <= 5 else None
         world.crashes = Crashes(at_call=crash_at, after_effect=chance.random() < 0.5)
         if await live(service, run, world.crashes):
             break
