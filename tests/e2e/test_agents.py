@@ -3,72 +3,27 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from fulmen.algorithm.v1 import training_run_pb2
 from fulmen.store.v1 import rollout_pb2, span_pb2, span_service_pb2
 from fulmen.train_config import AgentConfig
-from tests.e2e.conftest import World
-from tests.support.runs import (
-    FINAL_RUN_STATES,
-    create_rollouts,
-    ended_rollout,
-    eventually,
-    publish_agent,
-    read_run,
-    start_run,
-)
+from tests.e2e.conftest import MainJob, World
+from tests.support.runs import create_rollouts, ended_rollout, publish_agent
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(600)]
 
 AGENTS = Path(__file__).parent / "agents"
-MODEL = "served"
-RUN_DEADLINE_S = 300.0
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="package")
-async def served_model(world: World, world_folder: Path, repository_root: Path) -> str:
-    """Trains for one step, after which the policy stays served; returns its public name."""
-    folder = world_folder / MODEL
-    folder.mkdir()
-    for name in ("agent.py", "grader.py", "make_model.py"):
-        shutil.copy(repository_root / "examples/arithmetic" / name, folder)
-    agent = folder / "agent.py"
-    agent.write_text(agent.read_text(encoding="utf-8").replace('"arithmetic"', f'"{MODEL}"'), encoding="utf-8")
-    (folder / "tasks.jsonl").write_text('{"input": {"question": "1+1="}, "answer": "2"}\n', encoding="utf-8")
-    (folder / "train.toml").write_text(
-        f"""
-        name = "{MODEL}"
-        policy = {{name = "{MODEL}", build = "make_model.py:build"}}
-        agent = {{python = "agent.py:solve", grader = "grader.py:grade"}}
-        data = {{train = "tasks.jsonl"}}
-        stage = [{{algorithm = "grpo", steps = 1, prompts_per_step = 1, group_size = 2, max_tokens = 5}}]
-        """,
-        encoding="utf-8",
-    )
-    run = await start_run(world.client, folder, MODEL)
-
-    async def ended() -> training_run_pb2.TrainingRun | None:
-        now = await read_run(world.client, run)
-        return now if now.state in FINAL_RUN_STATES else None
-
-    last = await eventually(ended, what=f"{run} ends", deadline_s=RUN_DEADLINE_S)
-    assert last.state == training_run_pb2.TRAINING_RUN_STATE_SUCCEEDED, last.failure_message
-    return MODEL
 
 
 async def test_a_command_in_node_does_a_rollout_with_the_served_model(
-    world: World, served_model: str, repository_root: Path
+    world: World, main_job: MainJob, repository_root: Path
 ) -> None:
-    agent = AgentConfig(
-        command=("node", "agent.mjs"), grader_command=("node", "grader.mjs"), environment={"MODEL": served_model}
-    )
+    """The main job has left its policy served, under the name that the agent asks for."""
+    agent = AgentConfig(command=("node", "agent.mjs"), grader_command=("node", "grader.mjs"))
     version = await publish_agent(world.client, repository_root / "examples/node_echo", "node-echo", agent)
     task = {"input": {"question": "12+34="}, "answer": "46"}
 

@@ -9,27 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import World
+from fulmen.store.v1 import rollout_pb2
+from tests.e2e.conftest import MainJob, World
 from tests.support.oracle import collect_books, problems_of
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(900)]
 
 LAST_LINE = re.compile(r"validation accuracy (\d\.\d\d) -> (\d\.\d\d)")
 PNG = b"\x89PNG"
-# Steps, not seconds: the same figures come out on any machine, give or take what asynchrony changes.
-SHORT = ("--set", "grpo.steps=24")
-MARGIN = 0.1
+MARGIN = 0.15
 ARITHMETIC_CALLS = 1
+VALIDATION_TASKS = 8
+LEAST_SHARE_MERGED = 0.75
 
 
-async def test_arithmetic_is_learned_and_every_rollout_is_accounted_for(world: World, repository_root: Path) -> None:
-    reports = world.state_dir / "reports-of-the-test"
+async def test_arithmetic_is_learned_and_every_rollout_is_accounted_for(world: World, main_job: MainJob) -> None:
+    done, reports = main_job.done, main_job.reports
 
-    done = await world.fulmen(
-        "train", repository_root / "examples/arithmetic/train.toml", *SHORT, "--report-dir", reports
-    )
-
-    assert done.status == 0, done.stdout + done.stderr
     line = LAST_LINE.fullmatch(done.last_line)
     assert line is not None, done.stdout
     before, after = map(float, line.groups())
@@ -45,23 +41,37 @@ async def test_a_multi_turn_agent_trains_and_its_calls_merge(
     world: World, repository_root: Path, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(repository_root / "examples/calculator", tmp_path / "calculator")
-    keep_lines(folder / "tasks/validation.jsonl", 8)
+    keep_lines(folder / "tasks/validation.jsonl", VALIDATION_TASKS)
 
     done = await world.fulmen(
-        "train", folder / "train.toml", "--set", "grpo.steps=2", "--set", "grpo.prompts_per_step=4", "-o", "json"
+        "train",
+        folder / "train.toml",
+        "--set",
+        "sft.steps=450",
+        "--set",
+        "sft.warmup_steps=45",
+        "--set",
+        "grpo.steps=2",
+        "--set",
+        "grpo.prompts_per_step=4",
+        "-o",
+        "json",
     )
 
     assert done.status == 0, done.stdout + done.stderr
     summary = json.loads(done.stdout)
     run = summary["training_runs"][-1]["name"]
     books = await collect_books(world.client, run, world.state_dir)
-    succeeded = {name: books.calls[name] for name in books.calls}
-    assert succeeded
-    assert all(calls >= 2 for calls in succeeded.values()), succeeded
-    rows = {name: books.rows[name] for name in succeeded}
-    # One row holds all calls of a rollout, but for what the untrained model made of the template now and then.
-    assert sum(rows.values()) < sum(succeeded.values()), (rows, succeeded)
-    assert all(rows[name] < succeeded[name] for name in rows), (rows, succeeded)
+    modes = {rollout.name: rollout.mode for rollout in books.rollouts}
+    merged = {name: books.calls[name] >= 2 and books.rows[name] == 1 for name in books.calls}
+    greedy = [merged[name] for name in merged if modes[name] == rollout_pb2.ROLLOUT_MODE_VALIDATION]
+    sampled = [merged[name] for name in merged if modes[name] == rollout_pb2.ROLLOUT_MODE_TRAIN]
+    assert len(greedy) >= VALIDATION_TASKS
+    assert all(greedy), (books.calls, books.rows)
+    # Sampling strays from the form of a tool call now and then, and such a rollout may end after one call.
+    assert sum(sampled) >= LEAST_SHARE_MERGED * len(sampled) > 0, (books.calls, books.rows)
+    trained = [name for line in books.consumed for name in line["trained"]]
+    assert any(merged[name] for name in trained)
 
 
 def keep_lines(path: Path, count: int) -> None:
