@@ -20,7 +20,7 @@ $(NODE_READY): package.json $(wildcard clients/node/package.json)
 	@touch $@
 
 demo: setup ## Trains a small model on arithmetic through the four services, on this machine
-	@$(PYTHON_BIN)/python benchmarks/demo.py $(ARGS)
+	@$(PYTHON_BIN)/python -m benchmarks.demo $(ARGS)
 
 test: setup $(NODE_READY) ## Runs every test
 	@tools/test.sh
@@ -54,7 +54,7 @@ bench-proxy: setup ## Benchmarks the LLM proxy: CPU and latency that it adds to 
 	$(PYTHON_BIN)/python -m benchmarks.proxy $(if $(SHORT),--short)
 
 bench-train: setup ## Trains the demo with three seeds; fails unless each learns
-	$(PYTHON_BIN)/python benchmarks/demo.py --check --state-dir .fulmen/bench --seeds $(if $(SHORT),0,0 1 2)
+	$(PYTHON_BIN)/python -m benchmarks.demo --check --state-dir .fulmen/bench --seeds $(if $(SHORT),0,0 1 2)
 
 up: deploy/.env ## Builds and starts everything in containers
 	$(COMPOSE) up --build --detach --wait

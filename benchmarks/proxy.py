@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import json
 import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -26,6 +25,7 @@ import aiohttp
 import psutil
 import uvloop
 
+from benchmarks import outcome
 from fulmen.ids import DEFAULT_PROJECT, AttemptName, uuid7
 from fulmen.llm_proxy.v1 import (
     backend_pb2,
@@ -41,7 +41,6 @@ from fulmen.rpc.channel import open_channel
 from fulmen_service_kit.tokens import Role, TokenSigner
 from tests.integration.llm_proxy.fake_store import FakeStore
 
-RESULTS = Path(__file__).parent / "results" / "proxy.json"
 SIGNING_KEY = "benchmark-signing-key-of-at-least-32-bytes"
 PROMPT_TOKENS, COMPLETION_TOKENS, STREAM_EVENTS = 1024, 256, 64
 PACE_S = 0.01
@@ -319,11 +318,11 @@ def median_of(results: list[Figures], case: str, via: str, field: str) -> float:
     return statistics.median(getattr(r, field) for r in results if r.case == case and r.via == via)
 
 
-def claims_of(results: list[Figures]) -> list[dict[str, object]]:
+def claims_of(results: list[Figures]) -> list[outcome.Claim]:
     """Returns the claims with their goals, whether they hold or not."""
 
-    def claim(name: str, value: float, unit: str, goal: float) -> dict[str, object]:
-        return {"name": name, "value": round(value, 2), "unit": unit, "goal": goal, "better": "lower"}
+    def claim(name: str, value: float, unit: str, goal: float) -> outcome.Claim:
+        return outcome.claim(name, value, unit, goal=goal, better="lower")
 
     def cpu(case: str) -> float:
         return median_of(results, case, "proxy", "cpu_us_per_call")
@@ -385,25 +384,20 @@ def main() -> None:
         return
     rounds, scale = (1, 0.3) if arguments.short else (3, 1.0)
     results, memory_mb, flushed = uvloop.run(measure(cases_of(scale), rounds))
-    document = {
-        "name": "proxy",
-        "machine": {"cpus": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()},
-        "method": " ".join((__doc__ or "").split("\n\n")[1].split()),
-        "rounds": rounds,
-        "captured_calls": flushed,
-        "raw": [asdict(result) for result in results],
-        "memory_pss_mb": round(memory_mb, 1),
-        "claims": claims_of(results),
-    }
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(document, indent=2) + "\n")
     for result in results:
         sys.stdout.write(
             f"{result.case:20} {result.via:7} {result.cpu_us_per_call or '':>8} us  p50 {result.p50_ms} ms  "
             f"first byte {result.first_byte_p50_ms} ms\n"
         )
-    for claim in document["claims"]:
-        sys.stdout.write(f"{claim['name']}: {claim['value']} {claim['unit']} (goal {claim['goal']})\n")
+    outcome.write(
+        "proxy",
+        method=(__doc__ or "").split("\n\n")[1],
+        raw=[asdict(result) for result in results],
+        claims=claims_of(results),
+        rounds=rounds,
+        captured_calls=flushed,
+        memory_pss_mb=round(memory_mb, 1),
+    )
 
 
 if __name__ == "__main__":

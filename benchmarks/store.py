@@ -2,7 +2,7 @@
 
 Method: a real store process over an embedded PostgreSQL (fsync and synchronous_commit on); this process is the load
 generator. Every rollout is created, committed, pushed over a lease stream, completed, committed and acknowledged.
-Usage: `python benchmarks/store.py [--short] [--output benchmarks/results/store.json]`.
+Run `python -m benchmarks.store [--short]`; writes benchmarks/results/store.json.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import json
 import os
-import platform
 import secrets
 import statistics
 import sys
@@ -28,6 +27,7 @@ import zstandard
 from opentelemetry.proto.common.v1 import common_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
 
+from benchmarks import outcome
 from fulmen.ids import uuid7
 from fulmen.local.postgres import EmbeddedPostgres
 from fulmen.rpc.channel import FulmenChannel, open_channel
@@ -60,12 +60,11 @@ class Bench:
     postgres_folder: Path
     short: bool
     raw: dict[str, Any] = field(default_factory=dict)
-    claims: list[dict[str, Any]] = field(default_factory=list)
+    claims: list[outcome.Claim] = field(default_factory=list)
 
     def claim(self, name: str, value: float, unit: str, goal: float, better: str) -> None:
-        """Records one claim and prints it."""
-        self.claims.append({"name": name, "value": round(value, 3), "unit": unit, "goal": goal, "better": better})
-        print(f"{name}: {value:,.2f} {unit} (goal {goal:,} {unit}, {better} is better)", flush=True)
+        """Records one claim."""
+        self.claims.append(outcome.claim(name, value, unit, goal=goal, better=better))
 
 
 def cpu_seconds(pids: list[int]) -> float:
@@ -293,26 +292,18 @@ async def with_store(folder: Path, *, short: bool) -> dict[str, Any]:
         store.terminate()
         await store.wait()
         postgres.stop()
-    return {
-        "name": "store",
-        "machine": {"cpus": os.cpu_count(), "platform": platform.platform(), "load": os.getloadavg()},
-        "method": __doc__,
-        "raw": bench.raw,
-        "claims": bench.claims,
-    }
+    return bench
 
 
 def main() -> None:
     """Runs the benchmark and writes its results."""
     parser = argparse.ArgumentParser(description="Measures the store.")
     parser.add_argument("--short", action="store_true", default=bool(os.environ.get("SHORT")))
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "store.json")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="fulmen-bench-") as folder:
         Path(folder).chmod(0o755)
-        results = uvloop.run(with_store(Path(folder), short=arguments.short))
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(results, indent=2) + "\n")
+        bench = uvloop.run(with_store(Path(folder), short=arguments.short))
+    outcome.write("store", method=__doc__ or "", raw=bench.raw, claims=bench.claims)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,44 @@
+"""How every benchmark writes down what it measured: machine, method, raw figures, and claims with their goals.
+
+A claim that falls short stays in the list with its true value.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+FOLDER = Path(__file__).parent / "results"
+Claim = dict[str, object]
+
+
+def claim(name: str, value: float, unit: str, *, goal: float, better: str) -> Claim:
+    """Makes a claim; `better` is `higher` or `lower`."""
+    return {"name": name, "value": round(value, 3), "unit": unit, "goal": goal, "better": better}
+
+
+def write(name: str, *, method: str, raw: object, claims: Sequence[Claim], **more: object) -> None:
+    """Writes `results/<name>.json` and prints the claims."""
+    document: Mapping[str, object] = {
+        "name": name,
+        "machine": {
+            "cpus": os.cpu_count(),
+            "platform": platform.platform(),
+            "python": platform.python_version(),
+            "load_at_end": [round(load, 1) for load in os.getloadavg()],
+        },
+        "method": " ".join(method.split()),
+        **more,
+        "raw": raw,
+        "claims": list(claims),
+    }
+    FOLDER.mkdir(exist_ok=True)
+    (FOLDER / f"{name}.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    for one in claims:
+        sys.stdout.write(
+            f"{one['name']}: {one['value']} {one['unit']} (goal {one['goal']}, {one['better']} is better)\n"
+        )
