@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 
 import openai
 import pytest
@@ -64,14 +65,19 @@ async def test_an_unknown_model_is_answered_with_those_that_are_served(proxy: Ru
     assert [model.id for model in models.data] == [MODEL]
 
 
-async def test_an_oversized_body_is_refused(store: FakeStore, backend: Backend) -> None:
+@pytest.mark.parametrize("size_bytes", [5_000, 20_000_000])
+async def test_an_oversized_body_is_refused_and_its_sender_sees_why(
+    store: FakeStore, backend: Backend, size_bytes: int
+) -> None:
     async with running_proxy(store.target, max_request_bytes=4096) as proxy:
         await proxy.register("one", backend.url)
         await proxy.put_route(target("one"))
         _, key = proxy.attempt()
-        status, answer = await proxy.chat(key, "x" * 5000)
-    assert status == 413
-    assert answer["error"]["code"] == "message_too_large"
+        body, headers = io.BytesIO(b"x" * size_bytes), {"Authorization": f"Bearer {key}"}
+        async with proxy.http.post(f"{proxy.url}/chat/completions", data=body, headers=headers) as answer:
+            refusal = await answer.json()
+    assert answer.status == 413
+    assert refusal["error"]["code"] == "message_too_large"
     assert backend.received == []
 
 

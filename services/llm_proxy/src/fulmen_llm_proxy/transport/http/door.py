@@ -8,7 +8,7 @@ import msgspec
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from fulmen.errors import Draining, FulmenError, InternalError
+from fulmen.errors import Draining, FulmenError, InternalError, MessageTooLarge
 from fulmen_llm_proxy.domain.table import TableHolder
 from fulmen_llm_proxy.transport.http.auth import HttpAuthenticator, attribution_of
 from fulmen_llm_proxy.transport.http.chat import ChatCompletions
@@ -69,6 +69,8 @@ class Door:
             await self._dispatch(scope, receive, tell)
         except CallerGone:
             return
+        except MessageTooLarge as error:
+            await respond_error(send, error, unread=receive)
         except (FulmenError, Refused) as error:
             await respond_error(send, error)
         except Exception as error:  # noqa: BLE001 - the edge: no text of an unknown error leaves the process

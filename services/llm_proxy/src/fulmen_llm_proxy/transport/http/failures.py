@@ -6,7 +6,7 @@ import msgspec
 
 from fulmen.errors import BackendUnavailable, Code, FulmenError
 from fulmen_llm_proxy.domain.sse import encode_event
-from fulmen_llm_proxy.transport.http.wire import Header, Send, respond
+from fulmen_llm_proxy.transport.http.wire import Header, Receive, Send, respond
 
 SOURCE_HEADER = b"x-fulmen-error-source"
 RETRY_AFTER_S = 1
@@ -68,8 +68,8 @@ def error_document(error: FulmenError | Refused) -> bytes:
     return msgspec.json.encode({"error": body})
 
 
-async def respond_error(send: Send, error: FulmenError | Refused) -> None:
-    """Answers a call with an error, before any byte of an answer."""
+async def respond_error(send: Send, error: FulmenError | Refused, unread: Receive | None = None) -> None:
+    """Answers a call with an error, before any byte of an answer; `unread` gives what is left of the request."""
     status = status_of(error)
     extra: list[Header] = [(SOURCE_HEADER, _source(error))]
     if status in (429, 503):
@@ -77,7 +77,7 @@ async def respond_error(send: Send, error: FulmenError | Refused) -> None:
     if status in (408, 413):
         # The rest of the body is not read: the connection cannot be used again.
         extra.append((b"connection", b"close"))
-    await respond(send, status, error_document(error), extra=extra)
+    await respond(send, status, error_document(error), extra=extra, unread=unread)
 
 
 def error_event(error: FulmenError) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from types import TracebackType
 from typing import Any
@@ -16,6 +17,10 @@ Send = Callable[[Message], Awaitable[None]]
 Header = tuple[bytes, bytes]
 
 JSON_TYPE = b"application/json"
+
+# How much of a refused body is still read, and for how long, so that its sender gets to see the refusal.
+_LINGER_BYTES = 64 * 1024 * 1024
+_LINGER_S = 2.0
 
 
 class CallerGone(Exception):
@@ -60,9 +65,17 @@ def _too_large(limit_bytes: int) -> MessageTooLarge:
 
 
 async def respond(
-    send: Send, status: int, body: bytes, content_type: bytes = JSON_TYPE, extra: Iterable[Header] = ()
+    send: Send,
+    status: int,
+    body: bytes,
+    content_type: bytes = JSON_TYPE,
+    extra: Iterable[Header] = (),
+    unread: Receive | None = None,
 ) -> None:
-    """Sends a whole answer."""
+    """Sends a whole answer; if the request's body is still `unread`, throws that away before it ends.
+
+    A connection that is closed while its peer still sends is reset, and the peer never sees the answer.
+    """
     await send(
         {
             "type": "http.response.start",
@@ -74,7 +87,22 @@ async def respond(
             ],
         }
     )
+    if unread is not None:
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        await _throw_away(unread)
+        body = b""
     await send({"type": "http.response.body", "body": body})
+
+
+async def _throw_away(receive: Receive) -> None:
+    left = _LINGER_BYTES
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER_S):
+            while left > 0:
+                message = await receive()
+                left -= len(message.get("body", b""))
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    return
 
 
 class DisconnectWatch:
