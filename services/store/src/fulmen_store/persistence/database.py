@@ -40,6 +40,8 @@ _PASSING: Final = (
     asyncpg.DeadlockDetectedError,
     asyncpg.SerializationError,
     asyncpg.ReadOnlySQLTransactionError,
+    # The server died between two messages of a statement, before the loop has seen the end of the connection.
+    asyncpg.InternalClientError,
     OSError,
     TimeoutError,
 )
@@ -73,7 +75,8 @@ class Database:
         """
         with mapped_errors():
             async with self._pool.acquire(timeout=ACQUIRE_LIMIT_S) as connection:
-                return await connection.fetch(SQL[name], *arguments, timeout=STATEMENT_LIMIT_S)
+                with _closed_if_confused(connection):
+                    return await connection.fetch(SQL[name], *arguments, timeout=STATEMENT_LIMIT_S)
 
     async def fetch_row(self, name: str, *arguments: object) -> asyncpg.Record | None:
         """Runs a named statement and returns its first row."""
@@ -84,8 +87,10 @@ class Database:
     async def transaction(self) -> AsyncIterator[Transaction]:
         """Runs several named statements in one commit."""
         with mapped_errors():
-            async with self._pool.acquire(timeout=ACQUIRE_LIMIT_S) as connection, connection.transaction():
-                yield Transaction(connection)
+            async with self._pool.acquire(timeout=ACQUIRE_LIMIT_S) as connection:
+                with _closed_if_confused(connection):
+                    async with connection.transaction():
+                        yield Transaction(connection)
 
     async def close(self) -> None:
         """Closes the connections; waits a moment for statements in flight."""
@@ -141,6 +146,16 @@ async def connect(dsn: str, *, connections: int, start_limit_s: float) -> Databa
             if time.monotonic() > deadline:
                 raise
             await asyncio.sleep(RETRY_PAUSE_S)
+
+
+@contextmanager
+def _closed_if_confused(connection: Any) -> Iterator[None]:
+    """Closes a connection of which the driver does not know the state any more, so that nobody gets it again."""
+    try:
+        yield
+    except asyncpg.InternalClientError:
+        connection.terminate()
+        raise
 
 
 @contextmanager
