@@ -63,7 +63,8 @@ async def kill_in_mid_work(stack: LocalStack, client: Client, run: str, victim: 
             await stack.kill_database()
             await stack.check_database()
         case Victim.ENGINE:
-            os.kill(_engine(stack).pid, signal.SIGKILL)
+            engine = await eventually(lambda: _engine(stack), what="an engine runs")
+            engine.kill()
         case Victim.RUNNER | Victim.PROXY:
             await stack.start_service(victim.value)
         case _:
@@ -83,7 +84,7 @@ def _held(pid: int) -> Iterator[set[int]]:
             os.kill(each, signal.SIGCONT)
 
 
-def _engine(stack: LocalStack) -> psutil.Process:
+async def _engine(stack: LocalStack) -> psutil.Process | None:
     """Finds the engine: the child of the algorithm service that serves a model."""
     children = psutil.Process(stack.process(Victim.ALGORITHM.value).pid).children()
-    return next(child for child in children if "fulmen_algorithm.engine" in child.cmdline())
+    return next((child for child in children if "fulmen_algorithm.engine" in child.cmdline()), None)
