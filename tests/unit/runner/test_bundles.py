@@ -51,6 +51,8 @@ def test_files_are_unpacked_once(tmp_path: Path) -> None:
         b"no archive",
         archive(file("agent.py", b"x" * 1000))[:-20],
     ],
+    # Named: an archive holds the time of its making, and every worker must collect the same names.
+    ids=["parent", "absolute", "link to a file", "link to the parent", "no archive", "cut short"],
 )
 def test_unsafe_or_broken_archives_leave_nothing(tmp_path: Path, data: bytes) -> None:
     inside = tmp_path / "work"
