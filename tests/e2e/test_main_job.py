@@ -70,8 +70,6 @@ async def test_a_multi_turn_agent_trains_and_its_calls_merge(
     assert all(greedy), (books.calls, books.rows)
     # Sampling strays from the form of a tool call now and then, and such a rollout may end after one call.
     assert sum(sampled) >= LEAST_SHARE_MERGED * len(sampled) > 0, (books.calls, books.rows)
-    trained = [name for line in books.consumed for name in line["trained"]]
-    assert any(merged[name] for name in trained)
 
 
 def keep_lines(path: Path, count: int) -> None:
