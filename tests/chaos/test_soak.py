@@ -7,11 +7,11 @@ import random
 
 import pytest
 
-from tests.chaos.conftest import Arena
+from tests.chaos.conftest import SOAK_VARIABLE, Arena
 from tests.chaos.harm import Kill, train_and_kill
 from tests.support.kills import Victim
 
-RUNS = int(os.environ.get("FULMEN_TEST_SOAK", "0"))
+RUNS = int(os.environ.get(SOAK_VARIABLE, "0"))
 FIRST_SEED = int(os.environ.get("FULMEN_TEST_SOAK_SEED", "1"))
 KILLS = 8
 STEPS = 24
@@ -19,11 +19,10 @@ STEPS = 24
 pytestmark = [
     pytest.mark.asyncio(loop_scope="package"),
     pytest.mark.timeout(1800),
-    pytest.mark.skipif(not RUNS, reason="the soak runs by `make chaos`"),
 ]
 
 
-@pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + max(RUNS, 1)))
+@pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + RUNS))
 async def test_a_run_survives_many_deaths(arena: Arena, seed: int) -> None:
     rng = random.Random(seed)
     kills = [
