@@ -6,25 +6,30 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 tools="grpcio-tools==1.71.2"
 uv=$(command -v uv || echo .venv/bin/uv)
-out=sdk/python/src
-[ "${1:-}" = --check ] && out=$(mktemp -d)
+sdk=sdk/python/src
+fresh=$(mktemp -d)   # the SDK's stubs are replaced only when all are made: processes may be importing them
+trap 'rm -rf "$fresh"' EXIT
+
+stubs() { (cd "$1" && find fulmen \( -name '*_pb2.py' -o -name '*_pb2.pyi' -o -name '*_pb2_grpc.py' \) | sort); }
+protoc() { "$uv" run -q --no-project --isolated --python 3.11 --with "$tools" python -m grpc_tools.protoc -Iprotos "$@"; }
 
 mapfile -t protos < <(cd protos && find fulmen -name '*.proto' | sort)
 mapfile -t services < <(cd protos && grep -lE '^service ' "${protos[@]}" | sort)
-find "$out/fulmen" \( -name '*_pb2.py' -o -name '*_pb2.pyi' -o -name '*_pb2_grpc.py' \) -delete 2>/dev/null || true
-mkdir -p "$out"
-protoc() { "$uv" run -q --no-project --isolated --python 3.11 --with "$tools" python -m grpc_tools.protoc -Iprotos "$@"; }
-protoc --python_out="$out" --pyi_out="$out" "${protos[@]/#/protos/}"
-protoc --grpc_python_out="$out" "${services[@]/#/protos/}"
-for package in store runner algorithm llm_proxy type errors; do
-  touch "$out/fulmen/$package/v1/__init__.py"
-done
+protoc --python_out="$fresh" --pyi_out="$fresh" "${protos[@]/#/protos/}"
+protoc --grpc_python_out="$fresh" "${services[@]/#/protos/}"
 
 if [ "${1:-}" = --check ]; then
-  (cd "$out" && find fulmen -name '*_pb2*.py' -o -name '*_pb2*.pyi' | sort) | while read -r file; do
-    cmp -s "$out/$file" "sdk/python/src/$file" || { echo "stub differs from its proto: $file (run \`make proto\`)" >&2; exit 1; }
+  for file in $(printf '%s\n%s\n' "$(stubs "$fresh")" "$(stubs "$sdk")" | sort -u); do
+    cmp -s "$fresh/$file" "$sdk/$file" || { echo "stub differs from its proto: $file (run \`make proto\`)" >&2; exit 1; }
   done
-  [ "$(cd "$out" && find fulmen -name '*_pb2*.py' -o -name '*_pb2*.pyi' | sort)" = "$(cd sdk/python/src && find fulmen -name '*_pb2*.py' -o -name '*_pb2*.pyi' | sort)" ] ||
-    { echo "stubs without a proto exist (run \`make proto\`)" >&2; exit 1; }
   echo "stubs equal the protos"
+  exit
 fi
+for file in $(stubs "$sdk"); do
+  [ -e "$fresh/$file" ] || rm "$sdk/$file"
+done
+for file in $(stubs "$fresh"); do
+  mkdir -p "$sdk/$(dirname "$file")"
+  touch "$sdk/$(dirname "$file")/__init__.py" "$sdk/$(dirname "$(dirname "$file")")/__init__.py"
+  cmp -s "$fresh/$file" "$sdk/$file" || cp "$fresh/$file" "$sdk/$file"
+done

@@ -1,7 +1,8 @@
 """Becomes another program that dies with the process that started it.
 
 Run as a script (`python -I -S launch.py PARENT_PID PROGRAM ARGUMENT...`), so it imports only the standard library.
-On Linux the kernel sends SIGKILL when the parent is gone; elsewhere the next `fulmen up` ends what was left behind.
+On Linux the kernel sends SIGKILL when the parent is gone; elsewhere nothing does, and what is left behind must be ended
+by hand.
 Source: prctl(2), PR_SET_PDEATHSIG; the setting is kept over execve(2) and may miss a parent that is gone already.
 """
 
