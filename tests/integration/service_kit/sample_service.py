@@ -1,0 +1,66 @@
+"""A service of the smallest size, run as a process by the tests of the lifecycle."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+from fulmen.store.v1 import rollout_service_pb2 as pb
+from fulmen.store.v1 import rollout_service_pb2_grpc as rpc
+from fulmen_service_kit.auth import RolePolicy
+from fulmen_service_kit.cli import service_cli
+from fulmen_service_kit.lifecycle import ServiceParts
+from fulmen_service_kit.server import build_server
+from fulmen_service_kit.settings import ServiceSettings, settings_config
+from fulmen_service_kit.tokens import Role
+
+SERVICE = "fulmen.store.v1.RolloutService"
+
+
+class SampleSettings(ServiceSettings):
+    """Settings of the sample."""
+
+    service_name = "sample"
+    model_config = settings_config("FULMEN_SAMPLE_")
+
+
+class SampleServicer(rpc.RolloutServiceServicer):
+    """Answers one rpc; another tells the background role to fail."""
+
+    def __init__(self) -> None:
+        self.fail = asyncio.Event()
+
+    async def GetRollout(self, request: pb.GetRolloutRequest, context: object) -> pb.GetRolloutResponse:
+        """Answers with nothing."""
+        return pb.GetRolloutResponse()
+
+    async def CancelRollouts(self, request: pb.CancelRolloutsRequest, context: object) -> pb.CancelRolloutsResponse:
+        """Makes the role fail."""
+        self.fail.set()
+        return pb.CancelRolloutsResponse()
+
+
+class Failing:
+    """A background role that raises when it is told to."""
+
+    def __init__(self, told: asyncio.Event) -> None:
+        self._told = told
+
+    async def run(self) -> None:
+        """Waits, then raises."""
+        await self._told.wait()
+        raise RuntimeError("told to")
+
+
+async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServiceParts:
+    """Puts the sample together."""
+    servicer = SampleServicer()
+    server = build_server(
+        settings,
+        policy=RolePolicy(services={SERVICE: frozenset({Role.CLIENT})}, rpcs={}),
+        service_names=[SERVICE],
+        register=lambda server: rpc.add_RolloutServiceServicer_to_server(servicer, server),
+    )
+    return ServiceParts(server=server, roles={"failing": Failing(servicer.fail)})
+
+
+if __name__ == "__main__":
+    service_cli(SampleSettings, build)()

@@ -1,0 +1,154 @@
+"""A service as a process: it announces itself, tells of itself by OTLP and /metrics, and ends as it should."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+import grpc.aio
+import pytest_asyncio
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+
+from fulmen.rpc.channel import open_channel
+from fulmen.store.v1 import rollout_service_pb2 as pb
+from fulmen.store.v1 import rollout_service_pb2_grpc as rpc
+from fulmen_service_kit.tokens import Role, TokenSigner
+
+KEY = "k" * 32
+LIMIT_S = 60
+PROGRAM = Path(__file__).with_name("sample_service.py")
+
+
+@dataclass(slots=True)
+class Collector:
+    """Takes in what services tell by OTLP."""
+
+    spans: list[str] = field(default_factory=list)
+    metrics: list[str] = field(default_factory=list)
+
+
+class TraceSink(trace_service_pb2_grpc.TraceServiceServicer):
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+
+    async def Export(
+        self, request: trace_service_pb2.ExportTraceServiceRequest, context: object
+    ) -> trace_service_pb2.ExportTraceServiceResponse:
+        self._collector.spans += [
+            span.name for one in request.resource_spans for scope in one.scope_spans for span in scope.spans
+        ]
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+
+class MetricSink(metrics_service_pb2_grpc.MetricsServiceServicer):
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+
+    async def Export(
+        self, request: metrics_service_pb2.ExportMetricsServiceRequest, context: object
+    ) -> metrics_service_pb2.ExportMetricsServiceResponse:
+        self._collector.metrics += [
+            metric.name for one in request.resource_metrics for scope in one.scope_metrics for metric in scope.metrics
+        ]
+        return metrics_service_pb2.ExportMetricsServiceResponse()
+
+
+@pytest_asyncio.fixture
+async def collector() -> AsyncIterator[tuple[Collector, str]]:
+    """Yields a collector and where it listens."""
+    found = Collector()
+    server = grpc.aio.server()
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(TraceSink(found), server)
+    metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(MetricSink(found), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield found, f"http://127.0.0.1:{port}"
+    await server.stop(None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """The running sample."""
+
+    process: subprocess.Popen[bytes]
+    ports: dict[str, int]
+    stub: rpc.RolloutServiceStub
+
+    async def ended(self) -> int:
+        """Waits for its end; returns its exit status."""
+        return await asyncio.to_thread(self.process.wait, LIMIT_S)
+
+
+@asynccontextmanager
+async def sample(folder: Path, **settings: str) -> AsyncIterator[Sample]:
+    """Starts the sample and waits until it serves; ends it if it still runs."""
+    ready = folder / "ready.json"
+    environment = os.environ | {
+        "FULMEN_SAMPLE_SIGNING_KEY": KEY,
+        "FULMEN_SAMPLE_READY_FILE": str(ready),
+        **{f"FULMEN_SAMPLE_{name.upper()}": value for name, value in settings.items()},
+    }
+    process = subprocess.Popen([sys.executable, PROGRAM, "serve"], env=environment)
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            while not ready.exists():
+                assert process.poll() is None
+                await asyncio.sleep(0.05)
+        ports = json.loads(ready.read_text())
+        token = TokenSigner(KEY).issue(Role.ADMIN, subject="tests", ttl_s=600)
+        async with open_channel(f"127.0.0.1:{ports['port']}", token=token) as channel:
+            yield Sample(process=process, ports=ports, stub=rpc.RolloutServiceStub(channel))
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(LIMIT_S)
+
+
+async def test_a_service_tells_of_its_rpcs_by_otlp_and_ends_well_on_sigterm(
+    tmp_path: Path, collector: tuple[Collector, str]
+) -> None:
+    found, endpoint = collector
+    async with sample(tmp_path, otlp_endpoint=endpoint) as service:
+        await service.stub.GetRollout(pb.GetRolloutRequest(name="x"))
+        service.process.send_signal(signal.SIGTERM)
+        status = await service.ended()
+
+    assert status == 0
+    assert "fulmen.store.v1.RolloutService/GetRollout" in found.spans
+    assert "rpc.server.duration" in found.metrics
+
+
+async def test_a_service_shows_its_metrics_to_prometheus(tmp_path: Path) -> None:
+    async with sample(tmp_path) as service, aiohttp.ClientSession() as http:
+        await service.stub.GetRollout(pb.GetRolloutRequest(name="x"))
+        async with http.get(f"http://127.0.0.1:{service.ports['metrics_port']}/metrics") as answer:
+            shown = await answer.text()
+
+    assert 'rpc_method="/fulmen.store.v1.RolloutService/GetRollout"' in shown
+
+
+async def test_the_probe_of_containers_sees_a_service_that_serves_and_one_that_is_gone(tmp_path: Path) -> None:
+    async with sample(tmp_path) as service:
+        probe = [sys.executable, "-m", "fulmen_service_kit.probe", f"127.0.0.1:{service.ports['port']}"]
+        serving = await asyncio.to_thread(subprocess.run, probe, check=False, capture_output=True, timeout=LIMIT_S)
+    gone = await asyncio.to_thread(subprocess.run, probe, check=False, capture_output=True, timeout=LIMIT_S)
+
+    assert (serving.returncode, gone.returncode) == (0, 1)
+
+
+async def test_a_background_role_that_dies_stops_the_service_with_status_1(tmp_path: Path) -> None:
+    async with sample(tmp_path) as service:
+        await service.stub.CancelRollouts(pb.CancelRolloutsRequest())
+        status = await service.ended()
+
+    assert status == 1
