@@ -10,7 +10,7 @@ import pytest
 
 from fulmen.errors import Unavailable
 from fulmen.rpc.channel import DuplexStream, open_channel
-from fulmen.store.v1 import span_service_pb2, span_service_pb2_grpc
+from fulmen.store.v1 import span_pb2, span_service_pb2, span_service_pb2_grpc
 
 LIMIT_S = 20.0
 
@@ -60,3 +60,33 @@ async def test_a_writer_learns_why_the_stream_has_ended(code: grpc.StatusCode, s
                 await stream.write(request)
     finally:
         await server.stop(None)
+
+
+class CountingStore(span_service_pb2_grpc.SpanServiceServicer):
+    """Answers every message."""
+
+    async def AppendSpans(
+        self, requests: AsyncIterator[span_service_pb2.AppendSpansRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[span_service_pb2.AppendSpansResponse]:
+        async for request in requests:
+            yield span_service_pb2.AppendSpansResponse(accepted_count=len(request.chunks))
+
+
+async def test_several_tasks_may_write_to_one_stream() -> None:
+    server = grpc.aio.server()
+    span_service_pb2_grpc.add_SpanServiceServicer_to_server(CountingStore(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    request = span_service_pb2.AppendSpansRequest(chunks=[span_pb2.SpanChunk(payload=b"x" * 10_000)])
+    try:
+        async with asyncio.timeout(LIMIT_S), open_channel(f"127.0.0.1:{port}") as channel:
+            stream = span_service_pb2_grpc.SpanServiceStub(channel).AppendSpans()
+            async with asyncio.TaskGroup() as writers:
+                for _ in range(50):
+                    writers.create_task(stream.write(request))
+            await stream.done_writing()
+            answers = [answer async for answer in stream]
+    finally:
+        await server.stop(None)
+
+    assert sum(answer.accepted_count for answer in answers) == 50

@@ -121,7 +121,7 @@ async def test_a_released_lease_costs_no_attempt(stubs: Stubs) -> None:
 
 
 async def test_a_silent_runner_loses_its_leases_and_its_late_report_is_discarded(database_url: str) -> None:
-    async with running_store(database_url, lease_ttl_s=0.6) as store:
+    async with running_store(database_url, lease_ttl_s=2.0) as store:
         stubs = await store.stubs()
         (name,) = await create(stubs, policy=rollout_pb2.RolloutPolicy(retry_backoff={"nanos": 1_000_000}))
         silent = await Runner(stubs).open()

@@ -178,12 +178,18 @@ class ResponseStream(Generic[Response]):
 
 
 class DuplexStream(ResponseStream[Response], Generic[Request, Response]):
-    """Both directions of a stream."""
+    """Both directions of a stream; several tasks may write to it."""
+
+    def __init__(self, call: Any) -> None:
+        super().__init__(call)
+        # A second write while one is under way breaks the whole call in gRPC's core.
+        self._writing = asyncio.Lock()
 
     async def write(self, message: Request) -> None:
-        """Sends one message; waits while the connection is full."""
+        """Sends one message; waits while the connection is full or another task writes."""
         try:
-            await self._call.write(message)
+            async with self._writing:
+                await self._call.write(message)
         except grpc.aio.AioRpcError as error:
             raise _of_stream(error) from None
         except asyncio.InvalidStateError:
@@ -192,7 +198,8 @@ class DuplexStream(ResponseStream[Response], Generic[Request, Response]):
     async def done_writing(self) -> None:
         """Tells the server that no more messages come."""
         try:
-            await self._call.done_writing()
+            async with self._writing:
+                await self._call.done_writing()
         except grpc.aio.AioRpcError as error:
             raise _of_stream(error) from None
         except asyncio.InvalidStateError:
