@@ -54,7 +54,7 @@ class PostgresServer:
             self._dsn = self.embedded.start()
 
     def _start_container(self) -> None:
-        from testcontainers.postgres import PostgresContainer
+        from testcontainers.community.postgres import PostgresContainer
 
         self._container = PostgresContainer(CONTAINER_IMAGE, driver=None)
         self._container.start()
