@@ -5,7 +5,7 @@ PYTHON_BIN := .venv/bin
 NODE_READY := node_modules/.ready
 COMPOSE := docker compose --file deploy/docker-compose.yml
 
-.PHONY: help setup demo test chaos lint format types proto proto-check lock clean \
+.PHONY: help setup demo test test-container chaos lint format types proto proto-check lock clean \
 	bench bench-store bench-proxy bench-train up down compose-smoke
 
 help: ## Shows this list
@@ -24,6 +24,10 @@ demo: setup ## Trains a small model on arithmetic through the four services, on 
 
 test: setup $(NODE_READY) ## Runs every test
 	@tools/test.sh
+
+test-container: setup ## Runs the store's tests on a container of postgres:17 instead of the wheel's PostgreSQL
+	FULMEN_TEST_POSTGRES=container OMP_NUM_THREADS=1 \
+		$(PYTHON_BIN)/python -m pytest tests/integration/store tests/conformance/store
 
 chaos: setup ## Kills services in many training runs (RUNS=10, SEED=1)
 	FULMEN_TEST_SOAK=$(or $(RUNS),10) FULMEN_TEST_SOAK_SEED=$(or $(SEED),1) OMP_NUM_THREADS=1 \
