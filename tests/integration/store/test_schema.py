@@ -100,20 +100,17 @@ async def test_plans_made_on_an_empty_table_stay_index_probes_when_it_has_grown(
         assert all(count <= len(ids) for count in dropped), plan
 
 
-async def test_claims_and_retries_are_heap_only_updates(connection: Any) -> None:
-    await connection.execute(ADD_ITEMS, 200)
+async def test_leases_are_found_without_looking_through_the_backlog(connection: Any) -> None:
+    await connection.execute(ADD_ITEMS, 20000)
     await connection.execute(
         "update item set session = gen_random_uuid(), leased_at = now(), epoch = 1"
         " where id in (select id from item order by id limit 20)"
     )
-    await connection.execute("select pg_stat_force_next_flush()")
-    row = await connection.fetchrow("select n_tup_upd, n_tup_hot_upd from pg_stat_user_tables where relname = 'item'")
-    assert (row["n_tup_upd"], row["n_tup_hot_upd"]) == (20, 20)
-    indexed = await connection.fetch(
-        "select a.attname from pg_index i join pg_attribute a on a.attrelid = i.indrelid and a.attnum = any (i.indkey)"
-        " where i.indrelid = 'item'::regclass"
-    )
-    assert {column["attname"] for column in indexed} == {"id", "project_id", "rank"}
+    for name, arguments in (("session_leases", "'{}'"), ("orphaned_leases", "1000")):
+        await connection.execute(f"prepare {name} as {SQL[name]}")
+        rows = await connection.fetch(f"explain (analyze, format text) execute {name}({arguments})")
+        plan = "\n".join(row[0] for row in rows)
+        assert "item_leased" in plan, plan
 
 
 async def test_a_database_that_is_not_there_is_unavailable() -> None:

@@ -18,7 +18,8 @@ from fulmen_store.domain.transitions import (
     decide,
 )
 
-kinds = st.sampled_from(FailureKind)
+# SUPERSEDED is never decided: it is written beside the end of its rival.
+kinds = st.sampled_from([kind for kind in FailureKind if kind is not FailureKind.SUPERSEDED])
 policies = st.builds(
     RetryPolicy,
     max_attempts=st.integers(1, 100),

@@ -44,16 +44,25 @@ class FulmenError(Exception):
         message: One or two sentences for a person; never internal text, never a secret.
         metadata: Names of the things concerned, such as `rollout`.
         violations: Every problem of the request, where the reason is a malformed request.
+        retry_after_s: When the same call may succeed, in seconds from now; None if nothing is known.
     """
 
     code: ClassVar[Code] = Code.INTERNAL
     reason: ClassVar[str] = "INTERNAL"
 
-    def __init__(self, message: str, *, violations: Iterable[Violation] = (), **metadata: object) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        violations: Iterable[Violation] = (),
+        retry_after_s: float | None = None,
+        **metadata: object,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.metadata = {key: str(value) for key, value in metadata.items()}
         self.violations = tuple(violations)
+        self.retry_after_s = retry_after_s
 
     def __str__(self) -> str:
         if not self.violations:
@@ -61,13 +70,17 @@ class FulmenError(Exception):
         return "\n".join([self.message, *(f"  {v.field}: {v.description}" for v in self.violations)])
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.message, self.violations, self.metadata)
+        return _rebuild, (type(self), self.message, self.violations, self.retry_after_s, self.metadata)
 
 
 def _rebuild(
-    cls: type[FulmenError], message: str, violations: tuple[Violation, ...], metadata: dict[str, str]
+    cls: type[FulmenError],
+    message: str,
+    violations: tuple[Violation, ...],
+    retry_after_s: float | None,
+    metadata: dict[str, str],
 ) -> FulmenError:
-    return cls(message, violations=violations, **metadata)
+    return cls(message, violations=violations, retry_after_s=retry_after_s, **metadata)
 
 
 class InternalError(FulmenError):
@@ -120,6 +133,12 @@ class NotYetServed(FulmenError):
     """The rpc is part of the contract and not yet served."""
 
     code, reason = Code.UNIMPLEMENTED, "NOT_YET_SERVED"
+
+
+class QuotaExceeded(FulmenError):
+    """The project's quota is used up; `retry_after_s` says when to try again."""
+
+    code, reason = Code.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED"
 
 
 class Unavailable(FulmenError):
@@ -192,6 +211,24 @@ class BackendNotFound(NotFound):
     """No such backend."""
 
     reason = "BACKEND_NOT_FOUND"
+
+
+class ProjectNotFound(NotFound):
+    """No such project."""
+
+    reason = "PROJECT_NOT_FOUND"
+
+
+class TokenNotFound(NotFound):
+    """No issued token has this id."""
+
+    reason = "TOKEN_NOT_FOUND"
+
+
+class ProjectExists(FulmenError):
+    """The project exists."""
+
+    code, reason = Code.ALREADY_EXISTS, "PROJECT_EXISTS"
 
 
 class RolloutExists(FulmenError):

@@ -25,7 +25,7 @@ def grpc_code(code: Code) -> grpc.StatusCode:
 
 
 def encode(error: FulmenError) -> status_pb2.Status:
-    """Turns an error into a status with `ErrorInfo`, and with `BadRequest` if it lists violations."""
+    """Turns an error into a status with `ErrorInfo`, with `BadRequest` if it lists violations, and with `RetryInfo`."""
     status = status_pb2.Status(code=code_pb2.Code.Value(error.code.value), message=error.message)
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=errors.ERROR_DOMAIN, metadata=error.metadata)
     status.details.add().Pack(info)
@@ -34,6 +34,10 @@ def encode(error: FulmenError) -> status_pb2.Status:
         for violation in error.violations:
             bad.field_violations.add(field=violation.field, description=violation.description)
         status.details.add().Pack(bad)
+    if error.retry_after_s is not None:
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromNanoseconds(round(error.retry_after_s * 1e9))
+        status.details.add().Pack(retry)
     return status
 
 
@@ -46,6 +50,7 @@ def decode(error: grpc.RpcError) -> FulmenError:
     status = _status_of(error)
     violations: list[Violation] = []
     cls, metadata = None, {}
+    retry_after_s = None
     for detail in status.details if status else ():
         if detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
             info = error_details_pb2.ErrorInfo()
@@ -55,9 +60,13 @@ def decode(error: grpc.RpcError) -> FulmenError:
             bad = error_details_pb2.BadRequest()
             detail.Unpack(bad)
             violations = [Violation(field=v.field, description=v.description) for v in bad.field_violations]
+        elif detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
+            retry = error_details_pb2.RetryInfo()
+            detail.Unpack(retry)
+            retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9
     if cls is None:
         cls = _GENERIC.get(error.code(), errors.InternalError)
-    decoded = cls(error.details() or error.code().name, violations=violations)
+    decoded = cls(error.details() or error.code().name, violations=violations, retry_after_s=retry_after_s)
     decoded.metadata = metadata
     return decoded
 

@@ -23,6 +23,7 @@ __all__ = ["NewRollout", "check_rollouts"]
 MAX_ROLLOUTS: Final = 1000
 MAX_INPUT_BYTES: Final = 256 * 1024
 MAX_TEXT: Final = 128
+MAX_TASK_TYPE: Final = 64
 MAX_GROUP_SIZE: Final = 4096
 MAX_RESOURCES: Final = 32
 MAX_LABELS: Final = 16
@@ -71,6 +72,14 @@ class NewRollout:
     attempt_timeout_s: float = 900.0
     retry_on: Sequence[int] = ()
     retry_backoff_s: float = 1.0
+    task_type: str = ""
+    deadline: datetime.datetime | None = None
+    hedged: bool = False
+
+    @property
+    def agent_id(self) -> str:
+        """The resource id of the agent, `agent.x` of `resources/agent.x/versions/3`; empty if it names none."""
+        return self.agent.split("/")[1] if self.agent else ""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -141,11 +150,19 @@ def _problems(rollout: NewRollout, now_ms: int) -> Iterator[tuple[str, str]]:
         yield "input_content_type", "is longer than 128 characters"
     if rollout.agent and not _RESOURCE_VERSION.fullmatch(rollout.agent):
         yield "agent", "is not of the form resources/{id}/versions/{n}"
-    if not -MAX_PRIORITY <= rollout.priority <= MAX_PRIORITY:
-        yield "priority", f"is {rollout.priority}, allowed are -100 to 100"
+    yield from _schedule_problems(rollout, now_ms)
     if rollout.resource_versions or rollout.required_labels or rollout.metadata:
         yield from _map_problems(rollout)
     yield from _policy_problems(rollout)
+
+
+def _schedule_problems(rollout: NewRollout, now_ms: int) -> Iterator[tuple[str, str]]:
+    if not -MAX_PRIORITY <= rollout.priority <= MAX_PRIORITY:
+        yield "priority", f"is {rollout.priority}, allowed are -100 to 100"
+    if len(rollout.task_type) > MAX_TASK_TYPE:
+        yield "task_type", f"is longer than {MAX_TASK_TYPE} characters"
+    if rollout.deadline is not None and rollout.deadline.timestamp() * 1000 <= now_ms:
+        yield "deadline_time", "has passed already"
 
 
 def _membership_problems(rollout: NewRollout) -> Iterator[tuple[str, str]]:

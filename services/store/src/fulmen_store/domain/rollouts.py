@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import IntEnum
 from typing import Final, Protocol
 from uuid import UUID
 
@@ -19,13 +20,29 @@ from fulmen_store.domain.rollout_requests import NewRollout, check_rollouts
 from fulmen_store.domain.seats import CancelAsked, Notice
 from fulmen_store.domain.transitions import FINAL_STATES, FailureKind, RetryPolicy, RolloutState
 
-__all__ = ["CancelOutcome", "Cancelled", "NewItem", "RolloutTable", "RolloutView", "Rollouts", "RunningAttempt"]
+__all__ = [
+    "CancelOutcome",
+    "Cancelled",
+    "NameKind",
+    "NewItem",
+    "RolloutTable",
+    "RolloutView",
+    "Rollouts",
+    "RunningAttempt",
+]
 
 CREATE: Final = "BatchCreateRollouts"
 RETRY: Final = "RetryRollouts"
 CANCEL_PAGE: Final = 1000
 MAX_CANCEL_ROUNDS: Final = 5
 RETRY_OF: Final = "fulmen.retry_of"
+
+
+class NameKind(IntEnum):
+    """What an interned name is."""
+
+    TASK_TYPE = 1
+    AGENT = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +59,13 @@ class NewItem:
     policy: RetryPolicy
     labels: tuple[str, ...]
     request: bytes
+    mode: int = 1
+    group_id: str = ""
+    task_type: int | None = None
+    agent: int | None = None
+    deadline: datetime.datetime | None = None
+    timeout_ms: int = 900_000
+    hedged: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +119,10 @@ class RolloutTable(Protocol):
 
     async def run_id(self, project_id: int, name: str) -> int:
         """Returns a training run's number; a new run is recorded."""
+        ...
+
+    async def name_id(self, project_id: int, kind: NameKind, name: str) -> int:
+        """Returns the number of a name that many rollouts share; a new name is recorded."""
         ...
 
     async def create(self, items: Sequence[NewItem]) -> set[UUID]:
@@ -258,7 +286,17 @@ class Rollouts:
             policy=rollout.policy,
             labels=rollout.labels,
             request=rollout.request,
+            mode=rollout.mode,
+            group_id=rollout.group_id,
+            task_type=await self._name_id(project_id, NameKind.TASK_TYPE, rollout.task_type or rollout.agent_id),
+            agent=await self._name_id(project_id, NameKind.AGENT, rollout.agent),
+            deadline=rollout.deadline,
+            timeout_ms=max(1, round(rollout.attempt_timeout_s * 1000)),
+            hedged=rollout.hedged,
         )
+
+    async def _name_id(self, project_id: int, kind: NameKind, name: str) -> int | None:
+        return await self._table.name_id(project_id, kind, name) if name else None
 
     async def _first_ids(self, project_id: int, method: str, request_id: str, ids: Sequence[UUID]) -> list[UUID]:
         packed = await self._table.log_request(project_id, method, request_id, b"".join(one.bytes for one in ids))
@@ -310,17 +348,4 @@ class Rollouts:
 
 
 def _with_id(item: NewItem, rollout_id: UUID) -> NewItem:
-    if item.rollout_id == rollout_id:
-        return item
-    return NewItem(
-        rollout_id=rollout_id,
-        project_id=item.project_id,
-        run_id=item.run_id,
-        group_key=item.group_key,
-        group_size=item.group_size,
-        rank=item.rank,
-        not_before=item.not_before,
-        policy=item.policy,
-        labels=item.labels,
-        request=item.request,
-    )
+    return item if item.rollout_id == rollout_id else replace(item, rollout_id=rollout_id)

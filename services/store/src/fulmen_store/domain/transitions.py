@@ -57,6 +57,7 @@ class FailureKind(IntEnum):
     REWARD_MISSING = 5
     CANCELLED = 6
     RELEASED = 7
+    SUPERSEDED = 8
 
 
 FINAL_STATES: Final = frozenset({RolloutState.SUCCEEDED, RolloutState.FAILED, RolloutState.CANCELLED})
@@ -91,7 +92,9 @@ ATTEMPT_ENDS: Final = frozenset(
 )
 
 _DEFAULT_MASK: Final = 1 << FailureKind.LEASE_LOST | 1 << FailureKind.INFRA
-_NEVER_LISTED: Final = frozenset({FailureKind.NONE, FailureKind.CANCELLED, FailureKind.RELEASED})
+_NEVER_LISTED: Final = frozenset(
+    {FailureKind.NONE, FailureKind.CANCELLED, FailureKind.RELEASED, FailureKind.SUPERSEDED}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

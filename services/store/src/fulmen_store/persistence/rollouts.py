@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import datetime
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
 import asyncpg
 
-from fulmen_store.domain.rollouts import Cancelled, NewItem, RolloutView, RunningAttempt
+from fulmen_store.domain.rollouts import Cancelled, NameKind, NewItem, RolloutView, RunningAttempt
 from fulmen_store.domain.transitions import AttemptState, FailureKind, RolloutState
 from fulmen_store.persistence.database import Database, columns
 
 __all__ = ["AttemptView", "PgRollouts", "QueueStats"]
 
 LABEL_SEPARATOR = "\x1f"
+NAMES_REMEMBERED = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,7 @@ class PgRollouts:
         self._database = database
         self._projects: dict[str, int] = {}
         self._runs: dict[tuple[int, str], int] = {}
+        self._names: OrderedDict[tuple[int, NameKind, str], int] = OrderedDict()
 
     async def project_id(self, name: str) -> int:
         """Returns a project's number; a new project is recorded."""
@@ -72,17 +75,31 @@ class PgRollouts:
             known = self._runs[project_id, name] = row["id"]
         return known
 
+    async def name_id(self, project_id: int, kind: NameKind, name: str) -> int:
+        """Returns the number of a name that many rollouts share; a new name is recorded."""
+        key = project_id, kind, name
+        known = self._names.get(key)
+        if known is None:
+            row = await self._database.fetch_row("ensure_name", project_id, kind, name)
+            assert row is not None
+            known = self._names[key] = row["id"]
+            if len(self._names) > NAMES_REMEMBERED:
+                self._names.popitem(last=False)
+        return known
+
     async def create(self, items: Sequence[NewItem]) -> set[UUID]:
         """Creates those that do not exist, in one commit; returns their ids."""
         rows = [
             (
                 item.rollout_id, item.project_id, item.run_id, item.group_key, item.group_size, item.rank,
                 item.not_before, item.policy.max_attempts, item.policy.retry_mask, item.policy.backoff_ms,
-                LABEL_SEPARATOR.join(item.labels), item.request,
+                LABEL_SEPARATOR.join(item.labels), item.request, item.mode, item.group_id, item.task_type, item.agent,
+                item.deadline, item.timeout_ms,
             )
             for item in items
         ]  # fmt: skip
-        return {row["id"] for row in await self._database.fetch("create_rollouts", *columns(rows, 12))}
+        hedged = [item.rollout_id for item in items if item.hedged]
+        return {row["id"] for row in await self._database.fetch("create_rollouts", *columns(rows, 18), hedged)}
 
     async def stored(self, rollout_ids: Sequence[UUID]) -> dict[UUID, tuple[int, bytes]]:
         """Returns project and request of those rollouts that exist."""

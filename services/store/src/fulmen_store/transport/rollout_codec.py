@@ -39,7 +39,7 @@ MODE_CLAIMS: Mapping[int, str] = {
     rollout_pb2.ROLLOUT_MODE_VALIDATION: "validation",
     rollout_pb2.ROLLOUT_MODE_TEST: "test",
 }
-OUTPUT_ONLY = ("name", "state", "failure_kind", "create_time", "end_time", "attempts")
+OUTPUT_ONLY = ("name", "state", "failure_kind", "create_time", "end_time", "attempts", "ended_attempt_count")
 
 
 def new_rollout(message: rollout_pb2.Rollout) -> NewRollout:
@@ -70,13 +70,18 @@ def new_rollout(message: rollout_pb2.Rollout) -> NewRollout:
         agent=message.agent,
         resource_versions=dict(message.resource_versions),
         priority=message.priority,
-        not_before=_moment(message.not_before_time) if message.HasField("not_before_time") else None,
+        not_before=_moment(message.not_before_time, path="not_before_time")
+        if message.HasField("not_before_time")
+        else None,
         required_labels=dict(message.required_labels),
         metadata=dict(message.metadata),
         max_attempts=policy.max_attempts,
         attempt_timeout_s=policy.attempt_timeout.seconds + policy.attempt_timeout.nanos / 1e9,
         retry_on=list(policy.retry_on),
         retry_backoff_s=policy.retry_backoff.seconds + policy.retry_backoff.nanos / 1e9,
+        task_type=message.task_type,
+        deadline=_moment(message.deadline_time, path="deadline_time") if message.HasField("deadline_time") else None,
+        hedged=policy.hedged,
     )
 
 
@@ -84,7 +89,7 @@ def repeated_rollout(view: RolloutView) -> NewRollout:
     """Makes the request of a rollout that runs a final one again; it is a group of its own."""
     message = rollout_pb2.Rollout.FromString(view.request)
     message.metadata[RETRY_OF] = rollout_name(view.rollout_id)
-    for field in ("group_id", "group_size", "not_before_time"):
+    for field in ("group_id", "group_size", "not_before_time", "deadline_time"):
         message.ClearField(field)
     return new_rollout(message)
 
@@ -201,11 +206,9 @@ def _set(field: Timestamp, moment: datetime.datetime) -> None:
     field.FromDatetime(moment)
 
 
-def _moment(field: Timestamp) -> datetime.datetime:
+def _moment(field: Timestamp, *, path: str) -> datetime.datetime:
     try:
         return field.ToDatetime(tzinfo=datetime.UTC)
     except (ValueError, OverflowError):
-        problem = Violation(
-            field="rollouts[].not_before_time", description="is not a time between the years 1 and 9999"
-        )
+        problem = Violation(field=f"rollouts[].{path}", description="is not a time between the years 1 and 9999")
         raise ArgumentInvalid("The rollouts cannot be created.", violations=[problem]) from None

@@ -14,6 +14,7 @@ class FailureKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAILURE_KIND_REWARD_MISSING: _ClassVar[FailureKind]
     FAILURE_KIND_CANCELLED: _ClassVar[FailureKind]
     FAILURE_KIND_RELEASED: _ClassVar[FailureKind]
+    FAILURE_KIND_SUPERSEDED: _ClassVar[FailureKind]
 FAILURE_KIND_UNSPECIFIED: FailureKind
 FAILURE_KIND_AGENT_ERROR: FailureKind
 FAILURE_KIND_TIMEOUT: FailureKind
@@ -22,3 +23,4 @@ FAILURE_KIND_INFRA: FailureKind
 FAILURE_KIND_REWARD_MISSING: FailureKind
 FAILURE_KIND_CANCELLED: FailureKind
 FAILURE_KIND_RELEASED: FailureKind
+FAILURE_KIND_SUPERSEDED: FailureKind

@@ -87,3 +87,27 @@ class RunnerInfo(_message.Message):
     labels: _containers.ScalarMap[str, str]
     slot_count: int
     def __init__(self, host: _Optional[str] = ..., version: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., slot_count: _Optional[int] = ...) -> None: ...
+
+class RunnerLoad(_message.Message):
+    __slots__ = ("cpu_ratio", "memory_bytes", "memory_limit_bytes", "gpus")
+    CPU_RATIO_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    cpu_ratio: float
+    memory_bytes: int
+    memory_limit_bytes: int
+    gpus: _containers.RepeatedCompositeFieldContainer[GpuLoad]
+    def __init__(self, cpu_ratio: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., gpus: _Optional[_Iterable[_Union[GpuLoad, _Mapping]]] = ...) -> None: ...
+
+class GpuLoad(_message.Message):
+    __slots__ = ("model", "utilization_ratio", "memory_bytes", "memory_limit_bytes")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    UTILIZATION_RATIO_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    utilization_ratio: float
+    memory_bytes: int
+    memory_limit_bytes: int
+    def __init__(self, model: _Optional[str] = ..., utilization_ratio: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ...) -> None: ...

@@ -56,8 +56,10 @@ class Demand(_message.Message):
     def __init__(self, credit_count: _Optional[int] = ...) -> None: ...
 
 class RenewSession(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("load",)
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    load: _lease_pb2.RunnerLoad
+    def __init__(self, load: _Optional[_Union[_lease_pb2.RunnerLoad, _Mapping]] = ...) -> None: ...
 
 class CompletedAttempts(_message.Message):
     __slots__ = ("results",)
@@ -134,18 +136,22 @@ class AcquireLeasesResponse(_message.Message):
     def __init__(self, assignments: _Optional[_Iterable[_Union[_lease_pb2.Assignment, _Mapping]]] = ..., session_id: _Optional[str] = ..., lease_ttl: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class RenewLeasesRequest(_message.Message):
-    __slots__ = ("session_id",)
+    __slots__ = ("session_id", "load")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
     session_id: str
-    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+    load: _lease_pb2.RunnerLoad
+    def __init__(self, session_id: _Optional[str] = ..., load: _Optional[_Union[_lease_pb2.RunnerLoad, _Mapping]] = ...) -> None: ...
 
 class RenewLeasesResponse(_message.Message):
-    __slots__ = ("lease_ttl", "cancelled_attempts")
+    __slots__ = ("lease_ttl", "cancelled_attempts", "held_attempts")
     LEASE_TTL_FIELD_NUMBER: _ClassVar[int]
     CANCELLED_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    HELD_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     lease_ttl: _duration_pb2.Duration
     cancelled_attempts: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, lease_ttl: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., cancelled_attempts: _Optional[_Iterable[str]] = ...) -> None: ...
+    held_attempts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, lease_ttl: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., cancelled_attempts: _Optional[_Iterable[str]] = ..., held_attempts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CompleteAttemptsRequest(_message.Message):
     __slots__ = ("results",)

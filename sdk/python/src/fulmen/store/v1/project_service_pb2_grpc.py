@@ -26,7 +26,12 @@ if _version_not_supported:
 
 
 class ProjectServiceStub(object):
-    """Tenants. Not yet served: every deployment has `projects/default`.
+    """Tenants and the tokens that reach them. Every rollout, span, resource and runner belongs to a project, and a token
+    sees its own project only, unless it is one for all projects (`projects/*`). What a token may not see is answered as
+    if it did not exist.
+
+    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`: an admin token is
+    needed, except where an rpc says otherwise) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
     """
 
     def __init__(self, channel):
@@ -39,6 +44,11 @@ class ProjectServiceStub(object):
                 '/fulmen.store.v1.ProjectService/CreateProject',
                 request_serializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.CreateProjectRequest.SerializeToString,
                 response_deserializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.CreateProjectResponse.FromString,
+                _registered_method=True)
+        self.GetProject = channel.unary_unary(
+                '/fulmen.store.v1.ProjectService/GetProject',
+                request_serializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.GetProjectRequest.SerializeToString,
+                response_deserializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.GetProjectResponse.FromString,
                 _registered_method=True)
         self.UpdateProject = channel.unary_unary(
                 '/fulmen.store.v1.ProjectService/UpdateProject',
@@ -60,42 +70,94 @@ class ProjectServiceStub(object):
                 request_serializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.RevokeTokenRequest.SerializeToString,
                 response_deserializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.RevokeTokenResponse.FromString,
                 _registered_method=True)
+        self.ListTokens = channel.unary_unary(
+                '/fulmen.store.v1.ProjectService/ListTokens',
+                request_serializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.ListTokensRequest.SerializeToString,
+                response_deserializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.ListTokensResponse.FromString,
+                _registered_method=True)
+        self.ListRevokedTokens = channel.unary_unary(
+                '/fulmen.store.v1.ProjectService/ListRevokedTokens',
+                request_serializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.ListRevokedTokensRequest.SerializeToString,
+                response_deserializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.ListRevokedTokensResponse.FromString,
+                _registered_method=True)
 
 
 class ProjectServiceServicer(object):
-    """Tenants. Not yet served: every deployment has `projects/default`.
+    """Tenants and the tokens that reach them. Every rollout, span, resource and runner belongs to a project, and a token
+    sees its own project only, unless it is one for all projects (`projects/*`). What a token may not see is answered as
+    if it did not exist.
+
+    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`: an admin token is
+    needed, except where an rpc says otherwise) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
     """
 
     def CreateProject(self, request, context):
-        """Creates a project. Not yet served.
+        """Creates a project. Idempotent by `request_id`.
+
+        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `ALREADY_EXISTS` (`PROJECT_EXISTS`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetProject(self, request, context):
+        """Returns one project. Any token of the project may ask.
+
+        Errors: `NOT_FOUND` (`PROJECT_NOT_FOUND`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UpdateProject(self, request, context):
-        """Changes weight, quotas and retention. Not yet served.
+        """Replaces weight, quotas, retention and rules. All replicas follow within a second.
+
+        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `NOT_FOUND` (`PROJECT_NOT_FOUND`); `ABORTED` (`ETAG_MISMATCH`): read
+        the project again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListProjects(self, request, context):
-        """Lists projects. Not yet served.
+        """Lists the projects that the token may see, by name.
+
+        Errors: `INVALID_ARGUMENT` (`PAGE_TOKEN_INVALID`, `ARGUMENT_INVALID`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def IssueToken(self, request, context):
-        """Issues a token. Not yet served: see the command `fulmen token`.
+        """Issues a token. It is shown once and not stored; its id is.
+
+        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `NOT_FOUND` (`PROJECT_NOT_FOUND`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RevokeToken(self, request, context):
-        """Revokes a token. Not yet served.
+        """Revokes a token: within five seconds no service accepts it. Idempotent.
+
+        Errors: `NOT_FOUND` (`TOKEN_NOT_FOUND`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListTokens(self, request, context):
+        """Lists issued tokens that have not expired, newest first, without their secret.
+
+        Errors: `INVALID_ARGUMENT` (`PAGE_TOKEN_INVALID`, `ARGUMENT_INVALID`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRevokedTokens(self, request, context):
+        """Returns the ids of revoked tokens that have not expired: what a service that checks tokens by itself asks every few
+        seconds. A service or admin token is needed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -108,6 +170,11 @@ def add_ProjectServiceServicer_to_server(servicer, server):
                     servicer.CreateProject,
                     request_deserializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.CreateProjectRequest.FromString,
                     response_serializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.CreateProjectResponse.SerializeToString,
+            ),
+            'GetProject': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetProject,
+                    request_deserializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.GetProjectRequest.FromString,
+                    response_serializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.GetProjectResponse.SerializeToString,
             ),
             'UpdateProject': grpc.unary_unary_rpc_method_handler(
                     servicer.UpdateProject,
@@ -129,6 +196,16 @@ def add_ProjectServiceServicer_to_server(servicer, server):
                     request_deserializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.RevokeTokenRequest.FromString,
                     response_serializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.RevokeTokenResponse.SerializeToString,
             ),
+            'ListTokens': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTokens,
+                    request_deserializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.ListTokensRequest.FromString,
+                    response_serializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.ListTokensResponse.SerializeToString,
+            ),
+            'ListRevokedTokens': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRevokedTokens,
+                    request_deserializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.ListRevokedTokensRequest.FromString,
+                    response_serializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.ListRevokedTokensResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'fulmen.store.v1.ProjectService', rpc_method_handlers)
@@ -138,7 +215,12 @@ def add_ProjectServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ProjectService(object):
-    """Tenants. Not yet served: every deployment has `projects/default`.
+    """Tenants and the tokens that reach them. Every rollout, span, resource and runner belongs to a project, and a token
+    sees its own project only, unless it is one for all projects (`projects/*`). What a token may not see is answered as
+    if it did not exist.
+
+    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`: an admin token is
+    needed, except where an rpc says otherwise) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
     """
 
     @staticmethod
@@ -158,6 +240,33 @@ class ProjectService(object):
             '/fulmen.store.v1.ProjectService/CreateProject',
             fulmen_dot_store_dot_v1_dot_project__service__pb2.CreateProjectRequest.SerializeToString,
             fulmen_dot_store_dot_v1_dot_project__service__pb2.CreateProjectResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetProject(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fulmen.store.v1.ProjectService/GetProject',
+            fulmen_dot_store_dot_v1_dot_project__service__pb2.GetProjectRequest.SerializeToString,
+            fulmen_dot_store_dot_v1_dot_project__service__pb2.GetProjectResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -266,6 +375,60 @@ class ProjectService(object):
             '/fulmen.store.v1.ProjectService/RevokeToken',
             fulmen_dot_store_dot_v1_dot_project__service__pb2.RevokeTokenRequest.SerializeToString,
             fulmen_dot_store_dot_v1_dot_project__service__pb2.RevokeTokenResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTokens(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fulmen.store.v1.ProjectService/ListTokens',
+            fulmen_dot_store_dot_v1_dot_project__service__pb2.ListTokensRequest.SerializeToString,
+            fulmen_dot_store_dot_v1_dot_project__service__pb2.ListTokensResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRevokedTokens(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fulmen.store.v1.ProjectService/ListRevokedTokens',
+            fulmen_dot_store_dot_v1_dot_project__service__pb2.ListRevokedTokensRequest.SerializeToString,
+            fulmen_dot_store_dot_v1_dot_project__service__pb2.ListRevokedTokensResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -22,10 +22,11 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x66ulmen/store/v1/resource.proto\x12\x0f\x66ulmen.store.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xce\x02\n\x0fResourceVersion\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0f\n\x07project\x18\x03 \x01(\t\x12\x0c\n\x04kind\x18\x04 \x01(\t\x12\x14\n\x0c\x63ontent_type\x18\x05 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x06 \x01(\x0c\x12\x0e\n\x06sha256\x18\x07 \x01(\x0c\x12\x12\n\nsize_bytes\x18\x08 \x01(\x03\x12\x0e\n\x06parent\x18\t \x01(\t\x12@\n\x08metadata\x18\n \x03(\x0b\x32..fulmen.store.v1.ResourceVersion.MetadataEntry\x12/\n\x0b\x63reate_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"m\n\rResourceAlias\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0c\n\x04\x65tag\x18\x03 \x01(\t\x12/\n\x0bupdate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestampb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x66ulmen/store/v1/resource.proto\x12\x0f\x66ulmen.store.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xbd\x03\n\x0fResourceVersion\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0f\n\x07project\x18\x03 \x01(\t\x12\x0c\n\x04kind\x18\x04 \x01(\t\x12\x14\n\x0c\x63ontent_type\x18\x05 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x06 \x01(\x0c\x12\x0e\n\x06sha256\x18\x07 \x01(\x0c\x12\x12\n\nsize_bytes\x18\x08 \x01(\x03\x12\x0e\n\x06parent\x18\t \x01(\t\x12@\n\x08metadata\x18\n \x03(\x0b\x32..fulmen.store.v1.ResourceVersion.MetadataEntry\x12/\n\x0b\x63reate_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0c\x64\x65pendencies\x18\x0c \x03(\t\x12&\n\x03ttl\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x0b\x65xpire_time\x18\x0e \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"m\n\rResourceAlias\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0c\n\x04\x65tag\x18\x03 \x01(\t\x12/\n\x0bupdate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestampb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,10 +35,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RESOURCEVERSION_METADATAENTRY']._loaded_options = None
   _globals['_RESOURCEVERSION_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_RESOURCEVERSION']._serialized_start=85
-  _globals['_RESOURCEVERSION']._serialized_end=419
-  _globals['_RESOURCEVERSION_METADATAENTRY']._serialized_start=372
-  _globals['_RESOURCEVERSION_METADATAENTRY']._serialized_end=419
-  _globals['_RESOURCEALIAS']._serialized_start=421
-  _globals['_RESOURCEALIAS']._serialized_end=530
+  _globals['_RESOURCEVERSION']._serialized_start=117
+  _globals['_RESOURCEVERSION']._serialized_end=562
+  _globals['_RESOURCEVERSION_METADATAENTRY']._serialized_start=515
+  _globals['_RESOURCEVERSION_METADATAENTRY']._serialized_end=562
+  _globals['_RESOURCEALIAS']._serialized_start=564
+  _globals['_RESOURCEALIAS']._serialized_end=673
 # @@protoc_insertion_point(module_scope)

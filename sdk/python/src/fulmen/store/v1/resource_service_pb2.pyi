@@ -7,12 +7,21 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PublishResourcesRequest(_message.Message):
-    __slots__ = ("resources", "request_id")
+    __slots__ = ("resources", "request_id", "expected_latest_versions")
+    class ExpectedLatestVersionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     RESOURCES_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_LATEST_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     resources: _containers.RepeatedCompositeFieldContainer[_resource_pb2.ResourceVersion]
     request_id: str
-    def __init__(self, resources: _Optional[_Iterable[_Union[_resource_pb2.ResourceVersion, _Mapping]]] = ..., request_id: _Optional[str] = ...) -> None: ...
+    expected_latest_versions: _containers.ScalarMap[str, int]
+    def __init__(self, resources: _Optional[_Iterable[_Union[_resource_pb2.ResourceVersion, _Mapping]]] = ..., request_id: _Optional[str] = ..., expected_latest_versions: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class PublishResourcesResponse(_message.Message):
     __slots__ = ("resources",)
@@ -59,18 +68,28 @@ class ListResourceVersionsResponse(_message.Message):
     def __init__(self, resources: _Optional[_Iterable[_Union[_resource_pb2.ResourceVersion, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., aliases: _Optional[_Iterable[_Union[_resource_pb2.ResourceAlias, _Mapping]]] = ...) -> None: ...
 
 class DiffResourcesRequest(_message.Message):
-    __slots__ = ("base", "target")
+    __slots__ = ("base", "target", "project")
     BASE_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
     base: str
     target: str
-    def __init__(self, base: _Optional[str] = ..., target: _Optional[str] = ...) -> None: ...
+    project: str
+    def __init__(self, base: _Optional[str] = ..., target: _Optional[str] = ..., project: _Optional[str] = ...) -> None: ...
 
 class DiffResourcesResponse(_message.Message):
-    __slots__ = ("unified_diff",)
+    __slots__ = ("unified_diff", "base", "target", "equal", "truncated")
     UNIFIED_DIFF_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    EQUAL_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_FIELD_NUMBER: _ClassVar[int]
     unified_diff: str
-    def __init__(self, unified_diff: _Optional[str] = ...) -> None: ...
+    base: _resource_pb2.ResourceVersion
+    target: _resource_pb2.ResourceVersion
+    equal: bool
+    truncated: bool
+    def __init__(self, unified_diff: _Optional[str] = ..., base: _Optional[_Union[_resource_pb2.ResourceVersion, _Mapping]] = ..., target: _Optional[_Union[_resource_pb2.ResourceVersion, _Mapping]] = ..., equal: bool = ..., truncated: bool = ...) -> None: ...
 
 class SetAliasRequest(_message.Message):
     __slots__ = ("name", "version", "etag", "project")
@@ -91,21 +110,25 @@ class SetAliasResponse(_message.Message):
     def __init__(self, alias: _Optional[_Union[_resource_pb2.ResourceAlias, _Mapping]] = ...) -> None: ...
 
 class WatchResourcesRequest(_message.Message):
-    __slots__ = ("project", "kinds", "id_prefix")
+    __slots__ = ("project", "kinds", "id_prefix", "cursor")
     PROJECT_FIELD_NUMBER: _ClassVar[int]
     KINDS_FIELD_NUMBER: _ClassVar[int]
     ID_PREFIX_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
     project: str
     kinds: _containers.RepeatedScalarFieldContainer[str]
     id_prefix: str
-    def __init__(self, project: _Optional[str] = ..., kinds: _Optional[_Iterable[str]] = ..., id_prefix: _Optional[str] = ...) -> None: ...
+    cursor: str
+    def __init__(self, project: _Optional[str] = ..., kinds: _Optional[_Iterable[str]] = ..., id_prefix: _Optional[str] = ..., cursor: _Optional[str] = ...) -> None: ...
 
 class WatchResourcesResponse(_message.Message):
-    __slots__ = ("resources", "aliases", "snapshot_complete")
+    __slots__ = ("resources", "aliases", "snapshot_complete", "cursor")
     RESOURCES_FIELD_NUMBER: _ClassVar[int]
     ALIASES_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
     resources: _containers.RepeatedCompositeFieldContainer[_resource_pb2.ResourceVersion]
     aliases: _containers.RepeatedCompositeFieldContainer[_resource_pb2.ResourceAlias]
     snapshot_complete: bool
-    def __init__(self, resources: _Optional[_Iterable[_Union[_resource_pb2.ResourceVersion, _Mapping]]] = ..., aliases: _Optional[_Iterable[_Union[_resource_pb2.ResourceAlias, _Mapping]]] = ..., snapshot_complete: bool = ...) -> None: ...
+    cursor: str
+    def __init__(self, resources: _Optional[_Iterable[_Union[_resource_pb2.ResourceVersion, _Mapping]]] = ..., aliases: _Optional[_Iterable[_Union[_resource_pb2.ResourceAlias, _Mapping]]] = ..., snapshot_complete: bool = ..., cursor: _Optional[str] = ...) -> None: ...

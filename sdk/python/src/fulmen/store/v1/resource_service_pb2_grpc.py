@@ -80,7 +80,8 @@ class ResourceServiceServicer(object):
     def PublishResources(self, request, context):
         """Publishes new versions, all or none; `latest` of each moves to it. Idempotent by `request_id`.
 
-        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `RESOURCE_EXHAUSTED` (`MESSAGE_TOO_LARGE`).
+        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `RESOURCE_EXHAUSTED` (`MESSAGE_TOO_LARGE`); `ABORTED`
+        (`ETAG_MISMATCH`): somebody published after the version that the caller expected.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -103,7 +104,9 @@ class ResourceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DiffResources(self, request, context):
-        """Compares two versions line by line. Not yet served.
+        """Compares two versions line by line; of content that is no text it tells sizes and digests only.
+
+        Errors: `NOT_FOUND` (`RESOURCE_NOT_FOUND`); `INVALID_ARGUMENT` (`ARGUMENT_INVALID`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -120,9 +123,13 @@ class ResourceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchResources(self, request, context):
-        """Streams resources: first the current `latest` version of every selected resource, then a message with
-        `snapshot_complete`, then every new version and alias move. The server closes only to drain: open it again; the
-        snapshot makes up for what was missed. An empty message is a keep-alive every 15 s.
+        """Streams resources. Without a cursor: first the current `latest` version and all aliases of every selected resource,
+        then a message with `snapshot_complete`, then every new version and alias move. With the `cursor` of an earlier
+        message of the same selection: every new version and alias move since, at least once. The server closes only to
+        drain: open it again with the last cursor. A message with only a cursor is a keep-alive every 15 s. Messages hold
+        about 1 MiB unless one version alone is larger; a slow reader is sent less often, never more at once.
+
+        Errors: `INVALID_ARGUMENT` (`CURSOR_INVALID`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

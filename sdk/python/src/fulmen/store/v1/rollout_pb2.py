@@ -28,7 +28,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x66ulmen/store/v1/rollout.proto\x12\x0f\x66ulmen.store.v1\x1a\x1d\x66ulmen/store/v1/attempt.proto\x1a\x1d\x66ulmen/store/v1/failure.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x9b\x07\n\x07Rollout\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07project\x18\x02 \x01(\t\x12\x14\n\x0ctraining_run\x18\x03 \x01(\t\x12\x10\n\x08group_id\x18\x04 \x01(\t\x12\x12\n\ngroup_size\x18\x05 \x01(\x05\x12*\n\x04mode\x18\x06 \x01(\x0e\x32\x1c.fulmen.store.v1.RolloutMode\x12\r\n\x05input\x18\x07 \x01(\x0c\x12\x1a\n\x12input_content_type\x18\x08 \x01(\t\x12\r\n\x05\x61gent\x18\t \x01(\t\x12I\n\x11resource_versions\x18\n \x03(\x0b\x32..fulmen.store.v1.Rollout.ResourceVersionsEntry\x12\x10\n\x08priority\x18\x0b \x01(\x05\x12\x33\n\x0fnot_before_time\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x45\n\x0frequired_labels\x18\r \x03(\x0b\x32,.fulmen.store.v1.Rollout.RequiredLabelsEntry\x12.\n\x06policy\x18\x0e \x01(\x0b\x32\x1e.fulmen.store.v1.RolloutPolicy\x12\x38\n\x08metadata\x18\x0f \x03(\x0b\x32&.fulmen.store.v1.Rollout.MetadataEntry\x12,\n\x05state\x18\x10 \x01(\x0e\x32\x1d.fulmen.store.v1.RolloutState\x12\x32\n\x0c\x66\x61ilure_kind\x18\x11 \x01(\x0e\x32\x1c.fulmen.store.v1.FailureKind\x12/\n\x0b\x63reate_time\x18\x12 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x13 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12*\n\x08\x61ttempts\x18\x14 \x03(\x0b\x32\x18.fulmen.store.v1.Attempt\x1a\x37\n\x15ResourceVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x35\n\x13RequiredLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xbb\x01\n\rRolloutPolicy\x12\x14\n\x0cmax_attempts\x18\x01 \x01(\x05\x12\x32\n\x0f\x61ttempt_timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x08retry_on\x18\x03 \x03(\x0e\x32\x1c.fulmen.store.v1.FailureKind\x12\x30\n\rretry_backoff\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration*\xd4\x01\n\x0cRolloutState\x12\x1d\n\x19ROLLOUT_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14ROLLOUT_STATE_QUEUED\x10\x01\x12\x19\n\x15ROLLOUT_STATE_RUNNING\x10\x02\x12\x1c\n\x18ROLLOUT_STATE_RETRY_WAIT\x10\x03\x12\x1b\n\x17ROLLOUT_STATE_SUCCEEDED\x10\x04\x12\x18\n\x14ROLLOUT_STATE_FAILED\x10\x05\x12\x1b\n\x17ROLLOUT_STATE_CANCELLED\x10\x06*w\n\x0bRolloutMode\x12\x1c\n\x18ROLLOUT_MODE_UNSPECIFIED\x10\x00\x12\x16\n\x12ROLLOUT_MODE_TRAIN\x10\x01\x12\x1b\n\x17ROLLOUT_MODE_VALIDATION\x10\x02\x12\x15\n\x11ROLLOUT_MODE_TEST\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x66ulmen/store/v1/rollout.proto\x12\x0f\x66ulmen.store.v1\x1a\x1d\x66ulmen/store/v1/attempt.proto\x1a\x1d\x66ulmen/store/v1/failure.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xfe\x07\n\x07Rollout\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07project\x18\x02 \x01(\t\x12\x14\n\x0ctraining_run\x18\x03 \x01(\t\x12\x10\n\x08group_id\x18\x04 \x01(\t\x12\x12\n\ngroup_size\x18\x05 \x01(\x05\x12*\n\x04mode\x18\x06 \x01(\x0e\x32\x1c.fulmen.store.v1.RolloutMode\x12\r\n\x05input\x18\x07 \x01(\x0c\x12\x1a\n\x12input_content_type\x18\x08 \x01(\t\x12\r\n\x05\x61gent\x18\t \x01(\t\x12I\n\x11resource_versions\x18\n \x03(\x0b\x32..fulmen.store.v1.Rollout.ResourceVersionsEntry\x12\x10\n\x08priority\x18\x0b \x01(\x05\x12\x33\n\x0fnot_before_time\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x45\n\x0frequired_labels\x18\r \x03(\x0b\x32,.fulmen.store.v1.Rollout.RequiredLabelsEntry\x12.\n\x06policy\x18\x0e \x01(\x0b\x32\x1e.fulmen.store.v1.RolloutPolicy\x12\x38\n\x08metadata\x18\x0f \x03(\x0b\x32&.fulmen.store.v1.Rollout.MetadataEntry\x12,\n\x05state\x18\x10 \x01(\x0e\x32\x1d.fulmen.store.v1.RolloutState\x12\x32\n\x0c\x66\x61ilure_kind\x18\x11 \x01(\x0e\x32\x1c.fulmen.store.v1.FailureKind\x12/\n\x0b\x63reate_time\x18\x12 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x13 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12*\n\x08\x61ttempts\x18\x14 \x03(\x0b\x32\x18.fulmen.store.v1.Attempt\x12\x11\n\ttask_type\x18\x15 \x01(\t\x12\x31\n\rdeadline_time\x18\x16 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x1b\n\x13\x65nded_attempt_count\x18\x17 \x01(\x05\x1a\x37\n\x15ResourceVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x35\n\x13RequiredLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xcb\x01\n\rRolloutPolicy\x12\x14\n\x0cmax_attempts\x18\x01 \x01(\x05\x12\x32\n\x0f\x61ttempt_timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x08retry_on\x18\x03 \x03(\x0e\x32\x1c.fulmen.store.v1.FailureKind\x12\x30\n\rretry_backoff\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06hedged\x18\x05 \x01(\x08*\xd4\x01\n\x0cRolloutState\x12\x1d\n\x19ROLLOUT_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14ROLLOUT_STATE_QUEUED\x10\x01\x12\x19\n\x15ROLLOUT_STATE_RUNNING\x10\x02\x12\x1c\n\x18ROLLOUT_STATE_RETRY_WAIT\x10\x03\x12\x1b\n\x17ROLLOUT_STATE_SUCCEEDED\x10\x04\x12\x18\n\x14ROLLOUT_STATE_FAILED\x10\x05\x12\x1b\n\x17ROLLOUT_STATE_CANCELLED\x10\x06*w\n\x0bRolloutMode\x12\x1c\n\x18ROLLOUT_MODE_UNSPECIFIED\x10\x00\x12\x16\n\x12ROLLOUT_MODE_TRAIN\x10\x01\x12\x1b\n\x17ROLLOUT_MODE_VALIDATION\x10\x02\x12\x15\n\x11ROLLOUT_MODE_TEST\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,18 +41,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROLLOUT_REQUIREDLABELSENTRY']._serialized_options = b'8\001'
   _globals['_ROLLOUT_METADATAENTRY']._loaded_options = None
   _globals['_ROLLOUT_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_ROLLOUTSTATE']._serialized_start=1294
-  _globals['_ROLLOUTSTATE']._serialized_end=1506
-  _globals['_ROLLOUTMODE']._serialized_start=1508
-  _globals['_ROLLOUTMODE']._serialized_end=1627
+  _globals['_ROLLOUTSTATE']._serialized_start=1409
+  _globals['_ROLLOUTSTATE']._serialized_end=1621
+  _globals['_ROLLOUTMODE']._serialized_start=1623
+  _globals['_ROLLOUTMODE']._serialized_end=1742
   _globals['_ROLLOUT']._serialized_start=178
-  _globals['_ROLLOUT']._serialized_end=1101
-  _globals['_ROLLOUT_RESOURCEVERSIONSENTRY']._serialized_start=942
-  _globals['_ROLLOUT_RESOURCEVERSIONSENTRY']._serialized_end=997
-  _globals['_ROLLOUT_REQUIREDLABELSENTRY']._serialized_start=999
-  _globals['_ROLLOUT_REQUIREDLABELSENTRY']._serialized_end=1052
-  _globals['_ROLLOUT_METADATAENTRY']._serialized_start=1054
-  _globals['_ROLLOUT_METADATAENTRY']._serialized_end=1101
-  _globals['_ROLLOUTPOLICY']._serialized_start=1104
-  _globals['_ROLLOUTPOLICY']._serialized_end=1291
+  _globals['_ROLLOUT']._serialized_end=1200
+  _globals['_ROLLOUT_RESOURCEVERSIONSENTRY']._serialized_start=1041
+  _globals['_ROLLOUT_RESOURCEVERSIONSENTRY']._serialized_end=1096
+  _globals['_ROLLOUT_REQUIREDLABELSENTRY']._serialized_start=1098
+  _globals['_ROLLOUT_REQUIREDLABELSENTRY']._serialized_end=1151
+  _globals['_ROLLOUT_METADATAENTRY']._serialized_start=1153
+  _globals['_ROLLOUT_METADATAENTRY']._serialized_end=1200
+  _globals['_ROLLOUTPOLICY']._serialized_start=1203
+  _globals['_ROLLOUTPOLICY']._serialized_end=1406
 # @@protoc_insertion_point(module_scope)

@@ -34,18 +34,20 @@ class GetRolloutResponse(_message.Message):
     def __init__(self, rollout: _Optional[_Union[_rollout_pb2.Rollout, _Mapping]] = ...) -> None: ...
 
 class ListRolloutsRequest(_message.Message):
-    __slots__ = ("project", "training_run", "states", "page_size", "page_token")
+    __slots__ = ("project", "training_run", "states", "page_size", "page_token", "filter")
     PROJECT_FIELD_NUMBER: _ClassVar[int]
     TRAINING_RUN_FIELD_NUMBER: _ClassVar[int]
     STATES_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
     project: str
     training_run: str
     states: _containers.RepeatedScalarFieldContainer[_rollout_pb2.RolloutState]
     page_size: int
     page_token: str
-    def __init__(self, project: _Optional[str] = ..., training_run: _Optional[str] = ..., states: _Optional[_Iterable[_Union[_rollout_pb2.RolloutState, str]]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+    filter: str
+    def __init__(self, project: _Optional[str] = ..., training_run: _Optional[str] = ..., states: _Optional[_Iterable[_Union[_rollout_pb2.RolloutState, str]]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., filter: _Optional[str] = ...) -> None: ...
 
 class ListRolloutsResponse(_message.Message):
     __slots__ = ("rollouts", "next_page_token")
@@ -74,28 +76,38 @@ class CancelRolloutsResponse(_message.Message):
     def __init__(self, cancelled_count: _Optional[int] = ..., cancelling_count: _Optional[int] = ...) -> None: ...
 
 class RetryRolloutsRequest(_message.Message):
-    __slots__ = ("names", "request_id")
+    __slots__ = ("names", "request_id", "filter", "project", "training_run")
     NAMES_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_RUN_FIELD_NUMBER: _ClassVar[int]
     names: _containers.RepeatedScalarFieldContainer[str]
     request_id: str
-    def __init__(self, names: _Optional[_Iterable[str]] = ..., request_id: _Optional[str] = ...) -> None: ...
+    filter: str
+    project: str
+    training_run: str
+    def __init__(self, names: _Optional[_Iterable[str]] = ..., request_id: _Optional[str] = ..., filter: _Optional[str] = ..., project: _Optional[str] = ..., training_run: _Optional[str] = ...) -> None: ...
 
 class RetryRolloutsResponse(_message.Message):
-    __slots__ = ("rollouts",)
+    __slots__ = ("rollouts", "more")
     ROLLOUTS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     rollouts: _containers.RepeatedCompositeFieldContainer[_rollout_pb2.Rollout]
-    def __init__(self, rollouts: _Optional[_Iterable[_Union[_rollout_pb2.Rollout, _Mapping]]] = ...) -> None: ...
+    more: bool
+    def __init__(self, rollouts: _Optional[_Iterable[_Union[_rollout_pb2.Rollout, _Mapping]]] = ..., more: bool = ...) -> None: ...
 
 class WatchRolloutsRequest(_message.Message):
-    __slots__ = ("project", "training_run", "cursor")
+    __slots__ = ("project", "training_run", "cursor", "group_id")
     PROJECT_FIELD_NUMBER: _ClassVar[int]
     TRAINING_RUN_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     project: str
     training_run: str
     cursor: str
-    def __init__(self, project: _Optional[str] = ..., training_run: _Optional[str] = ..., cursor: _Optional[str] = ...) -> None: ...
+    group_id: str
+    def __init__(self, project: _Optional[str] = ..., training_run: _Optional[str] = ..., cursor: _Optional[str] = ..., group_id: _Optional[str] = ...) -> None: ...
 
 class WatchRolloutsResponse(_message.Message):
     __slots__ = ("groups", "cursor")
@@ -124,17 +136,84 @@ class GetQueueStatsRequest(_message.Message):
     def __init__(self, project: _Optional[str] = ..., training_run: _Optional[str] = ...) -> None: ...
 
 class GetQueueStatsResponse(_message.Message):
-    __slots__ = ("queued_count", "running_count", "delayed_count", "oldest_queued_age", "runner_count", "open_credit_count")
+    __slots__ = ("queued_count", "running_count", "delayed_count", "oldest_queued_age", "runner_count", "open_credit_count", "priorities", "rules", "weight", "max_running", "max_queued", "task_types", "unmatched")
     QUEUED_COUNT_FIELD_NUMBER: _ClassVar[int]
     RUNNING_COUNT_FIELD_NUMBER: _ClassVar[int]
     DELAYED_COUNT_FIELD_NUMBER: _ClassVar[int]
     OLDEST_QUEUED_AGE_FIELD_NUMBER: _ClassVar[int]
     RUNNER_COUNT_FIELD_NUMBER: _ClassVar[int]
     OPEN_CREDIT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITIES_FIELD_NUMBER: _ClassVar[int]
+    RULES_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    MAX_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    MAX_QUEUED_FIELD_NUMBER: _ClassVar[int]
+    TASK_TYPES_FIELD_NUMBER: _ClassVar[int]
+    UNMATCHED_FIELD_NUMBER: _ClassVar[int]
     queued_count: int
     running_count: int
     delayed_count: int
     oldest_queued_age: _duration_pb2.Duration
     runner_count: int
     open_credit_count: int
-    def __init__(self, queued_count: _Optional[int] = ..., running_count: _Optional[int] = ..., delayed_count: _Optional[int] = ..., oldest_queued_age: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., runner_count: _Optional[int] = ..., open_credit_count: _Optional[int] = ...) -> None: ...
+    priorities: _containers.RepeatedCompositeFieldContainer[PriorityStats]
+    rules: QueueRules
+    weight: int
+    max_running: int
+    max_queued: int
+    task_types: _containers.RepeatedCompositeFieldContainer[TaskTypeStats]
+    unmatched: _containers.RepeatedCompositeFieldContainer[UnmatchedLabels]
+    def __init__(self, queued_count: _Optional[int] = ..., running_count: _Optional[int] = ..., delayed_count: _Optional[int] = ..., oldest_queued_age: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., runner_count: _Optional[int] = ..., open_credit_count: _Optional[int] = ..., priorities: _Optional[_Iterable[_Union[PriorityStats, _Mapping]]] = ..., rules: _Optional[_Union[QueueRules, _Mapping]] = ..., weight: _Optional[int] = ..., max_running: _Optional[int] = ..., max_queued: _Optional[int] = ..., task_types: _Optional[_Iterable[_Union[TaskTypeStats, _Mapping]]] = ..., unmatched: _Optional[_Iterable[_Union[UnmatchedLabels, _Mapping]]] = ...) -> None: ...
+
+class PriorityStats(_message.Message):
+    __slots__ = ("priority", "queued_count", "oldest_queued_age")
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_QUEUED_AGE_FIELD_NUMBER: _ClassVar[int]
+    priority: int
+    queued_count: int
+    oldest_queued_age: _duration_pb2.Duration
+    def __init__(self, priority: _Optional[int] = ..., queued_count: _Optional[int] = ..., oldest_queued_age: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class TaskTypeStats(_message.Message):
+    __slots__ = ("task_type", "sample_count", "duration_p50", "duration_p95")
+    TASK_TYPE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DURATION_P50_FIELD_NUMBER: _ClassVar[int]
+    DURATION_P95_FIELD_NUMBER: _ClassVar[int]
+    task_type: str
+    sample_count: int
+    duration_p50: _duration_pb2.Duration
+    duration_p95: _duration_pb2.Duration
+    def __init__(self, task_type: _Optional[str] = ..., sample_count: _Optional[int] = ..., duration_p50: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., duration_p95: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class UnmatchedLabels(_message.Message):
+    __slots__ = ("labels", "queued_count")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    labels: _containers.ScalarMap[str, str]
+    queued_count: int
+    def __init__(self, labels: _Optional[_Mapping[str, str]] = ..., queued_count: _Optional[int] = ...) -> None: ...
+
+class QueueRules(_message.Message):
+    __slots__ = ("ageing_interval", "match_labels", "affinity", "longest_first", "hedging", "weighted_share")
+    AGEING_INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    MATCH_LABELS_FIELD_NUMBER: _ClassVar[int]
+    AFFINITY_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_FIRST_FIELD_NUMBER: _ClassVar[int]
+    HEDGING_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTED_SHARE_FIELD_NUMBER: _ClassVar[int]
+    ageing_interval: _duration_pb2.Duration
+    match_labels: bool
+    affinity: bool
+    longest_first: bool
+    hedging: bool
+    weighted_share: bool
+    def __init__(self, ageing_interval: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., match_labels: bool = ..., affinity: bool = ..., longest_first: bool = ..., hedging: bool = ..., weighted_share: bool = ...) -> None: ...

@@ -92,6 +92,8 @@ class RolloutServiceServicer(object):
         * `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): every problem of every rollout is listed in `google.rpc.BadRequest`.
         * `ALREADY_EXISTS` (`ROLLOUT_EXISTS`): a supplied name exists with different content.
         * `RESOURCE_EXHAUSTED` (`MESSAGE_TOO_LARGE`): send fewer or smaller rollouts.
+        * `RESOURCE_EXHAUSTED` (`QUOTA_EXCEEDED`, with `google.rpc.RetryInfo`): the project may not have more rollouts
+        waiting; none was created.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -117,7 +119,8 @@ class RolloutServiceServicer(object):
 
     def CancelRollouts(self, request, context):
         """Cancels rollouts. Waiting ones are CANCELLED at once; running ones when their runner has stopped them or its
-        lease has ended. Rollouts that are already final are left as they are. Idempotent.
+        lease has ended, or after a grace of 30 s at the latest. Rollouts that are already final are left as they are.
+        Idempotent.
 
         Errors: `NOT_FOUND` (`ROLLOUT_NOT_FOUND`): at least one name is unknown; nothing was cancelled.
         """
@@ -126,10 +129,11 @@ class RolloutServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RetryRollouts(self, request, context):
-        """Creates a new rollout with the request of each named final one (metadata `fulmen.retry_of` names it).
-        Idempotent by `request_id`.
+        """Creates a new rollout with the request of each named final one (metadata `fulmen.retry_of` names it), or of those
+        dead ones (FAILED) that `filter` selects and that were not run again yet. Idempotent by `request_id`.
 
-        Errors: `NOT_FOUND` (`ROLLOUT_NOT_FOUND`); `FAILED_PRECONDITION` (`ROLLOUT_STATE_INVALID`): one is not final.
+        Errors: `NOT_FOUND` (`ROLLOUT_NOT_FOUND`); `FAILED_PRECONDITION` (`ROLLOUT_STATE_INVALID`): one is not final;
+        `RESOURCE_EXHAUSTED` (`QUOTA_EXCEEDED`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

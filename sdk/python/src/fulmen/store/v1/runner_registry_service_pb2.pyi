@@ -8,18 +8,26 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Runner(_message.Message):
-    __slots__ = ("name", "info", "running_count", "create_time", "lease_expire_time")
+    __slots__ = ("name", "info", "running_count", "create_time", "lease_expire_time", "attempts", "load", "ended_count", "failed_count")
     NAME_FIELD_NUMBER: _ClassVar[int]
     INFO_FIELD_NUMBER: _ClassVar[int]
     RUNNING_COUNT_FIELD_NUMBER: _ClassVar[int]
     CREATE_TIME_FIELD_NUMBER: _ClassVar[int]
     LEASE_EXPIRE_TIME_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    ENDED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    FAILED_COUNT_FIELD_NUMBER: _ClassVar[int]
     name: str
     info: _lease_pb2.RunnerInfo
     running_count: int
     create_time: _timestamp_pb2.Timestamp
     lease_expire_time: _timestamp_pb2.Timestamp
-    def __init__(self, name: _Optional[str] = ..., info: _Optional[_Union[_lease_pb2.RunnerInfo, _Mapping]] = ..., running_count: _Optional[int] = ..., create_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., lease_expire_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    attempts: _containers.RepeatedScalarFieldContainer[str]
+    load: _lease_pb2.RunnerLoad
+    ended_count: int
+    failed_count: int
+    def __init__(self, name: _Optional[str] = ..., info: _Optional[_Union[_lease_pb2.RunnerInfo, _Mapping]] = ..., running_count: _Optional[int] = ..., create_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., lease_expire_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., attempts: _Optional[_Iterable[str]] = ..., load: _Optional[_Union[_lease_pb2.RunnerLoad, _Mapping]] = ..., ended_count: _Optional[int] = ..., failed_count: _Optional[int] = ...) -> None: ...
 
 class ListRunnersRequest(_message.Message):
     __slots__ = ("page_size", "page_token")
@@ -50,13 +58,24 @@ class GetRunnerResponse(_message.Message):
     def __init__(self, runner: _Optional[_Union[Runner, _Mapping]] = ...) -> None: ...
 
 class WatchRunnersRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("labels",)
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    labels: _containers.ScalarMap[str, str]
+    def __init__(self, labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class WatchRunnersResponse(_message.Message):
-    __slots__ = ("runners", "removed")
+    __slots__ = ("runners", "removed", "snapshot_complete")
     RUNNERS_FIELD_NUMBER: _ClassVar[int]
     REMOVED_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_COMPLETE_FIELD_NUMBER: _ClassVar[int]
     runners: _containers.RepeatedCompositeFieldContainer[Runner]
     removed: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, runners: _Optional[_Iterable[_Union[Runner, _Mapping]]] = ..., removed: _Optional[_Iterable[str]] = ...) -> None: ...
+    snapshot_complete: bool
+    def __init__(self, runners: _Optional[_Iterable[_Union[Runner, _Mapping]]] = ..., removed: _Optional[_Iterable[str]] = ..., snapshot_complete: bool = ...) -> None: ...

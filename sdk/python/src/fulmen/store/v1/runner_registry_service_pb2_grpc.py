@@ -73,7 +73,9 @@ class RunnerRegistryServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchRunners(self, request, context):
-        """Streams the fleet: first all sessions, then changes. Not yet served.
+        """Streams the fleet: first all sessions that are alive, then a message with `snapshot_complete`, then changes, looked
+        for every second: of several changes of one runner the last is told. The server closes only to drain: open it
+        again; the snapshot makes up for what was missed. An empty message is a keep-alive every 15 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -23,31 +23,39 @@ _sym_db = _symbol_database.Default()
 
 
 from fulmen.store.v1 import span_pb2 as fulmen_dot_store_dot_v1_dot_span__pb2
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"fulmen/store/v1/span_service.proto\x12\x0f\x66ulmen.store.v1\x1a\x1a\x66ulmen/store/v1/span.proto\"@\n\x12\x41ppendSpansRequest\x12*\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x1a.fulmen.store.v1.SpanChunk\"_\n\x13\x41ppendSpansResponse\x12\x16\n\x0e\x61\x63\x63\x65pted_count\x18\x01 \x01(\x05\x12\x30\n\x08rejected\x18\x02 \x03(\x0b\x32\x1e.fulmen.store.v1.RejectedChunk\"2\n\rRejectedChunk\x12\x10\n\x08\x63hunk_id\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"I\n\x10ListSpansRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"Y\n\x11ListSpansResponse\x12+\n\x05spans\x18\x01 \x03(\x0b\x32\x1c.fulmen.store.v1.AttemptSpan\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"I\n\x0b\x41ttemptSpan\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12)\n\x04span\x18\x02 \x01(\x0b\x32\x1b.fulmen.store.v1.SpanRecord\"%\n\x12StreamSpansRequest\x12\x0f\n\x07parents\x18\x01 \x03(\t\"A\n\x13StreamSpansResponse\x12*\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x1a.fulmen.store.v1.SpanChunk2\x9b\x02\n\x0bSpanService\x12\\\n\x0b\x41ppendSpans\x12#.fulmen.store.v1.AppendSpansRequest\x1a$.fulmen.store.v1.AppendSpansResponse(\x01\x30\x01\x12R\n\tListSpans\x12!.fulmen.store.v1.ListSpansRequest\x1a\".fulmen.store.v1.ListSpansResponse\x12Z\n\x0bStreamSpans\x12#.fulmen.store.v1.StreamSpansRequest\x1a$.fulmen.store.v1.StreamSpansResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"fulmen/store/v1/span_service.proto\x12\x0f\x66ulmen.store.v1\x1a\x1a\x66ulmen/store/v1/span.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"@\n\x12\x41ppendSpansRequest\x12*\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x1a.fulmen.store.v1.SpanChunk\"_\n\x13\x41ppendSpansResponse\x12\x16\n\x0e\x61\x63\x63\x65pted_count\x18\x01 \x01(\x05\x12\x30\n\x08rejected\x18\x02 \x03(\x0b\x32\x1e.fulmen.store.v1.RejectedChunk\"2\n\rRejectedChunk\x12\x10\n\x08\x63hunk_id\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"\x87\x01\n\x10ListSpansRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12\x0f\n\x07parents\x18\x04 \x03(\t\x12+\n\x06\x66ilter\x18\x05 \x01(\x0b\x32\x1b.fulmen.store.v1.SpanFilter\"\xea\x02\n\nSpanFilter\x12\r\n\x05names\x18\x01 \x03(\t\x12\x13\n\x0bname_prefix\x18\x02 \x01(\t\x12?\n\nattributes\x18\x03 \x03(\x0b\x32+.fulmen.store.v1.SpanFilter.AttributesEntry\x12\x30\n\x0c\x65nd_time_min\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\x0estart_time_max\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0c\x64uration_min\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0b\x65rrors_only\x18\x07 \x01(\x08\x12\x18\n\x10model_calls_only\x18\x08 \x01(\x08\x1a\x31\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"Y\n\x11ListSpansResponse\x12+\n\x05spans\x18\x01 \x03(\x0b\x32\x1c.fulmen.store.v1.AttemptSpan\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"I\n\x0b\x41ttemptSpan\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12)\n\x04span\x18\x02 \x01(\x0b\x32\x1b.fulmen.store.v1.SpanRecord\"y\n\x12StreamSpansRequest\x12\x0f\n\x07parents\x18\x01 \x03(\t\x12\x14\n\x0ctraining_run\x18\x02 \x01(\t\x12\x0f\n\x07project\x18\x03 \x01(\t\x12+\n\x06\x66ilter\x18\x04 \x01(\x0b\x32\x1b.fulmen.store.v1.SpanFilter\"A\n\x13StreamSpansResponse\x12*\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x1a.fulmen.store.v1.SpanChunk2\x9b\x02\n\x0bSpanService\x12\\\n\x0b\x41ppendSpans\x12#.fulmen.store.v1.AppendSpansRequest\x1a$.fulmen.store.v1.AppendSpansResponse(\x01\x30\x01\x12R\n\tListSpans\x12!.fulmen.store.v1.ListSpansRequest\x1a\".fulmen.store.v1.ListSpansResponse\x12Z\n\x0bStreamSpans\x12#.fulmen.store.v1.StreamSpansRequest\x1a$.fulmen.store.v1.StreamSpansResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fulmen.store.v1.span_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_APPENDSPANSREQUEST']._serialized_start=83
-  _globals['_APPENDSPANSREQUEST']._serialized_end=147
-  _globals['_APPENDSPANSRESPONSE']._serialized_start=149
-  _globals['_APPENDSPANSRESPONSE']._serialized_end=244
-  _globals['_REJECTEDCHUNK']._serialized_start=246
-  _globals['_REJECTEDCHUNK']._serialized_end=296
-  _globals['_LISTSPANSREQUEST']._serialized_start=298
-  _globals['_LISTSPANSREQUEST']._serialized_end=371
-  _globals['_LISTSPANSRESPONSE']._serialized_start=373
-  _globals['_LISTSPANSRESPONSE']._serialized_end=462
-  _globals['_ATTEMPTSPAN']._serialized_start=464
-  _globals['_ATTEMPTSPAN']._serialized_end=537
-  _globals['_STREAMSPANSREQUEST']._serialized_start=539
-  _globals['_STREAMSPANSREQUEST']._serialized_end=576
-  _globals['_STREAMSPANSRESPONSE']._serialized_start=578
-  _globals['_STREAMSPANSRESPONSE']._serialized_end=643
-  _globals['_SPANSERVICE']._serialized_start=646
-  _globals['_SPANSERVICE']._serialized_end=929
+  _globals['_SPANFILTER_ATTRIBUTESENTRY']._loaded_options = None
+  _globals['_SPANFILTER_ATTRIBUTESENTRY']._serialized_options = b'8\001'
+  _globals['_APPENDSPANSREQUEST']._serialized_start=148
+  _globals['_APPENDSPANSREQUEST']._serialized_end=212
+  _globals['_APPENDSPANSRESPONSE']._serialized_start=214
+  _globals['_APPENDSPANSRESPONSE']._serialized_end=309
+  _globals['_REJECTEDCHUNK']._serialized_start=311
+  _globals['_REJECTEDCHUNK']._serialized_end=361
+  _globals['_LISTSPANSREQUEST']._serialized_start=364
+  _globals['_LISTSPANSREQUEST']._serialized_end=499
+  _globals['_SPANFILTER']._serialized_start=502
+  _globals['_SPANFILTER']._serialized_end=864
+  _globals['_SPANFILTER_ATTRIBUTESENTRY']._serialized_start=815
+  _globals['_SPANFILTER_ATTRIBUTESENTRY']._serialized_end=864
+  _globals['_LISTSPANSRESPONSE']._serialized_start=866
+  _globals['_LISTSPANSRESPONSE']._serialized_end=955
+  _globals['_ATTEMPTSPAN']._serialized_start=957
+  _globals['_ATTEMPTSPAN']._serialized_end=1030
+  _globals['_STREAMSPANSREQUEST']._serialized_start=1032
+  _globals['_STREAMSPANSREQUEST']._serialized_end=1153
+  _globals['_STREAMSPANSRESPONSE']._serialized_start=1155
+  _globals['_STREAMSPANSRESPONSE']._serialized_end=1220
+  _globals['_SPANSERVICE']._serialized_start=1223
+  _globals['_SPANSERVICE']._serialized_end=1506
 # @@protoc_insertion_point(module_scope)

@@ -1,4 +1,6 @@
 from fulmen.store.v1 import span_pb2 as _span_pb2
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -29,14 +31,45 @@ class RejectedChunk(_message.Message):
     def __init__(self, chunk_id: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class ListSpansRequest(_message.Message):
-    __slots__ = ("parent", "page_size", "page_token")
+    __slots__ = ("parent", "page_size", "page_token", "parents", "filter")
     PARENT_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
     parent: str
     page_size: int
     page_token: str
-    def __init__(self, parent: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+    parents: _containers.RepeatedScalarFieldContainer[str]
+    filter: SpanFilter
+    def __init__(self, parent: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., parents: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[SpanFilter, _Mapping]] = ...) -> None: ...
+
+class SpanFilter(_message.Message):
+    __slots__ = ("names", "name_prefix", "attributes", "end_time_min", "start_time_max", "duration_min", "errors_only", "model_calls_only")
+    class AttributesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    NAME_PREFIX_FIELD_NUMBER: _ClassVar[int]
+    ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
+    END_TIME_MIN_FIELD_NUMBER: _ClassVar[int]
+    START_TIME_MAX_FIELD_NUMBER: _ClassVar[int]
+    DURATION_MIN_FIELD_NUMBER: _ClassVar[int]
+    ERRORS_ONLY_FIELD_NUMBER: _ClassVar[int]
+    MODEL_CALLS_ONLY_FIELD_NUMBER: _ClassVar[int]
+    names: _containers.RepeatedScalarFieldContainer[str]
+    name_prefix: str
+    attributes: _containers.ScalarMap[str, str]
+    end_time_min: _timestamp_pb2.Timestamp
+    start_time_max: _timestamp_pb2.Timestamp
+    duration_min: _duration_pb2.Duration
+    errors_only: bool
+    model_calls_only: bool
+    def __init__(self, names: _Optional[_Iterable[str]] = ..., name_prefix: _Optional[str] = ..., attributes: _Optional[_Mapping[str, str]] = ..., end_time_min: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., start_time_max: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., duration_min: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., errors_only: bool = ..., model_calls_only: bool = ...) -> None: ...
 
 class ListSpansResponse(_message.Message):
     __slots__ = ("spans", "next_page_token")
@@ -55,10 +88,16 @@ class AttemptSpan(_message.Message):
     def __init__(self, attempt: _Optional[str] = ..., span: _Optional[_Union[_span_pb2.SpanRecord, _Mapping]] = ...) -> None: ...
 
 class StreamSpansRequest(_message.Message):
-    __slots__ = ("parents",)
+    __slots__ = ("parents", "training_run", "project", "filter")
     PARENTS_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_RUN_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
     parents: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, parents: _Optional[_Iterable[str]] = ...) -> None: ...
+    training_run: str
+    project: str
+    filter: SpanFilter
+    def __init__(self, parents: _Optional[_Iterable[str]] = ..., training_run: _Optional[str] = ..., project: _Optional[str] = ..., filter: _Optional[_Union[SpanFilter, _Mapping]] = ...) -> None: ...
 
 class StreamSpansResponse(_message.Message):
     __slots__ = ("chunks",)

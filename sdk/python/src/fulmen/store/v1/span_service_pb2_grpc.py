@@ -27,8 +27,9 @@ if _version_not_supported:
 
 class SpanServiceStub(object):
     """Takes in and hands out spans. The same port serves the standard
-    `opentelemetry.proto.collector.trace.v1.TraceService`, so any OpenTelemetry SDK is a writer too: its spans belong to
-    the attempt of the attempt key, or to that of the attributes `fulmen.rollout` and `fulmen.attempt`.
+    `opentelemetry.proto.collector.trace.v1.TraceService`, and the store's HTTP port OTLP/HTTP (`POST /v1/traces`,
+    protobuf or JSON, gzip or not), so any OpenTelemetry SDK is a writer too: its spans belong to the attempt of the
+    attempt key, or to that of the attributes `fulmen.rollout` and `fulmen.attempt`.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`: an attempt key
     reaches its own attempt only) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
@@ -59,8 +60,9 @@ class SpanServiceStub(object):
 
 class SpanServiceServicer(object):
     """Takes in and hands out spans. The same port serves the standard
-    `opentelemetry.proto.collector.trace.v1.TraceService`, so any OpenTelemetry SDK is a writer too: its spans belong to
-    the attempt of the attempt key, or to that of the attributes `fulmen.rollout` and `fulmen.attempt`.
+    `opentelemetry.proto.collector.trace.v1.TraceService`, and the store's HTTP port OTLP/HTTP (`POST /v1/traces`,
+    protobuf or JSON, gzip or not), so any OpenTelemetry SDK is a writer too: its spans belong to the attempt of the
+    attempt key, or to that of the attributes `fulmen.rollout` and `fulmen.attempt`.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`: an attempt key
     reaches its own attempt only) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
@@ -76,9 +78,9 @@ class SpanServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListSpans(self, request, context):
-        """Lists the spans of one rollout in order of start time, without duplicates.
+        """Lists the spans of rollouts, rollout by rollout, in order of start time, without duplicates.
 
-        Errors: `NOT_FOUND` (`ROLLOUT_NOT_FOUND`); `INVALID_ARGUMENT` (`PAGE_TOKEN_INVALID`).
+        Errors: `NOT_FOUND` (`ROLLOUT_NOT_FOUND`); `INVALID_ARGUMENT` (`PAGE_TOKEN_INVALID`, `ARGUMENT_INVALID`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -86,7 +88,8 @@ class SpanServiceServicer(object):
 
     def StreamSpans(self, request, context):
         """Streams the chunks of many rollouts as they were written: the trainers' way. The server closes at the end.
-        Chunks of a rollout come together, in order of chunk id. Messages hold about 1 MiB.
+        Chunks of a rollout come together, in order of chunk id. Messages hold about 1 MiB. With a `filter` the store opens
+        the chunks and packs the spans that match anew; without one it hands them out as they came.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`). Unknown rollouts have no chunks.
         """
@@ -122,8 +125,9 @@ def add_SpanServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class SpanService(object):
     """Takes in and hands out spans. The same port serves the standard
-    `opentelemetry.proto.collector.trace.v1.TraceService`, so any OpenTelemetry SDK is a writer too: its spans belong to
-    the attempt of the attempt key, or to that of the attributes `fulmen.rollout` and `fulmen.attempt`.
+    `opentelemetry.proto.collector.trace.v1.TraceService`, and the store's HTTP port OTLP/HTTP (`POST /v1/traces`,
+    protobuf or JSON, gzip or not), so any OpenTelemetry SDK is a writer too: its spans belong to the attempt of the
+    attempt key, or to that of the attributes `fulmen.rollout` and `fulmen.attempt`.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`: an attempt key
     reaches its own attempt only) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).

@@ -10,6 +10,11 @@ insert into training_run (project_id, name) values ($1, $2)
 on conflict (project_id, name) do update set name = excluded.name
 returning id;
 
+-- name: ensure_name
+insert into interned_name (project_id, kind, name) values ($1, $2, $3)
+on conflict (project_id, kind, name) do update set name = excluded.name
+returning id;
+
 -- name: find_training_run
 select id from training_run where project_id = $1 and name = $2;
 
@@ -17,22 +22,25 @@ select id from training_run where project_id = $1 and name = $2;
 with r as (
     insert into rollout (
         id, project_id, run_id, group_key, group_size, rank, run_at, max_attempts, retry_mask, backoff_ms, labels,
-        request
+        request, mode, group_id, task_type, agent, deadline, timeout_ms
     )
     select
         x.id, x.project_id, x.run_id, x.group_key, x.group_size, x.rank,
         coalesce(x.run_at, now()), x.max_attempts, x.retry_mask, x.backoff_ms,
-        case when x.labels = '' then null else string_to_array(x.labels, e'\x1f') end, x.request
+        case when x.labels = '' then null else string_to_array(x.labels, e'\x1f') end, x.request,
+        x.mode, nullif(x.group_id, ''), x.task_type, x.agent, x.deadline, x.timeout_ms
     from unnest(
         $1::uuid[], $2::int[], $3::int[], $4::uuid[], $5::smallint[], $6::smallint[], $7::timestamptz[],
-        $8::smallint[], $9::int[], $10::int[], $11::text[], $12::bytea[]
+        $8::smallint[], $9::int[], $10::int[], $11::text[], $12::bytea[], $13::smallint[], $14::text[], $15::int[],
+        $16::int[], $17::timestamptz[], $18::int[]
     ) as x (
         id, project_id, run_id, group_key, group_size, rank, run_at, max_attempts, retry_mask, backoff_ms, labels,
-        request
+        request, mode, group_id, task_type, agent, deadline, timeout_ms
     )
     on conflict do nothing
     returning
-        id, project_id, run_id, group_key, group_size, rank, run_at, max_attempts, retry_mask, backoff_ms, labels
+        id, project_id, run_id, group_key, group_size, rank, run_at, max_attempts, retry_mask, backoff_ms, labels,
+        task_type, agent, deadline, timeout_ms
 ), g as (
     insert into rollout_group as old (group_key, size, created)
     select r.group_key, max(r.group_size), count(*) from r where r.group_key is not null group by r.group_key
@@ -42,11 +50,12 @@ with r as (
         size = case when old.size = excluded.size then old.size end
 )
 insert into item (
-    id, project_id, run_id, group_key, group_size, rank, run_at, max_attempts, retry_mask, backoff_ms, labels
+    id, project_id, run_id, group_key, group_size, rank, run_at, max_attempts, retry_mask, backoff_ms, labels,
+    task_type, agent, deadline, timeout_ms, hedged
 )
 select
     r.id, r.project_id, r.run_id, r.group_key, r.group_size, r.rank, r.run_at, r.max_attempts, r.retry_mask,
-    r.backoff_ms, r.labels
+    r.backoff_ms, r.labels, r.task_type, r.agent, r.deadline, r.timeout_ms, r.id = any ($19::uuid[])
 from r
 returning id;
 
