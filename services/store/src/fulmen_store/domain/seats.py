@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 from uuid import UUID
 
 from fulmen.errors import FulmenError
@@ -23,6 +23,7 @@ __all__ = [
     "Drained",
     "LeasesLost",
     "Notice",
+    "Outbox",
     "RunnerDone",
     "Seat",
     "SeatClosed",
@@ -30,6 +31,7 @@ __all__ = [
 ]
 
 MAX_CREDIT: Final = 10_000
+MAX_MERGED: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +88,44 @@ class RunnerDone:
     error: FulmenError | None = None
 
 
+_NoticeT = TypeVar("_NoticeT", Assigned, Acknowledged)
 Notice = Acknowledged | RunnerDone | Assigned | CancelAsked | LeasesLost | Drained | SeatClosed
+
+
+class Outbox:
+    """Notices for one runner, in order; assignments and answers that wait together go out together."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Notice] = deque()
+        self._arrived = asyncio.Event()
+
+    def put(self, notice: Notice) -> None:
+        """Adds a notice."""
+        self._waiting.append(notice)
+        self._arrived.set()
+
+    async def wait(self) -> None:
+        """Returns when there is a notice."""
+        await self._arrived.wait()
+
+    def take(self) -> Notice | None:
+        """Takes the next notice, one with all that follow and are alike; None if there is none."""
+        if not self._waiting:
+            self._arrived.clear()
+            return None
+        first = self._waiting.popleft()
+        if isinstance(first, Assigned):
+            return Assigned(grants=[*first.grants, *(grant for one in self._alike(Assigned) for grant in one.grants)])
+        if isinstance(first, Acknowledged):
+            answers = [answer for one in self._alike(Acknowledged) for answer in one.answers]
+            return Acknowledged(answers=[*first.answers, *answers])
+        return first
+
+    def _alike(self, kind: type[_NoticeT]) -> list[_NoticeT]:
+        found: list[_NoticeT] = []
+        while len(found) < MAX_MERGED and self._waiting and isinstance(self._waiting[0], kind):
+            found.append(self._waiting.popleft())  # type: ignore[arg-type]
+        return found
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -106,12 +145,12 @@ class Seat:
     projects: frozenset[int] | None
     credit: int = 0
     closed: bool = False
-    outbox: asyncio.Queue[Notice] = field(default_factory=asyncio.Queue)
+    outbox: Outbox = field(default_factory=lambda: Outbox())
     leases: dict[UUID, int] = field(default_factory=dict)
 
     def tell(self, notice: Notice) -> None:
         """Queues a notice for the runner."""
-        self.outbox.put_nowait(notice)
+        self.outbox.put(notice)
 
 
 class Seats:

@@ -114,15 +114,13 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         assignments: list[lease_pb2.Assignment] = []
         try:
             async with asyncio.timeout(max(wait_s, 0.001)):
-                notice = await seat.outbox.get()
-            while True:
-                if isinstance(notice, Assigned):
-                    assignments += [assignment(grant, self._signer) for grant in notice.grants]
-                if seat.outbox.empty():
-                    break
-                notice = seat.outbox.get_nowait()
+                await seat.outbox.wait()
         except TimeoutError:
             pass
+        else:
+            while (notice := seat.outbox.take()) is not None:
+                if isinstance(notice, Assigned):
+                    assignments += [assignment(grant, self._signer) for grant in notice.grants]
         finally:
             self._leave(seat)
         return pb.AcquireLeasesResponse(assignments=assignments, session_id=str(session_id), lease_ttl=self._ttl())
@@ -209,12 +207,11 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
     async def _write(self, seat: Seat) -> AsyncIterator[pb.StreamLeasesResponse]:
         closes_at: float | None = None
         while True:
-            try:
-                async with asyncio.timeout_at(closes_at):
-                    notice = await seat.outbox.get()
-            except TimeoutError:
-                raise Draining("The store is shutting down: open the stream again elsewhere.") from None
+            notice = seat.outbox.take()
             match notice:
+                case None:
+                    await _wait_until(seat, closes_at)
+                    continue
                 case RunnerDone():
                     if notice.error is not None:
                         raise notice.error
@@ -267,8 +264,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
     def _leave(self, seat: Seat) -> None:
         """Closes a seat; what it was given but not told goes back to the queue."""
         self._seats.leave(seat)
-        while not seat.outbox.empty():
-            notice = seat.outbox.get_nowait()
+        while (notice := seat.outbox.take()) is not None:
             if isinstance(notice, Assigned):
                 self._undelivered(
                     [released(grant.rollout_id, grant.session_id, grant.epoch) for grant in notice.grants]
@@ -297,6 +293,18 @@ async def _answer(seat: Seat, slots: asyncio.Semaphore, work: Awaitable[list[Ack
         seat.tell(Acknowledged(answers=await work))
     finally:
         slots.release()
+
+
+async def _wait_until(seat: Seat, closes_at: float | None) -> None:
+    if closes_at is None:
+        # The runner's stream bounds this wait: it ends with the session.
+        await seat.outbox.wait()
+        return
+    try:
+        async with asyncio.timeout_at(closes_at):
+            await seat.outbox.wait()
+    except TimeoutError:
+        raise Draining("The store is shutting down: open the stream again elsewhere.") from None
 
 
 def _packed(assignments: Iterable[lease_pb2.Assignment]) -> Iterable[pb.StreamLeasesResponse]:
