@@ -109,16 +109,17 @@ class Outbox:
         await self._arrived.wait()
 
     def take(self) -> Notice | None:
-        """Takes the next notice, one with all that follow and are alike; None if there is none."""
+        """Takes the next notice, one with those that follow and are alike; None if there is none."""
         if not self._waiting:
-            self._arrived.clear()
             return None
         first = self._waiting.popleft()
         if isinstance(first, Assigned):
-            return Assigned(grants=[*first.grants, *(grant for one in self._alike(Assigned) for grant in one.grants)])
-        if isinstance(first, Acknowledged):
+            first = Assigned(grants=[*first.grants, *(grant for one in self._alike(Assigned) for grant in one.grants)])
+        elif isinstance(first, Acknowledged):
             answers = [answer for one in self._alike(Acknowledged) for answer in one.answers]
-            return Acknowledged(answers=[*first.answers, *answers])
+            first = Acknowledged(answers=[*first.answers, *answers])
+        if not self._waiting:
+            self._arrived.clear()
         return first
 
     def _alike(self, kind: type[_NoticeT]) -> list[_NoticeT]:
