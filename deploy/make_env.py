@@ -20,7 +20,8 @@ from pathlib import Path
 SECRET_BYTES = 48
 DEFAULT_DAYS = 365
 SECONDS_PER_DAY = 86_400
-DEFAULT_PROJECT = "projects/default"
+# The services and the administrator serve every project.
+ALL_PROJECTS = "projects/*"
 TOKEN_ROLES = {"FULMEN_SERVICE_TOKEN": "service", "FULMEN_RUNNER_TOKEN": "runner", "FULMEN_TOKEN": "admin"}
 
 
@@ -31,7 +32,7 @@ def sign_token(signing_key: str, role: str, *, days: int) -> str:
         "iss": "fulmen",
         "sub": f"compose-{role}",
         "role": role,
-        "prj": DEFAULT_PROJECT,
+        "prj": ALL_PROJECTS,
         "iat": now,
         "exp": now + days * SECONDS_PER_DAY,
     }

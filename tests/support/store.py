@@ -56,11 +56,11 @@ class StoreHandle:
         """Where it listens."""
         return f"127.0.0.1:{self.port}"
 
-    def token(self, role: Role = Role.ADMIN, *, project: str = "projects/default", subject: str = "tests") -> str:
-        """Makes a token."""
+    def token(self, role: Role = Role.ADMIN, *, project: str | None = None, subject: str = "tests") -> str:
+        """Makes a token, bound to what is usual for the role unless a project is given."""
         return TokenSigner(SIGNING_KEY).issue(role, subject=subject, ttl_s=600, project=project)
 
-    async def stubs(self, *, role: Role = Role.ADMIN, project: str = "projects/default", token: str = "") -> Stubs:
+    async def stubs(self, *, role: Role = Role.ADMIN, project: str | None = None, token: str = "") -> Stubs:
         """Opens a channel that is closed with the store."""
         channel = open_channel(self.target, token=token or self.token(role, project=project))
         await self.stack.enter_async_context(channel)

@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from fulmen.errors import PermissionDenied, TokenInvalid
+from fulmen.ids import ALL_PROJECTS
 from fulmen_service_kit.tokens import Caller, Role, TokenVerifier
 
 # Health and reflection tell nothing about anybody's data; probes have no token.
@@ -67,7 +68,7 @@ class Authenticator:
         if rpc.startswith(_OPEN_PREFIXES):
             return None
         if not authorization and self._dev_mode:
-            return Caller(role=Role.ADMIN, subject="dev_mode")
+            return Caller(role=Role.ADMIN, subject="dev_mode", project=ALL_PROJECTS)
         scheme, _, token = authorization.partition(" ")
         if authorization and scheme.lower() != "bearer":
             raise TokenInvalid("The authorization must be of the form `Bearer <token>`.")
@@ -75,3 +76,11 @@ class Authenticator:
         if caller.role is not Role.ADMIN and caller.role not in self._policy.roles(rpc):
             raise PermissionDenied(f"A token of role {caller.role} may not call {rpc}.", role=caller.role)
         return caller
+
+    def check(self, caller: Caller) -> None:
+        """Checks that a caller whose stream is open may go on.
+
+        Raises:
+            TokenInvalid: The token was revoked.
+        """
+        self._verifier.check(caller)

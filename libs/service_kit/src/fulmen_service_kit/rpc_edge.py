@@ -14,12 +14,14 @@ from typing import Any
 import grpc
 import grpc.aio
 import structlog
+from google.protobuf.message import DecodeError
 from opentelemetry import metrics, propagate, trace
 from opentelemetry.trace import SpanKind, StatusCode
 
-from fulmen.errors import FulmenError, InternalError, NotYetServed
+from fulmen.errors import ArgumentInvalid, FulmenError, InternalError, NotYetServed, Violation
 from fulmen.rpc.status import STATUS_METADATA_KEY, encode, grpc_code
 from fulmen_service_kit.auth import Authenticator, set_caller
+from fulmen_service_kit.tokens import Caller
 
 _log = structlog.get_logger()
 # What everybody does all the time is logged at debug level.
@@ -64,14 +66,14 @@ class RpcEdge(grpc.aio.ServerInterceptor):
                 else (grpc.unary_unary_rpc_method_handler)
             )
             wrapped = self._unary(inner, rpc, metadata)
-        return make(wrapped, handler.request_deserializer, handler.response_serializer)
+        return make(wrapped, _tolerant(handler.request_deserializer), handler.response_serializer)
 
     def _unary(self, inner: Callable[..., Awaitable[Any]], rpc: str, metadata: dict[str, str]) -> Any:
         async def handle(request: Any, context: grpc.aio.ServicerContext) -> Any:
             call = _Call(self, rpc, metadata)
             try:
                 call.begin()
-                response = await inner(request, context)
+                response = await inner(call.checked(request), context)
             except BaseException as error:
                 await call.fail(error, context)
                 raise
@@ -85,13 +87,16 @@ class RpcEdge(grpc.aio.ServerInterceptor):
             call = _Call(self, rpc, metadata)
             try:
                 call.begin()
+                messages = call.checked(request)
                 if inspect.isasyncgenfunction(inner):
-                    async for response in inner(request, context):
+                    async for response in inner(messages, context):
+                        call.check()
                         yield response
                 else:
-                    answer = inner(request, context)
+                    answer = inner(messages, context)
                     if hasattr(answer, "__aiter__"):
                         async for response in answer:
+                            call.check()
                             yield response
                     else:
                         await answer
@@ -112,6 +117,7 @@ class _Call:
         self._metadata = metadata
         self._started = time.perf_counter()
         self._subject = ""
+        self._caller: Caller | None = None
         self._span = edge._tracer.start_span(rpc.lstrip("/"), context=propagate.extract(metadata), kind=SpanKind.SERVER)
 
     def begin(self) -> None:
@@ -122,8 +128,26 @@ class _Call:
         """
         caller = self._edge._authenticator.authenticate(self._rpc, self._metadata.get("authorization", ""))
         if caller is not None:
+            self._caller = caller
             self._subject = f"{caller.role}:{caller.subject}"
             set_caller(caller)
+
+    def check(self) -> None:
+        """Checks before each message of a stream that its caller may go on: streams outlive revocations.
+
+        Raises:
+            TokenInvalid: The token was revoked.
+        """
+        if self._caller is not None:
+            self._edge._authenticator.check(self._caller)
+
+    def checked(self, request: Any) -> Any:
+        """Returns a request as it is, and a stream of requests with a check before each message.
+
+        Raises:
+            ArgumentInvalid: The request's bytes are no message of this rpc.
+        """
+        return _Checked(request, self) if hasattr(request, "__anext__") else _readable(request)
 
     async def fail(self, error: BaseException, context: grpc.aio.ServicerContext) -> None:
         """Ends the rpc with the status of an error; returns only for a cancellation or an abort under way."""
@@ -156,3 +180,43 @@ class _Call:
         quiet = self._rpc.startswith(_QUIET) or code in ("OK", "CANCELLED")
         write = _log.debug if quiet else _log.info
         write("rpc", rpc=self._rpc, code=code, reason=reason, duration_s=round(seconds, 6), caller=self._subject)
+
+
+class _Checked:
+    """A stream of requests that ends with an error once its caller may not go on."""
+
+    def __init__(self, messages: Any, call: _Call) -> None:
+        self._messages = messages
+        self._call = call
+
+    def __aiter__(self) -> "_Checked":
+        return self
+
+    async def __anext__(self) -> Any:
+        message = await self._messages.__anext__()
+        self._call.check()
+        return _readable(message)
+
+
+class _Unreadable:
+    """Stands for a message whose bytes could not be decoded: gRPC itself would answer with internal text."""
+
+
+def _tolerant(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    if deserialize is None:
+        return None
+
+    def read(payload: bytes) -> Any:
+        try:
+            return deserialize(payload)
+        except DecodeError:
+            return _Unreadable()
+
+    return read
+
+
+def _readable(message: Any) -> Any:
+    if isinstance(message, _Unreadable):
+        problem = Violation(field="", description="its bytes are no message of this rpc")
+        raise ArgumentInvalid("The request cannot be decoded.", violations=[problem])
+    return message

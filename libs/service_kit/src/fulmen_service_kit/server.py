@@ -1,6 +1,6 @@
 """Makes the gRPC server of a service: the edge, health, reflection, limits and keep-alive."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 import grpc.aio
@@ -36,6 +36,7 @@ def build_server(
     policy: RolePolicy,
     service_names: Sequence[str],
     register: Callable[[grpc.aio.Server], None],
+    revoked: Container[str] = frozenset(),
 ) -> RpcServer:
     """Makes and binds a server; `lifecycle.run_service` starts it.
 
@@ -44,11 +45,12 @@ def build_server(
         policy: Which roles may call which rpc.
         service_names: Full names of the served services, for health and reflection.
         register: Adds the servicers.
+        revoked: Ids of tokens that are refused although they are well signed; may change at any time.
 
     Raises:
         StartupError: If the port cannot be bound.
     """
-    verifier = TokenVerifier(settings.signing_key.get_secret_value())
+    verifier = TokenVerifier(settings.signing_key.get_secret_value(), revoked=revoked)
     edge = RpcEdge(Authenticator(verifier=verifier, policy=policy, dev_mode=settings.dev_mode))
     server = grpc.aio.server(
         interceptors=[edge],

@@ -1,24 +1,29 @@
 """Tokens: signed statements of who calls. One signing key per deployment; JWT (RFC 7519) with HS256.
 
 An attempt key is a token too: it names one attempt and its lease, and is all that an agent ever holds.
+
+Every token is bound to one project, or to all of them (`projects/*`); no role reaches further than its token.
 """
 
 import base64
 import hmac
 import json
+import secrets
 import time
 from collections import OrderedDict
+from collections.abc import Container
 from dataclasses import dataclass
 from enum import StrEnum
 
 import jwt
 
 from fulmen.errors import TokenInvalid
-from fulmen.ids import DEFAULT_PROJECT, AttemptName, parse_attempt_name
+from fulmen.ids import ALL_PROJECTS, DEFAULT_PROJECT, AttemptName, parse_attempt_name
 
 _ISSUER = "fulmen"
 _ALGORITHM = "HS256"
 _CACHE_SIZE = 8192
+_TOKEN_ID_BYTES = 16
 
 
 class Role(StrEnum):
@@ -27,7 +32,8 @@ class Role(StrEnum):
     ADMIN = "admin"
     SERVICE = "service"  # the proxy, the algorithm service
     RUNNER = "runner"
-    CLIENT = "client"  # people and tools, bound to one project
+    CLIENT = "client"  # people and tools
+    READER = "reader"  # people and tools that only look
     ATTEMPT = "attempt"  # an agent, bound to one attempt
 
 
@@ -37,16 +43,32 @@ class Caller:
 
     role: Role
     subject: str = ""
-    project: str = DEFAULT_PROJECT
+    project: str = DEFAULT_PROJECT  # `projects/{project}`, or `projects/*`
+    token_id: str = ""  # empty for attempt keys, which end with their lease
     # Of an attempt key only:
     attempt: AttemptName | None = None
     epoch: int = 0
     lease_id: str = ""
     mode: str = ""  # train, validation or test
 
+    @property
+    def own_project(self) -> str:
+        """The project that is meant when a request names none: the token's, or the default one."""
+        return DEFAULT_PROJECT if self.project == ALL_PROJECTS else self.project
+
     def may_access(self, project: str) -> bool:
-        """Tells whether the caller may see a project: clients and attempts only their own."""
-        return self.role not in (Role.CLIENT, Role.ATTEMPT) or self.project == project
+        """Tells whether the caller may see a project: the token's own, or any with a token for all projects."""
+        return self.project in (ALL_PROJECTS, project)
+
+
+def usual_project(role: Role) -> str:
+    """Returns what a token of a role is bound to unless somebody decides: services serve all projects, people one."""
+    return DEFAULT_PROJECT if role in (Role.CLIENT, Role.READER) else ALL_PROJECTS
+
+
+def new_token_id() -> str:
+    """Mints the id of a token: 22 characters of base64url, no secret."""
+    return secrets.token_urlsafe(_TOKEN_ID_BYTES)
 
 
 class TokenSigner:
@@ -55,11 +77,24 @@ class TokenSigner:
     def __init__(self, signing_key: str) -> None:
         self._key_bytes = signing_key.encode()
 
-    def issue(self, role: Role, *, subject: str, ttl_s: float, project: str = DEFAULT_PROJECT) -> str:
-        """Makes a token of a role other than ATTEMPT, valid for `ttl_s` seconds."""
+    def issue(self, role: Role, *, subject: str, ttl_s: float, project: str | None = None, token_id: str = "") -> str:
+        """Makes a token of a role other than ATTEMPT.
+
+        Args:
+            role: What it may do.
+            subject: Who it is for; shows up in logs.
+            ttl_s: How long it is valid, in seconds.
+            project: What it is bound to; None: `usual_project(role)`.
+            token_id: Its id, by which it can be revoked; empty: a new one.
+        """
         if role is Role.ATTEMPT:
             raise ValueError("an attempt key is made by attempt_key()")
-        return self._sign({"role": role.value, "sub": subject, "prj": project}, ttl_s)
+        claims: dict[str, object] = {
+            "role": role.value,
+            "sub": subject,
+            "prj": usual_project(role) if project is None else project,
+        }
+        return self._sign(claims | {"jti": token_id or new_token_id()}, ttl_s)
 
     def attempt_key(
         self, attempt: AttemptName, *, project: str, lease_id: str, epoch: int, mode: str, ttl_s: float
@@ -86,20 +121,33 @@ class TokenSigner:
 class TokenVerifier:
     """Checks tokens. Tokens that were good are remembered until they expire, since an agent calls many times."""
 
-    def __init__(self, signing_key: str) -> None:
+    def __init__(self, signing_key: str, *, revoked: Container[str] = frozenset()) -> None:
+        """Takes the deployment's key and the ids of revoked tokens, which may change at any time."""
         self._key = signing_key
+        self._revoked = revoked
         self._known: OrderedDict[str, tuple[float, Caller]] = OrderedDict()
 
     def verify(self, token: str) -> Caller:
         """Returns who the token is of.
 
         Raises:
-            TokenInvalid: If it is missing, malformed, expired or signed with another key; the text says which.
+            TokenInvalid: If it is missing, malformed, expired, revoked or signed with another key; the text says which.
         """
-        now = time.time()
         known = self._known.get(token)
-        if known is not None and known[0] > now:
-            return known[1]
+        caller = known[1] if known is not None and known[0] > time.time() else self._read(token)
+        self.check(caller)
+        return caller
+
+    def check(self, caller: Caller) -> None:
+        """Checks that the token of a caller was not revoked since it was verified.
+
+        Raises:
+            TokenInvalid: If it was.
+        """
+        if caller.token_id and caller.token_id in self._revoked:
+            raise TokenInvalid("The token was revoked.")
+
+    def _read(self, token: str) -> Caller:
         if not token:
             raise TokenInvalid("A token is needed: send `authorization: Bearer <token>`.")
         try:
@@ -132,7 +180,7 @@ def _caller(claims: dict[str, object]) -> Caller:
         raise TokenInvalid("The token has a role that this version does not know.") from None
     subject, project = str(claims.get("sub", "")), str(claims.get("prj", DEFAULT_PROJECT))
     if role is not Role.ATTEMPT:
-        return Caller(role=role, subject=subject, project=project)
+        return Caller(role=role, subject=subject, project=project, token_id=str(claims.get("jti", "")))
     return Caller(
         role=role,
         subject=subject,

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from fulmen.errors import ArgumentInvalid, Violation
 
 DEFAULT_PROJECT = "projects/default"
+# What a token is bound to that reaches every project.
+ALL_PROJECTS = "projects/*"
 
 _ATTEMPT = re.compile(r"rollouts/([0-9a-f-]{36})/attempts/([1-9][0-9]{0,8})")
 _ROLLOUT = re.compile(r"rollouts/([0-9a-f-]{36})")

@@ -25,7 +25,9 @@ from fulmen_algorithm.persistence.state_folder import StateFolder
 from fulmen_algorithm.settings import AlgorithmServiceSettings
 from fulmen_algorithm.transport.training_runs import TrainingRunServicer
 from fulmen_service_kit.auth import RolePolicy
+from fulmen_service_kit.lifecycle import Role as BackgroundRole
 from fulmen_service_kit.lifecycle import ServiceParts
+from fulmen_service_kit.revocation import RevocationFollower, RevokedTokens, revoked_at_store
 from fulmen_service_kit.server import build_server
 from fulmen_service_kit.settings import ServiceSettings
 from fulmen_service_kit.tokens import Role, TokenSigner
@@ -33,6 +35,11 @@ from fulmen_service_kit.tokens import Role, TokenSigner
 TRAINING_RUN_SERVICE = "fulmen.algorithm.v1.TrainingRunService"
 SERVICE_TOKEN_TTL_S = 365 * 86400.0
 ENGINE_KEY_NAME = "engine"
+READS = ("GetTrainingRun", "ListTrainingRuns", "WatchTrainingRun", "ListCheckpoints", "GetTrainingRunReport")
+POLICY = RolePolicy(
+    services={TRAINING_RUN_SERVICE: frozenset({Role.CLIENT, Role.SERVICE})},
+    rpcs={f"/{TRAINING_RUN_SERVICE}/{rpc}": frozenset({Role.CLIENT, Role.SERVICE, Role.READER}) for rpc in READS},
+)
 
 
 async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServiceParts:
@@ -82,18 +89,25 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     def register(server: grpc.aio.Server) -> None:
         add_TrainingRunServiceServicer_to_server(servicer, server)
 
+    revoked = RevokedTokens()
     server = build_server(
         settings,
-        policy=RolePolicy(services={TRAINING_RUN_SERVICE: frozenset({Role.CLIENT, Role.SERVICE})}, rpcs={}),
+        policy=POLICY,
         service_names=(TRAINING_RUN_SERVICE,),
         register=register,
+        revoked=revoked,
     )
 
     async def drain() -> None:
         servicer.drain()
         await worker.drain()
 
-    return ServiceParts(server=server, roles={"run_worker": worker, "engine_supervisor": supervisor}, drain=drain)
+    roles: dict[str, BackgroundRole] = {
+        "run_worker": worker,
+        "engine_supervisor": supervisor,
+        "revocations": RevocationFollower(revoked=revoked, fetch=revoked_at_store(store)),
+    }
+    return ServiceParts(server=server, roles=roles, drain=drain)
 
 
 def _connections(settings: AlgorithmServiceSettings, store: FulmenChannel, supervisor: EngineSupervisor) -> Connections:

@@ -40,6 +40,7 @@ from fulmen_llm_proxy.transport.route_servicer import RouteServicer
 from fulmen_service_kit.auth import RolePolicy
 from fulmen_service_kit.lifecycle import Role as BackgroundRole
 from fulmen_service_kit.lifecycle import ServiceParts
+from fulmen_service_kit.revocation import RevocationFollower, RevokedTokens, revoked_at_store
 from fulmen_service_kit.server import RpcServer, build_server
 from fulmen_service_kit.settings import ServiceSettings
 from fulmen_service_kit.tokens import Role, TokenVerifier
@@ -91,6 +92,7 @@ class _Shared:
     states: BackendStates
     ledger: AttemptLedger
     queue: CaptureQueue
+    revoked: RevokedTokens
 
 
 async def build_proxy(
@@ -108,6 +110,7 @@ async def build_proxy(
         states=BackendStates(recheck_s=settings.recheck_s, wall_clock=time.time),
         ledger=AttemptLedger(keep_s=settings.summary_keep_s, clock=time.monotonic),
         queue=CaptureQueue(max_bytes=settings.capture_buffer_bytes),
+        revoked=RevokedTokens(),
     )
     http = _http_server(settings, shared, stack)
     draining = asyncio.Event()
@@ -146,7 +149,8 @@ def _http_server(settings: LlmProxySettings, shared: _Shared, stack: AsyncExitSt
         metrics=shared.metrics,
     )
     authenticator = HttpAuthenticator(
-        verifier=TokenVerifier(settings.signing_key.get_secret_value()), dev_mode=settings.dev_mode
+        verifier=TokenVerifier(settings.signing_key.get_secret_value(), revoked=shared.revoked),
+        dev_mode=settings.dev_mode,
     )
     door = Door(authenticator=authenticator, chat=chat, tables=shared.tables, registry=shared.metrics.registry)
     http = HttpServer(door=door, listener=bind(settings.host, settings.http_port), grace_s=settings.drain_grace_s)
@@ -175,7 +179,7 @@ def _rpc_server(settings: LlmProxySettings, shared: _Shared, draining: asyncio.E
         unserved = completion_service_pb2_grpc.CompletionServiceServicer()
         completion_service_pb2_grpc.add_CompletionServiceServicer_to_server(unserved, server)
 
-    return build_server(settings, policy=_POLICY, service_names=_SERVICES, register=register)
+    return build_server(settings, policy=_POLICY, service_names=_SERVICES, register=register, revoked=shared.revoked)
 
 
 def _roles(settings: LlmProxySettings, shared: _Shared) -> dict[str, BackgroundRole]:
@@ -195,7 +199,8 @@ def _roles(settings: LlmProxySettings, shared: _Shared) -> dict[str, BackgroundR
         retry=_STORE_RETRY,
         metrics=shared.metrics,
     )
-    return {"route-watch": watch, "span-shipper": shipper}
+    revocations = RevocationFollower(revoked=shared.revoked, fetch=revoked_at_store(shared.channel))
+    return {"route-watch": watch, "span-shipper": shipper, "revocations": revocations}
 
 
 def _limits(settings: LlmProxySettings) -> ChatLimits:

@@ -9,15 +9,14 @@ from __future__ import annotations
 import importlib
 from typing import Final
 
-from fulmen.ids import DEFAULT_PROJECT
 from fulmen.local.errors import ExtraMissingError
 
 __all__ = ["ROLES", "issue_token"]
 
-ROLES: Final = ("admin", "service", "runner", "client")
+ROLES: Final = ("admin", "service", "runner", "client", "reader")
 
 
-def issue_token(signing_key: str, role: str, *, subject: str, ttl_s: float, project: str = DEFAULT_PROJECT) -> str:
+def issue_token(signing_key: str, role: str, *, subject: str, ttl_s: float, project: str | None = None) -> str:
     """Signs a token.
 
     Args:
@@ -25,7 +24,8 @@ def issue_token(signing_key: str, role: str, *, subject: str, ttl_s: float, proj
         role: one of `ROLES`.
         subject: who it is for; shows up in logs.
         ttl_s: how long it is good, in seconds.
-        project: the project that a client token is bound to.
+        project: what the token is bound to, `projects/*` for all; None: all for admin, service and runner, the default
+            project for client and reader.
 
     Raises:
         ExtraMissingError: if the service kit is not installed.

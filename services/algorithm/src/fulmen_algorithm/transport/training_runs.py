@@ -8,8 +8,15 @@ import grpc.aio
 
 from fulmen.algorithm.v1 import training_run_service_pb2 as pb
 from fulmen.algorithm.v1.training_run_service_pb2_grpc import TrainingRunServiceServicer
-from fulmen.errors import ArgumentInvalid, Draining, NotYetServed, PageTokenInvalid, PermissionDenied, Violation
-from fulmen.ids import DEFAULT_PROJECT
+from fulmen.errors import (
+    ArgumentInvalid,
+    Draining,
+    NotYetServed,
+    PageTokenInvalid,
+    PermissionDenied,
+    TrainingRunNotFound,
+    Violation,
+)
 from fulmen_algorithm.domain.algorithm import Registry
 from fulmen_algorithm.domain.creation import checked_run
 from fulmen_algorithm.domain.events import Clock
@@ -57,6 +64,7 @@ class TrainingRunServicer(TrainingRunServiceServicer):
         self, request: pb.CreateTrainingRunRequest, context: grpc.aio.ServicerContext
     ) -> pb.CreateTrainingRunResponse:
         """Creates a run."""
+        request.training_run.project = request.training_run.project or current_caller().own_project
         draft = encode.draft(request.training_run, request.request_id)
         _check_project(draft.project)
         # One at a time, so that two equal requests do not both find nothing.
@@ -79,7 +87,7 @@ class TrainingRunServicer(TrainingRunServiceServicer):
         self, request: pb.ListTrainingRunsRequest, context: grpc.aio.ServicerContext
     ) -> pb.ListTrainingRunsResponse:
         """Lists runs, newest first."""
-        project = request.project or DEFAULT_PROJECT
+        project = request.project or current_caller().own_project
         _check_project(project)
         page, token = _page(self._runs.newest_first(project), request.page_size, request.page_token)
         return pb.ListTrainingRunsResponse(
@@ -158,8 +166,10 @@ class TrainingRunServicer(TrainingRunServiceServicer):
         return pb.GetTrainingRunReportResponse(markdown=made.markdown, curve_png=made.curve_png)
 
     def _entry(self, name: str) -> Entry:
+        """Returns a run that the caller may see; any other is as if it did not exist."""
         entry = self._runs.entry(name)
-        _check_project(entry.run.project)
+        if not current_caller().may_access(entry.run.project):
+            raise TrainingRunNotFound("There is no such training run.", training_run=name[:128])
         return entry
 
 

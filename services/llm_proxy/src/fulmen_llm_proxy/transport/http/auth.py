@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fulmen.errors import PermissionDenied, TokenInvalid
+from fulmen.ids import ALL_PROJECTS
 from fulmen_llm_proxy.domain.call import Attribution
 from fulmen_llm_proxy.transport.http.wire import Scope, header
 from fulmen_service_kit.tokens import Caller, Role, TokenVerifier
@@ -26,7 +27,7 @@ class HttpAuthenticator:
         """
         token = _token(scope)
         if not token and self._dev_mode:
-            return Caller(role=Role.ADMIN, subject="dev_mode")
+            return Caller(role=Role.ADMIN, subject="dev_mode", project=ALL_PROJECTS)
         caller = self._verifier.verify(token)
         if caller.role not in _MAY_CALL:
             raise PermissionDenied(f"A token of role {caller.role} may not call models.", role=caller.role)
