@@ -1,0 +1,16 @@
+-- The table has a handful of rows. Both parts of a renewal see it as it was before: the caller's own row is left out of
+-- the answer, and rows that are long over are removed by whoever comes first.
+
+-- name: renew_replica
+with me as (
+    insert into replica (id, address, runner_count, lease_until)
+    values ($1, $2, $3, now() + $4 * interval '1 second')
+    on conflict (id) do update set
+        address = excluded.address, runner_count = excluded.runner_count, lease_until = excluded.lease_until
+), forgotten as (
+    delete from replica r where r.lease_until < now() - interval '1 hour' and r.id <> $1
+)
+select r.id, r.address, r.runner_count from replica r where r.lease_until > now() and r.id <> $1 order by r.id;
+
+-- name: remove_replica
+delete from replica r where r.id = $1;
