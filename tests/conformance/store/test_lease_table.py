@@ -47,7 +47,7 @@ async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
     rollouts, sessions = PgRollouts(database), PgSessions(database)
 
     async def add(items: Sequence[ReadyItem]) -> None:
-        await rollouts.create([_new(item) for item in items])
+        await rollouts.create([_new(item) for item in items], [None] * len(items))
 
     async def open_session() -> UUID:
         session_id = uuid7()

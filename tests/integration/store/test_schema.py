@@ -121,6 +121,7 @@ async def test_a_database_that_is_not_there_is_unavailable() -> None:
 async def _explain(connection: Any, name: str, ids: list[UUID]) -> str:
     count = len(ids)
     rest: dict[str, list[str]] = {
+        "cancel_rollouts": ["30"],
         "claim_rollouts": [_repeated("01900000-0000-7000-8000-000000000000", count)],
         "end_attempts": [
             _repeated("01900000-0000-7000-8000-000000000000", count),

@@ -161,7 +161,7 @@ def _wire_domain(tables: _Tables, settings: StoreSettings) -> _Domain:
         dispatcher=dispatcher,
         rollouts=Rollouts(
             table=tables.rollouts,
-            offer=dispatcher.offer,
+            dispatcher=dispatcher,
             finished=finished,
             tell=seats.tell_each,
             new_id=uuid7,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 from uuid import UUID
 
@@ -77,6 +77,8 @@ class Dispatcher:
         self._more: set[int] = set()
         self._wake = asyncio.Event()
         self._next_poll = 0.0
+        # Whether nothing that waits here could be handed to a runner that waits here.
+        self._settled = False
 
     def __len__(self) -> int:
         """Counts the items known to this replica, ready and delayed."""
@@ -95,11 +97,49 @@ class Dispatcher:
                 self._ready.push(item)
             else:
                 self._more.add(item.project_id)
+            self._settled = False
+        self._wake.set()
+
+    def match_new(self, items: Iterable[ReadyItem]) -> dict[UUID, Seat]:
+        """Finds runners that wait for work that is about to be created, by rollout.
+
+        Nothing is matched while other work could go first. Each match has used a credit: it must be passed on to
+        `deliver_new`, `unmatch` or `doubt`.
+        """
+        matches: dict[UUID, Seat] = {}
+        if not self._settled:
+            return matches
+        for item in items:
+            if item.rollout_id in matches:
+                continue
+            seat = self._seats.next_for(item)
+            if seat is not None:
+                seat.credit -= 1
+                matches[item.rollout_id] = seat
+        return matches
+
+    def deliver_new(self, matches: Mapping[UUID, Seat], grants: Iterable[Grant]) -> None:
+        """Hands out the leases that were created; the credit of the other matches is given back."""
+        granted = {grant.rollout_id: grant for grant in grants}
+        self._deliver([(rollout_id, seat) for rollout_id, seat in matches.items()], granted)
+
+    def unmatch(self, matches: Mapping[UUID, Seat]) -> None:
+        """Gives the credit of matches back, of which nothing was created."""
+        for seat in matches.values():
+            _give_back(seat)
+
+    def doubt(self, matches: Mapping[UUID, Seat]) -> None:
+        """Takes note of matches of which it is not known whether they were created; no runner is told of them."""
+        for rollout_id, seat in matches.items():
+            self._doubtful[rollout_id] = seat.session_id
+            _give_back(seat)
         self._wake.set()
 
     def add_credit(self, seat: Seat, count: int) -> None:
         """Adds credit to a seat and wakes the dispatcher."""
         seat.credit += count
+        # Work that waited for this runner goes before work that is new.
+        self._settled = self._settled and not len(self._ready)
         self._wake.set()
 
     async def run(self) -> None:
@@ -120,6 +160,7 @@ class Dispatcher:
         if self._clock() >= self._next_poll or self._running_low():
             await self._refill()
         choices = self._match()
+        self._settled = not choices
         if choices:
             await self._claim(choices)
             return
@@ -165,7 +206,9 @@ class Dispatcher:
                 self._ready.push(item)
                 _give_back(seat)
             raise
-        self._deliver(choices, {grant.rollout_id: grant for grant in grants})
+        self._deliver(
+            [(item.rollout_id, seat) for item, seat in choices], {grant.rollout_id: grant for grant in grants}
+        )
         if self._meter is not None:
             self._meter.dispatched(len(grants), self._clock() - matched)
 
@@ -177,10 +220,10 @@ class Dispatcher:
         if unknown:
             self._undelivered([released(lease.rollout_id, lease.session_id, lease.epoch) for lease in unknown])
 
-    def _deliver(self, choices: list[tuple[ReadyItem, Seat]], granted: dict[UUID, Grant]) -> None:
+    def _deliver(self, choices: Iterable[tuple[UUID, Seat]], granted: Mapping[UUID, Grant]) -> None:
         per_seat: dict[Seat, list[Grant]] = {}
-        for item, seat in choices:
-            grant = granted.get(item.rollout_id)
+        for rollout_id, seat in choices:
+            grant = granted.get(rollout_id)
             if grant is None:
                 _give_back(seat)
             else:

@@ -6,16 +6,18 @@ Invariant: creation is idempotent twice over, by the caller's rollout ids and by
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final, Protocol
 from uuid import UUID
 
-from fulmen.errors import DatabaseUnavailable, RolloutExists, RolloutNotFound, RolloutStateInvalid
+from fulmen.errors import DatabaseUnavailable, FulmenError, RolloutExists, RolloutNotFound, RolloutStateInvalid
 from fulmen.ids import rollout_name
+from fulmen_store.domain.dispatcher import Dispatcher
 from fulmen_store.domain.fair_queue import ReadyItem
 from fulmen_store.domain.group_commit import GroupCommitter
+from fulmen_store.domain.leases import Grant
 from fulmen_store.domain.rollout_requests import NewRollout, check_rollouts
 from fulmen_store.domain.seats import CancelAsked, Notice
 from fulmen_store.domain.transitions import FINAL_STATES, FailureKind, RetryPolicy, RolloutState
@@ -125,8 +127,13 @@ class RolloutTable(Protocol):
         """Returns the number of a name that many rollouts share; a new name is recorded."""
         ...
 
-    async def create(self, items: Sequence[NewItem]) -> set[UUID]:
-        """Creates those that do not exist, in one commit; returns their ids."""
+    async def create(self, items: Sequence[NewItem], sessions: Sequence[UUID | None]) -> set[UUID]:
+        """Creates those that do not exist, in one commit; returns their ids.
+
+        Args:
+            items: the rows.
+            sessions: for each row the runner session that gets its first lease in the same commit, or None.
+        """
         ...
 
     async def stored(self, rollout_ids: Sequence[UUID]) -> dict[UUID, tuple[int, bytes]]:
@@ -141,8 +148,11 @@ class RolloutTable(Protocol):
         """Returns rollouts of a training run that are neither final nor asked to stop."""
         ...
 
-    async def cancel(self, rollout_ids: Sequence[UUID]) -> list[Cancelled]:
-        """Cancels waiting rollouts and marks running ones, in one commit; a row that just changed is left out."""
+    async def cancel(self, rollout_ids: Sequence[UUID], *, grace_s: float) -> list[Cancelled]:
+        """Cancels waiting rollouts and marks running ones, in one commit; a row that just changed is left out.
+
+        A marked one is ended when its runner reports, and by the store after `grace_s` seconds at the latest.
+        """
         ...
 
     async def log_request(self, project_id: int, method: str, request_id: str, result: bytes) -> bytes:
@@ -157,30 +167,33 @@ class Rollouts:
         self,
         *,
         table: RolloutTable,
-        offer: Callable[[Sequence[tuple[ReadyItem, float]]], None],
+        dispatcher: Dispatcher,
         finished: Callable[[frozenset[int]], None],
         tell: Callable[[Sequence[tuple[UUID, Notice]]], None],
         new_id: Callable[[], UUID],
         now: Callable[[], datetime.datetime],
+        cancel_grace_s: float = 30.0,
         observe_batch: Callable[[str, int], None] = lambda _name, _rows: None,
     ) -> None:
         """Wires the use cases.
 
         Args:
             table: where rollouts live.
-            offer: told which items wait, each with its delay in seconds.
+            dispatcher: finds runners for what is new, and is told what has to wait.
             finished: told the projects in which rollouts became final.
             tell: passes notices on to runner sessions.
             new_id: mints UUIDv7s.
             now: the clock, in UTC.
+            cancel_grace_s: how long a runner has to stop a cancelled attempt, seconds.
             observe_batch: told the size of every commit.
         """
         self._table = table
-        self._offer = offer
+        self._dispatcher = dispatcher
         self._finished = finished
         self._tell = tell
         self._new_id = new_id
         self._now = now
+        self._cancel_grace_s = cancel_grace_s
         self.creations: GroupCommitter[NewItem, bool] = GroupCommitter(
             "create_rollouts", self._create, observe_batch=observe_batch
         )
@@ -221,7 +234,7 @@ class Rollouts:
         pending = set(rollout_ids)
         cancelled = cancelling = 0
         for _ in range(MAX_CANCEL_ROUNDS):
-            done = await self._table.cancel(list(pending))
+            done = await self._table.cancel(list(pending), grace_s=self._cancel_grace_s)
             self._announce_cancelled(done)
             cancelled += sum(one.session_id is None for one in done)
             cancelling += sum(one.session_id is not None for one in done)
@@ -310,22 +323,22 @@ class Rollouts:
         return [item for item in items if item.rollout_id not in stored]
 
     async def _create(self, items: Sequence[NewItem]) -> list[bool]:
-        created = await self._table.create(items)
         now = self._now()
-        self._offer(
-            [
-                (
-                    ReadyItem(
-                        rollout_id=item.rollout_id,
-                        project_id=item.project_id,
-                        rank=item.rank,
-                        labels=frozenset(item.labels),
-                    ),
-                    (item.not_before - now).total_seconds() if item.not_before is not None else 0.0,
-                )
-                for item in items
-                if item.rollout_id in created
-            ]
+        waiting = [(_ready(item), _delay_s(item, now)) for item in items]
+        # A runner that waits gets the rollout in the commit that creates it.
+        matches = self._dispatcher.match_new([ready for ready, delay_s in waiting if delay_s <= 0])
+        sessions = [matches[item.rollout_id].session_id if item.rollout_id in matches else None for item in items]
+        try:
+            created = await self._table.create(items, sessions)
+        except DatabaseUnavailable:
+            self._dispatcher.doubt(matches)
+            raise
+        except FulmenError:
+            self._dispatcher.unmatch(matches)
+            raise
+        self._dispatcher.deliver_new(matches, _first_grants(items, sessions, created))
+        self._dispatcher.offer(
+            [one for one in waiting if one[0].rollout_id in created and one[0].rollout_id not in matches]
         )
         # Of two callers that named the same rollout in one commit, the first created it.
         answers = []
@@ -349,3 +362,21 @@ class Rollouts:
 
 def _with_id(item: NewItem, rollout_id: UUID) -> NewItem:
     return item if item.rollout_id == rollout_id else replace(item, rollout_id=rollout_id)
+
+
+def _ready(item: NewItem) -> ReadyItem:
+    return ReadyItem(
+        rollout_id=item.rollout_id, project_id=item.project_id, rank=item.rank, labels=frozenset(item.labels)
+    )
+
+
+def _delay_s(item: NewItem, now: datetime.datetime) -> float:
+    return (item.not_before - now).total_seconds() if item.not_before is not None else 0.0
+
+
+def _first_grants(items: Sequence[NewItem], sessions: Sequence[UUID | None], created: Set[UUID]) -> list[Grant]:
+    return [
+        Grant(rollout_id=item.rollout_id, session_id=session, epoch=1, project_id=item.project_id, request=item.request)
+        for item, session in zip(items, sessions, strict=True)
+        if session is not None and item.rollout_id in created
+    ]

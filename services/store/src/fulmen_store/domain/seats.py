@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 from uuid import UUID
 
 from fulmen.errors import FulmenError
+from fulmen_store.domain.fair_queue import ReadyItem
 from fulmen_store.domain.leases import CompletionStatus, Grant
 
 __all__ = [
@@ -149,6 +150,10 @@ class Seat:
     outbox: Outbox = field(default_factory=lambda: Outbox())
     leases: dict[UUID, int] = field(default_factory=dict)
 
+    def qualifies(self, item: ReadyItem) -> bool:
+        """Tells whether the runner may run an item."""
+        return item.labels <= self.labels and (self.projects is None or item.project_id in self.projects)
+
     def tell(self, notice: Notice) -> None:
         """Queues a notice for the runner."""
         self.outbox.put(notice)
@@ -195,6 +200,18 @@ class Seats:
         waiting = [seat for seat in self._turns if seat.credit > 0]
         self._turns.rotate(-1)
         return waiting
+
+    def next_for(self, item: ReadyItem) -> Seat | None:
+        """Returns the seat whose turn it is among those that take work and qualify for an item."""
+        for _ in range(len(self._turns)):
+            seat = self._turns[0]
+            if seat.closed:
+                self._turns.popleft()
+                continue
+            self._turns.rotate(-1)
+            if seat.credit > 0 and seat.qualifies(item):
+                return seat
+        return None
 
     def open_credit(self) -> int:
         """Sums the unused credit."""

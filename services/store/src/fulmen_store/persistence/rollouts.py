@@ -87,19 +87,19 @@ class PgRollouts:
                 self._names.popitem(last=False)
         return known
 
-    async def create(self, items: Sequence[NewItem]) -> set[UUID]:
-        """Creates those that do not exist, in one commit; returns their ids."""
+    async def create(self, items: Sequence[NewItem], sessions: Sequence[UUID | None]) -> set[UUID]:
+        """Creates those that do not exist, each with its lease if it has a session, in one commit."""
         rows = [
             (
                 item.rollout_id, item.project_id, item.run_id, item.group_key, item.group_size, item.rank,
                 item.not_before, item.policy.max_attempts, item.policy.retry_mask, item.policy.backoff_ms,
                 LABEL_SEPARATOR.join(item.labels), item.request, item.mode, item.group_id, item.task_type, item.agent,
-                item.deadline, item.timeout_ms,
+                item.deadline, item.timeout_ms, session,
             )
-            for item in items
+            for item, session in zip(items, sessions, strict=True)
         ]  # fmt: skip
         hedged = [item.rollout_id for item in items if item.hedged]
-        return {row["id"] for row in await self._database.fetch("create_rollouts", *columns(rows, 18), hedged)}
+        return {row["id"] for row in await self._database.fetch("create_rollouts", *columns(rows, 19), hedged)}
 
     async def stored(self, rollout_ids: Sequence[UUID]) -> dict[UUID, tuple[int, bytes]]:
         """Returns project and request of those rollouts that exist."""
@@ -143,11 +143,11 @@ class PgRollouts:
         """Returns rollouts of a training run that are neither final nor asked to stop."""
         return [row["id"] for row in await self._database.fetch("live_rollouts_of_run", project_id, run_id, limit)]
 
-    async def cancel(self, rollout_ids: Sequence[UUID]) -> list[Cancelled]:
-        """Cancels waiting rollouts and marks running ones, in one commit."""
+    async def cancel(self, rollout_ids: Sequence[UUID], *, grace_s: float) -> list[Cancelled]:
+        """Cancels waiting rollouts and marks running ones, in one commit; their runners have the grace to stop."""
         return [
             Cancelled(rollout_id=row["id"], project_id=row["project_id"], session_id=row["session"], epoch=row["epoch"])
-            for row in await self._database.fetch("cancel_rollouts", sorted(rollout_ids))
+            for row in await self._database.fetch("cancel_rollouts", sorted(rollout_ids), grace_s)
         ]
 
     async def stats(self, project_id: int, run_id: int | None) -> QueueStats:

@@ -22,25 +22,25 @@ select id from training_run where project_id = $1 and name = $2;
 with r as (
     insert into rollout (
         id, project_id, run_id, group_key, group_size, rank, run_at, max_attempts, retry_mask, backoff_ms, labels,
-        request, mode, group_id, task_type, agent, deadline, timeout_ms
+        request, mode, group_id, task_type, agent, deadline, timeout_ms, matched
     )
     select
         x.id, x.project_id, x.run_id, x.group_key, x.group_size, x.rank,
         coalesce(x.run_at, now()), x.max_attempts, x.retry_mask, x.backoff_ms,
         case when x.labels = '' then null else string_to_array(x.labels, e'\x1f') end, x.request,
-        x.mode, nullif(x.group_id, ''), x.task_type, x.agent, x.deadline, x.timeout_ms
+        x.mode, nullif(x.group_id, ''), x.task_type, x.agent, x.deadline, x.timeout_ms, x.matched
     from unnest(
         $1::uuid[], $2::int[], $3::int[], $4::uuid[], $5::smallint[], $6::smallint[], $7::timestamptz[],
         $8::smallint[], $9::int[], $10::int[], $11::text[], $12::bytea[], $13::smallint[], $14::text[], $15::int[],
-        $16::int[], $17::timestamptz[], $18::int[]
+        $16::int[], $17::timestamptz[], $18::int[], $19::uuid[]
     ) as x (
         id, project_id, run_id, group_key, group_size, rank, run_at, max_attempts, retry_mask, backoff_ms, labels,
-        request, mode, group_id, task_type, agent, deadline, timeout_ms
+        request, mode, group_id, task_type, agent, deadline, timeout_ms, matched
     )
     on conflict do nothing
     returning
         id, project_id, run_id, group_key, group_size, rank, run_at, max_attempts, retry_mask, backoff_ms, labels,
-        task_type, agent, deadline, timeout_ms
+        task_type, agent, deadline, timeout_ms, matched
 ), g as (
     insert into rollout_group as old (group_key, size, created)
     select r.group_key, max(r.group_size), count(*) from r where r.group_key is not null group by r.group_key
@@ -51,11 +51,12 @@ with r as (
 )
 insert into item (
     id, project_id, run_id, group_key, group_size, rank, run_at, max_attempts, retry_mask, backoff_ms, labels,
-    task_type, agent, deadline, timeout_ms, hedged
+    task_type, agent, deadline, timeout_ms, session, leased_at, epoch, hedged
 )
 select
     r.id, r.project_id, r.run_id, r.group_key, r.group_size, r.rank, r.run_at, r.max_attempts, r.retry_mask,
-    r.backoff_ms, r.labels, r.task_type, r.agent, r.deadline, r.timeout_ms, r.id = any ($19::uuid[])
+    r.backoff_ms, r.labels, r.task_type, r.agent, r.deadline, r.timeout_ms, r.matched,
+    case when r.matched is not null then now() end, (r.matched is not null)::int, r.id = any ($20::uuid[])
 from r
 returning id;
 
@@ -147,7 +148,9 @@ with k as (
     insert into rollout_end (rollout_id, project_id, run_id, group_key, group_size, state, failure_kind)
     select d.id, d.project_id, d.run_id, d.group_key, d.group_size, 6, 6 from d
 ), u as (
-    update item i set cancel_requested = true from k where i.ctid = k.c and k.session is not null
+    update item i set
+        cancel_requested = true, cancel_by = coalesce(i.cancel_by, now() + $2::float8 * interval '1 second')
+    from k where i.ctid = k.c and k.session is not null
     returning i.id, i.session, i.epoch, i.project_id
 )
 select d.id, null::uuid as session, 0 as epoch, d.project_id from d
