@@ -7,6 +7,7 @@ who gets a rollout is decided by the compare-and-set of its row.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -128,11 +129,9 @@ class MembershipRenewer:
         """Renews until it is cancelled."""
         pace = Pace(self._interval_s)
         while True:
-            try:
+            # Without the database the others are taken to live on: they lost the same one.
+            with contextlib.suppress(DatabaseUnavailable):
                 await self.renew_once()
-            except DatabaseUnavailable:
-                # The others are taken to live on: they lost the same database.
-                pass
             await pace.next()
 
     async def renew_once(self) -> None:

@@ -20,13 +20,15 @@ class Wakeups:
         self._waiting: dict[Hashable, set[asyncio.Event]] = {}
 
     def count(self, key: Hashable) -> int:
-        """Returns how often a key was announced; take it before looking, then wait for a change."""
-        return self._counts.get(key, 0)
+        """Returns how often a key was announced since it was first asked for; take it before looking, then wait."""
+        return self._counts.setdefault(key, 0)
 
     def announce(self, keys: Iterable[Hashable]) -> None:
-        """Wakes everybody who waits for one of these keys."""
+        """Wakes everybody who waits for one of these keys; keys that nobody has asked for are not remembered."""
         for key in keys:
-            self._counts[key] = self._counts.get(key, 0) + 1
+            if key not in self._counts:
+                continue
+            self._counts[key] += 1
             for event in self._waiting.get(key, ()):
                 event.set()
 

@@ -1,0 +1,1 @@
+"""What the store calls: the other replicas."""

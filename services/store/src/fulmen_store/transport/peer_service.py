@@ -1,0 +1,61 @@
+"""`PeerService` over gRPC: what other replicas of this store say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from uuid import UUID
+
+import grpc.aio
+
+from fulmen.errors import ArgumentInvalid, Violation
+from fulmen.ids import parse_attempt_name
+from fulmen.store.v1 import peer_service_pb2 as pb
+from fulmen.store.v1 import peer_service_pb2_grpc
+from fulmen_store.domain.peers import MAX_CANCELS, CancelHint, News, NewsListener
+
+__all__ = ["PeerService"]
+
+MAX_PROJECTS = 10_000
+
+
+class PeerService(peer_service_pb2_grpc.PeerServiceServicer):
+    """Hears the news of other replicas."""
+
+    def __init__(self, listener: NewsListener) -> None:
+        """Takes the use case."""
+        self._listener = listener
+
+    async def Notify(self, request: pb.NotifyRequest, context: grpc.aio.ServicerContext) -> pb.NotifyResponse:
+        """Acts on news."""
+        for field in ("ready_projects", "finished_projects", "resource_projects"):
+            _check_length(field, getattr(request, field), MAX_PROJECTS)
+        _check_length("cancels", request.cancels, MAX_CANCELS)
+        await self._listener.hear(
+            News(
+                ready=set(request.ready_projects),
+                finished=set(request.finished_projects),
+                resources=set(request.resource_projects),
+                projects_changed=request.projects_changed,
+                cancels=list(_cancels(request)),
+            )
+        )
+        return pb.NotifyResponse()
+
+
+def _cancels(request: pb.NotifyRequest) -> Iterator[CancelHint]:
+    for index, hint in enumerate(request.cancels):
+        attempt = parse_attempt_name(hint.attempt, field=f"cancels[{index}].attempt")
+        try:
+            session_id = UUID(hint.session_id)
+        except ValueError:
+            raise _malformed(f"cancels[{index}].session_id", "is not a UUID") from None
+        yield CancelHint(session_id=session_id, rollout_id=attempt.rollout_id, epoch=attempt.number)
+
+
+def _check_length(field: str, entries: Sequence[object], most: int) -> None:
+    if len(entries) > most:
+        raise _malformed(field, f"has {len(entries)} entries, allowed are at most {most}")
+
+
+def _malformed(field: str, text: str) -> ArgumentInvalid:
+    return ArgumentInvalid("The request is malformed.", violations=[Violation(field=field, description=text)])
