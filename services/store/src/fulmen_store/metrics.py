@@ -28,6 +28,14 @@ class StoreMetrics:
             description="From the match of work and credit to its delivery, the commit of the claim included.",
         )
 
+        self._claims_lost = self._meter.create_counter(
+            "fulmen.store.claims.lost", unit="{claim}", description="Claims whose row another replica or a cancel took."
+        )
+
+    def claims_lost(self, count: int) -> None:
+        """Notes claims that found their row taken."""
+        self._claims_lost.add(count)
+
     def batch(self, name: str, rows: int) -> None:
         """Notes one group commit."""
         self._batches.record(rows, {"work": name})

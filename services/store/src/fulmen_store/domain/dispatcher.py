@@ -17,6 +17,7 @@ from fulmen.errors import DatabaseUnavailable
 from fulmen_store.domain.fair_queue import FairQueue, ReadyItem
 from fulmen_store.domain.leases import AttemptReport, Grant, LeaseTable, Project
 from fulmen_store.domain.seats import Assigned, Seat, Seats
+from fulmen_store.domain.shares import OthersWork
 from fulmen_store.domain.transitions import FailureKind
 
 __all__ = ["DispatchMeter", "Dispatcher", "released"]
@@ -39,6 +40,10 @@ class DispatchMeter(Protocol):
         """Notes that work was handed out, and how long after its match."""
         ...
 
+    def claims_lost(self, count: int) -> None:
+        """Notes claims of rows that another replica had claimed, or that were cancelled."""
+        ...
+
 
 class Dispatcher:
     """Matches ready work with credit, claims, and puts the grants into the runners' outboxes."""
@@ -51,6 +56,8 @@ class Dispatcher:
         undelivered: Callable[[Sequence[AttemptReport]], None],
         poll_interval_s: float,
         meter: DispatchMeter | None = None,
+        place: Callable[[UUID], int] = lambda _key: 0,
+        unmatched: Callable[[frozenset[int]], None] = lambda _projects: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Wires the dispatcher.
@@ -61,6 +68,8 @@ class Dispatcher:
             undelivered: takes the leases that no runner was told of, as RELEASED reports, to give them back.
             poll_interval_s: how often idle credit looks into the table for work of other replicas.
             meter: told about every delivery.
+            place: counts the replicas that are preferred to this one for a rollout; 0 means that it is its own.
+            unmatched: told the projects of new work that no runner here has credit for.
             clock: monotonic seconds.
         """
         self._table = table
@@ -75,6 +84,10 @@ class Dispatcher:
         self._timed: set[UUID] = set()
         self._doubtful: dict[UUID, UUID] = {}
         self._more: set[int] = set()
+        self._others = OthersWork(place, clock=clock, page_rows=REFILL_PAGE)
+        self._unmatched = unmatched
+        self._fresh: set[int] = set()
+        self._hinted: set[int] = set()
         self._wake = asyncio.Event()
         self._next_poll = 0.0
         # Whether nothing that waits here could be handed to a runner that waits here.
@@ -90,7 +103,16 @@ class Dispatcher:
 
     def offer(self, items: Iterable[tuple[ReadyItem, float]]) -> None:
         """Adds committed work, each item with the seconds until it may run."""
+        spare: int | None = None
         for item, delay_s in items:
+            if delay_s <= 0:
+                self._fresh.add(item.project_id)
+                if not self._others.is_own(item):
+                    # Credit that waits here takes others' work at once: nobody else knows of it yet.
+                    spare = self._seats.open_credit() - len(self._ready) if spare is None else spare - 1
+                    if spare <= 0:
+                        self._others.seen(item.project_id)
+                        continue
             if delay_s > 0:
                 self._delay(item, delay_s)
             elif self._ready.count_of(item.project_id) < WINDOW_PER_PROJECT:
@@ -142,6 +164,11 @@ class Dispatcher:
         self._settled = self._settled and not len(self._ready)
         self._wake.set()
 
+    def look(self, projects: frozenset[int]) -> None:
+        """Reads the waiting work of projects soon, if there is credit for it: another replica said that there is some."""
+        self._hinted |= projects
+        self._wake.set()
+
     async def run(self) -> None:
         """Dispatches until it is cancelled."""
         while True:
@@ -157,9 +184,12 @@ class Dispatcher:
         if self._doubtful:
             await self._settle_doubtful()
         self._ripen()
-        if self._clock() >= self._next_poll or self._running_low():
+        if self._clock() >= self._next_poll or self._hinted or self._running_low():
             await self._refill()
         choices = self._match()
+        if not choices and (projects := self._others.due()):
+            choices = await self._match_others(projects)
+        self._tell_unmatched()
         self._settled = not choices
         if choices:
             await self._claim(choices)
@@ -172,6 +202,8 @@ class Dispatcher:
         pause_s = self._poll_interval_s
         if self._timers:
             pause_s = min(pause_s, max(0.0, self._timers[0][0] - now))
+        if self._others.look_at() < now + pause_s and self._seats.open_credit():
+            pause_s = max(0.0, self._others.look_at() - now)
         try:
             async with asyncio.timeout(pause_s):
                 await self._wake.wait()
@@ -211,6 +243,8 @@ class Dispatcher:
         )
         if self._meter is not None:
             self._meter.dispatched(len(grants), self._clock() - matched)
+            if len(grants) < len(choices):
+                self._meter.claims_lost(len(choices) - len(grants))
 
     async def _settle_doubtful(self) -> None:
         """Gives back what a claim leased although its answer was lost: no runner was told of it."""
@@ -247,7 +281,11 @@ class Dispatcher:
         while self._timers and self._timers[0][0] <= now:
             _, _, item = heapq.heappop(self._timers)
             self._timed.discard(item.rollout_id)
-            self._ready.push(item)
+            self._fresh.add(item.project_id)
+            if self._others.is_own(item):
+                self._ready.push(item)
+            else:
+                self._others.seen(item.project_id)
 
     def _running_low(self) -> bool:
         return any(self._ready.count_of(project_id) < LOW_WATER for project_id in self._more)
@@ -256,7 +294,9 @@ class Dispatcher:
         """Reads waiting work that this replica does not know: after a start, from other replicas, beyond the window."""
         idle_credit = self._seats.open_credit() > 0
         due = self._clock() >= self._next_poll
-        self._next_poll = self._clock() + self._poll_interval_s
+        hinted, self._hinted = self._hinted, set()
+        if due:
+            self._next_poll = self._clock() + self._poll_interval_s
         if due and idle_credit:
             projects = await self._table.projects()
             for project in projects:
@@ -264,6 +304,7 @@ class Dispatcher:
             wanted = {project.project_id for project in projects}
         else:
             wanted = {project_id for project_id in self._more if self._ready.count_of(project_id) < LOW_WATER}
+            wanted |= hinted if idle_credit else set()
         for project_id in wanted:
             await self._refill_project(project_id)
 
@@ -272,10 +313,14 @@ class Dispatcher:
         before = self._ready.count_of(project_id)
         for _ in range(MAX_REFILL_PAGES):
             page = await self._table.waiting(project_id, after=after, limit=REFILL_PAGE)
+            for item in self._others.overdue(page):
+                self._ready.push(item)
             for item, delay_s in page:
                 if item.rollout_id in self._ready or item.rollout_id in self._timed:
                     continue
-                if delay_s > 0:
+                if not self._others.is_own(item):
+                    self._others.seen(project_id)
+                elif delay_s > 0:
                     self._delay(item, delay_s)
                 else:
                     self._ready.push(item)
@@ -286,6 +331,30 @@ class Dispatcher:
             if self._ready.count_of(project_id) - before >= REFILL_PAGE:
                 break
         self._more.add(project_id)
+
+    async def _match_others(self, projects: frozenset[int]) -> list[tuple[ReadyItem, Seat]]:
+        """Reads work of others and matches it with the credit that found nothing else."""
+        hungry = self._seats.with_credit()
+        takers = {(seat.labels, seat.projects) for seat in hungry}
+        credit = sum(seat.credit for seat in hungry)
+        found = False
+        for project_id in projects if hungry else ():
+            page = await self._table.waiting(project_id, after=BEFORE_ALL, limit=REFILL_PAGE)
+            for item in self._others.choose(page, project_id=project_id, takers=takers, credit=credit):
+                self._ready.push(item)
+                found = True
+        choices = self._match() if found else []
+        if found and not choices:
+            self._others.nothing_fits()
+        return choices
+
+    def _tell_unmatched(self) -> None:
+        """Tells the other replicas of new work that found no credit here."""
+        left = {project_id for project_id in self._fresh if self._ready.count_of(project_id)}
+        left |= self._fresh & self._others.projects()
+        self._fresh = set()
+        if left:
+            self._unmatched(frozenset(left))
 
     def _weight(self, project_id: int) -> float:
         project = self._projects.get(project_id)

@@ -1,0 +1,113 @@
+"""Which waiting work this replica takes, when several have the same backlog before them.
+
+A replica refills its own share first. Others' work it takes only for credit that found nothing of its own, a moment
+after it saw that there is any, so that the preferred replica comes first; then from the far end of the page, where the
+preferred replica arrives last. All of it is a hint: two replicas that choose alike cost one of them a lost claim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+from uuid import UUID
+
+from fulmen.ids import uuid7_unix_ms
+from fulmen_store.domain.fair_queue import ReadyItem
+
+__all__ = ["OthersWork", "Taker"]
+
+# About as long as the preferred replica needs to hear, look and claim.
+STEAL_DELAY_S: Final = 0.004
+STEAL_BATCH: Final = 200
+# A share whose runners are slower falls behind the others by no more than this.
+LAG_LIMIT_MS: Final = 5_000
+
+Taker = tuple[frozenset[str], frozenset[int] | None]
+"""What idle credit can be used for: the runner's labels, and its projects or None for all."""
+
+
+class OthersWork:
+    """Knows in which projects work of others waits, and chooses what to take of it."""
+
+    def __init__(self, place: Callable[[UUID], int], *, clock: Callable[[], float], page_rows: int) -> None:
+        """Takes the function that counts the replicas preferred to this one, and how long a page of the table is."""
+        self._place = place
+        self._clock = clock
+        self._page_rows = page_rows
+        self._projects: set[int] = set()
+        self._look_at = math.inf
+        self._reach = 1
+
+    def is_own(self, item: ReadyItem) -> bool:
+        """Tells whether this replica is preferred for an item."""
+        return self._place(item.rollout_id) == 0
+
+    def seen(self, project_id: int) -> None:
+        """Notes that work of others waits in a project."""
+        self._projects.add(project_id)
+        if self._look_at == math.inf:
+            self._look_at, self._reach = self._clock() + STEAL_DELAY_S, 1
+
+    def projects(self) -> frozenset[int]:
+        """Returns the projects in which work of others waits."""
+        return frozenset(self._projects)
+
+    def nothing_fits(self) -> None:
+        """Notes that what was chosen cannot be handed out here now: the next look is the poll's."""
+        self._projects.clear()
+        self._look_at = math.inf
+
+    def look_at(self) -> float:
+        """Returns the time at which others' work may be taken; infinity if there is none."""
+        return self._look_at
+
+    def due(self) -> frozenset[int]:
+        """Returns the projects in which to look now for others' work."""
+        return frozenset(self._projects) if self._clock() >= self._look_at else frozenset()
+
+    def overdue(self, page: Sequence[tuple[ReadyItem, float]]) -> list[ReadyItem]:
+        """Returns others' ready items that wait before this replica's first one, and have for too long."""
+        passed: list[ReadyItem] = []
+        for item, delay_s in page:
+            if self.is_own(item):
+                born = uuid7_unix_ms(item.rollout_id)
+                return [one for one in passed if born - uuid7_unix_ms(one.rollout_id) > LAG_LIMIT_MS]
+            if delay_s <= 0:
+                passed.append(item)
+        return []
+
+    def choose(
+        self, page: Sequence[tuple[ReadyItem, float]], *, project_id: int, takers: Iterable[Taker], credit: int
+    ) -> list[ReadyItem]:
+        """Chooses from one page of a project's waiting work what to take for idle credit.
+
+        Args:
+            page: waiting items in order, each with the seconds until it may run.
+            project_id: the page's project.
+            takers: what the idle credit can be used for.
+            credit: how much of it there is.
+        """
+        able = [labels for labels, projects in takers if projects is None or project_id in projects]
+        places = {
+            item: self._place(item.rollout_id)
+            for item, delay_s in page
+            if delay_s <= 0 and any(item.labels <= labels for labels in able)
+        }
+        others = [item for item, place in places.items() if place > 0]
+        if not others:
+            self._forget(project_id)
+            return []
+        within = [item for item in others if places[item] <= self._reach]
+        if not within:
+            self._reach += 1
+            self._look_at = self._clock() + STEAL_DELAY_S
+            return []
+        if len(page) < self._page_rows and len(within) == len(others) <= credit:
+            self._forget(project_id)
+        return within[-max(credit, STEAL_BATCH) :]
+
+    def _forget(self, project_id: int) -> None:
+        self._projects.discard(project_id)
+        if not self._projects:
+            self._look_at = math.inf
