@@ -32,6 +32,7 @@ from fulmen_store.domain.attempt_ends import AttemptEnds
 from fulmen_store.domain.dispatcher import Dispatcher
 from fulmen_store.domain.feed import FeedFollower
 from fulmen_store.domain.lease_returner import LeaseReturner
+from fulmen_store.domain.overdue import Overdue
 from fulmen_store.domain.resources import Resources, ResourceWatcher
 from fulmen_store.domain.rollouts import Rollouts
 from fulmen_store.domain.seats import Drained, Seats
@@ -43,6 +44,7 @@ from fulmen_store.metrics import StoreMetrics
 from fulmen_store.persistence.database import connect
 from fulmen_store.persistence.leases import PgFeed, PgLeases, PgSessions, PgUpkeep
 from fulmen_store.persistence.migrations import migrate
+from fulmen_store.persistence.overdue import PgOverdue
 from fulmen_store.persistence.resources import PgResources
 from fulmen_store.persistence.rollouts import PgRollouts
 from fulmen_store.persistence.spans import PgSpans
@@ -50,6 +52,7 @@ from fulmen_store.settings import StoreSettings
 from fulmen_store.transport.lease_service import LeaseService
 from fulmen_store.transport.registry_service import RunnerRegistryService
 from fulmen_store.transport.resource_service import ResourceService
+from fulmen_store.transport.rollout_codec import explained
 from fulmen_store.transport.rollout_service import RolloutService
 from fulmen_store.transport.span_service import SpanService, TraceService
 
@@ -67,6 +70,7 @@ class _Tables:
     rollouts: PgRollouts
     leases: PgLeases
     sessions: PgSessions
+    overdue: PgOverdue
     feed: PgFeed
     spans: PgSpans
     resources: PgResources
@@ -83,6 +87,7 @@ class _Domain:
     ends: AttemptEnds
     returner: LeaseReturner
     dispatcher: Dispatcher
+    overdue: Overdue
     rollouts: Rollouts
     sessions: Sessions
     spans: Spans
@@ -123,6 +128,7 @@ async def _open_tables(settings: StoreSettings, stack: AsyncExitStack) -> _Table
         rollouts=PgRollouts(database),
         leases=PgLeases(database),
         sessions=PgSessions(database),
+        overdue=PgOverdue(database),
         feed=PgFeed(database),
         spans=PgSpans(database),
         resources=PgResources(database),
@@ -159,6 +165,15 @@ def _wire_domain(tables: _Tables, settings: StoreSettings) -> _Domain:
         ends=ends,
         returner=returner,
         dispatcher=dispatcher,
+        overdue=Overdue(
+            table=tables.overdue,
+            ends=ends,
+            tell=seats.tell_each,
+            finished=finished,
+            explain=explained,
+            attempt_grace_s=settings.attempt_grace_s,
+            lease_ttl_s=settings.lease_ttl_s,
+        ),
         rollouts=Rollouts(
             table=tables.rollouts,
             dispatcher=dispatcher,
@@ -166,6 +181,7 @@ def _wire_domain(tables: _Tables, settings: StoreSettings) -> _Domain:
             tell=seats.tell_each,
             new_id=uuid7,
             now=_now,
+            cancel_grace_s=settings.cancel_grace_s,
             observe_batch=metrics.batch,
         ),
         sessions=Sessions(
@@ -199,6 +215,7 @@ def _roles(tables: _Tables, domain: _Domain, lease_ttl_s: float) -> dict[str, Ro
             ends=domain.ends,
             lease_ttl_s=lease_ttl_s,
         ),
+        "overdue": domain.overdue,
         "upkeep": domain.upkeep,
     }
 

@@ -28,6 +28,18 @@ class StoreSettings(ServiceSettings):
     lease_ttl_s: float = Field(
         default=15.0, ge=0.3, le=3600, description="How long a runner session lives without a sign of life, seconds."
     )
+    attempt_grace_s: float = Field(
+        default=30.0,
+        ge=0,
+        le=3600,
+        description="How long after its timeout an attempt may still be reported before the store ends it, seconds.",
+    )
+    cancel_grace_s: float = Field(
+        default=30.0,
+        ge=0,
+        le=3600,
+        description="How long a runner has to stop a cancelled attempt before the store ends it, seconds.",
+    )
     poll_interval_s: float = Field(
         default=0.5, ge=0.01, le=60, description="How often work and news of other replicas are looked for, seconds."
     )

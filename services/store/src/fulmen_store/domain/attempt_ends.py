@@ -144,6 +144,7 @@ class AttemptEnds:
             charged=lease.charged,
             cancel_requested=lease.cancel_requested,
             jitter=self._jitter(),
+            time_left_s=lease.time_left_s,
         )
         return AttemptEnd(
             report=report,

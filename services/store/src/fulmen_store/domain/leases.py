@@ -51,7 +51,11 @@ class Grant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldLease:
-    """A lease as the table knows it, with what is needed to decide its attempt's end."""
+    """A lease as the table knows it, with what is needed to decide its attempt's end.
+
+    Attributes:
+        time_left_s: seconds until the rollout's deadline, below 0 if it has passed; None if it has none.
+    """
 
     rollout_id: UUID
     session_id: UUID
@@ -60,6 +64,7 @@ class HeldLease:
     charged: int
     policy: RetryPolicy
     cancel_requested: bool
+    time_left_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,12 +66,14 @@ TRANSITIONS: Final = frozenset(
     {
         (RolloutState.QUEUED, RolloutState.RUNNING),
         (RolloutState.QUEUED, RolloutState.CANCELLED),
+        (RolloutState.QUEUED, RolloutState.FAILED),
         (RolloutState.RUNNING, RolloutState.SUCCEEDED),
         (RolloutState.RUNNING, RolloutState.FAILED),
         (RolloutState.RUNNING, RolloutState.CANCELLED),
         (RolloutState.RUNNING, RolloutState.RETRY_WAIT),
         (RolloutState.RETRY_WAIT, RolloutState.QUEUED),
         (RolloutState.RETRY_WAIT, RolloutState.CANCELLED),
+        (RolloutState.RETRY_WAIT, RolloutState.FAILED),
     }
 )
 
@@ -139,7 +141,13 @@ class Decision:
 
 
 def decide(
-    kind: FailureKind, *, policy: RetryPolicy, charged: int, cancel_requested: bool, jitter: float = 0.0
+    kind: FailureKind,
+    *,
+    policy: RetryPolicy,
+    charged: int,
+    cancel_requested: bool,
+    jitter: float = 0.0,
+    time_left_s: float | None = None,
 ) -> Decision:
     """Decides what an ended attempt means for its rollout.
 
@@ -149,6 +157,8 @@ def decide(
         charged: attempts already counted against the budget, without this one.
         cancel_requested: whether a caller asked to cancel the rollout while the attempt ran.
         jitter: a number in [-1, 1] that spreads the back-off by up to 25 %.
+        time_left_s: seconds until the rollout's deadline, below 0 if it has passed; None if it has none. No retry
+            is scheduled past it.
     """
     if cancel_requested or kind is FailureKind.CANCELLED:
         return Decision(rollout_state=RolloutState.CANCELLED)
@@ -160,4 +170,6 @@ def decide(
         return Decision(rollout_state=RolloutState.FAILED)
     backoff_ms = min(MAX_BACKOFF_MS, policy.backoff_ms * 2 ** min(charged, _MAX_DOUBLINGS))
     delay_s = backoff_ms * (1 + JITTER * jitter) / 1000
+    if time_left_s is not None and delay_s >= time_left_s:
+        return Decision(rollout_state=RolloutState.FAILED)
     return Decision(rollout_state=RolloutState.RETRY_WAIT, delay_s=delay_s)

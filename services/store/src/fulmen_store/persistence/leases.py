@@ -208,6 +208,7 @@ def _held(row: asyncpg.Record) -> HeldLease:
             max_attempts=row["max_attempts"], retry_mask=row["retry_mask"], backoff_ms=row["backoff_ms"]
         ),
         cancel_requested=row["cancel_requested"],
+        time_left_s=row["time_left_s"],
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import math
+import time
 from collections.abc import Mapping, Sequence
 from uuid import UUID
 
@@ -21,6 +23,7 @@ from fulmen_store.persistence.rollouts import AttemptView
 
 __all__ = [
     "assignment",
+    "explained",
     "finished_rollout",
     "new_rollout",
     "repeated_rollout",
@@ -34,6 +37,7 @@ DEFAULT_TIMEOUT_S = 900
 DEFAULT_BACKOFF_S = 1
 DEFAULT_CONTENT_TYPE = "application/json"
 KEY_MARGIN_S = 60.0
+SHORTEST_RUN_S = 0.001
 MODE_CLAIMS: Mapping[int, str] = {
     rollout_pb2.ROLLOUT_MODE_TRAIN: "train",
     rollout_pb2.ROLLOUT_MODE_VALIDATION: "validation",
@@ -131,16 +135,34 @@ def assignment(grant: Grant, signer: TokenSigner) -> lease_pb2.Assignment:
     rollout.ParseFromString(grant.request)
     rollout.name = rollout_name(grant.rollout_id)
     message.attempt = attempt_name(grant.rollout_id, grant.epoch)
-    message.timeout.CopyFrom(rollout.policy.attempt_timeout)
+    timeout_s = _time_to_run_s(rollout)
+    message.timeout.FromNanoseconds(round(timeout_s * 1e9))
     message.attempt_key = signer.attempt_key(
         AttemptName(rollout_id=grant.rollout_id, number=grant.epoch),
         project=rollout.project,
         lease_id=str(grant.session_id),
         epoch=grant.epoch,
         mode=MODE_CLAIMS[rollout.mode],
-        ttl_s=rollout.policy.attempt_timeout.seconds + 1 + KEY_MARGIN_S,
+        ttl_s=math.ceil(timeout_s) + KEY_MARGIN_S,
     )
     return message
+
+
+def _time_to_run_s(rollout: rollout_pb2.Rollout) -> float:
+    """Returns how long an attempt may run from now: the policy's timeout, or less if the deadline is nearer.
+
+    Only a hint to the runner, so the replica's clock will do; the store holds the deadline by the database's.
+    """
+    policy_s = rollout.policy.attempt_timeout.seconds + rollout.policy.attempt_timeout.nanos / 1e9
+    if not rollout.HasField("deadline_time"):
+        return policy_s
+    left_s = rollout.deadline_time.ToNanoseconds() / 1e9 - time.time()
+    return max(SHORTEST_RUN_S, min(policy_s, left_s))
+
+
+def explained(text: str) -> bytes:
+    """Writes the stored report of an attempt that the store itself ended."""
+    return attempt_pb2.Attempt(failure_message=text).SerializeToString(deterministic=True)
 
 
 def report_of(result: lease_pb2.AttemptResult) -> AttemptReport | str:

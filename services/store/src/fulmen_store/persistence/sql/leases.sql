@@ -7,7 +7,8 @@ with k as (
     from unnest($1::uuid[], $2::uuid[]) as x (id, session)
     cross join lateral (
         select q.ctid as c from item q
-        where q.id = x.id and q.session is null and q.run_at <= now() limit 1 for update skip locked
+        where q.id = x.id and q.session is null and q.run_at <= now() and (q.deadline is null or q.deadline > now())
+        limit 1 for update skip locked
     ) i
 ), u as (
     update item i set session = k.session, epoch = i.epoch + 1, leased_at = now()
@@ -20,22 +21,22 @@ cross join lateral (select q.request from rollout q where q.id = u.id limit 1) r
 
 -- name: held_leases
 select i.id, i.session, i.epoch, i.project_id, i.charged, i.max_attempts, i.retry_mask, i.backoff_ms,
-    i.cancel_requested
+    i.cancel_requested, extract(epoch from i.deadline - now())::float8 as time_left_s
 from unnest($1::uuid[]) as x (id)
 cross join lateral (
     select q.id, q.session, q.epoch, q.project_id, q.charged, q.max_attempts, q.retry_mask, q.backoff_ms,
-        q.cancel_requested
+        q.cancel_requested, q.deadline
     from item q where q.id = x.id and q.session is not null limit 1
 ) i;
 
 -- name: session_leases
 select i.id, i.session, i.epoch, i.project_id, i.charged, i.max_attempts, i.retry_mask, i.backoff_ms,
-    i.cancel_requested
+    i.cancel_requested, extract(epoch from i.deadline - now())::float8 as time_left_s
 from item i where i.session = any ($1::uuid[]);
 
 -- name: orphaned_leases
 select i.id, i.session, i.epoch, i.project_id, i.charged, i.max_attempts, i.retry_mask, i.backoff_ms,
-    i.cancel_requested
+    i.cancel_requested, extract(epoch from i.deadline - now())::float8 as time_left_s
 from item i
 where i.session is not null
     and not exists (select 1 from runner_session s where s.id = i.session and s.ended_at is null)
