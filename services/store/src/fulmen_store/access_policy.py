@@ -11,7 +11,8 @@ __all__ = ["ROLE_POLICY", "SERVICE_NAMES"]
 
 _PEOPLE: Final = frozenset({Role.CLIENT, Role.SERVICE})
 _WORKERS: Final = frozenset({Role.RUNNER, Role.SERVICE})
-_READERS: Final = frozenset({Role.CLIENT, Role.SERVICE, Role.RUNNER})
+_LOOKERS: Final = _PEOPLE | {Role.READER}
+_READERS: Final = _LOOKERS | {Role.RUNNER}
 _EVERYBODY: Final = frozenset(Role)
 
 _TRACES: Final = "opentelemetry.proto.collector.trace.v1.TraceService"
@@ -23,6 +24,7 @@ SERVICE_NAMES: Final = (
     "fulmen.store.v1.ResourceService",
     "fulmen.store.v1.RunnerRegistryService",
     "fulmen.store.v1.ProjectService",
+    "fulmen.store.v1.PeerService",
     _TRACES,
 )
 
@@ -30,17 +32,26 @@ ROLE_POLICY: Final = RolePolicy(
     services={
         "fulmen.store.v1.RolloutService": _PEOPLE,
         "fulmen.store.v1.LeaseService": _WORKERS,
-        "fulmen.store.v1.SpanService": _EVERYBODY,
+        "fulmen.store.v1.SpanService": _EVERYBODY - {Role.READER},
         "fulmen.store.v1.ResourceService": _PEOPLE,
-        "fulmen.store.v1.RunnerRegistryService": _PEOPLE,
+        "fulmen.store.v1.RunnerRegistryService": _LOOKERS,
         "fulmen.store.v1.ProjectService": frozenset(),
-        _TRACES: _EVERYBODY - {Role.CLIENT},
+        "fulmen.store.v1.PeerService": frozenset({Role.SERVICE}),
+        _TRACES: _EVERYBODY - {Role.CLIENT, Role.READER},
     },
     rpcs={
         "/fulmen.store.v1.RolloutService/GetRollout": _EVERYBODY,
+        "/fulmen.store.v1.RolloutService/ListRollouts": _LOOKERS,
+        "/fulmen.store.v1.RolloutService/WatchRollouts": _LOOKERS,
         "/fulmen.store.v1.RolloutService/GetQueueStats": _READERS,
+        "/fulmen.store.v1.SpanService/ListSpans": _EVERYBODY,
+        "/fulmen.store.v1.SpanService/StreamSpans": _EVERYBODY,
         "/fulmen.store.v1.ResourceService/GetResources": _READERS,
         "/fulmen.store.v1.ResourceService/ListResourceVersions": _READERS,
+        "/fulmen.store.v1.ResourceService/DiffResources": _LOOKERS,
         "/fulmen.store.v1.ResourceService/WatchResources": _READERS,
+        "/fulmen.store.v1.ProjectService/GetProject": _EVERYBODY,
+        "/fulmen.store.v1.ProjectService/ListProjects": _LOOKERS,
+        "/fulmen.store.v1.ProjectService/ListRevokedTokens": frozenset({Role.SERVICE}),
     },
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import secrets
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Final
@@ -14,9 +15,10 @@ import structlog
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
 from pydantic import SecretStr
 
-from fulmen.ids import uuid7
+from fulmen.ids import ALL_PROJECTS, uuid7
 from fulmen.store.v1 import (
     lease_service_pb2_grpc,
+    peer_service_pb2_grpc,
     project_service_pb2_grpc,
     resource_service_pb2_grpc,
     rollout_service_pb2_grpc,
@@ -26,13 +28,17 @@ from fulmen.store.v1 import (
 from fulmen_service_kit.lifecycle import Role, ServiceParts
 from fulmen_service_kit.server import build_server
 from fulmen_service_kit.settings import ServiceSettings
+from fulmen_service_kit.tokens import Role as TokenRole
 from fulmen_service_kit.tokens import TokenSigner
 from fulmen_store.access_policy import ROLE_POLICY, SERVICE_NAMES
+from fulmen_store.clients.peers import GrpcPeers
 from fulmen_store.domain.attempt_ends import AttemptEnds
 from fulmen_store.domain.dispatcher import Dispatcher
 from fulmen_store.domain.feed import FeedFollower
 from fulmen_store.domain.lease_returner import LeaseReturner
 from fulmen_store.domain.overdue import Overdue
+from fulmen_store.domain.peers import NewsListener, NewsTeller
+from fulmen_store.domain.replicas import LiveReplicas, MembershipRenewer
 from fulmen_store.domain.resources import Resources, ResourceWatcher
 from fulmen_store.domain.rollouts import Rollouts
 from fulmen_store.domain.seats import Drained, Seats
@@ -45,11 +51,13 @@ from fulmen_store.persistence.database import connect
 from fulmen_store.persistence.leases import PgFeed, PgLeases, PgSessions, PgUpkeep
 from fulmen_store.persistence.migrations import migrate
 from fulmen_store.persistence.overdue import PgOverdue
+from fulmen_store.persistence.replicas import PgReplicas
 from fulmen_store.persistence.resources import PgResources
 from fulmen_store.persistence.rollouts import PgRollouts
 from fulmen_store.persistence.spans import PgSpans
 from fulmen_store.settings import StoreSettings
 from fulmen_store.transport.lease_service import LeaseService
+from fulmen_store.transport.peer_service import PeerService
 from fulmen_store.transport.registry_service import RunnerRegistryService
 from fulmen_store.transport.resource_service import ResourceService
 from fulmen_store.transport.rollout_codec import explained
@@ -75,6 +83,7 @@ class _Tables:
     spans: PgSpans
     resources: PgResources
     upkeep: PgUpkeep
+    replicas: PgReplicas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +101,9 @@ class _Domain:
     sessions: Sessions
     spans: Spans
     upkeep: Upkeep
+    replicas: LiveReplicas
+    news: NewsTeller
+    listener: NewsListener
 
 
 async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServiceParts:
@@ -105,7 +117,9 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     assert isinstance(settings, StoreSettings)
     settings = _with_key(settings)
     tables = await _open_tables(settings, stack)
-    domain = _wire_domain(tables, settings)
+    peers = GrpcPeers(_peer_tokens(settings))
+    stack.push_async_callback(peers.close)
+    domain = _wire_domain(tables, settings, peers)
     await domain.upkeep.work_once()
     server = build_server(
         settings,
@@ -113,7 +127,14 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         service_names=SERVICE_NAMES,
         register=lambda server: _register(server, tables, domain, settings),
     )
-    return ServiceParts(server=server, roles=_roles(tables, domain, settings.lease_ttl_s), drain=lambda: _drain(domain))
+    membership = MembershipRenewer(
+        table=tables.replicas,
+        replicas=domain.replicas,
+        address=settings.peer_address(server.port),
+        runner_count=lambda: len(domain.seats),
+    )
+    roles = _roles(tables, domain, settings.lease_ttl_s) | {"membership-renewer": membership}
+    return ServiceParts(server=server, roles=roles, drain=lambda: _drain(domain, membership))
 
 
 async def _open_tables(settings: StoreSettings, stack: AsyncExitStack) -> _Tables:
@@ -133,11 +154,14 @@ async def _open_tables(settings: StoreSettings, stack: AsyncExitStack) -> _Table
         spans=PgSpans(database),
         resources=PgResources(database),
         upkeep=PgUpkeep(database),
+        replicas=PgReplicas(database),
     )
 
 
-def _wire_domain(tables: _Tables, settings: StoreSettings) -> _Domain:
-    metrics, wakeups, seats = StoreMetrics(), Wakeups(), Seats()
+def _wire_domain(tables: _Tables, settings: StoreSettings, peers: GrpcPeers) -> _Domain:
+    metrics, seats, replicas = StoreMetrics(), Seats(), LiveReplicas(uuid7())
+    news = NewsTeller(replicas=replicas, client=peers, seats=seats, enabled=settings.notify_peers)
+    wakeups = Wakeups(announced=news.announced)
 
     def finished(projects: frozenset[int]) -> None:
         wakeups.announce(("finished", project) for project in projects)
@@ -156,6 +180,8 @@ def _wire_domain(tables: _Tables, settings: StoreSettings) -> _Domain:
         undelivered=returner.give_back,
         poll_interval_s=settings.poll_interval_s,
         meter=metrics,
+        place=replicas.place,
+        unmatched=news.ready,
     )
     metrics.watch_queue(known=lambda: len(dispatcher), credit=seats.open_credit, runners=lambda: len(seats))
     return _Domain(
@@ -168,7 +194,7 @@ def _wire_domain(tables: _Tables, settings: StoreSettings) -> _Domain:
         overdue=Overdue(
             table=tables.overdue,
             ends=ends,
-            tell=seats.tell_each,
+            tell=news.tell_each,
             finished=finished,
             explain=explained,
             attempt_grace_s=settings.attempt_grace_s,
@@ -194,6 +220,9 @@ def _wire_domain(tables: _Tables, settings: StoreSettings) -> _Domain:
         ),
         spans=Spans(table=tables.spans, observe_batch=metrics.batch),
         upkeep=Upkeep(table=tables.upkeep, today=lambda: _now().date()),
+        replicas=replicas,
+        news=news,
+        listener=NewsListener(look=dispatcher.look, wakeups=wakeups, leases=tables.leases, seats=seats),
     )
 
 
@@ -217,6 +246,7 @@ def _roles(tables: _Tables, domain: _Domain, lease_ttl_s: float) -> dict[str, Ro
         ),
         "overdue": domain.overdue,
         "upkeep": domain.upkeep,
+        "news-teller": domain.news,
     }
 
 
@@ -252,17 +282,19 @@ def _register(server: grpc.aio.Server, tables: _Tables, domain: _Domain, setting
     resource_service_pb2_grpc.add_ResourceServiceServicer_to_server(resource_service, server)
     span_service_pb2_grpc.add_SpanServiceServicer_to_server(span_service, server)
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(TraceService(spans=domain.spans), server)
+    peer_service_pb2_grpc.add_PeerServiceServicer_to_server(PeerService(domain.listener), server)
     registry = RunnerRegistryService(table=tables.sessions)
     runner_registry_service_pb2_grpc.add_RunnerRegistryServiceServicer_to_server(registry, server)
     not_yet_served = project_service_pb2_grpc.ProjectServiceServicer()
     project_service_pb2_grpc.add_ProjectServiceServicer_to_server(not_yet_served, server)
 
 
-async def _drain(domain: _Domain) -> None:
-    """Tells watchers and runners to move, and waits until the runners have."""
+async def _drain(domain: _Domain, membership: MembershipRenewer) -> None:
+    """Leaves the other replicas, tells watchers and runners to move, and waits until the runners have."""
     domain.stopping.set()
     domain.wakeups.announce_all()
     domain.seats.tell_each([(seat.session_id, Drained()) for seat in domain.seats.all_open()])
+    await membership.leave()
     while len(domain.seats):  # noqa: ASYNC110  # the lifecycle bounds the wait
         await asyncio.sleep(DRAIN_LOOK_S)
 
@@ -272,6 +304,11 @@ def _with_key(settings: StoreSettings) -> StoreSettings:
     if settings.signing_key.get_secret_value():
         return settings
     return settings.model_copy(update={"signing_key": SecretStr(secrets.token_urlsafe(32))})
+
+
+def _peer_tokens(settings: StoreSettings) -> Callable[[float], str]:
+    signer = TokenSigner(settings.signing_key.get_secret_value())
+    return lambda ttl_s: signer.issue(TokenRole.SERVICE, subject="store-replica", ttl_s=ttl_s, project=ALL_PROJECTS)
 
 
 def _now() -> datetime.datetime:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import socket
+from typing import ClassVar, Final
 
 from pydantic import Field, SecretStr
 
 from fulmen_service_kit.settings import ServiceSettings, settings_config
 
 __all__ = ["StoreSettings"]
+
+_WILDCARD_HOSTS: Final = frozenset({"0.0.0.0", "::", "[::]"})  # noqa: S104  # compared with, not bound to
 
 
 class StoreSettings(ServiceSettings):
@@ -43,6 +46,22 @@ class StoreSettings(ServiceSettings):
     poll_interval_s: float = Field(
         default=0.5, ge=0.01, le=60, description="How often work and news of other replicas are looked for, seconds."
     )
+    advertise_address: str = Field(
+        default="",
+        max_length=260,
+        description="`host:port` at which the other replicas reach this one; unset: the host, or the machine's name where "
+        "the host is a wildcard, and the port.",
+    )
+    notify_peers: bool = Field(
+        default=True, description="Tells the other replicas what happens; without it they find out by their own looks."
+    )
     drain_notice_s: float = Field(
         default=2.0, ge=0, le=3600, description="How long runners have to move when this replica stops, seconds."
     )
+
+    def peer_address(self, port: int) -> str:
+        """Returns where the other replicas reach this one, which listens on a port."""
+        if self.advertise_address:
+            return self.advertise_address
+        host = socket.gethostname() if self.host in _WILDCARD_HOSTS else self.host
+        return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"

@@ -9,7 +9,7 @@ telling is never repeated, and a peer that did not hear one is left alone until 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 from uuid import UUID
@@ -117,15 +117,17 @@ class NewsTeller:
         self._news.ready.update(projects)
         self._arrived.set()
 
-    def finished(self, projects: Iterable[int]) -> None:
-        """Notes that rollouts became final in projects."""
-        self._news.finished.update(projects)
-        self._arrived.set()
-
-    def resources_changed(self, project_id: int) -> None:
-        """Notes that a project's resources changed."""
-        self._news.resources.add(project_id)
-        self._arrived.set()
+    def announced(self, keys: Iterable[Hashable]) -> None:
+        """Notes what was announced to those who wait here: keys of finished rollouts and of resources."""
+        for key in keys:
+            match key:
+                case ("finished", int(project_id)):
+                    self._news.finished.add(project_id)
+                case ("resources", int(project_id)):
+                    self._news.resources.add(project_id)
+                case _:
+                    continue
+            self._arrived.set()
 
     def projects_changed(self) -> None:
         """Notes that a project or a token changed."""
@@ -223,7 +225,7 @@ class NewsListener:
         """
         if news.ready:
             self._look(frozenset(news.ready))
-        self._wakeups.announce(
+        self._wakeups.wake(
             [("finished", project) for project in news.finished]
             + [("resources", project) for project in news.resources]
         )

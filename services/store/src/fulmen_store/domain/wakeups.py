@@ -1,13 +1,13 @@
 """Wake-ups inside one replica: whoever waits for news of a key is told at once, without a database round trip.
 
-A wake-up is a hint and may be missed (news of other replicas always is), so every waiter also looks by itself
+A wake-up is a hint and may be missed (news of other replicas may get lost), so every waiter also looks by itself
 now and then.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 
 __all__ = ["Wakeups"]
 
@@ -15,7 +15,9 @@ __all__ = ["Wakeups"]
 class Wakeups:
     """Broadcasts news by key."""
 
-    def __init__(self) -> None:
+    def __init__(self, announced: Callable[[list[Hashable]], None] = lambda _keys: None) -> None:
+        """Takes what is told every key that was announced here."""
+        self._announced = announced
         self._counts: dict[Hashable, int] = {}
         self._waiting: dict[Hashable, set[asyncio.Event]] = {}
 
@@ -24,6 +26,12 @@ class Wakeups:
         return self._counts.setdefault(key, 0)
 
     def announce(self, keys: Iterable[Hashable]) -> None:
+        """Wakes everybody who waits for one of these keys, for something that happened at this replica."""
+        happened = list(keys)
+        self.wake(happened)
+        self._announced(happened)
+
+    def wake(self, keys: Iterable[Hashable]) -> None:
         """Wakes everybody who waits for one of these keys; keys that nobody has asked for are not remembered."""
         for key in keys:
             if key not in self._counts:
@@ -34,7 +42,7 @@ class Wakeups:
 
     def announce_all(self) -> None:
         """Wakes everybody, to look whether the replica is stopping."""
-        self.announce(list(self._waiting))
+        self.wake(list(self._waiting))
 
     async def wait(self, key: Hashable, *, since: int, limit_s: float) -> bool:
         """Waits until a key was announced after `since`; returns False if the limit passed first."""
