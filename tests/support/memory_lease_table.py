@@ -106,7 +106,7 @@ class MemoryLeaseTable:
 
     async def projects(self) -> list[Project]:
         """Returns all projects."""
-        return [Project(project_id=1, name="projects/default", weight=100.0)]
+        return [Project(project_id=1, name="projects/default")]
 
     async def waiting(self, project_id: int, *, after: tuple[int, UUID], limit: int) -> list[tuple[ReadyItem, float]]:
         """Returns one page of waiting items in order."""

@@ -16,6 +16,7 @@ from uuid import UUID
 from fulmen.errors import DatabaseUnavailable
 from fulmen_store.domain.fair_queue import FairQueue, ReadyItem
 from fulmen_store.domain.leases import AttemptReport, Grant, LeaseTable, Project
+from fulmen_store.domain.matching import Choice, match
 from fulmen_store.domain.seats import Assigned, Seat, Seats
 from fulmen_store.domain.shares import OthersWork
 from fulmen_store.domain.transitions import FailureKind
@@ -56,6 +57,7 @@ class Dispatcher:
         undelivered: Callable[[Sequence[AttemptReport]], None],
         poll_interval_s: float,
         meter: DispatchMeter | None = None,
+        predicted_s: Callable[[int | None], float] = lambda _task_type: 0.0,
         place: Callable[[UUID], int] = lambda _key: 0,
         unmatched: Callable[[frozenset[int]], None] = lambda _projects: None,
         clock: Callable[[], float] = time.monotonic,
@@ -68,6 +70,7 @@ class Dispatcher:
             undelivered: takes the leases that no runner was told of, as RELEASED reports, to give them back.
             poll_interval_s: how often idle credit looks into the table for work of other replicas.
             meter: told about every delivery.
+            predicted_s: how long an attempt of a task type is expected to take, seconds.
             place: counts the replicas that are preferred to this one for a rollout; 0 means that it is its own.
             unmatched: told the projects of new work that no runner here has credit for.
             clock: monotonic seconds.
@@ -79,7 +82,7 @@ class Dispatcher:
         self._meter = meter
         self._clock = clock
         self._projects: dict[int, Project] = {}
-        self._ready = FairQueue(self._weight)
+        self._ready = FairQueue(predicted_s=predicted_s)
         self._timers: list[tuple[float, int, ReadyItem]] = []
         self._timed: set[UUID] = set()
         self._doubtful: dict[UUID, UUID] = {}
@@ -98,8 +101,9 @@ class Dispatcher:
         return len(self._ready) + len(self._timers)
 
     def know_project(self, project: Project) -> None:
-        """Learns a project's weight."""
+        """Learns a project's weight, quotas and rules."""
         self._projects[project.project_id] = project
+        self._ready.learn(project.project_id, project.terms)
 
     def offer(self, items: Iterable[tuple[ReadyItem, float]]) -> None:
         """Adds committed work, each item with the seconds until it may run."""
@@ -134,9 +138,14 @@ class Dispatcher:
         for item in items:
             if item.rollout_id in matches:
                 continue
-            seat = self._seats.next_for(item)
+            terms = self._ready.terms_of(item.project_id)
+            if terms.max_running is not None:
+                # Whether there is room is known only to the database.
+                continue
+            seat = self._seats.next_for(item, terms.rules)
             if seat is not None:
                 seat.credit -= 1
+                seat.last_group, seat.last_agent = item.group_key, item.agent
                 matches[item.rollout_id] = seat
         return matches
 
@@ -210,23 +219,9 @@ class Dispatcher:
         except TimeoutError:
             return
 
-    def _match(self) -> list[tuple[ReadyItem, Seat]]:
-        choices: list[tuple[ReadyItem, Seat]] = []
+    def _match(self) -> list[Choice]:
         hungry = self._seats.with_credit() if len(self._ready) else []
-        while hungry and len(choices) < MAX_CLAIM_ROWS:
-            still_hungry: list[Seat] = []
-            for seat in hungry:
-                if len(choices) >= MAX_CLAIM_ROWS:
-                    break
-                item = self._ready.pop(seat.labels, seat.projects)
-                if item is None:
-                    continue
-                seat.credit -= 1
-                choices.append((item, seat))
-                if seat.credit > 0:
-                    still_hungry.append(seat)
-            hungry = still_hungry
-        return choices
+        return match(self._ready, hungry, limit=MAX_CLAIM_ROWS)
 
     async def _claim(self, choices: list[tuple[ReadyItem, Seat]]) -> None:
         matched = self._clock()
@@ -332,7 +327,7 @@ class Dispatcher:
                 break
         self._more.add(project_id)
 
-    async def _match_others(self, projects: frozenset[int]) -> list[tuple[ReadyItem, Seat]]:
+    async def _match_others(self, projects: frozenset[int]) -> list[Choice]:
         """Reads work of others and matches it with the credit that found nothing else."""
         hungry = self._seats.with_credit()
         takers = {(seat.labels, seat.projects) for seat in hungry}
@@ -355,10 +350,6 @@ class Dispatcher:
         self._fresh = set()
         if left:
             self._unmatched(frozenset(left))
-
-    def _weight(self, project_id: int) -> float:
-        project = self._projects.get(project_id)
-        return project.weight if project is not None else 1.0
 
 
 def released(rollout_id: UUID, session_id: UUID, epoch: int) -> AttemptReport:

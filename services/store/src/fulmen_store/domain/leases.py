@@ -9,6 +9,7 @@ from typing import Protocol
 from uuid import UUID
 
 from fulmen_store.domain.fair_queue import ReadyItem
+from fulmen_store.domain.rules import DEFAULT_TERMS, QueueTerms
 from fulmen_store.domain.transitions import FailureKind, RetryPolicy, RolloutState
 
 __all__ = [
@@ -26,11 +27,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Project:
-    """A tenant: its database number, its name and its weight against others."""
+    """A tenant: its database number, its name, and the terms by which its rollouts are handed out."""
 
     project_id: int
     name: str
-    weight: float
+    terms: QueueTerms = DEFAULT_TERMS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

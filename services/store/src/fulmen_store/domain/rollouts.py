@@ -15,7 +15,7 @@ from uuid import UUID
 from fulmen.errors import DatabaseUnavailable, FulmenError, RolloutExists, RolloutNotFound, RolloutStateInvalid
 from fulmen.ids import rollout_name
 from fulmen_store.domain.dispatcher import Dispatcher
-from fulmen_store.domain.fair_queue import ReadyItem
+from fulmen_store.domain.fair_queue import ReadyItem, waits_since
 from fulmen_store.domain.group_commit import GroupCommitter
 from fulmen_store.domain.leases import Grant
 from fulmen_store.domain.rollout_requests import NewRollout, check_rollouts
@@ -365,8 +365,16 @@ def _with_id(item: NewItem, rollout_id: UUID) -> NewItem:
 
 
 def _ready(item: NewItem) -> ReadyItem:
+    run_at_s = item.not_before.timestamp() if item.not_before is not None else None
     return ReadyItem(
-        rollout_id=item.rollout_id, project_id=item.project_id, rank=item.rank, labels=frozenset(item.labels)
+        rollout_id=item.rollout_id,
+        project_id=item.project_id,
+        rank=item.rank,
+        labels=frozenset(item.labels),
+        group_key=item.group_key,
+        task_type=item.task_type,
+        agent=item.agent,
+        since_s=waits_since(item.rollout_id, run_at_s),
     )
 
 

@@ -15,6 +15,7 @@ from uuid import UUID
 from fulmen.errors import FulmenError
 from fulmen_store.domain.fair_queue import ReadyItem
 from fulmen_store.domain.leases import CompletionStatus, Grant
+from fulmen_store.domain.rules import DEFAULT_RULES, QueueRules
 
 __all__ = [
     "Acknowledged",
@@ -32,6 +33,8 @@ __all__ = [
 ]
 
 MAX_CREDIT: Final = 10_000
+# How many seats are looked at for one that ran the like of a new item last.
+AFFINITY_LOOK: Final = 16
 MAX_MERGED: Final = 16
 
 
@@ -140,6 +143,8 @@ class Seat:
         projects: the projects that it serves; None means all.
         credit: how many more assignments it takes now.
         outbox: what is to be sent to it, in order.
+        last_group: the group of what it was given last.
+        last_agent: the agent's version of what it was given last.
     """
 
     session_id: UUID
@@ -149,10 +154,20 @@ class Seat:
     closed: bool = False
     outbox: Outbox = field(default_factory=lambda: Outbox())
     leases: dict[UUID, int] = field(default_factory=dict)
+    last_group: UUID | None = None
+    last_agent: int | None = None
 
-    def qualifies(self, item: ReadyItem) -> bool:
-        """Tells whether the runner may run an item."""
-        return item.labels <= self.labels and (self.projects is None or item.project_id in self.projects)
+    def qualifies(self, item: ReadyItem, *, match_labels: bool = True) -> bool:
+        """Tells whether the runner may run an item; without `match_labels` whatever its labels are."""
+        if self.projects is not None and item.project_id not in self.projects:
+            return False
+        return not match_labels or item.labels <= self.labels
+
+    def liking(self, item: ReadyItem) -> int:
+        """Returns 2 if it was given an item of the same group last, 1 if one of the same agent version, else 0."""
+        if item.group_key is not None and item.group_key == self.last_group:
+            return 2
+        return int(item.agent is not None and item.agent == self.last_agent)
 
     def tell(self, notice: Notice) -> None:
         """Queues a notice for the runner."""
@@ -201,17 +216,31 @@ class Seats:
         self._turns.rotate(-1)
         return waiting
 
-    def next_for(self, item: ReadyItem) -> Seat | None:
-        """Returns the seat whose turn it is among those that take work and qualify for an item."""
+    def next_for(self, item: ReadyItem, rules: QueueRules = DEFAULT_RULES) -> Seat | None:
+        """Returns the seat that gets an item, of those that take work and qualify.
+
+        It is the one whose turn it is, unless one of those behind it ran the item's group, or its agent, last.
+        """
+        passed: list[Seat] = []
+        found, liking = None, -1
         for _ in range(len(self._turns)):
-            seat = self._turns[0]
+            seat = self._turns.popleft()
             if seat.closed:
-                self._turns.popleft()
                 continue
-            self._turns.rotate(-1)
-            if seat.credit > 0 and seat.qualifies(item):
-                return seat
-        return None
+            if seat.credit <= 0 or not seat.qualifies(item, match_labels=rules.match_labels):
+                self._turns.append(seat)
+                continue
+            passed.append(seat)
+            own = seat.liking(item)
+            if own > liking:
+                found, liking = seat, own
+            if not rules.affinity or liking >= item.likeable or len(passed) >= AFFINITY_LOOK:
+                break
+        # Who was passed over keeps its turn.
+        self._turns.extendleft(seat for seat in reversed(passed) if seat is not found)
+        if found is not None:
+            self._turns.append(found)
+        return found
 
     def open_credit(self) -> int:
         """Sums the unused credit."""

@@ -9,11 +9,13 @@ from uuid import UUID
 
 import asyncpg
 
-from fulmen_store.domain.fair_queue import ReadyItem
+from fulmen_store.domain.fair_queue import ReadyItem, waits_since
 from fulmen_store.domain.feed import Cursor, FeedRow, Selection
 from fulmen_store.domain.leases import AttemptEnd, EndedAttempt, EndedReport, Grant, HeldLease, Project
+from fulmen_store.domain.rules import QueueTerms
 from fulmen_store.domain.transitions import AttemptState, FailureKind, RetryPolicy, RolloutState
 from fulmen_store.persistence.database import Database, columns
+from fulmen_store.persistence.rules import decode_rules
 
 __all__ = ["PgFeed", "PgLeases", "PgSessions", "PgUpkeep", "SessionView"]
 
@@ -86,7 +88,16 @@ class PgLeases:
     async def projects(self) -> list[Project]:
         """Returns all projects."""
         return [
-            Project(project_id=row["id"], name=row["name"], weight=row["weight"])
+            Project(
+                project_id=row["id"],
+                name=row["name"],
+                terms=QueueTerms(
+                    weight=row["weight"],
+                    max_running=row["max_running"],
+                    max_queued=row["max_queued"],
+                    rules=decode_rules(row["rules"]),
+                ),
+            )
             for row in await self._database.fetch("all_projects")
         ]
 
@@ -218,6 +229,10 @@ def _item(row: asyncpg.Record) -> ReadyItem:
         project_id=row["project_id"],
         rank=row["rank"],
         labels=frozenset(row["labels"] or ()),
+        group_key=row["group_key"],
+        task_type=row["task_type"],
+        agent=row["agent"],
+        since_s=waits_since(row["id"], row["first_run_at_s"]),
     )
 
 

@@ -58,16 +58,16 @@ with k as (
 ), d as (
     delete from item i using k where i.ctid = k.c and k.rollout_state in (4, 5, 6)
     returning
-        i.id, i.epoch, i.project_id, i.run_id, i.group_key, i.group_size, i.rank, i.labels, k.session, k.leased_at,
-        k.state, k.kind, k.rollout_state, k.report
+        i.id, i.epoch, i.project_id, i.run_id, i.group_key, i.group_size, i.rank, i.labels, i.task_type, i.agent,
+        k.session, k.leased_at, k.state, k.kind, k.rollout_state, k.report
 ), u as (
     update item i set
         session = null, leased_at = null, cancel_requested = false, charged = i.charged + k.charge,
         run_at = now() + k.delay_s * interval '1 second'
     from k where i.ctid = k.c and k.rollout_state = 3
     returning
-        i.id, i.epoch, i.project_id, i.run_id, i.group_key, i.group_size, i.rank, i.labels, k.session, k.leased_at,
-        k.state, k.kind, k.rollout_state, k.report
+        i.id, i.epoch, i.project_id, i.run_id, i.group_key, i.group_size, i.rank, i.labels, i.task_type, i.agent,
+        k.session, k.leased_at, k.state, k.kind, k.rollout_state, k.report
 ), a as (
     insert into attempt (
         rollout_id, number, state, failure_kind, rollout_state, session, started_at, report
@@ -82,9 +82,15 @@ with k as (
         case d.rollout_state when 4 then 0 when 6 then 6 else d.kind end
     from d
 )
-select d.id, d.epoch, d.session, d.project_id, d.rank, d.labels, d.rollout_state from d
+select
+    d.id, d.epoch, d.session, d.project_id, d.rank, d.labels, d.group_key, d.task_type, d.agent, d.rollout_state,
+    null::float8 as first_run_at_s, extract(epoch from now() - d.leased_at)::float8 as duration_s
+from d
 union all
-select u.id, u.epoch, u.session, u.project_id, u.rank, u.labels, u.rollout_state from u;
+select
+    u.id, u.epoch, u.session, u.project_id, u.rank, u.labels, u.group_key, u.task_type, u.agent, u.rollout_state,
+    null::float8 as first_run_at_s, extract(epoch from now() - u.leased_at)::float8 as duration_s
+from u;
 
 -- name: ended_attempts
 select a.rollout_id, a.number, a.session, a.failure_kind, a.report
@@ -96,7 +102,8 @@ cross join lateral (
 
 -- name: refill_queue
 select
-    i.id, i.project_id, i.rank, i.labels,
+    i.id, i.project_id, i.rank, i.labels, i.group_key, i.task_type, i.agent,
+    case when i.epoch = 0 then extract(epoch from i.run_at) end::float8 as first_run_at_s,
     greatest(extract(epoch from i.run_at - now()), 0)::float8 as delay_s
 from item i
 where i.project_id = $1 and (i.rank, i.id) > ($2, $3) and i.session is null
@@ -104,7 +111,7 @@ order by i.rank, i.id
 limit $4;
 
 -- name: all_projects
-select p.id, p.name, p.weight from project p order by p.id;
+select p.id, p.name, p.weight, p.max_running, p.max_queued, p.rules from project p order by p.id;
 
 -- name: open_session
 insert into runner_session (id, subject, host, info, lease_until)

@@ -1,0 +1,60 @@
+"""The rules by which a project's rollouts are handed out, and its share and quotas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["DEFAULT_RULES", "DEFAULT_TERMS", "DEFAULT_WEIGHT", "QueueRules", "QueueTerms"]
+
+DEFAULT_AGEING_INTERVAL_S: Final = 60.0
+DEFAULT_WEIGHT: Final = 100.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueRules:
+    """What a project can switch; docs/queue-rules.md says what each rule does.
+
+    Attributes:
+        ageing_interval_s: a waiting rollout counts as one priority higher for each such interval; 0 is off.
+        match_labels: whether a rollout goes only to runners that have its labels.
+        affinity: whether, among waiting runners, one that ran the same group or agent last goes first.
+        longest_first: whether the members of a group that are predicted to take longest go first.
+        hedging: whether rollouts that ask for it are hedged.
+        weighted_share: whether the project's weight counts; otherwise it counts as 100.
+    """
+
+    ageing_interval_s: float = DEFAULT_AGEING_INTERVAL_S
+    match_labels: bool = True
+    affinity: bool = True
+    longest_first: bool = True
+    hedging: bool = False
+    weighted_share: bool = True
+
+
+DEFAULT_RULES: Final = QueueRules()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueTerms:
+    """A project's place against others: its weight, its quotas and its rules.
+
+    Attributes:
+        weight: its share.
+        max_running: how many of its rollouts may run at once; None means any number.
+        max_queued: how many of them may wait at once; None means any number.
+        rules: how its rollouts are handed out.
+    """
+
+    weight: float = DEFAULT_WEIGHT
+    max_running: int | None = None
+    max_queued: int | None = None
+    rules: QueueRules = DEFAULT_RULES
+
+    @property
+    def share(self) -> float:
+        """The weight that counts."""
+        return self.weight if self.rules.weighted_share else DEFAULT_WEIGHT
+
+
+DEFAULT_TERMS: Final = QueueTerms()

@@ -1,0 +1,119 @@
+"""Who gets what: turns, credit, and affinity as the breaker of ties."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from uuid import UUID
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fulmen.ids import uuid7
+from fulmen_store.domain.fair_queue import FairQueue, ReadyItem
+from fulmen_store.domain.matching import match
+from fulmen_store.domain.rules import QueueRules, QueueTerms
+from fulmen_store.domain.seats import Seat, Seats
+
+ONE, TWO = UUID(int=1), UUID(int=2)
+
+
+def seat(credit: int = 1, *, labels: frozenset[str] = frozenset(), group: UUID | None = None, agent: int | None = None,
+         projects: frozenset[int] | None = None) -> Seat:  # fmt: skip
+    taken = Seat(session_id=uuid7(), labels=labels, projects=projects, credit=credit)
+    taken.last_group, taken.last_agent = group, agent
+    return taken
+
+
+def ready(*items: ReadyItem, rules: QueueRules | None = None) -> FairQueue:
+    queue = FairQueue()
+    if rules is not None:
+        queue.learn(1, QueueTerms(rules=rules))
+    for one in items:
+        queue.push(one)
+    return queue
+
+
+_milliseconds = itertools.count(time.time_ns() // 1_000_000)
+
+
+def next_id() -> UUID:
+    """Mints UUIDv7s of one millisecond after the other, so that their order is that of their making."""
+    return UUID(int=next(_milliseconds) << 80 | 7 << 76 | 2 << 62)
+
+
+def item(*, group: UUID | None = None, agent: int | None = None, labels: frozenset[str] = frozenset()) -> ReadyItem:
+    return ReadyItem(rollout_id=next_id(), project_id=1, group_key=group, agent=agent, labels=labels)
+
+
+def test_seats_take_turns_and_no_more_than_their_credit() -> None:
+    one, two = seat(3), seat(1)
+    items = [item() for _ in range(6)]
+    choices = match(ready(*items), [one, two], limit=100)
+    assert choices == [(items[0], one), (items[1], two), (items[2], one), (items[3], one)]
+    assert (one.credit, two.credit) == (0, 0)
+
+
+def test_a_seat_that_ran_the_group_last_goes_before_its_turn() -> None:
+    stranger, knows_agent, knows_group = seat(), seat(agent=4), seat(group=TWO)
+    items = [item(group=TWO, agent=4), item(group=ONE, agent=4), item()]
+    choices = match(ready(*items), [stranger, knows_agent, knows_group], limit=100)
+    assert choices == [(items[0], knows_group), (items[1], knows_agent), (items[2], stranger)]
+
+
+def test_affinity_never_gives_a_seat_two_turns_nor_changes_the_order_of_items() -> None:
+    first, knows = seat(2), seat(2, group=ONE)
+    items = [item(group=ONE) for _ in range(4)]
+    choices = match(ready(*items), [first, knows], limit=100)
+    assert [chosen for chosen, _ in choices] == items
+    assert [taker for _, taker in choices[:2]] == [knows, first]
+    assert (first.credit, knows.credit) == (0, 0)
+
+
+def test_without_the_rule_turns_alone_decide() -> None:
+    first, knows = seat(), seat(group=ONE)
+    choices = match(ready(item(group=ONE), rules=QueueRules(affinity=False)), [first, knows], limit=100)
+    assert [taker for _, taker in choices] == [first]
+
+
+def test_affinity_does_not_reach_a_seat_that_may_not_run_the_item() -> None:
+    able = seat(labels=frozenset({"gpu=1"}))
+    unable, elsewhere = seat(group=ONE), seat(group=ONE, projects=frozenset({2}))
+    choices = match(ready(item(group=ONE, labels=frozenset({"gpu=1"}))), [able, unable, elsewhere], limit=100)
+    assert [taker for _, taker in choices] == [able]
+
+
+def test_a_match_stops_at_its_limit_and_takes_no_credit_beyond_it() -> None:
+    one = seat(10)
+    queue = ready(*(item() for _ in range(10)))
+    assert len(match(queue, [one], limit=4)) == 4
+    assert (one.credit, len(queue)) == (6, 6)
+
+
+@given(
+    credits_=st.lists(st.integers(1, 5), min_size=1, max_size=5),
+    groups=st.lists(st.integers(0, 2), max_size=25),
+    affinity=st.booleans(),
+)
+def test_as_much_is_handed_out_as_work_and_credit_allow_in_the_order_of_the_queue(
+    credits_: list[int], groups: list[int], affinity: bool
+) -> None:
+    items = [item(group=UUID(int=group) if group else None) for group in groups]
+    seats = [seat(each) for each in credits_]
+    choices = match(ready(*items, rules=QueueRules(affinity=affinity)), seats, limit=1000)
+    assert [chosen for chosen, _ in choices] == items[: sum(credits_)]
+    assert all(one.credit >= 0 for one in seats)
+    assert sum(one.credit for one in seats) == sum(credits_) - len(choices)
+
+
+def test_new_work_goes_to_a_waiting_seat_that_ran_its_like_and_otherwise_by_turns() -> None:
+    seats, first, knows_agent, knows_group = Seats(), seat(9), seat(9, agent=4), seat(9, group=TWO)
+    for one in (first, knows_agent, knows_group):
+        seats.take(one)
+    assert seats.next_for(item(group=TWO, agent=4)) is knows_group
+    assert seats.next_for(item(agent=4)) is knows_agent
+    assert seats.next_for(item(agent=4), QueueRules(affinity=False)) is first
+    # Who was passed over has kept its turn, and who was served has gone to the end of the line.
+    assert [seats.next_for(item()) for _ in range(4)] == [knows_group, knows_agent, first, knows_group]
+    assert seats.next_for(item(labels=frozenset({"gpu=1"}))) is None
+    assert seats.next_for(item(labels=frozenset({"gpu=1"})), QueueRules(match_labels=False)) is knows_agent
