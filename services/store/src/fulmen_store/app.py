@@ -39,7 +39,8 @@ from fulmen_store.domain.lease_returner import LeaseReturner
 from fulmen_store.domain.overdue import Overdue
 from fulmen_store.domain.peers import NewsListener, NewsTeller
 from fulmen_store.domain.replicas import LiveReplicas, MembershipRenewer
-from fulmen_store.domain.resources import Resources, ResourceWatcher
+from fulmen_store.domain.resource_watch import ResourceWatcher
+from fulmen_store.domain.resources import Resources
 from fulmen_store.domain.rollouts import Rollouts
 from fulmen_store.domain.seats import Drained, Seats
 from fulmen_store.domain.sessions import LeaseRenewer, LeaseSweeper, Sessions

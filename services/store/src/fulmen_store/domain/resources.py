@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from fulmen.errors import ArgumentInvalid, ResourceNotFound, Violation
@@ -16,14 +16,12 @@ from fulmen_store.domain.wakeups import Wakeups
 
 __all__ = [
     "Alias",
-    "Changes",
     "NewVersion",
+    "Publication",
     "ResourceRef",
     "ResourceTable",
-    "ResourceWatcher",
     "Resources",
     "Version",
-    "WatchSelection",
     "parse_ref",
 ]
 
@@ -32,7 +30,10 @@ MAX_CONTENT_BYTES: Final = 16 * 1024 * 1024
 MAX_METADATA: Final = 32
 MAX_METADATA_BYTES: Final = 1024
 MAX_TEXT: Final = 128
-KEEP_ALIVE_S: Final = 15.0
+MAX_DEPENDENCIES: Final = 32
+MAX_VERSION: Final = 10**18
+MIN_TTL_S: Final = 60.0
+MAX_TTL_S: Final = 10 * 365.25 * 86_400.0
 LATEST: Final = "latest"
 
 _ID: Final = r"[a-z0-9._-]{1,128}"
@@ -51,7 +52,12 @@ class ResourceRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewVersion:
-    """A version to publish."""
+    """A version to publish.
+
+    Attributes:
+        dependencies: the versions that it needs, by name.
+        ttl_s: how long it is kept at least, seconds; None means for ever.
+    """
 
     resource: str
     kind: str
@@ -59,6 +65,22 @@ class NewVersion:
     content: bytes
     parent: str
     metadata: Mapping[str, str]
+    dependencies: Sequence[str] = ()
+    ttl_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """Versions that are published together, all or none.
+
+    Attributes:
+        request_id: the caller's id of the request; may be empty.
+        expected: the number that `latest` of a resource must have now, by resource id; 0 if there must be none.
+    """
+
+    versions: Sequence[NewVersion]
+    request_id: str = ""
+    expected: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +98,9 @@ class Version:
     parent: str
     metadata: Mapping[str, str]
     created_at: datetime.datetime
+    dependencies: Sequence[str] = ()
+    ttl_s: float | None = None
+    expires_at: datetime.datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,45 +115,15 @@ class Alias:
     updated_at: datetime.datetime
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WatchSelection:
-    """Which resources a watcher follows."""
-
-    project_id: int
-    kinds: tuple[str, ...]
-    id_prefix: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Changes:
-    """What a watcher is told; empty in a keep-alive."""
-
-    versions: Sequence[Version] = ()
-    aliases: Sequence[Alias] = ()
-    snapshot_complete: bool = False
-
-
 class ResourceTable(Protocol):
     """Where resources live."""
 
-    async def publish(self, project_id: int, versions: Sequence[NewVersion], *, request_id: str) -> list[Version]:
+    async def publish(self, project_id: int, publication: Publication) -> list[Version]:
         """Adds versions in one commit; a repeat of the request id returns the first result."""
         ...
 
     async def set_alias(self, project_id: int, ref: ResourceRef, version: int, *, revision: int | None) -> Alias:
         """Moves an alias, if it is still at `revision`."""
-        ...
-
-    async def oldest_transaction(self) -> int:
-        """Returns a lower bound of the transactions that are not visible yet."""
-        ...
-
-    async def snapshot(self, selection: WatchSelection) -> list[Version]:
-        """Returns the latest version of every selected resource."""
-        ...
-
-    async def changes_since(self, selection: WatchSelection, transaction: int) -> tuple[list[Version], list[Alias]]:
-        """Returns versions and aliases written by this transaction or later ones."""
         ...
 
 
@@ -140,14 +135,15 @@ class Resources:
         self._table = table
         self._wakeups = wakeups
 
-    async def publish(self, project_id: int, versions: Sequence[NewVersion], *, request_id: str) -> list[Version]:
+    async def publish(self, project_id: int, publication: Publication) -> list[Version]:
         """Publishes versions, all or none.
 
         Raises:
             ArgumentInvalid: with every problem of every version.
+            EtagMismatch: if the latest version of a resource is not the expected one.
         """
-        _check(versions, request_id)
-        published = await self._table.publish(project_id, versions, request_id=request_id)
+        _check(publication)
+        published = await self._table.publish(project_id, publication)
         self._wakeups.announce([("resources", project_id)])
         return published
 
@@ -171,48 +167,6 @@ class Resources:
         return alias
 
 
-class ResourceWatcher:
-    """Follows resources for watchers: a snapshot, then every change."""
-
-    def __init__(self, *, table: ResourceTable, wakeups: Wakeups, poll_interval_s: float) -> None:
-        """Wires the watcher; the poll finds what other replicas wrote."""
-        self._table = table
-        self._wakeups = wakeups
-        self._poll_interval_s = poll_interval_s
-
-    async def follow(
-        self, selection: WatchSelection, *, stopping: Callable[[], bool] = lambda: False
-    ) -> AsyncIterator[Changes]:
-        """Yields the snapshot, a mark of its end, then changes, until `stopping`; something at least every 15 s."""
-        floor = await self._table.oldest_transaction()
-        snapshot = await self._table.snapshot(selection)
-        versions = {version.resource_id: version.version for version in snapshot}
-        revisions: dict[tuple[int, str], int] = {}
-        for version in snapshot:
-            yield Changes(versions=[version])
-        yield Changes(snapshot_complete=True)
-        key, quiet_s = ("resources", selection.project_id), 0.0
-        while not stopping():
-            seen = self._wakeups.count(key)
-            next_floor = await self._table.oldest_transaction()
-            # Whatever was not visible at the floor is read again: what was told already is left out by its number.
-            changed, moved = await self._table.changes_since(selection, floor)
-            floor = next_floor
-            fresh = [version for version in changed if version.version > versions.get(version.resource_id, 0)]
-            versions.update({version.resource_id: version.version for version in fresh})
-            new_moves = [
-                alias for alias in moved if alias.revision > revisions.get((alias.resource_id, alias.alias), 0)
-            ]
-            revisions.update({(alias.resource_id, alias.alias): alias.revision for alias in new_moves})
-            if fresh or new_moves or quiet_s >= KEEP_ALIVE_S:
-                quiet_s = 0.0
-                for version in fresh:
-                    yield Changes(versions=[version])
-                yield Changes(aliases=new_moves)
-            woken = await self._wakeups.wait(key, since=seen, limit_s=self._poll_interval_s)
-            quiet_s += 0.0 if woken else self._poll_interval_s
-
-
 def parse_ref(name: str, *, field: str) -> ResourceRef:
     """Takes `resources/{id}`, `.../versions/{n}` or `.../aliases/{alias}` apart.
 
@@ -234,19 +188,30 @@ def not_found(name: str) -> ResourceNotFound:
     return ResourceNotFound("There is no such resource, version or alias.", resource=name)
 
 
-def _check(versions: Sequence[NewVersion], request_id: str) -> None:
-    violations: list[Violation] = []
+def publish_problem(violations: Sequence[Violation]) -> ArgumentInvalid:
+    """Makes the error that tells everything that is wrong with a publication."""
+    return ArgumentInvalid("The resources cannot be published.", violations=violations)
+
+
+def _check(publication: Publication) -> None:
+    versions, violations = publication.versions, list[Violation]()
     if not 1 <= len(versions) <= MAX_BATCH:
         violations.append(
             Violation(field="resources", description=f"has {len(versions)} entries, allowed are 1 to {MAX_BATCH}")
         )
-    if len(request_id) > MAX_TEXT:
+    if len(publication.request_id) > MAX_TEXT:
         violations.append(Violation(field="request_id", description="is longer than 128 characters"))
+    if len(publication.expected) > MAX_BATCH:
+        violations.append(Violation(field="expected_latest_versions", description=f"has more than {MAX_BATCH} entries"))
+    for resource, number in publication.expected.items():
+        if not re.fullmatch(_ID, resource) or not 0 <= number < MAX_VERSION:
+            text = "is not the number of a version by a name of the form resources/{id}"
+            violations.append(Violation(field=f"expected_latest_versions[{resource[:MAX_TEXT]}]", description=text))
     for index, version in enumerate(versions):
         for path, text in _problems(version):
             violations.append(Violation(field=f"resources[{index}].{path}", description=text))
     if violations:
-        raise ArgumentInvalid("The resources cannot be published.", violations=violations)
+        raise publish_problem(violations)
 
 
 def _problems(version: NewVersion) -> list[tuple[str, str]]:
@@ -264,4 +229,16 @@ def _problems(version: NewVersion) -> list[tuple[str, str]]:
     too_large = any(len(k.encode()) + len(v.encode()) > MAX_METADATA_BYTES for k, v in version.metadata.items())
     if len(version.metadata) > MAX_METADATA or too_large:
         problems.append(("metadata", f"has more than {MAX_METADATA} entries, or one larger than 1 KiB"))
+    return problems + _keeping_problems(version)
+
+
+def _keeping_problems(version: NewVersion) -> list[tuple[str, str]]:
+    problems = []
+    if len(version.dependencies) > MAX_DEPENDENCIES:
+        problems.append(("dependencies", f"has more than {MAX_DEPENDENCIES} entries"))
+    for position, name in enumerate(version.dependencies):
+        if not (match := _REF.fullmatch(name)) or not match[2]:
+            problems.append((f"dependencies[{position}]", "is not of the form resources/{id}/versions/{n}"))
+    if version.ttl_s is not None and not MIN_TTL_S <= version.ttl_s <= MAX_TTL_S:
+        problems.append(("ttl", f"is {version.ttl_s:g} s, allowed are 1 minute to 10 years"))
     return problems

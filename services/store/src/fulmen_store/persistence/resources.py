@@ -8,17 +8,20 @@ from collections.abc import Sequence
 
 import asyncpg
 
-from fulmen.errors import ArgumentInvalid, EtagMismatch, Violation
+from fulmen.errors import EtagMismatch, Violation
+from fulmen_store.domain.resource_watch import WatchedChange, WatchSelection
 from fulmen_store.domain.resources import (
     LATEST,
     Alias,
     NewVersion,
+    Publication,
     ResourceRef,
     Version,
-    WatchSelection,
     not_found,
+    parse_ref,
+    publish_problem,
 )
-from fulmen_store.persistence.database import Database, Transaction
+from fulmen_store.persistence.database import Database, Transaction, columns
 
 __all__ = ["PgResources"]
 
@@ -32,24 +35,34 @@ class PgResources:
         """Takes the database."""
         self._database = database
 
-    async def publish(self, project_id: int, versions: Sequence[NewVersion], *, request_id: str) -> list[Version]:
-        """Adds versions in one commit; a repeat of the request id returns the first result."""
+    async def publish(self, project_id: int, publication: Publication) -> list[Version]:
+        """Adds versions in one commit; a repeat of the request id returns the first result.
+
+        Raises:
+            ArgumentInvalid: if a kind differs from the resource's, or a dependency is not there.
+            EtagMismatch: if the latest version of a resource is not the expected one.
+        """
+        request = (project_id, PUBLISH, publication.request_id)
         try:
             async with self._database.transaction() as transaction:
-                numbers = await _publish(transaction, project_id, versions)
-                if request_id:
-                    packed = json.dumps([[new.resource, number] for new, number in zip(versions, numbers, strict=True)])
-                    arguments = (project_id, PUBLISH, request_id, packed.encode())
-                    if await transaction.fetch_row("log_request", *arguments) is None:
-                        raise _RepeatedRequest
+                named = {new.resource for new in publication.versions} | publication.expected.keys()
+                await transaction.fetch("lock_resources", project_id, sorted(named))
+                logged = await transaction.fetch_row("logged_request", *request) if publication.request_id else None
+                first = None if logged is None else json.loads(logged["result"])
+                if first is None:
+                    await _check_expected(transaction, project_id, publication)
+                    first = await _publish(transaction, project_id, publication.versions)
+                    if publication.request_id:
+                        row = await transaction.fetch_row("log_request", *request, json.dumps(first).encode())
+                        if row is None:
+                            raise _RepeatedRequest
         except _RepeatedRequest:
-            row = await self._database.fetch_row("logged_request", project_id, PUBLISH, request_id)
+            # The same request id for other resources at this very moment.
+            row = await self._database.fetch_row("logged_request", *request)
             assert row is not None, "a request id is kept for 24 hours"
             first = json.loads(row["result"])
-        else:
-            first = [[new.resource, number] for new, number in zip(versions, numbers, strict=True)]
         return [
-            await self.get(project_id, resource, ResourceRef(resource=resource, version=number))
+            await self.get(project_id, f"resources/{resource}", ResourceRef(resource=resource, version=number))
             for resource, number in first
         ]
 
@@ -91,7 +104,8 @@ class PgResources:
             ResourceNotFound: if there is no such version.
         """
         async with self._database.transaction() as transaction:
-            found = await transaction.fetch_row("find_version", project_id, ref.resource, version)
+            await transaction.fetch("lock_resources", project_id, [ref.resource])
+            found = await transaction.fetch_row("keep_versions", project_id, [ref.resource], [version])
             if found is None:
                 raise not_found(f"resources/{ref.resource}/versions/{version}")
             resource_id = found["resource_id"]
@@ -110,47 +124,120 @@ class PgResources:
             updated_at=row["updated_at"],
         )
 
-    async def oldest_transaction(self) -> int:
-        """Returns a lower bound of the transactions that are not visible yet."""
-        row = await self._database.fetch_row("oldest_transaction")
+    async def watch_bounds(self) -> tuple[int, int]:
+        """Returns the oldest transaction that still runs and an upper bound of all transactions so far."""
+        row = await self._database.fetch_row("watch_bounds")
         assert row is not None
-        return int(row[0])
+        return row["settled"], row["newest"]
 
-    async def snapshot(self, selection: WatchSelection) -> list[Version]:
-        """Returns the latest version of every selected resource."""
-        return [_version(row) for row in await self._database.fetch("snapshot_versions", *_selected(selection))]
+    async def snapshot(
+        self, selection: WatchSelection, *, after: int, limit: int
+    ) -> tuple[list[WatchedChange], list[WatchedChange]]:
+        """Returns a page of the selected resources by id: their latest versions, and all their aliases."""
+        rows = await self._database.fetch("snapshot_resources", *_selected(selection), after, limit)
+        latest = [
+            WatchedChange(
+                transaction=row["xid"],
+                resource_id=row["resource_id"],
+                version=row["version"],
+                size_bytes=row["size_bytes"],
+            )
+            for row in rows
+        ]
+        aliases = await self._database.fetch("aliases_of_resources", [change.resource_id for change in latest])
+        return latest, [
+            WatchedChange(
+                transaction=row["xid"], resource_id=row["resource_id"], version=row["version"], alias=_alias(row)
+            )
+            for row in aliases
+        ]
 
-    async def changes_since(self, selection: WatchSelection, transaction: int) -> tuple[list[Version], list[Alias]]:
-        """Returns versions and aliases written by this transaction or later ones."""
-        versions = await self._database.fetch("changed_versions", *_selected(selection), transaction)
-        aliases = await self._database.fetch("changed_aliases", *_selected(selection), transaction)
-        return [_version(row) for row in versions], [_alias(row) for row in aliases]
+    async def changes(
+        self, selection: WatchSelection, *, after: tuple[int, int, int, str], below: int, limit: int
+    ) -> list[WatchedChange]:
+        """Returns changes in order, after a place and below a transaction."""
+        transaction, *place = after
+        rows = await self._database.fetch("resource_changes", *_selected(selection), transaction, below, *place, limit)
+        return [
+            WatchedChange(
+                transaction=row["xid"],
+                resource_id=row["resource_id"],
+                version=row["version"],
+                size_bytes=row["size_bytes"],
+                alias=_alias(row) if row["alias"] else None,
+            )
+            for row in rows
+        ]
+
+    async def contents(self, keys: Sequence[tuple[int, int]]) -> list[Version]:
+        """Returns those versions, by (resource, number), that are still there, in this order."""
+        return [_version(row) for row in await self._database.fetch("versions_by_key", *columns(keys, 2))]
 
 
 class _RepeatedRequest(Exception):
     """Rolls back what a repeated request added."""
 
 
-async def _publish(transaction: Transaction, project_id: int, versions: Sequence[NewVersion]) -> list[int]:
-    numbers: dict[int, int] = {}
-    # In one order for everybody: two publishers never wait for each other in a circle.
-    for index in sorted(range(len(versions)), key=lambda position: (versions[position].resource, position)):
-        new = versions[index]
+async def _check_expected(transaction: Transaction, project_id: int, publication: Publication) -> None:
+    if not publication.expected:
+        return
+    rows = await transaction.fetch("latest_numbers", project_id, list(publication.expected))
+    latest = {row["name"]: row["last_version"] for row in rows}
+    for resource, number in publication.expected.items():
+        if latest.get(resource, 0) != number:
+            raise EtagMismatch(
+                "Somebody published after the version that was expected to be the latest.",
+                resource=resource, expected_version=number, latest_version=latest.get(resource, 0),
+            )  # fmt: skip
+
+
+async def _publish(transaction: Transaction, project_id: int, versions: Sequence[NewVersion]) -> list[tuple[str, int]]:
+    needed = await _dependencies(transaction, project_id, versions)
+    numbers: list[tuple[str, int]] = []
+    violations = []
+    for index, new in enumerate(versions):
         row = await transaction.fetch_row("next_version", project_id, new.resource, new.kind)
         assert row is not None
+        resource_id, number = row["id"], row["last_version"]
+        numbers.append((new.resource, number))
         if row["kind"] != new.kind:
             text = f"is {new.kind}, but the resource is of kind {row['kind']}"
-            raise ArgumentInvalid(
-                "The resources cannot be published.",
-                violations=[Violation(field=f"resources[{index}].kind", description=text)],
-            )
-        numbers[index] = row["last_version"]
+            violations.append(Violation(field=f"resources[{index}].kind", description=text))
+            continue
         await transaction.fetch(
-            "add_version", row["id"], row["last_version"], new.content_type, new.content,
-            hashlib.sha256(new.content).digest(), new.parent, json.dumps(dict(new.metadata)).encode(),
+            "add_version", resource_id, number, new.content_type, new.content, hashlib.sha256(new.content).digest(),
+            new.parent, json.dumps(dict(new.metadata)).encode(), None if new.ttl_s is None else round(new.ttl_s * 1000),
         )  # fmt: skip
-        await transaction.fetch("move_latest", row["id"], row["last_version"])
-    return [numbers[index] for index in range(len(versions))]
+        if new.dependencies:
+            keys = [needed[name] for name in new.dependencies]
+            await transaction.fetch("add_dependencies", resource_id, number, *columns(keys, 2))
+        await transaction.fetch("move_latest", resource_id, number)
+    if violations:
+        raise publish_problem(violations)
+    return numbers
+
+
+async def _dependencies(
+    transaction: Transaction, project_id: int, versions: Sequence[NewVersion]
+) -> dict[str, tuple[int, int]]:
+    """Returns the versions that these need, by name, and keeps them from being removed meanwhile."""
+    names = sorted({name for new in versions for name in new.dependencies})
+    if not names:
+        return {}
+    refs = [parse_ref(name, field="dependencies") for name in names]
+    rows = await transaction.fetch(
+        "keep_versions", project_id, [ref.resource for ref in refs], [ref.version for ref in refs]
+    )
+    found = {f"resources/{row['name']}/versions/{row['version']}": (row["resource_id"], row["version"]) for row in rows}
+    violations = [
+        Violation(field=f"resources[{index}].dependencies[{position}]", description=f"there is no version {name}")
+        for index, new in enumerate(versions)
+        for position, name in enumerate(new.dependencies)
+        if name not in found
+    ]
+    if violations:
+        raise publish_problem(violations)
+    return found
 
 
 def _selected(selection: WatchSelection) -> tuple[int, list[str], str]:
@@ -170,6 +257,9 @@ def _version(row: asyncpg.Record) -> Version:
         parent=row["parent"],
         metadata=json.loads(row["metadata"]),
         created_at=row["created_at"],
+        dependencies=row["dependencies"],
+        ttl_s=None if row["ttl_ms"] is None else row["ttl_ms"] / 1000,
+        expires_at=row["expires_at"],
     )
 
 

@@ -11,16 +11,8 @@ from fulmen.errors import ArgumentInvalid, Draining, Violation
 from fulmen.ids import DEFAULT_PROJECT
 from fulmen.store.v1 import resource_pb2, resource_service_pb2_grpc
 from fulmen.store.v1 import resource_service_pb2 as pb
-from fulmen_store.domain.resources import (
-    Alias,
-    Changes,
-    NewVersion,
-    Resources,
-    ResourceWatcher,
-    Version,
-    WatchSelection,
-    parse_ref,
-)
+from fulmen_store.domain.resource_watch import Changes, ResourceWatcher, WatchSelection
+from fulmen_store.domain.resources import Alias, NewVersion, Publication, Resources, Version, parse_ref
 from fulmen_store.persistence.resources import PgResources
 from fulmen_store.persistence.rollouts import PgRollouts
 from fulmen_store.transport.access import require_count, require_project
@@ -63,9 +55,13 @@ class ResourceService(resource_service_pb2_grpc.ResourceServiceServicer):
             problem = Violation(field="resources", description="belong to different projects")
             raise ArgumentInvalid("The resources cannot be published.", violations=[problem])
         project = require_project(projects.pop())
-        versions = [_new(message) for message in request.resources]
+        publication = Publication(
+            versions=[_new(message) for message in request.resources],
+            request_id=request.request_id,
+            expected={_id(name): number for name, number in request.expected_latest_versions.items()},
+        )
         project_id = await self._rollouts.project_id(project)
-        published = await self._resources.publish(project_id, versions, request_id=request.request_id)
+        published = await self._resources.publish(project_id, publication)
         return pb.PublishResourcesResponse(
             resources=[_message(version, project, with_content=False) for version in published]
         )
@@ -122,27 +118,33 @@ class ResourceService(resource_service_pb2_grpc.ResourceServiceServicer):
     async def WatchResources(
         self, request: pb.WatchResourcesRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.WatchResourcesResponse]:
-        """Streams the snapshot, then changes."""
+        """Streams the snapshot, then changes; with a cursor only the changes since."""
         project = require_project(request.project)
         selection = WatchSelection(
             project_id=await self._rollouts.project_id(project),
             kinds=tuple(request.kinds),
             id_prefix=request.id_prefix,
         )
-        async for changes in self._watcher.follow(selection, stopping=self._stopping):
+        async for changes in self._watcher.follow(selection, request.cursor, stopping=self._stopping):
             yield _changes(changes, project)
-        raise Draining("The store is shutting down: open the stream again.")
+        raise Draining("The store is shutting down: open the stream again from the last cursor.")
+
+
+def _id(name: str) -> str:
+    """Returns the id of a resource's name, or one that no resource has."""
+    return name.removeprefix("resources/") if name.startswith("resources/") else f"/{name}"
 
 
 def _new(message: resource_pb2.ResourceVersion) -> NewVersion:
-    name = message.name
     return NewVersion(
-        resource=name.removeprefix("resources/") if name.startswith("resources/") else f"/{name}",
+        resource=_id(message.name),
         kind=message.kind,
         content_type=message.content_type,
         content=message.content,
         parent=message.parent,
         metadata=dict(message.metadata),
+        dependencies=tuple(message.dependencies),
+        ttl_s=message.ttl.seconds + message.ttl.nanos / 1e9 if message.HasField("ttl") else None,
     )
 
 
@@ -158,7 +160,11 @@ def _message(version: Version, project: str, *, with_content: bool = True) -> re
         size_bytes=version.size_bytes,
         parent=version.parent,
         metadata=version.metadata,
+        dependencies=version.dependencies,
     )
+    if version.ttl_s is not None and version.expires_at is not None:
+        message.ttl.FromMilliseconds(round(version.ttl_s * 1000))
+        message.expire_time.FromDatetime(version.expires_at)
     message.create_time.FromDatetime(version.created_at)
     return message
 
@@ -179,4 +185,5 @@ def _changes(changes: Changes, project: str) -> pb.WatchResourcesResponse:
         resources=[_message(version, project) for version in changes.versions],
         aliases=[_alias_message(alias) for alias in changes.aliases],
         snapshot_complete=changes.snapshot_complete,
+        cursor=changes.cursor,
     )
