@@ -48,7 +48,8 @@ from fulmen_store.domain.spans import Spans
 from fulmen_store.domain.upkeep import Upkeep
 from fulmen_store.domain.wakeups import Wakeups
 from fulmen_store.metrics import StoreMetrics
-from fulmen_store.persistence.database import connect
+from fulmen_store.persistence.database import Database, connect
+from fulmen_store.persistence.database_watch import DatabaseWatch
 from fulmen_store.persistence.leases import PgFeed, PgLeases, PgSessions, PgUpkeep
 from fulmen_store.persistence.migrations import migrate
 from fulmen_store.persistence.overdue import PgOverdue
@@ -57,6 +58,7 @@ from fulmen_store.persistence.resources import PgResources
 from fulmen_store.persistence.rollouts import PgRollouts
 from fulmen_store.persistence.spans import PgSpans
 from fulmen_store.settings import StoreSettings
+from fulmen_store.transport.health import StoreHealth
 from fulmen_store.transport.lease_service import LeaseService
 from fulmen_store.transport.peer_service import PeerService
 from fulmen_store.transport.registry_service import RunnerRegistryService
@@ -76,6 +78,7 @@ _log = structlog.get_logger()
 class _Tables:
     """Everything that reads and writes PostgreSQL."""
 
+    database: Database
     rollouts: PgRollouts
     leases: PgLeases
     sessions: PgSessions
@@ -134,8 +137,15 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         address=settings.peer_address(server.port),
         runner_count=lambda: len(domain.seats),
     )
-    roles = _roles(tables, domain, settings.lease_ttl_s) | {"membership-renewer": membership}
-    return ServiceParts(server=server, roles=roles, drain=lambda: _drain(domain, membership))
+    health = StoreHealth(server, stopping=domain.stopping.is_set)
+    watch = DatabaseWatch(
+        database=tables.database,
+        dsn=settings.database_url.get_secret_value(),
+        connections=settings.database_connections,
+        changed=health.set_ready,
+    )
+    roles = _roles(tables, domain, settings.lease_ttl_s) | {"membership-renewer": membership, "database-watch": watch}
+    return ServiceParts(server=server, roles=roles, drain=lambda: _drain(domain, membership, health))
 
 
 async def _open_tables(settings: StoreSettings, stack: AsyncExitStack) -> _Tables:
@@ -147,6 +157,7 @@ async def _open_tables(settings: StoreSettings, stack: AsyncExitStack) -> _Table
     if settings.auto_migrate:
         _log.info("schema_ready", applied=await migrate(dsn))
     return _Tables(
+        database=database,
         rollouts=PgRollouts(database),
         leases=PgLeases(database),
         sessions=PgSessions(database),
@@ -184,6 +195,7 @@ def _wire_domain(tables: _Tables, settings: StoreSettings, peers: GrpcPeers) -> 
         place=replicas.place,
         unmatched=news.ready,
     )
+    metrics.watch_database(lambda: int(tables.database.is_up))
     metrics.watch_queue(known=lambda: len(dispatcher), credit=seats.open_credit, runners=lambda: len(seats))
     return _Domain(
         seats=seats,
@@ -290,9 +302,10 @@ def _register(server: grpc.aio.Server, tables: _Tables, domain: _Domain, setting
     project_service_pb2_grpc.add_ProjectServiceServicer_to_server(not_yet_served, server)
 
 
-async def _drain(domain: _Domain, membership: MembershipRenewer) -> None:
+async def _drain(domain: _Domain, membership: MembershipRenewer, health: StoreHealth) -> None:
     """Leaves the other replicas, tells watchers and runners to move, and waits until the runners have."""
     domain.stopping.set()
+    await health.set_ready(False)
     domain.wakeups.announce_all()
     domain.seats.tell_each([(seat.session_id, Drained()) for seat in domain.seats.all_open()])
     await membership.leave()

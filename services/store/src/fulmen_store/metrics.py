@@ -54,6 +54,14 @@ class StoreMetrics:
         ):
             self._meter.create_observable_gauge(name, callbacks=[_observer(read)], description=text)
 
+    def watch_database(self, is_up: Callable[[], int]) -> None:
+        """Reports, at every scrape, whether PostgreSQL is there."""
+        self._meter.create_observable_gauge(
+            "fulmen.store.database.up",
+            callbacks=[_observer(is_up)],
+            description="1 while PostgreSQL answers and takes writes, otherwise 0.",
+        )
+
 
 def _observer(read: Callable[[], int]) -> Callable[[CallbackOptions], Iterable[Observation]]:
     def observe(_options: CallbackOptions) -> Iterable[Observation]:

@@ -21,11 +21,14 @@ from fulmen_store.domain.replicas import LiveReplicas, Replica
 from fulmen_store.domain.seats import CancelAsked, Notice, Seats
 from fulmen_store.domain.wakeups import Wakeups
 
-__all__ = ["CancelHint", "News", "NewsListener", "NewsTeller", "PeerClient", "PeerUnreachableError"]
+__all__ = ["PROJECTS_CHANGED", "CancelHint", "News", "NewsListener", "NewsTeller", "PeerClient", "PeerUnreachableError"]
 
 # Under load this many seconds of news go together: a telling costs both sides about as much CPU as twenty rollouts.
 TELLING_PACE_S: Final = 0.01
 MAX_CANCELS: Final = 1000
+
+# The wake-up key of whoever keeps projects and tokens in memory.
+PROJECTS_CHANGED: Final = ("projects",)
 
 _log = structlog.get_logger()
 
@@ -118,13 +121,15 @@ class NewsTeller:
         self._arrived.set()
 
     def announced(self, keys: Iterable[Hashable]) -> None:
-        """Notes what was announced to those who wait here: keys of finished rollouts and of resources."""
+        """Notes what was announced to those who wait here: keys of finished rollouts, resources and projects."""
         for key in keys:
             match key:
                 case ("finished", int(project_id)):
                     self._news.finished.add(project_id)
                 case ("resources", int(project_id)):
                     self._news.resources.add(project_id)
+                case ("projects",):
+                    self._news.projects_changed = True
                 case _:
                     continue
             self._arrived.set()
@@ -200,7 +205,6 @@ class NewsListener:
         wakeups: Wakeups,
         leases: LeaseLook,
         seats: Seats,
-        projects_changed: Callable[[], None] = lambda: None,
     ) -> None:
         """Wires the use case.
 
@@ -209,13 +213,11 @@ class NewsListener:
             wakeups: wakes feeds and watchers.
             leases: where a cancel is checked.
             seats: the runners that sit here.
-            projects_changed: reads projects and tokens anew.
         """
         self._look = look
         self._wakeups = wakeups
         self._leases = leases
         self._seats = seats
-        self._projects_changed = projects_changed
 
     async def hear(self, news: News) -> None:
         """Acts on news.
@@ -226,11 +228,12 @@ class NewsListener:
         if news.ready:
             self._look(frozenset(news.ready))
         self._wakeups.wake(
-            [("finished", project) for project in news.finished]
-            + [("resources", project) for project in news.resources]
+            [
+                *(("finished", project) for project in news.finished),
+                *(("resources", project) for project in news.resources),
+                *([PROJECTS_CHANGED] if news.projects_changed else []),
+            ]
         )
-        if news.projects_changed:
-            self._projects_changed()
         seated = {(hint.session_id, hint.rollout_id) for hint in news.cancels if self._seats.find(hint.session_id)}
         if not seated:
             return

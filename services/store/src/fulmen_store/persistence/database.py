@@ -1,4 +1,8 @@
-"""The connections to PostgreSQL, and the one place where its errors become the store's."""
+"""The connections to PostgreSQL, and the one place where its errors become the store's.
+
+Invariant: while PostgreSQL is known to be away every statement fails at once, also those that were under way; nobody
+waits for a time limit. `DatabaseWatch` decides what is known.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +17,14 @@ import asyncpg
 from fulmen.errors import ArgumentInvalid, DatabaseUnavailable, Violation
 from fulmen_store.persistence.queries import SQL
 
-__all__ = ["Database", "connect"]
+__all__ = ["Database", "connect", "open_pool"]
 
 ACQUIRE_LIMIT_S: Final = 10.0
 STATEMENT_LIMIT_S: Final = 15.0
 CONNECT_LIMIT_S: Final = 10.0
 RETRY_PAUSE_S: Final = 0.2
+# Violated by a rollout that names a version which was removed at the same moment.
+FREE_LOOK_S: Final = 0.02
 
 # Plans must stay index probes whatever the statistics say, also those made while the tables were empty.
 HOT_SETTINGS: Final = {
@@ -65,6 +71,27 @@ class Database:
 
     def __init__(self, pool: asyncpg.Pool) -> None:
         """Takes an open pool."""
+        self._pool: asyncpg.Pool | None = pool
+        self._under_way: set[asyncio.Timeout] = set()
+        self.suspected = asyncio.Event()
+
+    @property
+    def is_up(self) -> bool:
+        """Whether statements are sent to PostgreSQL; otherwise they fail at once."""
+        return self._pool is not None
+
+    def lose(self) -> None:
+        """Fails everything that is under way, and every statement until `regain`."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.terminate()
+        now = asyncio.get_running_loop().time()
+        for limit in self._under_way:
+            limit.reschedule(now)
+        self._under_way = set()
+
+    def regain(self, pool: asyncpg.Pool) -> None:
+        """Takes a new pool: PostgreSQL is back."""
         self._pool = pool
 
     async def fetch(self, name: str, *arguments: object) -> list[asyncpg.Record]:
@@ -73,10 +100,8 @@ class Database:
         Raises:
             DatabaseUnavailable: if the outcome is not known.
         """
-        with mapped_errors():
-            async with self._pool.acquire(timeout=ACQUIRE_LIMIT_S) as connection:
-                with _closed_if_confused(connection):
-                    return await connection.fetch(SQL[name], *arguments, timeout=STATEMENT_LIMIT_S)
+        async with self._connection() as connection:
+            return await connection.fetch(SQL[name], *arguments, timeout=STATEMENT_LIMIT_S)
 
     async def fetch_row(self, name: str, *arguments: object) -> asyncpg.Record | None:
         """Runs a named statement and returns its first row."""
@@ -86,19 +111,54 @@ class Database:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
         """Runs several named statements in one commit."""
-        with mapped_errors():
-            async with self._pool.acquire(timeout=ACQUIRE_LIMIT_S) as connection:
-                with _closed_if_confused(connection):
-                    async with connection.transaction():
-                        yield Transaction(connection)
+        async with self._connection() as connection, connection.transaction():
+            yield Transaction(connection)
 
     async def close(self) -> None:
         """Closes the connections; waits a moment for statements in flight."""
+        pool, self._pool = self._pool, None
+        if pool is None:
+            return
         try:
             async with asyncio.timeout(CONNECT_LIMIT_S):
-                await self._pool.close()
+                await pool.close()
         except TimeoutError:
-            self._pool.terminate()
+            pool.terminate()
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Any]:
+        pool = self._pool
+        if pool is None:
+            raise DatabaseUnavailable("The store's database is away.")
+        try:
+            with mapped_errors():
+                # Each part has a limit of its own; this one is set by `lose`.
+                async with asyncio.timeout(None) as limit:
+                    self._under_way.add(limit)
+                    try:
+                        connection = await self._acquire(pool)
+                        try:
+                            with _closed_if_confused(connection):
+                                yield connection
+                        finally:
+                            await pool.release(connection, timeout=ACQUIRE_LIMIT_S)
+                    finally:
+                        self._under_way.discard(limit)
+        except DatabaseUnavailable:
+            self.suspected.set()
+            raise
+
+    async def _acquire(self, pool: asyncpg.Pool) -> Any:
+        deadline = time.monotonic() + ACQUIRE_LIMIT_S
+        while True:
+            try:
+                return await pool.acquire(timeout=ACQUIRE_LIMIT_S)
+            except asyncpg.TooManyConnectionsError:
+                # The server has no room for one more, but those that are open become free.
+                self.suspected.set()
+                if not pool.get_size() or time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(FREE_LOOK_S)
 
 
 class Transaction:
@@ -131,21 +191,29 @@ async def connect(dsn: str, *, connections: int, start_limit_s: float) -> Databa
     deadline = time.monotonic() + start_limit_s
     while True:
         try:
-            with mapped_errors():
-                pool = await asyncpg.create_pool(
-                    dsn,
-                    min_size=1,
-                    max_size=connections,
-                    timeout=CONNECT_LIMIT_S,
-                    server_settings=HOT_SETTINGS,
-                    connection_class=HotConnection,
-                    max_inactive_connection_lifetime=0,
-                )
-            return Database(pool)
+            return Database(await open_pool(dsn, connections=connections))
         except DatabaseUnavailable:
             if time.monotonic() > deadline:
                 raise
             await asyncio.sleep(RETRY_PAUSE_S)
+
+
+async def open_pool(dsn: str, *, connections: int, limit_s: float = CONNECT_LIMIT_S) -> asyncpg.Pool:
+    """Opens a pool with one connection, which opens up to `connections` as they are needed.
+
+    Raises:
+        DatabaseUnavailable: if PostgreSQL did not let it in within the limit.
+    """
+    with mapped_errors():
+        return await asyncpg.create_pool(
+            dsn,
+            min_size=1,
+            max_size=connections,
+            timeout=limit_s,
+            server_settings=HOT_SETTINGS,
+            connection_class=HotConnection,
+            max_inactive_connection_lifetime=0,
+        )
 
 
 @contextmanager
