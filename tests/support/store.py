@@ -15,6 +15,8 @@ from fulmen.store.v1 import (
     lease_pb2,
     lease_service_pb2,
     lease_service_pb2_grpc,
+    project_service_pb2,
+    project_service_pb2_grpc,
     resource_service_pb2_grpc,
     rollout_pb2,
     rollout_service_pb2,
@@ -40,6 +42,7 @@ class Stubs:
         self.leases = lease_service_pb2_grpc.LeaseServiceStub(channel)
         self.spans = span_service_pb2_grpc.SpanServiceStub(channel)
         self.resources = resource_service_pb2_grpc.ResourceServiceStub(channel)
+        self.projects = project_service_pb2_grpc.ProjectServiceStub(channel)
         self.runners = runner_registry_service_pb2_grpc.RunnerRegistryServiceStub(channel)
 
 
@@ -176,6 +179,14 @@ async def create(stubs: Stubs, count: int = 1, *, request_id: str = "", **fields
         )
     )
     return [rollout.name for rollout in response.rollouts]
+
+
+async def create_project(stubs: Stubs, name: str, **fields: Any) -> project_service_pb2.Project:
+    """Creates a project with an administrator's stubs."""
+    project = project_service_pb2.Project(name=name, **fields)
+    response = await stubs.projects.CreateProject(project_service_pb2.CreateProjectRequest(project=project))
+    created: project_service_pb2.Project = response.project
+    return created
 
 
 async def get(stubs: Stubs, name: str) -> rollout_pb2.Rollout:

@@ -10,7 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 from fulmen.errors import ArgumentInvalid, EtagMismatch, ResourceNotFound
 from fulmen.store.v1 import resource_pb2
 from fulmen.store.v1 import resource_service_pb2 as pb
-from tests.support.store import Stubs
+from tests.support.store import Stubs, create_project
 
 
 async def publish(
@@ -102,6 +102,7 @@ async def test_dependencies_are_checked_and_kept_in_order(stubs: Stubs) -> None:
 
 async def test_every_missing_dependency_is_named_and_nothing_is_published(stubs: Stubs) -> None:
     (known,) = await publish(stubs, "bundle.a")
+    await create_project(stubs, "projects/other")
     await publish(stubs, "bundle.other", project="projects/other")
     missing = ["resources/bundle.a/versions/2", "resources/bundle.other/versions/1"]
     with pytest.raises(ArgumentInvalid) as caught:

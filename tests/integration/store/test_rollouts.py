@@ -18,7 +18,7 @@ from fulmen.ids import rollout_name, uuid7
 from fulmen.store.v1 import rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_service_kit.tokens import Role
-from tests.support.store import Runner, StoreHandle, Stubs, create, get, until_state
+from tests.support.store import Runner, StoreHandle, Stubs, create, create_project, get, until_state
 
 
 async def test_a_created_rollout_can_be_read_back_with_its_defaults(stubs: Stubs) -> None:
@@ -186,13 +186,16 @@ async def test_lists_filter_by_state(stubs: Stubs) -> None:
 
 async def test_a_client_reaches_only_its_own_project(store: StoreHandle, stubs: Stubs) -> None:
     (name,) = await create(stubs)
+    await create_project(stubs, "projects/other")
     stranger = await store.stubs(role=Role.CLIENT, project="projects/other")
     with pytest.raises(RolloutNotFound):
         await get(stranger, name)
     with pytest.raises(PermissionDenied):
-        await create(stranger)
+        await create(stranger, project="projects/default")
+    (meant,) = await create(stranger)
+    assert (await get(stranger, meant)).project == "projects/other"
     with pytest.raises(PermissionDenied):
-        await stranger.rollouts.ListRollouts(pb.ListRolloutsRequest())
+        await stranger.rollouts.ListRollouts(pb.ListRolloutsRequest(project="projects/default"))
     (own,) = await create(stranger, project="projects/other")
     assert (await get(stranger, own)).project == "projects/other"
 

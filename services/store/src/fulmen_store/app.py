@@ -26,10 +26,11 @@ from fulmen.store.v1 import (
     span_service_pb2_grpc,
 )
 from fulmen_service_kit.lifecycle import Role, ServiceParts
+from fulmen_service_kit.revocation import RevocationFollower, RevokedTokens
 from fulmen_service_kit.server import build_server
 from fulmen_service_kit.settings import ServiceSettings
 from fulmen_service_kit.tokens import Role as TokenRole
-from fulmen_service_kit.tokens import TokenSigner
+from fulmen_service_kit.tokens import TokenSigner, new_token_id
 from fulmen_store.access_policy import ROLE_POLICY, SERVICE_NAMES
 from fulmen_store.clients.peers import GrpcPeers
 from fulmen_store.domain.attempt_ends import AttemptEnds
@@ -40,11 +41,13 @@ from fulmen_store.domain.overdue import Overdue
 from fulmen_store.domain.peers import NewsListener, NewsTeller
 from fulmen_store.domain.replicas import LiveReplicas, MembershipRenewer
 from fulmen_store.domain.resource_watch import ResourceWatcher
+from fulmen_store.domain.projects import ProjectFollower, Projects
 from fulmen_store.domain.resources import Resources
 from fulmen_store.domain.rollouts import Rollouts
 from fulmen_store.domain.seats import Drained, Seats
 from fulmen_store.domain.sessions import LeaseRenewer, LeaseSweeper, Sessions
 from fulmen_store.domain.spans import Spans
+from fulmen_store.domain.tokens import Tokens
 from fulmen_store.domain.upkeep import Upkeep
 from fulmen_store.domain.wakeups import Wakeups
 from fulmen_store.metrics import StoreMetrics
@@ -54,6 +57,7 @@ from fulmen_store.persistence.leases import PgFeed, PgLeases, PgSessions, PgUpke
 from fulmen_store.persistence.migrations import migrate
 from fulmen_store.persistence.overdue import PgOverdue
 from fulmen_store.persistence.replicas import PgReplicas
+from fulmen_store.persistence.projects import PgProjects, PgTokens
 from fulmen_store.persistence.resources import PgResources
 from fulmen_store.persistence.rollouts import PgRollouts
 from fulmen_store.persistence.spans import PgSpans
@@ -61,6 +65,7 @@ from fulmen_store.settings import StoreSettings
 from fulmen_store.transport.health import StoreHealth
 from fulmen_store.transport.lease_service import LeaseService
 from fulmen_store.transport.peer_service import PeerService
+from fulmen_store.transport.project_service import ProjectService, token_signer
 from fulmen_store.transport.registry_service import RunnerRegistryService
 from fulmen_store.transport.resource_service import ResourceService
 from fulmen_store.transport.rollout_codec import explained
@@ -87,6 +92,8 @@ class _Tables:
     spans: PgSpans
     resources: PgResources
     upkeep: PgUpkeep
+    projects: PgProjects
+    tokens: PgTokens
     replicas: PgReplicas
 
 
@@ -105,6 +112,7 @@ class _Domain:
     sessions: Sessions
     spans: Spans
     upkeep: Upkeep
+    revoked: RevokedTokens
     replicas: LiveReplicas
     news: NewsTeller
     listener: NewsListener
@@ -130,6 +138,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         policy=ROLE_POLICY,
         service_names=SERVICE_NAMES,
         register=lambda server: _register(server, tables, domain, settings),
+        revoked=domain.revoked,
     )
     membership = MembershipRenewer(
         table=tables.replicas,
@@ -166,6 +175,8 @@ async def _open_tables(settings: StoreSettings, stack: AsyncExitStack) -> _Table
         spans=PgSpans(database),
         resources=PgResources(database),
         upkeep=PgUpkeep(database),
+        projects=PgProjects(database),
+        tokens=PgTokens(database),
         replicas=PgReplicas(database),
     )
 
@@ -233,6 +244,7 @@ def _wire_domain(tables: _Tables, settings: StoreSettings, peers: GrpcPeers) -> 
         ),
         spans=Spans(table=tables.spans, observe_batch=metrics.batch),
         upkeep=Upkeep(table=tables.upkeep, today=lambda: _now().date()),
+        revoked=RevokedTokens(),
         replicas=replicas,
         news=news,
         listener=NewsListener(look=dispatcher.look, wakeups=wakeups, leases=tables.leases, seats=seats),
@@ -259,6 +271,8 @@ def _roles(tables: _Tables, domain: _Domain, lease_ttl_s: float) -> dict[str, Ro
         ),
         "overdue": domain.overdue,
         "upkeep": domain.upkeep,
+        "project-follower": ProjectFollower(read=tables.leases.projects, tell=domain.dispatcher.know_project),
+        "revocations": RevocationFollower(revoked=domain.revoked, fetch=tables.tokens.revoked),
         "news-teller": domain.news,
     }
 
@@ -294,12 +308,22 @@ def _register(server: grpc.aio.Server, tables: _Tables, domain: _Domain, setting
     lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(lease_service, server)
     resource_service_pb2_grpc.add_ResourceServiceServicer_to_server(resource_service, server)
     span_service_pb2_grpc.add_SpanServiceServicer_to_server(span_service, server)
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(TraceService(spans=domain.spans), server)
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(TraceService(spans=domain.spans, rollouts=tables.rollouts), server)
     peer_service_pb2_grpc.add_PeerServiceServicer_to_server(PeerService(domain.listener), server)
     registry = RunnerRegistryService(table=tables.sessions)
     runner_registry_service_pb2_grpc.add_RunnerRegistryServiceServicer_to_server(registry, server)
-    not_yet_served = project_service_pb2_grpc.ProjectServiceServicer()
-    project_service_pb2_grpc.add_ProjectServiceServicer_to_server(not_yet_served, server)
+    project_service = ProjectService(
+        projects=Projects(table=tables.projects),
+        tokens=Tokens(
+            table=tables.tokens,
+            sign=token_signer(TokenSigner(settings.signing_key.get_secret_value())),
+            new_id=new_token_id,
+            revoked=domain.revoked.add,
+        ),
+        table=tables.projects,
+        token_table=tables.tokens,
+    )
+    project_service_pb2_grpc.add_ProjectServiceServicer_to_server(project_service, server)
 
 
 async def _drain(domain: _Domain, membership: MembershipRenewer, health: StoreHealth) -> None:

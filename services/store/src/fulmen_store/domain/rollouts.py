@@ -116,7 +116,11 @@ class RolloutTable(Protocol):
     """Where rollouts live."""
 
     async def project_id(self, name: str) -> int:
-        """Returns a project's number; a new project is recorded."""
+        """Returns a project's number.
+
+        Raises:
+            ProjectNotFound: if there is no such project.
+        """
         ...
 
     async def run_id(self, project_id: int, name: str) -> int:

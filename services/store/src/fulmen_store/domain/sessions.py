@@ -5,7 +5,7 @@ Leases belong to a session and live as long as it does. Only the database's cloc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 from uuid import UUID
@@ -18,21 +18,38 @@ from fulmen_store.domain.periodic import Pace
 from fulmen_store.domain.seats import CancelAsked, LeasesLost, Seat, SeatClosed, Seats
 from fulmen_store.domain.transitions import FailureKind
 
-__all__ = ["LeaseRenewer", "LeaseSweeper", "Resumed", "SessionTable", "Sessions"]
+__all__ = ["LeaseRenewer", "LeaseSweeper", "Resumed", "SessionOwner", "SessionTable", "Sessions"]
 
 SWEEP_PAGE: Final = 1000
 RENEWALS_PER_TTL: Final = 3
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOwner:
+    """Whose a session is: only a token of the same subject and the same reach may go on with it.
+
+    Attributes:
+        subject: who the token was issued for.
+        project: `projects/{project}`, or `projects/*`.
+    """
+
+    subject: str
+    project: str
+
+
 class SessionTable(Protocol):
     """Where sessions live."""
 
-    async def open(self, session_id: UUID, *, subject: str, host: str, info: bytes, ttl_s: float) -> None:
+    async def open(self, session_id: UUID, *, owner: SessionOwner, host: str, info: bytes, ttl_s: float) -> None:
         """Records a new session."""
         ...
 
-    async def resume(self, session_id: UUID, *, subject: str, ttl_s: float) -> bool:
-        """Extends a session of the same token subject; returns False if it is unknown or over."""
+    async def resume(self, session_id: UUID, *, owner: SessionOwner, ttl_s: float) -> bool:
+        """Extends a session of this owner; returns False if it is unknown, over or another's."""
+        ...
+
+    async def projects_of(self, session_ids: Sequence[UUID]) -> dict[UUID, str]:
+        """Returns what the tokens of sessions are bound to, also of those that are over."""
         ...
 
     async def renew(self, session_ids: Sequence[UUID], *, ttl_s: float) -> list[UUID]:
@@ -79,10 +96,10 @@ class Sessions:
         # Many runners come back at once after a restart: one look at the live items serves them all.
         self.lookups: GroupCommitter[UUID, list[HeldLease]] = GroupCommitter("held_by", self._look_up)
 
-    async def open(self, *, subject: str, host: str, info: bytes) -> UUID:
+    async def open(self, *, owner: SessionOwner, host: str, info: bytes) -> UUID:
         """Records a new session and returns its id."""
         session_id = self._new_id()
-        await self._sessions.open(session_id, subject=subject, host=host, info=info, ttl_s=self.lease_ttl_s)
+        await self._sessions.open(session_id, owner=owner, host=host, info=info, ttl_s=self.lease_ttl_s)
         return session_id
 
     def sit(self, session_id: UUID, *, labels: frozenset[str], projects: frozenset[int] | None) -> Seat:
@@ -95,7 +112,7 @@ class Sessions:
         self,
         session_id: UUID,
         *,
-        subject: str,
+        owner: SessionOwner,
         labels: frozenset[str],
         projects: frozenset[int] | None,
         running: frozenset[tuple[UUID, int]],
@@ -105,7 +122,7 @@ class Sessions:
         Raises:
             SessionEnded: if it is unknown or over.
         """
-        await self.renew(session_id, subject=subject)
+        await self.renew(session_id, owner=owner)
         seat = self.sit(session_id, labels=labels, projects=projects)
         (held,) = await self.lookups.submit([session_id])
         keys = {(lease.rollout_id, lease.epoch): lease for lease in held}
@@ -119,14 +136,19 @@ class Sessions:
             seat.tell(CancelAsked(attempts=cancelled))
         return Resumed(seat=seat, lost=sorted(running - keys.keys()))
 
-    async def renew(self, session_id: UUID, *, subject: str) -> None:
+    async def renew(self, session_id: UUID, *, owner: SessionOwner) -> None:
         """Extends a session at once.
 
         Raises:
             SessionEnded: if it is unknown or over.
         """
-        if not await self._sessions.resume(session_id, subject=subject, ttl_s=self.lease_ttl_s):
+        if not await self._sessions.resume(session_id, owner=owner, ttl_s=self.lease_ttl_s):
             raise SessionEnded("The runner session is unknown or over: open a new one.", session=session_id)
+
+    async def foreign(self, session_ids: Collection[UUID], *, project: str) -> frozenset[UUID]:
+        """Returns those sessions that are not of tokens of this very project; unknown ones are among them."""
+        projects = await self._sessions.projects_of(list(session_ids)) if session_ids else {}
+        return frozenset(one for one in session_ids if projects.get(one) != project)
 
     async def held(self, session_id: UUID) -> list[HeldLease]:
         """Returns the leases of a session."""

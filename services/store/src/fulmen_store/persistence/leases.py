@@ -13,6 +13,7 @@ from fulmen_store.domain.fair_queue import ReadyItem, waits_since
 from fulmen_store.domain.feed import Cursor, FeedRow, Selection
 from fulmen_store.domain.leases import AttemptEnd, EndedAttempt, EndedReport, Grant, HeldLease, Project
 from fulmen_store.domain.rules import QueueTerms
+from fulmen_store.domain.sessions import SessionOwner
 from fulmen_store.domain.transitions import AttemptState, FailureKind, RetryPolicy, RolloutState
 from fulmen_store.persistence.database import Database, columns
 from fulmen_store.persistence.rules import decode_rules
@@ -125,13 +126,18 @@ class PgSessions:
         """Takes the database."""
         self._database = database
 
-    async def open(self, session_id: UUID, *, subject: str, host: str, info: bytes, ttl_s: float) -> None:
+    async def open(self, session_id: UUID, *, owner: SessionOwner, host: str, info: bytes, ttl_s: float) -> None:
         """Records a new session."""
-        await self._database.fetch("open_session", session_id, subject, host, info, ttl_s)
+        await self._database.fetch("open_session", session_id, owner.subject, host, info, ttl_s, owner.project)
 
-    async def resume(self, session_id: UUID, *, subject: str, ttl_s: float) -> bool:
-        """Extends a session of the same token subject; returns False if it is unknown or over."""
-        return bool(await self._database.fetch("resume_session", session_id, ttl_s, subject))
+    async def resume(self, session_id: UUID, *, owner: SessionOwner, ttl_s: float) -> bool:
+        """Extends a session of this owner; returns False if it is unknown, over or another's."""
+        return bool(await self._database.fetch("resume_session", session_id, ttl_s, owner.subject, owner.project))
+
+    async def projects_of(self, session_ids: Sequence[UUID]) -> dict[UUID, str]:
+        """Returns what the tokens of sessions are bound to, also of those that are over."""
+        rows = await self._database.fetch("session_projects", session_ids)
+        return {row["id"]: row["project"] for row in rows}
 
     async def renew(self, session_ids: Sequence[UUID], *, ttl_s: float) -> list[UUID]:
         """Extends sessions; returns those that are alive."""
@@ -204,8 +210,9 @@ class PgUpkeep:
         await self._database.fetch("create_partitions", day)
 
     async def forget_requests(self) -> None:
-        """Removes request ids older than 24 hours."""
+        """Removes request ids older than 24 hours, and what is known of tokens that have expired."""
         await self._database.fetch("forget_requests")
+        await self._database.fetch("forget_tokens")
 
 
 def _held(row: asyncpg.Record) -> HeldLease:

@@ -10,6 +10,7 @@ from uuid import UUID
 
 import asyncpg
 
+from fulmen_store.domain.projects import is_project_name, unknown_project
 from fulmen_store.domain.rollouts import Cancelled, NameKind, NewItem, RolloutView, RunningAttempt
 from fulmen_store.domain.transitions import AttemptState, FailureKind, RolloutState
 from fulmen_store.persistence.database import Database, columns
@@ -58,11 +59,16 @@ class PgRollouts:
         self._names: OrderedDict[tuple[int, NameKind, str], int] = OrderedDict()
 
     async def project_id(self, name: str) -> int:
-        """Returns a project's number; a new project is recorded."""
+        """Returns a project's number.
+
+        Raises:
+            ProjectNotFound: if there is no such project.
+        """
         known = self._projects.get(name)
         if known is None:
-            row = await self._database.fetch_row("ensure_project", name)
-            assert row is not None
+            row = await self._database.fetch_row("find_project", name) if is_project_name(name) else None
+            if row is None:
+                raise unknown_project(name)
             known = self._projects[name] = row["id"]
         return known
 

@@ -6,30 +6,33 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from fulmen.errors import ArgumentInvalid, PermissionDenied, Violation
-from fulmen.ids import DEFAULT_PROJECT
+from fulmen.ids import ALL_PROJECTS
 from fulmen_service_kit.auth import current_caller
 from fulmen_service_kit.tokens import Role
 
 __all__ = ["is_own_attempt", "project_limit", "require_count", "require_project"]
 
+MAX_NAME = 128
+
 
 def require_project(name: str) -> str:
-    """Returns the project to work in; unset means the default one.
+    """Returns the project to work in; unset means the token's own, or the default one with a token for all.
 
     Raises:
-        PermissionDenied: if the caller is bound to another project.
+        PermissionDenied: if the caller is bound to another project. The token alone says so: whether there is such a
+            project is not looked at.
     """
-    project = name or DEFAULT_PROJECT
     caller = current_caller()
+    project = name or caller.own_project
     if not caller.may_access(project):
-        raise PermissionDenied("The token belongs to another project.", role=caller.role, project=project)
+        raise PermissionDenied("The token belongs to another project.", role=caller.role, project=project[:MAX_NAME])
     return project
 
 
 def project_limit() -> str | None:
-    """Returns the only project whose rollouts the caller may see; None if it may see all."""
-    caller = current_caller()
-    return caller.project if caller.role in (Role.CLIENT, Role.ATTEMPT) else None
+    """Returns the only project whose things the caller may see; None if it may see all."""
+    project = current_caller().project
+    return None if project == ALL_PROJECTS else project
 
 
 def is_own_attempt(rollout_id: UUID, number: int | None = None) -> bool:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from typing import cast
 from uuid import UUID
 
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 
-from fulmen.errors import ArgumentInvalid, Draining, FulmenError, PermissionDenied, SessionEnded, Violation
+from fulmen.errors import ArgumentInvalid, Draining, FulmenError, SessionEnded, Violation
 from fulmen.ids import attempt_name, parse_attempt_name
 from fulmen.store.v1 import lease_pb2, lease_service_pb2_grpc
 from fulmen.store.v1 import lease_service_pb2 as pb
@@ -33,9 +33,9 @@ from fulmen_store.domain.seats import (
     SeatClosed,
     Seats,
 )
-from fulmen_store.domain.sessions import Sessions
+from fulmen_store.domain.sessions import SessionOwner, Sessions
 from fulmen_store.persistence.rollouts import PgRollouts
-from fulmen_store.transport.access import require_count
+from fulmen_store.transport.access import project_limit, require_count, require_project
 from fulmen_store.transport.rollout_codec import assignment, report_of
 
 __all__ = ["LeaseService"]
@@ -43,6 +43,7 @@ __all__ = ["LeaseService"]
 MAX_REPORTS = 1000
 MAX_HOST = 128
 MAX_LABELS = 64
+MAX_PROJECTS = 1000
 MAX_WAIT_S = 60.0
 ACKS_IN_FLIGHT = 64
 MESSAGE_BYTES = 3 * 1024 * 1024
@@ -100,16 +101,17 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         wait_s = request.wait.seconds + request.wait.nanos / 1e9
         _check_range("max_count", request.max_count, 1, MAX_REPORTS)
         _check_range("wait", wait_s, 0, MAX_WAIT_S)
-        subject = current_caller().subject
+        owner = _owner()
         labels = _labels(request.runner)
+        projects = await self._projects(())
         if request.session_id:
             session_id = _session_id(request.session_id)
-            await self._sessions.renew(session_id, subject=subject)
+            await self._sessions.renew(session_id, owner=owner)
         else:
             session_id = await self._sessions.open(
-                subject=subject, host=request.runner.host, info=request.runner.SerializeToString()
+                owner=owner, host=request.runner.host, info=request.runner.SerializeToString()
             )
-        seat = self._sessions.sit(session_id, labels=labels, projects=None)
+        seat = self._sessions.sit(session_id, labels=labels, projects=projects)
         self._dispatcher.add_credit(seat, request.max_count)
         assignments: list[lease_pb2.Assignment] = []
         try:
@@ -130,7 +132,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
     ) -> pb.RenewLeasesResponse:
         """Renews a session and names its attempts that were cancelled."""
         session_id = _session_id(request.session_id)
-        await self._sessions.renew(session_id, subject=current_caller().subject)
+        await self._sessions.renew(session_id, owner=_owner())
         held = await self._sessions.held(session_id)
         cancelled = [(lease.rollout_id, lease.epoch) for lease in held if lease.cancel_requested]
         return pb.RenewLeasesResponse(lease_ttl=self._ttl(), cancelled_attempts=_names(cancelled))
@@ -146,31 +148,32 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
     ) -> pb.ReleaseLeasesResponse:
         """Gives leases back."""
         session_id = _session_id(request.session_id)
-        await self._sessions.renew(session_id, subject=current_caller().subject)
+        await self._sessions.renew(session_id, owner=_owner())
         attempts = _attempts(request.attempts, field="attempts") if request.attempts else None
         count = await self._sessions.release(session_id, attempts=attempts)
         return pb.ReleaseLeasesResponse(released_count=count)
 
     async def _open(self, request: pb.OpenSession) -> tuple[Seat, Sequence[tuple[UUID, int]]]:
-        subject = current_caller().subject
+        owner = _owner()
         labels = _labels(request.runner)
         projects = await self._projects(request.projects)
         running = _attempts(request.running_attempts, field="open.running_attempts")
         if request.session_id:
             resumed = await self._sessions.resume(
-                _session_id(request.session_id), subject=subject, labels=labels, projects=projects, running=running
+                _session_id(request.session_id), owner=owner, labels=labels, projects=projects, running=running
             )
             return resumed.seat, resumed.lost
         session_id = await self._sessions.open(
-            subject=subject, host=request.runner.host, info=request.runner.SerializeToString()
+            owner=owner, host=request.runner.host, info=request.runner.SerializeToString()
         )
         return self._sessions.sit(session_id, labels=labels, projects=projects), sorted(running)
 
     async def _projects(self, names: Sequence[str]) -> frozenset[int] | None:
-        for name in names:
-            if not current_caller().may_access(name):
-                raise PermissionDenied("The token belongs to another project.", project=name)
-        return frozenset([await self._table.project_id(name) for name in names]) or None
+        """Returns the projects whose work a runner gets; None for all."""
+        _check_range("projects", len(names), 0, MAX_PROJECTS)
+        limit = project_limit()
+        wanted = [require_project(name) for name in names] or ([] if limit is None else [limit])
+        return frozenset([await self._table.project_id(name) for name in wanted]) or None
 
     async def _read(self, seat: Seat, messages: AsyncIterator[pb.StreamLeasesRequest]) -> None:
         """Acts on the runner's messages until it closes its side; the outcome goes into the outbox."""
@@ -195,7 +198,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
                 _check_range("demand.credit_count", count, 1, MAX_CREDIT - seat.credit)
                 self._dispatcher.add_credit(seat, count)
             case "complete":
-                return self._complete(message.complete.results)
+                return self._complete(message.complete.results, own=seat.session_id)
             case "release":
                 return self._release(seat.session_id, message.release.attempts)
             case "renew":
@@ -243,17 +246,28 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
             case RunnerDone() | SeatClosed():
                 return
 
-    async def _complete(self, results: Sequence[lease_pb2.AttemptResult]) -> list[Acknowledgement]:
+    async def _complete(
+        self, results: Sequence[lease_pb2.AttemptResult], *, own: UUID | None = None
+    ) -> list[Acknowledgement]:
         require_count(results, field="results", most=MAX_REPORTS)
         reports = [report_of(result) for result in results]
         good = [report for report in reports if not isinstance(report, str)]
-        statuses = iter(await self._ends.report(good))
+        foreign = await self._foreign({report.session_id for report in good} - {own})
+        ended = iter(await self._ends.report([report for report in good if report.session_id not in foreign]))
+        statuses = iter(
+            [CompletionStatus.LEASE_LOST if report.session_id in foreign else next(ended) for report in good]
+        )
         return [
             Acknowledgement(attempt=result.attempt, status=CompletionStatus.INVALID, message=report)
             if isinstance(report, str)
             else Acknowledgement(attempt=result.attempt, status=next(statuses))
             for result, report in zip(results, reports, strict=True)
         ]
+
+    async def _foreign(self, session_ids: Collection[UUID]) -> frozenset[UUID]:
+        """Returns the sessions on whose leases the caller's token has no say."""
+        limit = project_limit()
+        return frozenset() if limit is None else await self._sessions.foreign(session_ids, project=limit)
 
     async def _release(self, session_id: UUID, names: Sequence[str]) -> list[Acknowledgement]:
         require_count(names, field="release.attempts", most=MAX_REPORTS)
@@ -336,6 +350,11 @@ def _names(attempts: Iterable[tuple[UUID, int]]) -> list[str]:
 def _attempts(names: Iterable[str], *, field: str) -> frozenset[tuple[UUID, int]]:
     parsed = [parse_attempt_name(name, field=field) for name in names]
     return frozenset((name.rollout_id, name.number) for name in parsed)
+
+
+def _owner() -> SessionOwner:
+    caller = current_caller()
+    return SessionOwner(subject=caller.subject, project=caller.project)
 
 
 def _session_id(text: str) -> UUID:

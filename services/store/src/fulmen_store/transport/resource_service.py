@@ -8,10 +8,10 @@ import grpc.aio
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from fulmen.errors import ArgumentInvalid, Draining, Violation
-from fulmen.ids import DEFAULT_PROJECT
 from fulmen.store.v1 import resource_pb2, resource_service_pb2_grpc
 from fulmen.store.v1 import resource_service_pb2 as pb
 from fulmen_store.domain.resource_watch import Changes, ResourceWatcher, WatchSelection
+from fulmen_service_kit.auth import current_caller
 from fulmen_store.domain.resources import Alias, NewVersion, Publication, Resources, Version, parse_ref
 from fulmen_store.persistence.resources import PgResources
 from fulmen_store.persistence.rollouts import PgRollouts
@@ -50,7 +50,7 @@ class ResourceService(resource_service_pb2_grpc.ResourceServiceServicer):
         self, request: pb.PublishResourcesRequest, context: grpc.aio.ServicerContext
     ) -> pb.PublishResourcesResponse:
         """Publishes versions, all or none."""
-        projects = {message.project or DEFAULT_PROJECT for message in request.resources} or {DEFAULT_PROJECT}
+        projects = {message.project or current_caller().own_project for message in request.resources} or {""}
         if len(projects) > 1:
             problem = Violation(field="resources", description="belong to different projects")
             raise ArgumentInvalid("The resources cannot be published.", violations=[problem])

@@ -50,9 +50,9 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         self, request: pb.BatchCreateRolloutsRequest, context: grpc.aio.ServicerContext
     ) -> pb.BatchCreateRolloutsResponse:
         """Creates rollouts, all or none."""
+        for message in request.rollouts:
+            message.project = require_project(message.project)
         drafts = [new_rollout(message) for message in request.rollouts]
-        for project in {draft.project for draft in drafts}:
-            require_project(project)
         ids = await self._rollouts.create(drafts, request_id=request.request_id)
         if request.request_id or any(draft.name for draft in drafts):
             return pb.BatchCreateRolloutsResponse(rollouts=await self._present(ids))

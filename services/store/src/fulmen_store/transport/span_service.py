@@ -136,9 +136,10 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
 class TraceService(trace_service_pb2_grpc.TraceServiceServicer):
     """Serves the standard OTLP/gRPC trace endpoint: any OpenTelemetry SDK is a writer."""
 
-    def __init__(self, *, spans: Spans) -> None:
-        """Takes the use case."""
+    def __init__(self, *, spans: Spans, rollouts: PgRollouts) -> None:
+        """Takes the use case, and the table that knows projects."""
         self._spans = spans
+        self._rollouts = rollouts
 
     async def Export(
         self, request: trace_service_pb2.ExportTraceServiceRequest, context: grpc.aio.ServicerContext
@@ -146,7 +147,9 @@ class TraceService(trace_service_pb2_grpc.TraceServiceServicer):
         """Stores spans after packing them into chunks per attempt."""
         caller = current_caller()
         chunks, homeless = chunks_of_export(request, own=caller.attempt if caller.role is Role.ATTEMPT else None)
-        kept = await self._spans.append([NewChunk(chunk=chunk, project_id=None) for chunk in chunks])
+        limit = project_limit()
+        project_id = None if limit is None else await self._rollouts.project_id(limit)
+        kept = await self._spans.append([NewChunk(chunk=chunk, project_id=project_id) for chunk in chunks])
         refused = sum(chunk.span_count for chunk, is_kept in zip(chunks, kept, strict=True) if not is_kept)
         response = trace_service_pb2.ExportTraceServiceResponse()
         if homeless or refused:

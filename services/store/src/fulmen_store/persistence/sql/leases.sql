@@ -114,13 +114,16 @@ limit $4;
 select p.id, p.name, p.weight, p.max_running, p.max_queued, p.rules from project p order by p.id;
 
 -- name: open_session
-insert into runner_session (id, subject, host, info, lease_until)
-values ($1, $2, $3, $4, now() + $5 * interval '1 second');
+insert into runner_session (id, subject, host, info, lease_until, project)
+values ($1, $2, $3, $4, now() + $5 * interval '1 second', $6);
 
 -- name: resume_session
 update runner_session s set lease_until = now() + $2 * interval '1 second'
-where s.id = $1 and s.ended_at is null and s.subject = $3
+where s.id = $1 and s.ended_at is null and s.subject = $3 and s.project = $4
 returning s.id;
+
+-- name: session_projects
+select s.id, s.project from runner_session s where s.id = any ($1::uuid[]);
 
 -- name: renew_sessions
 update runner_session s set lease_until = now() + $2 * interval '1 second'

@@ -1,10 +1,6 @@
 -- Three rules keep every plan a point look-up whatever the statistics say: rows are found by `cross join lateral (...
 -- limit 1)`, they are changed by ctid, and two CTEs are never joined.
 
--- name: ensure_project
-insert into project (name) values ($1) on conflict (name) do update set name = excluded.name
-returning id, weight;
-
 -- name: ensure_training_run
 insert into training_run (project_id, name) values ($1, $2)
 on conflict (project_id, name) do update set name = excluded.name

@@ -1,0 +1,24 @@
+-- name: find_project
+select p.id from project p where p.name = $1;
+
+-- name: add_project
+insert into project (name, weight, max_running, max_queued, retention, rules) values ($1, $2, $3, $4, $5, $6)
+on conflict (name) do nothing
+returning name, weight, max_running, max_queued, retention, rules, revision, created_at;
+
+-- name: get_project
+select p.name, p.weight, p.max_running, p.max_queued, p.retention, p.rules, p.revision, p.created_at
+from project p where p.name = $1;
+
+-- name: replace_project
+update project p set
+    weight = $2, max_running = $3, max_queued = $4, retention = $5, rules = $6, revision = p.revision + 1
+where p.name = $1 and p.revision = $7
+returning p.name, p.weight, p.max_running, p.max_queued, p.retention, p.rules, p.revision, p.created_at;
+
+-- name: list_projects
+select p.name, p.weight, p.max_running, p.max_queued, p.retention, p.rules, p.revision, p.created_at
+from project p
+where p.name > $1 and ($2::text is null or p.name = $2)
+order by p.name
+limit $3;

@@ -1,0 +1,34 @@
+-- name: add_token
+insert into issued_token (id, project, role, subject, expires_at)
+values ($1, $2, $3, $4, now() + $5::float8 * interval '1 second')
+returning id, project, role, subject, created_at, expires_at, revoked_at;
+
+-- name: revoke_token
+update issued_token t set revoked_at = coalesce(t.revoked_at, now())
+where t.id = $1 and ($2::text is null or t.project = $2)
+returning t.id;
+
+-- name: list_tokens
+select t.id, t.project, t.role, t.subject, t.created_at, t.expires_at, t.revoked_at
+from issued_token t
+where (t.created_at, t.id) < ($1, $2) and t.expires_at > now()
+order by t.created_at desc, t.id desc
+limit $3;
+
+-- name: list_project_tokens
+select t.id, t.project, t.role, t.subject, t.created_at, t.expires_at, t.revoked_at
+from issued_token t
+where t.project = $4 and (t.created_at, t.id) < ($1, $2) and t.expires_at > now()
+order by t.created_at desc, t.id desc
+limit $3;
+
+-- The hour is for clocks that differ: a token says by the clock of who checks it when it expires.
+-- name: revoked_tokens
+select t.id from issued_token t
+where t.revoked_at is not null and t.expires_at > now() - interval '1 hour'
+    and ($1::text is null or t.project in ($1, 'projects/*'))
+order by t.expires_at desc
+limit $2;
+
+-- name: forget_tokens
+delete from issued_token t where t.expires_at < now() - interval '1 hour';

@@ -1,0 +1,222 @@
+"""`ProjectService` over gRPC: tenants and the tokens that reach them."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+from collections.abc import Callable
+from typing import Final, cast
+
+import grpc.aio
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from fulmen.errors import PermissionDenied
+from fulmen.ids import ALL_PROJECTS
+from fulmen.store.v1 import project_service_pb2 as pb
+from fulmen.store.v1 import project_service_pb2_grpc
+from fulmen.store.v1.rollout_service_pb2 import QueueRules
+from fulmen_service_kit.auth import current_caller
+from fulmen_service_kit.tokens import Role, TokenSigner
+from fulmen_store.domain.projects import ProjectDraft, Projects, ProjectView, unknown_project
+from fulmen_store.domain.tokens import IssuedToken, TokenDraft, TokenPlace, Tokens
+from fulmen_store.persistence.projects import PgProjects, PgTokens
+from fulmen_store.transport.access import project_limit, require_project
+from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
+
+__all__ = ["ProjectService", "token_signer"]
+
+DEFAULT_PAGE: Final = 50
+DEFAULT_WEIGHT: Final = 100
+# Longer than any name, so that the key of a page has one length.
+NAME_BYTES: Final = 72
+PLACE_BYTES: Final = 24
+NEWEST: Final = TokenPlace(created_at=datetime.datetime(9999, 1, 1, tzinfo=datetime.UTC), token_id="")
+EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+ROLES: Final = {
+    pb.TOKEN_ROLE_ADMIN: Role.ADMIN,
+    pb.TOKEN_ROLE_SERVICE: Role.SERVICE,
+    pb.TOKEN_ROLE_RUNNER: Role.RUNNER,
+    pb.TOKEN_ROLE_CLIENT: Role.CLIENT,
+    pb.TOKEN_ROLE_READER: Role.READER,
+}
+
+
+class ProjectService(project_service_pb2_grpc.ProjectServiceServicer):
+    """Serves projects and tokens."""
+
+    def __init__(self, *, projects: Projects, tokens: Tokens, table: PgProjects, token_table: PgTokens) -> None:
+        """Takes the use cases, and the tables that are read."""
+        self._projects = projects
+        self._tokens = tokens
+        self._table = table
+        self._token_table = token_table
+
+    async def CreateProject(
+        self, request: pb.CreateProjectRequest, context: grpc.aio.ServicerContext
+    ) -> pb.CreateProjectResponse:
+        """Creates a project."""
+        if project_limit() is not None:
+            raise PermissionDenied("Only a token for all projects creates projects.", role=current_caller().role)
+        view = await self._projects.create(_draft(request.project), request_id=request.request_id)
+        return pb.CreateProjectResponse(project=_message(view))
+
+    async def GetProject(
+        self, request: pb.GetProjectRequest, context: grpc.aio.ServicerContext
+    ) -> pb.GetProjectResponse:
+        """Returns one project."""
+        name = _visible(request.name or current_caller().own_project)
+        return pb.GetProjectResponse(project=_message(await self._projects.get(name)))
+
+    async def UpdateProject(
+        self, request: pb.UpdateProjectRequest, context: grpc.aio.ServicerContext
+    ) -> pb.UpdateProjectResponse:
+        """Replaces every field of a project."""
+        _visible(request.project.name)
+        view = await self._projects.update(_draft(request.project), etag=request.project.etag)
+        return pb.UpdateProjectResponse(project=_message(view))
+
+    async def ListProjects(
+        self, request: pb.ListProjectsRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ListProjectsResponse:
+        """Lists projects by name."""
+        only = project_limit()
+        listed = f"projects/{only}"
+        last = decode_token(request.page_token, listed=listed, key_bytes=NAME_BYTES)
+        limit = page_size(request.page_size, default=DEFAULT_PAGE)
+        after = "" if last is None else last.rstrip(b"\0").decode("ascii", "replace")
+        found = await self._table.page(after=after, only=only, limit=limit + 1)
+        token = ""
+        if len(found) > limit:
+            token = encode_token(found[limit - 1].name.encode().ljust(NAME_BYTES, b"\0"), listed=listed)
+        return pb.ListProjectsResponse(projects=[_message(view) for view in found[:limit]], next_page_token=token)
+
+    async def IssueToken(
+        self, request: pb.IssueTokenRequest, context: grpc.aio.ServicerContext
+    ) -> pb.IssueTokenResponse:
+        """Issues a token."""
+        draft = TokenDraft(
+            project=request.project,
+            role=request.token_role,
+            subject=request.subject,
+            ttl_s=_seconds(request.ttl) if request.HasField("ttl") else None,
+        )
+        if project_limit() is not None:
+            _visible(draft.project)
+        self._tokens.check(draft)
+        if draft.project != ALL_PROJECTS:
+            await self._projects.get(draft.project)
+        token, issued = await self._tokens.issue(draft)
+        return pb.IssueTokenResponse(token=token, token_id=issued.token_id, info=_info(issued))
+
+    async def RevokeToken(
+        self, request: pb.RevokeTokenRequest, context: grpc.aio.ServicerContext
+    ) -> pb.RevokeTokenResponse:
+        """Revokes a token."""
+        await self._tokens.revoke(request.token_id, project=project_limit())
+        return pb.RevokeTokenResponse()
+
+    async def ListTokens(
+        self, request: pb.ListTokensRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ListTokensResponse:
+        """Lists issued tokens, newest first."""
+        project = require_project(request.project) if request.project else project_limit()
+        listed = f"tokens/{project}"
+        last = decode_token(request.page_token, listed=listed, key_bytes=PLACE_BYTES)
+        limit = page_size(request.page_size, default=DEFAULT_PAGE)
+        before = NEWEST if last is None else _place(last)
+        found = await self._token_table.page(project=project, before=before, limit=limit + 1)
+        token = encode_token(_place_key(found[limit - 1]), listed=listed) if len(found) > limit else ""
+        return pb.ListTokensResponse(tokens=[_info(issued) for issued in found[:limit]], next_page_token=token)
+
+    async def ListRevokedTokens(
+        self, request: pb.ListRevokedTokensRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ListRevokedTokensResponse:
+        """Returns the ids of revoked tokens; to a token of one project those that could be shown to it."""
+        return pb.ListRevokedTokensResponse(token_ids=await self._token_table.revoked(project=project_limit()))
+
+
+def token_signer(signer: TokenSigner) -> Callable[[str, TokenDraft, float], str]:
+    """Returns what makes the token of an id, a checked draft and a time to live in seconds."""
+
+    def sign(token_id: str, draft: TokenDraft, ttl_s: float) -> str:
+        role = ROLES[cast("pb.TokenRole", draft.role)]
+        return signer.issue(role, subject=draft.subject, ttl_s=ttl_s, project=draft.project, token_id=token_id)
+
+    return sign
+
+
+def _visible(name: str) -> str:
+    """Returns a project's name if the caller may see it; any other is as if it did not exist.
+
+    Raises:
+        ProjectNotFound: if it may not.
+    """
+    if not current_caller().may_access(name):
+        raise unknown_project(name)
+    return name
+
+
+def _draft(message: pb.Project) -> ProjectDraft:
+    rules = message.rules
+    return ProjectDraft(
+        name=message.name,
+        weight=message.weight or DEFAULT_WEIGHT,
+        max_running=message.max_running or None,
+        max_queued=message.max_queued or None,
+        retention_s=_seconds(message.retention) if message.HasField("retention") else None,
+        rules=rules.SerializeToString(deterministic=True) if message.HasField("rules") else None,
+        ageing_interval_s=_seconds(rules.ageing_interval),
+    )
+
+
+def _message(view: ProjectView) -> pb.Project:
+    message = pb.Project(
+        name=view.name,
+        weight=view.weight,
+        max_running=view.max_running or 0,
+        max_queued=view.max_queued or 0,
+        etag=view.etag,
+        rules=None if view.rules is None else QueueRules.FromString(view.rules),
+        create_time=_timestamp(view.created_at),
+    )
+    if view.retention is not None:
+        message.retention.FromTimedelta(view.retention)
+    return message
+
+
+def _info(issued: IssuedToken) -> pb.TokenInfo:
+    info = pb.TokenInfo(
+        token_id=issued.token_id,
+        project=issued.project,
+        role=cast("pb.TokenRole", issued.role),
+        subject=issued.subject,
+        create_time=_timestamp(issued.created_at),
+        expire_time=_timestamp(issued.expires_at),
+    )
+    if issued.revoked_at is not None:
+        info.revoke_time.FromDatetime(issued.revoked_at)
+    return info
+
+
+def _seconds(field: Duration) -> float:
+    return field.seconds + field.nanos / 1e9
+
+
+def _timestamp(moment: datetime.datetime) -> Timestamp:
+    field = Timestamp()
+    field.FromDatetime(moment)
+    return field
+
+
+def _place_key(issued: IssuedToken) -> bytes:
+    micros = (issued.created_at - EPOCH) // datetime.timedelta(microseconds=1)
+    return micros.to_bytes(8) + base64.urlsafe_b64decode(issued.token_id + "==")
+
+
+def _place(key: bytes) -> TokenPlace:
+    micros = min(int.from_bytes(key[:8]), (NEWEST.created_at - EPOCH) // datetime.timedelta(microseconds=1))
+    return TokenPlace(
+        created_at=EPOCH + datetime.timedelta(microseconds=micros),
+        token_id=base64.urlsafe_b64encode(key[8:]).decode().rstrip("="),
+    )
