@@ -35,9 +35,9 @@ from fulmen_llm_proxy.transport.capture_servicer import CaptureServicer
 from fulmen_llm_proxy.transport.http.auth import HttpAuthenticator
 from fulmen_llm_proxy.transport.http.chat import ChatCompletions, ChatLimits
 from fulmen_llm_proxy.transport.http.door import Door
-from fulmen_llm_proxy.transport.http.server import HttpServer, bind
 from fulmen_llm_proxy.transport.route_servicer import RouteServicer
 from fulmen_service_kit.auth import RolePolicy
+from fulmen_service_kit.http_server import HttpServer, bind
 from fulmen_service_kit.lifecycle import Role as BackgroundRole
 from fulmen_service_kit.lifecycle import ServiceParts
 from fulmen_service_kit.revocation import RevocationFollower, RevokedTokens, revoked_at_store

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fulmen.errors import PermissionDenied, TokenInvalid
 from fulmen.ids import ALL_PROJECTS
 from fulmen_llm_proxy.domain.call import Attribution
-from fulmen_llm_proxy.transport.http.wire import Scope, header
+from fulmen_service_kit.http_wire import Scope, header
 from fulmen_service_kit.tokens import Caller, Role, TokenVerifier
 
 _MAY_CALL = frozenset({Role.ATTEMPT, Role.CLIENT, Role.SERVICE, Role.ADMIN})

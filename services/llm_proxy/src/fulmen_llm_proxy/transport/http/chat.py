@@ -26,7 +26,7 @@ from fulmen_llm_proxy.transport.http.failures import (
     respond_error,
     status_of,
 )
-from fulmen_llm_proxy.transport.http.wire import (
+from fulmen_service_kit.http_wire import (
     CallerGone,
     DisconnectWatch,
     Header,

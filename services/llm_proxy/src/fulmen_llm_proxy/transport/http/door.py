@@ -13,7 +13,7 @@ from fulmen_llm_proxy.domain.table import TableHolder
 from fulmen_llm_proxy.transport.http.auth import HttpAuthenticator, attribution_of
 from fulmen_llm_proxy.transport.http.chat import ChatCompletions
 from fulmen_llm_proxy.transport.http.failures import Refused, respond_error
-from fulmen_llm_proxy.transport.http.wire import CallerGone, Message, Receive, Scope, Send, respond
+from fulmen_service_kit.http_wire import CallerGone, Message, Receive, Scope, Send, respond
 
 SERVED = "POST /v1/chat/completions, GET /v1/models, GET /healthz, GET /metrics"
 

@@ -6,7 +6,7 @@ import msgspec
 
 from fulmen.errors import BackendUnavailable, Code, FulmenError
 from fulmen_llm_proxy.domain.sse import encode_event
-from fulmen_llm_proxy.transport.http.wire import Header, Receive, Send, respond
+from fulmen_service_kit.http_wire import Header, Receive, Send, respond
 
 SOURCE_HEADER = b"x-fulmen-error-source"
 RETRY_AFTER_S = 1

@@ -6,15 +6,26 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
+from typing import Protocol
 
 import uvicorn
 
-from fulmen_llm_proxy.transport.http.door import Door
 from fulmen_service_kit.errors import StartupError
+from fulmen_service_kit.http_wire import Receive, Scope, Send
 
 _BACKLOG = 4096
 _KEEP_ALIVE_S = 75
 _SHARE_OF_GRACE = 0.8
+
+
+class Door(Protocol):
+    """An ASGI application that can be told to take no new calls."""
+
+    draining: bool
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request (ASGI)."""
+        ...
 
 
 class HttpServer:
