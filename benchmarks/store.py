@@ -116,14 +116,17 @@ async def runner(channel: FulmenChannel, done: Callable[[int], None], stop: asyn
                 )
                 for one in message.assign.assignments
             ]
-            await stream.write(request(complete=lease_service_pb2.CompletedAttempts(results=results)))
-            await stream.write(request(demand=lease_service_pb2.Demand(credit_count=len(results))))
+            complete = lease_service_pb2.CompletedAttempts(results=results, credit_count=len(results))
+            await stream.write(request(complete=complete))
         elif kind == "ack":
             done(len(message.ack.acks))
 
 
-async def cycles(bench: Bench, *, producers: int, per_request: int, seconds: float) -> int:
-    """Creates and completes rollouts for so long; returns how many went the whole way."""
+async def cycles(bench: Bench, *, producers: int, per_request: int, seconds: float, streams: bool = False) -> int:
+    """Creates and completes rollouts for so long; returns how many went the whole way.
+
+    Each producer waits for the answer to a request before it sends the next one, by a call each or over a stream.
+    """
     finished, created, stop, moved = 0, 0, asyncio.Event(), asyncio.Event()
     stub = rollout_service_pb2_grpc.RolloutServiceStub(bench.channel)
     deadline = time.perf_counter() + seconds
@@ -135,9 +138,14 @@ async def cycles(bench: Bench, *, producers: int, per_request: int, seconds: flo
 
     async def produce() -> None:
         nonlocal created
+        stream = stub.StreamCreateRollouts() if streams else None
         while time.perf_counter() < deadline:
             rollouts = [rollout_pb2.Rollout(input=INPUT) for _ in range(per_request)]
-            await stub.BatchCreateRollouts(rollout_service_pb2.BatchCreateRolloutsRequest(rollouts=rollouts))
+            if stream is None:
+                await stub.BatchCreateRollouts(rollout_service_pb2.BatchCreateRolloutsRequest(rollouts=rollouts))
+            else:
+                await stream.write(rollout_service_pb2.StreamCreateRolloutsRequest(rollouts=rollouts))
+                await stream.read()
             created += per_request
             while created - finished > 20_000:
                 moved.clear()

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from fulmen.errors import ArgumentInvalid, Violation
 
 DEFAULT_PROJECT = "projects/default"
+# Of the low 80 bits of a UUID version 7: all but those of version and variant.
+_RANDOM_BITS = (1 << 80) - 1 & ~(0xF << 76) & ~(0b11 << 62)
 # What a token is bound to that reaches every project.
 ALL_PROJECTS = "projects/*"
 
@@ -18,12 +20,17 @@ _ROLLOUT = re.compile(r"rollouts/([0-9a-f-]{36})")
 
 def uuid7(unix_ms: int | None = None) -> uuid.UUID:
     """Makes a UUID version 7: 48 bits of Unix time in milliseconds, then random bits (RFC 9562, 5.7)."""
+    return uuid7s(1, unix_ms)[0]
+
+
+def uuid7s(count: int, unix_ms: int | None = None) -> list[uuid.UUID]:
+    """Makes many UUIDs version 7 of one moment; their order is that of their random bits."""
     if unix_ms is None:
         unix_ms = time.time_ns() // 1_000_000
-    value = (unix_ms & (1 << 48) - 1) << 80 | int.from_bytes(os.urandom(10))
-    value = value & ~(0xF << 76) | 7 << 76
-    value = value & ~(0b11 << 62) | 0b10 << 62
-    return uuid.UUID(int=value)
+    head = (unix_ms & (1 << 48) - 1) << 80 | 7 << 76 | 0b10 << 62
+    random = os.urandom(10 * count)
+    parts = (int.from_bytes(random[start : start + 10]) for start in range(0, 10 * count, 10))
+    return [uuid.UUID(int=head | part & _RANDOM_BITS) for part in parts]
 
 
 def uuid7_unix_ms(value: uuid.UUID) -> int:

@@ -15,7 +15,7 @@ import structlog
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
 from pydantic import SecretStr
 
-from fulmen.ids import ALL_PROJECTS, uuid7
+from fulmen.ids import ALL_PROJECTS, uuid7, uuid7s
 from fulmen.store.v1 import (
     lease_service_pb2_grpc,
     peer_service_pb2_grpc,
@@ -229,7 +229,7 @@ def _wire_domain(tables: _Tables, settings: StoreSettings, peers: GrpcPeers) -> 
             dispatcher=dispatcher,
             finished=finished,
             tell=seats.tell_each,
-            new_id=uuid7,
+            new_ids=uuid7s,
             now=_now,
             cancel_grace_s=settings.cancel_grace_s,
             observe_batch=metrics.batch,

@@ -167,11 +167,11 @@ class Dispatcher:
         self._wake.set()
 
     def add_credit(self, seat: Seat, count: int) -> None:
-        """Adds credit to a seat and wakes the dispatcher."""
+        """Adds credit to a seat; work that waited for it goes before work that is new."""
         seat.credit += count
-        # Work that waited for this runner goes before work that is new.
-        self._settled = self._settled and not len(self._ready)
-        self._wake.set()
+        if len(self._ready):
+            self._settled = False
+            self._wake.set()
 
     def look(self, projects: frozenset[int]) -> None:
         """Reads the waiting work of projects soon, if there is credit for it: another replica said that there is some."""

@@ -10,6 +10,7 @@ import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import sha256
 from typing import Final
 from uuid import UUID
@@ -43,7 +44,8 @@ _RESOURCE_VERSION: Final = re.compile(r"resources/[a-z0-9._-]{1,128}/versions/[1
 _LABEL_KEY: Final = re.compile(r"[A-Za-z0-9._/-]{1,63}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Not frozen: one is made for every rollout, and freezing makes that four times as slow. Never changed.
+@dataclass(slots=True, kw_only=True)
 class NewRollout:
     """A rollout as a caller asks for it, unset values already replaced by their defaults.
 
@@ -87,13 +89,14 @@ class NewRollout:
         return tuple(sorted(f"{key}={value}" for key, value in self.required_labels.items()))
 
     @property
+    def scope(self) -> tuple[str, str, str, str]:
+        """The names that it refers to: project, training run, task type and agent."""
+        return self.project, self.training_run, self.task_type, self.agent
+
+    @property
     def policy(self) -> RetryPolicy:
         """The retry policy."""
-        return RetryPolicy(
-            max_attempts=self.max_attempts,
-            retry_mask=RetryPolicy.mask_of(frozenset(map(FailureKind, self.retry_on))),
-            backoff_ms=round(self.retry_backoff_s * 1000),
-        )
+        return _policy(self.max_attempts, tuple(self.retry_on), round(self.retry_backoff_s * 1000))
 
     def group_key(self, project_id: int) -> UUID | None:
         """The key of its group, the same for all members; None if it names no group."""
@@ -101,6 +104,12 @@ class NewRollout:
             return None
         digest = sha256(f"{project_id}\0{self.training_run}\0{self.group_id}".encode()).digest()
         return UUID(bytes=digest[:16])
+
+
+@lru_cache(maxsize=1024)
+def _policy(max_attempts: int, retry_on: tuple[int, ...], backoff_ms: int) -> RetryPolicy:
+    mask = RetryPolicy.mask_of(frozenset(map(FailureKind, retry_on)))
+    return RetryPolicy(max_attempts=max_attempts, retry_mask=mask, backoff_ms=backoff_ms)
 
 
 def check_rollouts(rollouts: Sequence[NewRollout], *, request_id: str, now_ms: int) -> None:

@@ -198,6 +198,10 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
                 _check_range("demand.credit_count", count, 1, MAX_CREDIT - seat.credit)
                 self._dispatcher.add_credit(seat, count)
             case "complete":
+                count = message.complete.credit_count
+                if count:
+                    _check_range("complete.credit_count", count, 1, MAX_CREDIT - seat.credit)
+                    self._dispatcher.add_credit(seat, count)
                 return self._complete(message.complete.results, own=seat.session_id)
             case "release":
                 return self._release(seat.session_id, message.release.attempts)

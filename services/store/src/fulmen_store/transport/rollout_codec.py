@@ -37,6 +37,7 @@ DEFAULT_TIMEOUT_S = 900
 DEFAULT_BACKOFF_S = 1
 DEFAULT_CONTENT_TYPE = "application/json"
 KEY_MARGIN_S = 60.0
+NONE: Mapping[str, str] = {}
 SHORTEST_RUN_S = 0.001
 MODE_CLAIMS: Mapping[int, str] = {
     rollout_pb2.ROLLOUT_MODE_TRAIN: "train",
@@ -72,13 +73,13 @@ def new_rollout(message: rollout_pb2.Rollout) -> NewRollout:
         input_size=len(message.input),
         content_type=message.input_content_type,
         agent=message.agent,
-        resource_versions=dict(message.resource_versions),
+        resource_versions=dict(message.resource_versions) if message.resource_versions else NONE,
         priority=message.priority,
         not_before=_moment(message.not_before_time, path="not_before_time")
         if message.HasField("not_before_time")
         else None,
-        required_labels=dict(message.required_labels),
-        metadata=dict(message.metadata),
+        required_labels=dict(message.required_labels) if message.required_labels else NONE,
+        metadata=dict(message.metadata) if message.metadata else NONE,
         max_attempts=policy.max_attempts,
         attempt_timeout_s=policy.attempt_timeout.seconds + policy.attempt_timeout.nanos / 1e9,
         retry_on=list(policy.retry_on),
@@ -196,7 +197,8 @@ def report_of(result: lease_pb2.AttemptResult) -> AttemptReport | str:
         output_content_type=result.output_content_type,
     )
     for reward in report.rewards:
-        reward.dimension = reward.dimension or "reward"
+        if not reward.dimension:
+            reward.dimension = "reward"
     return AttemptReport(
         rollout_id=attempt.rollout_id,
         session_id=session_id,

@@ -16,12 +16,14 @@ from fulmen_store.domain.rollouts import Rollouts, RolloutView
 from fulmen_store.domain.seats import Seats
 from fulmen_store.persistence.rollouts import AttemptView, PgRollouts
 from fulmen_store.transport.access import is_own_attempt, project_limit, require_count, require_project
+from fulmen_store.transport.in_order import answered_in_order
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
 from fulmen_store.transport.rollout_codec import finished_rollout, new_rollout, repeated_rollout, rollout_of
 
 __all__ = ["RolloutService"]
 
 MAX_NAMES = 1000
+CREATIONS_IN_FLIGHT = 256
 DEFAULT_PAGE = 50
 MESSAGE_BYTES = 1024 * 1024
 HIGHEST_ID = UUID(int=2**128 - 1)
@@ -50,13 +52,17 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         self, request: pb.BatchCreateRolloutsRequest, context: grpc.aio.ServicerContext
     ) -> pb.BatchCreateRolloutsResponse:
         """Creates rollouts, all or none."""
-        for message in request.rollouts:
-            message.project = require_project(message.project)
-        drafts = [new_rollout(message) for message in request.rollouts]
-        ids = await self._rollouts.create(drafts, request_id=request.request_id)
-        if request.request_id or any(draft.name for draft in drafts):
-            return pb.BatchCreateRolloutsResponse(rollouts=await self._present(ids))
-        return pb.BatchCreateRolloutsResponse(rollouts=[_queued(rollout_id) for rollout_id in ids])
+        return pb.BatchCreateRolloutsResponse(rollouts=await self._create(request.rollouts, request.request_id))
+
+    def StreamCreateRollouts(
+        self, request_iterator: AsyncIterator[pb.StreamCreateRolloutsRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.StreamCreateRolloutsResponse]:
+        """Creates rollouts request by request, over one stream."""
+
+        async def answer(request: pb.StreamCreateRolloutsRequest) -> pb.StreamCreateRolloutsResponse:
+            return pb.StreamCreateRolloutsResponse(rollouts=await self._create(request.rollouts, request.request_id))
+
+        return answered_in_order(request_iterator, answer, in_flight=CREATIONS_IN_FLIGHT)
 
     async def GetRollout(
         self, request: pb.GetRolloutRequest, context: grpc.aio.ServicerContext
@@ -138,6 +144,15 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         if stats.oldest_age_s is not None:
             message.oldest_queued_age.FromNanoseconds(max(0, round(stats.oldest_age_s * 1e9)))
         return message
+
+    async def _create(self, messages: Sequence[rollout_pb2.Rollout], request_id: str) -> list[rollout_pb2.Rollout]:
+        for message in messages:
+            message.project = require_project(message.project)
+        drafts = [new_rollout(message) for message in messages]
+        ids = await self._rollouts.create(drafts, request_id=request_id)
+        if request_id or any(draft.name for draft in drafts):
+            return await self._present(ids)
+        return [_queued(rollout_id) for rollout_id in ids]
 
     async def _scope(self, project: str, training_run: str) -> tuple[int, int | None]:
         project_id = await self._table.project_id(project)

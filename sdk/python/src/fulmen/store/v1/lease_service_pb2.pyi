@@ -62,10 +62,12 @@ class RenewSession(_message.Message):
     def __init__(self, load: _Optional[_Union[_lease_pb2.RunnerLoad, _Mapping]] = ...) -> None: ...
 
 class CompletedAttempts(_message.Message):
-    __slots__ = ("results",)
+    __slots__ = ("results", "credit_count")
     RESULTS_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_COUNT_FIELD_NUMBER: _ClassVar[int]
     results: _containers.RepeatedCompositeFieldContainer[_lease_pb2.AttemptResult]
-    def __init__(self, results: _Optional[_Iterable[_Union[_lease_pb2.AttemptResult, _Mapping]]] = ...) -> None: ...
+    credit_count: int
+    def __init__(self, results: _Optional[_Iterable[_Union[_lease_pb2.AttemptResult, _Mapping]]] = ..., credit_count: _Optional[int] = ...) -> None: ...
 
 class ReleasedAttempts(_message.Message):
     __slots__ = ("attempts",)

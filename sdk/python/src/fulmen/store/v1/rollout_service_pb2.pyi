@@ -21,6 +21,20 @@ class BatchCreateRolloutsResponse(_message.Message):
     rollouts: _containers.RepeatedCompositeFieldContainer[_rollout_pb2.Rollout]
     def __init__(self, rollouts: _Optional[_Iterable[_Union[_rollout_pb2.Rollout, _Mapping]]] = ...) -> None: ...
 
+class StreamCreateRolloutsRequest(_message.Message):
+    __slots__ = ("rollouts", "request_id")
+    ROLLOUTS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    rollouts: _containers.RepeatedCompositeFieldContainer[_rollout_pb2.Rollout]
+    request_id: str
+    def __init__(self, rollouts: _Optional[_Iterable[_Union[_rollout_pb2.Rollout, _Mapping]]] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class StreamCreateRolloutsResponse(_message.Message):
+    __slots__ = ("rollouts",)
+    ROLLOUTS_FIELD_NUMBER: _ClassVar[int]
+    rollouts: _containers.RepeatedCompositeFieldContainer[_rollout_pb2.Rollout]
+    def __init__(self, rollouts: _Optional[_Iterable[_Union[_rollout_pb2.Rollout, _Mapping]]] = ...) -> None: ...
+
 class GetRolloutRequest(_message.Message):
     __slots__ = ("name",)
     NAME_FIELD_NUMBER: _ClassVar[int]

@@ -43,6 +43,11 @@ class RolloutServiceStub(object):
                 request_serializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.BatchCreateRolloutsRequest.SerializeToString,
                 response_deserializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.BatchCreateRolloutsResponse.FromString,
                 _registered_method=True)
+        self.StreamCreateRollouts = channel.stream_stream(
+                '/fulmen.store.v1.RolloutService/StreamCreateRollouts',
+                request_serializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.StreamCreateRolloutsRequest.SerializeToString,
+                response_deserializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.StreamCreateRolloutsResponse.FromString,
+                _registered_method=True)
         self.GetRollout = channel.unary_unary(
                 '/fulmen.store.v1.RolloutService/GetRollout',
                 request_serializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.GetRolloutRequest.SerializeToString,
@@ -94,6 +99,21 @@ class RolloutServiceServicer(object):
         * `RESOURCE_EXHAUSTED` (`MESSAGE_TOO_LARGE`): send fewer or smaller rollouts.
         * `RESOURCE_EXHAUSTED` (`QUOTA_EXCEEDED`, with `google.rpc.RetryInfo`): the project may not have more rollouts
         waiting; none was created.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StreamCreateRollouts(self, request_iterator, context):
+        """The same for many requests over one stream, at about a fifth of the cost of a call each: for producers that cannot
+        put many rollouts into one request.
+
+        Each request is one commit, answered by one response once it is durable, in order; up to 256 are worked on at once.
+        A request that fails ends the stream with its error, after the answers of those before it; those after it may or
+        may not have been carried out, which a `request_id` or rollout names make safe to repeat. The client closes;
+        messages are at most 4 MiB.
+
+        Errors: as BatchCreateRollouts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -167,6 +187,11 @@ def add_RolloutServiceServicer_to_server(servicer, server):
                     request_deserializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.BatchCreateRolloutsRequest.FromString,
                     response_serializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.BatchCreateRolloutsResponse.SerializeToString,
             ),
+            'StreamCreateRollouts': grpc.stream_stream_rpc_method_handler(
+                    servicer.StreamCreateRollouts,
+                    request_deserializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.StreamCreateRolloutsRequest.FromString,
+                    response_serializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.StreamCreateRolloutsResponse.SerializeToString,
+            ),
             'GetRollout': grpc.unary_unary_rpc_method_handler(
                     servicer.GetRollout,
                     request_deserializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.GetRolloutRequest.FromString,
@@ -229,6 +254,33 @@ class RolloutService(object):
             '/fulmen.store.v1.RolloutService/BatchCreateRollouts',
             fulmen_dot_store_dot_v1_dot_rollout__service__pb2.BatchCreateRolloutsRequest.SerializeToString,
             fulmen_dot_store_dot_v1_dot_rollout__service__pb2.BatchCreateRolloutsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StreamCreateRollouts(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/fulmen.store.v1.RolloutService/StreamCreateRollouts',
+            fulmen_dot_store_dot_v1_dot_rollout__service__pb2.StreamCreateRolloutsRequest.SerializeToString,
+            fulmen_dot_store_dot_v1_dot_rollout__service__pb2.StreamCreateRolloutsResponse.FromString,
             options,
             channel_credentials,
             insecure,
