@@ -1,0 +1,262 @@
+"""PostgreSQL restarted, held still, full or read-only: the store lives, answers at once, says so, and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+
+import asyncpg
+import grpc.aio
+import psutil
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from structlog.testing import capture_logs
+
+from fulmen.errors import Unavailable
+from fulmen.rpc.status import decode
+from fulmen.store.v1 import rollout_pb2, rollout_service_pb2_grpc
+from fulmen.store.v1 import rollout_service_pb2 as pb
+from tests.support.postgres import PostgresServer
+from tests.support.store import Runner, StoreHandle, create, get, running_store
+
+LIMIT_S = 60.0
+# Far below what any statement or connection may take: who is answered within it was not kept waiting by PostgreSQL.
+AT_ONCE_S = 4.0
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+LIVENESS, READINESS, ONE_SERVICE = "", "fulmen.store.v1", "fulmen.store.v1.RolloutService"
+
+
+@pytest.fixture
+def server() -> Iterator[PostgresServer]:
+    """Yields a PostgreSQL of this test alone."""
+    own = PostgresServer()
+    if own.embedded is None:
+        own.stop()
+        pytest.skip("a container's processes cannot be killed or held still one by one")
+    yield own
+    own.stop()
+
+
+class Outside:
+    """Looks at a store as a probe and a client that never tries twice."""
+
+    def __init__(self, store: StoreHandle, channel: grpc.aio.Channel) -> None:
+        self.health = health_pb2_grpc.HealthStub(channel)
+        self._rollouts = rollout_service_pb2_grpc.RolloutServiceStub(channel)
+        self._metadata = (("authorization", f"Bearer {store.token()}"),)
+
+    async def status(self, name: str) -> int:
+        """Returns the health of a name."""
+        answer = await self.health.Check(health_pb2.HealthCheckRequest(service=name), timeout=AT_ONCE_S)
+        return int(answer.status)
+
+    async def until(self, status: int) -> None:
+        """Waits until the readiness is so."""
+        async with asyncio.timeout(LIMIT_S):
+            while await self.status(READINESS) != status:  # noqa: ASYNC110  # health of the store under test
+                await asyncio.sleep(0.02)
+
+    async def ask(self) -> None:
+        """Asks something that needs the database, once.
+
+        Raises:
+            FulmenError: what the store answered.
+        """
+        try:
+            await self._rollouts.GetQueueStats(pb.GetQueueStatsRequest(), timeout=AT_ONCE_S, metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            raise decode(error) from None
+
+    async def is_away(self) -> None:
+        """Checks everything that the store says while its database is away."""
+        with pytest.raises(Unavailable) as caught:
+            await self.ask()
+        assert caught.value.reason == "DATABASE_UNAVAILABLE"
+        assert [await self.status(name) for name in (LIVENESS, READINESS, ONE_SERVICE)] == [
+            SERVING,
+            NOT_SERVING,
+            NOT_SERVING,
+        ]
+
+
+@pytest.fixture
+async def watched(server: PostgresServer) -> AsyncIterator[tuple[StoreHandle, Outside]]:
+    """Yields a store on the test's own PostgreSQL, and a look at it from outside."""
+    async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(running_store(server.fresh_database(), lease_ttl_s=60.0))
+        await store.parts.server.set_serving(True)
+        channel = grpc.aio.insecure_channel(store.target, options=(("grpc.enable_retries", 0),))
+        await stack.enter_async_context(channel)
+        yield store, Outside(store, channel)
+
+
+Watched = tuple[StoreHandle, Outside]
+
+
+async def test_a_killed_database_is_told_at_once_and_found_again(server: PostgresServer, watched: Watched) -> None:
+    store, outside = watched
+    stubs = await store.stubs()
+    runner = await Runner(stubs).open()
+    (before,) = await create(stubs)
+    assignments = await runner.take(1)
+    await outside.until(SERVING)
+    with capture_logs() as lines:
+        server.embedded.kill()
+        await outside.until(NOT_SERVING)
+        await outside.is_away()
+        await asyncio.to_thread(server.embedded.start)
+        await outside.until(SERVING)
+    told = [line["event"] for line in lines if line["event"].startswith("database_")]
+    assert told == ["database_lost", "database_back"]
+    await outside.ask()
+    assert await runner.complete(assignments) == [1]
+    assert (await get(stubs, before)).state == rollout_pb2.ROLLOUT_STATE_SUCCEEDED
+
+
+async def test_a_database_that_restarts_again_and_again_is_found_each_time(
+    server: PostgresServer, watched: Watched
+) -> None:
+    store, outside = watched
+    stubs = await store.stubs()
+    for number in range(3):
+        await outside.until(SERVING)
+        server.embedded.stop()
+        await outside.until(NOT_SERVING)
+        await asyncio.to_thread(server.embedded.start)
+        await outside.until(SERVING)
+        assert len(await create(stubs, number + 1)) == number + 1
+
+
+async def test_a_database_that_stands_still_keeps_nobody_waiting(server: PostgresServer, watched: Watched) -> None:
+    _, outside = watched
+    await outside.until(SERVING)
+    with _held_still(_family(server)):
+        under_way = [asyncio.create_task(outside.ask()) for _ in range(8)]
+        for answer in await asyncio.gather(*under_way, return_exceptions=True):
+            assert isinstance(answer, Unavailable)
+        await outside.until(NOT_SERVING)
+        await outside.is_away()
+    await outside.until(SERVING)
+    await outside.ask()
+
+
+async def test_a_postmaster_that_stands_still_does_not_matter_to_those_who_are_connected(
+    server: PostgresServer, watched: Watched
+) -> None:
+    _, outside = watched
+    await outside.until(SERVING)
+    await outside.ask()
+    with _held_still([_postmaster(server)]):
+        for _ in range(5):
+            await outside.ask()
+        assert await outside.status(READINESS) == SERVING
+
+
+async def test_one_ended_connection_is_no_lost_database(server: PostgresServer, watched: Watched) -> None:
+    store, outside = watched
+    stubs = await store.stubs()
+    await outside.until(SERVING)
+    with capture_logs() as lines:
+        for _ in range(3):
+            await _administrate(server, _end_the_stores_connections)
+            # The client's own retries go through as soon as a connection is open again.
+            assert await create(stubs)
+    assert not [line for line in lines if line["event"] == "database_lost"]
+
+
+async def test_a_full_database_is_told_and_found_again_when_there_is_room(
+    server: PostgresServer, watched: Watched
+) -> None:
+    _, outside = watched
+    await outside.until(SERVING)
+    async with AsyncExitStack() as crowd:
+        first = await _visitor(server, crowd)
+        # Ends the store's connections and takes their places until there is none left for it.
+        async with asyncio.timeout(LIMIT_S):
+            while await outside.status(READINESS) == SERVING:
+                await _fill(server, crowd)
+                await first.execute(_END_STORE)
+        await _fill(server, crowd)
+        await outside.is_away()
+    await outside.until(SERVING)
+    await outside.ask()
+
+
+async def test_a_database_that_takes_no_writes_is_away(server: PostgresServer, watched: Watched) -> None:
+    store, outside = watched
+    stubs = await store.stubs()
+    await outside.until(SERVING)
+    await _administrate(server, lambda connection: _set_read_only(connection, "on"))
+    await outside.until(NOT_SERVING)
+    await outside.is_away()
+    await _administrate(server, lambda connection: _set_read_only(connection, "off"))
+    await outside.until(SERVING)
+    assert await create(stubs)
+
+
+async def test_a_store_that_drains_is_not_ready_whatever_its_database_is(watched: Watched) -> None:
+    store, outside = watched
+    await outside.until(SERVING)
+    await store.parts.drain()
+    assert [await outside.status(name) for name in (LIVENESS, READINESS)] == [SERVING, NOT_SERVING]
+
+
+_END_STORE = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'fulmen-store'"
+
+
+async def _administrate(server: PostgresServer, work: Callable[[asyncpg.Connection], Awaitable[None]]) -> None:
+    connection = await asyncpg.connect(server.embedded.dsn)
+    try:
+        await work(connection)
+    finally:
+        await connection.close()
+
+
+async def _end_the_stores_connections(connection: asyncpg.Connection) -> None:
+    await connection.execute(_END_STORE)
+
+
+async def _set_read_only(connection: asyncpg.Connection, value: str) -> None:
+    await connection.execute("set default_transaction_read_only = off")
+    await connection.execute(f"alter system set default_transaction_read_only = {value}")
+    await connection.execute("select pg_reload_conf()")
+
+
+async def _visitor(server: PostgresServer, crowd: AsyncExitStack) -> asyncpg.Connection:
+    connection = await asyncpg.connect(server.embedded.dsn)
+    crowd.push_async_callback(connection.close)
+    return connection
+
+
+async def _fill(server: PostgresServer, crowd: AsyncExitStack) -> None:
+    try:
+        while True:
+            await _visitor(server, crowd)
+    except asyncpg.TooManyConnectionsError:
+        return
+
+
+def _postmaster(server: PostgresServer) -> int:
+    pid = server.embedded._postmaster_pid()
+    assert pid is not None
+    return pid
+
+
+def _family(server: PostgresServer) -> list[int]:
+    postmaster = psutil.Process(_postmaster(server))
+    return [postmaster.pid, *(child.pid for child in postmaster.children(recursive=True))]
+
+
+@contextmanager
+def _held_still(pids: list[int]) -> Iterator[None]:
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
