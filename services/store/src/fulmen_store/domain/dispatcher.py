@@ -335,7 +335,10 @@ class Dispatcher:
         found = False
         for project_id in projects if hungry else ():
             page = await self._table.waiting(project_id, after=BEFORE_ALL, limit=REFILL_PAGE)
-            for item in self._others.choose(page, project_id=project_id, takers=takers, credit=credit):
+            match_labels = self._ready.terms_of(project_id).rules.match_labels
+            for item in self._others.choose(
+                page, project_id=project_id, takers=takers, match_labels=match_labels, credit=credit
+            ):
                 self._ready.push(item)
                 found = True
         choices = self._match() if found else []

@@ -41,7 +41,7 @@ class OthersWork:
 
     def is_own(self, item: ReadyItem) -> bool:
         """Tells whether this replica is preferred for an item."""
-        return self._place(item.rollout_id) == 0
+        return self._place_of(item) == 0
 
     def seen(self, project_id: int) -> None:
         """Notes that work of others waits in a project."""
@@ -78,7 +78,13 @@ class OthersWork:
         return []
 
     def choose(
-        self, page: Sequence[tuple[ReadyItem, float]], *, project_id: int, takers: Iterable[Taker], credit: int
+        self,
+        page: Sequence[tuple[ReadyItem, float]],
+        *,
+        project_id: int,
+        takers: Iterable[Taker],
+        match_labels: bool,
+        credit: int,
     ) -> list[ReadyItem]:
         """Chooses from one page of a project's waiting work what to take for idle credit.
 
@@ -86,13 +92,14 @@ class OthersWork:
             page: waiting items in order, each with the seconds until it may run.
             project_id: the page's project.
             takers: what the idle credit can be used for.
+            match_labels: whether the project's rollouts go only to runners that have their labels.
             credit: how much of it there is.
         """
         able = [labels for labels, projects in takers if projects is None or project_id in projects]
         places = {
-            item: self._place(item.rollout_id)
+            item: self._place_of(item)
             for item, delay_s in page
-            if delay_s <= 0 and any(item.labels <= labels for labels in able)
+            if delay_s <= 0 and any(item.labels <= labels or not match_labels for labels in able)
         }
         others = [item for item, place in places.items() if place > 0]
         if not others:
@@ -106,6 +113,9 @@ class OthersWork:
         if len(page) < self._page_rows and len(within) == len(others) <= credit:
             self._forget(project_id)
         return within[-max(credit, STEAL_BATCH) :]
+
+    def _place_of(self, item: ReadyItem) -> int:
+        return self._place(item.group_key or item.rollout_id)
 
     def _forget(self, project_id: int) -> None:
         self._projects.discard(project_id)
