@@ -59,6 +59,7 @@ from fulmen_store.persistence.overdue import PgOverdue
 from fulmen_store.persistence.replicas import PgReplicas
 from fulmen_store.persistence.projects import PgProjects, PgTokens
 from fulmen_store.persistence.resources import PgResources
+from fulmen_store.persistence.rollout_lists import PgRolloutLists
 from fulmen_store.persistence.rollouts import PgRollouts
 from fulmen_store.persistence.spans import PgSpans
 from fulmen_store.settings import StoreSettings
@@ -85,6 +86,7 @@ class _Tables:
 
     database: Database
     rollouts: PgRollouts
+    rollout_lists: PgRolloutLists
     leases: PgLeases
     sessions: PgSessions
     overdue: PgOverdue
@@ -168,6 +170,7 @@ async def _open_tables(settings: StoreSettings, stack: AsyncExitStack) -> _Table
     return _Tables(
         database=database,
         rollouts=PgRollouts(database),
+        rollout_lists=PgRolloutLists(database),
         leases=PgLeases(database),
         sessions=PgSessions(database),
         overdue=PgOverdue(database),
@@ -282,6 +285,7 @@ def _register(server: grpc.aio.Server, tables: _Tables, domain: _Domain, setting
     rollout_service = RolloutService(
         rollouts=domain.rollouts,
         table=tables.rollouts,
+        lists=tables.rollout_lists,
         feed=FeedFollower(table=tables.feed, wakeups=domain.wakeups, poll_interval_s=poll_s),
         seats=domain.seats,
         stopping=stopping,

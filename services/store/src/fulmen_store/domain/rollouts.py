@@ -83,7 +83,11 @@ class RunningAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutView:
-    """A rollout as it is now."""
+    """A rollout as it is now.
+
+    Attributes:
+        ended_attempts: how many attempts have ended; counted in lists only.
+    """
 
     rollout_id: UUID
     project_id: int
@@ -93,6 +97,7 @@ class RolloutView:
     created_at: datetime.datetime
     ended_at: datetime.datetime | None
     running: RunningAttempt | None
+    ended_attempts: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

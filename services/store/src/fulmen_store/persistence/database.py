@@ -15,7 +15,7 @@ from typing import Any, Final
 import asyncpg
 
 from fulmen.errors import ArgumentInvalid, DatabaseUnavailable, Violation
-from fulmen_store.persistence.queries import SQL
+from fulmen_store.persistence.queries import SQL, filtered
 
 __all__ = ["Database", "connect", "open_pool"]
 
@@ -102,6 +102,17 @@ class Database:
         """
         async with self._connection() as connection:
             return await connection.fetch(SQL[name], *arguments, timeout=STATEMENT_LIMIT_S)
+
+    async def fetch_filtered(self, name: str, condition: str, *arguments: object) -> list[asyncpg.Record]:
+        """Runs a named statement with a condition of `rollout_filters` where it has a place for one.
+
+        Raises:
+            DatabaseUnavailable: if the outcome is not known.
+        """
+        with mapped_errors():
+            async with self._pool.acquire(timeout=ACQUIRE_LIMIT_S) as connection:
+                with _closed_if_confused(connection):
+                    return await connection.fetch(filtered(name, condition), *arguments, timeout=STATEMENT_LIMIT_S)
 
     async def fetch_row(self, name: str, *arguments: object) -> asyncpg.Record | None:
         """Runs a named statement and returns its first row."""

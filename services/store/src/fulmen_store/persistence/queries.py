@@ -1,4 +1,7 @@
-"""The store's SQL, by name: every statement lives in a `sql/*.sql` file under a line `-- name: ...`."""
+"""The store's SQL, by name: every statement lives in a `sql/*.sql` file under a line `-- name: ...`.
+
+Expressions that a statement is completed with live in `sql/fragments/*.sql`, in the same form.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,16 @@ from functools import cache
 from importlib import resources
 from typing import Final
 
-__all__ = ["SQL"]
+__all__ = ["FRAGMENTS", "SQL", "filtered"]
 
 _MARK: Final = "-- name: "
+_FILTER_MARK: Final = "true /* filter */"
 
 
 @cache
-def _load() -> Mapping[str, str]:
+def _load(folder: str) -> Mapping[str, str]:
     found: dict[str, str] = {}
-    for file in sorted(resources.files(__package__).joinpath("sql").iterdir(), key=lambda entry: entry.name):
+    for file in sorted(resources.files(__package__).joinpath(folder).iterdir(), key=lambda entry: entry.name):
         if not file.name.endswith(".sql"):
             continue
         for name, statement in _statements(file.read_text(encoding="utf-8")):
@@ -35,12 +39,24 @@ def _statements(text: str) -> Iterator[tuple[str, str]]:
 class _Sql:
     """Looks statements up by name."""
 
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
     def __getitem__(self, name: str) -> str:
-        return _load()[name]
+        return _load(self._folder)[name]
 
     def items(self) -> Iterator[tuple[str, str]]:
         """Returns every statement with its name."""
-        return iter(_load().items())
+        return iter(_load(self._folder).items())
 
 
-SQL: Final = _Sql()
+SQL: Final = _Sql("sql")
+FRAGMENTS: Final = _Sql("sql/fragments")
+
+
+def filtered(name: str, condition: str) -> str:
+    """Returns a named statement with a condition, made of fragments only, where it has a place for one."""
+    before, mark, after = SQL[name].partition(_FILTER_MARK)
+    if not mark:
+        raise KeyError(f"the statement {name} has no place for a filter")
+    return f"{before}{condition}{after}"

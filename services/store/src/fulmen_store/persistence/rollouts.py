@@ -15,7 +15,7 @@ from fulmen_store.domain.rollouts import Cancelled, NameKind, NewItem, RolloutVi
 from fulmen_store.domain.transitions import AttemptState, FailureKind, RolloutState
 from fulmen_store.persistence.database import Database, columns
 
-__all__ = ["AttemptView", "PgRollouts", "QueueStats"]
+__all__ = ["AttemptView", "PgRollouts", "QueueStats", "view_of"]
 
 LABEL_SEPARATOR = "\x1f"
 NAMES_REMEMBERED = 10_000
@@ -114,7 +114,7 @@ class PgRollouts:
 
     async def view(self, rollout_ids: Sequence[UUID]) -> list[RolloutView]:
         """Returns those rollouts that exist, in the order of the ids."""
-        return [_view(row) for row in await self._database.fetch("get_rollouts", rollout_ids)]
+        return [view_of(row) for row in await self._database.fetch("get_rollouts", rollout_ids)]
 
     async def attempts(self, rollout_ids: Sequence[UUID]) -> list[AttemptView]:
         """Returns the ended attempts of rollouts, by rollout and number."""
@@ -133,17 +133,6 @@ class PgRollouts:
             )
             for row in await self._database.fetch("get_attempts", rollout_ids)
         ]
-
-    async def page(
-        self, project_id: int, run_id: int | None, *, states: Sequence[int], before: UUID, limit: int
-    ) -> list[RolloutView]:
-        """Returns one page of rollouts, newest first, with ids below `before`."""
-        wanted = list(states) or None
-        if run_id is None:
-            rows = await self._database.fetch("list_project_rollouts", project_id, before, wanted, limit)
-        else:
-            rows = await self._database.fetch("list_run_rollouts", project_id, before, wanted, limit, run_id)
-        return [_view(row) for row in rows]
 
     async def live_of_run(self, project_id: int, run_id: int, limit: int) -> list[UUID]:
         """Returns rollouts of a training run that are neither final nor asked to stop."""
@@ -171,7 +160,8 @@ class PgRollouts:
         return result if row is None else row["result"]
 
 
-def _view(row: asyncpg.Record) -> RolloutView:
+def view_of(row: asyncpg.Record) -> RolloutView:
+    """Reads a rollout as it is now."""
     if row["end_state"] is not None:
         state = RolloutState(row["end_state"])
     elif row["session"] is not None:
@@ -194,4 +184,5 @@ def _view(row: asyncpg.Record) -> RolloutView:
         created_at=row["created_at"],
         ended_at=row["ended_at"],
         running=running,
+        ended_attempts=row.get("ended_attempts", 0),
     )

@@ -105,6 +105,7 @@ def rollout_of(view: RolloutView, *, with_input: bool = True) -> rollout_pb2.Rol
     message.name = rollout_name(view.rollout_id)
     message.state = view.state.value
     message.failure_kind = view.failure_kind.value
+    message.ended_attempt_count = view.ended_attempts
     _set(message.create_time, view.created_at)
     if view.ended_at is not None:
         _set(message.end_time, view.ended_at)
@@ -116,6 +117,7 @@ def rollout_of(view: RolloutView, *, with_input: bool = True) -> rollout_pb2.Rol
 def finished_rollout(view: RolloutView, attempts: Sequence[AttemptView]) -> rollout_pb2.Rollout:
     """Writes a rollout with its attempts, oldest first."""
     message = rollout_of(view)
+    message.ended_attempt_count = len(attempts)
     for attempt in attempts:
         message.attempts.append(_attempt(attempt))
     if view.running is not None:

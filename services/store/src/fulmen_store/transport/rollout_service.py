@@ -12,8 +12,10 @@ from fulmen.ids import parse_rollout_name, rollout_name
 from fulmen.store.v1 import rollout_pb2, rollout_service_pb2_grpc
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_store.domain.feed import Cursor, FeedFollower, FeedPage, Selection
+from fulmen_store.domain.rollout_filter import both, parse_filter, states_filter
 from fulmen_store.domain.rollouts import Rollouts, RolloutView
 from fulmen_store.domain.seats import Seats
+from fulmen_store.persistence.rollout_lists import PgRolloutLists
 from fulmen_store.persistence.rollouts import AttemptView, PgRollouts
 from fulmen_store.transport.access import is_own_attempt, project_limit, require_count, require_project
 from fulmen_store.transport.in_order import answered_in_order
@@ -26,7 +28,6 @@ MAX_NAMES = 1000
 CREATIONS_IN_FLIGHT = 256
 DEFAULT_PAGE = 50
 MESSAGE_BYTES = 1024 * 1024
-HIGHEST_ID = UUID(int=2**128 - 1)
 
 
 class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
@@ -37,6 +38,7 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         *,
         rollouts: Rollouts,
         table: PgRollouts,
+        lists: PgRolloutLists,
         feed: FeedFollower,
         seats: Seats,
         stopping: Callable[[], bool],
@@ -44,6 +46,7 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         """Takes the use cases; `stopping` tells when streams are to end."""
         self._rollouts = rollouts
         self._table = table
+        self._lists = lists
         self._feed = feed
         self._seats = seats
         self._stopping = stopping
@@ -77,20 +80,19 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
     ) -> pb.ListRolloutsResponse:
         """Lists rollouts, newest first."""
         project = require_project(request.project)
+        where = both(states_filter(frozenset(request.states)), parse_filter(request.filter))
         listed = f"rollouts/{project}/{request.training_run}/{sorted(request.states)}"
+        if request.filter:
+            listed += f"/{request.filter}"
         last = decode_token(request.page_token, listed=listed, key_bytes=16)
         limit = page_size(request.page_size, default=DEFAULT_PAGE)
         project_id, run_id = await self._scope(project, request.training_run)
-        views = await self._table.page(
-            project_id,
-            run_id,
-            states=request.states,
-            before=HIGHEST_ID if last is None else UUID(bytes=last),
-            limit=limit + 1,
+        page = await self._lists.page(
+            project_id, run_id, where=where, before=None if last is None else UUID(bytes=last), limit=limit
         )
-        token = encode_token(views[limit - 1].rollout_id.bytes, listed=listed) if len(views) > limit else ""
+        token = "" if page.next_before is None else encode_token(page.next_before.bytes, listed=listed)
         return pb.ListRolloutsResponse(
-            rollouts=[rollout_of(view, with_input=False) for view in views[:limit]], next_page_token=token
+            rollouts=[rollout_of(view, with_input=False) for view in page.views], next_page_token=token
         )
 
     async def CancelRollouts(

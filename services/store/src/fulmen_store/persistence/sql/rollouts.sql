@@ -93,42 +93,6 @@ cross join lateral (
 ) a
 order by a.rollout_id, a.number;
 
--- name: list_project_rollouts
-select
-    r.id, r.project_id, r.request, r.created_at, i.epoch, i.session, i.leased_at, null::text as host, i.delayed,
-    e.state as end_state, e.failure_kind, e.ended_at
-from rollout r
-left join lateral (
-    select q.epoch, q.session, q.leased_at, q.run_at > now() as delayed from item q where q.id = r.id limit 1
-) i on true
-left join lateral (
-    select q.state, q.failure_kind, q.ended_at from rollout_end q where q.rollout_id = r.id limit 1
-) e on true
-where r.project_id = $1 and r.id < $2
-    and ($3::smallint[] is null or coalesce(
-        e.state, case when i.session is not null then 2 when i.delayed and i.epoch > 0 then 3 else 1 end
-    ) = any ($3))
-order by r.id desc
-limit $4;
-
--- name: list_run_rollouts
-select
-    r.id, r.project_id, r.request, r.created_at, i.epoch, i.session, i.leased_at, null::text as host, i.delayed,
-    e.state as end_state, e.failure_kind, e.ended_at
-from rollout r
-left join lateral (
-    select q.epoch, q.session, q.leased_at, q.run_at > now() as delayed from item q where q.id = r.id limit 1
-) i on true
-left join lateral (
-    select q.state, q.failure_kind, q.ended_at from rollout_end q where q.rollout_id = r.id limit 1
-) e on true
-where r.project_id = $1 and r.run_id = $5 and r.id < $2
-    and ($3::smallint[] is null or coalesce(
-        e.state, case when i.session is not null then 2 when i.delayed and i.epoch > 0 then 3 else 1 end
-    ) = any ($3))
-order by r.id desc
-limit $4;
-
 -- name: live_rollouts_of_run
 select i.id from item i where i.project_id = $1 and i.run_id = $2 and not i.cancel_requested limit $3;
 

@@ -1,0 +1,294 @@
+"""Lists by filter: SQL selects what the filter means, in windows, with pages that are bound to their filter."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import random
+import re
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fulmen.errors import ArgumentInvalid, PageTokenInvalid
+from fulmen.ids import uuid7
+from fulmen.store.v1 import failure_pb2, rollout_pb2
+from fulmen.store.v1 import rollout_service_pb2 as pb
+from fulmen_store.domain.rollout_filter import (
+    Comparison,
+    Expression,
+    Field,
+    Operator,
+    both,
+    operators_of,
+    parse_filter,
+)
+from fulmen_store.domain.transitions import FINAL_STATES, FailureKind, RolloutState
+from fulmen_store.persistence.database import HOT_SETTINGS, Database, connect
+from fulmen_store.persistence.queries import SQL, filtered
+from fulmen_store.persistence.rollout_filters import compiled
+from fulmen_store.persistence.rollout_lists import PgRolloutLists
+from tests.support.filters import AGENTS, GROUPS, MOMENTS, TASK_TYPES, expressions, means
+from tests.support.postgres import shared_server
+from tests.support.store import Runner, Stubs, create, get
+
+LISTS = ("list_project_rollouts", "list_run_rollouts", "list_dead_rollouts")
+SOME_VALUE: dict[Field, Any] = {field: 1 for field in Field} | {
+    Field.GROUP_ID: "x",
+    Field.TASK_TYPE: "x",
+    Field.AGENT: "x",
+    Field.CREATE_TIME: MOMENTS[0],
+    Field.END_TIME: MOMENTS[0],
+}
+Facts = dict[Field, Any]
+
+
+class FilteredRollouts:
+    """A database with random rollouts, and what is known of each."""
+
+    def __init__(self, runner: asyncio.Runner, database: Database, facts: dict[UUID, Facts]) -> None:
+        self.runner = runner
+        self.facts = facts
+        self.lists = PgRolloutLists(database, window_rows=7)
+
+    def all_pages(self, where: Expression | None, *, limit: int = 5, limit_s: float = 60.0) -> list[list[UUID]]:
+        """Reads every page."""
+
+        async def read() -> list[list[UUID]]:
+            pages, before = [], None
+            while True:
+                page = await self.lists.page(1, None, where=where, before=before, limit=limit, limit_s=limit_s)
+                pages.append([view.rollout_id for view in page.views])
+                before = page.next_before
+                if before is None:
+                    return pages
+
+        return self.runner.run(read())
+
+    def selected(self, where: Expression) -> list[UUID]:
+        """Returns what the filter means, newest first."""
+        return sorted((key for key, facts in self.facts.items() if means(where, facts)), reverse=True)
+
+
+@pytest.fixture(scope="module")
+def filtered_rollouts() -> Iterator[FilteredRollouts]:
+    """Yields 80 random rollouts."""
+    server = shared_server()
+    dsn = server.fresh_database()
+    with asyncio.Runner() as runner:
+        database = runner.run(connect(dsn, connections=2, start_limit_s=10))
+        facts = runner.run(_insert_rollouts(dsn, random.Random(7), 80))
+        yield FilteredRollouts(runner, database, facts)
+        runner.run(database.close())
+    server.drop(dsn)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(where=expressions())
+def test_sql_selects_exactly_what_the_filter_means(filtered_rollouts: FilteredRollouts, where: Expression) -> None:
+    pages = filtered_rollouts.all_pages(where)
+    assert [one for page in pages for one in page] == filtered_rollouts.selected(where)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(where=expressions(), limit=st.integers(1, 20))
+def test_dead_rollouts_are_listed_through_their_own_index_with_the_same_result(
+    filtered_rollouts: FilteredRollouts, where: Expression, limit: int
+) -> None:
+    dead = both(parse_filter("state = FAILED"), where)
+    assert dead is not None
+    pages = filtered_rollouts.all_pages(dead, limit=limit)
+    assert [one for page in pages for one in page] == filtered_rollouts.selected(dead)
+
+
+def test_a_page_whose_time_is_up_is_short_and_the_next_goes_on(filtered_rollouts: FilteredRollouts) -> None:
+    where = parse_filter("priority = 3 AND mode = TEST AND state = SUCCEEDED OR group_id = a AND priority = 3")
+    assert where is not None
+    pages = filtered_rollouts.all_pages(where, limit_s=0.0)
+    assert len(pages) >= len(filtered_rollouts.facts) // 7
+    assert any(len(page) < 5 for page in pages[:-1])
+    assert [one for page in pages for one in page] == filtered_rollouts.selected(where)
+
+
+async def test_every_field_and_operator_can_be_prepared(connection: Any) -> None:
+    for name in LISTS:
+        first = 1 + max(int(number) for number in re.findall(r"\$(\d+)", SQL[name]))
+        for field in Field:
+            for operator in operators_of(field):
+                where = Comparison(field=field, operator=operator, value=SOME_VALUE[field])
+                condition, values = compiled(where, first=first)
+                statement = await connection.prepare(filtered(name, condition))
+                assert len(statement.get_parameters()) == first - 1 + len(values)
+
+
+async def test_lists_walk_an_index_and_look_at_one_window(connection: Any) -> None:
+    await connection.execute(
+        "insert into rollout (id, project_id, run_id, rank, max_attempts, retry_mask, backoff_ms, request)"
+        " select gen_random_uuid(), 1 + n % 2, n % 3, 0, 3, 0, 0, '' from generate_series(1, 20000) n"
+    )
+    await connection.execute(
+        "insert into rollout_end (rollout_id, project_id, run_id, group_size, state, failure_kind)"
+        " select id, project_id, run_id, 1, case when rank = 0 and get_byte(uuid_send(id), 15) = 0 then 5 else 4 end,"
+        " case when rank = 0 and get_byte(uuid_send(id), 15) = 0 then 1 else 0 end from rollout"
+    )
+    ids = "'ffffffff-ffff-ffff-ffff-ffffffffffff', '00000000-0000-0000-0000-000000000000'"
+    cases = {
+        "project_window": (f"1, {ids}, 4999", "rollout_default_project_id_id_idx"),
+        "run_window": (f"1, {ids}, 999, 1", "rollout_default_project_id_run_id_id_idx"),
+        "dead_window": (f"1, {ids}, 10", "rollout_end_default_project_id_rollout_id_idx"),
+        "list_project_rollouts": (f"1, {ids}, 51", "rollout_default_project_id_id_idx"),
+        "list_run_rollouts": (f"1, {ids}, 51, 1", "rollout_default_project_id_run_id_id_idx"),
+        "list_dead_rollouts": (f"1, {ids}, 51, null", "rollout_end_default_project_id_rollout_id_idx"),
+    }
+    for name, (arguments, index) in cases.items():
+        await connection.execute(f"prepare {name} as {SQL[name]}")
+        rows = await connection.fetch(f"explain (analyze, costs off, timing off) execute {name} ({arguments})")
+        plan = "\n".join(row[0] for row in rows)
+        assert index in plan, plan
+        assert "->  Sort" not in plan, plan
+        assert "Seq Scan on rollout_default" not in plan, plan
+
+
+async def test_a_list_by_filter_fills_in_the_count_of_ended_attempts(stubs: Stubs) -> None:
+    policy = rollout_pb2.RolloutPolicy(max_attempts=2, retry_backoff={"nanos": 1_000_000})
+    (twice,) = await create(stubs, policy=policy, task_type="long")
+    runner = await Runner(stubs).open()
+    for _ in range(2):
+        await runner.complete(await runner.take(1), failure_kind=failure_pb2.FAILURE_KIND_INFRA)
+    (once,) = await create(stubs, agent="resources/agent.x/versions/3")
+    await runner.complete(await runner.take(1))
+    assert await _listed(stubs, "ended_attempt_count >= 1") == [(once, 1), (twice, 2)]
+    assert await _listed(stubs, "ended_attempt_count = 2 AND state = FAILED") == [(twice, 2)]
+    assert await _listed(stubs, "task_type = long") == [(twice, 2)]
+    assert await _listed(stubs, 'task_type = "agent.x" AND agent = resources/agent.x/versions/3') == [(once, 1)]
+    assert (await get(stubs, twice)).ended_attempt_count == 2
+
+
+async def test_states_and_filter_are_both_honoured(stubs: Stubs) -> None:
+    (high,) = await create(stubs, priority=5)
+    await create(stubs)
+    (cancelled,) = await create(stubs, priority=5)
+    await stubs.rollouts.CancelRollouts(pb.CancelRolloutsRequest(names=[cancelled]))
+    page = await stubs.rollouts.ListRollouts(
+        pb.ListRolloutsRequest(states=[rollout_pb2.ROLLOUT_STATE_QUEUED], filter="priority > 0")
+    )
+    assert [rollout.name for rollout in page.rollouts] == [high]
+
+
+async def test_a_page_token_is_bound_to_its_filter(stubs: Stubs) -> None:
+    names = await create(stubs, 5, priority=1)
+    first = await stubs.rollouts.ListRollouts(pb.ListRolloutsRequest(filter="priority = 1", page_size=2))
+    assert [rollout.name for rollout in first.rollouts] == sorted(names, reverse=True)[:2]
+    for other in ("priority = 2", ""):
+        with pytest.raises(PageTokenInvalid):
+            await stubs.rollouts.ListRollouts(pb.ListRolloutsRequest(filter=other, page_token=first.next_page_token))
+    rest = await stubs.rollouts.ListRollouts(
+        pb.ListRolloutsRequest(filter="priority = 1", page_token=first.next_page_token)
+    )
+    assert [rollout.name for rollout in rest.rollouts] == sorted(names, reverse=True)[2:]
+    assert not rest.next_page_token
+
+
+async def test_all_problems_of_a_filter_are_told_at_once(stubs: Stubs) -> None:
+    with pytest.raises(ArgumentInvalid) as caught:
+        await stubs.rollouts.ListRollouts(pb.ListRolloutsRequest(filter="state = WRONG AND colour = 1"))
+    assert [violation.description[:15] for violation in caught.value.violations] == [
+        "at character 9:",
+        "at character 19",
+    ]
+
+
+async def test_a_filter_is_data_and_never_sql(stubs: Stubs) -> None:
+    (name,) = await create(stubs, group_id="x'; drop table rollout; --", group_size=1)
+    page = await stubs.rollouts.ListRollouts(pb.ListRolloutsRequest(filter='group_id = "x\'; drop table rollout; --"'))
+    assert [rollout.name for rollout in page.rollouts] == [name]
+
+
+@pytest.fixture
+async def connection(database_url: str) -> AsyncIterator[Any]:
+    """Yields a connection with the settings of the store."""
+    opened = await asyncpg.connect(database_url, server_settings=HOT_SETTINGS)
+    yield opened
+    await opened.close()
+
+
+async def _listed(stubs: Stubs, text: str) -> list[tuple[str, int]]:
+    page = await stubs.rollouts.ListRollouts(pb.ListRolloutsRequest(filter=text))
+    return [(rollout.name, rollout.ended_attempt_count) for rollout in page.rollouts]
+
+
+async def _insert_rollouts(dsn: str, chance: random.Random, count: int) -> dict[UUID, Facts]:
+    connection = await asyncpg.connect(dsn)
+    names: dict[str, int | None] = {"": None}
+    for kind, texts in ((1, TASK_TYPES), (2, AGENTS)):
+        for text in filter(None, texts):
+            names[text] = await connection.fetchval(
+                "insert into interned_name (project_id, kind, name) values (1, $1, $2) returning id", kind, text
+            )
+    known: dict[UUID, Facts] = {}
+    for _ in range(count):
+        rollout_id, facts = _random_rollout(chance)
+        known[rollout_id] = facts
+        await _insert(connection, rollout_id, facts, names)
+    await connection.close()
+    return known
+
+
+def _random_rollout(chance: random.Random) -> tuple[UUID, Facts]:
+    created = chance.choice(MOMENTS)
+    state = chance.choice(list(RolloutState))
+    kind = FailureKind.NONE
+    if state is RolloutState.FAILED:
+        kind = chance.choice([FailureKind.AGENT_ERROR, FailureKind.TIMEOUT, FailureKind.INFRA])
+    elif state is RolloutState.CANCELLED:
+        kind = FailureKind.CANCELLED
+    facts = {
+        Field.STATE: state.value,
+        Field.FAILURE_KIND: kind.value,
+        Field.MODE: chance.randint(1, 3),
+        Field.PRIORITY: chance.randint(-3, 3),
+        Field.GROUP_ID: chance.choice(GROUPS),
+        Field.TASK_TYPE: chance.choice(TASK_TYPES),
+        Field.AGENT: chance.choice(AGENTS),
+        Field.CREATE_TIME: created,
+        Field.END_TIME: chance.choice(MOMENTS) if state in FINAL_STATES else None,
+        Field.ENDED_ATTEMPT_COUNT: chance.randint(0, 3),
+    }
+    # A supplied id may hold a time up to an hour before the creation, or five minutes after it.
+    at = created + datetime.timedelta(minutes=chance.uniform(-60, 5))
+    return UUID(int=round(at.timestamp() * 1000) << 80 | chance.getrandbits(70)), facts
+
+
+async def _insert(connection: Any, rollout_id: UUID, facts: Facts, names: dict[str, int | None]) -> None:
+    await connection.execute(
+        "insert into rollout (id, project_id, rank, max_attempts, retry_mask, backoff_ms, request, mode, group_id,"
+        " task_type, agent, created_at) values ($1, 1, $2, 3, 0, 0, '', $3, nullif($4, ''), $5, $6, $7)",
+        rollout_id, -facts[Field.PRIORITY], facts[Field.MODE], facts[Field.GROUP_ID],
+        names[facts[Field.TASK_TYPE]], names[facts[Field.AGENT]], facts[Field.CREATE_TIME],
+    )  # fmt: skip
+    state = RolloutState(facts[Field.STATE])
+    if state in FINAL_STATES:
+        await connection.execute(
+            "insert into rollout_end (rollout_id, project_id, group_size, state, failure_kind, ended_at)"
+            " values ($1, 1, 1, $2, $3, $4)",
+            rollout_id, state, facts[Field.FAILURE_KIND], facts[Field.END_TIME],
+        )  # fmt: skip
+    else:
+        session = uuid7() if state is RolloutState.RUNNING else None
+        await connection.execute(
+            "insert into item (id, project_id, rank, group_size, max_attempts, retry_mask, backoff_ms, epoch, session,"
+            " leased_at, run_at) values ($1, 1, 0, 1, 3, 0, 0, $2, $3::uuid, case when $3::uuid is null then null else"
+            " now() end, now() + $4 * interval '1 hour')",
+            rollout_id, 0 if state is RolloutState.QUEUED else 1, session, int(state is RolloutState.RETRY_WAIT),
+        )  # fmt: skip
+    for number in range(1, facts[Field.ENDED_ATTEMPT_COUNT] + 1):
+        await connection.execute(
+            "insert into attempt (rollout_id, number, state, failure_kind, rollout_state, session, started_at, report)"
+            " values ($1, $2, 3, 4, 3, $3, now(), '')",
+            rollout_id, number, uuid7(),
+        )  # fmt: skip

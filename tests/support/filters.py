@@ -1,0 +1,114 @@
+"""Random filters, their text, and what they mean: the oracle of the store's filter tests."""
+
+from __future__ import annotations
+
+import datetime
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hypothesis import strategies as st
+
+from fulmen_store.domain.rollout_filter import (
+    Comparison,
+    Conjunction,
+    Disjunction,
+    Expression,
+    Field,
+    Negation,
+    Operator,
+    Value,
+    operators_of,
+)
+from fulmen_store.domain.transitions import FailureKind, RolloutState
+
+__all__ = ["COMPARE", "GROUPS", "MOMENTS", "TASK_TYPES", "expressions", "means", "written"]
+
+COMPARE: Mapping[Operator, Callable[[Any, Any], bool]] = {
+    Operator.EQUAL: operator.eq,
+    Operator.NOT_EQUAL: operator.ne,
+    Operator.LESS: operator.lt,
+    Operator.LESS_OR_EQUAL: operator.le,
+    Operator.GREATER: operator.gt,
+    Operator.GREATER_OR_EQUAL: operator.ge,
+}
+START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+MOMENTS = [START + datetime.timedelta(minutes=minute) for minute in range(6)]
+GROUPS = ["", "a", "A", 'q"\\uote', "AND", "größe"]
+TASK_TYPES = ["", "short", "long"]
+AGENTS = ["", "resources/agent.x/versions/1", "resources/agent.x/versions/2"]
+MODES = {1: "TRAIN", 2: "VALIDATION", 3: "TEST"}
+
+VALUES: Mapping[Field, st.SearchStrategy[Value]] = {
+    Field.STATE: st.sampled_from([state.value for state in RolloutState]),
+    Field.FAILURE_KIND: st.sampled_from([kind.value for kind in FailureKind]),
+    Field.MODE: st.sampled_from(list(MODES)),
+    Field.PRIORITY: st.integers(-3, 3),
+    Field.GROUP_ID: st.sampled_from(GROUPS),
+    Field.TASK_TYPE: st.sampled_from(TASK_TYPES),
+    Field.AGENT: st.sampled_from(AGENTS),
+    Field.CREATE_TIME: st.sampled_from(MOMENTS),
+    Field.END_TIME: st.sampled_from(MOMENTS),
+    Field.ENDED_ATTEMPT_COUNT: st.integers(0, 3),
+}
+
+
+@st.composite
+def comparisons(draw: st.DrawFn) -> Comparison:
+    """Draws one comparison that the grammar allows."""
+    field = draw(st.sampled_from(list(Field)))
+    sign = draw(st.sampled_from(sorted(operators_of(field))))
+    return Comparison(field=field, operator=sign, value=draw(VALUES[field]))
+
+
+def expressions() -> st.SearchStrategy[Expression]:
+    """Draws trees as the parser makes them: no negation of a negation, no operand that could be its parent's."""
+
+    def extend(inner: st.SearchStrategy[Expression]) -> st.SearchStrategy[Expression]:
+        several = st.lists(inner, min_size=2, max_size=3).map(tuple)
+        return st.one_of(inner.map(Negation), several.map(Conjunction), several.map(Disjunction))
+
+    return st.recursive(comparisons(), extend, max_leaves=6)
+
+
+def written(expression: Expression) -> str:
+    """Writes a tree with every parenthesis."""
+    match expression:
+        case Comparison(field=field, operator=sign, value=value):
+            return f"{field} {sign} {_value(field, value)}"
+        case Negation(operand=operand):
+            return f"NOT ({written(operand)})"
+        case Conjunction(operands=operands):
+            return " AND ".join(f"({written(operand)})" for operand in operands)
+        case Disjunction(operands=operands):
+            return " OR ".join(f"({written(operand)})" for operand in operands)
+
+
+def means(expression: Expression, facts: Mapping[Field, Any]) -> bool:
+    """Tells whether a rollout with these facts is selected; a comparison with an unset fact is false."""
+    match expression:
+        case Comparison(field=field, operator=Operator.NOT_EQUAL, value=value):
+            return bool(facts[field] != value)
+        case Comparison(field=field, operator=sign, value=value):
+            return facts[field] is not None and COMPARE[sign](facts[field], value)
+        case Negation(operand=operand):
+            return not means(operand, facts)
+        case Conjunction(operands=operands):
+            return all(means(operand, facts) for operand in operands)
+        case Disjunction(operands=operands):
+            return any(means(operand, facts) for operand in operands)
+
+
+def _value(field: Field, value: Value) -> str:
+    match field:
+        case Field.STATE:
+            return RolloutState(value).name  # type: ignore[arg-type]  # the value of an enum is its number
+        case Field.FAILURE_KIND:
+            return FailureKind(value).name if value else "UNSPECIFIED"  # type: ignore[arg-type]  # likewise
+        case Field.MODE:
+            return MODES[value]  # type: ignore[index]  # likewise
+    if isinstance(value, datetime.datetime):
+        return f'"{value.isoformat()}"'
+    if isinstance(value, int):
+        return str(value)
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
