@@ -9,7 +9,7 @@ from uuid import UUID
 import grpc.aio
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
-from fulmen.errors import PermissionDenied, RolloutNotFound
+from fulmen.errors import FulmenError, PermissionDenied, RolloutNotFound
 from fulmen.ids import attempt_name, parse_attempt_name, parse_rollout_name, rollout_name
 from fulmen.store.v1 import span_service_pb2 as pb
 from fulmen.store.v1 import span_service_pb2_grpc
@@ -57,9 +57,14 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
         project_id = await self._project_limit()
 
         async def read() -> None:
-            async for request in request_iterator:
-                await answers.put(asyncio.create_task(self._append(request, project_id), name="append-spans"))
-            await answers.put(None)
+            try:
+                async for request in request_iterator:
+                    await answers.put(asyncio.create_task(self._append(request, project_id), name="append-spans"))
+            except FulmenError as error:
+                # What was sent before is answered first.
+                await answers.put(asyncio.create_task(_failed(error), name="refuse-spans"))
+            else:
+                await answers.put(None)
 
         reader = asyncio.create_task(read(), name="read-spans")
         try:
@@ -158,6 +163,10 @@ class TraceService(trace_service_pb2_grpc.TraceServiceServicer):
                 "Spans without the attributes fulmen.rollout and fulmen.attempt, or of unknown rollouts, are dropped."
             )
         return response
+
+
+async def _failed(error: FulmenError) -> pb.AppendSpansResponse:
+    raise error
 
 
 def _write_problem(chunk: Chunk) -> str:
