@@ -40,6 +40,8 @@ from fulmen_store.domain.lease_returner import LeaseReturner
 from fulmen_store.domain.overdue import Overdue
 from fulmen_store.domain.peers import NewsListener, NewsTeller
 from fulmen_store.domain.replicas import LiveReplicas, MembershipRenewer
+from fulmen_store.domain.resource_gc import ResourceCollector
+from fulmen_store.domain.resource_uses import ExpiringVersions
 from fulmen_store.domain.resource_watch import ResourceWatcher
 from fulmen_store.domain.projects import ProjectFollower, Projects
 from fulmen_store.domain.resources import Resources
@@ -58,6 +60,7 @@ from fulmen_store.persistence.migrations import migrate
 from fulmen_store.persistence.overdue import PgOverdue
 from fulmen_store.persistence.replicas import PgReplicas
 from fulmen_store.persistence.projects import PgProjects, PgTokens
+from fulmen_store.persistence.resource_gc import PgGarbage
 from fulmen_store.persistence.resources import PgResources
 from fulmen_store.persistence.rollout_lists import PgRolloutLists
 from fulmen_store.persistence.rollouts import PgRollouts
@@ -76,6 +79,7 @@ from fulmen_store.transport.span_service import SpanService, TraceService
 __all__ = ["build"]
 
 DRAIN_LOOK_S: Final = 0.02
+RESOURCE_GC_INTERVAL_S: Final = 60.0
 
 _log = structlog.get_logger()
 
@@ -93,6 +97,7 @@ class _Tables:
     feed: PgFeed
     spans: PgSpans
     resources: PgResources
+    garbage: PgGarbage
     upkeep: PgUpkeep
     projects: PgProjects
     tokens: PgTokens
@@ -177,6 +182,7 @@ async def _open_tables(settings: StoreSettings, stack: AsyncExitStack) -> _Table
         feed=PgFeed(database),
         spans=PgSpans(database),
         resources=PgResources(database),
+        garbage=PgGarbage(database),
         upkeep=PgUpkeep(database),
         projects=PgProjects(database),
         tokens=PgTokens(database),
@@ -229,6 +235,7 @@ def _wire_domain(tables: _Tables, settings: StoreSettings, peers: GrpcPeers) -> 
         ),
         rollouts=Rollouts(
             table=tables.rollouts,
+            versions=ExpiringVersions(tables.resources),
             dispatcher=dispatcher,
             finished=finished,
             tell=seats.tell_each,
@@ -273,6 +280,7 @@ def _roles(tables: _Tables, domain: _Domain, lease_ttl_s: float) -> dict[str, Ro
             lease_ttl_s=lease_ttl_s,
         ),
         "overdue": domain.overdue,
+        "resource-collector": ResourceCollector(table=tables.garbage, interval_s=RESOURCE_GC_INTERVAL_S),
         "upkeep": domain.upkeep,
         "project-follower": ProjectFollower(read=tables.leases.projects, tell=domain.dispatcher.know_project),
         "revocations": RevocationFollower(revoked=domain.revoked, fetch=tables.tokens.revoked),

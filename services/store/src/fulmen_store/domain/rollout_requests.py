@@ -84,6 +84,13 @@ class NewRollout:
         return self.agent.split("/")[1] if self.agent else ""
 
     @property
+    def versions(self) -> tuple[str, ...]:
+        """The names of all resource versions that it pins, each once."""
+        if not self.resource_versions:
+            return (self.agent,) if self.agent else ()
+        return tuple(sorted({*self.resource_versions.values(), *([self.agent] if self.agent else ())}))
+
+    @property
     def labels(self) -> tuple[str, ...]:
         """The required labels as sorted `key=value` strings."""
         return tuple(sorted(f"{key}={value}" for key, value in self.required_labels.items()))

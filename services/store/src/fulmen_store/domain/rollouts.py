@@ -18,6 +18,7 @@ from fulmen_store.domain.dispatcher import Dispatcher
 from fulmen_store.domain.fair_queue import ReadyItem, waits_since
 from fulmen_store.domain.group_commit import GroupCommitter
 from fulmen_store.domain.leases import Grant
+from fulmen_store.domain.resource_uses import ExpiringVersions, VersionKey
 from fulmen_store.domain.rollout_requests import NewRollout, check_rollouts
 from fulmen_store.domain.seats import CancelAsked, Notice
 from fulmen_store.domain.transitions import FINAL_STATES, FailureKind, RetryPolicy, RolloutState
@@ -50,7 +51,7 @@ class NameKind(IntEnum):
 # Not frozen: one is made for every rollout, and freezing makes that four times as slow. Never changed.
 @dataclass(slots=True, kw_only=True)
 class NewItem:
-    """A row to create."""
+    """A row to create; `uses` are those of its `versions` that have a ttl."""
 
     rollout_id: UUID
     project_id: int
@@ -69,6 +70,8 @@ class NewItem:
     deadline: datetime.datetime | None = None
     timeout_ms: int = 900_000
     hedged: bool = False
+    versions: tuple[str, ...] = ()
+    uses: tuple[VersionKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +180,7 @@ class Rollouts:
         self,
         *,
         table: RolloutTable,
+        versions: ExpiringVersions,
         dispatcher: Dispatcher,
         finished: Callable[[frozenset[int]], None],
         tell: Callable[[Sequence[tuple[UUID, Notice]]], None],
@@ -189,6 +193,7 @@ class Rollouts:
 
         Args:
             table: where rollouts live.
+            versions: knows the versions that have a ttl.
             dispatcher: finds runners for what is new, and is told what has to wait.
             finished: told the projects in which rollouts became final.
             tell: passes notices on to runner sessions.
@@ -198,6 +203,7 @@ class Rollouts:
             observe_batch: told the size of every commit.
         """
         self._table = table
+        self._versions = versions
         self._dispatcher = dispatcher
         self._finished = finished
         self._tell = tell
@@ -231,6 +237,8 @@ class Rollouts:
             missing = [item for item in items if item.rollout_id not in stored]
         elif any(rollout.name for rollout in rollouts):
             missing = await self._missing(items)
+        uses = await self._versions.uses_of([(item.project_id, item.versions) for item in missing])
+        missing = [replace(item, uses=keys) if keys else item for item, keys in zip(missing, uses, strict=True)]
         created = await self.creations.submit(missing, size_bytes=sum(len(item.request) + 128 for item in missing))
         if not all(created):
             await self._missing([item for item, new in zip(missing, created, strict=True) if not new])
@@ -396,6 +404,7 @@ def _item(rollout: NewRollout, scope: _Scope, rollout_id: UUID) -> NewItem:
         deadline=rollout.deadline,
         timeout_ms=max(1, round(rollout.attempt_timeout_s * 1000)),
         hedged=rollout.hedged,
+        versions=rollout.versions,
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 import asyncpg
 
 from fulmen.errors import ArgumentInvalid, DatabaseUnavailable, Violation
+from fulmen_store.domain.resource_uses import version_was_removed
 from fulmen_store.persistence.queries import SQL, filtered
 
 __all__ = ["Database", "connect", "open_pool"]
@@ -24,6 +25,7 @@ STATEMENT_LIMIT_S: Final = 15.0
 CONNECT_LIMIT_S: Final = 10.0
 RETRY_PAUSE_S: Final = 0.2
 # Violated by a rollout that names a version which was removed at the same moment.
+USE_CONSTRAINT: Final = "resource_use_is_kept"
 FREE_LOOK_S: Final = 0.02
 
 # Plans must stay index probes whatever the statistics say, also those made while the tables were empty.
@@ -254,6 +256,10 @@ def mapped_errors() -> Iterator[None]:
             # A number out of range or a character that PostgreSQL cannot hold, such as NUL.
             raise ArgumentInvalid("A value of the request cannot be stored.") from error
         raise DatabaseUnavailable("The connection to the store's database was lost.") from error
+    except asyncpg.ForeignKeyViolationError as error:
+        if error.constraint_name != USE_CONSTRAINT:
+            raise
+        raise version_was_removed() from error
     except (asyncpg.CheckViolationError, asyncpg.NotNullViolationError) as error:
         known = _ROLES_OF_CONSTRAINTS.get(error.constraint_name or error.column_name or "")
         if known is None or error.table_name != "rollout_group":

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import asyncpg
 
 from fulmen.errors import EtagMismatch, Violation
+from fulmen_store.domain.resource_uses import Lifetime
 from fulmen_store.domain.resource_watch import WatchedChange, WatchSelection
 from fulmen_store.domain.resources import (
     LATEST,
@@ -95,6 +96,19 @@ class PgResources:
     async def aliases_of(self, project_id: int, resource: str) -> list[Alias]:
         """Returns the aliases of a resource by name."""
         return [_alias(row) for row in await self._database.fetch("list_aliases", project_id, resource)]
+
+    async def lifetimes(self, project_id: int, versions: Sequence[tuple[str, int]]) -> list[Lifetime]:
+        """Returns the lifetimes of versions, by (resource, number); those never published are left out."""
+        rows = await self._database.fetch("version_lifetimes", project_id, *columns(versions, 2))
+        return [
+            Lifetime(
+                name=f"resources/{row['name']}/versions/{row['version']}",
+                key=(row["resource_id"], row["version"]),
+                removed=row["removed"],
+                expiring=row["expiring"],
+            )
+            for row in rows
+        ]
 
     async def set_alias(self, project_id: int, ref: ResourceRef, version: int, *, revision: int | None) -> Alias:
         """Moves an alias, if it is still at `revision`.

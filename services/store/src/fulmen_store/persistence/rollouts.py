@@ -105,7 +105,8 @@ class PgRollouts:
             for item, session in zip(items, sessions, strict=True)
         ]  # fmt: skip
         hedged = [item.rollout_id for item in items if item.hedged]
-        return {row["id"] for row in await self._database.fetch("create_rollouts", *columns(rows, 19), hedged)}
+        uses = columns([(*key, item.rollout_id) for item in items for key in item.uses], 3)
+        return {row["id"] for row in await self._database.fetch("create_rollouts", *columns(rows, 19), hedged, *uses)}
 
     async def stored(self, rollout_ids: Sequence[UUID]) -> dict[UUID, tuple[int, bytes]]:
         """Returns project and request of those rollouts that exist."""

@@ -158,3 +158,90 @@ from (
 ) c
 order by c.xid, c.resource_id, c.version, c.alias
 limit $9;
+
+-- name: version_lifetimes
+-- Numbers have no gap when they are given: a number up to the last one that is not there was there.
+select r.name, r.id as resource_id, x.version, v.version is null as removed, v.expires_at is not null as expiring
+from unnest($2::text[], $3::bigint[]) as x (name, version)
+cross join lateral (
+    select q.id, q.name, q.last_version from resource q where q.project_id = $1 and q.name = x.name limit 1
+) r
+left join lateral (
+    select q.version, q.expires_at from resource_version q
+    where q.resource_id = r.id and q.version = x.version limit 1
+) v on true
+where x.version <= r.last_version;
+
+-- name: expired_versions
+-- Referred to: by an alias, or by a version that is still there.
+select
+    v.resource_id, v.version, v.expires_at,
+    exists (
+        select 1 from resource_alias a where a.resource_id = v.resource_id and a.version = v.version
+    ) or exists (
+        select 1 from resource_dependency d where d.needs_resource_id = v.resource_id and d.needs_version = v.version
+    ) as referred_to
+from resource_version v
+where v.expires_at <= now() and (v.expires_at, v.resource_id, v.version) > ($1::timestamptz, $2::int, $3::bigint)
+order by v.expires_at, v.resource_id, v.version
+limit $4;
+
+-- name: forget_uses_of_version
+-- Looks at the oldest uses of one version and forgets those whose rollouts have ended.
+with k as (
+    select u.ctid as c, exists (select 1 from item i where i.id = u.rollout_id) as live
+    from resource_use u
+    where u.resource_id = $1 and u.version = $2
+    order by u.rollout_id
+    limit $3
+), d as (
+    delete from resource_use u using k where u.ctid = k.c and not k.live
+)
+select count(*)::int as seen, (count(*) filter (where k.live))::int as live from k;
+
+-- name: forget_uses
+-- The same for a page of all uses, in the order of their key; returns the last key that was looked at.
+with k as (
+    select
+        u.ctid as c, u.resource_id, u.version, u.rollout_id,
+        exists (select 1 from item i where i.id = u.rollout_id) as live
+    from resource_use u
+    where (u.resource_id, u.version, u.rollout_id) > ($1::int, $2::bigint, $3::uuid)
+    order by u.resource_id, u.version, u.rollout_id
+    limit $4
+), d as (
+    delete from resource_use u using k where u.ctid = k.c and not k.live
+)
+select k.resource_id, k.version, k.rollout_id, count(*) over ()::int as seen
+from k
+order by k.resource_id desc, k.version desc, k.rollout_id desc
+limit 1;
+
+-- name: lock_versions
+-- Versions that somebody is about to use, and therefore has locked, are left out.
+select v.resource_id, v.version
+from unnest($1::int[], $2::bigint[]) as x (resource_id, version)
+cross join lateral (
+    select q.resource_id, q.version from resource_version q
+    where q.resource_id = x.resource_id and q.version = x.version limit 1 for update skip locked
+) v;
+
+-- name: remove_versions
+-- The versions are locked by this transaction, and this statement sees everything that was committed before that.
+with k as (
+    select v.c
+    from unnest($1::int[], $2::bigint[]) as x (resource_id, version)
+    cross join lateral (
+        select q.ctid as c from resource_version q
+        where q.resource_id = x.resource_id and q.version = x.version and q.expires_at <= now() limit 1
+    ) v
+    where not exists (
+        select 1 from resource_alias a where a.resource_id = x.resource_id and a.version = x.version
+    ) and not exists (
+        select 1 from resource_dependency d where d.needs_resource_id = x.resource_id and d.needs_version = x.version
+    ) and not exists (
+        select 1 from resource_use u where u.resource_id = x.resource_id and u.version = x.version
+    )
+)
+delete from resource_version v using k where v.ctid = k.c
+returning v.resource_id, v.version;

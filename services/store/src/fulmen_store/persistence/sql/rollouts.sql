@@ -44,6 +44,11 @@ with r as (
     on conflict (group_key) do update set
         created = old.created + excluded.created,
         size = case when old.size = excluded.size then old.size end
+), w as (
+    insert into resource_use (resource_id, version, rollout_id)
+    select x.resource_id, x.version, x.rollout_id
+    from unnest($21::int[], $22::bigint[], $23::uuid[]) as x (resource_id, version, rollout_id)
+    on conflict do nothing
 )
 insert into item (
     id, project_id, run_id, group_key, group_size, rank, run_at, max_attempts, retry_mask, backoff_ms, labels,
