@@ -151,13 +151,13 @@ class PgSessions:
         """Ends every session whose time is over; returns them."""
         return [row["id"] for row in await self._database.fetch("end_expired_sessions")]
 
-    async def page(self, *, after: UUID, limit: int) -> list[SessionView]:
-        """Returns live sessions, oldest first."""
-        return [_session(row) for row in await self._database.fetch("list_sessions", after, limit)]
+    async def page(self, *, after: UUID, limit: int, project: str | None) -> list[SessionView]:
+        """Returns live sessions that may serve a project, oldest first, with what they run of it; None: all."""
+        return [_session(row) for row in await self._database.fetch("list_sessions", after, limit, project)]
 
-    async def find(self, session_id: UUID) -> SessionView | None:
-        """Returns one live session."""
-        row = await self._database.fetch_row("find_session", session_id)
+    async def find(self, session_id: UUID, *, project: str | None) -> SessionView | None:
+        """Returns one live session if it may serve a project, with what it runs of it; None: of all."""
+        row = await self._database.fetch_row("find_session", session_id, project)
         return None if row is None else _session(row)
 
 

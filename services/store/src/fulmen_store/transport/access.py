@@ -10,7 +10,7 @@ from fulmen.ids import ALL_PROJECTS
 from fulmen_service_kit.auth import current_caller
 from fulmen_service_kit.tokens import Role
 
-__all__ = ["is_own_attempt", "project_limit", "require_count", "require_project"]
+__all__ = ["is_own_attempt", "project_limit", "require_all_projects", "require_count", "require_project"]
 
 MAX_NAME = 128
 
@@ -27,6 +27,16 @@ def require_project(name: str) -> str:
     if not caller.may_access(project):
         raise PermissionDenied("The token belongs to another project.", role=caller.role, project=project[:MAX_NAME])
     return project
+
+
+def require_all_projects() -> None:
+    """Checks that the caller reaches every project, for what concerns the whole deployment.
+
+    Raises:
+        PermissionDenied: if its token is bound to one.
+    """
+    if project_limit() is not None:
+        raise PermissionDenied("A token for all projects is needed.", role=current_caller().role)
 
 
 def project_limit() -> str | None:

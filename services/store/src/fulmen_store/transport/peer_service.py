@@ -12,6 +12,7 @@ from fulmen.ids import parse_attempt_name
 from fulmen.store.v1 import peer_service_pb2 as pb
 from fulmen.store.v1 import peer_service_pb2_grpc
 from fulmen_store.domain.peers import MAX_CANCELS, CancelHint, News, NewsListener
+from fulmen_store.transport.access import require_all_projects
 
 __all__ = ["PeerService"]
 
@@ -27,6 +28,7 @@ class PeerService(peer_service_pb2_grpc.PeerServiceServicer):
 
     async def Notify(self, request: pb.NotifyRequest, context: grpc.aio.ServicerContext) -> pb.NotifyResponse:
         """Acts on news."""
+        require_all_projects()
         for field in ("ready_projects", "finished_projects", "resource_projects"):
             _check_length(field, getattr(request, field), MAX_PROJECTS)
         _check_length("cancels", request.cancels, MAX_CANCELS)

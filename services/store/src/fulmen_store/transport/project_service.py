@@ -11,7 +11,6 @@ import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from fulmen.errors import PermissionDenied
 from fulmen.ids import ALL_PROJECTS
 from fulmen.store.v1 import project_service_pb2 as pb
 from fulmen.store.v1 import project_service_pb2_grpc
@@ -21,7 +20,7 @@ from fulmen_service_kit.tokens import Role, TokenSigner
 from fulmen_store.domain.projects import ProjectDraft, Projects, ProjectView, unknown_project
 from fulmen_store.domain.tokens import IssuedToken, TokenDraft, TokenPlace, Tokens
 from fulmen_store.persistence.projects import PgProjects, PgTokens
-from fulmen_store.transport.access import project_limit, require_project
+from fulmen_store.transport.access import project_limit, require_all_projects, require_project
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
 
 __all__ = ["ProjectService", "token_signer"]
@@ -56,8 +55,7 @@ class ProjectService(project_service_pb2_grpc.ProjectServiceServicer):
         self, request: pb.CreateProjectRequest, context: grpc.aio.ServicerContext
     ) -> pb.CreateProjectResponse:
         """Creates a project."""
-        if project_limit() is not None:
-            raise PermissionDenied("Only a token for all projects creates projects.", role=current_caller().role)
+        require_all_projects()
         view = await self._projects.create(_draft(request.project), request_id=request.request_id)
         return pb.CreateProjectResponse(project=_message(view))
 

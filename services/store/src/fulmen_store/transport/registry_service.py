@@ -10,6 +10,7 @@ from fulmen.errors import RunnerNotFound
 from fulmen.store.v1 import lease_pb2, runner_registry_service_pb2_grpc
 from fulmen.store.v1 import runner_registry_service_pb2 as pb
 from fulmen_store.persistence.leases import PgSessions, SessionView
+from fulmen_store.transport.access import project_limit
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
 from fulmen_store.transport.rollout_codec import runner_name
 
@@ -32,14 +33,15 @@ class RunnerRegistryService(runner_registry_service_pb2_grpc.RunnerRegistryServi
         """Lists live sessions, oldest first."""
         last = decode_token(request.page_token, listed=LISTED, key_bytes=16)
         limit = page_size(request.page_size, default=DEFAULT_PAGE)
-        found = await self._table.page(after=UUID(int=0) if last is None else UUID(bytes=last), limit=limit + 1)
+        after = UUID(int=0) if last is None else UUID(bytes=last)
+        found = await self._table.page(after=after, limit=limit + 1, project=project_limit())
         token = encode_token(found[limit - 1].session_id.bytes, listed=LISTED) if len(found) > limit else ""
         return pb.ListRunnersResponse(runners=[_runner(view) for view in found[:limit]], next_page_token=token)
 
     async def GetRunner(self, request: pb.GetRunnerRequest, context: grpc.aio.ServicerContext) -> pb.GetRunnerResponse:
         """Returns one live session."""
         try:
-            view = await self._table.find(UUID(request.name.removeprefix("runners/")))
+            view = await self._table.find(UUID(request.name.removeprefix("runners/")), project=project_limit())
         except ValueError:
             view = None
         if view is None:

@@ -143,15 +143,23 @@ returning s.id;
 -- name: list_sessions
 select
     s.id, s.info, s.opened_at, s.lease_until,
-    (select count(*) from item i where i.session = s.id) as running
+    (
+        select count(*) from item i
+        where i.session = s.id
+            and ($3::text is null or i.project_id = (select p.id from project p where p.name = $3))
+    ) as running
 from runner_session s
-where s.ended_at is null and s.id > $1
+where s.ended_at is null and s.id > $1 and ($3::text is null or s.project in ($3, 'projects/*'))
 order by s.id
 limit $2;
 
 -- name: find_session
 select
     s.id, s.info, s.opened_at, s.lease_until,
-    (select count(*) from item i where i.session = s.id) as running
+    (
+        select count(*) from item i
+        where i.session = s.id
+            and ($2::text is null or i.project_id = (select p.id from project p where p.name = $2))
+    ) as running
 from runner_session s
-where s.ended_at is null and s.id = $1;
+where s.ended_at is null and s.id = $1 and ($2::text is null or s.project in ($2, 'projects/*'));
