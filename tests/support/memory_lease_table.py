@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from fulmen_store.domain.fair_queue import ReadyItem
-from fulmen_store.domain.leases import AttemptEnd, EndedAttempt, EndedReport, Grant, HeldLease, Project
+from fulmen_store.domain.leases import AttemptEnd, EndedAttempt, EndedReport, Grant, HeldLease, Project, QuotaClaim
+from fulmen_store.domain.rules import QueueTerms
 from fulmen_store.domain.transitions import FINAL_STATES, RetryPolicy
 
 __all__ = ["MemoryLeaseTable"]
@@ -32,6 +33,7 @@ class MemoryLeaseTable:
     rows: dict[UUID, _Row] = field(default_factory=dict)
     ends: dict[tuple[UUID, int], EndedReport] = field(default_factory=dict)
     over: set[UUID] = field(default_factory=set)
+    max_running: int | None = None
 
     def add(self, item: ReadyItem, policy: RetryPolicy) -> None:
         """Adds a waiting rollout."""
@@ -55,6 +57,13 @@ class MemoryLeaseTable:
                 )
             )
         return grants
+
+    async def claim_within(self, project_id: int, choices: Sequence[tuple[UUID, UUID]]) -> QuotaClaim:
+        """Claims rollouts of one project in order, as many as its quota leaves room for."""
+        running = sum(row.session_id is not None and row.item.project_id == project_id for row in self.rows.values())
+        room = len(choices) if self.max_running is None else max(0, self.max_running - running)
+        grants = await self.claim(choices[:room])
+        return QuotaClaim(tried=min(room, len(choices)), grants=grants, room=room - len(grants))
 
     async def held(self, rollout_ids: Sequence[UUID]) -> list[HeldLease]:
         """Returns the leases on these rollouts."""
@@ -95,7 +104,11 @@ class MemoryLeaseTable:
             )
             written.append(
                 EndedAttempt(
-                    item=row.item, session_id=report.session_id, epoch=report.epoch, rollout_state=end.rollout_state
+                    item=row.item,
+                    session_id=report.session_id,
+                    epoch=report.epoch,
+                    kind=report.kind,
+                    rollout_state=end.rollout_state,
                 )
             )
         return written
@@ -106,7 +119,7 @@ class MemoryLeaseTable:
 
     async def projects(self) -> list[Project]:
         """Returns all projects."""
-        return [Project(project_id=1, name="projects/default")]
+        return [Project(project_id=1, name="projects/default", terms=QueueTerms(max_running=self.max_running))]
 
     async def waiting(self, project_id: int, *, after: tuple[int, UUID], limit: int) -> list[tuple[ReadyItem, float]]:
         """Returns one page of waiting items in order."""

@@ -113,10 +113,6 @@ async def test_a_lease_whose_commit_was_in_doubt_is_given_back_and_handed_out_ag
 
 
 async def test_a_runner_that_left_while_its_claim_was_committed_costs_nothing() -> None:
-    world = World()
-    world.add(1)
-    seat = world.seat(1)
-
     class Leaving(MemoryLeaseTable):
         """Lets the runner leave during the claim."""
 
@@ -124,8 +120,9 @@ async def test_a_runner_that_left_while_its_claim_was_committed_costs_nothing() 
             world.seats.leave(seat)
             return await MemoryLeaseTable.claim(self, choices)  # type: ignore[arg-type]  # narrowed by the port
 
-    leaving = Leaving(rows=world.table.rows)
-    world.dispatcher._table = leaving
+    world = World(Leaving())
+    world.add(1)
+    seat = world.seat(1)
     async with asyncio.timeout(10):
         role = asyncio.create_task(world.dispatcher.run())
         while not world.returned:  # noqa: ASYNC110  # no signal is given for it

@@ -251,16 +251,28 @@ def test_within_a_group_the_longest_goes_first_and_the_groups_keep_their_places(
         assert order == [*first, between, *second]
 
 
-def test_a_project_on_hold_is_passed_over_until_it_is_let_go() -> None:
+def test_a_project_without_room_is_passed_over_until_it_has_some() -> None:
     queue = FairQueue()
     held, other = item(1), item(2)
     queue.push(held)
     queue.push(other)
-    queue.hold(1)
+    queue.allow(1, 0)
     assert popped(queue, 2) == [other]
-    assert queue.let_go(1)
-    assert not queue.let_go(1)
+    assert queue.allow_more(1, 1)
+    assert not queue.allow_more(2, 1)
     assert queue.pop() == held
+
+
+def test_a_limited_project_hands_out_what_it_is_allowed_until_its_terms_change() -> None:
+    queue = FairQueue()
+    for _ in range(10):
+        queue.push(item(1))
+    queue.allow(1, 2)
+    assert len(popped(queue, 5)) == 2
+    queue.allow_at_least(3)
+    assert len(popped(queue, 5)) == 3
+    queue.learn(1, QueueTerms(max_running=9))
+    assert len(popped(queue, 9)) == 5
 
 
 @given(

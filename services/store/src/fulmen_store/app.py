@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Final
@@ -35,15 +35,19 @@ from fulmen_store.access_policy import ROLE_POLICY, SERVICE_NAMES
 from fulmen_store.clients.peers import GrpcPeers
 from fulmen_store.domain.attempt_ends import AttemptEnds
 from fulmen_store.domain.dispatcher import Dispatcher
+from fulmen_store.domain.durations import Durations
 from fulmen_store.domain.feed import FeedFollower
 from fulmen_store.domain.lease_returner import LeaseReturner
+from fulmen_store.domain.leases import EndedAttempt
 from fulmen_store.domain.overdue import Overdue
 from fulmen_store.domain.peers import NewsListener, NewsTeller
+from fulmen_store.domain.projects import ProjectFollower, Projects
+from fulmen_store.domain.queue_stats import StatsCache
+from fulmen_store.domain.quotas import QueueQuotas
 from fulmen_store.domain.replicas import LiveReplicas, MembershipRenewer
 from fulmen_store.domain.resource_gc import ResourceCollector
 from fulmen_store.domain.resource_uses import ExpiringVersions
 from fulmen_store.domain.resource_watch import ResourceWatcher
-from fulmen_store.domain.projects import ProjectFollower, Projects
 from fulmen_store.domain.resources import Resources
 from fulmen_store.domain.rollouts import Rollouts
 from fulmen_store.domain.seats import Drained, Seats
@@ -58,8 +62,9 @@ from fulmen_store.persistence.database_watch import DatabaseWatch
 from fulmen_store.persistence.leases import PgFeed, PgLeases, PgSessions, PgUpkeep
 from fulmen_store.persistence.migrations import migrate
 from fulmen_store.persistence.overdue import PgOverdue
-from fulmen_store.persistence.replicas import PgReplicas
 from fulmen_store.persistence.projects import PgProjects, PgTokens
+from fulmen_store.persistence.queue_rules import PgDurations, PgQueueStats
+from fulmen_store.persistence.replicas import PgReplicas
 from fulmen_store.persistence.resource_gc import PgGarbage
 from fulmen_store.persistence.resources import PgResources
 from fulmen_store.persistence.rollout_lists import PgRolloutLists
@@ -92,6 +97,8 @@ class _Tables:
     rollouts: PgRollouts
     rollout_lists: PgRolloutLists
     leases: PgLeases
+    queue_stats: PgQueueStats
+    durations: PgDurations
     sessions: PgSessions
     overdue: PgOverdue
     feed: PgFeed
@@ -114,6 +121,7 @@ class _Domain:
     ends: AttemptEnds
     returner: LeaseReturner
     dispatcher: Dispatcher
+    durations: Durations
     overdue: Overdue
     rollouts: Rollouts
     sessions: Sessions
@@ -177,6 +185,8 @@ async def _open_tables(settings: StoreSettings, stack: AsyncExitStack) -> _Table
         rollouts=PgRollouts(database),
         rollout_lists=PgRolloutLists(database),
         leases=PgLeases(database),
+        queue_stats=PgQueueStats(database),
+        durations=PgDurations(database),
         sessions=PgSessions(database),
         overdue=PgOverdue(database),
         feed=PgFeed(database),
@@ -198,11 +208,18 @@ def _wire_domain(tables: _Tables, settings: StoreSettings, peers: GrpcPeers) -> 
     def finished(projects: frozenset[int]) -> None:
         wakeups.announce(("finished", project) for project in projects)
 
+    durations = Durations(tables.durations)
+
+    def ended(attempts: Sequence[EndedAttempt]) -> None:
+        durations.learn(attempts)
+        dispatcher.freed(one.item.project_id for one in attempts)
+
     ends = AttemptEnds(
         table=tables.leases,
         requeued=lambda items: dispatcher.offer(items),
         finished=finished,
         left=seats.lease_over,
+        ended=ended,
         observe_batch=metrics.batch,
     )
     returner = LeaseReturner(ends)
@@ -212,6 +229,7 @@ def _wire_domain(tables: _Tables, settings: StoreSettings, peers: GrpcPeers) -> 
         undelivered=returner.give_back,
         poll_interval_s=settings.poll_interval_s,
         meter=metrics,
+        predicted_s=durations.predicted_s,
         place=replicas.place,
         unmatched=news.ready,
     )
@@ -224,6 +242,7 @@ def _wire_domain(tables: _Tables, settings: StoreSettings, peers: GrpcPeers) -> 
         ends=ends,
         returner=returner,
         dispatcher=dispatcher,
+        durations=durations,
         overdue=Overdue(
             table=tables.overdue,
             ends=ends,
@@ -239,6 +258,7 @@ def _wire_domain(tables: _Tables, settings: StoreSettings, peers: GrpcPeers) -> 
             dispatcher=dispatcher,
             finished=finished,
             tell=seats.tell_each,
+            admit=QueueQuotas(tables.queue_stats.queued).admit,
             new_ids=uuid7s,
             now=_now,
             cancel_grace_s=settings.cancel_grace_s,
@@ -268,6 +288,7 @@ def _roles(tables: _Tables, domain: _Domain, lease_ttl_s: float) -> dict[str, Ro
         "span-committer": domain.spans.committer,
         "session-lookups": domain.sessions.lookups,
         "dispatcher": domain.dispatcher,
+        "durations": domain.durations,
         "lease-returner": domain.returner,
         "lease-renewer": LeaseRenewer(
             sessions=tables.sessions, leases=tables.leases, seats=domain.seats, lease_ttl_s=lease_ttl_s
@@ -296,6 +317,8 @@ def _register(server: grpc.aio.Server, tables: _Tables, domain: _Domain, setting
         lists=tables.rollout_lists,
         feed=FeedFollower(table=tables.feed, wakeups=domain.wakeups, poll_interval_s=poll_s),
         seats=domain.seats,
+        dispatcher=domain.dispatcher,
+        stats=StatsCache(tables.queue_stats.stats),
         stopping=stopping,
     )
     lease_service = LeaseService(
@@ -320,7 +343,9 @@ def _register(server: grpc.aio.Server, tables: _Tables, domain: _Domain, setting
     lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(lease_service, server)
     resource_service_pb2_grpc.add_ResourceServiceServicer_to_server(resource_service, server)
     span_service_pb2_grpc.add_SpanServiceServicer_to_server(span_service, server)
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(TraceService(spans=domain.spans, rollouts=tables.rollouts), server)
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(
+        TraceService(spans=domain.spans, rollouts=tables.rollouts), server
+    )
     peer_service_pb2_grpc.add_PeerServiceServicer_to_server(PeerService(domain.listener), server)
     registry = RunnerRegistryService(table=tables.sessions)
     runner_registry_service_pb2_grpc.add_RunnerRegistryServiceServicer_to_server(registry, server)

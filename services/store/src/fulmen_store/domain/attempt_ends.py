@@ -18,6 +18,7 @@ from fulmen_store.domain.leases import (
     AttemptEnd,
     AttemptReport,
     CompletionStatus,
+    EndedAttempt,
     HeldLease,
     LeaseTable,
 )
@@ -40,6 +41,7 @@ class AttemptEnds:
         requeued: Callable[[Sequence[tuple[ReadyItem, float]]], None],
         finished: Callable[[frozenset[int]], None],
         left: Callable[[UUID, UUID], None] = lambda _session_id, _rollout_id: None,
+        ended: Callable[[Sequence[EndedAttempt]], None] = lambda _ended: None,
         observe_batch: Callable[[str, int], None] = lambda _name, _rows: None,
         jitter: Callable[[], float] = lambda: random.uniform(-1, 1),
     ) -> None:
@@ -50,6 +52,7 @@ class AttemptEnds:
             requeued: told which items wait again, each with its delay in seconds.
             finished: told the projects in which rollouts became final.
             left: told the session and rollout of every lease that is over.
+            ended: told every attempt that ended.
             observe_batch: told the size of every commit.
             jitter: numbers in [-1, 1] that spread back-offs.
         """
@@ -57,6 +60,7 @@ class AttemptEnds:
         self._requeued = requeued
         self._finished = finished
         self._left = left
+        self._ended = ended
         self._jitter = jitter
         self.committer: GroupCommitter[AttemptReport, CompletionStatus] = GroupCommitter(
             "end_attempts", self._execute, observe_batch=observe_batch
@@ -114,7 +118,8 @@ class AttemptEnds:
             return
         requeued: list[tuple[ReadyItem, float]] = []
         finished: set[int] = set()
-        for ended in await self._table.end(list(ends.values())):
+        written = await self._table.end(list(ends.values()))
+        for ended in written:
             key = (ended.item.rollout_id, ended.session_id, ended.epoch)
             statuses[key] = CompletionStatus.APPLIED
             del pending[key]
@@ -123,6 +128,7 @@ class AttemptEnds:
                 finished.add(ended.item.project_id)
             else:
                 requeued.append((ended.item, ends[key].delay_s))
+        self._ended(written)
         if requeued:
             self._requeued(requeued)
         if finished:

@@ -14,9 +14,10 @@ from typing import Final, Protocol
 from uuid import UUID
 
 from fulmen.errors import DatabaseUnavailable
-from fulmen_store.domain.fair_queue import FairQueue, ReadyItem
+from fulmen_store.domain.fair_queue import FairQueue, Labels, ReadyItem
 from fulmen_store.domain.leases import AttemptReport, Grant, LeaseTable, Project
-from fulmen_store.domain.matching import Choice, match
+from fulmen_store.domain.matching import Choice, match, without_runner
+from fulmen_store.domain.quotas import RunningQuotas
 from fulmen_store.domain.seats import Assigned, Seat, Seats
 from fulmen_store.domain.shares import OthersWork
 from fulmen_store.domain.transitions import FailureKind
@@ -83,6 +84,7 @@ class Dispatcher:
         self._clock = clock
         self._projects: dict[int, Project] = {}
         self._ready = FairQueue(predicted_s=predicted_s)
+        self._quotas = RunningQuotas(table, self._ready)
         self._timers: list[tuple[float, int, ReadyItem]] = []
         self._timed: set[UUID] = set()
         self._doubtful: dict[UUID, UUID] = {}
@@ -166,6 +168,11 @@ class Dispatcher:
             _give_back(seat)
         self._wake.set()
 
+    def freed(self, projects: Iterable[int]) -> None:
+        """Takes note of attempts that ended, each by its project: where there is a quota, there is room again."""
+        if self._quotas.ended(projects):
+            self._wake.set()
+
     def add_credit(self, seat: Seat, count: int) -> None:
         """Adds credit to a seat; work that waited for it goes before work that is new."""
         seat.credit += count
@@ -177,6 +184,10 @@ class Dispatcher:
         """Reads the waiting work of projects soon, if there is credit for it: another replica said that there is some."""
         self._hinted |= projects
         self._wake.set()
+
+    def without_runner(self, project_id: int) -> list[tuple[Labels, int]]:
+        """Returns the label sets of a project's waiting items that no runner here has, and how many wait for them."""
+        return without_runner(self._ready, self._seats.all_open(), project_id)
 
     async def run(self) -> None:
         """Dispatches until it is cancelled."""
@@ -226,7 +237,7 @@ class Dispatcher:
     async def _claim(self, choices: list[tuple[ReadyItem, Seat]]) -> None:
         matched = self._clock()
         try:
-            grants = await self._table.claim([(item.rollout_id, seat.session_id) for item, seat in choices])
+            grants = await self._quotas.claim(choices)
         except DatabaseUnavailable:
             for item, seat in choices:
                 self._doubtful[item.rollout_id] = seat.session_id
@@ -292,6 +303,7 @@ class Dispatcher:
         hinted, self._hinted = self._hinted, set()
         if due:
             self._next_poll = self._clock() + self._poll_interval_s
+            self._quotas.look_again()
         if due and idle_credit:
             projects = await self._table.projects()
             for project in projects:

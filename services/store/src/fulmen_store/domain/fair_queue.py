@@ -201,7 +201,7 @@ class FairQueue:
         self._now_s = now_s
         self._terms: dict[int, QueueTerms] = {}
         self._backlogs: dict[int, _Backlog] = {}
-        self._held: set[int] = set()
+        self._allowed: dict[int, int] = {}
         # By level and project: the stride pass, which grows by 1 / share with each item handed out.
         self._passes: dict[int, dict[int, float]] = {}
         self._ids: set[UUID] = set()
@@ -233,24 +233,26 @@ class FairQueue:
         if self.terms_of(project_id) == terms:
             return
         self._terms[project_id] = terms
+        self._allowed.pop(project_id, None)
         backlog = self._backlogs.get(project_id)
         if backlog is not None:
             backlog.learn(terms)
 
-    def hold(self, project_id: int) -> None:
-        """Hands out nothing of a project until `let_go`: its quota is used up."""
-        self._held.add(project_id)
+    def allow(self, project_id: int, count: int) -> None:
+        """Hands out so many more items of a project and no more; until this is called, any number."""
+        self._allowed[project_id] = count
 
-    def let_go(self, project_id: int) -> bool:
-        """Ends `hold`; returns whether there was one."""
-        if project_id not in self._held:
+    def allow_more(self, project_id: int, count: int) -> bool:
+        """Adds to what a project is allowed; returns whether it is limited."""
+        if project_id not in self._allowed:
             return False
-        self._held.discard(project_id)
+        self._allowed[project_id] += count
         return True
 
-    def let_all_go(self) -> None:
-        """Ends `hold` for every project."""
-        self._held.clear()
+    def allow_at_least(self, count: int) -> None:
+        """Raises what limited projects are allowed."""
+        for project_id, allowed in self._allowed.items():
+            self._allowed[project_id] = max(allowed, count)
 
     def push(self, item: ReadyItem) -> None:
         """Adds an item; one that is already there is left as it is."""
@@ -272,7 +274,7 @@ class FairQueue:
         """
         candidates: list[tuple[_Backlog, _Line]] = []
         for project_id, backlog in self._backlogs.items():
-            if (projects is None or project_id in projects) and project_id not in self._held:
+            if (projects is None or project_id in projects) and self._allowed.get(project_id, 1) > 0:
                 line = backlog.best(offered)
                 if line is not None:
                     candidates.append((backlog, line))
@@ -281,6 +283,8 @@ class FairQueue:
         backlog, line = candidates[0] if len(self._backlogs) == 1 else self._fairest(candidates, offered)
         item = backlog.take(line, self._predicted_s if self.terms_of(backlog.project_id).rules.longest_first else None)
         self._ids.discard(item.rollout_id)
+        if item.project_id in self._allowed:
+            self._allowed[item.project_id] -= 1
         if not backlog.count:
             del self._backlogs[backlog.project_id]
             if not self._backlogs:

@@ -22,6 +22,7 @@ __all__ = [
     "HeldLease",
     "LeaseTable",
     "Project",
+    "QuotaClaim",
 ]
 
 
@@ -49,6 +50,21 @@ class Grant:
     epoch: int
     project_id: int
     request: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaClaim:
+    """What a claim within a quota did.
+
+    Attributes:
+        tried: how many of the choices, the first ones, the quota left room for.
+        grants: those of them that were given.
+        room: how many more may run.
+    """
+
+    tried: int
+    grants: list[Grant]
+    room: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,12 +117,14 @@ class AttemptEnd:
 # Not frozen: one is made for every rollout, and freezing makes that four times as slow. Never changed.
 @dataclass(slots=True, kw_only=True)
 class EndedAttempt:
-    """An end that was written."""
+    """An end that was written; `duration_s` is how long the lease was held, seconds."""
 
     item: ReadyItem
     session_id: UUID
     epoch: int
+    kind: FailureKind
     rollout_state: RolloutState
+    duration_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +152,10 @@ class LeaseTable(Protocol):
 
     async def claim(self, choices: Sequence[tuple[UUID, UUID]]) -> list[Grant]:
         """Gives each (rollout, session) pair a lease if the rollout waits; returns those that were given."""
+        ...
+
+    async def claim_within(self, project_id: int, choices: Sequence[tuple[UUID, UUID]]) -> QuotaClaim:
+        """Claims rollouts of one project in order, as many as its quota leaves room for."""
         ...
 
     async def held(self, rollout_ids: Sequence[UUID]) -> list[HeldLease]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from uuid import UUID
 
-from fulmen_store.domain.fair_queue import FairQueue, ReadyItem
+from fulmen_store.domain.fair_queue import FairQueue, Labels, ReadyItem
 from fulmen_store.domain.seats import Seat
 
-__all__ = ["Choice", "match"]
+__all__ = ["Choice", "match", "without_runner"]
 
 Choice = tuple[ReadyItem, Seat]
 
@@ -29,6 +29,18 @@ def match(ready: FairQueue, hungry: Sequence[Seat], *, limit: int) -> list[Choic
     while hungry and len(choices) < limit:
         hungry = _round(ready, hungry, limit, choices)
     return choices
+
+
+def without_runner(ready: FairQueue, seats: Iterable[Seat], project_id: int) -> list[tuple[Labels, int]]:
+    """Returns the label sets of a project's waiting items that no seat has, and how many items wait for them."""
+    if not ready.terms_of(project_id).rules.match_labels:
+        return []
+    offers = {seat.labels for seat in seats if seat.projects is None or project_id in seat.projects}
+    return [
+        (labels, count)
+        for labels, count in ready.count_by_labels(project_id).items()
+        if not any(labels <= offered for offered in offers)
+    ]
 
 
 def _round(ready: FairQueue, hungry: Sequence[Seat], limit: int, choices: list[Choice]) -> list[Seat]:

@@ -6,7 +6,7 @@ Invariant: creation is idempotent twice over, by the caller's rollout ids and by
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final, Protocol
@@ -184,6 +184,7 @@ class Rollouts:
         dispatcher: Dispatcher,
         finished: Callable[[frozenset[int]], None],
         tell: Callable[[Sequence[tuple[UUID, Notice]]], None],
+        admit: Callable[[Iterable[int]], Awaitable[None]],
         new_ids: Callable[[int], Sequence[UUID]],
         now: Callable[[], datetime.datetime],
         cancel_grace_s: float = 30.0,
@@ -197,6 +198,7 @@ class Rollouts:
             dispatcher: finds runners for what is new, and is told what has to wait.
             finished: told the projects in which rollouts became final.
             tell: passes notices on to runner sessions.
+            admit: refuses new rollouts, each named by its project, of which too many would wait.
             new_ids: mints so many UUIDv7s.
             now: the clock, in UTC.
             cancel_grace_s: how long a runner has to stop a cancelled attempt, seconds.
@@ -207,6 +209,7 @@ class Rollouts:
         self._dispatcher = dispatcher
         self._finished = finished
         self._tell = tell
+        self._admit = admit
         self._new_ids = new_ids
         self._now = now
         self._cancel_grace_s = cancel_grace_s
@@ -220,6 +223,7 @@ class Rollouts:
         Raises:
             ArgumentInvalid: with every problem of every rollout.
             RolloutExists: if a supplied name is taken by different content.
+            QuotaExceeded: if the project may not have so many waiting.
         """
         check_rollouts(rollouts, request_id=request_id, now_ms=round(self._now().timestamp() * 1000))
         items = await self._items(rollouts)
@@ -239,6 +243,7 @@ class Rollouts:
             missing = await self._missing(items)
         uses = await self._versions.uses_of([(item.project_id, item.versions) for item in missing])
         missing = [replace(item, uses=keys) if keys else item for item, keys in zip(missing, uses, strict=True)]
+        await self._admit(item.project_id for item in missing)
         created = await self.creations.submit(missing, size_bytes=sum(len(item.request) + 128 for item in missing))
         if not all(created):
             await self._missing([item for item, new in zip(missing, created, strict=True) if not new])

@@ -5,20 +5,32 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 from uuid import UUID
 
 import asyncpg
 
 from fulmen_store.domain.fair_queue import ReadyItem, waits_since
 from fulmen_store.domain.feed import Cursor, FeedRow, Selection
-from fulmen_store.domain.leases import AttemptEnd, EndedAttempt, EndedReport, Grant, HeldLease, Project
-from fulmen_store.domain.rules import QueueTerms
+from fulmen_store.domain.leases import (
+    AttemptEnd,
+    EndedAttempt,
+    EndedReport,
+    Grant,
+    HeldLease,
+    Project,
+    QuotaClaim,
+)
 from fulmen_store.domain.sessions import SessionOwner
 from fulmen_store.domain.transitions import AttemptState, FailureKind, RetryPolicy, RolloutState
 from fulmen_store.persistence.database import Database, columns
-from fulmen_store.persistence.rules import decode_rules
+from fulmen_store.persistence.queue_rules import terms_of
 
 __all__ = ["PgFeed", "PgLeases", "PgSessions", "PgUpkeep", "SessionView"]
+
+
+# The first half of the advisory locks of quotas; the second is the project.
+QUOTA_LOCK: Final = 0x71756F74
 
 
 class PgLeases:
@@ -30,16 +42,18 @@ class PgLeases:
 
     async def claim(self, choices: Sequence[tuple[UUID, UUID]]) -> list[Grant]:
         """Gives each (rollout, session) pair a lease if the rollout waits; returns those that were given."""
-        return [
-            Grant(
-                rollout_id=row["id"],
-                session_id=row["session"],
-                epoch=row["epoch"],
-                project_id=row["project_id"],
-                request=row["request"],
-            )
-            for row in await self._database.fetch("claim_rollouts", *columns(choices, 2))
-        ]
+        return [_grant(row) for row in await self._database.fetch("claim_rollouts", *columns(choices, 2))]
+
+    async def claim_within(self, project_id: int, choices: Sequence[tuple[UUID, UUID]]) -> QuotaClaim:
+        """Claims rollouts of one project in order, as many as its quota leaves room for."""
+        async with self._database.transaction() as transaction:
+            # Whoever claims for this project waits here until the claim before it is committed, and then sees it.
+            await transaction.fetch("lock_project_quota", QUOTA_LOCK, project_id)
+            row = await transaction.fetch_row("running_room", project_id)
+            room = len(choices) if row is None or row["room"] is None else max(0, row["room"])
+            rows = await transaction.fetch("claim_rollouts", *columns(choices[:room], 2)) if room else []
+        grants = [_grant(row) for row in rows]
+        return QuotaClaim(tried=min(room, len(choices)), grants=grants, room=room - len(grants))
 
     async def held(self, rollout_ids: Sequence[UUID]) -> list[HeldLease]:
         """Returns the leases on these rollouts."""
@@ -68,7 +82,9 @@ class PgLeases:
                 item=_item(row),
                 session_id=row["session"],
                 epoch=row["epoch"],
+                kind=FailureKind(row["failure_kind"]),
                 rollout_state=RolloutState(row["rollout_state"]),
+                duration_s=row["duration_s"],
             )
             for row in await self._database.fetch("end_attempts", *columns(rows, 10))
         ]
@@ -89,16 +105,7 @@ class PgLeases:
     async def projects(self) -> list[Project]:
         """Returns all projects."""
         return [
-            Project(
-                project_id=row["id"],
-                name=row["name"],
-                terms=QueueTerms(
-                    weight=row["weight"],
-                    max_running=row["max_running"],
-                    max_queued=row["max_queued"],
-                    rules=decode_rules(row["rules"]),
-                ),
-            )
+            Project(project_id=row["id"], name=row["name"], terms=terms_of(row))
             for row in await self._database.fetch("all_projects")
         ]
 
@@ -213,6 +220,16 @@ class PgUpkeep:
         """Removes request ids older than 24 hours, and what is known of tokens that have expired."""
         await self._database.fetch("forget_requests")
         await self._database.fetch("forget_tokens")
+
+
+def _grant(row: asyncpg.Record) -> Grant:
+    return Grant(
+        rollout_id=row["id"],
+        session_id=row["session"],
+        epoch=row["epoch"],
+        project_id=row["project_id"],
+        request=row["request"],
+    )
 
 
 def _held(row: asyncpg.Record) -> HeldLease:

@@ -15,7 +15,7 @@ from fulmen_store.domain.rollouts import Cancelled, NameKind, NewItem, RolloutVi
 from fulmen_store.domain.transitions import AttemptState, FailureKind, RolloutState
 from fulmen_store.persistence.database import Database, columns
 
-__all__ = ["AttemptView", "PgRollouts", "QueueStats", "view_of"]
+__all__ = ["AttemptView", "PgRollouts", "view_of"]
 
 LABEL_SEPARATOR = "\x1f"
 NAMES_REMEMBERED = 10_000
@@ -35,17 +35,6 @@ class AttemptView:
     started_at: datetime.datetime
     ended_at: datetime.datetime
     report: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueStats:
-    """How full a queue is."""
-
-    queued: int
-    running: int
-    delayed: int
-    oldest_age_s: float | None
-    runners: int
 
 
 class PgRollouts:
@@ -145,12 +134,6 @@ class PgRollouts:
             Cancelled(rollout_id=row["id"], project_id=row["project_id"], session_id=row["session"], epoch=row["epoch"])
             for row in await self._database.fetch("cancel_rollouts", sorted(rollout_ids), grace_s)
         ]
-
-    async def stats(self, project_id: int, run_id: int | None) -> QueueStats:
-        """Counts the live rollouts of a project or a training run."""
-        row = await self._database.fetch_row("queue_stats", project_id, run_id)
-        assert row is not None
-        return QueueStats(**dict(row))
 
     async def log_request(self, project_id: int, method: str, request_id: str, result: bytes) -> bytes:
         """Records a request's result unless it has one; returns the recorded one."""

@@ -11,7 +11,9 @@ from fulmen.errors import Draining, RolloutNotFound
 from fulmen.ids import parse_rollout_name, rollout_name
 from fulmen.store.v1 import rollout_pb2, rollout_service_pb2_grpc
 from fulmen.store.v1 import rollout_service_pb2 as pb
+from fulmen_store.domain.dispatcher import Dispatcher
 from fulmen_store.domain.feed import Cursor, FeedFollower, FeedPage, Selection
+from fulmen_store.domain.queue_stats import StatsCache
 from fulmen_store.domain.rollout_filter import both, parse_filter, states_filter
 from fulmen_store.domain.rollouts import Rollouts, RolloutView
 from fulmen_store.domain.seats import Seats
@@ -20,6 +22,7 @@ from fulmen_store.persistence.rollouts import AttemptView, PgRollouts
 from fulmen_store.transport.access import is_own_attempt, project_limit, require_count, require_project
 from fulmen_store.transport.in_order import answered_in_order
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
+from fulmen_store.transport.queue_codec import stats_message
 from fulmen_store.transport.rollout_codec import finished_rollout, new_rollout, repeated_rollout, rollout_of
 
 __all__ = ["RolloutService"]
@@ -41,6 +44,8 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         lists: PgRolloutLists,
         feed: FeedFollower,
         seats: Seats,
+        dispatcher: Dispatcher,
+        stats: StatsCache,
         stopping: Callable[[], bool],
     ) -> None:
         """Takes the use cases; `stopping` tells when streams are to end."""
@@ -49,6 +54,8 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         self._lists = lists
         self._feed = feed
         self._seats = seats
+        self._dispatcher = dispatcher
+        self._stats = stats
         self._stopping = stopping
 
     async def BatchCreateRollouts(
@@ -134,18 +141,13 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
     async def GetQueueStats(
         self, request: pb.GetQueueStatsRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetQueueStatsResponse:
-        """Counts the live rollouts."""
-        stats = await self._table.stats(*await self._scope(require_project(request.project), request.training_run))
-        message = pb.GetQueueStatsResponse(
-            queued_count=stats.queued,
-            running_count=stats.running,
-            delayed_count=stats.delayed,
-            runner_count=stats.runners,
-            open_credit_count=self._seats.open_credit(),
+        """Tells how full the queue is and by which rules it is served."""
+        project_id, run_id = await self._scope(require_project(request.project), request.training_run)
+        return stats_message(
+            await self._stats.stats(project_id, run_id),
+            open_credit=self._seats.open_credit(),
+            unmatched=self._dispatcher.without_runner(project_id),
         )
-        if stats.oldest_age_s is not None:
-            message.oldest_queued_age.FromNanoseconds(max(0, round(stats.oldest_age_s * 1e9)))
-        return message
 
     async def _create(self, messages: Sequence[rollout_pb2.Rollout], request_id: str) -> list[rollout_pb2.Rollout]:
         for message in messages:

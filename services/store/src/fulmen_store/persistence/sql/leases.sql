@@ -84,12 +84,14 @@ with k as (
 )
 select
     d.id, d.epoch, d.session, d.project_id, d.rank, d.labels, d.group_key, d.task_type, d.agent, d.rollout_state,
-    null::float8 as first_run_at_s, extract(epoch from now() - d.leased_at)::float8 as duration_s
+    d.kind as failure_kind, null::float8 as first_run_at_s,
+    extract(epoch from now() - d.leased_at)::float8 as duration_s
 from d
 union all
 select
     u.id, u.epoch, u.session, u.project_id, u.rank, u.labels, u.group_key, u.task_type, u.agent, u.rollout_state,
-    null::float8 as first_run_at_s, extract(epoch from now() - u.leased_at)::float8 as duration_s
+    u.kind as failure_kind, null::float8 as first_run_at_s,
+    extract(epoch from now() - u.leased_at)::float8 as duration_s
 from u;
 
 -- name: ended_attempts

@@ -122,17 +122,6 @@ select d.id, null::uuid as session, 0 as epoch, d.project_id from d
 union all
 select u.id, u.session, u.epoch, u.project_id from u;
 
--- name: queue_stats
-select
-    count(*) filter (where i.session is null and i.run_at <= now()) as queued,
-    count(*) filter (where i.session is not null) as running,
-    count(*) filter (where i.session is null and i.run_at > now()) as delayed,
-    extract(epoch from now() - min(i.run_at) filter (where i.session is null and i.run_at <= now()))::float8
-        as oldest_age_s,
-    (select count(*) from runner_session s where s.ended_at is null and s.lease_until > now()) as runners
-from item i
-where i.project_id = $1 and ($2::int is null or i.run_id = $2);
-
 -- name: log_request
 insert into request_log (project_id, method, request_id, result) values ($1, $2, $3, $4)
 on conflict (project_id, method, request_id) do nothing

@@ -1,0 +1,22 @@
+-- Quotas. Running rollouts are counted through the index of leases, under the project's lock; waiting ones up to the
+-- quota and no further.
+
+-- name: lock_project_quota
+select pg_advisory_xact_lock($1, $2);
+
+-- name: running_room
+select
+    p.max_running - (select count(*) from item i where i.session is not null and i.project_id = p.id)::int as room
+from project p
+where p.id = $1;
+
+-- name: count_queued
+select
+    p.max_queued,
+    case when p.max_queued is null then 0 else (
+        select count(*) from (
+            select i.id from item i where i.project_id = p.id and i.session is null limit p.max_queued + 1
+        ) q
+    ) end as queued
+from project p
+where p.id = $1;
