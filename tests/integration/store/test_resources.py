@@ -7,7 +7,7 @@ import hashlib
 
 import pytest
 
-from fulmen.errors import ArgumentInvalid, EtagMismatch, NotYetServed, PermissionDenied, ResourceNotFound
+from fulmen.errors import ArgumentInvalid, EtagMismatch, PermissionDenied, ResourceNotFound
 from fulmen.store.v1 import resource_pb2
 from fulmen.store.v1 import resource_service_pb2 as pb
 from fulmen_service_kit.tokens import Role
@@ -144,6 +144,35 @@ async def test_runners_read_and_do_not_publish(store: StoreHandle, stubs: Stubs)
         await publish(runner, "agent.a", kind="agent")
 
 
-async def test_what_is_not_yet_served_says_so(stubs: Stubs) -> None:
-    with pytest.raises(NotYetServed):
-        await stubs.resources.DiffResources(pb.DiffResourcesRequest())
+async def test_two_versions_are_compared_by_number_or_alias(stubs: Stubs) -> None:
+    for content in (b'{"b": 1, "a": 2}', b'{"a": 3, "b": 1}', b"\xff\xfe"):
+        version = resource_pb2.ResourceVersion(
+            name="resources/prompt.a", kind="prompt", content=content, content_type="application/json"
+        )
+        await stubs.resources.PublishResources(pb.PublishResourcesRequest(resources=[version]))
+    await stubs.resources.SetAlias(pb.SetAliasRequest(name="resources/prompt.a/aliases/stable", version=1))
+    found = await diff(stubs, "resources/prompt.a/aliases/stable", "resources/prompt.a/versions/2")
+    assert found.unified_diff == (
+        "--- resources/prompt.a/versions/1\n+++ resources/prompt.a/versions/2\n"
+        '@@ -1,4 +1,4 @@\n {\n-  "a": 2,\n+  "a": 3,\n   "b": 1\n }\n'
+    )
+    assert (found.base.version, found.target.version, found.equal, found.truncated) == (1, 2, False, False)
+    assert not found.base.content
+    binary = await diff(stubs, "resources/prompt.a/versions/1", "resources/prompt.a")
+    assert (binary.unified_diff, binary.equal) == ("", False)
+    assert (binary.base.size_bytes, binary.target.size_bytes) == (16, 2)
+    assert binary.base.sha256 != binary.target.sha256
+    same = await diff(stubs, "resources/prompt.a", "resources/prompt.a/versions/3")
+    assert same.equal
+    with pytest.raises(ResourceNotFound):
+        await diff(stubs, "resources/prompt.a", "resources/prompt.a/versions/4")
+    with pytest.raises(ArgumentInvalid):
+        await diff(stubs, "", "resources/prompt.a")
+
+
+async def diff(stubs: Stubs, base: str, target: str) -> pb.DiffResourcesResponse:
+    """Compares two versions."""
+    response: pb.DiffResourcesResponse = await stubs.resources.DiffResources(
+        pb.DiffResourcesRequest(base=base, target=target)
+    )
+    return response

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 
 import grpc.aio
@@ -10,6 +11,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from fulmen.errors import ArgumentInvalid, Draining, Violation
 from fulmen.store.v1 import resource_pb2, resource_service_pb2_grpc
 from fulmen.store.v1 import resource_service_pb2 as pb
+from fulmen_store.domain.resource_diff import compare
 from fulmen_store.domain.resource_watch import Changes, ResourceWatcher, WatchSelection
 from fulmen_service_kit.auth import current_caller
 from fulmen_store.domain.resources import Alias, NewVersion, Publication, Resources, Version, parse_ref
@@ -109,6 +111,32 @@ class ResourceService(resource_service_pb2_grpc.ResourceServiceServicer):
             aliases=[_alias_message(alias) for alias in aliases],
         )
 
+    async def DiffResources(
+        self, request: pb.DiffResourcesRequest, context: grpc.aio.ServicerContext
+    ) -> pb.DiffResourcesResponse:
+        """Compares two versions."""
+        project = require_project(request.project)
+        refs = [parse_ref(request.base, field="base"), parse_ref(request.target, field="target")]
+        project_id = await self._rollouts.project_id(project)
+        base = await self._table.get(project_id, request.base, refs[0])
+        target = await self._table.get(project_id, request.target, refs[1])
+        # In a thread: contents of some MiB take longer than other callers should wait.
+        found = await asyncio.to_thread(
+            compare,
+            base.content,
+            target.content,
+            base_name=_name(base),
+            target_name=_name(target),
+            is_json=all("json" in version.content_type.lower() for version in (base, target)),
+        )
+        return pb.DiffResourcesResponse(
+            unified_diff=found.unified_diff,
+            base=_message(base, project, with_content=False),
+            target=_message(target, project, with_content=False),
+            equal=base.sha256 == target.sha256,
+            truncated=found.truncated,
+        )
+
     async def SetAlias(self, request: pb.SetAliasRequest, context: grpc.aio.ServicerContext) -> pb.SetAliasResponse:
         """Points an alias to a version."""
         project_id = await self._rollouts.project_id(require_project(request.project))
@@ -148,9 +176,13 @@ def _new(message: resource_pb2.ResourceVersion) -> NewVersion:
     )
 
 
+def _name(version: Version) -> str:
+    return f"resources/{version.resource}/versions/{version.version}"
+
+
 def _message(version: Version, project: str, *, with_content: bool = True) -> resource_pb2.ResourceVersion:
     message = resource_pb2.ResourceVersion(
-        name=f"resources/{version.resource}/versions/{version.version}",
+        name=_name(version),
         version=version.version,
         project=project,
         kind=version.kind,
