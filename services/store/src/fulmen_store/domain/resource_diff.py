@@ -99,6 +99,9 @@ def _lines(text: str) -> list[str]:
 class _CountingMatcher(difflib.SequenceMatcher[str]):
     """Gives up after so many steps."""
 
+    a: Sequence[str]
+    b2j: dict[str, list[int]]
+
     def __init__(self, before: Sequence[str], after: Sequence[str]) -> None:
         super().__init__(None, before, after)
         self._left = MAX_STEPS
