@@ -23,7 +23,6 @@ from fulmen_store.domain.rollout_filter import (
     Comparison,
     Expression,
     Field,
-    Operator,
     both,
     operators_of,
     parse_filter,
@@ -38,7 +37,7 @@ from tests.support.postgres import shared_server
 from tests.support.store import Runner, Stubs, create, get
 
 LISTS = ("list_project_rollouts", "list_run_rollouts", "list_dead_rollouts")
-SOME_VALUE: dict[Field, Any] = {field: 1 for field in Field} | {
+SOME_VALUE: dict[Field, Any] = dict.fromkeys(Field, 1) | {
     Field.GROUP_ID: "x",
     Field.TASK_TYPE: "x",
     Field.AGENT: "x",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 
 import pytest
@@ -126,10 +127,8 @@ def test_a_tree_survives_being_written_and_read(expression: Expression) -> None:
 
 @given(st.text(max_size=200) | st.text(alphabet="()=<>! '\"-ANDORNOTstate\\", max_size=200))
 def test_no_text_breaks_the_parser(text: str) -> None:
-    try:
+    with contextlib.suppress(ArgumentInvalid):
         parse_filter(text)
-    except ArgumentInvalid as error:
-        assert error.violations
 
 
 def test_a_deep_filter_is_refused_and_not_followed() -> None:

@@ -260,28 +260,27 @@ class _Parser:
 
     def whole(self) -> Expression | None:
         """Reads the whole filter."""
-        if self._next.kind is _Kind.END:
+        if self._peek().kind is _Kind.END:
             return None
         expression = self._conjunction()
-        while self._next.kind is not _Kind.END:
+        while self._peek().kind is not _Kind.END:
             # Only a parenthesis too many stops a conjunction early.
             self._note(self._take(), "closes a parenthesis that was not opened")
             if self._took("AND") or self._took("OR"):
                 self._conjunction()
         return expression
 
-    @property
-    def _next(self) -> _Token:
+    def _peek(self) -> _Token:
         return self._tokens[self._at]
 
     def _take(self) -> _Token:
-        token = self._next
+        token = self._peek()
         if token.kind is not _Kind.END:
             self._at += 1
         return token
 
     def _took(self, keyword: str) -> bool:
-        if self._next.kind is _Kind.KEYWORD and self._next.text == keyword:
+        if self._peek().kind is _Kind.KEYWORD and self._peek().text == keyword:
             self._at += 1
             return True
         return False
@@ -291,10 +290,10 @@ class _Parser:
 
     def _conjunction(self) -> Expression | None:
         operands = [self._disjunction()]
-        while self._next.kind not in (_Kind.END, _Kind.CLOSE):
+        while self._peek().kind not in (_Kind.END, _Kind.CLOSE):
             if not self._took("AND"):
-                self._note(self._next, f"expected AND or OR, found {self._next.shown}")
-                if self._next.kind in (_Kind.OPERATOR, _Kind.QUOTED, _Kind.BROKEN):
+                self._note(self._peek(), f"expected AND or OR, found {self._peek().shown}")
+                if self._peek().kind in (_Kind.OPERATOR, _Kind.QUOTED, _Kind.BROKEN):
                     self._skip()
                     continue
             operands.append(self._disjunction())
@@ -310,14 +309,14 @@ class _Parser:
         negated = False
         while self._took("NOT"):
             negated = not negated
-        if self._next.kind is _Kind.WORD and self._next.text.startswith("-"):
+        if self._peek().kind is _Kind.WORD and self._peek().text.startswith("-"):
             negated = not negated
             self._drop_minus()
-        operand = self._nested() if self._next.kind is _Kind.OPEN else self._comparison()
+        operand = self._nested() if self._peek().kind is _Kind.OPEN else self._comparison()
         return operand if operand is None or not negated else Negation(operand)
 
     def _drop_minus(self) -> None:
-        word = self._next
+        word = self._peek()
         if word.text == "-":
             self._take()
         else:
@@ -332,35 +331,38 @@ class _Parser:
         self._depth += 1
         expression = self._conjunction()
         self._depth -= 1
-        if self._next.kind is _Kind.CLOSE:
+        if self._peek().kind is _Kind.CLOSE:
             self._take()
         elif not self._gave_up:
             self._note(opened, "the parenthesis is not closed")
         return expression
 
     def _comparison(self) -> Expression | None:
-        name = self._next
+        name = self._peek()
         if name.kind is not _Kind.WORD:
             self._note(name, f"expected a field, found {name.shown}")
-            return self._skip()
+            self._skip()
+            return None
         self._take()
-        operator = self._next
+        operator = self._peek()
         if operator.kind is not _Kind.OPERATOR:
             self._note(
                 operator, f"expected one of = != < <= > >= after `{name.text[:MAX_SHOWN]}`, found {operator.shown}"
             )
-            return self._skip()
+            self._skip()
+            return None
         self._take()
-        value = self._next
+        value = self._peek()
         if value.kind not in (_Kind.WORD, _Kind.QUOTED):
             self._note(value, f"expected a value, found {value.shown}")
-            return self._skip()
+            self._skip()
+            return None
         self._take()
         return self._checked(name, operator, value)
 
     def _skip(self) -> None:
         """Goes to where the next term may begin; what is between was the problem just noted."""
-        while self._next.kind not in (_Kind.END, _Kind.CLOSE) and self._next.text not in ("AND", "OR"):
+        while self._peek().kind not in (_Kind.END, _Kind.CLOSE) and self._peek().text not in ("AND", "OR"):
             self._take()
 
     def _checked(self, name: _Token, sign: _Token, value: _Token) -> Expression | None:

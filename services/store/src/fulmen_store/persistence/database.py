@@ -32,6 +32,7 @@ FREE_LOOK_S: Final = 0.02
 HOT_SETTINGS: Final = {
     "application_name": "fulmen-store",
     "enable_seqscan": "off",
+    "enable_incremental_sort": "off",
     "jit": "off",
     "plan_cache_mode": "force_generic_plan",
     "statement_timeout": "15s",
@@ -111,10 +112,8 @@ class Database:
         Raises:
             DatabaseUnavailable: if the outcome is not known.
         """
-        with mapped_errors():
-            async with self._pool.acquire(timeout=ACQUIRE_LIMIT_S) as connection:
-                with _closed_if_confused(connection):
-                    return await connection.fetch(filtered(name, condition), *arguments, timeout=STATEMENT_LIMIT_S)
+        async with self._connection() as connection:
+            return await connection.fetch(filtered(name, condition), *arguments, timeout=STATEMENT_LIMIT_S)
 
     async def fetch_row(self, name: str, *arguments: object) -> asyncpg.Record | None:
         """Runs a named statement and returns its first row."""

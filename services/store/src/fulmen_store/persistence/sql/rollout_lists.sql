@@ -1,16 +1,17 @@
 -- Lists of rollouts. Each walks one index by id and looks at no more than one window of rows: the rows between two ids,
 -- the lower of which the statement `..._window` found. `true /* filter */` is where a caller's filter goes
--- (fulmen_store.persistence.rollout_filters).
+-- (fulmen_store.persistence.rollout_filters). Rows are compared and ordered by all columns of the index to walk: no
+-- other can do that, whatever the statistics say.
 
 -- name: project_window
 select r.id from rollout r
-where r.project_id = $1 and r.id < $2 and r.id >= $3
-order by r.id desc offset $4 limit 1;
+where (r.project_id, r.id) < ($1, $2) and (r.project_id, r.id) >= ($1, $3)
+order by r.project_id desc, r.id desc offset $4 limit 1;
 
 -- name: run_window
 select r.id from rollout r
-where r.project_id = $1 and r.run_id = $5 and r.id < $2 and r.id >= $3
-order by r.id desc offset $4 limit 1;
+where (r.project_id, r.run_id, r.id) < ($1, $5, $2) and (r.project_id, r.run_id, r.id) >= ($1, $5, $3)
+order by r.project_id desc, r.run_id desc, r.id desc offset $4 limit 1;
 
 -- name: dead_window
 select q.rollout_id as id from rollout_end q
@@ -29,8 +30,8 @@ left join lateral (
 left join lateral (
     select q.state, q.failure_kind, q.ended_at from rollout_end q where q.rollout_id = r.id limit 1
 ) e on true
-where r.project_id = $1 and r.id < $2 and r.id >= $3 and true /* filter */
-order by r.id desc
+where (r.project_id, r.id) < ($1, $2) and (r.project_id, r.id) >= ($1, $3) and true /* filter */
+order by r.project_id desc, r.id desc
 limit $4;
 
 -- name: list_run_rollouts
@@ -45,8 +46,9 @@ left join lateral (
 left join lateral (
     select q.state, q.failure_kind, q.ended_at from rollout_end q where q.rollout_id = r.id limit 1
 ) e on true
-where r.project_id = $1 and r.run_id = $5 and r.id < $2 and r.id >= $3 and true /* filter */
-order by r.id desc
+where (r.project_id, r.run_id, r.id) < ($1, $5, $2) and (r.project_id, r.run_id, r.id) >= ($1, $5, $3)
+    and true /* filter */
+order by r.project_id desc, r.run_id desc, r.id desc
 limit $4;
 
 -- name: list_dead_rollouts
