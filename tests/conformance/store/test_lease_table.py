@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
+import asyncpg
 import pytest
 
 from fulmen.ids import uuid7
@@ -14,6 +15,7 @@ from fulmen_store.domain.attempt_ends import AttemptEnds
 from fulmen_store.domain.fair_queue import ReadyItem
 from fulmen_store.domain.leases import AttemptEnd, AttemptReport, CompletionStatus, Grant, LeaseTable
 from fulmen_store.domain.rollouts import NewItem
+from fulmen_store.domain.sessions import SessionOwner
 from fulmen_store.domain.transitions import FailureKind, RetryPolicy, RolloutState
 from fulmen_store.persistence.database import connect
 from fulmen_store.persistence.leases import PgLeases, PgSessions
@@ -22,6 +24,7 @@ from tests.support.memory_lease_table import MemoryLeaseTable
 from tests.support.postgres import shared_server
 
 POLICY = RetryPolicy(max_attempts=2, retry_mask=RetryPolicy.mask_of(frozenset()), backoff_ms=0)
+OWNER = SessionOwner(subject="tests", project="projects/default")
 BEFORE_ALL = (-1000, UUID(int=0))
 
 
@@ -33,6 +36,7 @@ class Subject:
     add: Callable[[Sequence[ReadyItem]], Awaitable[None]]
     open_session: Callable[[], Awaitable[UUID]]
     end_session: Callable[[UUID], Awaitable[None]]
+    limit_running: Callable[[int], Awaitable[None]]
 
 
 @pytest.fixture(params=["memory", "postgres"])
@@ -51,13 +55,24 @@ async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
 
     async def open_session() -> UUID:
         session_id = uuid7()
-        await sessions.open(session_id, subject="tests", host="h", info=b"", ttl_s=60)
+        await sessions.open(session_id, owner=OWNER, host="h", info=b"", ttl_s=60)
         return session_id
 
     async def end_session(session_id: UUID) -> None:
         await sessions.end([session_id])
 
-    yield Subject(table=PgLeases(database), add=add, open_session=open_session, end_session=end_session)
+    async def limit_running(count: int) -> None:
+        connection = await asyncpg.connect(dsn)
+        await connection.execute("update project set max_running = $1", count)
+        await connection.close()
+
+    yield Subject(
+        table=PgLeases(database),
+        add=add,
+        open_session=open_session,
+        end_session=end_session,
+        limit_running=limit_running,
+    )
     await database.close()
     server.drop(dsn)
 
@@ -114,6 +129,35 @@ async def test_leases_of_ended_sessions_are_orphans(subject: Subject) -> None:
     assert [lease.rollout_id for lease in await subject.table.orphaned(10)] == [grant.rollout_id]
 
 
+async def test_a_claim_within_a_quota_takes_the_first_choices_and_says_what_room_is_left(subject: Subject) -> None:
+    items = await _waiting(subject, 6)
+    session = await subject.open_session()
+    pairs = [(item.rollout_id, session) for item in items]
+    await subject.limit_running(4)
+    first = await subject.table.claim_within(1, pairs[:3])
+    assert (first.tried, [grant.rollout_id for grant in first.grants], first.room) == (3, [p[0] for p in pairs[:3]], 1)
+    # One that is leased already uses up the room for its try, not the quota.
+    again = await subject.table.claim_within(1, [pairs[0], *pairs[3:]])
+    assert (again.tried, again.grants, again.room) == (1, [], 1)
+    last = await subject.table.claim_within(1, pairs[3:])
+    assert (last.tried, [grant.rollout_id for grant in last.grants], last.room) == (1, [pairs[3][0]], 0)
+    full = await subject.table.claim_within(1, pairs[4:])
+    assert (full.tried, full.grants, full.room) == (0, [], 0)
+
+
+async def test_claims_at_the_same_time_do_not_pass_a_quota_together(subject: Subject) -> None:
+    items = await _waiting(subject, 8)
+    await subject.limit_running(3)
+    sessions = [await subject.open_session() for _ in range(4)]
+    claims = await asyncio.gather(
+        *(
+            subject.table.claim_within(1, [(item.rollout_id, session) for item in items[start : start + 2]])
+            for start, session in zip(range(0, 8, 2), sessions, strict=True)
+        )
+    )
+    assert sum(len(claim.grants) for claim in claims) == 3
+
+
 async def test_reports_are_applied_once_and_told_apart(subject: Subject) -> None:
     grant = await _leased(subject)
     ends = AttemptEnds(table=subject.table, requeued=lambda _items: None, finished=lambda _projects: None)
@@ -142,7 +186,12 @@ def _memory() -> Subject:
     async def end_session(session_id: UUID) -> None:
         table.over.add(session_id)
 
-    return Subject(table=table, add=add, open_session=open_session, end_session=end_session)
+    async def limit_running(count: int) -> None:
+        table.max_running = count
+
+    return Subject(
+        table=table, add=add, open_session=open_session, end_session=end_session, limit_running=limit_running
+    )
 
 
 async def _waiting(subject: Subject, count: int, *, ranks: Sequence[int] = (0,)) -> list[ReadyItem]:

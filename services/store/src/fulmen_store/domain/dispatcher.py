@@ -31,6 +31,7 @@ LOW_WATER: Final = 500
 WINDOW_PER_PROJECT: Final = 50_000
 TIMER_HORIZON_S: Final = 600.0
 RETRY_PAUSE_S: Final = 0.2
+READ_AGAIN_INTERVAL_S: Final = 0.05
 LOWEST_ID: Final = UUID(int=0)
 BEFORE_ALL: Final = (-32768, LOWEST_ID)
 
@@ -93,6 +94,7 @@ class Dispatcher:
         self._unmatched = unmatched
         self._fresh: set[int] = set()
         self._hinted: set[int] = set()
+        self._read_again_at = 0.0
         self._wake = asyncio.Event()
         self._next_poll = 0.0
         # Whether nothing that waits here could be handed to a runner that waits here.
@@ -249,8 +251,8 @@ class Dispatcher:
         )
         if self._meter is not None:
             self._meter.dispatched(len(grants), self._clock() - matched)
-            if len(grants) < len(choices):
-                self._meter.claims_lost(len(choices) - len(grants))
+        if len(grants) < len(choices):
+            self._read_again(choices, {grant.rollout_id for grant in grants})
 
     async def _settle_doubtful(self) -> None:
         """Gives back what a claim leased although its answer was lost: no runner was told of it."""
@@ -304,7 +306,8 @@ class Dispatcher:
         if due:
             self._next_poll = self._clock() + self._poll_interval_s
             self._quotas.look_again()
-        if due and idle_credit:
+        # Before the first match the quotas have to be known.
+        if due and (idle_credit or not self._projects):
             projects = await self._table.projects()
             for project in projects:
                 self.know_project(project)
@@ -357,6 +360,18 @@ class Dispatcher:
         if found and not choices:
             self._others.nothing_fits()
         return choices
+
+    def _read_again(self, choices: Sequence[Choice], granted: set[UUID]) -> None:
+        """Reads projects anew of which some rows were taken by another replica, or cancelled: more may have been."""
+        lost = [item.project_id for item, _ in choices if item.rollout_id not in granted]
+        if self._meter is not None:
+            self._meter.claims_lost(len(lost))
+        if self._clock() < self._read_again_at:
+            return
+        self._read_again_at = self._clock() + READ_AGAIN_INTERVAL_S
+        for project_id in set(lost):
+            self._ready.forget(project_id)
+            self._more.add(project_id)
 
     def _tell_unmatched(self) -> None:
         """Tells the other replicas of new work that found no credit here."""

@@ -1,0 +1,180 @@
+"""The queue's rules through a real store: quotas hold over replicas, statistics tell, durations are learned."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import asyncpg
+import pytest
+
+from fulmen.errors import QuotaExceeded
+from fulmen.store.v1 import failure_pb2, lease_pb2, rollout_pb2
+from fulmen.store.v1 import rollout_service_pb2 as pb
+from tests.support.store import LIMIT_S, Runner, StoreHandle, Stubs, create, get, running_store, until_state
+
+APPLIED = lease_pb2.COMPLETION_STATUS_APPLIED
+
+
+@asynccontextmanager
+async def store_with(database_url: str, **project: Any) -> AsyncIterator[StoreHandle]:
+    """Runs a store whose default project has these columns from the start."""
+    await set_project(database_url, **project)
+    async with running_store(database_url) as handle:
+        yield handle
+
+
+async def set_project(database_url: str, **project: Any) -> None:
+    connection = await asyncpg.connect(database_url)
+    for column, value in project.items():
+        await connection.execute(f"update project set {column} = $1 where name = 'projects/default'", value)
+    await connection.close()
+
+
+async def queue_stats(stubs: Stubs, **selection: Any) -> pb.GetQueueStatsResponse:
+    answer: pb.GetQueueStatsResponse = await stubs.rollouts.GetQueueStats(pb.GetQueueStatsRequest(**selection))
+    return answer
+
+
+async def test_more_than_the_quota_may_not_wait_and_the_answer_says_when_to_try_again(database_url: str) -> None:
+    async with store_with(database_url, max_queued=5) as store:
+        stubs = await store.stubs()
+        await create(stubs, 3)
+        with pytest.raises(QuotaExceeded) as refused:
+            await create(stubs, 3, request_id="batch")
+        assert refused.value.retry_after_s is not None
+        assert 0 < refused.value.retry_after_s <= 2
+        assert refused.value.metadata["max_queued"] == "5"
+        assert (await queue_stats(stubs)).queued_count == 3
+        runner = await Runner(stubs).open()
+        await runner.take(2)
+        # The same request, repeated as the answer asked: it is created once there is room.
+        names = await created_in_the_end(stubs, 3, request_id="batch")
+        assert await create(stubs, 3, request_id="batch") == names
+        assert (await queue_stats(stubs)).queued_count == 4
+
+
+async def created_in_the_end(stubs: Stubs, count: int, *, request_id: str) -> list[str]:
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            try:
+                return await create(stubs, count, request_id=request_id)
+            except QuotaExceeded as error:
+                await asyncio.sleep(error.retry_after_s or 0)
+
+
+async def test_a_project_never_runs_more_than_its_quota_whatever_the_replica(database_url: str) -> None:
+    """Two replicas, each with credit for all: every rollout runs, never more than three at once."""
+    async with store_with(database_url, max_running=3) as one, running_store(database_url) as two:
+        stubs = [await one.stubs(), await two.stubs()]
+        count, running, most = 30, 0, 0
+        runners = [await Runner(each).open() for each in (*stubs, *stubs)]
+        for runner in runners:
+            await runner.demand(count)
+        for start in range(0, count, 10):
+            await create(stubs[start // 10 % 2], 10)
+
+        async def work(runner: Runner) -> None:
+            nonlocal running, most
+            while True:
+                assignments = list((await runner.expect("assign")).assignments)
+                running += len(assignments)
+                most = max(most, running, (await queue_stats(stubs[0])).running_count)
+                # Counted before it is reported: the store may hand out the next before the answer is here.
+                running -= len(assignments)
+                assert set(await runner.complete(assignments)) == {APPLIED}
+
+        workers = [asyncio.create_task(work(runner)) for runner in runners]
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                stats = await queue_stats(stubs[1])
+                if not stats.queued_count and not stats.running_count:
+                    break
+                assert stats.running_count <= 3
+                assert not [worker for worker in workers if worker.done()]
+                await asyncio.sleep(0.01)
+        assert most == 3
+        for worker in workers:
+            worker.cancel()
+
+
+async def test_the_statistics_tell_priorities_rules_quotas_and_labels_that_no_runner_has(database_url: str) -> None:
+    rules = pb.QueueRules(longest_first=False, ageing_interval={"seconds": 5})
+    project = {"rules": rules.SerializeToString(), "weight": 250, "max_running": 7, "max_queued": 70}
+    async with store_with(database_url, **project) as store:
+        stubs = await store.stubs()
+        runner = await Runner(stubs).open(labels={"zone": "a"})
+        await create(stubs, 2, priority=4, required_labels={"gpu": "h200", "zone": "a"})
+        await create(stubs, 1, priority=-3, required_labels={"gpu": "h200"})
+        await create(stubs, 1, priority=4, required_labels={"zone": "a"})
+        stats = await queue_stats(stubs)
+        assert [(row.priority, row.queued_count) for row in stats.priorities] == [(4, 3), (-3, 1)]
+        assert all(row.HasField("oldest_queued_age") for row in stats.priorities)
+        assert (stats.weight, stats.max_running, stats.max_queued) == (250, 7, 70)
+        assert (stats.rules.longest_first, stats.rules.affinity, stats.rules.hedging) == (False, True, False)
+        assert stats.rules.ageing_interval.seconds == 5
+        assert [(dict(row.labels), row.queued_count) for row in stats.unmatched] == [
+            ({"gpu": "h200", "zone": "a"}, 2),
+            ({"gpu": "h200"}, 1),
+        ]
+        assert len(await runner.take(1)) == 1
+
+
+async def test_a_new_project_has_the_default_rules_and_no_quotas(stubs: Stubs) -> None:
+    stats = await queue_stats(stubs)
+    assert (stats.weight, stats.HasField("max_running"), stats.HasField("max_queued")) == (100, False, False)
+    assert stats.rules == pb.QueueRules(
+        ageing_interval={"seconds": 60},
+        match_labels=True,
+        affinity=True,
+        longest_first=True,
+        hedging=False,
+        weighted_share=True,
+    )
+
+
+async def test_durations_of_successes_are_learned_by_task_type_and_survive_a_restart(database_url: str) -> None:
+    async with running_store(database_url) as store:
+        stubs = await store.stubs()
+        await create(stubs, 3, task_type="sums")
+        await create(stubs, 1, task_type="proofs")
+        runner = await Runner(stubs).open()
+        assignments = await runner.take(4)
+        sums = [one for one in assignments if one.rollout.task_type == "sums"]
+        proofs = [one for one in assignments if one.rollout.task_type == "proofs"]
+        assert await runner.complete(sums) == [APPLIED] * 3
+        assert await runner.complete(proofs, failure_kind=failure_pb2.FAILURE_KIND_AGENT_ERROR) == [APPLIED]
+        async with asyncio.timeout(LIMIT_S):
+            while not (stats := await queue_stats(stubs)).task_types:  # noqa: ASYNC110  # written by a role of its own
+                await asyncio.sleep(0.05)
+    async with running_store(database_url) as store:
+        assert (await queue_stats(await store.stubs())).task_types == stats.task_types
+    (learned,) = stats.task_types
+    assert (learned.task_type, learned.sample_count) == ("sums", 3)
+    assert 0 < learned.duration_p50.ToTimedelta().total_seconds() <= learned.duration_p95.ToTimedelta().total_seconds()
+    assert learned.duration_p95.ToTimedelta().total_seconds() < LIMIT_S
+
+
+async def test_a_runner_of_the_same_group_gets_its_next_member(stubs: Stubs) -> None:
+    """Credit of both waits; by turns alone the second rollout would go to the other runner."""
+    one, two = await Runner(stubs).open(), await Runner(stubs).open()
+    await one.demand(2)
+    await create(stubs, 1, group_id="g", group_size=2)
+    assert len((await one.expect("assign")).assignments) == 1
+    await two.demand(2)
+    (second,) = await create(stubs, 1, group_id="g", group_size=2)
+    assert [each.rollout.name for each in (await one.expect("assign")).assignments] == [second]
+    (other,) = await create(stubs, 1)
+    assert [each.rollout.name for each in (await two.expect("assign")).assignments] == [other]
+
+
+async def test_a_project_that_does_not_match_labels_uses_any_runner(database_url: str) -> None:
+    rules = pb.QueueRules(match_labels=False)
+    async with store_with(database_url, rules=rules.SerializeToString()) as store:
+        stubs = await store.stubs()
+        (name,) = await create(stubs, 1, required_labels={"gpu": "h200"})
+        runner = await Runner(stubs).open()
+        assert [each.rollout.name for each in await runner.take(1)] == [name]
+        assert await get(stubs, name) == await until_state(stubs, name, rollout_pb2.ROLLOUT_STATE_RUNNING)
