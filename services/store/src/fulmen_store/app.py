@@ -257,7 +257,7 @@ def _wire_domain(tables: _Tables, settings: StoreSettings, peers: GrpcPeers) -> 
             versions=ExpiringVersions(tables.resources),
             dispatcher=dispatcher,
             finished=finished,
-            tell=seats.tell_each,
+            tell=news.tell_each,
             admit=QueueQuotas(tables.queue_stats.queued).admit,
             new_ids=uuid7s,
             now=_now,

@@ -363,10 +363,15 @@ class Dispatcher:
 
     def _read_again(self, choices: Sequence[Choice], granted: set[UUID]) -> None:
         """Reads projects anew of which some rows were taken by another replica, or cancelled: more may have been."""
-        lost = [item.project_id for item, _ in choices if item.rollout_id not in granted]
-        if self._meter is not None:
+        # What a quota refused is in the queue again.
+        lost = [
+            item.project_id
+            for item, _ in choices
+            if item.rollout_id not in granted and item.rollout_id not in self._ready
+        ]
+        if self._meter is not None and lost:
             self._meter.claims_lost(len(lost))
-        if self._clock() < self._read_again_at:
+        if not lost or self._clock() < self._read_again_at:
             return
         self._read_again_at = self._clock() + READ_AGAIN_INTERVAL_S
         for project_id in set(lost):

@@ -265,6 +265,14 @@ class FairQueue:
             backlog = self._backlogs[item.project_id] = _Backlog(item.project_id, terms)
         backlog.push(item)
 
+    def forget(self, project_id: int) -> None:
+        """Drops a project's waiting items: what is known of them is out of date."""
+        backlog = self._backlogs.pop(project_id, None)
+        if backlog is not None:
+            self._ids -= {item.rollout_id for line in backlog.lines.values() for _, _, item in line.heap}
+            if not self._backlogs:
+                self._passes.clear()
+
     def pop(self, offered: Labels = frozenset(), projects: Iterable[int] | None = None) -> ReadyItem | None:
         """Takes the next item that a runner with these labels may run; None if there is none.
 

@@ -112,7 +112,8 @@ class OthersWork:
             return []
         if len(page) < self._page_rows and len(within) == len(others) <= credit:
             self._forget(project_id)
-        return within[-max(credit, STEAL_BATCH) :]
+        # Half of it at most beyond the need of the moment: the rest is on its way to the preferred replica's runners.
+        return within[-max(credit, min(STEAL_BATCH, len(within) // 2)) :]
 
     def _place_of(self, item: ReadyItem) -> int:
         return self._place(item.group_key or item.rollout_id)
