@@ -38,6 +38,13 @@ def write(name: str, *, method: str, raw: object, claims: Sequence[Claim], **mor
     }
     FOLDER.mkdir(exist_ok=True)
     (FOLDER / f"{name}.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    show(None, claims)
+
+
+def show(raw: object, claims: Sequence[Claim]) -> None:
+    """Prints the claims, and the raw figures if there are some."""
+    if raw is not None:
+        sys.stdout.write(json.dumps(raw, indent=2) + "\n")
     for one in claims:
         sys.stdout.write(
             f"{one['name']}: {one['value']} {one['unit']} (goal {one['goal']}, {one['better']} is better)\n"

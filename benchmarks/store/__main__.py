@@ -1,0 +1,66 @@
+"""Benchmark of the store: durable rollout cycles, dispatch latency, spans, a large backlog, and peers beside it.
+
+Method: a real store process over an embedded PostgreSQL (fsync and synchronous_commit on); this process is the load
+generator, all on one machine. Every rollout is created, committed, pushed over a lease stream, completed, committed
+and acknowledged. The peers run in the same run. Ratios and CPU per operation hold on a busy machine, rates do not.
+Run `python -m benchmarks.store [--short] [--only PART ...]`; writes benchmarks/results/store.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import uvloop
+
+from benchmarks import outcome
+from benchmarks.store import backlog, peers, rollouts, spans
+from benchmarks.store.stand import Bench, running_store
+
+PARTS = {"rollouts": rollouts.run, "spans": spans.run, "peers": peers.run, "backlog": backlog.run}
+IMPORT = (
+    "import time, resource; started = time.perf_counter(); import fulmen_store.app;"
+    "print(time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3)"
+)
+
+
+def measure_import(bench: Bench) -> None:
+    """Measures what it costs to import the service, in a fresh process; the best of five."""
+    runs = [
+        subprocess.run([sys.executable, "-c", IMPORT], check=True, capture_output=True, text=True) for _ in range(5)
+    ]
+    figures = [tuple(map(float, run.stdout.split())) for run in runs]
+    bench.claim("import of the service, time", min(figure[0] for figure in figures), "s", 0.5, "lower")
+    bench.claim("import of the service, memory", min(figure[1] for figure in figures), "MB", 60, "lower")
+
+
+async def measure(folder: Path, *, short: bool, parts: list[str]) -> Bench:
+    """Runs the parts one after the other against one store."""
+    async with running_store(folder, short=short) as bench:
+        for part in parts:
+            await PARTS[part](bench)
+        measure_import(bench)
+        return bench
+
+
+def main() -> None:
+    """Runs the benchmark and writes its results."""
+    parser = argparse.ArgumentParser(description="Measures the store.")
+    parser.add_argument("--short", action="store_true", default=bool(os.environ.get("SHORT")), help="two minutes")
+    parser.add_argument("--only", nargs="+", choices=PARTS, help="only these parts; nothing is written")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="fulmen-bench-") as folder:
+        Path(folder).chmod(0o755)
+        bench = uvloop.run(measure(Path(folder), short=arguments.short, parts=arguments.only or list(PARTS)))
+    if arguments.only:
+        outcome.show(bench.raw, bench.claims)
+    else:
+        outcome.write("store", method=__doc__ or "", raw=bench.raw, claims=bench.claims)
+
+
+if __name__ == "__main__":
+    main()

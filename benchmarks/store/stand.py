@@ -1,0 +1,127 @@
+"""A store to measure: a real process over an embedded PostgreSQL, with fsync and synchronous_commit on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks import outcome
+from fulmen.local.postgres import EmbeddedPostgres
+from fulmen.rpc.channel import FulmenChannel, open_channel
+from fulmen_service_kit.tokens import Role, TokenSigner
+
+START_LIMIT_S = 60.0
+
+
+@dataclass(slots=True)
+class Bench:
+    """What is measured, and what came out."""
+
+    channel: FulmenChannel
+    store_pid: int
+    postgres_folder: Path
+    dsn: str
+    short: bool
+    open_another: Callable[[], Any]
+    raw: dict[str, Any] = field(default_factory=dict)
+    claims: list[outcome.Claim] = field(default_factory=list)
+
+    def claim(self, name: str, value: float, unit: str, goal: float, better: str) -> None:
+        """Records one claim."""
+        self.claims.append(outcome.claim(name, value, unit, goal=goal, better=better))
+
+    def store_rss_mb(self) -> float:
+        """Returns the resident memory of the store, in MB."""
+        return rss_mb(self.store_pid)
+
+
+def cpu_seconds(pids: Sequence[int]) -> float:
+    """Sums the CPU time of processes, user and system; those that are gone count as nothing."""
+    ticks = 0
+    for pid in pids:
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except FileNotFoundError:
+            continue
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def rss_mb(pid: int) -> float:
+    """Returns the resident memory of a process, in MB."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def postgres_pids(folder: Path) -> list[int]:
+    """Returns the postmaster and its children."""
+    postmaster = int((folder / "postmaster.pid").read_text().split()[0])
+    children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
+    return [postmaster, *map(int, children)]
+
+
+async def measured(bench: Bench, name: str, work: Callable[[], Awaitable[int]]) -> tuple[int, float]:
+    """Runs work and records the CPU of store, PostgreSQL and this process, per operation."""
+    pids = postgres_pids(bench.postgres_folder)
+    before = (cpu_seconds([bench.store_pid]), cpu_seconds(pids), time.process_time())
+    started = time.perf_counter()
+    operations = await work()
+    seconds = time.perf_counter() - started
+    after = (cpu_seconds([bench.store_pid]), cpu_seconds(pids), time.process_time())
+    parts = zip(("store", "postgres", "generator"), before, after, strict=True)
+    cpu = {f"{part}_us": round((end - start) / operations * 1e6, 1) for part, start, end in parts}
+    bench.raw[name] = {"operations": operations, "seconds": round(seconds, 3), "cpu_per_operation": cpu}
+    return operations, seconds
+
+
+@asynccontextmanager
+async def running_store(folder: Path, *, short: bool) -> AsyncIterator[Bench]:
+    """Starts PostgreSQL and a store, and stops both in the end."""
+    postgres = EmbeddedPostgres(folder / "data", settings={"shared_buffers": "512MB", "max_wal_size": "8GB"})
+    dsn = postgres.start()
+    key, ready = secrets.token_urlsafe(32), folder / "ready.json"
+    environment = os.environ | {
+        "FULMEN_STORE_DATABASE_URL": dsn,
+        "FULMEN_STORE_PORT": "0",
+        "FULMEN_STORE_METRICS_PORT": "0",
+        "FULMEN_STORE_HTTP_PORT": "0",
+        "FULMEN_STORE_SIGNING_KEY": key,
+        "FULMEN_STORE_READY_FILE": str(ready),
+        "FULMEN_STORE_LOG_LEVEL": "warning",
+    }
+    store = await asyncio.create_subprocess_exec(sys.executable, "-m", "fulmen_store", "serve", env=environment)
+    try:
+        async with asyncio.timeout(START_LIMIT_S):
+            while not ready.exists():  # a file of another process
+                if store.returncode is not None:
+                    raise SystemExit("the store ended before it served: see its log above")
+                await asyncio.sleep(0.05)
+        token = TokenSigner(key).issue(Role.ADMIN, subject="bench", ttl_s=7200)
+        target = f"127.0.0.1:{json.loads(ready.read_text())['port']}"
+
+        def open_another() -> Any:
+            return open_channel(target, token=token)
+
+        async with open_another() as channel:
+            yield Bench(
+                channel=channel,
+                store_pid=store.pid,
+                postgres_folder=folder / "data",
+                dsn=dsn,
+                short=short,
+                open_another=open_another,
+            )
+    finally:
+        if store.returncode is None:
+            store.terminate()
+            await store.wait()
+        postgres.stop()
