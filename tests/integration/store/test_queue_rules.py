@@ -9,7 +9,9 @@ from typing import Any
 
 import asyncpg
 import pytest
+from typer.testing import CliRunner
 
+from fulmen.cli.main import app
 from fulmen.errors import QuotaExceeded
 from fulmen.store.v1 import failure_pb2, lease_pb2, rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
@@ -119,6 +121,11 @@ async def test_the_statistics_tell_priorities_rules_quotas_and_labels_that_no_ru
             ({"gpu": "h200", "zone": "a"}, 2),
             ({"gpu": "h200"}, 1),
         ]
+        command = ["queue", "--store-target", store.target, "--token", store.token()]
+        shown = await asyncio.to_thread(CliRunner().invoke, app, command, env={"COLUMNS": "200", "TERM": "dumb"})
+        assert shown.exit_code == 0, shown.output
+        assert "weight 250, at most 7 running, at most 70 waiting, ageing one priority per 5.0 s" in shown.output
+        assert "gpu=h200, zone=a" in shown.output
         assert len(await runner.take(1)) == 1
 
 

@@ -10,6 +10,7 @@ import typer
 from fulmen.cli import (
     doctor_command,
     proxy_commands,
+    queue_command,
     resource_commands,
     rollout_commands,
     run_commands,
@@ -51,6 +52,7 @@ for module in (
     train_command,
     run_commands,
     rollout_commands,
+    queue_command,
     trace_command,
     resource_commands,
     proxy_commands,

@@ -1,4 +1,4 @@
-"""`fulmen rollout`, `fulmen queue` and `fulmen runner`: what runs, what waits, and who works."""
+"""`fulmen rollout` and `fulmen runner`: what runs, and who works."""
 
 from __future__ import annotations
 
@@ -58,7 +58,6 @@ def register(app: typer.Typer) -> None:
     remote_command(rollout, "show")(show)
     remote_command(rollout, "watch")(watch)
     remote_command(rollout, "cancel")(cancel)
-    remote_command(app, "queue")(queue)
     remote_command(app, "runner")(runners)
 
 
@@ -210,27 +209,6 @@ async def cancel(
         print_json(as_dict(answer))
     else:
         console().print(f"{answer.cancelled_count} cancelled, {answer.cancelling_count} asked to stop.")
-
-
-async def queue(
-    connection: Connection,
-    run: Annotated[str, typer.Option(help="Only this training run.")] = "",
-    output: OutputOption = Output.TABLE,
-) -> None:
-    """Shows how full the queue is.
-
-    Example:
-
-        fulmen queue
-    """
-    request = rollout_service_pb2.GetQueueStatsRequest(training_run=_run_name(run))
-    async with connection.open() as client:
-        stats = await client.rollouts.GetQueueStats(request)
-    age = f"{stats.oldest_queued_age.ToTimedelta().total_seconds():.1f} s" if stats.queued_count else ""
-    row = (stats.queued_count, stats.running_count, stats.delayed_count, age, stats.runner_count,
-           stats.open_credit_count)  # fmt: skip
-    columns = ("queued", "running", "delayed", "oldest waits", "runners", "free slots")
-    print_rows(output, columns, [tuple(map(str, row))], messages=[stats], empty="")
 
 
 async def runners(connection: Connection, output: OutputOption = Output.TABLE) -> None:
