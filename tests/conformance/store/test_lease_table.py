@@ -14,7 +14,7 @@ from fulmen.ids import uuid7
 from fulmen_store.domain.attempt_ends import AttemptEnds
 from fulmen_store.domain.fair_queue import ReadyItem
 from fulmen_store.domain.leases import AttemptEnd, AttemptReport, CompletionStatus, Grant, LeaseTable
-from fulmen_store.domain.rollouts import NewItem
+from fulmen_store.domain.rollout_table import NewItem
 from fulmen_store.domain.sessions import SessionOwner
 from fulmen_store.domain.transitions import FailureKind, RetryPolicy, RolloutState
 from fulmen_store.persistence.database import connect

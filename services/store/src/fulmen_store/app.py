@@ -34,6 +34,7 @@ from fulmen_service_kit.tokens import TokenSigner, new_token_id
 from fulmen_store.access_policy import ROLE_POLICY, SERVICE_NAMES
 from fulmen_store.clients.peers import GrpcPeers
 from fulmen_store.domain.attempt_ends import AttemptEnds
+from fulmen_store.domain.dead_letters import DeadLetters
 from fulmen_store.domain.dispatcher import Dispatcher
 from fulmen_store.domain.durations import Durations
 from fulmen_store.domain.feed import FeedFollower
@@ -59,6 +60,7 @@ from fulmen_store.domain.wakeups import Wakeups
 from fulmen_store.metrics import StoreMetrics
 from fulmen_store.persistence.database import Database, connect
 from fulmen_store.persistence.database_watch import DatabaseWatch
+from fulmen_store.persistence.dead_letters import PgDeadLetters
 from fulmen_store.persistence.leases import PgFeed, PgLeases, PgSessions, PgUpkeep
 from fulmen_store.persistence.migrations import migrate
 from fulmen_store.persistence.overdue import PgOverdue
@@ -77,7 +79,7 @@ from fulmen_store.transport.peer_service import PeerService
 from fulmen_store.transport.project_service import ProjectService, token_signer
 from fulmen_store.transport.registry_service import RunnerRegistryService
 from fulmen_store.transport.resource_service import ResourceService
-from fulmen_store.transport.rollout_codec import explained
+from fulmen_store.transport.rollout_codec import explained, repeated_rollout
 from fulmen_store.transport.rollout_service import RolloutService
 from fulmen_store.transport.span_service import SpanService, TraceService
 
@@ -96,6 +98,7 @@ class _Tables:
     database: Database
     rollouts: PgRollouts
     rollout_lists: PgRolloutLists
+    dead_letters: PgDeadLetters
     leases: PgLeases
     queue_stats: PgQueueStats
     durations: PgDurations
@@ -184,6 +187,7 @@ async def _open_tables(settings: StoreSettings, stack: AsyncExitStack) -> _Table
         database=database,
         rollouts=PgRollouts(database),
         rollout_lists=PgRolloutLists(database),
+        dead_letters=PgDeadLetters(database),
         leases=PgLeases(database),
         queue_stats=PgQueueStats(database),
         durations=PgDurations(database),
@@ -315,6 +319,9 @@ def _register(server: grpc.aio.Server, tables: _Tables, domain: _Domain, setting
         rollouts=domain.rollouts,
         table=tables.rollouts,
         lists=tables.rollout_lists,
+        dead_letters=DeadLetters(
+            rollouts=domain.rollouts, table=tables.rollouts, dead=tables.dead_letters, again=repeated_rollout
+        ),
         feed=FeedFollower(table=tables.feed, wakeups=domain.wakeups, poll_interval_s=poll_s),
         seats=domain.seats,
         dispatcher=domain.dispatcher,

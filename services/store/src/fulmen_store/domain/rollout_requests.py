@@ -19,7 +19,10 @@ from fulmen.errors import ArgumentInvalid, Violation
 from fulmen.ids import parse_rollout_name, uuid7_unix_ms
 from fulmen_store.domain.transitions import FailureKind, RetryPolicy
 
-__all__ = ["NewRollout", "check_rollouts"]
+__all__ = ["RETRY_OF", "NewRollout", "check_rollouts"]
+
+# The key under which the metadata of a rollout names the one that it runs again; it comes on top of the caller's own.
+RETRY_OF: Final = "fulmen.retry_of"
 
 MAX_ROLLOUTS: Final = 1000
 MAX_INPUT_BYTES: Final = 256 * 1024
@@ -53,6 +56,7 @@ class NewRollout:
         name: `rollouts/{uuid7}`, or empty to have one minted.
         request: what is stored and later handed to the runner, opaque here; holds neither name nor state.
         retry_on: numbers of failure kinds.
+        retry_of: the dead rollout that it runs again; with `retry_once` only if that was not done yet.
     """
 
     request: bytes
@@ -77,6 +81,8 @@ class NewRollout:
     task_type: str = ""
     deadline: datetime.datetime | None = None
     hedged: bool = False
+    retry_of: UUID | None = None
+    retry_once: bool = False
 
     @property
     def agent_id(self) -> str:
@@ -119,13 +125,13 @@ def _policy(max_attempts: int, retry_on: tuple[int, ...], backoff_ms: int) -> Re
     return RetryPolicy(max_attempts=max_attempts, retry_mask=mask, backoff_ms=backoff_ms)
 
 
-def check_rollouts(rollouts: Sequence[NewRollout], *, request_id: str, now_ms: int) -> None:
+def check_rollouts(rollouts: Sequence[NewRollout], *, request_id: str, now_ms: int | None) -> None:
     """Checks a whole request.
 
     Args:
         rollouts: what is asked for.
         request_id: the caller's id of the request; may be empty.
-        now_ms: the store's clock, Unix milliseconds.
+        now_ms: the store's clock, Unix milliseconds; None leaves the times of names and deadlines unchecked.
 
     Raises:
         ArgumentInvalid: with every problem of every rollout.
@@ -149,7 +155,7 @@ def check_rollouts(rollouts: Sequence[NewRollout], *, request_id: str, now_ms: i
         raise ArgumentInvalid("The rollouts cannot be created.", violations=violations)
 
 
-def _problems(rollout: NewRollout, now_ms: int) -> Iterator[tuple[str, str]]:
+def _problems(rollout: NewRollout, now_ms: int | None) -> Iterator[tuple[str, str]]:
     if rollout.name:
         yield from _name_problems(rollout.name, now_ms)
     if not _PROJECT.fullmatch(rollout.project):
@@ -172,12 +178,12 @@ def _problems(rollout: NewRollout, now_ms: int) -> Iterator[tuple[str, str]]:
     yield from _policy_problems(rollout)
 
 
-def _schedule_problems(rollout: NewRollout, now_ms: int) -> Iterator[tuple[str, str]]:
+def _schedule_problems(rollout: NewRollout, now_ms: int | None) -> Iterator[tuple[str, str]]:
     if not -MAX_PRIORITY <= rollout.priority <= MAX_PRIORITY:
         yield "priority", f"is {rollout.priority}, allowed are -100 to 100"
     if len(rollout.task_type) > MAX_TASK_TYPE:
         yield "task_type", f"is longer than {MAX_TASK_TYPE} characters"
-    if rollout.deadline is not None and rollout.deadline.timestamp() * 1000 <= now_ms:
+    if now_ms is not None and rollout.deadline is not None and rollout.deadline.timestamp() * 1000 <= now_ms:
         yield "deadline_time", "has passed already"
 
 
@@ -190,7 +196,7 @@ def _membership_problems(rollout: NewRollout) -> Iterator[tuple[str, str]]:
         yield "group_id", "is needed when group_size is above 1"
 
 
-def _name_problems(name: str, now_ms: int) -> Iterator[tuple[str, str]]:
+def _name_problems(name: str, now_ms: int | None) -> Iterator[tuple[str, str]]:
     try:
         rollout_id = parse_rollout_name(name)
     except ArgumentInvalid:
@@ -198,7 +204,7 @@ def _name_problems(name: str, now_ms: int) -> Iterator[tuple[str, str]]:
         return
     if rollout_id.version != 7 or rollout_id.variant != uuid.RFC_4122 or str(rollout_id) != name.partition("/")[2]:
         yield "name", "does not hold a UUID of version 7 in lower case"
-    elif not now_ms - OLDEST_ID_MS <= uuid7_unix_ms(rollout_id) <= now_ms + NEWEST_ID_MS:
+    elif now_ms is not None and not now_ms - OLDEST_ID_MS <= uuid7_unix_ms(rollout_id) <= now_ms + NEWEST_ID_MS:
         yield "name", "holds a time further than 1 hour before or 5 minutes after the store's clock"
 
 
@@ -213,7 +219,7 @@ def _map_problems(rollout: NewRollout) -> Iterator[tuple[str, str]]:
     for key, value in rollout.required_labels.items():
         if not _LABEL_KEY.fullmatch(key) or len(value) > MAX_TEXT or not value.isprintable():
             yield f"required_labels[{key[:MAX_TEXT]}]", "is not a key of [A-Za-z0-9._/-] with a printable value"
-    if len(rollout.metadata) > MAX_METADATA:
+    if sum(key != RETRY_OF for key in rollout.metadata) > MAX_METADATA:
         yield "metadata", f"has more than {MAX_METADATA} entries"
     for key, value in rollout.metadata.items():
         if len(key.encode()) + len(value.encode()) > MAX_METADATA_BYTES:

@@ -1,4 +1,4 @@
-"""Use cases of the queue: create, cancel, retry.
+"""Use cases of the queue: create and cancel.
 
 Invariant: creation is idempotent twice over, by the caller's rollout ids and by its request id.
 """
@@ -8,173 +8,39 @@ from __future__ import annotations
 import datetime
 from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
-from enum import IntEnum
-from typing import Final, Protocol
+from typing import Final
 from uuid import UUID
 
-from fulmen.errors import DatabaseUnavailable, FulmenError, RolloutExists, RolloutNotFound, RolloutStateInvalid
+from fulmen.errors import ArgumentInvalid, DatabaseUnavailable, FulmenError, RolloutExists, Violation
 from fulmen.ids import rollout_name
 from fulmen_store.domain.dispatcher import Dispatcher
 from fulmen_store.domain.fair_queue import ReadyItem, waits_since
 from fulmen_store.domain.group_commit import GroupCommitter
 from fulmen_store.domain.leases import Grant
-from fulmen_store.domain.resource_uses import ExpiringVersions, VersionKey
+from fulmen_store.domain.resource_uses import ExpiringVersions
 from fulmen_store.domain.rollout_requests import NewRollout, check_rollouts
+from fulmen_store.domain.rollout_table import (
+    Cancelled,
+    CancelOutcome,
+    NameKind,
+    NewItem,
+    RolloutAppeared,
+    RolloutTable,
+)
 from fulmen_store.domain.seats import CancelAsked, Notice
-from fulmen_store.domain.transitions import FINAL_STATES, FailureKind, RetryPolicy, RolloutState
+from fulmen_store.domain.transitions import FINAL_STATES
 
-__all__ = [
-    "CancelOutcome",
-    "Cancelled",
-    "NameKind",
-    "NewItem",
-    "RolloutTable",
-    "RolloutView",
-    "Rollouts",
-    "RunningAttempt",
-]
+__all__ = ["Rollouts"]
 
 CREATE: Final = "BatchCreateRollouts"
-RETRY: Final = "RetryRollouts"
+MAX_CREATE_ROUNDS: Final = 5
 CANCEL_PAGE: Final = 1000
+BEFORE_ALL: Final = (-32768, UUID(int=0))
 MAX_CANCEL_ROUNDS: Final = 5
-RETRY_OF: Final = "fulmen.retry_of"
-
-
-class NameKind(IntEnum):
-    """What an interned name is."""
-
-    TASK_TYPE = 1
-    AGENT = 2
-
-
-# Not frozen: one is made for every rollout, and freezing makes that four times as slow. Never changed.
-@dataclass(slots=True, kw_only=True)
-class NewItem:
-    """A row to create; `uses` are those of its `versions` that have a ttl."""
-
-    rollout_id: UUID
-    project_id: int
-    run_id: int | None
-    group_key: UUID | None
-    group_size: int
-    rank: int
-    not_before: datetime.datetime | None
-    policy: RetryPolicy
-    labels: tuple[str, ...]
-    request: bytes
-    mode: int = 1
-    group_id: str = ""
-    task_type: int | None = None
-    agent: int | None = None
-    deadline: datetime.datetime | None = None
-    timeout_ms: int = 900_000
-    hedged: bool = False
-    versions: tuple[str, ...] = ()
-    uses: tuple[VersionKey, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunningAttempt:
-    """The attempt that runs now."""
-
-    number: int
-    session_id: UUID
-    host: str
-    started_at: datetime.datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutView:
-    """A rollout as it is now.
-
-    Attributes:
-        ended_attempts: how many attempts have ended; counted in lists only.
-    """
-
-    rollout_id: UUID
-    project_id: int
-    request: bytes
-    state: RolloutState
-    failure_kind: FailureKind
-    created_at: datetime.datetime
-    ended_at: datetime.datetime | None
-    running: RunningAttempt | None
-    ended_attempts: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cancelled:
-    """What a cancellation did to one rollout; without a session it was waiting and is now final."""
-
-    rollout_id: UUID
-    project_id: int
-    session_id: UUID | None
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CancelOutcome:
-    """How many rollouts were cancelled at once, and how many were asked to stop."""
-
-    cancelled: int
-    cancelling: int
-
-
-class RolloutTable(Protocol):
-    """Where rollouts live."""
-
-    async def project_id(self, name: str) -> int:
-        """Returns a project's number.
-
-        Raises:
-            ProjectNotFound: if there is no such project.
-        """
-        ...
-
-    async def run_id(self, project_id: int, name: str) -> int:
-        """Returns a training run's number; a new run is recorded."""
-        ...
-
-    async def name_id(self, project_id: int, kind: NameKind, name: str) -> int:
-        """Returns the number of a name that many rollouts share; a new name is recorded."""
-        ...
-
-    async def create(self, items: Sequence[NewItem], sessions: Sequence[UUID | None]) -> set[UUID]:
-        """Creates those that do not exist, in one commit; returns their ids.
-
-        Args:
-            items: the rows.
-            sessions: for each row the runner session that gets its first lease in the same commit, or None.
-        """
-        ...
-
-    async def stored(self, rollout_ids: Sequence[UUID]) -> dict[UUID, tuple[int, bytes]]:
-        """Returns project and request of those rollouts that exist."""
-        ...
-
-    async def view(self, rollout_ids: Sequence[UUID]) -> list[RolloutView]:
-        """Returns those rollouts that exist, in the order of the ids."""
-        ...
-
-    async def live_of_run(self, project_id: int, run_id: int, limit: int) -> list[UUID]:
-        """Returns rollouts of a training run that are neither final nor asked to stop."""
-        ...
-
-    async def cancel(self, rollout_ids: Sequence[UUID], *, grace_s: float) -> list[Cancelled]:
-        """Cancels waiting rollouts and marks running ones, in one commit; a row that just changed is left out.
-
-        A marked one is ended when its runner reports, and by the store after `grace_s` seconds at the latest.
-        """
-        ...
-
-    async def log_request(self, project_id: int, method: str, request_id: str, result: bytes) -> bytes:
-        """Records a request's result unless it has one; returns the recorded one."""
-        ...
 
 
 class Rollouts:
-    """Creates, cancels and repeats rollouts."""
+    """Creates and cancels rollouts."""
 
     def __init__(
         self,
@@ -225,29 +91,72 @@ class Rollouts:
             RolloutExists: if a supplied name is taken by different content.
             QuotaExceeded: if the project may not have so many waiting.
         """
-        check_rollouts(rollouts, request_id=request_id, now_ms=round(self._now().timestamp() * 1000))
+        try:
+            check_rollouts(rollouts, request_id=request_id, now_ms=round(self._now().timestamp() * 1000))
+        except ArgumentInvalid:
+            # A time may have passed since: that keeps no repeat from its first result.
+            first = await self._repeated(rollouts, request_id=request_id, method=method)
+            if not first:
+                raise
+            return first
         items = await self._items(rollouts)
-        ids = [item.rollout_id for item in items]
-        repeated = False
+        named = any(rollout.name for rollout in rollouts)
+        if not request_id:
+            await self._create_missing(items, doubted=named)
+            return [item.rollout_id for item in items]
+        project_id, ids = items[0].project_id, [item.rollout_id for item in items]
+        first = await self._table.log_request(project_id, method, request_id, ids)
+        if first != ids:
+            if await self._all_stored(first):
+                return first
+            items = _with_ids(items, first)
+        try:
+            await self._create_missing(items, doubted=named or first != ids)
+        except DatabaseUnavailable:
+            raise
+        except FulmenError:
+            # Whoever repeats the request at the same moment may have created it, from other content even.
+            if await self._all_stored(first):
+                return first
+            await self._table.forget_request(project_id, method, request_id, first)
+            raise
+        return first
+
+    async def first_result(self, project_id: int, request_id: str, *, method: str) -> tuple[list[UUID], bool]:
+        """Returns the ids that the first request of this id was given, and whether they were created."""
+        first = await self._table.logged_request(project_id, method, request_id)
+        return first, bool(first) and await self._all_stored(first)
+
+    async def _repeated(self, rollouts: Sequence[NewRollout], *, request_id: str, method: str) -> list[UUID]:
+        """Returns the ids of a request that was granted before; none if it was not."""
+        try:
+            check_rollouts(rollouts, request_id=request_id, now_ms=None)
+        except ArgumentInvalid:
+            return []
+        items = await self._items(rollouts)
         if request_id:
-            logged = await self._first_ids(items[0].project_id, method, request_id, ids)
-            repeated = logged != ids
-            if len(logged) != len(ids):
-                return logged
-            items = [_with_id(item, rollout_id) for item, rollout_id in zip(items, logged, strict=True)]
-        missing = items
-        if repeated:
-            stored = await self._table.stored(logged)
-            missing = [item for item in items if item.rollout_id not in stored]
-        elif any(rollout.name for rollout in rollouts):
-            missing = await self._missing(items)
+            first, created = await self.first_result(items[0].project_id, request_id, method=method)
+            return first if created else []
+        return [] if await self._missing(items) else [item.rollout_id for item in items]
+
+    async def _create_missing(self, items: Sequence[NewItem], *, doubted: bool) -> None:
+        """Creates those that do not exist, in one commit; `doubted` if some may."""
+        missing = await self._missing(items) if doubted else list(items)
         uses = await self._versions.uses_of([(item.project_id, item.versions) for item in missing])
         missing = [replace(item, uses=keys) if keys else item for item, keys in zip(missing, uses, strict=True)]
         await self._admit(item.project_id for item in missing)
-        created = await self.creations.submit(missing, size_bytes=sum(len(item.request) + 128 for item in missing))
-        if not all(created):
-            await self._missing([item for item, new in zip(missing, created, strict=True) if not new])
-        return [item.rollout_id for item in items]
+        for _ in range(MAX_CREATE_ROUNDS):
+            try:
+                await self.creations.submit(missing, size_bytes=sum(len(item.request) + 128 for item in missing))
+                return
+            except RolloutAppeared:
+                # Somebody created one of them just now: nothing of this request was written.
+                there = {item.rollout_id for item in items} - {item.rollout_id for item in await self._missing(items)}
+                missing = [item for item in missing if item.rollout_id not in there]
+        raise DatabaseUnavailable("Rollouts of the same names kept appearing while these were created.")
+
+    async def _all_stored(self, rollout_ids: Sequence[UUID]) -> bool:
+        return len(await self._table.stored(rollout_ids)) == len(set(rollout_ids))
 
     async def cancel(self, rollout_ids: Sequence[UUID]) -> CancelOutcome:
         """Cancels rollouts: waiting ones at once, running ones by asking their runners; final ones stay.
@@ -276,37 +185,13 @@ class Rollouts:
         """Cancels every rollout of a training run that is not final."""
         run_id = await self._table.run_id(project_id, training_run)
         cancelled = cancelling = 0
-        while ids := await self._table.live_of_run(project_id, run_id, CANCEL_PAGE):
-            outcome = await self.cancel(ids)
+        after = BEFORE_ALL
+        while page := await self._table.live_of_run(project_id, run_id, after=after, limit=CANCEL_PAGE):
+            outcome = await self.cancel([rollout_id for _, rollout_id in page])
             cancelled += outcome.cancelled
             cancelling += outcome.cancelling
+            after = page[-1]
         return CancelOutcome(cancelled=cancelled, cancelling=cancelling)
-
-    async def retry(
-        self,
-        rollout_ids: Sequence[UUID],
-        *,
-        request_id: str,
-        again: Callable[[RolloutView], NewRollout],
-    ) -> list[UUID]:
-        """Creates a new rollout from the request of each final one; `again` makes it.
-
-        Raises:
-            RolloutNotFound: if a name is unknown.
-            RolloutStateInvalid: if one is not final.
-        """
-        views = {view.rollout_id: view for view in await self._table.view(rollout_ids)}
-        for rollout_id in rollout_ids:
-            view = views.get(rollout_id)
-            if view is None:
-                raise RolloutNotFound("There is no such rollout.", rollout=rollout_name(rollout_id))
-            if view.state not in FINAL_STATES:
-                raise RolloutStateInvalid(
-                    "Only a final rollout can be run again.", rollout=rollout_name(rollout_id), state=view.state.name
-                )
-        return await self.create(
-            [again(views[rollout_id]) for rollout_id in rollout_ids], request_id=request_id, method=RETRY
-        )
 
     async def _items(self, rollouts: Sequence[NewRollout]) -> list[NewItem]:
         scopes: dict[tuple[str, str, str, str], _Scope] = {}
@@ -330,10 +215,6 @@ class Rollouts:
             task_type=await table.name_id(project_id, NameKind.TASK_TYPE, task_type) if task_type else None,
             agent=await table.name_id(project_id, NameKind.AGENT, rollout.agent) if rollout.agent else None,
         )
-
-    async def _first_ids(self, project_id: int, method: str, request_id: str, ids: Sequence[UUID]) -> list[UUID]:
-        packed = await self._table.log_request(project_id, method, request_id, b"".join(one.bytes for one in ids))
-        return [UUID(bytes=packed[start : start + 16]) for start in range(0, len(packed), 16)]
 
     async def _missing(self, items: Sequence[NewItem]) -> list[NewItem]:
         stored = await self._table.stored([item.rollout_id for item in items])
@@ -360,12 +241,7 @@ class Rollouts:
         rest = [one for one in waiting if one[0].rollout_id in created and one[0].rollout_id not in matches]
         if rest:
             self._dispatcher.offer(rest)
-        # Of two callers that named the same rollout in one commit, the first created it.
-        answers = []
-        for item in items:
-            answers.append(item.rollout_id in created)
-            created.discard(item.rollout_id)
-        return answers
+        return [item.rollout_id in created for item in items]
 
     def _announce_cancelled(self, done: Sequence[Cancelled]) -> None:
         finished = frozenset(one.project_id for one in done if one.session_id is None)
@@ -410,11 +286,23 @@ def _item(rollout: NewRollout, scope: _Scope, rollout_id: UUID) -> NewItem:
         timeout_ms=max(1, round(rollout.attempt_timeout_s * 1000)),
         hedged=rollout.hedged,
         versions=rollout.versions,
+        retry_of=rollout.retry_of,
+        retry_once=rollout.retry_once,
     )
 
 
-def _with_id(item: NewItem, rollout_id: UUID) -> NewItem:
-    return item if item.rollout_id == rollout_id else replace(item, rollout_id=rollout_id)
+def _with_ids(items: Sequence[NewItem], rollout_ids: Sequence[UUID]) -> list[NewItem]:
+    """Gives rollouts the ids that the first request of the same id was given.
+
+    Raises:
+        ArgumentInvalid: if there were more or fewer of them then.
+    """
+    if len(items) != len(rollout_ids):
+        text = f"was used by a request with {len(rollout_ids)} rollouts that has not come to an end"
+        raise ArgumentInvalid(
+            "The request's id belongs to another request.", violations=[Violation(field="request_id", description=text)]
+        )
+    return [replace(item, rollout_id=rollout_id) for item, rollout_id in zip(items, rollout_ids, strict=True)]
 
 
 def _ready(item: NewItem) -> ReadyItem:

@@ -16,7 +16,7 @@ from uuid import UUID
 import asyncpg
 
 from fulmen_store.domain.rollout_filter import Expression, creation_bounds, requires_state
-from fulmen_store.domain.rollouts import RolloutView
+from fulmen_store.domain.rollout_table import RolloutView
 from fulmen_store.domain.transitions import RolloutState
 from fulmen_store.persistence.database import Database
 from fulmen_store.persistence.rollout_filters import compiled

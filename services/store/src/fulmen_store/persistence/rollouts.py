@@ -11,14 +11,25 @@ from uuid import UUID
 import asyncpg
 
 from fulmen_store.domain.projects import is_project_name, unknown_project
-from fulmen_store.domain.rollouts import Cancelled, NameKind, NewItem, RolloutView, RunningAttempt
+from fulmen_store.domain.rollout_table import (
+    Cancelled,
+    NameKind,
+    NewItem,
+    RolloutAppeared,
+    RolloutRetried,
+    RolloutView,
+    RunningAttempt,
+)
 from fulmen_store.domain.transitions import AttemptState, FailureKind, RolloutState
-from fulmen_store.persistence.database import Database, columns
+from fulmen_store.persistence.database import Database, Transaction, columns
 
 __all__ = ["AttemptView", "PgRollouts", "view_of"]
 
 LABEL_SEPARATOR = "\x1f"
 NAMES_REMEMBERED = 10_000
+ID_BYTES = 16
+RETRY_TABLE = "rollout_retry"
+ROLLOUT_PARTITION = "rollout_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +94,12 @@ class PgRollouts:
         return known
 
     async def create(self, items: Sequence[NewItem], sessions: Sequence[UUID | None]) -> set[UUID]:
-        """Creates those that do not exist, each with its lease if it has a session, in one commit."""
+        """Creates all of them in one commit, each with its lease if it has a session.
+
+        Raises:
+            RolloutAppeared: if one of them exists.
+            RolloutRetried: if one is to run a dead rollout again for the first time, which was already.
+        """
         rows = [
             (
                 item.rollout_id, item.project_id, item.run_id, item.group_key, item.group_size, item.rank,
@@ -95,7 +111,22 @@ class PgRollouts:
         ]  # fmt: skip
         hedged = [item.rollout_id for item in items if item.hedged]
         uses = columns([(*key, item.rollout_id) for item in items for key in item.uses], 3)
-        return {row["id"] for row in await self._database.fetch("create_rollouts", *columns(rows, 19), hedged, *uses)}
+        arguments = (*columns(rows, 19), hedged, *uses)
+        retries = [item for item in items if item.retry_of is not None]
+        try:
+            if not retries:
+                created = await self._database.fetch("create_rollouts", *arguments)
+            else:
+                async with self._database.transaction() as transaction:
+                    await _mark_retried(transaction, retries)
+                    created = await transaction.fetch("create_rollouts", *arguments)
+        except asyncpg.UniqueViolationError as error:
+            if error.table_name == RETRY_TABLE:
+                raise RolloutRetried("A rollout was run again at the same moment.") from error
+            if error.table_name is None or not error.table_name.startswith(ROLLOUT_PARTITION):
+                raise
+            raise RolloutAppeared("A rollout of the same name was created at the same moment.") from error
+        return {row["id"] for row in created}
 
     async def stored(self, rollout_ids: Sequence[UUID]) -> dict[UUID, tuple[int, bytes]]:
         """Returns project and request of those rollouts that exist."""
@@ -124,9 +155,12 @@ class PgRollouts:
             for row in await self._database.fetch("get_attempts", rollout_ids)
         ]
 
-    async def live_of_run(self, project_id: int, run_id: int, limit: int) -> list[UUID]:
-        """Returns rollouts of a training run that are neither final nor asked to stop."""
-        return [row["id"] for row in await self._database.fetch("live_rollouts_of_run", project_id, run_id, limit)]
+    async def live_of_run(
+        self, project_id: int, run_id: int, *, after: tuple[int, UUID], limit: int
+    ) -> list[tuple[int, UUID]]:
+        """Returns (rank, id) of rollouts of a training run that are neither final nor asked to stop, in order."""
+        rows = await self._database.fetch("live_rollouts_of_run", project_id, run_id, *after, limit)
+        return [(row["rank"], row["id"]) for row in rows]
 
     async def cancel(self, rollout_ids: Sequence[UUID], *, grace_s: float) -> list[Cancelled]:
         """Cancels waiting rollouts and marks running ones, in one commit; their runners have the grace to stop."""
@@ -135,13 +169,39 @@ class PgRollouts:
             for row in await self._database.fetch("cancel_rollouts", sorted(rollout_ids), grace_s)
         ]
 
-    async def log_request(self, project_id: int, method: str, request_id: str, result: bytes) -> bytes:
-        """Records a request's result unless it has one; returns the recorded one."""
-        row = await self._database.fetch_row("log_request", project_id, method, request_id, result)
-        if row is None:
-            row = await self._database.fetch_row("logged_request", project_id, method, request_id)
-        # It can only be gone if it was forgotten this instant, after 24 hours.
-        return result if row is None else row["result"]
+    async def log_request(
+        self, project_id: int, method: str, request_id: str, rollout_ids: Sequence[UUID]
+    ) -> list[UUID]:
+        """Records the ids that a request's rollouts get unless it has some; returns the recorded ones."""
+        row = await self._database.fetch_row("log_request", project_id, method, request_id, _packed(rollout_ids))
+        if row is not None:
+            return list(rollout_ids)
+        # It can only be gone if it was forgotten this instant.
+        return await self.logged_request(project_id, method, request_id) or list(rollout_ids)
+
+    async def logged_request(self, project_id: int, method: str, request_id: str) -> list[UUID]:
+        """Returns the recorded ids of a request; none if it is not known."""
+        row = await self._database.fetch_row("logged_request", project_id, method, request_id)
+        return [] if row is None else _unpacked(row["result"])
+
+    async def forget_request(self, project_id: int, method: str, request_id: str, rollout_ids: Sequence[UUID]) -> None:
+        """Removes a request's record if it holds these ids."""
+        await self._database.fetch("forget_request", project_id, method, request_id, _packed(rollout_ids))
+
+
+async def _mark_retried(transaction: Transaction, items: Sequence[NewItem]) -> None:
+    for name, once in (("mark_retried_once", True), ("mark_retried", False)):
+        rows = [(item.retry_of, item.rollout_id) for item in items if item.retry_once is once]
+        if rows:
+            await transaction.fetch(name, *columns(rows, 2))
+
+
+def _packed(rollout_ids: Sequence[UUID]) -> bytes:
+    return b"".join(one.bytes for one in rollout_ids)
+
+
+def _unpacked(packed: bytes) -> list[UUID]:
+    return [UUID(bytes=packed[start : start + ID_BYTES]) for start in range(0, len(packed), ID_BYTES)]
 
 
 def view_of(row: asyncpg.Record) -> RolloutView:

@@ -6,6 +6,7 @@ import datetime
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from uuid import UUID
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -16,8 +17,8 @@ from fulmen.store.v1 import attempt_pb2, lease_pb2, rollout_pb2
 from fulmen_service_kit.tokens import TokenSigner
 from fulmen_store.domain.attempt_results import MAX_MESSAGE_CHARS, RewardValue, result_problem
 from fulmen_store.domain.leases import AttemptReport, Grant
-from fulmen_store.domain.rollout_requests import NewRollout
-from fulmen_store.domain.rollouts import RETRY_OF, RolloutView
+from fulmen_store.domain.rollout_requests import RETRY_OF, NewRollout
+from fulmen_store.domain.rollout_table import RolloutView
 from fulmen_store.domain.transitions import FINAL_STATES, AttemptState, FailureKind
 from fulmen_store.persistence.rollouts import AttemptView
 
@@ -96,7 +97,7 @@ def repeated_rollout(view: RolloutView) -> NewRollout:
     message.metadata[RETRY_OF] = rollout_name(view.rollout_id)
     for field in ("group_id", "group_size", "not_before_time", "deadline_time"):
         message.ClearField(field)
-    return new_rollout(message)
+    return replace(new_rollout(message), retry_of=view.rollout_id)
 
 
 def rollout_of(view: RolloutView, *, with_input: bool = True) -> rollout_pb2.Rollout:

@@ -7,15 +7,17 @@ from uuid import UUID
 
 import grpc.aio
 
-from fulmen.errors import Draining, RolloutNotFound
+from fulmen.errors import ArgumentInvalid, Draining, RolloutNotFound, Violation
 from fulmen.ids import parse_rollout_name, rollout_name
 from fulmen.store.v1 import rollout_pb2, rollout_service_pb2_grpc
 from fulmen.store.v1 import rollout_service_pb2 as pb
+from fulmen_store.domain.dead_letters import DeadLetters
 from fulmen_store.domain.dispatcher import Dispatcher
 from fulmen_store.domain.feed import Cursor, FeedFollower, FeedPage, Selection
 from fulmen_store.domain.queue_stats import StatsCache
 from fulmen_store.domain.rollout_filter import both, parse_filter, states_filter
-from fulmen_store.domain.rollouts import Rollouts, RolloutView
+from fulmen_store.domain.rollout_table import RolloutView
+from fulmen_store.domain.rollouts import Rollouts
 from fulmen_store.domain.seats import Seats
 from fulmen_store.persistence.rollout_lists import PgRolloutLists
 from fulmen_store.persistence.rollouts import AttemptView, PgRollouts
@@ -23,11 +25,12 @@ from fulmen_store.transport.access import is_own_attempt, project_limit, require
 from fulmen_store.transport.in_order import answered_in_order
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
 from fulmen_store.transport.queue_codec import stats_message
-from fulmen_store.transport.rollout_codec import finished_rollout, new_rollout, repeated_rollout, rollout_of
+from fulmen_store.transport.rollout_codec import finished_rollout, new_rollout, rollout_of
 
 __all__ = ["RolloutService"]
 
 MAX_NAMES = 1000
+ALL = "*"
 CREATIONS_IN_FLIGHT = 256
 DEFAULT_PAGE = 50
 MESSAGE_BYTES = 1024 * 1024
@@ -42,6 +45,7 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         rollouts: Rollouts,
         table: PgRollouts,
         lists: PgRolloutLists,
+        dead_letters: DeadLetters,
         feed: FeedFollower,
         seats: Seats,
         dispatcher: Dispatcher,
@@ -52,6 +56,7 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         self._rollouts = rollouts
         self._table = table
         self._lists = lists
+        self._dead_letters = dead_letters
         self._feed = feed
         self._seats = seats
         self._dispatcher = dispatcher
@@ -119,12 +124,20 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
     async def RetryRollouts(
         self, request: pb.RetryRolloutsRequest, context: grpc.aio.ServicerContext
     ) -> pb.RetryRolloutsResponse:
-        """Runs final rollouts again, as new ones."""
-        require_count(request.names, field="names", most=MAX_NAMES)
-        ids = [parse_rollout_name(name, field="names") for name in request.names]
-        await self._views(ids)
-        new_ids = await self._rollouts.retry(ids, request_id=request.request_id, again=repeated_rollout)
-        return pb.RetryRolloutsResponse(rollouts=await self._present(new_ids))
+        """Runs final rollouts again, as new ones: by name, or dead ones by filter."""
+        if not request.filter:
+            require_count(request.names, field="names", most=MAX_NAMES)
+            ids = [parse_rollout_name(name, field="names") for name in request.names]
+            await self._views(ids)
+            new_ids = await self._dead_letters.retry(ids, request_id=request.request_id)
+            return pb.RetryRolloutsResponse(rollouts=await self._present(new_ids))
+        if request.names:
+            problem = Violation(field="names", description="is set beside `filter`: one of them selects")
+            raise ArgumentInvalid("The request is malformed.", violations=[problem])
+        where = None if request.filter.strip() == ALL else parse_filter(request.filter)
+        project_id, run_id = await self._scope(require_project(request.project), request.training_run)
+        rerun = await self._dead_letters.retry_dead(project_id, run_id, where=where, request_id=request.request_id)
+        return pb.RetryRolloutsResponse(rollouts=await self._present(rerun.rollout_ids), more=rerun.more)
 
     async def WatchRollouts(
         self, request: pb.WatchRolloutsRequest, context: grpc.aio.ServicerContext

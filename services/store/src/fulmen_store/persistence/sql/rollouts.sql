@@ -33,7 +33,6 @@ with r as (
         id, project_id, run_id, group_key, group_size, rank, run_at, max_attempts, retry_mask, backoff_ms, labels,
         request, mode, group_id, task_type, agent, deadline, timeout_ms, matched
     )
-    on conflict do nothing
     returning
         id, project_id, run_id, group_key, group_size, rank, run_at, max_attempts, retry_mask, backoff_ms, labels,
         task_type, agent, deadline, timeout_ms, matched
@@ -99,7 +98,9 @@ cross join lateral (
 order by a.rollout_id, a.number;
 
 -- name: live_rollouts_of_run
-select i.id from item i where i.project_id = $1 and i.run_id = $2 and not i.cancel_requested limit $3;
+select i.rank, i.id from item i
+where i.project_id = $1 and (i.rank, i.id) > ($3, $4) and i.run_id = $2 and not i.cancel_requested
+order by i.rank, i.id limit $5;
 
 -- name: cancel_rollouts
 with k as (
@@ -129,3 +130,6 @@ returning result;
 
 -- name: logged_request
 select result from request_log where project_id = $1 and method = $2 and request_id = $3;
+
+-- name: forget_request
+delete from request_log where project_id = $1 and method = $2 and request_id = $3 and result = $4;
