@@ -59,7 +59,7 @@ def test_the_command_line_brings_nothing_heavy() -> None:
 @pytest.mark.parametrize(
     ("app", "unwanted"),
     [
-        ("fulmen_store.app", HEAVY | {"aiohttp", "openai", "uvicorn"}),
+        ("fulmen_store.app", HEAVY | {"aiohttp", "obstore", "openai"}),
         ("fulmen_runner.app", HEAVY | {"asyncpg", "uvicorn"}),
         ("fulmen_llm_proxy.app", HEAVY | {"asyncpg", "openai"}),
         ("fulmen_algorithm.app", {"asyncpg", "openai", "matplotlib", "pandas"}),

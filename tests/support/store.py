@@ -73,8 +73,13 @@ class StoreHandle:
 @asynccontextmanager
 async def running_store(dsn: str, **settings: Any) -> AsyncIterator[StoreHandle]:
     """Runs a store in this process for as long as the context lasts; a role that dies fails the test."""
-    values: dict[str, Any] = {"port": 0, "lease_ttl_s": 6.0, "poll_interval_s": 0.05, "drain_notice_s": 0.1}
-    values |= {"signing_key": SecretStr(SIGNING_KEY), "database_url": SecretStr(dsn), "database_connections": 4}
+    values: dict[str, Any] = {"port": 0, "http_port": 0, "lease_ttl_s": 6.0, "poll_interval_s": 0.05}
+    values |= {
+        "drain_notice_s": 0.1,
+        "signing_key": SecretStr(SIGNING_KEY),
+        "database_url": SecretStr(dsn),
+        "database_connections": 4,
+    }
     resolved = StoreSettings(**(values | settings))
     async with AsyncExitStack() as stack:
         parts = await build(resolved, stack)

@@ -128,6 +128,7 @@ class RealStore:
             "DATABASE_URL": self._database_url,
             "PORT": str(self._port),
             "METRICS_PORT": "0",
+            "HTTP_PORT": "0",
             "LEASE_TTL_S": str(LEASE_TTL_S),
         }
         self._process = await asyncio.create_subprocess_exec(

@@ -34,6 +34,7 @@ class StoreProcess:
             "FULMEN_STORE_DATABASE_URL": dsn,
             "FULMEN_STORE_PORT": "0",
             "FULMEN_STORE_METRICS_PORT": "0",
+            "FULMEN_STORE_HTTP_PORT": "0",
             "FULMEN_STORE_SIGNING_KEY": SIGNING_KEY,
             "FULMEN_STORE_READY_FILE": str(self.ready_file),
             "FULMEN_STORE_LOG_LEVEL": "warning",

@@ -16,9 +16,10 @@ from fulmen_service_kit.tokens import TokenVerifier
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RpcServer:
-    """A server that is bound, and its health."""
+    """A server that is bound, its health, and who may call it."""
 
     server: grpc.aio.Server
+    authenticator: Authenticator
     health: health.aio.HealthServicer
     port: int
     service_names: tuple[str, ...]
@@ -51,7 +52,8 @@ def build_server(
         StartupError: If the port cannot be bound.
     """
     verifier = TokenVerifier(settings.signing_key.get_secret_value(), revoked=revoked)
-    edge = RpcEdge(Authenticator(verifier=verifier, policy=policy, dev_mode=settings.dev_mode))
+    authenticator = Authenticator(verifier=verifier, policy=policy, dev_mode=settings.dev_mode)
+    edge = RpcEdge(authenticator)
     server = grpc.aio.server(
         interceptors=[edge],
         options=(
@@ -74,4 +76,10 @@ def build_server(
         port = server.add_insecure_port(address)
     except RuntimeError:
         raise StartupError(f"Cannot listen on {address}: the port is in use or not allowed. Choose another.") from None
-    return RpcServer(server=server, health=health_servicer, port=port, service_names=tuple(service_names))
+    return RpcServer(
+        server=server,
+        authenticator=authenticator,
+        health=health_servicer,
+        port=port,
+        service_names=tuple(service_names),
+    )

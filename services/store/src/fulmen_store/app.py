@@ -12,7 +12,6 @@ from typing import Final
 
 import grpc.aio
 import structlog
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
 from pydantic import SecretStr
 
 from fulmen.ids import ALL_PROJECTS, uuid7, uuid7s
@@ -23,7 +22,6 @@ from fulmen.store.v1 import (
     resource_service_pb2_grpc,
     rollout_service_pb2_grpc,
     runner_registry_service_pb2_grpc,
-    span_service_pb2_grpc,
 )
 from fulmen_service_kit.lifecycle import Role, ServiceParts
 from fulmen_service_kit.revocation import RevocationFollower, RevokedTokens
@@ -53,7 +51,6 @@ from fulmen_store.domain.resources import Resources
 from fulmen_store.domain.rollouts import Rollouts
 from fulmen_store.domain.seats import Drained, Seats
 from fulmen_store.domain.sessions import LeaseRenewer, LeaseSweeper, Sessions
-from fulmen_store.domain.spans import Spans
 from fulmen_store.domain.tokens import Tokens
 from fulmen_store.domain.upkeep import Upkeep
 from fulmen_store.domain.wakeups import Wakeups
@@ -71,8 +68,8 @@ from fulmen_store.persistence.resource_gc import PgGarbage
 from fulmen_store.persistence.resources import PgResources
 from fulmen_store.persistence.rollout_lists import PgRolloutLists
 from fulmen_store.persistence.rollouts import PgRollouts
-from fulmen_store.persistence.spans import PgSpans
 from fulmen_store.settings import StoreSettings
+from fulmen_store.span_parts import SpanParts, wire_spans
 from fulmen_store.transport.health import StoreHealth
 from fulmen_store.transport.lease_service import LeaseService
 from fulmen_store.transport.peer_service import PeerService
@@ -81,7 +78,6 @@ from fulmen_store.transport.registry_service import RunnerRegistryService
 from fulmen_store.transport.resource_service import ResourceService
 from fulmen_store.transport.rollout_codec import explained, repeated_rollout
 from fulmen_store.transport.rollout_service import RolloutService
-from fulmen_store.transport.span_service import SpanService, TraceService
 
 __all__ = ["build"]
 
@@ -105,7 +101,6 @@ class _Tables:
     sessions: PgSessions
     overdue: PgOverdue
     feed: PgFeed
-    spans: PgSpans
     resources: PgResources
     garbage: PgGarbage
     upkeep: PgUpkeep
@@ -128,7 +123,7 @@ class _Domain:
     overdue: Overdue
     rollouts: Rollouts
     sessions: Sessions
-    spans: Spans
+    spans: SpanParts
     upkeep: Upkeep
     revoked: RevokedTokens
     replicas: LiveReplicas
@@ -171,8 +166,14 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         connections=settings.database_connections,
         changed=health.set_ready,
     )
-    roles = _roles(tables, domain, settings.lease_ttl_s) | {"membership-renewer": membership, "database-watch": watch}
-    return ServiceParts(server=server, roles=roles, drain=lambda: _drain(domain, membership, health))
+    http = domain.spans.serve_http(server, settings, stack)
+    roles = _roles(tables, domain, settings.lease_ttl_s) | domain.spans.roles()
+    roles |= {"membership-renewer": membership, "database-watch": watch, "http-server": http}
+
+    async def drain() -> None:
+        await asyncio.gather(http.drain(), _drain(domain, membership, health))
+
+    return ServiceParts(server=server, roles=roles, drain=drain, ports={"http_port": http.port})
 
 
 async def _open_tables(settings: StoreSettings, stack: AsyncExitStack) -> _Tables:
@@ -194,7 +195,6 @@ async def _open_tables(settings: StoreSettings, stack: AsyncExitStack) -> _Table
         sessions=PgSessions(database),
         overdue=PgOverdue(database),
         feed=PgFeed(database),
-        spans=PgSpans(database),
         resources=PgResources(database),
         garbage=PgGarbage(database),
         upkeep=PgUpkeep(database),
@@ -276,7 +276,7 @@ def _wire_domain(tables: _Tables, settings: StoreSettings, peers: GrpcPeers) -> 
             lease_ttl_s=settings.lease_ttl_s,
             new_id=uuid7,
         ),
-        spans=Spans(table=tables.spans, observe_batch=metrics.batch),
+        spans=wire_spans(tables.database, settings, rollouts=tables.rollouts, metrics=metrics),
         upkeep=Upkeep(table=tables.upkeep, today=lambda: _now().date()),
         revoked=RevokedTokens(),
         replicas=replicas,
@@ -289,7 +289,6 @@ def _roles(tables: _Tables, domain: _Domain, lease_ttl_s: float) -> dict[str, Ro
     return {
         "create-committer": domain.rollouts.creations,
         "end-committer": domain.ends.committer,
-        "span-committer": domain.spans.committer,
         "session-lookups": domain.sessions.lookups,
         "dispatcher": domain.dispatcher,
         "durations": domain.durations,
@@ -345,14 +344,10 @@ def _register(server: grpc.aio.Server, tables: _Tables, domain: _Domain, setting
         rollouts=tables.rollouts,
         stopping=stopping,
     )
-    span_service = SpanService(spans=domain.spans, table=tables.spans, rollouts=tables.rollouts)
     rollout_service_pb2_grpc.add_RolloutServiceServicer_to_server(rollout_service, server)
     lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(lease_service, server)
     resource_service_pb2_grpc.add_ResourceServiceServicer_to_server(resource_service, server)
-    span_service_pb2_grpc.add_SpanServiceServicer_to_server(span_service, server)
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(
-        TraceService(spans=domain.spans, rollouts=tables.rollouts), server
-    )
+    domain.spans.register(server)
     peer_service_pb2_grpc.add_PeerServiceServicer_to_server(PeerService(domain.listener), server)
     registry = RunnerRegistryService(table=tables.sessions)
     runner_registry_service_pb2_grpc.add_RunnerRegistryServiceServicer_to_server(registry, server)

@@ -32,6 +32,32 @@ class StoreMetrics:
             "fulmen.store.claims.lost", unit="{claim}", description="Claims whose row another replica or a cancel took."
         )
 
+        self._spans_rejected = self._meter.create_counter(
+            "fulmen.store.spans.rejected", unit="{span}", description="Spans of OTLP exports that were not kept."
+        )
+        self._spans_repeated = self._meter.create_counter(
+            "fulmen.store.spans.repeated",
+            unit="{span}",
+            description="Spans that were stored more than once, dropped when they were read.",
+        )
+        self._chunks_unreadable = self._meter.create_counter(
+            "fulmen.store.chunks.unreadable", unit="{chunk}", description="Chunks that a reader had to pass over."
+        )
+
+    def spans_rejected(self, count: int) -> None:
+        """Notes spans of exports that were not kept."""
+        if count:
+            self._spans_rejected.add(count)
+
+    def spans_repeated(self, count: int) -> None:
+        """Notes stored spans that a reader dropped as repeats."""
+        if count:
+            self._spans_repeated.add(count)
+
+    def chunk_unreadable(self) -> None:
+        """Notes a chunk whose payload cannot be unpacked."""
+        self._chunks_unreadable.add(1)
+
     def claims_lost(self, count: int) -> None:
         """Notes claims that found their row taken."""
         self._claims_lost.add(count)

@@ -22,11 +22,20 @@ class StoreSettings(ServiceSettings):
 
     port: int = Field(default=7101, ge=0, le=65535, description="gRPC port; 0 takes a free one.")
     metrics_port: int = Field(default=7102, ge=0, le=65535, description="Port of /metrics over HTTP; 0: a free one.")
+    http_port: int = Field(default=7103, ge=0, le=65535, description="Port of OTLP over HTTP; 0 takes a free one.")
     database_url: SecretStr = Field(description="URL of the PostgreSQL database; it may hold a password. Secret.")
     auto_migrate: bool = Field(default=True, description="`serve` brings the schema up to date before it serves.")
     database_connections: int = Field(default=5, ge=2, le=100, description="Connections to PostgreSQL.")
     database_start_limit_s: float = Field(
         default=30.0, ge=0, le=600, description="How long a start waits for PostgreSQL, seconds."
+    )
+    blob_url: str = Field(
+        default="",
+        max_length=1024,
+        description="Where large payloads go: file:///folder, s3://bucket/prefix, gs:// or az://; empty: into PostgreSQL.",
+    )
+    blob_min_bytes: int = Field(
+        default=32 * 1024, ge=1, le=2**31 - 1, description="Least size of a payload that goes to `blob_url`, bytes."
     )
     lease_ttl_s: float = Field(
         default=15.0, ge=0.3, le=3600, description="How long a runner session lives without a sign of life, seconds."

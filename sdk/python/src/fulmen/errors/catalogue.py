@@ -159,6 +159,18 @@ class DatabaseUnavailable(Unavailable):
     reason = "DATABASE_UNAVAILABLE"
 
 
+class BlobStorageUnavailable(Unavailable):
+    """The store cannot reach its blob storage."""
+
+    reason = "BLOB_STORAGE_UNAVAILABLE"
+
+
+class BlobMissing(FulmenError):
+    """A payload of the blob storage is gone or damaged; `metadata["blob"]`."""
+
+    reason = "BLOB_MISSING"
+
+
 class BackendUnavailable(Unavailable):
     """A model backend failed or could not be reached."""
 

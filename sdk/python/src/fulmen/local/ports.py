@@ -21,6 +21,7 @@ DEFAULT_PORTS: Final[Mapping[str, int]] = MappingProxyType(
     {
         "store": 7101,
         "store_metrics": 7102,
+        "store_http": 7103,
         "llm_proxy_http": 7200,
         "llm_proxy": 7201,
         "algorithm": 7301,

@@ -78,7 +78,7 @@ def runner_names(count: int) -> list[str]:
 
 def port_names(runners: int) -> list[str]:
     """Names every port that a stack needs."""
-    names = ["store", "store_metrics", "llm_proxy", "llm_proxy_http", "algorithm", "algorithm_metrics"]
+    names = ["store", "store_metrics", "store_http", "llm_proxy", "llm_proxy_http", "algorithm", "algorithm_metrics"]
     for runner in runner_names(runners):
         names += [runner, f"{runner}_metrics"]
     return names
@@ -165,7 +165,7 @@ def _to_store(plan: StackPlan, kind: str) -> dict[str, str]:
 
 
 def _store(plan: StackPlan) -> ServiceSpec:
-    ports = {"store": plan.ports["store"], "store_metrics": plan.ports["store_metrics"]}
+    ports = {name: plan.ports[name] for name in ("store", "store_metrics", "store_http")}
     return ServiceSpec(
         name="store",
         kind="store",
@@ -175,6 +175,7 @@ def _store(plan: StackPlan) -> ServiceSpec:
         environment={
             **_common(plan, "store", "store", port=ports["store"]),
             **_metrics("store", ports["store_metrics"]),
+            "FULMEN_STORE_HTTP_PORT": str(ports["store_http"]),
             "FULMEN_STORE_DATABASE_URL": plan.database_url,
         },
     )

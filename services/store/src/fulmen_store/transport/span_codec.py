@@ -1,9 +1,9 @@
-"""Spans between OTLP, chunks and the domain."""
+"""Spans between chunks, listings and the domain."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+import heapq
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, cast
 from uuid import UUID
@@ -11,43 +11,108 @@ from uuid import UUID
 import zstandard
 from google.protobuf.message import DecodeError
 from google.protobuf.timestamp_pb2 import Timestamp
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 from opentelemetry.proto.common.v1 import common_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
 
-from fulmen.errors import ArgumentInvalid
+from fulmen.errors import ArgumentInvalid, Violation
 from fulmen.ids import AttemptName, attempt_name, parse_attempt_name
-from fulmen.store.v1 import span_pb2
-from fulmen_store.domain.spans import MAX_PAYLOAD_BYTES, Chunk, chunk_problem
+from fulmen.store.v1 import span_pb2, span_service_pb2
+from fulmen_store.domain.span_filter import AttributeValue, SpanFacts, SpanFilter
+from fulmen_store.domain.spans import Chunk, chunk_problem
 
-__all__ = ["DecodedSpan", "chunk_message", "chunks_of_export", "decode_spans", "read_chunk", "model_call_problem"]
+__all__ = [
+    "ChunkUnreadable",
+    "Listing",
+    "ListedSpan",
+    "chunk_message",
+    "compress",
+    "filtered_chunk",
+    "model_call_problem",
+    "read_chunk",
+    "read_filter",
+]
 
 MAX_UNPACKED_BYTES: Final = 64 * 1024 * 1024
-SPANS_PER_CHUNK: Final = 512
-# Uncompressed, so that even incompressible spans stay below the limit of a payload.
-BYTES_PER_CHUNK: Final = MAX_PAYLOAD_BYTES // 2
-ZSTD_LEVEL: Final = 3
-ROLLOUT_KEY: Final = "fulmen.rollout"
-ATTEMPT_KEY: Final = "fulmen.attempt"
+# Level 1 takes half the time of level 3 and makes chunks of spans hardly larger.
+ZSTD_LEVEL: Final = 1
 # The year 2255: nanoseconds since 1970 still fit into 63 bits.
 MAX_SECONDS: Final = 9_000_000_000
+MAX_NAMES: Final = 32
+MAX_ATTRIBUTES: Final = 16
 
 _NS: Final = 1_000_000_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodedSpan:
-    """A span that was unpacked for a listing, and its place in the order."""
+class ChunkUnreadable(Exception):
+    """A chunk's payload is not what its codec says; only a broken writer makes one."""
 
-    start_ns: int
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedSpan:
+    """A span that was unpacked for a listing, and its place in the order: 20 bytes that sort like it."""
+
+    key: bytes
     attempt: AttemptName
-    span_id: bytes
     record: span_pb2.SpanRecord
 
-    @property
-    def key(self) -> bytes:
-        """Its place as 20 bytes that sort like it."""
-        return self.start_ns.to_bytes(8) + self.attempt.number.to_bytes(4) + self.span_id[:8].rjust(8, b"\0")
+    def __lt__(self, other: ListedSpan) -> bool:
+        # Reversed: heapq keeps the smallest on top, and the largest is to be thrown out.
+        return self.key > other.key
+
+
+class Listing:
+    """The first spans of one rollout after a place, in order of start time, each once.
+
+    Holds `limit` spans of about `max_bytes` at most, one span at least, and the ids of the others, however many chunks
+    go through it.
+
+    Attributes:
+        duplicates: how many spans came again.
+        is_cut: whether spans were left out because of their size.
+    """
+
+    def __init__(self, *, after: bytes | None, limit: int, max_bytes: int, wanted: SpanFilter | None) -> None:
+        """Takes the key after which the page begins."""
+        self._after = after
+        self._limit = limit
+        self._max_bytes = max_bytes
+        self._wanted = wanted
+        self._heap: list[ListedSpan] = []
+        self._size_bytes = 0
+        self._seen: set[tuple[int, bytes]] = set()
+        self.duplicates = 0
+        self.is_cut = False
+
+    def add(self, chunk: Chunk) -> None:
+        """Takes the spans of a chunk; chunks come in order of their ids.
+
+        Raises:
+            ChunkUnreadable: if it cannot be unpacked.
+        """
+        attempt = AttemptName(rollout_id=chunk.rollout_id, number=chunk.attempt)
+        for record, span in _spans(chunk):
+            name = chunk.attempt, span.span_id
+            if name in self._seen:
+                self.duplicates += 1
+                continue
+            self._seen.add(name)
+            key = span.start_time_unix_nano.to_bytes(8) + attempt.number.to_bytes(4) + span.span_id[:8].rjust(8, b"\0")
+            if (self._after is not None and key <= self._after) or not _matches(self._wanted, record, span):
+                continue
+            self._hold(ListedSpan(key=key, attempt=attempt, record=record))
+
+    def _hold(self, listed: ListedSpan) -> None:
+        heapq.heappush(self._heap, listed)
+        self._size_bytes += listed.record.ByteSize()
+        if len(self._heap) > self._limit:
+            self._size_bytes -= heapq.heappop(self._heap).record.ByteSize()
+        while self._size_bytes > self._max_bytes and len(self._heap) > 1:
+            self._size_bytes -= heapq.heappop(self._heap).record.ByteSize()
+            self.is_cut = True
+
+    def spans(self) -> list[ListedSpan]:
+        """Returns what was found, in order."""
+        return sorted(self._heap, key=lambda listed: listed.key)
 
 
 def read_chunk(message: span_pb2.SpanChunk) -> Chunk | str:
@@ -59,7 +124,8 @@ def read_chunk(message: span_pb2.SpanChunk) -> Chunk | str:
         return "attempt is not of the form rollouts/{uuid}/attempts/{n}"
     except ValueError:
         return "chunk_id is not a UUID"
-    problem = chunk_problem(span_count=message.span_count, codec=message.codec, payload_size=len(message.payload))
+    payload = message.payload
+    problem = chunk_problem(span_count=message.span_count, codec=message.codec, payload_size=len(payload))
     if problem:
         return problem
     if not all(0 <= field.seconds <= MAX_SECONDS for field in (message.start_time, message.end_time)):
@@ -70,9 +136,9 @@ def read_chunk(message: span_pb2.SpanChunk) -> Chunk | str:
         chunk_id=chunk_id,
         span_count=message.span_count,
         codec=message.codec,
-        start_ns=message.start_time.seconds * _NS + message.start_time.nanos,
-        end_ns=message.end_time.seconds * _NS + message.end_time.nanos,
-        payload=message.payload,
+        start_ns=_nanoseconds(message.start_time),
+        end_ns=_nanoseconds(message.end_time),
+        payload=payload,
     )
 
 
@@ -93,7 +159,7 @@ def model_call_problem(chunk: Chunk) -> str:
     """Returns why a writer without a service token may not write a chunk; empty if it may."""
     try:
         batch = _unpack(chunk)
-    except (zstandard.ZstdError, DecodeError):
+    except ChunkUnreadable:
         return "payload cannot be decoded"
     if any(record.model_call for record in batch.spans):
         return "model calls are recorded by services only"
@@ -102,104 +168,119 @@ def model_call_problem(chunk: Chunk) -> str:
     return ""
 
 
-def decode_spans(chunks: Iterable[Chunk]) -> list[DecodedSpan]:
-    """Unpacks chunks into spans in order of start time, each once."""
-    found: dict[tuple[int, bytes], DecodedSpan] = {}
-    for chunk in chunks:
-        attempt = AttemptName(rollout_id=chunk.rollout_id, number=chunk.attempt)
-        for record in _unpack(chunk).spans:
-            span = trace_pb2.Span.FromString(record.otlp_span)
-            found.setdefault(
-                (chunk.attempt, span.span_id),
-                DecodedSpan(start_ns=span.start_time_unix_nano, attempt=attempt, span_id=span.span_id, record=record),
+def read_filter(message: span_service_pb2.SpanFilter) -> SpanFilter | None:
+    """Reads a filter; None if it asks for everything.
+
+    Raises:
+        ArgumentInvalid: if it has too many conditions, or times out of range.
+    """
+    violations = []
+    for name, count, most in (
+        ("names", len(message.names), MAX_NAMES),
+        ("attributes", len(message.attributes), MAX_ATTRIBUTES),
+    ):
+        if count > most:
+            violations.append(
+                Violation(field=f"filter.{name}", description=f"has {count} entries, allowed are 0 to {most}")
             )
-    return sorted(found.values(), key=lambda span: span.key)
+    times: dict[str, int | None] = {}
+    for name in ("end_time_min", "start_time_max", "duration_min"):
+        value = getattr(message, name)
+        times[name] = _nanoseconds(value) if message.HasField(name) else None
+        if not 0 <= value.seconds <= MAX_SECONDS:
+            violations.append(Violation(field=f"filter.{name}", description="is out of range"))
+    if violations:
+        raise ArgumentInvalid("The request is malformed.", violations=violations)
+    wanted = SpanFilter(
+        names=frozenset(message.names),
+        name_prefix=message.name_prefix,
+        attributes=dict(message.attributes),
+        end_min_ns=times["end_time_min"],
+        start_max_ns=times["start_time_max"],
+        duration_min_ns=times["duration_min"],
+        errors_only=message.errors_only,
+        model_calls_only=message.model_calls_only,
+    )
+    return None if wanted == SpanFilter() else wanted
 
 
-def chunks_of_export(
-    request: trace_service_pb2.ExportTraceServiceRequest, *, own: AttemptName | None
-) -> tuple[list[Chunk], int]:
-    """Packs an OTLP export into chunks.
-
-    Args:
-        request: what an OpenTelemetry SDK or collector sent.
-        own: the attempt that every span belongs to; None: as the spans' or resources' attributes say.
+def filtered_chunk(
+    chunk: Chunk, wanted: SpanFilter, seen: set[tuple[int, bytes]]
+) -> tuple[span_pb2.SpanChunk | None, int]:
+    """Packs the spans of a chunk that match anew; those in `seen` are left out, the others added to it.
 
     Returns:
-        The chunks, and how many spans name no attempt.
+        The chunk, None if nothing is left, and how many spans were left out as duplicates.
+
+    Raises:
+        ChunkUnreadable: if it cannot be unpacked.
     """
-    per_attempt: dict[AttemptName, list[tuple[trace_pb2.Span, span_pb2.SpanRecord]]] = {}
-    homeless = 0
-    for resource_spans in request.resource_spans:
-        resource = resource_spans.resource.SerializeToString(deterministic=True)
-        fallback = own or _attempt_of(resource_spans.resource.attributes)
-        for scope_spans in resource_spans.scope_spans:
-            for span in scope_spans.spans:
-                attempt = own or _attempt_of(span.attributes) or fallback
-                if attempt is None:
-                    homeless += 1
-                    continue
-                record = span_pb2.SpanRecord(
-                    otlp_span=span.SerializeToString(deterministic=True),
-                    scope=scope_spans.scope.name,
-                    otlp_resource=resource,
-                )
-                per_attempt.setdefault(attempt, []).append((span, record))
-    chunks = [_pack(attempt, part) for attempt, spans in per_attempt.items() for part in _parts(spans)]
-    return chunks, homeless
+    records, duplicates = [], 0
+    for record, span in _spans(chunk):
+        name = chunk.attempt, span.span_id
+        if name in seen:
+            duplicates += 1
+            continue
+        seen.add(name)
+        if _matches(wanted, record, span):
+            records.append(record)
+    if not records:
+        return None, duplicates
+    message = chunk_message(chunk)
+    message.span_count = len(records)
+    message.codec = span_pb2.SPAN_CODEC_ZSTD
+    message.payload = compress(span_pb2.SpanBatch(spans=records).SerializeToString())
+    return message, duplicates
 
 
-def _parts(
-    spans: Sequence[tuple[trace_pb2.Span, span_pb2.SpanRecord]],
-) -> Iterator[list[tuple[trace_pb2.Span, span_pb2.SpanRecord]]]:
-    part: list[tuple[trace_pb2.Span, span_pb2.SpanRecord]] = []
-    size_bytes = 0
-    for span, record in spans:
-        size_bytes += record.ByteSize()
-        if part and (len(part) >= SPANS_PER_CHUNK or size_bytes > BYTES_PER_CHUNK):
-            yield part
-            part, size_bytes = [], record.ByteSize()
-        part.append((span, record))
-    if part:
-        yield part
+def compress(raw: bytes) -> bytes:
+    """Makes a zstd frame with its content size."""
+    return zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(raw)
 
 
-def _pack(attempt: AttemptName, spans: Sequence[tuple[trace_pb2.Span, span_pb2.SpanRecord]]) -> Chunk:
-    raw = span_pb2.SpanBatch(spans=[record for _, record in spans]).SerializeToString(deterministic=True)
-    start_ns = min(span.start_time_unix_nano for span, _ in spans)
-    # An exporter repeats an export whose answer was lost: the same spans make the same id.
-    digest = int.from_bytes(hashlib.sha256(str(attempt).encode() + raw).digest()[:10])
-    chunk_id = UUID(int=((start_ns // 1_000_000) & (2**48 - 1)) << 80 | digest)
-    return Chunk(
-        rollout_id=attempt.rollout_id,
-        attempt=attempt.number,
-        chunk_id=chunk_id,
-        span_count=len(spans),
-        codec=span_pb2.SPAN_CODEC_ZSTD,
-        start_ns=start_ns % 2**63,
-        end_ns=max(span.end_time_unix_nano for span, _ in spans) % 2**63,
-        payload=zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(raw),
-    )
+def _nanoseconds(message: Timestamp) -> int:
+    return message.seconds * _NS + message.nanos
+
+
+def _spans(chunk: Chunk) -> Iterable[tuple[span_pb2.SpanRecord, trace_pb2.Span]]:
+    for record in _unpack(chunk).spans:
+        try:
+            yield record, trace_pb2.Span.FromString(record.otlp_span)
+        except DecodeError as error:
+            raise ChunkUnreadable from error
 
 
 def _unpack(chunk: Chunk) -> span_pb2.SpanBatch:
     payload = chunk.payload
-    if chunk.codec == span_pb2.SPAN_CODEC_ZSTD:
-        size = zstandard.frame_content_size(payload)
-        if not 0 <= size <= MAX_UNPACKED_BYTES:
-            raise zstandard.ZstdError("the frame is too large or does not tell its size")
-        payload = zstandard.ZstdDecompressor().decompress(payload, max_output_size=MAX_UNPACKED_BYTES)
-    return span_pb2.SpanBatch.FromString(payload)
-
-
-def _attempt_of(attributes: Iterable[common_pb2.KeyValue]) -> AttemptName | None:
-    rollout, number = "", 0
-    for attribute in attributes:
-        if attribute.key == ROLLOUT_KEY:
-            rollout = attribute.value.string_value
-        elif attribute.key == ATTEMPT_KEY:
-            number = attribute.value.int_value
     try:
-        return parse_attempt_name(f"{rollout}/attempts/{number}") if rollout else None
-    except ArgumentInvalid:
-        return None
+        if chunk.codec == span_pb2.SPAN_CODEC_ZSTD:
+            if not 0 <= zstandard.frame_content_size(payload) <= MAX_UNPACKED_BYTES:
+                raise ChunkUnreadable
+            payload = zstandard.ZstdDecompressor().decompress(payload, max_output_size=MAX_UNPACKED_BYTES)
+        return span_pb2.SpanBatch.FromString(payload)
+    except (zstandard.ZstdError, DecodeError) as error:
+        raise ChunkUnreadable from error
+
+
+def _matches(wanted: SpanFilter | None, record: span_pb2.SpanRecord, span: trace_pb2.Span) -> bool:
+    if wanted is None:
+        return True
+    return wanted.matches(
+        SpanFacts(
+            name=span.name,
+            start_ns=span.start_time_unix_nano,
+            end_ns=span.end_time_unix_nano,
+            is_error=span.status.code == trace_pb2.Status.STATUS_CODE_ERROR,
+            is_model_call=bool(record.model_call),
+            attributes=lambda: _attributes(span.attributes),
+        )
+    )
+
+
+def _attributes(pairs: Iterable[common_pb2.KeyValue]) -> Mapping[str, AttributeValue]:
+    found: dict[str, AttributeValue] = {}
+    for pair in pairs:
+        kind = pair.value.WhichOneof("value")
+        if kind in ("string_value", "bool_value", "int_value", "double_value"):
+            found[pair.key] = getattr(pair.value, kind)
+    return found

@@ -1,53 +1,72 @@
-"""`SpanService` and the OpenTelemetry `TraceService` over gRPC."""
+"""`SpanService` and the OpenTelemetry `TraceService` over gRPC.
+
+Invariant: a reader holds a few MiB of chunks and one page of spans at a time, however much there is.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from uuid import UUID
 
 import grpc.aio
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+import structlog
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
-from fulmen.errors import FulmenError, PermissionDenied, RolloutNotFound
+from fulmen.errors import ArgumentInvalid, FulmenError, PermissionDenied, RolloutNotFound, Violation
 from fulmen.ids import attempt_name, parse_attempt_name, parse_rollout_name, rollout_name
+from fulmen.store.v1 import span_pb2, span_service_pb2_grpc
 from fulmen.store.v1 import span_service_pb2 as pb
-from fulmen.store.v1 import span_service_pb2_grpc
 from fulmen_service_kit.auth import current_caller
 from fulmen_service_kit.tokens import Role
+from fulmen_store.domain.span_filter import SpanFilter
 from fulmen_store.domain.spans import Chunk, NewChunk, Spans
+from fulmen_store.metrics import StoreMetrics
 from fulmen_store.persistence.rollouts import PgRollouts
-from fulmen_store.persistence.spans import PgSpans
-from fulmen_store.transport.access import is_own_attempt, project_limit, require_count
+from fulmen_store.persistence.spans import ChunkHead, PgSpans
+from fulmen_store.transport.access import is_own_attempt, project_limit, require_count, require_project
+from fulmen_store.transport.otlp_ingest import OtlpIngest
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
 from fulmen_store.transport.span_codec import (
+    ChunkUnreadable,
+    Listing,
     chunk_message,
-    chunks_of_export,
-    decode_spans,
+    filtered_chunk,
     model_call_problem,
     read_chunk,
+    read_filter,
 )
 
-__all__ = ["SpanService", "TraceService"]
+__all__ = ["SpanService", "add_trace_service"]
 
 MAX_CHUNKS = 512
 MAX_PARENTS = 4096
+MAX_LISTED = 100
 PARENTS_PER_READ = 16
 COMMITS_IN_FLIGHT = 8
 MESSAGE_BYTES = 1024 * 1024
+PAGE_BYTES = 4 * 1024 * 1024
 DEFAULT_PAGE = 100
-KEY_BYTES = 20
+PARENT_BYTES = 2
+SPAN_KEY_BYTES = 20
+KEY_BYTES = PARENT_BYTES + SPAN_KEY_BYTES
+# Sorts before every span.
+NO_SPAN = bytes(SPAN_KEY_BYTES)
+TRACE_SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
 MAY_RECORD_MODEL_CALLS = frozenset({Role.SERVICE, Role.ADMIN})
+
+_log = structlog.get_logger()
 
 
 class SpanService(span_service_pb2_grpc.SpanServiceServicer):
     """Serves chunks of spans."""
 
-    def __init__(self, *, spans: Spans, table: PgSpans, rollouts: PgRollouts) -> None:
-        """Takes the use case and the tables that are read."""
+    def __init__(self, *, spans: Spans, table: PgSpans, rollouts: PgRollouts, metrics: StoreMetrics) -> None:
+        """Takes the use case, the tables that are read, and the instruments."""
         self._spans = spans
         self._table = table
         self._rollouts = rollouts
+        self._metrics = metrics
 
     async def AppendSpans(
         self, request_iterator: AsyncIterator[pb.AppendSpansRequest], context: grpc.aio.ServicerContext
@@ -77,43 +96,119 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
                     unanswered.cancel()
 
     async def ListSpans(self, request: pb.ListSpansRequest, context: grpc.aio.ServicerContext) -> pb.ListSpansResponse:
-        """Lists the spans of a rollout or an attempt."""
-        rollout_id, number = _parent(request.parent)
-        _require_own(rollout_id, number)
-        project_id = await self._project_limit()
-        stored = await self._rollouts.stored([rollout_id])
-        if rollout_id not in stored or project_id not in (None, stored[rollout_id][0]):
-            raise RolloutNotFound("There is no such rollout.", rollout=rollout_name(rollout_id))
-        last = decode_token(request.page_token, listed=f"spans/{request.parent}", key_bytes=KEY_BYTES)
+        """Lists the spans of rollouts and attempts, one parent after the other."""
+        names = [*([request.parent] if request.parent else []), *request.parents]
+        require_count(names, field="parents", most=MAX_LISTED)
+        parents = [_parent(name) for name in names]
+        project_id = await self._require_parents(parents)
+        wanted = read_filter(request.filter)
         limit = page_size(request.page_size, default=DEFAULT_PAGE)
-        chunks = await self._table.read([(rollout_id, number)], project_id=project_id)
-        spans = [span for span in decode_spans(chunks) if last is None or span.key > last]
-        token = encode_token(spans[limit - 1].key, listed=f"spans/{request.parent}") if len(spans) > limit else ""
-        return pb.ListSpansResponse(
-            spans=[pb.AttemptSpan(attempt=str(span.attempt), span=span.record) for span in spans[:limit]],
-            next_page_token=token,
-        )
+        listed = "spans/" + "/".join([*names, request.filter.SerializeToString(deterministic=True).hex()])
+        position, after = _place(decode_token(request.page_token, listed=listed, key_bytes=KEY_BYTES))
+        response = pb.ListSpansResponse()
+        while position < len(parents):
+            left = limit - len(response.spans)
+            # One more than asked for, to know whether there is another page.
+            listing = Listing(after=after, limit=left + 1, max_bytes=PAGE_BYTES - response.ByteSize(), wanted=wanted)
+            await self._list(parents[position], listing, project_id=project_id, wanted=wanted)
+            spans = listing.spans()
+            response.spans.extend(pb.AttemptSpan(attempt=str(span.attempt), span=span.record) for span in spans[:left])
+            if listing.is_cut or len(spans) > left:
+                key = spans[:left][-1].key if left else NO_SPAN
+                response.next_page_token = encode_token(position.to_bytes(PARENT_BYTES) + key, listed=listed)
+                break
+            position, after = position + 1, None
+        return response
 
     async def StreamSpans(
         self, request: pb.StreamSpansRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.StreamSpansResponse]:
-        """Streams the chunks of many rollouts as they were written."""
-        require_count(request.parents, field="parents", most=MAX_PARENTS)
-        parents = [_parent(name) for name in request.parents]
+        """Streams the chunks of many rollouts as they were written, or what a filter leaves of them."""
+        wanted = read_filter(request.filter)
+        message, size_bytes = pb.StreamSpansResponse(), 0
+        async for parents, project_id in self._streamed_parents(request):
+            for heads in await self._table.heads(parents, project_id=project_id):
+                async for chunk in self._chunks(heads, wanted):
+                    if message.chunks and size_bytes + len(chunk.payload) > MESSAGE_BYTES:
+                        yield message
+                        message, size_bytes = pb.StreamSpansResponse(), 0
+                    message.chunks.append(chunk)
+                    size_bytes += len(chunk.payload)
+        if message.chunks:
+            yield message
+
+    async def _streamed_parents(
+        self, request: pb.StreamSpansRequest
+    ) -> AsyncIterator[tuple[list[tuple[UUID, int]], int | None]]:
+        """Yields what is to be streamed in small portions, and the only project that it may be of."""
+        if not request.training_run:
+            require_count(request.parents, field="parents", most=MAX_PARENTS)
+            parents = [_parent(name) for name in request.parents]
+            for rollout_id, number in parents:
+                _require_own(rollout_id, number)
+            project_id = await self._project_limit()
+            for start in range(0, len(parents), PARENTS_PER_READ):
+                yield parents[start : start + PARENTS_PER_READ], project_id
+            return
+        if request.parents:
+            raise ArgumentInvalid(
+                "The request is malformed.",
+                violations=[Violation(field="parents", description="must be empty with training_run")],
+            )
+        if current_caller().role is Role.ATTEMPT:
+            raise PermissionDenied("An attempt key reads its own attempt only.", training_run=request.training_run)
+        project = await self._rollouts.project_id(require_project(request.project))
+        run_id = await self._table.run_id(project, request.training_run)
+        if run_id is None:
+            return
+        async for ids in self._table.rollouts_of_run(project, run_id):
+            for start in range(0, len(ids), PARENTS_PER_READ):
+                yield [(rollout_id, 0) for rollout_id in ids[start : start + PARENTS_PER_READ]], project
+
+    async def _chunks(self, heads: Sequence[ChunkHead], wanted: SpanFilter | None) -> AsyncIterator[span_pb2.SpanChunk]:
+        if wanted is None:
+            async for chunk in self._table.read(heads):
+                yield chunk_message(chunk)
+            return
+        seen: set[tuple[int, bytes]] = set()
+        async for chunk in self._table.read(_possible(heads, wanted)):
+            try:
+                message, duplicates = await asyncio.to_thread(filtered_chunk, chunk, wanted, seen)
+            except ChunkUnreadable:
+                self._skip(chunk)
+                continue
+            self._metrics.spans_repeated(duplicates)
+            if message is not None:
+                yield message
+
+    async def _list(
+        self, parent: tuple[UUID, int], listing: Listing, *, project_id: int | None, wanted: SpanFilter | None
+    ) -> None:
+        (heads,) = await self._table.heads([parent], project_id=project_id)
+        async for chunk in self._table.read(heads if wanted is None else _possible(heads, wanted)):
+            try:
+                await asyncio.to_thread(listing.add, chunk)
+            except ChunkUnreadable:
+                self._skip(chunk)
+        self._metrics.spans_repeated(listing.duplicates)
+
+    def _skip(self, chunk: Chunk) -> None:
+        """Notes a chunk that a service wrote and nobody can read: it is stored unseen."""
+        self._metrics.chunk_unreadable()
+        _log.warning(
+            "chunk_unreadable", attempt=attempt_name(chunk.rollout_id, chunk.attempt), chunk_id=str(chunk.chunk_id)
+        )
+
+    async def _require_parents(self, parents: Sequence[tuple[UUID, int]]) -> int | None:
+        """Checks that the caller may read rollouts, and that they exist; returns the project that it is bound to."""
         for rollout_id, number in parents:
             _require_own(rollout_id, number)
         project_id = await self._project_limit()
-        for start in range(0, len(parents), PARENTS_PER_READ):
-            chunks = await self._table.read(parents[start : start + PARENTS_PER_READ], project_id=project_id)
-            message, size_bytes = pb.StreamSpansResponse(), 0
-            for chunk in chunks:
-                if message.chunks and size_bytes + len(chunk.payload) > MESSAGE_BYTES:
-                    yield message
-                    message, size_bytes = pb.StreamSpansResponse(), 0
-                message.chunks.append(chunk_message(chunk))
-                size_bytes += len(chunk.payload)
-            if message.chunks:
-                yield message
+        stored = await self._rollouts.stored([rollout_id for rollout_id, _ in parents])
+        for rollout_id, _ in parents:
+            if rollout_id not in stored or project_id not in (None, stored[rollout_id][0]):
+                raise RolloutNotFound("There is no such rollout.", rollout=rollout_name(rollout_id))
+        return project_id
 
     async def _append(self, request: pb.AppendSpansRequest, project_id: int | None) -> pb.AppendSpansResponse:
         require_count(request.chunks, field="chunks", most=MAX_CHUNKS)
@@ -138,31 +233,19 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
         return None if limit is None else await self._rollouts.project_id(limit)
 
 
-class TraceService(trace_service_pb2_grpc.TraceServiceServicer):
-    """Serves the standard OTLP/gRPC trace endpoint: any OpenTelemetry SDK is a writer."""
+def add_trace_service(ingest: OtlpIngest, server: grpc.aio.Server) -> None:
+    """Serves the standard OTLP/gRPC trace endpoint: any OpenTelemetry SDK is a writer.
 
-    def __init__(self, *, spans: Spans, rollouts: PgRollouts) -> None:
-        """Takes the use case, and the table that knows projects."""
-        self._spans = spans
-        self._rollouts = rollouts
+    Exports are taken as bytes, since they are taken apart as bytes.
+    """
 
-    async def Export(
-        self, request: trace_service_pb2.ExportTraceServiceRequest, context: grpc.aio.ServicerContext
-    ) -> trace_service_pb2.ExportTraceServiceResponse:
-        """Stores spans after packing them into chunks per attempt."""
-        caller = current_caller()
-        chunks, homeless = chunks_of_export(request, own=caller.attempt if caller.role is Role.ATTEMPT else None)
-        limit = project_limit()
-        project_id = None if limit is None else await self._rollouts.project_id(limit)
-        kept = await self._spans.append([NewChunk(chunk=chunk, project_id=project_id) for chunk in chunks])
-        refused = sum(chunk.span_count for chunk, is_kept in zip(chunks, kept, strict=True) if not is_kept)
-        response = trace_service_pb2.ExportTraceServiceResponse()
-        if homeless or refused:
-            response.partial_success.rejected_spans = homeless + refused
-            response.partial_success.error_message = (
-                "Spans without the attributes fulmen.rollout and fulmen.attempt, or of unknown rollouts, are dropped."
-            )
-        return response
+    async def export(body: bytes, context: grpc.aio.ServicerContext) -> trace_service_pb2.ExportTraceServiceResponse:
+        return await ingest.export(body)
+
+    handler = grpc.unary_unary_rpc_method_handler(
+        export, response_serializer=trace_service_pb2.ExportTraceServiceResponse.SerializeToString
+    )
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(TRACE_SERVICE, {"Export": handler}),))
 
 
 async def _failed(error: FulmenError) -> pb.AppendSpansResponse:
@@ -173,6 +256,19 @@ def _write_problem(chunk: Chunk) -> str:
     if not is_own_attempt(chunk.rollout_id, chunk.attempt):
         return "an attempt key writes its own attempt only"
     return "" if current_caller().role in MAY_RECORD_MODEL_CALLS else model_call_problem(chunk)
+
+
+def _possible(heads: Sequence[ChunkHead], wanted: SpanFilter) -> list[ChunkHead]:
+    """Returns the chunks whose times do not exclude that something in them matches."""
+    return [head for head in heads if wanted.may_match_chunk(start_ns=head.start_ns, end_ns=head.end_ns)]
+
+
+def _place(key: bytes | None) -> tuple[int, bytes | None]:
+    """Takes a page token's key apart: which parent, and after which of its spans."""
+    if key is None:
+        return 0, None
+    position, after = int.from_bytes(key[:PARENT_BYTES]), key[PARENT_BYTES:]
+    return position, None if after == NO_SPAN else after
 
 
 def _parent(name: str) -> tuple[UUID, int]:

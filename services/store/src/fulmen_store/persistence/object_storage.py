@@ -1,0 +1,74 @@
+"""Blobs in an object store (S3, Google Cloud Storage, Azure), by the extra `fulmen-store[blobs]`.
+
+Credentials, region and endpoint come from the environment, under the names that each provider's own tools use
+(`AWS_ACCESS_KEY_ID`, `AWS_REGION`, `AWS_ENDPOINT_URL` and so on).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+import obstore
+from obstore.exceptions import BaseError, NotFoundError
+from obstore.store import ObjectStore, from_url
+
+from fulmen_service_kit.errors import StartupError
+
+__all__ = ["ObjectStorage"]
+
+KEYS_PER_REMOVAL: Final = 500
+
+
+class ObjectStorage:
+    """Implements `BlobStorage` over one bucket and prefix. An object is durable when its upload is acknowledged."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        """Takes an open bucket."""
+        self._store = store
+
+    @classmethod
+    def open(cls, url: str) -> ObjectStorage:
+        """Opens a bucket; nothing is sent yet.
+
+        Raises:
+            StartupError: if the URL or what the environment says is not usable.
+        """
+        try:
+            return cls(from_url(url))
+        except (BaseError, ValueError):
+            raise StartupError("The blob URL, or what the environment says of it, is not usable.") from None
+
+    async def write(self, key: str, content: bytes) -> None:
+        """Stores content durably; replaces what is there."""
+        with _as_os_errors():
+            await obstore.put_async(self._store, key, content, use_multipart=False)
+
+    async def read(self, key: str) -> bytes:
+        """Returns what was stored."""
+        with _as_os_errors():
+            found = await obstore.get_async(self._store, key)
+            return bytes(await found.bytes_async())
+
+    async def remove(self, keys: Sequence[str]) -> None:
+        """Removes those that exist."""
+        for start in range(0, len(keys), KEYS_PER_REMOVAL):
+            with _as_os_errors():
+                await obstore.delete_async(self._store, list(keys[start : start + KEYS_PER_REMOVAL]))
+
+    async def remove_folder(self, folder: str) -> None:
+        """Removes everything whose name begins with the folder."""
+        with _as_os_errors():
+            async for page in obstore.list(self._store, prefix=folder, chunk_size=KEYS_PER_REMOVAL):
+                await obstore.delete_async(self._store, [entry["path"] for entry in page])
+
+
+@contextmanager
+def _as_os_errors() -> Iterator[None]:
+    try:
+        yield
+    except NotFoundError as error:
+        raise FileNotFoundError("there is no such object") from error
+    except BaseError as error:
+        raise OSError("the object store failed") from error

@@ -1,0 +1,206 @@
+"""OTLP exports, taken apart without taking spans apart.
+
+An export is decoded once as a whole, in C, to know that it is well-formed. Then it is read again by a schema of the
+same numbers in which resources, scopes and spans are plain bytes: those go into chunks as they came. Of a span itself
+only the times are read, and the attributes only if it seems to name a rollout.
+
+Source: https://opentelemetry.io/docs/specs/otlp/, sections "Binary Protobuf Encoding" and "JSON Protobuf Encoding".
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from google.protobuf import json_format
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
+from opentelemetry.proto.common.v1 import common_pb2
+from opentelemetry.proto.resource.v1 import resource_pb2
+from opentelemetry.proto.trace.v1 import trace_pb2
+
+from fulmen.errors import ArgumentInvalid
+from fulmen.ids import AttemptName, parse_attempt_name
+from fulmen.store.v1 import span_pb2
+from fulmen_store.domain.spans import BYTES_PER_CHUNK, SPANS_PER_CHUNK, LooseSpans
+
+__all__ = ["export_from_json", "loose_spans"]
+
+ROLLOUT_KEY: Final = "fulmen.rollout"
+ATTEMPT_KEY: Final = "fulmen.attempt"
+# A message in a message takes a tag and a length of at most 5 bytes each.
+WRAPPING_BYTES: Final = 10
+_ID_KEYS: Final = ("traceId", "trace_id", "spanId", "span_id", "parentSpanId", "parent_span_id")
+_PACKAGE: Final = "fulmen.otlp.outline"
+
+
+def _outline() -> dict[str, Any]:
+    """Makes message classes with the field numbers of OTLP that keep the inner messages as bytes."""
+    file = FileDescriptorProto(name="fulmen/otlp/outline.proto", package=_PACKAGE, syntax="proto3")
+    one, many = FieldDescriptorProto.LABEL_OPTIONAL, FieldDescriptorProto.LABEL_REPEATED
+    octets, number = FieldDescriptorProto.TYPE_BYTES, FieldDescriptorProto.TYPE_FIXED64
+    inner = FieldDescriptorProto.TYPE_MESSAGE
+    for message, fields in {
+        "Export": [("resource_spans", 1, inner, many, "ResourceSpans")],
+        "ResourceSpans": [("resource", 1, octets, one, ""), ("scope_spans", 2, inner, many, "ScopeSpans")],
+        "ScopeSpans": [("scope", 1, octets, one, ""), ("spans", 2, octets, many, "")],
+        "SpanTimes": [("start_time_unix_nano", 7, number, one, ""), ("end_time_unix_nano", 8, number, one, "")],
+    }.items():
+        described = file.message_type.add(name=message)
+        for name, position, kind, label, type_name in fields:
+            added = described.field.add(name=name, number=position, type=kind, label=label)
+            if type_name:
+                added.type_name = f".{_PACKAGE}.{type_name}"
+    pool = DescriptorPool()
+    pool.Add(file)
+    return {name: GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}")) for name in ("Export", "SpanTimes")}
+
+
+_MESSAGES: Final = _outline()
+_Export: Final = _MESSAGES["Export"]
+_SpanTimes: Final = _MESSAGES["SpanTimes"]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Part:
+    """Spans of one attempt, as many as one chunk takes."""
+
+    records: list[span_pb2.SpanRecord] = field(default_factory=list)
+    start_ns: int = 2**64
+    end_ns: int = 0
+    size_bytes: int = 0
+
+
+class _Parts:
+    """The parts of one attempt; the last one is still being filled."""
+
+    def __init__(self) -> None:
+        self.done: list[_Part] = [_Part()]
+
+    def add(self, record: span_pb2.SpanRecord, *, start_ns: int, end_ns: int, size_bytes: int) -> None:
+        part = self.done[-1]
+        if part.records and (len(part.records) >= SPANS_PER_CHUNK or part.size_bytes + size_bytes > BYTES_PER_CHUNK):
+            part = _Part()
+            self.done.append(part)
+        part.records.append(record)
+        part.start_ns = min(part.start_ns, start_ns)
+        part.end_ns = max(part.end_ns, end_ns)
+        part.size_bytes += size_bytes
+
+
+def loose_spans(body: bytes, *, own: AttemptName | None, project_id: int | None) -> tuple[list[LooseSpans], int, int]:
+    """Takes an OTLP export apart.
+
+    Args:
+        body: a serialised `ExportTraceServiceRequest`.
+        own: the attempt that every span belongs to; None: as the spans' or resources' attributes say.
+        project_id: the only project that the writer may write to; None if it may write to all.
+
+    Returns:
+        The spans by attempt, how many name no attempt, and how many are too large to be kept.
+
+    Raises:
+        ArgumentInvalid: if it is not a well-formed export.
+    """
+    try:
+        trace_service_pb2.ExportTraceServiceRequest.FromString(body)
+    except DecodeError:
+        raise ArgumentInvalid("The body is not an ExportTraceServiceRequest.") from None
+    found: dict[AttemptName, _Parts] = {}
+    homeless = oversized = 0
+    for attempt, record in _records(_Export.FromString(body), own):
+        if attempt is None:
+            homeless += 1
+            continue
+        size_bytes = len(record.otlp_span) + len(record.otlp_resource) + len(record.scope) + 4 * WRAPPING_BYTES
+        if size_bytes > BYTES_PER_CHUNK:
+            oversized += 1
+            continue
+        times = _SpanTimes.FromString(record.otlp_span)
+        found.setdefault(attempt, _Parts()).add(
+            record, start_ns=times.start_time_unix_nano, end_ns=times.end_time_unix_nano, size_bytes=size_bytes
+        )
+    loose = [
+        LooseSpans(
+            rollout_id=attempt.rollout_id,
+            attempt=attempt.number,
+            span_count=len(part.records),
+            start_ns=part.start_ns,
+            end_ns=part.end_ns,
+            raw=span_pb2.SpanBatch(spans=part.records).SerializeToString(),
+            project_id=project_id,
+        )
+        for attempt, parts in found.items()
+        for part in parts.done
+    ]
+    return loose, homeless, oversized
+
+
+def export_from_json(body: bytes) -> bytes:
+    """Turns an OTLP/JSON export into the binary one: ids are hexadecimal there, enums are numbers.
+
+    Raises:
+        ArgumentInvalid: if it is not a well-formed export.
+    """
+    try:
+        document = json.loads(body)
+        for span in _json_spans(document):
+            _ids_to_base64(span)
+            for link in span.get("links", ()):
+                _ids_to_base64(link)
+        message = trace_service_pb2.ExportTraceServiceRequest()
+        json_format.ParseDict(document, message, ignore_unknown_fields=True)
+    except (ValueError, TypeError, AttributeError, RecursionError, binascii.Error, json_format.ParseError):
+        # What the parsers say quotes the body, which may hold anything.
+        raise ArgumentInvalid("The body is not an ExportTraceServiceRequest in the JSON form of OTLP.") from None
+    serialised: bytes = message.SerializeToString()
+    return serialised
+
+
+def _records(export: Any, own: AttemptName | None) -> Iterator[tuple[AttemptName | None, span_pb2.SpanRecord]]:
+    rollout_key = ROLLOUT_KEY.encode()
+    for resource_spans in export.resource_spans:
+        resource = resource_spans.resource
+        fallback = own
+        if own is None and rollout_key in resource:
+            fallback = _attempt_of(resource_pb2.Resource.FromString(resource).attributes)
+        for scope_spans in resource_spans.scope_spans:
+            scope = common_pb2.InstrumentationScope.FromString(scope_spans.scope).name
+            for span in scope_spans.spans:
+                attempt = fallback
+                if own is None and rollout_key in span:
+                    attempt = _attempt_of(trace_pb2.Span.FromString(span).attributes) or fallback
+                yield attempt, span_pb2.SpanRecord(otlp_span=span, scope=scope, otlp_resource=resource)
+
+
+def _attempt_of(attributes: Iterable[common_pb2.KeyValue]) -> AttemptName | None:
+    rollout, number = "", ""
+    for attribute in attributes:
+        if attribute.key == ROLLOUT_KEY:
+            rollout = attribute.value.string_value
+        elif attribute.key == ATTEMPT_KEY:
+            # OTEL_RESOURCE_ATTRIBUTES makes strings of everything.
+            number = attribute.value.string_value or str(attribute.value.int_value)
+    try:
+        return parse_attempt_name(f"{rollout}/attempts/{number}") if rollout else None
+    except ArgumentInvalid:
+        return None
+
+
+def _json_spans(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for resource_spans in document.get("resourceSpans", document.get("resource_spans", ())):
+        for scope_spans in resource_spans.get("scopeSpans", resource_spans.get("scope_spans", ())):
+            yield from scope_spans.get("spans", ())
+
+
+def _ids_to_base64(value: dict[str, Any]) -> None:
+    for key in _ID_KEYS:
+        if value.get(key):
+            value[key] = base64.b64encode(bytes.fromhex(value[key])).decode()

@@ -1,0 +1,91 @@
+"""What OTLP/gRPC and OTLP/HTTP have in common: an export goes in, and what became of its spans comes out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
+
+from fulmen.errors import QuotaExceeded
+from fulmen_service_kit.auth import current_caller
+from fulmen_service_kit.tokens import Role
+from fulmen_store.domain.spans import Spans
+from fulmen_store.metrics import StoreMetrics
+from fulmen_store.transport.access import project_limit
+from fulmen_store.transport.otlp_codec import export_from_json, loose_spans
+
+__all__ = ["OtlpIngest"]
+
+# Taking apart what is larger would keep others waiting for longer than the thread costs.
+TAKEN_APART_AT_ONCE_BYTES: Final = 1024 * 1024
+JSON_AT_ONCE_BYTES: Final = 16 * 1024
+MAX_BYTES_IN_FLIGHT: Final = 128 * 1024 * 1024
+RETRY_AFTER_S: Final = 1.0
+
+
+class OtlpIngest:
+    """Stores exports of the caller that is bound to the context."""
+
+    def __init__(self, *, spans: Spans, project_id: Callable[[str], Awaitable[int]], metrics: StoreMetrics) -> None:
+        """Takes the use case, what knows the numbers of projects, and the instruments."""
+        self._spans = spans
+        self._project_id = project_id
+        self._metrics = metrics
+        self._bytes_in_flight = 0
+
+    async def export(self, body: bytes, *, as_json: bool = False) -> trace_service_pb2.ExportTraceServiceResponse:
+        """Stores the spans of an export; returns, after their commit, how many were refused and why.
+
+        Raises:
+            ArgumentInvalid: if it is not a well-formed export.
+            QuotaExceeded: if too much is being taken in already; the same export may be sent again a moment later.
+            DatabaseUnavailable: if the outcome is not known; likewise.
+        """
+        if self._bytes_in_flight and self._bytes_in_flight + len(body) > MAX_BYTES_IN_FLIGHT:
+            raise QuotaExceeded(
+                "The store is taking in as many spans as it can hold; send these again in a moment.",
+                retry_after_s=RETRY_AFTER_S,
+                quota="bytes in flight",
+            )
+        self._bytes_in_flight += len(body)
+        try:
+            return await self._store(body, as_json=as_json)
+        finally:
+            self._bytes_in_flight -= len(body)
+
+    async def _store(self, body: bytes, *, as_json: bool) -> trace_service_pb2.ExportTraceServiceResponse:
+        caller = current_caller()
+        own = caller.attempt if caller.role is Role.ATTEMPT else None
+        limit = project_limit()
+        project_id = None if limit is None else await self._project_id(limit)
+
+        def take_apart() -> tuple[list, int, int]:
+            return loose_spans(export_from_json(body) if as_json else body, own=own, project_id=project_id)
+
+        if len(body) <= (JSON_AT_ONCE_BYTES if as_json else TAKEN_APART_AT_ONCE_BYTES):
+            loose, homeless, oversized = take_apart()
+        else:
+            loose, homeless, oversized = await asyncio.to_thread(take_apart)
+        kept = await self._spans.append_loose(loose)
+        unknown = sum(part.span_count for part, is_kept in zip(loose, kept, strict=True) if not is_kept)
+        self._metrics.spans_rejected(homeless + oversized + unknown)
+        return _response(homeless=homeless, oversized=oversized, unknown=unknown)
+
+
+def _response(*, homeless: int, oversized: int, unknown: int) -> trace_service_pb2.ExportTraceServiceResponse:
+    response = trace_service_pb2.ExportTraceServiceResponse()
+    reasons = [
+        text
+        for count, text in (
+            (homeless, f"{homeless} spans name no attempt by the attributes fulmen.rollout and fulmen.attempt."),
+            (unknown, f"{unknown} spans are of rollouts that do not exist."),
+            (oversized, f"{oversized} spans are larger than 1 MiB."),
+        )
+        if count
+    ]
+    if reasons:
+        response.partial_success.rejected_spans = homeless + oversized + unknown
+        response.partial_success.error_message = " ".join(reasons)
+    return response
