@@ -49,6 +49,7 @@ from fulmen_store.domain.resource_uses import ExpiringVersions
 from fulmen_store.domain.resource_watch import ResourceWatcher
 from fulmen_store.domain.resources import Resources
 from fulmen_store.domain.rollouts import Rollouts
+from fulmen_store.domain.runner_registry import RunnerBoard, SessionNotes
 from fulmen_store.domain.seats import Drained, Seats
 from fulmen_store.domain.sessions import LeaseRenewer, LeaseSweeper, Sessions
 from fulmen_store.domain.tokens import Tokens
@@ -68,6 +69,7 @@ from fulmen_store.persistence.resource_gc import PgGarbage
 from fulmen_store.persistence.resources import PgResources
 from fulmen_store.persistence.rollout_lists import PgRolloutLists
 from fulmen_store.persistence.rollouts import PgRollouts
+from fulmen_store.persistence.runners import PgRunners
 from fulmen_store.settings import StoreSettings
 from fulmen_store.span_parts import SpanParts, wire_spans
 from fulmen_store.transport.health import StoreHealth
@@ -99,6 +101,7 @@ class _Tables:
     queue_stats: PgQueueStats
     durations: PgDurations
     sessions: PgSessions
+    runners: PgRunners
     overdue: PgOverdue
     feed: PgFeed
     resources: PgResources
@@ -120,6 +123,8 @@ class _Domain:
     returner: LeaseReturner
     dispatcher: Dispatcher
     durations: Durations
+    notes: SessionNotes
+    board: RunnerBoard
     overdue: Overdue
     rollouts: Rollouts
     sessions: Sessions
@@ -193,6 +198,7 @@ async def _open_tables(settings: StoreSettings, stack: AsyncExitStack) -> _Table
         queue_stats=PgQueueStats(database),
         durations=PgDurations(database),
         sessions=PgSessions(database),
+        runners=PgRunners(database),
         overdue=PgOverdue(database),
         feed=PgFeed(database),
         resources=PgResources(database),
@@ -212,10 +218,11 @@ def _wire_domain(tables: _Tables, settings: StoreSettings, peers: GrpcPeers) -> 
     def finished(projects: frozenset[int]) -> None:
         wakeups.announce(("finished", project) for project in projects)
 
-    durations = Durations(tables.durations)
+    durations, notes = Durations(tables.durations), SessionNotes()
 
     def ended(attempts: Sequence[EndedAttempt]) -> None:
         durations.learn(attempts)
+        notes.ended(attempts)
         dispatcher.freed(one.item.project_id for one in attempts)
 
     ends = AttemptEnds(
@@ -247,6 +254,8 @@ def _wire_domain(tables: _Tables, settings: StoreSettings, peers: GrpcPeers) -> 
         returner=returner,
         dispatcher=dispatcher,
         durations=durations,
+        notes=notes,
+        board=RunnerBoard(table=tables.runners),
         overdue=Overdue(
             table=tables.overdue,
             ends=ends,
@@ -294,8 +303,13 @@ def _roles(tables: _Tables, domain: _Domain, lease_ttl_s: float) -> dict[str, Ro
         "durations": domain.durations,
         "lease-returner": domain.returner,
         "lease-renewer": LeaseRenewer(
-            sessions=tables.sessions, leases=tables.leases, seats=domain.seats, lease_ttl_s=lease_ttl_s
+            sessions=tables.sessions,
+            leases=tables.leases,
+            seats=domain.seats,
+            notes=domain.notes,
+            lease_ttl_s=lease_ttl_s,
         ),
+        "runner-board": domain.board,
         "lease-sweeper": LeaseSweeper(
             sessions=tables.sessions,
             leases=tables.leases,
@@ -330,6 +344,7 @@ def _register(server: grpc.aio.Server, tables: _Tables, domain: _Domain, setting
     lease_service = LeaseService(
         sessions=domain.sessions,
         seats=domain.seats,
+        notes=domain.notes,
         dispatcher=domain.dispatcher,
         ends=domain.ends,
         table=tables.rollouts,
@@ -349,7 +364,7 @@ def _register(server: grpc.aio.Server, tables: _Tables, domain: _Domain, setting
     resource_service_pb2_grpc.add_ResourceServiceServicer_to_server(resource_service, server)
     domain.spans.register(server)
     peer_service_pb2_grpc.add_PeerServiceServicer_to_server(PeerService(domain.listener), server)
-    registry = RunnerRegistryService(table=tables.sessions)
+    registry = RunnerRegistryService(table=tables.runners, board=domain.board, stopping=stopping)
     runner_registry_service_pb2_grpc.add_RunnerRegistryServiceServicer_to_server(registry, server)
     project_service = ProjectService(
         projects=Projects(table=tables.projects),

@@ -15,6 +15,7 @@ from fulmen_store.domain.attempt_ends import AttemptEnds
 from fulmen_store.domain.group_commit import GroupCommitter
 from fulmen_store.domain.leases import HeldLease, LeaseTable
 from fulmen_store.domain.periodic import Pace
+from fulmen_store.domain.runner_registry import SessionNotes, SignOfLife
 from fulmen_store.domain.seats import CancelAsked, LeasesLost, Seat, SeatClosed, Seats
 from fulmen_store.domain.transitions import FailureKind
 
@@ -52,8 +53,8 @@ class SessionTable(Protocol):
         """Returns what the tokens of sessions are bound to, also of those that are over."""
         ...
 
-    async def renew(self, session_ids: Sequence[UUID], *, ttl_s: float) -> list[UUID]:
-        """Extends sessions; returns those that are alive."""
+    async def renew(self, signs: Sequence[SignOfLife], *, ttl_s: float) -> list[UUID]:
+        """Extends the sessions that were heard, and writes down what is noted; returns those that are alive."""
         ...
 
     async def end(self, session_ids: Sequence[UUID]) -> list[UUID]:
@@ -176,11 +177,14 @@ class Sessions:
 class LeaseRenewer:
     """Background role: writes down the signs of life of all runners at once, and tells them what changed."""
 
-    def __init__(self, *, sessions: SessionTable, leases: LeaseTable, seats: Seats, lease_ttl_s: float) -> None:
+    def __init__(
+        self, *, sessions: SessionTable, leases: LeaseTable, seats: Seats, notes: SessionNotes, lease_ttl_s: float
+    ) -> None:
         """Wires the role; it writes three times per TTL."""
         self._sessions = sessions
         self._leases = leases
         self._seats = seats
+        self._notes = notes
         self._lease_ttl_s = lease_ttl_s
         self._missing: dict[UUID, set[tuple[UUID, int]]] = {}
 
@@ -197,9 +201,11 @@ class LeaseRenewer:
     async def renew_once(self) -> None:
         """Renews the sessions heard since the last time; tells runners of cancelled and lost attempts."""
         heard = self._seats.take_heard()
+        signs = self._notes.take(heard)
         try:
-            alive = set(await self._sessions.renew(list(heard), ttl_s=self._lease_ttl_s)) if heard else set()
+            alive = set(await self._sessions.renew(signs, ttl_s=self._lease_ttl_s)) if signs else set()
         except DatabaseUnavailable:
+            self._notes.put_back(signs)
             for session_id in heard:
                 self._seats.heard(session_id)
             raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
@@ -21,12 +20,13 @@ from fulmen_store.domain.leases import (
     Project,
     QuotaClaim,
 )
+from fulmen_store.domain.runner_registry import SignOfLife
 from fulmen_store.domain.sessions import SessionOwner
 from fulmen_store.domain.transitions import AttemptState, FailureKind, RetryPolicy, RolloutState
 from fulmen_store.persistence.database import Database, columns
 from fulmen_store.persistence.queue_rules import terms_of
 
-__all__ = ["PgFeed", "PgLeases", "PgSessions", "PgUpkeep", "SessionView"]
+__all__ = ["PgFeed", "PgLeases", "PgSessions", "PgUpkeep"]
 
 
 # The first half of the advisory locks of quotas; the second is the project.
@@ -115,19 +115,8 @@ class PgLeases:
         return [(_item(row), row["delay_s"]) for row in rows]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionView:
-    """A live runner session."""
-
-    session_id: UUID
-    info: bytes
-    opened_at: datetime.datetime
-    lease_until: datetime.datetime
-    running: int
-
-
 class PgSessions:
-    """Implements `SessionTable`, and the registry's reads."""
+    """Implements `SessionTable`."""
 
     def __init__(self, database: Database) -> None:
         """Takes the database."""
@@ -146,9 +135,11 @@ class PgSessions:
         rows = await self._database.fetch("session_projects", session_ids)
         return {row["id"]: row["project"] for row in rows}
 
-    async def renew(self, session_ids: Sequence[UUID], *, ttl_s: float) -> list[UUID]:
-        """Extends sessions; returns those that are alive."""
-        return [row["id"] for row in await self._database.fetch("renew_sessions", session_ids, ttl_s)]
+    async def renew(self, signs: Sequence[SignOfLife], *, ttl_s: float) -> list[UUID]:
+        """Extends the sessions that were heard, and writes down what is noted; returns those that are alive."""
+        rows = [(sign.session_id, sign.heard, sign.load, sign.ended, sign.failed) for sign in signs]
+        ids, *noted = columns(rows, 5)
+        return [row["id"] for row in await self._database.fetch("renew_sessions", ids, ttl_s, *noted)]
 
     async def end(self, session_ids: Sequence[UUID]) -> list[UUID]:
         """Ends sessions; returns those that were alive."""
@@ -157,15 +148,6 @@ class PgSessions:
     async def end_expired(self) -> list[UUID]:
         """Ends every session whose time is over; returns them."""
         return [row["id"] for row in await self._database.fetch("end_expired_sessions")]
-
-    async def page(self, *, after: UUID, limit: int, project: str | None) -> list[SessionView]:
-        """Returns live sessions that may serve a project, oldest first, with what they run of it; None: all."""
-        return [_session(row) for row in await self._database.fetch("list_sessions", after, limit, project)]
-
-    async def find(self, session_id: UUID, *, project: str | None) -> SessionView | None:
-        """Returns one live session if it may serve a project, with what it runs of it; None: of all."""
-        row = await self._database.fetch_row("find_session", session_id, project)
-        return None if row is None else _session(row)
 
 
 class PgFeed:
@@ -257,14 +239,4 @@ def _item(row: asyncpg.Record) -> ReadyItem:
         task_type=row["task_type"],
         agent=row["agent"],
         since_s=waits_since(row["id"], row["first_run_at_s"]),
-    )
-
-
-def _session(row: asyncpg.Record) -> SessionView:
-    return SessionView(
-        session_id=row["id"],
-        info=row["info"],
-        opened_at=row["opened_at"],
-        lease_until=row["lease_until"],
-        running=row["running"],
     )

@@ -19,6 +19,7 @@ from fulmen_service_kit.tokens import TokenSigner
 from fulmen_store.domain.attempt_ends import AttemptEnds
 from fulmen_store.domain.dispatcher import Dispatcher, released
 from fulmen_store.domain.leases import AttemptReport, CompletionStatus
+from fulmen_store.domain.runner_registry import SessionNotes
 from fulmen_store.domain.seats import (
     MAX_CREDIT,
     Acknowledged,
@@ -37,6 +38,7 @@ from fulmen_store.domain.sessions import SessionOwner, Sessions
 from fulmen_store.persistence.rollouts import PgRollouts
 from fulmen_store.transport.access import project_limit, require_count, require_project
 from fulmen_store.transport.rollout_codec import assignment, report_of
+from fulmen_store.transport.runner_codec import packed_load
 
 __all__ = ["LeaseService"]
 
@@ -58,6 +60,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         *,
         sessions: Sessions,
         seats: Seats,
+        notes: SessionNotes,
         dispatcher: Dispatcher,
         ends: AttemptEnds,
         table: PgRollouts,
@@ -68,6 +71,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         """Takes the use cases; a draining replica closes streams `drain_notice_s` after it said so."""
         self._sessions = sessions
         self._seats = seats
+        self._notes = notes
         self._dispatcher = dispatcher
         self._ends = ends
         self._table = table
@@ -130,12 +134,15 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
     async def RenewLeases(
         self, request: pb.RenewLeasesRequest, context: grpc.aio.ServicerContext
     ) -> pb.RenewLeasesResponse:
-        """Renews a session and names its attempts that were cancelled."""
+        """Renews a session and names its attempts, and those of them that were cancelled."""
         session_id = _session_id(request.session_id)
         await self._sessions.renew(session_id, owner=_owner())
+        if request.HasField("load"):
+            self._notes.load(session_id, packed_load(request.load))
         held = await self._sessions.held(session_id)
-        cancelled = [(lease.rollout_id, lease.epoch) for lease in held if lease.cancel_requested]
-        return pb.RenewLeasesResponse(lease_ttl=self._ttl(), cancelled_attempts=_names(cancelled))
+        names = {attempt_name(lease.rollout_id, lease.epoch): lease.cancel_requested for lease in held}
+        cancelled = [name for name, asked in names.items() if asked]
+        return pb.RenewLeasesResponse(lease_ttl=self._ttl(), cancelled_attempts=cancelled, held_attempts=list(names))
 
     async def CompleteAttempts(
         self, request: pb.CompleteAttemptsRequest, context: grpc.aio.ServicerContext
@@ -206,7 +213,8 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
             case "release":
                 return self._release(seat.session_id, message.release.attempts)
             case "renew":
-                pass
+                if message.renew.HasField("load"):
+                    self._notes.load(seat.session_id, packed_load(message.renew.load))
             case _:
                 raise _malformed("message", "`open` is sent once, and an empty message never")
         return None

@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing
 from uuid import UUID
 
 import grpc.aio
 
-from fulmen.errors import RunnerNotFound
-from fulmen.store.v1 import lease_pb2, runner_registry_service_pb2_grpc
+from fulmen.errors import ArgumentInvalid, Draining, RunnerNotFound, Violation
 from fulmen.store.v1 import runner_registry_service_pb2 as pb
-from fulmen_store.persistence.leases import PgSessions, SessionView
+from fulmen.store.v1 import runner_registry_service_pb2_grpc
+from fulmen_store.domain.runner_registry import FleetChanges, RunnerBoard, RunnerView
+from fulmen_store.persistence.runners import PgRunners
 from fulmen_store.transport.access import project_limit
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
 from fulmen_store.transport.rollout_codec import runner_name
+from fulmen_store.transport.runner_codec import has_labels, runner_of
 
 __all__ = ["RunnerRegistryService"]
 
 DEFAULT_PAGE = 50
 LISTED = "runners"
+MAX_LABELS = 64
+# Of a list and of a message of the watch; a runner of 1000 attempts has some 60 KiB.
+PAGE_BYTES = 3 * 1024 * 1024
+MESSAGE_BYTES = 1024 * 1024
 
 
 class RunnerRegistryService(runner_registry_service_pb2_grpc.RunnerRegistryServiceServicer):
     """Serves the live runner sessions."""
 
-    def __init__(self, *, table: PgSessions) -> None:
-        """Takes the table of sessions."""
+    def __init__(self, *, table: PgRunners, board: RunnerBoard, stopping: Callable[[], bool]) -> None:
+        """Takes the table of sessions and the watch; `stopping` tells when streams are to end."""
         self._table = table
+        self._board = board
+        self._stopping = stopping
 
     async def ListRunners(
         self, request: pb.ListRunnersRequest, context: grpc.aio.ServicerContext
@@ -35,8 +45,15 @@ class RunnerRegistryService(runner_registry_service_pb2_grpc.RunnerRegistryServi
         limit = page_size(request.page_size, default=DEFAULT_PAGE)
         after = UUID(int=0) if last is None else UUID(bytes=last)
         found = await self._table.page(after=after, limit=limit + 1, project=project_limit())
-        token = encode_token(found[limit - 1].session_id.bytes, listed=LISTED) if len(found) > limit else ""
-        return pb.ListRunnersResponse(runners=[_runner(view) for view in found[:limit]], next_page_token=token)
+        response, size_bytes = pb.ListRunnersResponse(), 0
+        for index, view in enumerate(found):
+            runner = runner_of(view)
+            size_bytes += runner.ByteSize()
+            if index == limit or (index and size_bytes > PAGE_BYTES):
+                response.next_page_token = encode_token(found[index - 1].session_id.bytes, listed=LISTED)
+                break
+            response.runners.append(runner)
+        return response
 
     async def GetRunner(self, request: pb.GetRunnerRequest, context: grpc.aio.ServicerContext) -> pb.GetRunnerResponse:
         """Returns one live session."""
@@ -46,15 +63,35 @@ class RunnerRegistryService(runner_registry_service_pb2_grpc.RunnerRegistryServi
             view = None
         if view is None:
             raise RunnerNotFound("There is no such runner session.", runner=request.name[:128])
-        return pb.GetRunnerResponse(runner=_runner(view))
+        return pb.GetRunnerResponse(runner=runner_of(view))
+
+    async def WatchRunners(
+        self, request: pb.WatchRunnersRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.WatchRunnersResponse]:
+        """Streams the fleet, then its changes."""
+        if len(request.labels) > MAX_LABELS:
+            problem = Violation(field="labels", description=f"has more than {MAX_LABELS} entries")
+            raise ArgumentInvalid("The request is malformed.", violations=[problem])
+        wanted: Callable[[RunnerView], bool] = has_labels(dict(request.labels))
+        fleet = self._board.follow(project=project_limit(), wanted=wanted, stopping=self._stopping)
+        async with aclosing(fleet):
+            async for changes in fleet:
+                for message in _messages(changes):
+                    yield message
+        raise Draining("The store is shutting down: open the stream again.")
 
 
-def _runner(view: SessionView) -> pb.Runner:
-    runner = pb.Runner(
-        name=runner_name(view.session_id),
-        info=lease_pb2.RunnerInfo.FromString(view.info),
-        running_count=view.running,
+def _messages(changes: FleetChanges) -> Iterator[pb.WatchRunnersResponse]:
+    message = pb.WatchRunnersResponse(
+        removed=[runner_name(session_id) for session_id in changes.removed],
+        snapshot_complete=changes.snapshot_complete,
     )
-    runner.create_time.FromDatetime(view.opened_at)
-    runner.lease_expire_time.FromDatetime(view.lease_until)
-    return runner
+    size_bytes = message.ByteSize()
+    for view in changes.runners:
+        runner = runner_of(view)
+        size_bytes += runner.ByteSize()
+        if message.runners and size_bytes > MESSAGE_BYTES:
+            yield message
+            message, size_bytes = pb.WatchRunnersResponse(), runner.ByteSize()
+        message.runners.append(runner)
+    yield message

@@ -128,8 +128,12 @@ returning s.id;
 select s.id, s.project from runner_session s where s.id = any ($1::uuid[]);
 
 -- name: renew_sessions
-update runner_session s set lease_until = now() + $2 * interval '1 second'
-where s.id = any ($1::uuid[]) and s.ended_at is null
+-- Joined by key, not changed by ctid: a session that another replica renews at this moment must be found all the same.
+update runner_session s set
+    lease_until = case when x.heard then now() + $2 * interval '1 second' else s.lease_until end,
+    load = coalesce(x.load, s.load), ended_count = s.ended_count + x.ended, failed_count = s.failed_count + x.failed
+from unnest($1::uuid[], $3::boolean[], $4::bytea[], $5::bigint[], $6::bigint[]) as x (id, heard, load, ended, failed)
+where s.id = x.id and s.ended_at is null
 returning s.id;
 
 -- name: end_sessions
@@ -141,27 +145,3 @@ returning s.id;
 update runner_session s set ended_at = now()
 where s.ended_at is null and s.lease_until < now()
 returning s.id;
-
--- name: list_sessions
-select
-    s.id, s.info, s.opened_at, s.lease_until,
-    (
-        select count(*) from item i
-        where i.session = s.id
-            and ($3::text is null or i.project_id = (select p.id from project p where p.name = $3))
-    ) as running
-from runner_session s
-where s.ended_at is null and s.id > $1 and ($3::text is null or s.project in ($3, 'projects/*'))
-order by s.id
-limit $2;
-
--- name: find_session
-select
-    s.id, s.info, s.opened_at, s.lease_until,
-    (
-        select count(*) from item i
-        where i.session = s.id
-            and ($2::text is null or i.project_id = (select p.id from project p where p.name = $2))
-    ) as running
-from runner_session s
-where s.ended_at is null and s.id = $1 and ($2::text is null or s.project in ($2, 'projects/*'));

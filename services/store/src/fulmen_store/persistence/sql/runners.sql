@@ -1,0 +1,45 @@
+-- A caller who sees one project ($3, $2) sees the sessions that may serve it, with what they run of it; how many attempts
+-- a session has ended is told if it serves that project alone. At most 1000 of the running attempts are named.
+
+-- name: list_runners
+select
+    s.id, s.info, s.opened_at, s.lease_until, s.load, s.ended_count, s.failed_count, w.running, w.rollouts, w.epochs
+from (
+    select
+        q.id, q.info, q.opened_at, q.lease_until, q.load,
+        case when $3::text is null or q.project = $3 then q.ended_count else 0 end as ended_count,
+        case when $3::text is null or q.project = $3 then q.failed_count else 0 end as failed_count
+    from runner_session q
+    where q.ended_at is null and q.id > $1 and ($3::text is null or q.project in ($3, 'projects/*'))
+    order by q.id
+    limit $2
+) s
+cross join lateral (
+    select
+        count(*)::int as running, (array_agg(i.id order by i.id))[1:1000] as rollouts,
+        (array_agg(i.epoch order by i.id))[1:1000] as epochs
+    from item i
+    where i.session = s.id
+        and ($3::text is null or i.project_id = (select p.id from project p where p.name = $3))
+) w
+order by s.id;
+
+-- name: find_runner
+select
+    s.id, s.info, s.opened_at, s.lease_until, s.load, s.ended_count, s.failed_count, w.running, w.rollouts, w.epochs
+from (
+    select
+        q.id, q.info, q.opened_at, q.lease_until, q.load,
+        case when $2::text is null or q.project = $2 then q.ended_count else 0 end as ended_count,
+        case when $2::text is null or q.project = $2 then q.failed_count else 0 end as failed_count
+    from runner_session q
+    where q.ended_at is null and q.id = $1 and ($2::text is null or q.project in ($2, 'projects/*'))
+) s
+cross join lateral (
+    select
+        count(*)::int as running, (array_agg(i.id order by i.id))[1:1000] as rollouts,
+        (array_agg(i.epoch order by i.id))[1:1000] as epochs
+    from item i
+    where i.session = s.id
+        and ($2::text is null or i.project_id = (select p.id from project p where p.name = $2))
+) w;

@@ -1,0 +1,70 @@
+"""Runners between protobuf and the domain."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from fulmen.ids import attempt_name
+from fulmen.store.v1 import lease_pb2
+from fulmen.store.v1 import runner_registry_service_pb2 as pb
+from fulmen_store.domain.runner_registry import RunnerView
+from fulmen_store.transport.rollout_codec import runner_name
+
+__all__ = ["has_labels", "packed_load", "runner_of"]
+
+MAX_GPUS = 64
+MAX_MODEL = 64
+
+
+def packed_load(load: lease_pb2.RunnerLoad) -> bytes:
+    """Writes what is kept of a runner's load; what is out of range is brought into it.
+
+    A load is a measurement: a bad one is no reason to refuse the renewal that it came with.
+    """
+    kept = lease_pb2.RunnerLoad(
+        cpu_ratio=_ratio(load.cpu_ratio),
+        memory_bytes=max(0, load.memory_bytes),
+        memory_limit_bytes=max(0, load.memory_limit_bytes),
+    )
+    for gpu in load.gpus[:MAX_GPUS]:
+        kept.gpus.add(
+            model=gpu.model[:MAX_MODEL],
+            utilization_ratio=_ratio(gpu.utilization_ratio),
+            memory_bytes=max(0, gpu.memory_bytes),
+            memory_limit_bytes=max(0, gpu.memory_limit_bytes),
+        )
+    return kept.SerializeToString(deterministic=True)
+
+
+def runner_of(view: RunnerView) -> pb.Runner:
+    """Writes a runner as it is now."""
+    runner = pb.Runner(
+        name=runner_name(view.session_id),
+        info=lease_pb2.RunnerInfo.FromString(view.info),
+        running_count=view.running,
+        attempts=[attempt_name(rollout_id, epoch) for rollout_id, epoch in view.attempts],
+        ended_count=view.ended,
+        failed_count=view.failed,
+    )
+    if view.load is not None:
+        runner.load.ParseFromString(view.load)
+    runner.create_time.FromDatetime(view.opened_at)
+    runner.lease_expire_time.FromDatetime(view.lease_until)
+    return runner
+
+
+def has_labels(labels: Mapping[str, str]) -> Callable[[RunnerView], bool]:
+    """Makes the filter of runners that have all these labels."""
+
+    def wanted(view: RunnerView) -> bool:
+        if not labels:
+            return True
+        own = lease_pb2.RunnerInfo.FromString(view.info).labels
+        return all(key in own and own[key] == value for key, value in labels.items())
+
+    return wanted
+
+
+def _ratio(value: float) -> float:
+    return min(1.0, max(0.0, value)) if math.isfinite(value) else 0.0
