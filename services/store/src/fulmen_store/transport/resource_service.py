@@ -11,9 +11,9 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from fulmen.errors import ArgumentInvalid, Draining, Violation
 from fulmen.store.v1 import resource_pb2, resource_service_pb2_grpc
 from fulmen.store.v1 import resource_service_pb2 as pb
+from fulmen_service_kit.auth import current_caller
 from fulmen_store.domain.resource_diff import compare
 from fulmen_store.domain.resource_watch import Changes, ResourceWatcher, WatchSelection
-from fulmen_service_kit.auth import current_caller
 from fulmen_store.domain.resources import Alias, NewVersion, Publication, Resources, Version, parse_ref
 from fulmen_store.persistence.resources import PgResources
 from fulmen_store.persistence.rollouts import PgRollouts
