@@ -19,7 +19,7 @@ from fulmen.errors import ArgumentInvalid, Violation
 from fulmen.ids import parse_rollout_name, uuid7_unix_ms
 from fulmen_store.domain.transitions import FailureKind, RetryPolicy
 
-__all__ = ["RETRY_OF", "NewRollout", "check_rollouts"]
+__all__ = ["RETRY_OF", "NewRollout", "check_rollouts", "require_training_run"]
 
 # The key under which the metadata of a rollout names the one that it runs again; it comes on top of the caller's own.
 RETRY_OF: Final = "fulmen.retry_of"
@@ -153,6 +153,17 @@ def check_rollouts(rollouts: Sequence[NewRollout], *, request_id: str, now_ms: i
         violations.append(Violation(field="rollouts", description="names a rollout twice"))
     if violations:
         raise ArgumentInvalid("The rollouts cannot be created.", violations=violations)
+
+
+def require_training_run(name: str) -> None:
+    """Checks the name of a training run.
+
+    Raises:
+        ArgumentInvalid: if it is malformed.
+    """
+    if not _TRAINING_RUN.fullmatch(name):
+        problem = Violation(field="training_run", description="is not of the form trainingRuns/{training_run}")
+        raise ArgumentInvalid("The request is malformed.", violations=[problem])
 
 
 def _problems(rollout: NewRollout, now_ms: int | None) -> Iterator[tuple[str, str]]:

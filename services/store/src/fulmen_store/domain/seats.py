@@ -243,9 +243,13 @@ class Seats:
             self._turns.append(found)
         return found
 
-    def open_credit(self) -> int:
-        """Sums the unused credit."""
-        return sum(seat.credit for seat in self._seats.values())
+    def open_credit(self, project_id: int | None = None) -> int:
+        """Sums the unused credit, or that which may be used for one project."""
+        return sum(
+            seat.credit
+            for seat in self._seats.values()
+            if project_id is None or seat.projects is None or project_id in seat.projects
+        )
 
     def heard(self, session_id: UUID) -> None:
         """Notes a sign of life; the renewer writes it down."""

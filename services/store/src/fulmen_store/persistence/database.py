@@ -250,8 +250,8 @@ def mapped_errors() -> Iterator[None]:
         yield
     except _PASSING as error:
         raise DatabaseUnavailable("The store's database cannot be reached.") from error
-    except (asyncpg.DataError, asyncpg.InterfaceError) as error:
-        if isinstance(error, asyncpg.DataError | ValueError):
+    except (asyncpg.DataError, asyncpg.InterfaceError, asyncpg.ProgramLimitExceededError) as error:
+        if isinstance(error, asyncpg.DataError | asyncpg.ProgramLimitExceededError | ValueError):
             # A number out of range or a character that PostgreSQL cannot hold, such as NUL.
             raise ArgumentInvalid("A value of the request cannot be stored.") from error
         raise DatabaseUnavailable("The connection to the store's database was lost.") from error

@@ -11,6 +11,7 @@ from uuid import UUID
 import asyncpg
 
 from fulmen_store.domain.projects import is_project_name, unknown_project
+from fulmen_store.domain.rollout_requests import require_training_run
 from fulmen_store.domain.rollout_table import (
     Cancelled,
     NameKind,
@@ -73,13 +74,28 @@ class PgRollouts:
         return known
 
     async def run_id(self, project_id: int, name: str) -> int:
-        """Returns a training run's number; a new run is recorded."""
+        """Returns a training run's number; a new run is recorded.
+
+        Raises:
+            ArgumentInvalid: if the name is malformed.
+        """
         known = self._runs.get((project_id, name))
         if known is None:
+            require_training_run(name)
             row = await self._database.fetch_row("ensure_training_run", project_id, name)
             assert row is not None
             known = self._runs[project_id, name] = row["id"]
         return known
+
+    async def find_run(self, project_id: int, name: str) -> int:
+        """Returns a training run's number without recording anything; 0, which no run has, if there is none.
+
+        Raises:
+            ArgumentInvalid: if the name is malformed.
+        """
+        require_training_run(name)
+        row = await self._database.fetch_row("find_training_run", project_id, name)
+        return 0 if row is None else int(row["id"])
 
     async def name_id(self, project_id: int, kind: NameKind, name: str) -> int:
         """Returns the number of a name that many rollouts share; a new name is recorded."""

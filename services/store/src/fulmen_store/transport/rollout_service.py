@@ -98,7 +98,7 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
             listed += f"/{request.filter}"
         last = decode_token(request.page_token, listed=listed, key_bytes=16)
         limit = page_size(request.page_size, default=DEFAULT_PAGE)
-        project_id, run_id = await self._scope(project, request.training_run)
+        project_id, run_id = await self._known_scope(project, request.training_run)
         page = await self._lists.page(
             project_id, run_id, where=where, before=None if last is None else UUID(bytes=last), limit=limit
         )
@@ -155,10 +155,10 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         self, request: pb.GetQueueStatsRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetQueueStatsResponse:
         """Tells how full the queue is and by which rules it is served."""
-        project_id, run_id = await self._scope(require_project(request.project), request.training_run)
+        project_id, run_id = await self._known_scope(require_project(request.project), request.training_run)
         return stats_message(
             await self._stats.stats(project_id, run_id),
-            open_credit=self._seats.open_credit(),
+            open_credit=self._seats.open_credit(project_id),
             unmatched=self._dispatcher.without_runner(project_id),
         )
 
@@ -170,6 +170,11 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         if request_id or any(draft.name for draft in drafts):
             return await self._present(ids)
         return [_queued(rollout_id) for rollout_id in ids]
+
+    async def _known_scope(self, project: str, training_run: str) -> tuple[int, int | None]:
+        """Returns where to look; looking records nothing."""
+        project_id = await self._table.project_id(project)
+        return project_id, await self._table.find_run(project_id, training_run) if training_run else None
 
     async def _scope(self, project: str, training_run: str) -> tuple[int, int | None]:
         project_id = await self._table.project_id(project)

@@ -16,7 +16,10 @@ order by i.rank;
 -- name: queue_terms
 select
     p.weight, p.max_running, p.max_queued, p.rules,
-    (select count(*) from runner_session s where s.ended_at is null and s.lease_until > now()) as runners
+    (
+        select count(*) from runner_session s
+        where s.ended_at is null and s.lease_until > now() and s.project in (p.name, 'projects/*')
+    ) as runners
 from project p
 where p.id = $1;
 
