@@ -1,0 +1,158 @@
+"""News goes to every live peer, what happens meanwhile goes together, and a peer that does not hear is left alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from fulmen.ids import uuid7
+from fulmen_store.domain.peers import PROJECTS_CHANGED, News, NewsListener, NewsTeller, PeerUnreachableError
+from fulmen_store.domain.replicas import LiveReplicas, Replica
+from fulmen_store.domain.seats import CancelAsked, Drained, Seat, Seats
+from fulmen_store.domain.wakeups import Wakeups
+
+LIMIT_S = 10.0
+
+
+class HeldClient:
+    """A peer client whose calls end when the test says so."""
+
+    def __init__(self) -> None:
+        self.calls: asyncio.Queue[tuple[str, News, asyncio.Future[None]]] = asyncio.Queue()
+        self.kept: list[set[str]] = []
+
+    async def notify(self, address: str, news: News) -> None:
+        """Waits for the test to end the call."""
+        end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.calls.put_nowait((address, replace(news), end))
+        await end
+
+    async def keep_only(self, addresses: Iterable[str]) -> None:
+        """Notes what is kept."""
+        self.kept.append(set(addresses))
+
+    async def next(self) -> tuple[str, News, asyncio.Future[None]]:
+        """Returns the next call."""
+        async with asyncio.timeout(LIMIT_S):
+            return await self.calls.get()
+
+
+def peers(*addresses: str) -> list[Replica]:
+    return [Replica(replica_id=uuid7(), address=address) for address in addresses]
+
+
+@asynccontextmanager
+async def telling(*addresses: str, enabled: bool = True) -> AsyncIterator[tuple[NewsTeller, HeldClient, LiveReplicas]]:
+    """Runs a teller with peers at these addresses."""
+    known, client = LiveReplicas(uuid7()), HeldClient()
+    known.learn(peers(*addresses))
+    teller = NewsTeller(replicas=known, client=client, seats=Seats(), enabled=enabled)
+    task = asyncio.create_task(teller.run())
+    try:
+        yield teller, client, known
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_what_happens_during_a_call_goes_with_the_next_one() -> None:
+    async with telling("a:1") as (teller, client, _):
+        teller.ready([1])
+        _, first, end = await client.next()
+        assert first.ready == {1}
+        teller.ready([2])
+        teller.announced([("finished", 3), ("resources", 4), ("other", 5), PROJECTS_CHANGED])
+        teller.ready([2])
+        end.set_result(None)
+        _, second, end = await client.next()
+        assert (second.ready, second.finished, second.resources, second.projects_changed) == ({2}, {3}, {4}, True)
+        end.set_result(None)
+        await asyncio.sleep(0)
+        assert client.calls.empty()
+
+
+async def test_a_slow_peer_keeps_no_other_waiting() -> None:
+    async with telling("a:1", "b:1") as (teller, client, _):
+        teller.ready([1])
+        calls = {address: end for address, _, end in (await client.next(), await client.next())}
+        assert calls.keys() == {"a:1", "b:1"}
+        calls["b:1"].set_result(None)
+        teller.ready([2])
+        address, news, _ = await client.next()
+        assert (address, news.ready) == ("b:1", {2})
+
+
+async def test_a_peer_that_did_not_hear_is_left_alone_until_the_next_look() -> None:
+    async with telling("a:1") as (teller, client, known):
+        teller.ready([1])
+        _, _, end = await client.next()
+        teller.ready([2])
+        end.set_exception(PeerUnreachableError("UNAVAILABLE"))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        teller.ready([3])
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert client.calls.empty()
+        known.learn(known.others)
+        teller.ready([4])
+        _, news, _ = await client.next()
+        assert news.ready == {4}
+
+
+async def test_a_peer_that_left_is_told_nothing_and_its_connection_is_closed() -> None:
+    async with telling("a:1", "b:1") as (teller, client, known):
+        teller.ready([1])
+        for _ in range(2):
+            (await client.next())[2].set_result(None)
+        known.learn(known.others[:1])
+        teller.ready([2])
+        address, _, _ = await client.next()
+        assert address == known.others[0].address
+        assert client.kept == [{address}]
+
+
+async def test_cancels_go_to_the_runner_here_or_to_the_peers() -> None:
+    seats, known, client = Seats(), LiveReplicas(uuid7()), HeldClient()
+    known.learn(peers("a:1"))
+    teller = NewsTeller(replicas=known, client=client, seats=seats)
+    here = Seat(session_id=uuid7(), labels=frozenset(), projects=None)
+    seats.take(here)
+    task = asyncio.create_task(teller.run())
+    there, rollout = uuid7(), uuid7()
+    asked = CancelAsked(attempts=[(rollout, 3)])
+    teller.tell_each([(here.session_id, asked), (there, asked), (there, Drained())])
+    assert here.outbox.take() == asked
+    _, news, _ = await client.next()
+    assert [(hint.session_id, hint.rollout_id, hint.epoch) for hint in news.cancels] == [(there, rollout, 3)]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_teller_that_is_switched_off_says_nothing() -> None:
+    async with telling("a:1", enabled=False) as (teller, client, _):
+        teller.ready([1])
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert client.calls.empty()
+
+
+async def test_heard_news_wakes_those_who_wait_and_is_not_passed_on() -> None:
+    announced: list[object] = []
+    wakeups, looked = Wakeups(announced=announced.extend), list[frozenset[int]]()
+
+    class NoLeases:
+        async def held(self, rollout_ids: object) -> list[object]:
+            raise AssertionError("nobody sits here, nothing is to be read")
+
+    listener = NewsListener(look=looked.append, wakeups=wakeups, leases=NoLeases(), seats=Seats())
+    counts = {key: wakeups.count(key) for key in (("finished", 1), ("resources", 2), PROJECTS_CHANGED)}
+    news = News(ready={7}, finished={1, 9}, resources={2}, projects_changed=True)
+    await listener.hear(news)
+    assert all(wakeups.count(key) == count + 1 for key, count in counts.items())
+    assert looked == [frozenset({7})]
+    assert announced == []
+    # Keys that nobody asked for leave nothing behind.
+    assert wakeups.count(("finished", 9)) == 0
