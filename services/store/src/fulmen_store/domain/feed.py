@@ -33,14 +33,16 @@ LOOK_GROWTH: Final = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Whose groups a watcher follows: a project, or one training run of it."""
+    """Whose groups a watcher follows: a project, one training run of it, or one group."""
 
     project_id: int
     run_id: int | None = None
+    group_key: UUID | None = None
 
     def digest(self) -> bytes:
         """Returns 4 bytes that tell selections apart."""
-        return hashlib.sha256(f"{self.project_id}/{self.run_id}".encode()).digest()[:4]
+        group = "" if self.group_key is None else f"/{self.group_key}"
+        return hashlib.sha256(f"{self.project_id}/{self.run_id}{group}".encode()).digest()[:4]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -70,7 +72,7 @@ class Cursor:
         except (binascii.Error, ValueError, struct.error):
             raise CursorInvalid("The cursor is malformed.") from None
         if version != VERSION or digest != selection.digest() or xid >= 2**63:
-            raise CursorInvalid("The cursor belongs to another project or training run.")
+            raise CursorInvalid("The cursor belongs to another project, training run or group.")
         return Cursor(xid=xid, rollout_id=UUID(bytes=rollout))
 
 
@@ -133,6 +135,8 @@ class FeedFollower:
         self, selection: Selection, cursor: Cursor, *, stopping: Callable[[], bool] = lambda: False
     ) -> AsyncIterator[FeedPage]:
         """Yields pages from the cursor on, until `stopping`; a page without groups at least every 15 s.
+
+        A page is read only after the one before was taken: however slow the watcher, one page waits for it.
 
         Raises:
             CursorInvalid: if the cursor is of another database's future.

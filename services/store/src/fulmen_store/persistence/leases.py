@@ -160,7 +160,9 @@ class PgFeed:
     async def scan(self, selection: Selection, *, after: Cursor, limit: int) -> list[FeedRow]:
         """Returns settled rows after a cursor, in order."""
         place = (selection.project_id, after.xid, after.rollout_id, limit)
-        if selection.run_id is None:
+        if selection.group_key is not None:
+            rows = await self._database.fetch("scan_group_feed", *place, selection.group_key)
+        elif selection.run_id is None:
             rows = await self._database.fetch("scan_project_feed", *place)
         else:
             rows = await self._database.fetch("scan_run_feed", *place, selection.run_id)
