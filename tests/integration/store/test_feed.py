@@ -9,6 +9,7 @@ import pytest
 
 from fulmen.errors import CursorInvalid, Draining
 from fulmen.ids import uuid7
+from fulmen.store.v1 import failure_pb2, lease_service_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_store.domain.feed import Cursor, Selection
 from fulmen_store.persistence.database import connect
@@ -144,3 +145,65 @@ async def test_the_feed_has_no_gap_and_no_double_under_concurrent_commits(databa
     assert len(set(first)) == len(first) == len(groups)
     assert first == second
     await database.close()
+
+
+async def test_one_group_is_followed_by_its_id_alone(stubs: Stubs) -> None:
+    run = {"training_run": "trainingRuns/a"}
+    mine = await create(stubs, 2, group_id="g", group_size=2, **run)
+    await create(stubs, 2, group_id="other", group_size=2, **run)
+    await create(stubs, 2, group_id="g", group_size=2, training_run="trainingRuns/b")
+    runner = await Runner(stubs).open()
+    await runner.complete(await runner.take(6))
+    (group,), cursor = await read_feed(stubs, groups=1, group_id="g", **run)
+    assert sorted(rollout.name for rollout in group.rollouts) == sorted(mine)
+    with pytest.raises(CursorInvalid):
+        await read_feed(stubs, groups=1, cursor=cursor, **run)
+    await stubs.rollouts.RetryRollouts(pb.RetryRolloutsRequest(names=mine[:1]))
+    await runner.complete(await runner.take(1))
+    stream = stubs.rollouts.WatchRollouts(pb.WatchRolloutsRequest(group_id="g", **run))
+    async with asyncio.timeout(20):
+        assert [finished.group_id for finished in (await stream.read()).groups] == ["g"]
+    stream.cancel()
+
+
+async def test_a_retried_and_a_released_member_delay_their_group_and_are_announced_in_it_once(stubs: Stubs) -> None:
+    names = await create(
+        stubs, 3, group_id="g", group_size=3, policy={"retry_backoff": {"nanos": 1_000_000}, "max_attempts": 5}
+    )
+    runner = await Runner(stubs).open()
+    taken = await runner.take(3)
+    await runner.complete(taken[:1])
+    await runner.complete(taken[1:2], failure_kind=failure_pb2.FAILURE_KIND_INFRA)
+    (again,) = await runner.take(1)
+    release = lease_service_pb2.ReleasedAttempts(attempts=[taken[2].attempt])
+    await runner.stream.write(lease_service_pb2.StreamLeasesRequest(release=release))
+    await runner.expect("ack")
+    (once_more,) = await runner.take(1)
+    await runner.complete([again, once_more])
+    (alone,) = await create(stubs)
+    await runner.complete(await runner.take(1))
+    groups, _ = await read_feed(stubs, groups=2)
+    assert [finished.group_id for finished in groups] == ["g", alone]
+    assert {rollout.name: len(rollout.attempts) for rollout in groups[0].rollouts} == {
+        name: 1 if name == taken[0].rollout.name else 2 for name in names
+    }
+    assert all(rollout.ended_attempt_count == len(rollout.attempts) for rollout in groups[0].rollouts)
+
+
+async def test_a_page_of_many_groups_is_read_batch_by_batch_and_arrives_whole(stubs: Stubs) -> None:
+    for number in range(6):
+        await create(stubs, 100, group_id=f"g{number}", group_size=100, input=b"x" * 8000)
+    runner = await Runner(stubs).open()
+    await runner.complete(await runner.take(600))
+    stream = stubs.rollouts.WatchRollouts(pb.WatchRolloutsRequest())
+    groups, messages = [], 0
+    async with asyncio.timeout(20):
+        while len(groups) < 6:
+            groups += (await stream.read()).groups
+            messages += 1
+    stream.cancel()
+    assert sorted(group.group_id for group in groups) == [f"g{number}" for number in range(6)]
+    assert all(len(group.rollouts) == 100 for group in groups)
+    assert messages >= 5
+    rest, _ = await read_feed(stubs, groups=3, cursor=groups[2].cursor)
+    assert [group.group_id for group in rest] == [group.group_id for group in groups[3:]]

@@ -19,7 +19,7 @@ from fulmen.errors import ArgumentInvalid, Violation
 from fulmen.ids import parse_rollout_name, uuid7_unix_ms
 from fulmen_store.domain.transitions import FailureKind, RetryPolicy
 
-__all__ = ["RETRY_OF", "NewRollout", "check_rollouts", "require_training_run"]
+__all__ = ["RETRY_OF", "NewRollout", "check_rollouts", "group_key_of", "require_training_run"]
 
 # The key under which the metadata of a rollout names the one that it runs again; it comes on top of the caller's own.
 RETRY_OF: Final = "fulmen.retry_of"
@@ -113,10 +113,12 @@ class NewRollout:
 
     def group_key(self, project_id: int) -> UUID | None:
         """The key of its group, the same for all members; None if it names no group."""
-        if not self.group_id:
-            return None
-        digest = sha256(f"{project_id}\0{self.training_run}\0{self.group_id}".encode()).digest()
-        return UUID(bytes=digest[:16])
+        return group_key_of(project_id, self.training_run, self.group_id) if self.group_id else None
+
+
+def group_key_of(project_id: int, training_run: str, group_id: str) -> UUID:
+    """Returns the key of a group: its id within its training run, or within its project if it has none."""
+    return UUID(bytes=sha256(f"{project_id}\0{training_run}\0{group_id}".encode()).digest()[:16])
 
 
 @lru_cache(maxsize=1024)

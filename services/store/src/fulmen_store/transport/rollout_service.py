@@ -13,15 +13,17 @@ from fulmen.store.v1 import rollout_pb2, rollout_service_pb2_grpc
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_store.domain.dead_letters import DeadLetters
 from fulmen_store.domain.dispatcher import Dispatcher
-from fulmen_store.domain.feed import Cursor, FeedFollower, FeedPage, Selection
+from fulmen_store.domain.feed import Cursor, FeedFollower, Selection
 from fulmen_store.domain.queue_stats import StatsCache
 from fulmen_store.domain.rollout_filter import both, parse_filter, states_filter
+from fulmen_store.domain.rollout_requests import group_key_of
 from fulmen_store.domain.rollout_table import RolloutView
 from fulmen_store.domain.rollouts import Rollouts
 from fulmen_store.domain.seats import Seats
 from fulmen_store.persistence.rollout_lists import PgRolloutLists
-from fulmen_store.persistence.rollouts import AttemptView, PgRollouts
+from fulmen_store.persistence.rollouts import PgRollouts
 from fulmen_store.transport.access import is_own_attempt, project_limit, require_count, require_project
+from fulmen_store.transport.feed_codec import feed_messages
 from fulmen_store.transport.in_order import answered_in_order
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
 from fulmen_store.transport.queue_codec import stats_message
@@ -33,7 +35,6 @@ MAX_NAMES = 1000
 ALL = "*"
 CREATIONS_IN_FLIGHT = 256
 DEFAULT_PAGE = 50
-MESSAGE_BYTES = 1024 * 1024
 
 
 class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
@@ -144,10 +145,13 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
     ) -> AsyncIterator[pb.WatchRolloutsResponse]:
         """Streams finished groups from the cursor on."""
         project_id, run_id = await self._scope(require_project(request.project), request.training_run)
-        selection = Selection(project_id=project_id, run_id=run_id)
+        group_key = None
+        if request.group_id:
+            group_key = group_key_of(project_id, request.training_run, request.group_id)
+        selection = Selection(project_id=project_id, run_id=run_id, group_key=group_key)
         cursor = Cursor.decode(request.cursor, selection)
         async for page in self._feed.follow(selection, cursor, stopping=self._stopping):
-            for message in await self._encode(page, selection):
+            async for message in feed_messages(page, selection, self._table):
                 yield message
         raise Draining("The store is shutting down: open the stream again from the last cursor.")
 
@@ -193,32 +197,6 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
 
     async def _present(self, ids: Sequence[UUID]) -> list[rollout_pb2.Rollout]:
         return [rollout_of(view, with_input=False) for view in await self._table.view(ids)]
-
-    async def _encode(self, page: FeedPage, selection: Selection) -> list[pb.WatchRolloutsResponse]:
-        if not page.groups:
-            return [pb.WatchRolloutsResponse(cursor=page.cursor.encode(selection))]
-        ids = [rollout_id for group in page.groups for rollout_id in group.rollout_ids]
-        views = {view.rollout_id: view for view in await self._table.view(ids)}
-        attempts: dict[UUID, list[AttemptView]] = {}
-        for attempt in await self._table.attempts(ids):
-            attempts.setdefault(attempt.rollout_id, []).append(attempt)
-        messages, size_bytes = [pb.WatchRolloutsResponse()], 0
-        for group in page.groups:
-            members = [
-                finished_rollout(views[rollout_id], attempts.get(rollout_id, [])) for rollout_id in group.rollout_ids
-            ]
-            cursor = group.cursor.encode(selection)
-            finished = pb.FinishedGroup(
-                group_id=members[0].group_id or members[0].name, rollouts=members, cursor=cursor
-            )
-            size_bytes += finished.ByteSize()
-            if size_bytes > MESSAGE_BYTES and messages[-1].groups:
-                messages.append(pb.WatchRolloutsResponse())
-                size_bytes = finished.ByteSize()
-            messages[-1].groups.append(finished)
-            messages[-1].cursor = cursor
-        messages[-1].cursor = page.cursor.encode(selection)
-        return messages
 
 
 def _queued(rollout_id: UUID) -> rollout_pb2.Rollout:
