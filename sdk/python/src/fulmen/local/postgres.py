@@ -27,6 +27,7 @@ __all__ = ["EmbeddedPostgres", "EmbeddedPostgresError"]
 START_LIMIT_S: Final = 60.0
 STOP_LIMIT_S: Final = 30.0
 APPEAR_LIMIT_S: Final = 10.0
+RELAUNCH_INTERVAL_S: Final = 1.0
 INITDB_LIMIT_S: Final = 120.0
 PROBE_INTERVAL_S: Final = 0.05
 SUPERUSER: Final = "fulmen"
@@ -174,7 +175,7 @@ class EmbeddedPostgres:
             raise EmbeddedPostgresError("PostgreSQL could not be launched." + self._log_tail())
 
     def _wait_until_ready(self) -> None:
-        started = time.monotonic()
+        started = launched = time.monotonic()
         seen = False
         while time.monotonic() - started < START_LIMIT_S:
             if self._accepts_connections():
@@ -183,6 +184,11 @@ class EmbeddedPostgres:
             if seen and not alive:
                 raise EmbeddedPostgresError("PostgreSQL ended while it started." + self._log_tail())
             seen = seen or alive
+            if not seen and time.monotonic() - launched > RELAUNCH_INTERVAL_S:
+                # A killed server's last backends hold its shared memory until they notice, and the new one gives up.
+                # Should the first launch only be slow, the lock file lets no more than one of the two live.
+                self._launch()
+                launched = time.monotonic()
             if not seen and time.monotonic() - started > APPEAR_LIMIT_S:
                 raise EmbeddedPostgresError("PostgreSQL did not start." + self._log_tail())
             time.sleep(PROBE_INTERVAL_S)
