@@ -90,6 +90,7 @@ class StoreDouble(
         self.most_held = 0
         self.stream_count = 0
         self.message_count = 0
+        self.loads: list[lease_pb2.RunnerLoad] = []
         self.otlp_spans: list[Span] = []
         self._signing_key = signing_key
         self._signer = TokenSigner(signing_key)
@@ -278,6 +279,8 @@ class StoreDouble(
             self.message_count += 1
             self._renew(session)
             match request.WhichOneof("message"):
+                case "renew" if request.renew.HasField("load"):
+                    self.loads.append(request.renew.load)
                 case "demand":
                     session.credits += request.demand.credit_count
                     self._dispatch()

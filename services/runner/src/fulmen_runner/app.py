@@ -21,6 +21,7 @@ from fulmen_runner.agents.threads import carry_context_into_threads
 from fulmen_runner.clients.captures import CaptureClient, ProxyCaptures
 from fulmen_runner.clients.lease_stream import LeaseStream, RunnerIdentity
 from fulmen_runner.clients.library import StoreLibrary
+from fulmen_runner.clients.machine import LoadMeter, Machine
 from fulmen_runner.domain.drain import Drain
 from fulmen_runner.domain.executor import AttemptExecutor
 from fulmen_runner.domain.pool import AttemptPool
@@ -77,7 +78,8 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         labels=settings.label_map(),
         projects=tuple(split(settings.projects)),
     )
-    lease_stream = LeaseStream(channel=store, pool=pool, identity=identity)
+    load_meter = LoadMeter(Machine().measure)
+    lease_stream = LeaseStream(channel=store, pool=pool, identity=identity, load=lambda: load_meter.latest)
     collector = RunnerMetrics(pool)
     REGISTRY.register(collector)
     stack.callback(REGISTRY.unregister, collector)
@@ -90,7 +92,10 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         register=lambda server: runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(servicer, server),
     )
     return ServiceParts(
-        server=server, roles={"lease_stream": lease_stream}, drain=drain.finish, stop_requested=drain.requested
+        server=server,
+        roles={"lease_stream": lease_stream, "load_meter": load_meter},
+        drain=drain.finish,
+        stop_requested=drain.requested,
     )
 
 

@@ -2,6 +2,7 @@
 
 from fulmen.ids import DEFAULT_PROJECT, parse_attempt_name
 from fulmen.store.v1 import failure_pb2, lease_pb2, reward_pb2, rollout_pb2
+from fulmen_runner.domain.load import Load
 from fulmen_runner.domain.outcome import Failed, FailureKind, Reward, Succeeded
 from fulmen_runner.domain.session import AckStatus, Report
 from fulmen_runner.domain.work import JSON_CONTENT_TYPE, Mode, Work
@@ -63,6 +64,24 @@ def result_of(report: Report) -> lease_pb2.AttemptResult:
     result.output = report.outcome.output.content
     result.output_content_type = report.outcome.output.content_type
     return result
+
+
+def load_of(load: Load) -> lease_pb2.RunnerLoad:
+    """Writes a measurement of the machine."""
+    return lease_pb2.RunnerLoad(
+        cpu_ratio=load.cpu,
+        memory_bytes=load.memory_bytes,
+        memory_limit_bytes=load.memory_limit_bytes,
+        gpus=[
+            lease_pb2.GpuLoad(
+                model=gpu.model,
+                utilization_ratio=gpu.utilization,
+                memory_bytes=gpu.memory_bytes,
+                memory_limit_bytes=gpu.memory_limit_bytes,
+            )
+            for gpu in load.gpus
+        ],
+    )
 
 
 def status_of(ack: lease_pb2.CompletionAck) -> AckStatus | None:

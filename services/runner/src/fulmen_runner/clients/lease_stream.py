@@ -7,7 +7,7 @@ leases survive; what was not acknowledged is sent again. The client gives up onl
 import asyncio
 import random
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,8 @@ from fulmen.errors import ArgumentInvalid, FulmenError, NotYetServed, Permission
 from fulmen.rpc.channel import DuplexStream, FulmenChannel
 from fulmen.store.v1 import lease_pb2, lease_service_pb2_grpc
 from fulmen.store.v1 import lease_service_pb2 as messages
-from fulmen_runner.clients.lease_codec import result_of, status_of, work_of
+from fulmen_runner.clients.lease_codec import load_of, result_of, status_of, work_of
+from fulmen_runner.domain.load import Load
 from fulmen_runner.domain.pool import AttemptPool, StopReason
 
 OPEN_DEADLINE_S = 15.0
@@ -57,11 +58,15 @@ class StreamClosed(Exception):
 class LeaseStream:
     """The background role that talks to the store."""
 
-    def __init__(self, *, channel: FulmenChannel, pool: AttemptPool, identity: RunnerIdentity) -> None:
+    def __init__(
+        self, *, channel: FulmenChannel, pool: AttemptPool, identity: RunnerIdentity, load: Callable[[], Load | None]
+    ) -> None:
+        """Takes what there is to talk about; `load` tells what was measured last, None if nothing was."""
         self._stub = lease_service_pb2_grpc.LeaseServiceStub(channel)
         self._pool = pool
         self._session = pool.session
         self._identity = identity
+        self._load = load
         self._ttl_s = 0.0
         self._was_opened = False
 
@@ -187,15 +192,19 @@ class LeaseStream:
                 await asyncio.sleep(COALESCE_S)
             self._pool.changed.clear()
             self._session.send_again(sent_before_s=time.monotonic() - ACK_DEADLINE_S)
-            if await self._send_news(stream):
-                last_s = time.monotonic()
-            elif time.monotonic() >= last_s + renew_every_s:
-                await stream.write(messages.StreamLeasesRequest(renew=messages.RenewSession()))
+            await self._send_news(stream)
+            # Also when there is other news, which would keep the session alive: only this tells the load.
+            if time.monotonic() >= last_s + renew_every_s:
+                await self._renew(stream)
                 last_s = time.monotonic()
 
-    async def _send_news(self, stream: Stream) -> bool:
-        """Sends reports, then demand; returns whether there was anything."""
-        sent = False
+    async def _renew(self, stream: Stream) -> None:
+        load = self._load()
+        renewal = messages.RenewSession(load=None if load is None else load_of(load))
+        await stream.write(messages.StreamLeasesRequest(renew=renewal))
+
+    async def _send_news(self, stream: Stream) -> None:
+        """Sends reports, then demand."""
         while reports := self._session.take_reports(now_s=time.monotonic()):
             results = [result_of(report) for report in reports if report.outcome is not None]
             released = [report.work.attempt for report in reports if report.outcome is None]
@@ -205,12 +214,9 @@ class LeaseStream:
             if released:
                 release = messages.ReleasedAttempts(attempts=released)
                 await stream.write(messages.StreamLeasesRequest(release=release))
-            sent = True
         credit_count = self._session.take_demand(straggler_count=len(self._pool.stragglers))
         if credit_count:
             await stream.write(messages.StreamLeasesRequest(demand=messages.Demand(credit_count=credit_count)))
-            sent = True
-        return sent
 
 
 async def _first_of(*coroutines: Coroutine[Any, Any, None]) -> None:
