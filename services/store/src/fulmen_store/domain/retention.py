@@ -90,13 +90,15 @@ class Retention:
         """Drops whole days first, which costs nothing, and removes row by row what is left in the others.
 
         Raises:
-            DatabaseUnavailable: if the database is away, or a table could not be locked in time.
+            DatabaseUnavailable: if the database is away.
             BlobStorageUnavailable: if blobs could not be removed.
         """
         for day in await self._table.expired_days(self._today()):
-            if await self._table.drop_day(day):
-                _log.info("retention_dropped_day", day=day.isoformat())
-                await self._remove_day_of_blobs(day)
+            if not await self._table.drop_day(day):
+                _log.info("retention_day_in_use", day=day.isoformat())
+                continue
+            _log.info("retention_dropped_day", day=day.isoformat())
+            await self._remove_day_of_blobs(day)
         for project_id in await self._table.expiring_projects():
             await self._remove_rows(project_id)
 

@@ -50,7 +50,7 @@ $$;
 
 -- Drops the partition of one day of one table if nobody needs the day any more; tells whether it did. `rollout` goes
 -- first: everything else is reached through it. Nothing can be added to the day meanwhile, as the table is locked; who
--- holds it too long makes this fail, not wait.
+-- holds it for longer than a second is not waited for.
 create function drop_expired_partition(parent text, day date) returns boolean language plpgsql as $$
 declare
     partition constant text := parent || '_' || to_char(day, 'YYYYMMDD');
@@ -59,8 +59,12 @@ begin
         return false;
     end if;
     perform set_config('lock_timeout', '1s', true);
-    execute format('lock table only %I in access exclusive mode', parent);
-    execute format('lock table %I in access exclusive mode', partition);
+    begin
+        execute format('lock table only %I in access exclusive mode', parent);
+        execute format('lock table %I in access exclusive mode', partition);
+    exception when lock_not_available then
+        return false;
+    end;
     if not day_is_expired(day) then
         return false;
     end if;

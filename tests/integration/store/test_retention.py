@@ -1,0 +1,219 @@
+"""Retention: whole days go at once, the rest row by row, and nothing that is live or still wanted ever goes."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from fulmen.ids import parse_rollout_name, rollout_name, uuid7
+from fulmen_store.persistence.retention import LOCK_KEY
+from tests.integration.store.test_spans import append, chunk_of, stored
+from tests.support.store import Runner, StoreHandle, Stubs, create, running_store
+
+NOW = datetime.datetime.now(datetime.UTC)
+TABLES = ("rollout", "attempt", "rollout_end", "span_chunk")
+
+
+@pytest.fixture
+async def connection(database_url: str) -> AsyncIterator[Any]:
+    """Yields a connection of the test's own."""
+    opened = await asyncpg.connect(database_url)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def blob_store(database_url: str, tmp_path: Path) -> AsyncIterator[StoreHandle]:
+    """Yields a store that puts every payload into a folder."""
+    async with running_store(database_url, blob_url=f"file://{tmp_path}/blobs", blob_min_bytes=1) as handle:
+        yield handle
+
+
+async def work(store: StoreHandle) -> None:
+    """Does what the role does once an hour."""
+    await store.parts.roles["retention"].work_once()
+
+
+async def aged(connection: Any, stubs: Stubs, *, days: int, count: int = 1, project: str = "") -> list[str]:
+    """Creates rollouts that look as if they were made so many days ago, with a chunk of spans each."""
+    moment = NOW - datetime.timedelta(days=days)
+    await connection.execute("call create_day_partitions($1)", moment.date())
+    new = [parse_rollout_name(name) for name in await create(stubs, count, project=project)]
+    old = [uuid7(int(moment.timestamp() * 1000)) for _ in new]
+    # The store refuses ids of another time: these are given afterwards.
+    async with connection.transaction():
+        for table in ("rollout", "item"):
+            await connection.executemany(f"update {table} set id = $2 where id = $1", list(zip(new, old, strict=True)))
+    names = [rollout_name(each) for each in old]
+    await append(stubs, *(chunk_of(f"{name}/attempts/1") for name in names))
+    return names
+
+
+async def ended(connection: Any, stubs: Stubs, names: list[str], *, days: int) -> list[str]:
+    """Ends rollouts, so many days ago."""
+    runner = await Runner(stubs).open()
+    await runner.complete(await runner.take(len(names)))
+    await connection.execute(
+        "update rollout_end set ended_at = now() - make_interval(days => $2) where rollout_id = any ($1)",
+        [parse_rollout_name(name) for name in names],
+        days,
+    )
+    return names
+
+
+async def keep(connection: Any, days: int | None, project: str = "projects/default") -> None:
+    """Sets the retention of a project; makes the project if need be."""
+    await connection.execute(
+        "insert into project (name, retention) values ($1, make_interval(days => $2))"
+        " on conflict (name) do update set retention = excluded.retention",
+        project,
+        days,
+    )
+
+
+async def partitions(connection: Any, days: int) -> list[str]:
+    """Returns the tables that have a partition of a day."""
+    name = f"{NOW - datetime.timedelta(days=days):%Y%m%d}"
+    rows = await connection.fetch(
+        "select relname from pg_class where relkind = 'r' and relname like '%\\_' || $1", name
+    )
+    return sorted(row["relname"].removesuffix(f"_{name}") for row in rows)
+
+
+def blobs_in(folder: Path) -> list[Path]:
+    """Returns all blobs."""
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+async def test_a_day_that_nobody_keeps_is_dropped_with_its_payloads(
+    connection: Any, blob_store: StoreHandle, tmp_path: Path
+) -> None:
+    stubs = await blob_store.stubs()
+    await keep(connection, 7)
+    old = await ended(connection, stubs, await aged(connection, stubs, days=10, count=2), days=10)
+    young = await ended(connection, stubs, await aged(connection, stubs, days=3), days=3)
+    assert len(blobs_in(tmp_path / "blobs")) == 3
+
+    await work(blob_store)
+
+    assert await partitions(connection, 10) == []
+    assert await partitions(connection, 3) == sorted(TABLES)
+    assert await stored(stubs, *old) == []
+    assert len(await stored(stubs, *young)) == 1
+    assert len(blobs_in(tmp_path / "blobs")) == 1
+
+
+async def test_retention_never_drops_spans_of_running_rollouts(
+    connection: Any, store: StoreHandle, stubs: Stubs
+) -> None:
+    await keep(connection, 1)
+    waiting, running, done = await aged(connection, stubs, days=30, count=3)
+    runner = await Runner(stubs).open()
+    taken = {one.rollout.name: one for one in await runner.take(3)}
+    await runner.complete([taken[done]])
+    await runner.complete([taken[waiting]], failure_kind=4)
+    await connection.execute("update rollout_end set ended_at = now() - interval '30 days'")
+    live = [row["id"] for row in await connection.fetch("select id from item")]
+    assert {rollout_name(each) for each in live} == {waiting, running}
+
+    await work(store)
+
+    assert await partitions(connection, 30) == sorted(TABLES)
+    assert len(await stored(stubs, waiting, running)) == 2
+    assert await stored(stubs, done) == []
+    assert await runner.complete([taken[running]]) == [1]
+
+
+async def test_a_rollout_is_kept_for_the_retention_after_its_end_however_old_it_is(
+    connection: Any, store: StoreHandle, stubs: Stubs
+) -> None:
+    await keep(connection, 7)
+    names = await ended(connection, stubs, await aged(connection, stubs, days=30), days=6)
+
+    await work(store)
+    assert len(await stored(stubs, *names)) == 1
+
+    await connection.execute("update rollout_end set ended_at = now() - interval '8 days'")
+    await work(store)
+    assert await stored(stubs, *names) == []
+    assert await partitions(connection, 30) == []
+
+
+async def test_projects_with_a_shorter_retention_lose_their_rows_and_no_others(
+    connection: Any, blob_store: StoreHandle, tmp_path: Path
+) -> None:
+    stubs = await blob_store.stubs()
+    await keep(connection, None)
+    await keep(connection, 2, "projects/short")
+    kept = await ended(connection, stubs, await aged(connection, stubs, days=5), days=5)
+    lost = await aged(connection, stubs, days=5, count=3, project="projects/short")
+    await ended(connection, stubs, lost, days=5)
+
+    await work(blob_store)
+
+    assert len(await stored(stubs, *kept)) == 1
+    assert await stored(stubs, *lost) == []
+    for table, column in (("rollout", "id"), ("attempt", "rollout_id"), ("rollout_end", "rollout_id")):
+        assert [row[0] for row in await connection.fetch(f"select {column} from {table}")] == [
+            parse_rollout_name(name) for name in kept
+        ]
+    assert len(blobs_in(tmp_path / "blobs")) == 1
+
+
+async def test_without_a_retention_everything_stays(connection: Any, store: StoreHandle, stubs: Stubs) -> None:
+    names = await ended(connection, stubs, await aged(connection, stubs, days=400), days=400)
+
+    await work(store)
+
+    assert len(await stored(stubs, *names)) == 1
+
+
+async def test_one_replica_at_a_time_removes(connection: Any, store: StoreHandle, stubs: Stubs) -> None:
+    await keep(connection, 1)
+    names = await ended(connection, stubs, await aged(connection, stubs, days=9), days=9)
+    other = connection.transaction()
+    await other.start()
+    await connection.execute("select pg_advisory_xact_lock($1)", LOCK_KEY)
+
+    await work(store)
+    assert len(await stored(stubs, *names)) == 1
+
+    await other.rollback()
+    await work(store)
+    assert await stored(stubs, *names) == []
+
+
+async def test_a_drop_that_was_cut_short_is_finished_by_the_next_one(
+    connection: Any, store: StoreHandle, stubs: Stubs
+) -> None:
+    await keep(connection, 1)
+    await ended(connection, stubs, await aged(connection, stubs, days=9), days=9)
+    day = (NOW - datetime.timedelta(days=9)).date()
+    assert await connection.fetchval("select drop_expired_partition('rollout', $1)", day)
+    assert await partitions(connection, 9) == sorted(set(TABLES) - {"rollout"})
+
+    await work(store)
+
+    assert await partitions(connection, 9) == []
+
+
+async def test_a_reader_that_holds_a_table_puts_retention_off_and_not_the_store(
+    connection: Any, store: StoreHandle, stubs: Stubs
+) -> None:
+    await keep(connection, 1)
+    await ended(connection, stubs, await aged(connection, stubs, days=9), days=9)
+    reader = connection.transaction()
+    await reader.start()
+    await connection.fetch("select count(*) from rollout")
+
+    await work(store)
+    assert await partitions(connection, 9) == sorted(TABLES)
+
+    await reader.rollback()
+    await work(store)
+    assert await partitions(connection, 9) == []
