@@ -72,7 +72,7 @@ async def streamed(stubs: Stubs, **request: Any) -> list[str]:
 
 
 async def test_a_late_span_does_not_revive_a_failed_rollout(stubs: Stubs) -> None:
-    (name,) = await create(stubs, ={"max_attempts": 1})
+    (name,) = await create(stubs, policy={"max_attempts": 1})
     runner = await Runner(stubs).open()
     (assignment,) = await runner.take(1)
     await runner.complete([assignment], failure_kind=1, failure_message="gave up")
