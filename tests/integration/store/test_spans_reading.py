@@ -161,8 +161,8 @@ async def test_several_parents_are_listed_one_after_the_other_page_by_page(stubs
                 break
         assert found == every
 
+    nobody = "rollouts/01900000-0000-7000-8000-000000000000"
     with pytest.raises(RolloutNotFound):
-        nobody = "rollouts/01900000-0000-7000-8000-000000000000"
         await stubs.spans.ListSpans(pb.ListSpansRequest(parents=[rollouts[0], nobody]))
     with pytest.raises(ArgumentInvalid):
         await stubs.spans.ListSpans(pb.ListSpansRequest())
@@ -277,8 +277,7 @@ async def test_a_chunk_whose_payload_cannot_be_put_away_is_not_acknowledged(data
         await connection.close()
 
 
-async def test_a_reader_of_a_training_run_holds_little_at_a_time(store: StoreHandle, stubs: Stubs) -> None:
-    """A stream that nobody reads stops: what is not asked for is not fetched."""
+async def test_many_chunks_are_streamed_in_small_messages(store: StoreHandle, stubs: Stubs) -> None:
     (rollout,) = await create(stubs)
     payload = uuid7().bytes * (128 * 1024)
     chunk = chunk_of(f"{rollout}/attempts/1", 1)
@@ -287,9 +286,7 @@ async def test_a_reader_of_a_training_run_holds_little_at_a_time(store: StoreHan
         chunk.chunk_id, chunk.payload = str(uuid7()), payload[: 2 * 1024 * 1024]
         await append(service, chunk)
     stream = stubs.spans.StreamSpans(pb.StreamSpansRequest(parents=[rollout]))
-    sizes = []
     async with asyncio.timeout(30):
-        async for message in stream:
-            sizes.append(message.ByteSize())
+        sizes = [message.ByteSize() async for message in stream]
     assert sum(sizes) > 80 * 1024 * 1024
     assert max(sizes) < 3 * 1024 * 1024
