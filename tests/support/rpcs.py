@@ -13,13 +13,14 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from fulmen.errors import FulmenError
+from fulmen.errors import FulmenError, Unavailable
 from fulmen.rpc.status import decode
 
 __all__ = ["Rpc", "answer_of", "exchange", "listed_rpcs"]
 
 PROBE_SERVICES = ("grpc.health.", "grpc.reflection.")
 LIMIT_S = 20.0
+BROKEN_OFF = "Internal error from Core"
 
 Outcome = list[Message] | FulmenError
 
@@ -74,6 +75,9 @@ async def exchange(
                 break
             found.append(message)
     except grpc.aio.AioRpcError as error:
+        # What gRPC says for itself to who still writes into a call that the server has ended.
+        if error.details() == BROKEN_OFF:
+            return Unavailable("The call was ended while messages were sent.")
         return decode(error)
     finally:
         call.cancel()

@@ -7,6 +7,9 @@ from fulmen import errors
 from fulmen.errors import Code, FulmenError, Violation
 
 STATUS_METADATA_KEY = "grpc-status-details-bin"
+# A status travels in the trailing metadata, of which clients take 8 KiB, a third of it lost to base64.
+MAX_VIOLATION_BYTES = 3072
+MAX_METADATA_CHARS = 256
 
 _GENERIC: dict[grpc.StatusCode, type[FulmenError]] = {
     grpc.StatusCode.UNAVAILABLE: errors.Unavailable,
@@ -25,20 +28,32 @@ def grpc_code(code: Code) -> grpc.StatusCode:
 
 
 def encode(error: FulmenError) -> status_pb2.Status:
-    """Turns an error into a status with `ErrorInfo`, with `BadRequest` if it lists violations, and with `RetryInfo`."""
+    """Turns an error into a status with `ErrorInfo`, with `BadRequest` if it lists violations, and with `RetryInfo`.
+
+    Violations that do not fit are counted in the last one.
+    """
     status = status_pb2.Status(code=code_pb2.Code.Value(error.code.value), message=error.message)
-    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=errors.ERROR_DOMAIN, metadata=error.metadata)
+    metadata = {key: value[:MAX_METADATA_CHARS] for key, value in error.metadata.items()}
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=errors.ERROR_DOMAIN, metadata=metadata)
     status.details.add().Pack(info)
     if error.violations:
         bad = error_details_pb2.BadRequest()
-        for violation in error.violations:
+        for index, violation in enumerate(error.violations):
             bad.field_violations.add(field=violation.field, description=violation.description)
+            if bad.ByteSize() > MAX_VIOLATION_BYTES:
+                rest = len(error.violations) - index
+                bad.field_violations[-1].CopyFrom(_more(rest))
+                break
         status.details.add().Pack(bad)
     if error.retry_after_s is not None:
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromNanoseconds(round(error.retry_after_s * 1e9))
         status.details.add().Pack(retry)
     return status
+
+
+def _more(count: int) -> error_details_pb2.BadRequest.FieldViolation:
+    return error_details_pb2.BadRequest.FieldViolation(field="", description=f"and {count} more problems")
 
 
 def decode(error: grpc.RpcError) -> FulmenError:
