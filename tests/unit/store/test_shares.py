@@ -79,7 +79,7 @@ def item(number: int, *, born_ms: int = 1_000_000, labels: frozenset[str] = froz
 
 def others_work(clock: Clock, *, place: int = 1) -> OthersWork:
     """Returns the work of others where every odd number is of others, `place` before this replica."""
-    return OthersWork(lambda key: place if key.int % 2 else 0, clock=clock, page_rows=PAGE_ROWS)
+    return OthersWork(lambda key: place if key.int % 2 else 0, clock=clock)
 
 
 def test_others_work_waits_a_moment_for_its_preferred_replica() -> None:
@@ -95,9 +95,10 @@ def test_others_work_waits_a_moment_for_its_preferred_replica() -> None:
 def test_what_is_taken_is_others_and_from_the_far_end_and_never_all() -> None:
     work = others_work(Clock())
     page = [(item(number), 0.0) for number in range(PAGE_ROWS)]
-    taken = work.choose(page, project_id=1, takers=[ANYBODY], match_labels=True, credit=2)
-    assert [one.rollout_id.int % 2 for one in taken] == [1] * (PAGE_ROWS // 4)
-    assert taken == [one for one, _ in page if one.rollout_id.int % 2][-len(taken) :]
+    others = work.fitting(page, project_id=1, takers=[ANYBODY], match_labels=True)
+    assert others == [one for one, _ in page if one.rollout_id.int % 2]
+    assert work.choose(others, project_id=1, credit=2, more=False) == others[-PAGE_ROWS // 4 :]
+    assert work.choose(others, project_id=1, credit=PAGE_ROWS, more=False) == others
 
 
 def test_the_third_choice_waits_longer_than_the_second() -> None:
@@ -105,12 +106,11 @@ def test_the_third_choice_waits_longer_than_the_second() -> None:
     work = others_work(clock, place=2)
     work.seen(1)
     clock.now += STEAL_DELAY_S
-    page = [(item(1), 0.0)]
-    assert work.choose(page, project_id=1, takers=[ANYBODY], match_labels=True, credit=1) == []
+    assert work.choose([item(1)], project_id=1, credit=1, more=False) == []
     assert work.due() == frozenset()
     clock.now += STEAL_DELAY_S
     assert work.due() == {1}
-    assert work.choose(page, project_id=1, takers=[ANYBODY], match_labels=True, credit=1) == [item(1)]
+    assert work.choose([item(1)], project_id=1, credit=1, more=False) == [item(1)]
 
 
 def test_only_what_idle_credit_can_run_is_taken() -> None:
@@ -118,9 +118,7 @@ def test_only_what_idle_credit_can_run_is_taken() -> None:
     page = [(item(1, labels=gpu), 0.0), (item(3), 5.0), (item(5), 0.0)]
 
     def chosen(labels: frozenset[str], projects: frozenset[int] | None, *, match_labels: bool = True) -> list[int]:
-        found = others_work(Clock()).choose(
-            page, project_id=1, takers=[(labels, projects)], match_labels=match_labels, credit=9
-        )
+        found = others_work(Clock()).fitting(page, project_id=1, takers=[(labels, projects)], match_labels=match_labels)
         return [one.rollout_id.int & 0xFF for one in found]
 
     assert chosen(frozenset(), None) == [5]

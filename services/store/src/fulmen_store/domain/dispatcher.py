@@ -90,7 +90,7 @@ class Dispatcher:
         self._timed: set[UUID] = set()
         self._doubtful: dict[UUID, UUID] = {}
         self._more: set[int] = set()
-        self._others = OthersWork(place, clock=clock, page_rows=REFILL_PAGE)
+        self._others = OthersWork(place, clock=clock)
         self._unmatched = unmatched
         self._fresh: set[int] = set()
         self._hinted: set[int] = set()
@@ -345,21 +345,29 @@ class Dispatcher:
     async def _match_others(self, projects: frozenset[int]) -> list[Choice]:
         """Reads work of others and matches it with the credit that found nothing else."""
         hungry = self._seats.with_credit()
-        takers = {(seat.labels, seat.projects) for seat in hungry}
-        credit = sum(seat.credit for seat in hungry)
         found = False
         for project_id in projects if hungry else ():
-            page = await self._table.waiting(project_id, after=BEFORE_ALL, limit=REFILL_PAGE)
-            match_labels = self._ready.terms_of(project_id).rules.match_labels
-            for item in self._others.choose(
-                page, project_id=project_id, takers=takers, match_labels=match_labels, credit=credit
-            ):
+            for item in await self._choose_others(project_id, hungry):
                 self._ready.push(item)
                 found = True
         choices = self._match() if found else []
         if found and not choices:
             self._others.nothing_fits()
         return choices
+
+    async def _choose_others(self, project_id: int, hungry: Sequence[Seat]) -> list[ReadyItem]:
+        takers = {(seat.labels, seat.projects) for seat in hungry}
+        match_labels = self._ready.terms_of(project_id).rules.match_labels
+        after = BEFORE_ALL
+        for _ in range(MAX_REFILL_PAGES):
+            page = await self._table.waiting(project_id, after=after, limit=REFILL_PAGE)
+            more = len(page) == REFILL_PAGE
+            others = self._others.fitting(page, project_id=project_id, takers=takers, match_labels=match_labels)
+            if others or not more:
+                break
+            after = (page[-1][0].rank, page[-1][0].rollout_id)
+        credit = sum(seat.credit for seat in hungry)
+        return self._others.choose(others, project_id=project_id, credit=credit, more=more)
 
     def _read_again(self, choices: Sequence[Choice], granted: set[UUID]) -> None:
         """Reads projects anew of which some rows were taken by another replica, or cancelled: more may have been."""

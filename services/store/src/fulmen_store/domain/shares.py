@@ -30,11 +30,10 @@ Taker = tuple[frozenset[str], frozenset[int] | None]
 class OthersWork:
     """Knows in which projects work of others waits, and chooses what to take of it."""
 
-    def __init__(self, place: Callable[[UUID], int], *, clock: Callable[[], float], page_rows: int) -> None:
-        """Takes the function that counts the replicas preferred to this one, and how long a page of the table is."""
+    def __init__(self, place: Callable[[UUID], int], *, clock: Callable[[], float]) -> None:
+        """Takes the function that counts the replicas preferred to this one, and monotonic seconds."""
         self._place = place
         self._clock = clock
-        self._page_rows = page_rows
         self._projects: set[int] = set()
         self._look_at = math.inf
         self._reach = 1
@@ -77,40 +76,49 @@ class OthersWork:
                 passed.append(item)
         return []
 
-    def choose(
+    def fitting(
         self,
         page: Sequence[tuple[ReadyItem, float]],
         *,
         project_id: int,
         takers: Iterable[Taker],
         match_labels: bool,
-        credit: int,
     ) -> list[ReadyItem]:
-        """Chooses from one page of a project's waiting work what to take for idle credit.
+        """Returns others' ready items on a page of the table that idle credit can be used for.
 
         Args:
-            page: waiting items in order, each with the seconds until it may run.
-            project_id: the page's project.
+            page: waiting items of one project in order, each with the seconds until it may run.
+            project_id: the project.
             takers: what the idle credit can be used for.
             match_labels: whether the project's rollouts go only to runners that have their labels.
-            credit: how much of it there is.
         """
         able = [labels for labels, projects in takers if projects is None or project_id in projects]
-        places = {
-            item: self._place_of(item)
+        return [
+            item
             for item, delay_s in page
-            if delay_s <= 0 and any(item.labels <= labels or not match_labels for labels in able)
-        }
-        others = [item for item, place in places.items() if place > 0]
+            if delay_s <= 0
+            and not self.is_own(item)
+            and any(item.labels <= labels or not match_labels for labels in able)
+        ]
+
+    def choose(self, others: Sequence[ReadyItem], *, project_id: int, credit: int, more: bool) -> list[ReadyItem]:
+        """Chooses what to take now of the fitting work of others in a project.
+
+        Args:
+            others: what `fitting` found.
+            project_id: the project.
+            credit: how much credit is idle.
+            more: whether the project has waiting work beyond the page that was looked at.
+        """
         if not others:
             self._forget(project_id)
             return []
-        within = [item for item in others if places[item] <= self._reach]
+        within = [item for item in others if self._place_of(item) <= self._reach]
         if not within:
             self._reach += 1
             self._look_at = self._clock() + STEAL_DELAY_S
             return []
-        if len(page) < self._page_rows and len(within) == len(others) <= credit:
+        if not more and len(within) == len(others) <= credit:
             self._forget(project_id)
         # Half of it at most beyond the need of the moment: the rest is on its way to the preferred replica's runners.
         return within[-max(credit, min(STEAL_BATCH, len(within) // 2)) :]
