@@ -8,9 +8,18 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from fulmen_store.domain.fair_queue import ReadyItem
-from fulmen_store.domain.leases import AttemptEnd, EndedAttempt, EndedReport, Grant, HeldLease, Project, QuotaClaim
+from fulmen_store.domain.leases import (
+    AttemptEnd,
+    EndedAttempt,
+    EndedReport,
+    Grant,
+    HedgeCandidate,
+    HeldLease,
+    Project,
+    QuotaClaim,
+)
 from fulmen_store.domain.rules import QueueTerms
-from fulmen_store.domain.transitions import FINAL_STATES, RetryPolicy
+from fulmen_store.domain.transitions import FINAL_STATES, FailureKind, RetryPolicy
 
 __all__ = ["MemoryLeaseTable"]
 
@@ -24,6 +33,10 @@ class _Row:
     charged: int = 0
     session_id: UUID | None = None
     cancel_requested: bool = False
+    granted: int = 0
+    leased_at: float = 0.0
+    hedged: bool = False
+    hedge: tuple[UUID, int] | None = None
 
 
 @dataclass(slots=True)
@@ -35,9 +48,78 @@ class MemoryLeaseTable:
     over: set[UUID] = field(default_factory=set)
     max_running: int | None = None
 
-    def add(self, item: ReadyItem, policy: RetryPolicy) -> None:
+    def add(self, item: ReadyItem, policy: RetryPolicy, *, hedged: bool = False) -> None:
         """Adds a waiting rollout."""
-        self.rows[item.rollout_id] = _Row(item, policy)
+        self.rows[item.rollout_id] = _Row(item, policy, hedged=hedged)
+
+    async def hedgeable(self, project_ids: Sequence[int], limit: int) -> list[HedgeCandidate]:
+        """Returns attempts of rollouts that ask to be hedged and are not, the oldest first."""
+        return [
+            HedgeCandidate(item=row.item, session_id=row.session_id, age_s=time.monotonic() - row.leased_at)
+            for row in sorted(self.rows.values(), key=lambda row: row.leased_at)
+            if row.item.project_id in project_ids
+            and row.hedged
+            and row.session_id is not None
+            and row.hedge is None
+            and not row.cancel_requested
+        ][:limit]
+
+    async def claim_hedges(self, choices: Sequence[tuple[UUID, UUID, float]]) -> list[Grant]:
+        """Gives each (rollout, session) a second lease if the first one is still held, by another, for so many seconds."""
+        able = {one.item.rollout_id: one for one in await self.hedgeable([1, 2, 3], len(self.rows))}
+        grants = []
+        for rollout_id, session_id, least_age_s in choices:
+            one = able.pop(rollout_id, None)
+            if one is None or one.session_id == session_id or one.age_s < least_age_s:
+                continue
+            row = self.rows[rollout_id]
+            row.granted += 1
+            row.hedge = session_id, row.granted
+            grants.append(
+                Grant(
+                    rollout_id=rollout_id,
+                    session_id=session_id,
+                    epoch=row.granted,
+                    project_id=row.item.project_id,
+                    request=b"request",
+                )
+            )
+        return grants
+
+    async def end_hedged(self, ends: Sequence[AttemptEnd]) -> list[EndedAttempt]:
+        """Writes ends of attempts beside which another one runs."""
+        written = []
+        for end in ends:
+            report, row = end.report, self.rows.get(end.report.rollout_id)
+            if row is None or row.hedge is None or row.session_id is None:
+                continue
+            first, own = (row.session_id, row.epoch), (report.session_id, report.epoch)
+            if own not in (first, row.hedge) or row.cancel_requested != end.cancel_requested:
+                continue
+            rival = row.hedge if own == first else first
+            self._note(report.rollout_id, own, report.kind, report.report)
+            decided = end.rollout_state in FINAL_STATES
+            if decided:
+                self._note(report.rollout_id, rival, FailureKind.SUPERSEDED, b"")
+                del self.rows[report.rollout_id]
+            else:
+                (row.session_id, row.epoch), row.hedge = rival, None
+            written.append(
+                EndedAttempt(
+                    item=row.item,
+                    session_id=report.session_id,
+                    epoch=report.epoch,
+                    kind=report.kind,
+                    rollout_state=end.rollout_state,
+                    superseded=rival if decided else None,
+                )
+            )
+        return written
+
+    def _note(self, rollout_id: UUID, lease: tuple[UUID, int], kind: FailureKind, report: bytes) -> None:
+        self.ends[rollout_id, lease[1]] = EndedReport(
+            rollout_id=rollout_id, epoch=lease[1], session_id=lease[0], kind=kind, report=report
+        )
 
     async def claim(self, choices: Sequence[tuple[UUID, UUID]]) -> list[Grant]:
         """Gives each (rollout, session) pair a lease if the rollout waits."""
@@ -46,7 +128,8 @@ class MemoryLeaseTable:
             row = self.rows.get(rollout_id)
             if row is None or row.session_id is not None or row.run_at > time.monotonic():
                 continue
-            row.session_id, row.epoch = session_id, row.epoch + 1
+            row.granted += 1
+            row.session_id, row.epoch, row.leased_at = session_id, row.granted, time.monotonic()
             grants.append(
                 Grant(
                     rollout_id=rollout_id,
@@ -83,10 +166,11 @@ class MemoryLeaseTable:
         written = []
         for end in ends:
             report, row = end.report, self.rows.get(end.report.rollout_id)
-            if row is None or (row.session_id, row.epoch, row.cancel_requested) != (
+            if row is None or (row.session_id, row.epoch, row.cancel_requested, row.hedge) != (
                 report.session_id,
                 report.epoch,
                 end.cancel_requested,
+                None,
             ):
                 continue
             if end.rollout_state in FINAL_STATES:
@@ -95,13 +179,7 @@ class MemoryLeaseTable:
                 row.session_id, row.cancel_requested = None, False
                 row.charged += end.charge
                 row.run_at = time.monotonic() + end.delay_s
-            self.ends[report.rollout_id, report.epoch] = EndedReport(
-                rollout_id=report.rollout_id,
-                epoch=report.epoch,
-                session_id=report.session_id,
-                kind=report.kind,
-                report=report.report,
-            )
+            self._note(report.rollout_id, (report.session_id, report.epoch), report.kind, report.report)
             written.append(
                 EndedAttempt(
                     item=row.item,
@@ -137,13 +215,15 @@ class MemoryLeaseTable:
         return [
             HeldLease(
                 rollout_id=row.item.rollout_id,
-                session_id=row.session_id,
-                epoch=row.epoch,
+                session_id=session_id,
+                epoch=epoch,
                 project_id=row.item.project_id,
                 charged=row.charged,
                 policy=row.policy,
                 cancel_requested=row.cancel_requested,
+                hedged=row.hedge is not None,
             )
             for row in self.rows.values()
             if row.session_id is not None
+            for session_id, epoch in ((row.session_id, row.epoch), *([row.hedge] if row.hedge else []))
         ]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -33,7 +35,7 @@ class Subject:
     """A table under test, and what else its world needs."""
 
     table: LeaseTable
-    add: Callable[[Sequence[ReadyItem]], Awaitable[None]]
+    add: Callable[[Sequence[ReadyItem], bool], Awaitable[None]]
     open_session: Callable[[], Awaitable[UUID]]
     end_session: Callable[[UUID], Awaitable[None]]
     limit_running: Callable[[int], Awaitable[None]]
@@ -50,8 +52,8 @@ async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
     database = await connect(dsn, connections=3, start_limit_s=10)
     rollouts, sessions = PgRollouts(database), PgSessions(database)
 
-    async def add(items: Sequence[ReadyItem]) -> None:
-        await rollouts.create([_new(item) for item in items], [None] * len(items))
+    async def add(items: Sequence[ReadyItem], hedged: bool) -> None:
+        await rollouts.create([_new(item, hedged) for item in items], [None] * len(items))
 
     async def open_session() -> UUID:
         session_id = uuid7()
@@ -158,6 +160,92 @@ async def test_claims_at_the_same_time_do_not_pass_a_quota_together(subject: Sub
     assert sum(len(claim.grants) for claim in claims) == 3
 
 
+async def test_a_second_lease_is_given_to_another_session_only_and_only_once(subject: Subject) -> None:
+    first = await _leased(subject, hedged=True)
+    (plain,) = await _waiting(subject, 1)
+    other, third = await subject.open_session(), await subject.open_session()
+    await subject.table.claim([(plain.rollout_id, other)])
+    assert [one.item.rollout_id for one in await subject.table.hedgeable([1], 10)] == [first.rollout_id]
+    assert await subject.table.claim_hedges([(first.rollout_id, first.session_id, 0.0)]) == []
+    assert await subject.table.claim_hedges([(first.rollout_id, other, 3600.0)]) == []
+    assert await subject.table.claim_hedges([(plain.rollout_id, third, 0.0)]) == []
+    (hedge,) = await subject.table.claim_hedges([(first.rollout_id, other, 0.0)])
+    assert (hedge.session_id, hedge.epoch) == (other, 2)
+    assert await subject.table.claim_hedges([(first.rollout_id, third, 0.0)]) == []
+    assert await subject.table.hedgeable([1], 10) == []
+    held = await subject.table.held([first.rollout_id])
+    assert sorted((lease.epoch, lease.session_id, lease.hedged) for lease in held) == [
+        (1, first.session_id, True),
+        (2, other, True),
+    ]
+    assert {lease.rollout_id for lease in await subject.table.held_by([other])} == {first.rollout_id, plain.rollout_id}
+    await subject.end_session(other)
+    orphans = await subject.table.orphaned(10)
+    assert (first.rollout_id, 2) in {(lease.rollout_id, lease.epoch) for lease in orphans}
+    assert (first.rollout_id, 1) not in {(lease.rollout_id, lease.epoch) for lease in orphans}
+
+
+@pytest.mark.parametrize("winner", [1, 2])
+async def test_the_first_success_supersedes_the_other_attempt(subject: Subject, winner: int) -> None:
+    leases = await _hedged(subject)
+    async with _ends(subject) as ends:
+        won, lost = leases[winner], leases[3 - winner]
+        assert await ends.report([_report(won)]) == [CompletionStatus.APPLIED]
+        assert await ends.report([_report(lost)]) == [CompletionStatus.LEASE_LOST]
+        assert await ends.report([_report(won)]) == [CompletionStatus.DUPLICATE]
+    assert await subject.table.held([won.rollout_id]) == []
+    stored = {end.epoch: end.kind for end in await subject.table.ended([(won.rollout_id, 1), (won.rollout_id, 2)])}
+    assert stored == {winner: FailureKind.NONE, 3 - winner: FailureKind.SUPERSEDED}
+
+
+@pytest.mark.parametrize("first_to_fail", [1, 2])
+async def test_a_failure_beside_a_running_attempt_decides_and_costs_nothing(
+    subject: Subject, first_to_fail: int
+) -> None:
+    leases = await _hedged(subject)
+    async with _ends(subject) as ends:
+        early, late = leases[first_to_fail], leases[3 - first_to_fail]
+        assert await ends.report([_report(early, FailureKind.AGENT_ERROR)]) == [CompletionStatus.APPLIED]
+        (held,) = await subject.table.held([late.rollout_id])
+        assert (held.epoch, held.session_id, held.charged, held.hedged) == (late.epoch, late.session_id, 0, False)
+        assert await subject.table.waiting(1, after=BEFORE_ALL, limit=10) == []
+        # The last of the two counts for both.
+        assert await ends.report([_report(late, FailureKind.INFRA)]) == [CompletionStatus.APPLIED]
+        ((item, _),) = await subject.table.waiting(1, after=BEFORE_ALL, limit=10)
+        (again,) = await subject.table.claim([(item.rollout_id, early.session_id)])
+        assert again.epoch == 3
+        (held,) = await subject.table.held([item.rollout_id])
+        assert held.charged == 1
+        (hedge,) = await subject.table.claim_hedges([(item.rollout_id, late.session_id, 0.0)])
+        assert hedge.epoch == 4
+
+
+async def test_a_hedge_that_failed_may_be_followed_by_another_under_the_next_epoch(subject: Subject) -> None:
+    leases = await _hedged(subject)
+    async with _ends(subject) as ends:
+        assert await ends.report([_report(leases[2], FailureKind.RELEASED)]) == [CompletionStatus.APPLIED]
+        (hedge,) = await subject.table.claim_hedges([(leases[1].rollout_id, leases[2].session_id, 0.0)])
+        assert hedge.epoch == 3
+        assert await ends.report([_report(leases[2])]) == [CompletionStatus.LEASE_LOST]
+        assert await ends.report([_report(hedge)]) == [CompletionStatus.APPLIED]
+
+
+async def test_both_attempts_reported_at_once_end_the_rollout_once(subject: Subject) -> None:
+    for kinds in itertools.product((FailureKind.NONE, FailureKind.AGENT_ERROR), repeat=2):
+        leases = await _hedged(subject)
+        async with _ends(subject) as ends:
+            statuses = await ends.report([_report(leases[1], kinds[0]), _report(leases[2], kinds[1])])
+        assert await subject.table.held([leases[1].rollout_id]) == []
+        stored = await subject.table.ended([(leases[1].rollout_id, 1), (leases[1].rollout_id, 2)])
+        expected = {
+            0: [FailureKind.AGENT_ERROR, FailureKind.AGENT_ERROR],
+            1: [FailureKind.NONE, FailureKind.SUPERSEDED],
+            2: [FailureKind.NONE, FailureKind.SUPERSEDED],
+        }[kinds.count(FailureKind.NONE)]
+        assert sorted(end.kind for end in stored) == expected
+        assert statuses.count(CompletionStatus.APPLIED) == (2 if kinds.count(FailureKind.NONE) == 0 else 1)
+
+
 async def test_reports_are_applied_once_and_told_apart(subject: Subject) -> None:
     grant = await _leased(subject)
     ends = AttemptEnds(table=subject.table, requeued=lambda _items: None, finished=lambda _projects: None)
@@ -176,9 +264,9 @@ async def test_reports_are_applied_once_and_told_apart(subject: Subject) -> None
 def _memory() -> Subject:
     table = MemoryLeaseTable()
 
-    async def add(items: Sequence[ReadyItem]) -> None:
+    async def add(items: Sequence[ReadyItem], hedged: bool) -> None:
         for item in items:
-            table.add(item, POLICY)
+            table.add(item, POLICY, hedged=hedged)
 
     async def open_session() -> UUID:
         return uuid7()
@@ -194,14 +282,37 @@ def _memory() -> Subject:
     )
 
 
-async def _waiting(subject: Subject, count: int, *, ranks: Sequence[int] = (0,)) -> list[ReadyItem]:
+async def _waiting(
+    subject: Subject, count: int, *, ranks: Sequence[int] = (0,), hedged: bool = False
+) -> list[ReadyItem]:
     items = [ReadyItem(rollout_id=uuid7(), project_id=1, rank=ranks[index % len(ranks)]) for index in range(count)]
-    await subject.add(items)
+    await subject.add(items, hedged)
     return items
 
 
-async def _leased(subject: Subject) -> Grant:
-    (item,) = await _waiting(subject, 1)
+async def _hedged(subject: Subject) -> dict[int, Grant]:
+    """Makes a rollout with two leases, by epoch."""
+    first = await _leased(subject, hedged=True)
+    (second,) = await subject.table.claim_hedges([(first.rollout_id, await subject.open_session(), 0.0)])
+    return {first.epoch: first, second.epoch: second}
+
+
+@asynccontextmanager
+async def _ends(subject: Subject) -> AsyncIterator[AttemptEnds]:
+    ends = AttemptEnds(table=subject.table, requeued=lambda _items: None, finished=lambda _projects: None)
+    role = asyncio.create_task(ends.committer.run())
+    yield ends
+    role.cancel()
+
+
+def _report(grant: Grant, kind: FailureKind = FailureKind.NONE) -> AttemptReport:
+    return AttemptReport(
+        rollout_id=grant.rollout_id, session_id=grant.session_id, epoch=grant.epoch, kind=kind, report=b"r"
+    )
+
+
+async def _leased(subject: Subject, *, hedged: bool = False) -> Grant:
+    (item,) = await _waiting(subject, 1, hedged=hedged)
     (grant,) = await subject.table.claim([(item.rollout_id, await subject.open_session())])
     return grant
 
@@ -217,7 +328,7 @@ def _end(
     return AttemptEnd(report=report, cancel_requested=False, rollout_state=state, delay_s=0.0, charge=1)
 
 
-def _new(item: ReadyItem) -> NewItem:
+def _new(item: ReadyItem, hedged: bool) -> NewItem:
     return NewItem(
         rollout_id=item.rollout_id,
         project_id=item.project_id,
@@ -229,4 +340,5 @@ def _new(item: ReadyItem) -> NewItem:
         policy=POLICY,
         labels=(),
         request=b"request",
+        hedged=hedged,
     )

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from fulmen.cli.main import app
 from fulmen.errors import QuotaExceeded
-from fulmen.store.v1 import failure_pb2, lease_pb2, rollout_pb2
+from fulmen.store.v1 import failure_pb2, lease_pb2, lease_service_pb2, rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from tests.support.store import LIMIT_S, Runner, StoreHandle, Stubs, create, get, running_store, until_state
 
@@ -185,3 +185,86 @@ async def test_a_project_that_does_not_match_labels_uses_any_runner(database_url
         runner = await Runner(stubs).open()
         assert [each.rollout.name for each in await runner.take(1)] == [name]
         assert await get(stubs, name) == await until_state(stubs, name, rollout_pb2.ROLLOUT_STATE_RUNNING)
+
+
+async def test_a_late_attempt_is_hedged_and_the_first_success_decides(database_url: str) -> None:
+    rules = pb.QueueRules(hedging=True)
+    async with store_with(database_url, rules=rules.SerializeToString()) as store:
+        stubs = await store.stubs()
+        late, quick = await Runner(stubs).open(), await Runner(stubs).open()
+        await create(stubs, 20, task_type="sums")
+        assert await quick.complete(await quick.take(20)) == [APPLIED] * 20
+        (name,) = await create(stubs, 1, task_type="sums", policy={"hedged": True})
+        (first,) = await late.take(1)
+        (second,) = await quick.take(1)
+        assert (first.rollout.name, first.epoch) == (second.rollout.name, second.epoch - 1) == (name, 1)
+        assert second.attempt_key != first.attempt_key
+        assert (await queue_stats(stubs)).running_count == 1
+        assert await quick.complete([second], output=b"42") == [APPLIED]
+        assert list((await late.expect("lease_lost")).attempts) == [first.attempt]
+        assert await late.complete([first]) == [lease_pb2.COMPLETION_STATUS_LEASE_LOST]
+        rollout = await get(stubs, name)
+    assert rollout.state == rollout_pb2.ROLLOUT_STATE_SUCCEEDED
+    assert [(attempt.failure_kind, attempt.final) for attempt in rollout.attempts] == [
+        (failure_pb2.FAILURE_KIND_SUPERSEDED, False),
+        (failure_pb2.FAILURE_KIND_UNSPECIFIED, True),
+    ]
+    assert rollout.attempts[1].output == b"42"
+
+
+async def test_a_hedge_whose_runner_dies_leaves_the_rollout_running(database_url: str) -> None:
+    rules = pb.QueueRules(hedging=True)
+    await set_project(database_url, rules=rules.SerializeToString())
+    async with running_store(database_url, lease_ttl_s=0.6) as store:
+        stubs = await store.stubs()
+        late, quick = await Runner(stubs).open(), await Runner(stubs).open()
+        renewing = [asyncio.create_task(keep_alive(runner)) for runner in (late, quick)]
+        await create(stubs, 20, task_type="sums")
+        assert await quick.complete(await quick.take(20)) == [APPLIED] * 20
+        (name,) = await create(stubs, 1, task_type="sums", policy={"hedged": True, "max_attempts": 1})
+        (first,) = await late.take(1)
+        (second,) = await quick.take(1)
+        renewing[1].cancel()
+        quick.stream.cancel()
+        rollout = await until_attempts(stubs, name, 2)
+        assert rollout.state == rollout_pb2.ROLLOUT_STATE_RUNNING
+        lost = next(attempt for attempt in rollout.attempts if attempt.name == second.attempt)
+        assert lost.failure_kind == failure_pb2.FAILURE_KIND_LEASE_LOST
+        assert await late.complete([first]) == [APPLIED]
+        assert (await get(stubs, name)).state == rollout_pb2.ROLLOUT_STATE_SUCCEEDED
+        renewing[0].cancel()
+
+
+async def test_a_cancel_ends_both_attempts_of_a_hedged_rollout(database_url: str) -> None:
+    rules = pb.QueueRules(hedging=True)
+    async with store_with(database_url, rules=rules.SerializeToString()) as store:
+        stubs = await store.stubs()
+        late, quick = await Runner(stubs).open(), await Runner(stubs).open()
+        await create(stubs, 20, task_type="sums")
+        assert await quick.complete(await quick.take(20)) == [APPLIED] * 20
+        (name,) = await create(stubs, 1, task_type="sums", policy={"hedged": True})
+        (first,) = await late.take(1)
+        (second,) = await quick.take(1)
+        answer = await stubs.rollouts.CancelRollouts(pb.CancelRolloutsRequest(names=[name]))
+        assert (answer.cancelled_count, answer.cancelling_count) == (0, 1)
+        assert list((await late.expect("cancel")).attempts) == [first.attempt]
+        assert list((await quick.expect("cancel")).attempts) == [second.attempt]
+        cancelled = failure_pb2.FAILURE_KIND_CANCELLED
+        assert await late.complete([first], failure_kind=cancelled) == [APPLIED]
+        assert list((await quick.expect("lease_lost")).attempts) == [second.attempt]
+        rollout = await until_state(stubs, name, rollout_pb2.ROLLOUT_STATE_CANCELLED)
+        assert len(rollout.attempts) == 2
+
+
+async def keep_alive(runner: Runner) -> None:
+    while True:
+        await runner.stream.write(lease_service_pb2.StreamLeasesRequest(renew=lease_service_pb2.RenewSession()))
+        await asyncio.sleep(0.1)
+
+
+async def until_attempts(stubs: Stubs, name: str, count: int) -> rollout_pb2.Rollout:
+    """Waits until so many attempts of a rollout have begun."""
+    async with asyncio.timeout(LIMIT_S):
+        while len((rollout := await get(stubs, name)).attempts) < count:  # noqa: ASYNC110  # state of the store
+            await asyncio.sleep(0.02)
+        return rollout

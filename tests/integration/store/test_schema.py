@@ -23,6 +23,8 @@ insert into item (id, project_id, rank, group_size, max_attempts, retry_mask, ba
 select gen_random_uuid(), 1, 0, 1, 3, 24, 0, now() from generate_series(1, $1::int)
 """
 
+NO_SESSION = "01900000-0000-7000-8000-000000000000"
+
 
 @pytest.fixture
 async def connection(database_url: str) -> Any:
@@ -86,7 +88,9 @@ async def test_a_rollout_ends_only_once(connection: Any) -> None:
 
 async def test_plans_made_on_an_empty_table_stay_index_probes_when_it_has_grown(connection: Any) -> None:
     """A textbook join prepared on an empty table costs 10 ms per row later; these must not depend on statistics."""
-    names = ("claim_rollouts", "held_leases", "cancel_rollouts", "end_attempts")
+    names = (
+        "claim_rollouts", "held_leases", "cancel_rollouts", "end_attempts", "claim_hedges", "end_hedged_attempts",
+    )  # fmt: skip
     for name in names:
         await connection.execute(f"prepare {name} as {SQL[name]}")
         await _explain(connection, name, [uuid7() for _ in range(100)])
@@ -122,10 +126,15 @@ async def _explain(connection: Any, name: str, ids: list[UUID]) -> str:
     count = len(ids)
     rest: dict[str, list[str]] = {
         "cancel_rollouts": ["30"],
-        "claim_rollouts": [_repeated("01900000-0000-7000-8000-000000000000", count)],
+        "claim_rollouts": [_repeated(NO_SESSION, count)],
         "end_attempts": [
-            _repeated("01900000-0000-7000-8000-000000000000", count),
+            _repeated(NO_SESSION, count),
             *(_repeated(value, count) for value in ("1", "f", "2", "0", "4", "0.0", "1", "")),
+        ],
+        "claim_hedges": [_repeated(NO_SESSION, count), _repeated("0.0", count)],
+        "end_hedged_attempts": [
+            _repeated(NO_SESSION, count),
+            *(_repeated(value, count) for value in ("1", "f", "2", "0", "4", "")),
         ],
     }
     arguments = ", ".join([f"'{{{','.join(map(str, ids))}}}'", *rest.get(name, [])])

@@ -77,7 +77,7 @@ async def test_what_another_replica_took_first_gives_the_credit_back() -> None:
     world = World()
     world.add(1)
     (row,) = world.table.rows.values()
-    row.session_id, row.epoch = uuid7(), 1
+    row.session_id, row.epoch, row.granted = uuid7(), 1, 1
     seat = world.seat(1)
     async with asyncio.timeout(10):
         role = asyncio.create_task(world.dispatcher.run())

@@ -44,6 +44,21 @@ def test_every_decision_is_a_legal_end(
     assert decision.rollout_state is RolloutState.RETRY_WAIT or decision.delay_s == 0
 
 
+@given(kind=kinds, policy=policies, charged=st.integers(0, 99), cancel=st.booleans())
+def test_beside_another_attempt_only_success_and_cancel_decide_and_a_failure_costs_nothing(
+    kind: FailureKind, policy: RetryPolicy, charged: int, cancel: bool
+) -> None:
+    decision = decide(kind, policy=policy, charged=charged, cancel_requested=cancel, hedged=True)
+    alone = decide(kind, policy=policy, charged=charged, cancel_requested=cancel)
+    if cancel or kind in (FailureKind.NONE, FailureKind.CANCELLED):
+        assert decision == alone
+        loser = (AttemptState.FAILED, FailureKind.SUPERSEDED, decision.rollout_state)
+        assert loser in ATTEMPT_ENDS
+    else:
+        assert (decision.rollout_state, decision.charge, decision.delay_s) == (RolloutState.RUNNING, 0, 0)
+        assert (AttemptState.FAILED, kind, RolloutState.RUNNING) in ATTEMPT_ENDS
+
+
 def test_the_back_off_doubles_up_to_its_limit() -> None:
     policy = RetryPolicy(max_attempts=100, retry_mask=RetryPolicy.mask_of(frozenset()), backoff_ms=1000)
     delays = [

@@ -36,6 +36,7 @@ from fulmen_store.domain.dead_letters import DeadLetters
 from fulmen_store.domain.dispatcher import Dispatcher
 from fulmen_store.domain.durations import Durations
 from fulmen_store.domain.feed import FeedFollower
+from fulmen_store.domain.hedging import Hedger
 from fulmen_store.domain.lease_returner import LeaseReturner
 from fulmen_store.domain.leases import EndedAttempt
 from fulmen_store.domain.overdue import Overdue
@@ -50,7 +51,7 @@ from fulmen_store.domain.resource_watch import ResourceWatcher
 from fulmen_store.domain.resources import Resources
 from fulmen_store.domain.rollouts import Rollouts
 from fulmen_store.domain.runner_registry import RunnerBoard, SessionNotes
-from fulmen_store.domain.seats import Drained, Seats
+from fulmen_store.domain.seats import Drained, LeasesLost, Seats
 from fulmen_store.domain.sessions import LeaseRenewer, LeaseSweeper, Sessions
 from fulmen_store.domain.tokens import Tokens
 from fulmen_store.domain.upkeep import Upkeep
@@ -224,6 +225,11 @@ def _wire_domain(tables: _Tables, settings: StoreSettings, peers: GrpcPeers) -> 
         durations.learn(attempts)
         notes.ended(attempts)
         dispatcher.freed(one.item.project_id for one in attempts)
+        for one in attempts:
+            if one.superseded is not None:
+                session_id, epoch = one.superseded
+                seats.lease_over(session_id, one.item.rollout_id)
+                news.tell_each([(session_id, LeasesLost(attempts=[(one.item.rollout_id, epoch)]))])
 
     ends = AttemptEnds(
         table=tables.leases,
@@ -301,6 +307,7 @@ def _roles(tables: _Tables, domain: _Domain, lease_ttl_s: float) -> dict[str, Ro
         "session-lookups": domain.sessions.lookups,
         "dispatcher": domain.dispatcher,
         "durations": domain.durations,
+        "hedger": Hedger(table=tables.leases, dispatcher=domain.dispatcher, sketch=domain.durations.sketch),
         "lease-returner": domain.returner,
         "lease-renewer": LeaseRenewer(
             sessions=tables.sessions,

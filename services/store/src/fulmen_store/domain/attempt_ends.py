@@ -103,14 +103,15 @@ class AttemptEnds:
             )
         return [statuses[_key(report)] for report in reports]
 
-    async def _held(self, reports: Iterable[AttemptReport]) -> dict[UUID, HeldLease]:
-        ids = [report.rollout_id for report in reports]
-        return {lease.rollout_id: lease for lease in await self._table.held(ids)} if ids else {}
+    async def _held(self, reports: Iterable[AttemptReport]) -> dict[AttemptKey, HeldLease]:
+        ids = list({report.rollout_id for report in reports})
+        leases = await self._table.held(ids) if ids else []
+        return {(lease.rollout_id, lease.session_id, lease.epoch): lease for lease in leases}
 
     async def _write(
         self,
         pending: dict[AttemptKey, AttemptReport],
-        held: dict[UUID, HeldLease],
+        held: dict[AttemptKey, HeldLease],
         statuses: dict[AttemptKey, CompletionStatus],
     ) -> None:
         ends = {key: end for key, report in pending.items() if (end := self._decided(report, held)) is not None}
@@ -118,7 +119,7 @@ class AttemptEnds:
             return
         requeued: list[tuple[ReadyItem, float]] = []
         finished: set[int] = set()
-        written = await self._table.end(list(ends.values()))
+        written = await self._write_ends(ends, held)
         for ended in written:
             key = (ended.item.rollout_id, ended.session_id, ended.epoch)
             statuses[key] = CompletionStatus.APPLIED
@@ -126,7 +127,7 @@ class AttemptEnds:
             self._left(ended.session_id, ended.item.rollout_id)
             if ended.rollout_state in FINAL_STATES:
                 finished.add(ended.item.project_id)
-            else:
+            elif ended.rollout_state is RolloutState.RETRY_WAIT:
                 requeued.append((ended.item, ends[key].delay_s))
         self._ended(written)
         if requeued:
@@ -134,21 +135,35 @@ class AttemptEnds:
         if finished:
             self._finished(frozenset(finished))
 
-    def _decided(self, report: AttemptReport, held: dict[UUID, HeldLease]) -> AttemptEnd | None:
-        lease = held.get(report.rollout_id)
+    async def _write_ends(
+        self, ends: dict[AttemptKey, AttemptEnd], held: dict[AttemptKey, HeldLease]
+    ) -> list[EndedAttempt]:
+        """Writes ends; of two attempts of one rollout only one at a time, that which succeeded first."""
+        hedged: dict[UUID, AttemptEnd] = {}
+        for key, end in ends.items():
+            lease = held.get(key)
+            if lease is not None and lease.hedged and (key[0] not in hedged or end.report.kind is FailureKind.NONE):
+                hedged[key[0]] = end
+        plain = [end for key, end in ends.items() if key[0] not in hedged]
+        written = await self._table.end(plain) if plain else []
+        if hedged:
+            written += await self._table.end_hedged(list(hedged.values()))
+        return written
+
+    def _decided(self, report: AttemptReport, held: dict[AttemptKey, HeldLease]) -> AttemptEnd | None:
+        lease = held.get(_key(report))
         if lease is None:
             if report.kind is not FailureKind.NONE:
                 return None
             return AttemptEnd(
                 report=report, cancel_requested=False, rollout_state=RolloutState.SUCCEEDED, delay_s=0.0, charge=1
             )
-        if (lease.session_id, lease.epoch) != (report.session_id, report.epoch):
-            return None
         decision = decide(
             report.kind,
             policy=lease.policy,
             charged=lease.charged,
             cancel_requested=lease.cancel_requested,
+            hedged=lease.hedged,
             jitter=self._jitter(),
             time_left_s=lease.time_left_s,
         )
@@ -163,11 +178,10 @@ class AttemptEnds:
     async def _settle_stale(
         self,
         pending: dict[AttemptKey, AttemptReport],
-        held: dict[UUID, HeldLease],
+        held: dict[AttemptKey, HeldLease],
         statuses: dict[AttemptKey, CompletionStatus],
     ) -> None:
-        current = {(lease.rollout_id, lease.session_id, lease.epoch) for lease in held.values()}
-        stale = [key for key in pending if key not in current]
+        stale = [key for key in pending if key not in held]
         if not stale:
             return
         stored = {

@@ -16,7 +16,7 @@ MAX_REWARDS: Final = 256
 MAX_OUTPUT_BYTES: Final = 64 * 1024
 MAX_MESSAGE_CHARS: Final = 4096
 _DIMENSION: Final = re.compile(r"[a-z0-9_.-]{1,64}")
-_REFUSED: Final = frozenset({FailureKind.LEASE_LOST, FailureKind.RELEASED})
+_REFUSED: Final = frozenset({FailureKind.LEASE_LOST, FailureKind.RELEASED, FailureKind.SUPERSEDED})
 
 
 # Not frozen: one is made for every rollout, and freezing makes that four times as slow. Never changed.

@@ -130,28 +130,31 @@ class Dispatcher:
             self._settled = False
         self._wake.set()
 
-    def match_new(self, items: Iterable[ReadyItem]) -> dict[UUID, Seat]:
+    def match_new(self, items: Iterable[ReadyItem], besides: Mapping[UUID, UUID] | None = None) -> dict[UUID, Seat]:
         """Finds runners that wait for work that is about to be created, by rollout.
 
         Nothing is matched while other work could go first. Each match has used a credit: it must be passed on to
-        `deliver_new`, `unmatch` or `doubt`.
+        `deliver_new`, `unmatch` or `doubt`. For second attempts of running rollouts, `besides` names the first one's
+        session, by rollout.
         """
         matches: dict[UUID, Seat] = {}
         if not self._settled:
             return matches
         for item in items:
-            if item.rollout_id in matches:
-                continue
             terms = self._ready.terms_of(item.project_id)
-            if terms.max_running is not None:
-                # Whether there is room is known only to the database.
+            # Whether a quota leaves room is known only to the database; a second attempt needs none.
+            if item.rollout_id in matches or (terms.max_running is not None and besides is None):
                 continue
-            seat = self._seats.next_for(item, terms.rules)
+            seat = self._seats.next_for(item, terms.rules, besides=(besides or {}).get(item.rollout_id))
             if seat is not None:
-                seat.credit -= 1
-                seat.last_group, seat.last_agent = item.group_key, item.agent
+                seat.give(item)
                 matches[item.rollout_id] = seat
         return matches
+
+    def hedging_projects(self) -> list[int]:
+        """Returns the projects whose attempts may be hedged, if there is credit that nothing waits for."""
+        idle = self._settled and self._seats.open_credit() > 0
+        return [each.project_id for each in self._projects.values() if idle and each.terms.rules.hedging]
 
     def deliver_new(self, matches: Mapping[UUID, Seat], grants: Iterable[Grant]) -> None:
         """Hands out the leases that were created; the credit of the other matches is given back."""

@@ -19,6 +19,7 @@ __all__ = [
     "EndedAttempt",
     "EndedReport",
     "Grant",
+    "HedgeCandidate",
     "HeldLease",
     "LeaseTable",
     "Project",
@@ -53,6 +54,15 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HedgeCandidate:
+    """A running attempt that may be hedged; `age_s` is for how long its lease is held, seconds."""
+
+    item: ReadyItem
+    session_id: UUID
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaClaim:
     """What a claim within a quota did.
 
@@ -73,6 +83,7 @@ class HeldLease:
 
     Attributes:
         time_left_s: seconds until the rollout's deadline, below 0 if it has passed; None if it has none.
+        hedged: whether another session holds a lease on the same rollout beside this one.
     """
 
     rollout_id: UUID
@@ -83,6 +94,7 @@ class HeldLease:
     policy: RetryPolicy
     cancel_requested: bool
     time_left_s: float | None = None
+    hedged: bool = False
 
 
 # Not frozen: one is made for every rollout, and freezing makes that four times as slow. Never changed.
@@ -117,7 +129,12 @@ class AttemptEnd:
 # Not frozen: one is made for every rollout, and freezing makes that four times as slow. Never changed.
 @dataclass(slots=True, kw_only=True)
 class EndedAttempt:
-    """An end that was written; `duration_s` is how long the lease was held, seconds."""
+    """An end that was written.
+
+    Attributes:
+        duration_s: how long the lease was held, seconds.
+        superseded: session and epoch of the attempt beside it that ended with it; None if there was none.
+    """
 
     item: ReadyItem
     session_id: UUID
@@ -125,6 +142,7 @@ class EndedAttempt:
     kind: FailureKind
     rollout_state: RolloutState
     duration_s: float = 0.0
+    superseded: tuple[UUID, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +190,21 @@ class LeaseTable(Protocol):
 
     async def end(self, ends: Sequence[AttemptEnd]) -> list[EndedAttempt]:
         """Writes those ends whose lease is unchanged, in one commit; returns them."""
+        ...
+
+    async def end_hedged(self, ends: Sequence[AttemptEnd]) -> list[EndedAttempt]:
+        """Writes ends of attempts beside which another one runs, at most one per rollout, in one commit.
+
+        An end that leaves the rollout RUNNING leaves the other lease as it is; any other supersedes it.
+        """
+        ...
+
+    async def hedgeable(self, project_ids: Sequence[int], limit: int) -> list[HedgeCandidate]:
+        """Returns attempts of rollouts that ask to be hedged and are not, the oldest first."""
+        ...
+
+    async def claim_hedges(self, choices: Sequence[tuple[UUID, UUID, float]]) -> list[Grant]:
+        """Gives each (rollout, session) a second lease if the first one is still held, by another, for so many seconds."""
         ...
 
     async def ended(self, keys: Sequence[tuple[UUID, int]]) -> list[EndedReport]:

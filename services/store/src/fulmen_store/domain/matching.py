@@ -59,8 +59,7 @@ def _round(ready: FairQueue, hungry: Sequence[Seat], limit: int, choices: list[C
                 if index is None:
                     index = _LastRuns(hungry)
                 taker = index.preferred(item, seat, waiting, ready) or seat
-            taker.credit -= 1
-            taker.last_group, taker.last_agent = item.group_key, item.agent
+            taker.give(item)
             choices.append((item, taker))
             del waiting[taker]
             if taker.credit > 0:

@@ -164,6 +164,11 @@ class Seat:
             return False
         return not match_labels or item.labels <= self.labels
 
+    def give(self, item: ReadyItem) -> None:
+        """Uses a credit for an item."""
+        self.credit -= 1
+        self.last_group, self.last_agent = item.group_key, item.agent
+
     def liking(self, item: ReadyItem) -> int:
         """Returns 2 if it was given an item of the same group last, 1 if one of the same agent version, else 0."""
         if item.group_key is not None and item.group_key == self.last_group:
@@ -217,10 +222,13 @@ class Seats:
         self._turns.rotate(-1)
         return waiting
 
-    def next_for(self, item: ReadyItem, rules: QueueRules = DEFAULT_RULES) -> Seat | None:
+    def next_for(
+        self, item: ReadyItem, rules: QueueRules = DEFAULT_RULES, *, besides: UUID | None = None
+    ) -> Seat | None:
         """Returns the seat that gets an item, of those that take work and qualify.
 
-        It is the one whose turn it is, unless one of those behind it ran the item's group, or its agent, last.
+        It is the one whose turn it is, unless one of those behind it ran the item's group, or its agent, last; never
+        that of the session `besides`.
         """
         passed: list[Seat] = []
         found, liking = None, -1
@@ -228,7 +236,8 @@ class Seats:
             seat = self._turns.popleft()
             if seat.closed:
                 continue
-            if seat.credit <= 0 or not seat.qualifies(item, match_labels=rules.match_labels):
+            able = seat.credit > 0 and seat.session_id != besides
+            if not able or not seat.qualifies(item, match_labels=rules.match_labels):
                 self._turns.append(seat)
                 continue
             passed.append(seat)

@@ -87,6 +87,8 @@ _DECIDING_KINDS: Final = (
 
 ATTEMPT_ENDS: Final = frozenset(
     {(AttemptState.SUCCEEDED, FailureKind.NONE, RolloutState.SUCCEEDED)}
+    | {(AttemptState.FAILED, FailureKind.SUPERSEDED, RolloutState.SUCCEEDED)}
+    | {(AttemptState.FAILED, kind, RolloutState.RUNNING) for kind in (*_DECIDING_KINDS, FailureKind.RELEASED)}
     | {(AttemptState.FAILED, kind, RolloutState.FAILED) for kind in _DECIDING_KINDS}
     | {(AttemptState.FAILED, kind, RolloutState.RETRY_WAIT) for kind in (*_DECIDING_KINDS, FailureKind.RELEASED)}
     | {(AttemptState.SUCCEEDED, FailureKind.NONE, RolloutState.CANCELLED)}
@@ -130,7 +132,7 @@ class Decision:
     """What becomes of a rollout when an attempt ends.
 
     Attributes:
-        rollout_state: RETRY_WAIT or a final state.
+        rollout_state: RETRY_WAIT, a final state, or RUNNING if another attempt goes on.
         delay_s: seconds until the rollout may run again; 0 if it is final.
         charge: how much of the budget of attempts this one used, 0 or 1.
     """
@@ -146,6 +148,7 @@ def decide(
     policy: RetryPolicy,
     charged: int,
     cancel_requested: bool,
+    hedged: bool = False,
     jitter: float = 0.0,
     time_left_s: float | None = None,
 ) -> Decision:
@@ -156,6 +159,8 @@ def decide(
         policy: the rollout's policy.
         charged: attempts already counted against the budget, without this one.
         cancel_requested: whether a caller asked to cancel the rollout while the attempt ran.
+        hedged: whether another attempt of the rollout runs beside this one. A failure then decides nothing and costs
+            nothing: of the two, the last one to fail counts for both.
         jitter: a number in [-1, 1] that spreads the back-off by up to 25 %.
         time_left_s: seconds until the rollout's deadline, below 0 if it has passed; None if it has none. No retry
             is scheduled past it.
@@ -164,6 +169,8 @@ def decide(
         return Decision(rollout_state=RolloutState.CANCELLED)
     if kind is FailureKind.NONE:
         return Decision(rollout_state=RolloutState.SUCCEEDED)
+    if hedged:
+        return Decision(rollout_state=RolloutState.RUNNING, charge=0)
     if kind is FailureKind.RELEASED:
         return Decision(rollout_state=RolloutState.RETRY_WAIT, charge=0)
     if not policy.retries(kind) or charged + 1 >= policy.max_attempts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 from uuid import UUID
 
@@ -16,6 +17,7 @@ from fulmen_store.domain.leases import (
     EndedAttempt,
     EndedReport,
     Grant,
+    HedgeCandidate,
     HeldLease,
     Project,
     QuotaClaim,
@@ -26,7 +28,7 @@ from fulmen_store.domain.transitions import AttemptState, FailureKind, RetryPoli
 from fulmen_store.persistence.database import Database, columns
 from fulmen_store.persistence.queue_rules import terms_of
 
-__all__ = ["PgFeed", "PgLeases", "PgSessions", "PgUpkeep"]
+__all__ = ["PgFeed", "PgLeases", "PgSessions", "PgUpkeep", "ended_of", "grant_of", "item_of"]
 
 
 # The first half of the advisory locks of quotas; the second is the project.
@@ -42,7 +44,7 @@ class PgLeases:
 
     async def claim(self, choices: Sequence[tuple[UUID, UUID]]) -> list[Grant]:
         """Gives each (rollout, session) pair a lease if the rollout waits; returns those that were given."""
-        return [_grant(row) for row in await self._database.fetch("claim_rollouts", *columns(choices, 2))]
+        return [grant_of(row) for row in await self._database.fetch("claim_rollouts", *columns(choices, 2))]
 
     async def claim_within(self, project_id: int, choices: Sequence[tuple[UUID, UUID]]) -> QuotaClaim:
         """Claims rollouts of one project in order, as many as its quota leaves room for."""
@@ -52,7 +54,7 @@ class PgLeases:
             row = await transaction.fetch_row("running_room", project_id)
             room = len(choices) if row is None or row["room"] is None else max(0, row["room"])
             rows = await transaction.fetch("claim_rollouts", *columns(choices[:room], 2)) if room else []
-        grants = [_grant(row) for row in rows]
+        grants = [grant_of(row) for row in rows]
         return QuotaClaim(tried=min(room, len(choices)), grants=grants, room=room - len(grants))
 
     async def held(self, rollout_ids: Sequence[UUID]) -> list[HeldLease]:
@@ -77,17 +79,36 @@ class PgLeases:
             )
             for end in ends
         ]  # fmt: skip
-        return [
-            EndedAttempt(
-                item=_item(row),
-                session_id=row["session"],
-                epoch=row["epoch"],
-                kind=FailureKind(row["failure_kind"]),
-                rollout_state=RolloutState(row["rollout_state"]),
-                duration_s=row["duration_s"],
+        return [ended_of(row) for row in await self._database.fetch("end_attempts", *columns(rows, 10))]
+
+    async def end_hedged(self, ends: Sequence[AttemptEnd]) -> list[EndedAttempt]:
+        """Writes ends of attempts beside which another one runs, at most one per rollout, in one commit."""
+        rows = [
+            (
+                end.report.rollout_id, end.report.session_id, end.report.epoch, end.cancel_requested,
+                AttemptState.FAILED if end.report.kind else AttemptState.SUCCEEDED, end.report.kind,
+                end.rollout_state, end.report.report,
             )
-            for row in await self._database.fetch("end_attempts", *columns(rows, 10))
+            for end in ends
+        ]  # fmt: skip
+        return [
+            replace(
+                ended_of(row),
+                superseded=(row["rival_session"], row["rival_epoch"]) if row["rival_session"] is not None else None,
+            )
+            for row in await self._database.fetch("end_hedged_attempts", *columns(rows, 8))
         ]
+
+    async def hedgeable(self, project_ids: Sequence[int], limit: int) -> list[HedgeCandidate]:
+        """Returns attempts of rollouts that ask to be hedged and are not, the oldest first."""
+        return [
+            HedgeCandidate(item=item_of(row), session_id=row["session"], age_s=row["age_s"])
+            for row in await self._database.fetch("hedgeable_attempts", project_ids, limit)
+        ]
+
+    async def claim_hedges(self, choices: Sequence[tuple[UUID, UUID, float]]) -> list[Grant]:
+        """Gives each (rollout, session) a second lease if the first one is still held, by another, for so many seconds."""
+        return [grant_of(row) for row in await self._database.fetch("claim_hedges", *columns(choices, 3))]
 
     async def ended(self, keys: Sequence[tuple[UUID, int]]) -> list[EndedReport]:
         """Returns the stored ends of attempts named by (rollout, epoch)."""
@@ -112,7 +133,7 @@ class PgLeases:
     async def waiting(self, project_id: int, *, after: tuple[int, UUID], limit: int) -> list[tuple[ReadyItem, float]]:
         """Returns one page of waiting items in order, each with the seconds until it may run."""
         rows = await self._database.fetch("refill_queue", project_id, after[0], after[1], limit)
-        return [(_item(row), row["delay_s"]) for row in rows]
+        return [(item_of(row), row["delay_s"]) for row in rows]
 
 
 class PgSessions:
@@ -206,7 +227,20 @@ class PgUpkeep:
         await self._database.fetch("forget_tokens")
 
 
-def _grant(row: asyncpg.Record) -> Grant:
+def ended_of(row: asyncpg.Record) -> EndedAttempt:
+    """Reads an end that was written."""
+    return EndedAttempt(
+        item=item_of(row),
+        session_id=row["session"],
+        epoch=row["epoch"],
+        kind=FailureKind(row["failure_kind"]),
+        rollout_state=RolloutState(row["rollout_state"]),
+        duration_s=row["duration_s"],
+    )
+
+
+def grant_of(row: asyncpg.Record) -> Grant:
+    """Reads a lease that was granted."""
     return Grant(
         rollout_id=row["id"],
         session_id=row["session"],
@@ -228,10 +262,12 @@ def _held(row: asyncpg.Record) -> HeldLease:
         ),
         cancel_requested=row["cancel_requested"],
         time_left_s=row["time_left_s"],
+        hedged=row["hedged"],
     )
 
 
-def _item(row: asyncpg.Record) -> ReadyItem:
+def item_of(row: asyncpg.Record) -> ReadyItem:
+    """Reads a rollout that waits, or waited."""
     return ReadyItem(
         rollout_id=row["id"],
         project_id=row["project_id"],

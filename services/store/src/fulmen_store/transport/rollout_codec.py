@@ -223,7 +223,7 @@ def _attempt(view: AttemptView) -> attempt_pb2.Attempt:
     message.failure_kind = view.failure_kind.value
     message.runner = runner_name(view.session_id)
     message.runner_host = view.host
-    message.final = view.rollout_state in FINAL_STATES
+    message.final = view.rollout_state in FINAL_STATES and view.failure_kind is not FailureKind.SUPERSEDED
     _set(message.start_time, view.started_at)
     _set(message.end_time, view.ended_at)
     return message

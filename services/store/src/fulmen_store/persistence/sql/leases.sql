@@ -1,5 +1,7 @@
 -- Claims and ends of attempts are compare-and-set on (rollout, lease session, epoch). A row that was locked but has
--- changed since the statement's snapshot is simply not returned; the caller classifies and repeats.
+-- changed since the statement's snapshot is simply not returned; the caller classifies and repeats. Where a row is found
+-- by its id, its session is compared by `is not distinct from`: no plan may take the index of sessions instead, which
+-- finds all that a session holds. A row with two leases is left to hedging.sql.
 
 -- name: claim_rollouts
 with k as (
@@ -11,7 +13,7 @@ with k as (
         limit 1 for update skip locked
     ) i
 ), u as (
-    update item i set session = k.session, epoch = i.epoch + 1, leased_at = now()
+    update item i set session = k.session, epoch = greatest(i.epoch, i.hedge_epoch) + 1, leased_at = now()
     from k where i.ctid = k.c
     returning i.id, i.session, i.epoch, i.project_id
 )
@@ -20,27 +22,50 @@ from u
 cross join lateral (select q.request from rollout q where q.id = u.id limit 1) r;
 
 -- name: held_leases
-select i.id, i.session, i.epoch, i.project_id, i.charged, i.max_attempts, i.retry_mask, i.backoff_ms,
-    i.cancel_requested, extract(epoch from i.deadline - now())::float8 as time_left_s
+select
+    i.id, l.session, l.epoch, i.project_id, i.charged, i.max_attempts, i.retry_mask, i.backoff_ms,
+    i.cancel_requested, extract(epoch from i.deadline - now())::float8 as time_left_s,
+    i.hedge_session is not null as hedged
 from unnest($1::uuid[]) as x (id)
 cross join lateral (
     select q.id, q.session, q.epoch, q.project_id, q.charged, q.max_attempts, q.retry_mask, q.backoff_ms,
-        q.cancel_requested, q.deadline
+        q.cancel_requested, q.deadline, q.hedge_session, q.hedge_epoch
     from item q where q.id = x.id and q.session is not null limit 1
-) i;
+) i
+cross join lateral (values (i.session, i.epoch), (i.hedge_session, i.hedge_epoch)) as l (session, epoch)
+where l.session is not null;
 
 -- name: session_leases
-select i.id, i.session, i.epoch, i.project_id, i.charged, i.max_attempts, i.retry_mask, i.backoff_ms,
-    i.cancel_requested, extract(epoch from i.deadline - now())::float8 as time_left_s
-from item i where i.session = any ($1::uuid[]);
+select
+    i.id, i.session, i.epoch, i.project_id, i.charged, i.max_attempts, i.retry_mask, i.backoff_ms,
+    i.cancel_requested, extract(epoch from i.deadline - now())::float8 as time_left_s, i.hedge_session is not null as hedged
+from item i where i.session = any ($1::uuid[])
+union all
+select
+    i.id, i.hedge_session, i.hedge_epoch, i.project_id, i.charged, i.max_attempts, i.retry_mask, i.backoff_ms,
+    i.cancel_requested, extract(epoch from i.deadline - now())::float8 as time_left_s, true as hedged
+from item i where i.hedge_session = any ($1::uuid[]);
 
 -- name: orphaned_leases
-select i.id, i.session, i.epoch, i.project_id, i.charged, i.max_attempts, i.retry_mask, i.backoff_ms,
-    i.cancel_requested, extract(epoch from i.deadline - now())::float8 as time_left_s
+(
+select
+    i.id, i.session, i.epoch, i.project_id, i.charged, i.max_attempts, i.retry_mask, i.backoff_ms,
+    i.cancel_requested, extract(epoch from i.deadline - now())::float8 as time_left_s, i.hedge_session is not null as hedged
 from item i
 where i.session is not null
     and not exists (select 1 from runner_session s where s.id = i.session and s.ended_at is null)
-limit $1;
+limit $1
+)
+union all
+(
+select
+    i.id, i.hedge_session, i.hedge_epoch, i.project_id, i.charged, i.max_attempts, i.retry_mask, i.backoff_ms,
+    i.cancel_requested, extract(epoch from i.deadline - now())::float8 as time_left_s, true as hedged
+from item i
+where i.hedge_session is not null
+    and not exists (select 1 from runner_session s where s.id = i.hedge_session and s.ended_at is null)
+limit $1
+);
 
 -- name: end_attempts
 with k as (
@@ -52,7 +77,8 @@ with k as (
     ) as x (id, session, epoch, cancel_requested, state, kind, rollout_state, delay_s, charge, report)
     cross join lateral (
         select q.ctid as c, q.session, q.leased_at from item q
-        where q.id = x.id and q.session = x.session and q.epoch = x.epoch and q.cancel_requested = x.cancel_requested
+        where q.id = x.id and q.session is not distinct from x.session and q.epoch = x.epoch
+            and q.cancel_requested = x.cancel_requested and q.hedge_session is null
         limit 1 for update
     ) i
 ), d as (
