@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 from google.protobuf.json_format import MessageToDict
@@ -16,7 +17,7 @@ from rich.text import Text
 
 from fulmen.cli.command import Output
 
-__all__ = ["as_dict", "console", "enum_word", "print_json", "print_rows", "when"]
+__all__ = ["as_dict", "console", "enum_word", "print_json", "print_rows", "when", "working"]
 
 WIDTH_WITHOUT_TERMINAL: Final = 400
 
@@ -76,3 +77,10 @@ def enum_word(message: Message, field: str) -> str:
 def when(time: Timestamp) -> str:
     """Returns a time as people read it, in UTC; empty if it is unset."""
     return "" if not time.seconds else time.ToDatetime().strftime("%Y-%m-%d %H:%M:%S")
+
+
+@contextmanager
+def working(text: str) -> Iterator[Callable[[str], None]]:
+    """Shows on standard error, where that is a terminal, what a command is busy with; yields how to say it anew."""
+    with Console(stderr=True, highlight=False).status(text) as status:
+        yield status.update

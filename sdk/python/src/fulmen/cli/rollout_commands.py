@@ -5,19 +5,21 @@ from __future__ import annotations
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 from rich.text import Text
 
+from fulmen.cli import dead_commands
 from fulmen.cli.command import Output, OutputOption, new_group, remote_command
 from fulmen.cli.connection import Connection
 from fulmen.cli.exits import CommandFailed, Exit
 from fulmen.cli.feed import watch_groups
-from fulmen.cli.output import as_dict, console, enum_word, print_json, print_rows, when
+from fulmen.cli.output import as_dict, console, enum_word, print_json, print_rows, when, working
+from fulmen.cli.rollout_pages import PAGE_SIZE, listed, rollout_name, run_name
+from fulmen.cli.rollout_text import attempt_text, facts_of
 from fulmen.client import Client
 from fulmen.store.v1 import (
-    attempt_pb2,
     resource_service_pb2,
     rollout_pb2,
     rollout_service_pb2,
@@ -25,9 +27,6 @@ from fulmen.store.v1 import (
 )
 
 __all__ = ["register"]
-
-PAGE_SIZE: Final = 1000
-MAX_OUTPUT_SHOWN: Final = 2_000
 
 
 class State(StrEnum):
@@ -58,6 +57,7 @@ def register(app: typer.Typer) -> None:
     remote_command(rollout, "show")(show)
     remote_command(rollout, "watch")(watch)
     remote_command(rollout, "cancel")(cancel)
+    dead_commands.register(rollout)
     remote_command(app, "runner")(runners)
 
 
@@ -98,7 +98,15 @@ async def list_rollouts(
     connection: Connection,
     run: Annotated[str, typer.Option(help="Only those of this training run.")] = "",
     state: Annotated[list[State] | None, typer.Option(help="Only those in this state; repeat for more.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=PAGE_SIZE, help="At most so many.")] = 50,
+    where: Annotated[
+        str,
+        typer.Option(
+            "--filter",
+            help="Only those that it selects (AIP-160): state, failure_kind, mode, priority, group_id, task_type, agent, "
+            "create_time, end_time, ended_attempt_count; AND, OR (binds first), NOT.",
+        ),
+    ] = "",
+    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Lists rollouts, newest first.
@@ -108,14 +116,16 @@ async def list_rollouts(
         fulmen rollout list --state failed --state retry_wait
 
         fulmen rollout list --run arithmetic-20260314-101500-x7k2-2-grpo --limit 200
+
+        fulmen rollout list --filter 'state = FAILED AND failure_kind != TIMEOUT AND priority >= 10'
     """
     request = rollout_service_pb2.ListRolloutsRequest(
-        training_run=_run_name(run),
+        training_run=run_name(run),
         states=[rollout_pb2.RolloutState.Value(f"ROLLOUT_STATE_{each.upper()}") for each in state or ()],
-        page_size=limit,
+        filter=where,
     )
     async with connection.open() as client:
-        rollouts = list((await client.rollouts.ListRollouts(request)).rollouts)
+        rollouts = await listed(client, request, limit)
     rows = [
         (each.name, enum_word(each, "state"), enum_word(each, "failure_kind"), enum_word(each, "mode"),
          each.group_id, when(each.create_time))
@@ -135,7 +145,7 @@ async def show(
     rollout: Annotated[str, typer.Argument(help="rollouts/UUID, or the UUID.")],
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Shows a rollout with its attempts, rewards and outcome.
+    """Shows a rollout with the history of its attempts: how each ended, where and when it ran, rewards, what failed.
 
     Example:
 
@@ -148,22 +158,11 @@ async def show(
         print_json(as_dict(found))
         return
     screen = console()
-    facts = (
-        ("rollout", found.name),
-        ("state", " ".join(filter(None, (enum_word(found, "state"), enum_word(found, "failure_kind"))))),
-        ("mode", enum_word(found, "mode")),
-        ("agent", found.agent),
-        ("training run", found.training_run),
-        ("group", f"{found.group_id} ({found.group_size})" if found.group_id else ""),
-        ("created", when(found.create_time)),
-        ("ended", when(found.end_time)),
-        ("task", found.input.decode("utf-8", errors="replace")),
-    )
-    for label, value in facts:
+    for label, value in facts_of(found):
         if value:
             screen.print(Text(f"{label:<13}{value}"), soft_wrap=True)
     for attempt in found.attempts:
-        screen.print(Text("\n" + _attempt_text(attempt)), soft_wrap=True)
+        screen.print(Text("\n" + attempt_text(attempt)), soft_wrap=True)
 
 
 async def watch(
@@ -181,7 +180,7 @@ async def watch(
         fulmen rollout watch --run arithmetic-20260314-101500-x7k2-2-grpo
     """
     async with connection.open() as client:
-        await watch_groups(client, training_run=_run_name(run), cursor=cursor, as_json=output is Output.JSON)
+        await watch_groups(client, training_run=run_name(run), cursor=cursor, as_json=output is Output.JSON)
 
 
 async def cancel(
@@ -200,11 +199,18 @@ async def cancel(
     """
     if bool(rollouts) == bool(run):
         raise CommandFailed("Name rollouts, or a run with --run: one of them.", exit_code=Exit.USAGE)
-    request = rollout_service_pb2.CancelRolloutsRequest(
-        names=[rollout_name(each) for each in rollouts or ()], training_run=_run_name(run)
-    )
+    names = [rollout_name(each) for each in rollouts or ()]
+    answer = rollout_service_pb2.CancelRolloutsResponse()
     async with connection.open() as client:
-        answer = await client.rollouts.CancelRollouts(request)
+        with working("cancelling") as progress:
+            for start in range(0, max(1, len(names)), PAGE_SIZE):
+                request = rollout_service_pb2.CancelRolloutsRequest(
+                    names=names[start : start + PAGE_SIZE], training_run=run_name(run)
+                )
+                part = await client.rollouts.CancelRollouts(request)
+                answer.cancelled_count += part.cancelled_count
+                answer.cancelling_count += part.cancelling_count
+                progress(f"{answer.cancelled_count} cancelled, {answer.cancelling_count} asked to stop")
     if output is Output.JSON:
         print_json(as_dict(answer))
     else:
@@ -230,15 +236,6 @@ async def runners(connection: Connection, output: OutputOption = Output.TABLE) -
     print_rows(output, columns, rows, messages=found, empty="No runner is alive.")
 
 
-def rollout_name(given: str) -> str:
-    """Completes a bare UUID to the name of a rollout."""
-    return given if given.startswith("rollouts/") else f"rollouts/{given}"
-
-
-def _run_name(given: str) -> str:
-    return given if not given or given.startswith("trainingRuns/") else f"trainingRuns/{given}"
-
-
 def _inputs(task: str | None, tasks: Path | None) -> list[bytes]:
     if (task is None) == (tasks is None):
         raise CommandFailed("Give the input with --task or a file with --tasks: one of them.", exit_code=Exit.USAGE)
@@ -256,17 +253,3 @@ async def _agent_version(client: Client, agent: str) -> str:
         return name
     answer = await client.resources.GetResources(resource_service_pb2.GetResourcesRequest(names=[name]))
     return str(answer.resources[0].name)
-
-
-def _attempt_text(attempt: attempt_pb2.Attempt) -> str:
-    state = " ".join(filter(None, (enum_word(attempt, "state"), enum_word(attempt, "failure_kind"))))
-    lines = [f"attempt {attempt.name.rpartition('/')[2]}: {state}, {attempt.runner_host or attempt.runner}"]
-    lines[0] += f", {when(attempt.start_time)} to {when(attempt.end_time) or 'now'}"
-    for reward in attempt.rewards:
-        step = f" at step {reward.step}" if reward.HasField("step") else ""
-        lines.append(f"  reward     {reward.dimension or 'reward'} {reward.value:g}{step}")
-    if attempt.output:
-        lines.append(f"  outcome    {attempt.output.decode('utf-8', errors='replace')[:MAX_OUTPUT_SHOWN]}")
-    if attempt.failure_message:
-        lines.append("  failure    " + attempt.failure_message.replace("\n", "\n             "))
-    return "\n".join(lines)

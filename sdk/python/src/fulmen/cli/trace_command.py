@@ -14,7 +14,7 @@ from rich.tree import Tree
 from fulmen.cli.command import Output, OutputOption, remote_command
 from fulmen.cli.connection import Connection
 from fulmen.cli.output import as_dict, console, print_json
-from fulmen.cli.rollout_commands import rollout_name
+from fulmen.cli.rollout_pages import rollout_name
 from fulmen.store.v1 import span_service_pb2
 from fulmen.type.v1 import model_call_pb2
 
