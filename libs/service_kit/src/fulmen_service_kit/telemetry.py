@@ -1,8 +1,6 @@
 """OpenTelemetry of the service itself: traces and metrics by OTLP where an endpoint is set, /metrics always."""
 
 from opentelemetry import metrics, trace
-from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
@@ -23,6 +21,10 @@ class Telemetry:
         readers: list[MetricReader] = [PrometheusMetricReader()]
         self._tracers: TracerProvider | None = None
         if settings.otlp_endpoint:
+            # Imported here: most deployments are scraped, and the exporters take time and memory.
+            from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
             exporter = OTLPMetricExporter(endpoint=settings.otlp_endpoint, insecure=True)
             readers.append(PeriodicExportingMetricReader(exporter))
             self._tracers = TracerProvider(resource=resource)

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import Final
 
 import structlog
-from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from fulmen.errors import ArgumentInvalid, Code, Draining, FulmenError, InternalError, MessageTooLarge
@@ -191,7 +190,12 @@ def _media_type(scope: Scope) -> bytes:
 
 
 def _encoded(message: Message, *, as_json: bool) -> bytes:
-    return json_format.MessageToJson(message, indent=None).encode() if as_json else message.SerializeToString()
+    if not as_json:
+        serialised: bytes = message.SerializeToString()
+        return serialised
+    from google.protobuf import json_format
+
+    return json_format.MessageToJson(message, indent=None).encode()
 
 
 async def _respond_error(
