@@ -97,8 +97,9 @@ def test_what_is_taken_is_others_and_from_the_far_end_and_never_all() -> None:
     page = [(item(number), 0.0) for number in range(PAGE_ROWS)]
     others = work.fitting(page, project_id=1, takers=[ANYBODY], match_labels=True)
     assert others == [one for one, _ in page if one.rollout_id.int % 2]
-    assert work.choose(others, project_id=1, credit=2, more=False) == others[-PAGE_ROWS // 4 :]
-    assert work.choose(others, project_id=1, credit=PAGE_ROWS, more=False) == others
+    for credit in (1, PAGE_ROWS):
+        assert work.choose(others, project_id=1, credit=credit, more=False) == others[-PAGE_ROWS // 4 :]
+    assert work.choose(others[:1], project_id=1, credit=1, more=False) == others[:1]
 
 
 def test_the_third_choice_waits_longer_than_the_second() -> None:

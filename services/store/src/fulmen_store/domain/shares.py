@@ -118,10 +118,11 @@ class OthersWork:
             self._reach += 1
             self._look_at = self._clock() + STEAL_DELAY_S
             return []
-        if not more and len(within) == len(others) <= credit:
+        # Half of it at most: the other half is on its way to the preferred replica's runners, if it has any that wait.
+        count = min(max(credit, STEAL_BATCH), (len(within) + 1) // 2)
+        if not more and len(others) == count:
             self._forget(project_id)
-        # Half of it at most beyond the need of the moment: the rest is on its way to the preferred replica's runners.
-        return within[-max(credit, min(STEAL_BATCH, len(within) // 2)) :]
+        return within[-count:]
 
     def _place_of(self, item: ReadyItem) -> int:
         return self._place(item.group_key or item.rollout_id)
