@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +23,7 @@ from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen.store.v1 import span_service_pb2 as spans_pb
 from tests.support.store import Stubs, results_of
 
-__all__ = ["FeedReader", "Ledger", "LoadRunner", "Producer", "StoreGroup"]
+__all__ = ["FeedReader", "Ledger", "LoadRunner", "Producer", "StoreGroup", "Zombie"]
 
 GROUP_SIZE = 2
 GROUPS_PER_REQUEST = 8
@@ -45,6 +45,7 @@ class Ledger:
         applied: how often each attempt was acknowledged as ended just now.
         ended: attempts whose end was acknowledged.
         spans: ids of spans by the attempt they were stored for.
+        cancels: names of rollouts that somebody asked to cancel.
         breaks: how often a client had to begin again elsewhere.
     """
 
@@ -52,7 +53,16 @@ class Ledger:
     applied: Counter[str] = field(default_factory=Counter)
     ended: set[str] = field(default_factory=set)
     spans: dict[str, set[bytes]] = field(default_factory=dict)
+    cancels: set[str] = field(default_factory=set)
     breaks: int = 0
+
+    def note(self, acks: Iterable[lease_pb2.CompletionAck]) -> None:
+        """Notes answers to reports."""
+        for ack in acks:
+            if ack.status in ENDED:
+                self.ended.add(ack.attempt)
+            if ack.status == lease_pb2.COMPLETION_STATUS_APPLIED:
+                self.applied[ack.attempt] += 1
 
     def backlog(self) -> int:
         """Counts the rollouts that are created and not ended."""
@@ -173,10 +183,7 @@ class LoadRunner:
             case "ack":
                 for ack in message.ack.acks:
                     self._held.pop(ack.attempt, None)
-                    if ack.status in ENDED:
-                        self._ledger.ended.add(ack.attempt)
-                    if ack.status == lease_pb2.COMPLETION_STATUS_APPLIED:
-                        self._ledger.applied[ack.attempt] += 1
+                self._ledger.note(message.ack.acks)
                 await self._demand(stream, len(message.ack.acks))
             case "lease_lost":
                 for attempt in message.lease_lost.attempts:
@@ -209,6 +216,34 @@ class LoadRunner:
             await stream.write(
                 lease_service_pb2.StreamLeasesRequest(demand=lease_service_pb2.Demand(credit_count=count))
             )
+
+
+class Zombie(LoadRunner):
+    """A runner that again and again lets go of its session with work in hand, and later reports that work anywhere."""
+
+    def __init__(self, group: StoreGroup, ledger: Ledger, rng: random.Random) -> None:
+        super().__init__(group, ledger)
+        self._rng = rng
+        self._buried: list[lease_pb2.Assignment] = []
+
+    async def _finish(self, stubs: Stubs, stream: Any, attempts: Sequence[str]) -> None:
+        if self._rng.random() < 0.5:
+            await super()._finish(stubs, stream, attempts)
+            return
+        self._buried += [assignment for assignment, _, _ in self._held.values()]
+        if self._rng.random() < 0.5:
+            # The store hears only that the stream broke; its session lives on until its time is over.
+            self._session = ""
+            self._held = {}
+        await self._rise()
+        raise Unavailable("The runner left.")
+
+    async def _rise(self) -> None:
+        chosen = self._rng.sample(self._buried, min(len(self._buried), 2 * SLOTS))
+        if chosen:
+            request = lease_service_pb2.CompleteAttemptsRequest(results=results_of(chosen, rewards=[{"value": 1.0}]))
+            answer = await self._group.any().leases.CompleteAttempts(request)
+            self._ledger.note(answer.acks)
 
 
 class FeedReader:

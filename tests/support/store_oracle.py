@@ -34,7 +34,7 @@ def store_problems(ledger: Ledger, shown: Shown) -> list[str]:
     found += [f"{name} was never asked for" for name in sorted(shown.rollouts.keys() - names)]
     found += _feed_problems(ledger, shown)
     for rollout in shown.rollouts.values():
-        found += _rollout_problems(rollout)
+        found += _rollout_problems(rollout, may_be_cancelled=rollout.name in ledger.cancels)
     found += _completion_problems(ledger, shown)
     found += _span_problems(ledger, shown)
     return found
@@ -52,15 +52,18 @@ def _feed_problems(ledger: Ledger, shown: Shown) -> Iterable[str]:
             yield f"reader {number} got the groups in another order"
 
 
-def _rollout_problems(rollout: rollout_pb2.Rollout) -> Iterable[str]:
-    if rollout.state != rollout_pb2.ROLLOUT_STATE_SUCCEEDED:
+def _rollout_problems(rollout: rollout_pb2.Rollout, *, may_be_cancelled: bool) -> Iterable[str]:
+    cancelled = may_be_cancelled and rollout.state == rollout_pb2.ROLLOUT_STATE_CANCELLED
+    if rollout.state != rollout_pb2.ROLLOUT_STATE_SUCCEEDED and not cancelled:
         yield f"{rollout.name} is {rollout_pb2.RolloutState.Name(rollout.state)}"
     expected = [f"{rollout.name}/attempts/{number}" for number in range(1, len(rollout.attempts) + 1)]
     if [attempt.name for attempt in rollout.attempts] != expected:
         yield f"{rollout.name} has attempts that are not dense: {[attempt.name for attempt in rollout.attempts]}"
     good = [each.name for each in rollout.attempts if each.state == attempt_pb2.ATTEMPT_STATE_SUCCEEDED]
     final = [each.name for each in rollout.attempts if each.final]
-    if len(final) != 1 or good != final or final[0] != expected[-1]:
+    # A rollout that was cancelled while it waited has no deciding attempt.
+    decided = len(final) == 1 and final[0] == expected[-1] and (good == final or (cancelled and not good))
+    if not decided and not (cancelled and not final and not good):
         yield f"{rollout.name}: attempts {final} are final, {good} succeeded, of {len(expected)}"
 
 

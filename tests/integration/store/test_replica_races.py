@@ -1,0 +1,108 @@
+"""Replicas race: runners that come back from the dead, sessions that end under them, cancels from everywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+
+import asyncpg
+import pytest
+
+from fulmen.errors import DeadlineExceeded, Unavailable
+from fulmen.store.v1 import rollout_service_pb2 as pb
+from tests.integration.store.test_replicas import replicas
+from tests.support.store_load import FeedReader, Ledger, LoadRunner, Producer, StoreGroup, Zombie
+from tests.support.store_oracle import Shown, store_problems
+
+REPLICAS = 3
+ENOUGH_ENDS = 400
+LIMIT_S = 90.0
+END_SOME_SESSIONS = """
+update runner_session set lease_until = now() - interval '1 second'
+where ended_at is null and id = any (
+    select s.id from runner_session s where s.ended_at is null order by random() limit 2
+)
+"""
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_everything_ends_once_whatever_races(database_url: str, seed: int) -> None:
+    rng = random.Random(seed)
+    ledger, stop = Ledger(), asyncio.Event()
+    async with AsyncExitStack() as stack:
+        handles = await stack.enter_async_context(replicas(database_url, REPLICAS, lease_ttl_s=0.9))
+        group = await stack.enter_async_context(
+            StoreGroup.open([handle.target for handle in handles], handles[0].token(), random.Random(seed))
+        )
+        readers = [FeedReader(group, ledger) for _ in range(2)]
+        harm = [
+            asyncio.create_task(_again_and_again(work, rng))
+            for work in (lambda: _end_sessions(database_url), lambda: _cancel(group, ledger, rng))
+        ]
+        zombies = [asyncio.create_task(Zombie(group, ledger, rng).run()) for _ in range(3)]
+        tasks = [asyncio.create_task(each.run()) for each in (LoadRunner(group, ledger), *readers)]
+        producer = asyncio.create_task(Producer(group, ledger, stop).run())
+        async with asyncio.timeout(LIMIT_S):
+            await _until(lambda: len(ledger.ended) >= ENOUGH_ENDS, [*tasks, *zombies, *harm, producer])
+            stop.set()
+            await producer
+            await _end(*harm, *zombies)
+            await _until(lambda: all(len(reader.read) >= len(ledger.created) for reader in readers), tasks)
+        whole = FeedReader(group, ledger)
+        tasks.append(asyncio.create_task(whole.run()))
+        async with asyncio.timeout(LIMIT_S):
+            await _until(lambda: len(whole.read) >= len(ledger.created), tasks)
+        await _end(*tasks)
+    shown = Shown(
+        feeds=[[one.group_id for one in reader.read] for reader in (*readers, whole)],
+        rollouts={rollout.name: rollout for one in whole.read for rollout in one.rollouts},
+        # Spans are the chaos test's part.
+        spans={attempt: list(ids) for attempt, ids in ledger.spans.items()},
+    )
+    problems = store_problems(ledger, shown)
+    assert not problems, "\n".join(problems[:20])
+    # The race was one: attempts were lost and repeated, and rollouts cancelled.
+    assert any(len(rollout.attempts) > 1 for rollout in shown.rollouts.values())
+    assert ledger.cancels
+
+
+async def _until(check: Callable[[], bool], tasks: list[asyncio.Task[None]]) -> None:
+    while not check():
+        for task in tasks:
+            if task.done():
+                task.result()
+        await asyncio.sleep(0.02)
+
+
+async def _end(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _again_and_again(work: Callable[[], Awaitable[None]], rng: random.Random) -> None:
+    while True:
+        await work()
+        await asyncio.sleep(rng.uniform(0.0, 0.1))
+
+
+async def _end_sessions(dsn: str) -> None:
+    connection = await asyncpg.connect(dsn)
+    try:
+        await connection.execute(END_SOME_SESSIONS)
+    finally:
+        await connection.close()
+
+
+async def _cancel(group: StoreGroup, ledger: Ledger, rng: random.Random) -> None:
+    names = [name for members in list(ledger.created.values())[-20:] for name in members]
+    chosen = rng.sample(names, min(len(names), 3))
+    if not chosen:
+        return
+    ledger.cancels |= set(chosen)
+    try:
+        await group.any().rollouts.CancelRollouts(pb.CancelRolloutsRequest(names=chosen))
+    except (Unavailable, DeadlineExceeded):
+        ledger.breaks += 1
