@@ -199,6 +199,14 @@ class MemoryLeaseTable:
         """Returns all projects."""
         return [Project(project_id=1, name="projects/default", terms=QueueTerms(max_running=self.max_running))]
 
+    async def oldest(self, project_id: int, *, per_rank: int) -> list[tuple[ReadyItem, float]]:
+        """Returns the oldest waiting items of each rank."""
+        page = await self.waiting(project_id, after=(-(2**15), UUID(int=0)), limit=len(self.rows))
+        ranks: dict[int, list[tuple[ReadyItem, float]]] = {}
+        for row in page:
+            ranks.setdefault(row[0].rank, []).append(row)
+        return [row for rows in ranks.values() for row in rows[:per_rank]]
+
     async def waiting(self, project_id: int, *, after: tuple[int, UUID], limit: int) -> list[tuple[ReadyItem, float]]:
         """Returns one page of waiting items in order."""
         rows = [

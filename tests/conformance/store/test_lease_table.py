@@ -124,6 +124,16 @@ async def test_waiting_items_come_in_order_page_by_page(subject: Subject) -> Non
     assert listed == sorted(items, key=lambda item: (item.rank, item.rollout_id))
 
 
+async def test_the_oldest_of_each_rank_are_found_behind_any_backlog(subject: Subject) -> None:
+    items = await _waiting(subject, 9, ranks=[-2, 0, 7])
+    expected = []
+    for rank in (-2, 0, 7):
+        expected += sorted((item for item in items if item.rank == rank), key=lambda item: item.rollout_id)[:2]
+    found = [item for item, _ in await subject.table.oldest(1, per_rank=2)]
+    assert sorted(found, key=lambda item: (item.rank, item.rollout_id)) == expected
+    assert await subject.table.oldest(2, per_rank=2) == []
+
+
 async def test_leases_of_ended_sessions_are_orphans(subject: Subject) -> None:
     grant = await _leased(subject)
     assert await subject.table.orphaned(10) == []

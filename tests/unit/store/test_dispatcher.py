@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 
 from fulmen.errors import DatabaseUnavailable
 from fulmen.ids import uuid7
-from fulmen_store.domain.dispatcher import Dispatcher
+from fulmen_store.domain.dispatcher import REFILL_PAGE, Dispatcher
 from fulmen_store.domain.fair_queue import ReadyItem
 from fulmen_store.domain.leases import AttemptReport, Grant
 from fulmen_store.domain.seats import Assigned, Seat, Seats
@@ -128,4 +129,18 @@ async def test_a_runner_that_left_while_its_claim_was_committed_costs_nothing() 
         while not world.returned:  # noqa: ASYNC110  # no signal is given for it
             await asyncio.sleep(0.01)
     assert seat.outbox.take() is None
+    role.cancel()
+
+
+async def test_what_has_waited_long_behind_more_urgent_work_than_fits_in_memory_goes_first() -> None:
+    world = World()
+    urgent = [ReadyItem(rollout_id=uuid7(), project_id=1, rank=-5) for _ in range(REFILL_PAGE + 100)]
+    meek = ReadyItem(rollout_id=uuid7(), project_id=1, rank=5, since_s=time.time() - 100_000)
+    for item in (*urgent, meek):
+        world.table.add(item, POLICY)
+    seat = world.seat(1)
+    async with asyncio.timeout(10):
+        role = asyncio.create_task(world.dispatcher.run())
+        (grant,) = await taken(seat)
+    assert grant.rollout_id == meek.rollout_id
     role.cancel()

@@ -8,7 +8,7 @@ from collections import Counter
 from uuid import UUID
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fulmen.ids import uuid7
@@ -57,6 +57,7 @@ def popped(queue: FairQueue, count: int) -> list[ReadyItem]:
     return [one for one in found if one is not None]
 
 
+@settings(deadline=None)
 @given(
     weights=st.lists(st.integers(1, 1000), min_size=2, max_size=5),
     ages_s=st.lists(st.floats(0, 100_000), min_size=5, max_size=5),
@@ -144,6 +145,7 @@ def test_within_a_project_an_interval_of_waiting_is_worth_one_priority(
     assert order == sorted(order)
 
 
+@settings(deadline=None)
 @given(interval_s=st.sampled_from([10.0, 60.0]), rank=st.integers(1, 30), steps=st.integers(1, 4))
 def test_with_ageing_nothing_starves_behind_an_endless_stream_of_urgent_work(
     interval_s: float, rank: int, steps: int

@@ -7,13 +7,13 @@ batch by compare-and-set in one commit. A choice that another replica made first
 from __future__ import annotations
 
 import asyncio
-import heapq
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 from uuid import UUID
 
 from fulmen.errors import DatabaseUnavailable
+from fulmen_store.domain.delayed import DelayedItems
 from fulmen_store.domain.fair_queue import FairQueue, Labels, ReadyItem
 from fulmen_store.domain.leases import AttemptReport, Grant, LeaseTable, Project
 from fulmen_store.domain.matching import Choice, match, without_runner
@@ -26,10 +26,10 @@ __all__ = ["DispatchMeter", "Dispatcher", "released"]
 
 MAX_CLAIM_ROWS: Final = 1000
 REFILL_PAGE: Final = 2000
+OLDEST_PER_RANK: Final = 100
 MAX_REFILL_PAGES: Final = 10
 LOW_WATER: Final = 500
 WINDOW_PER_PROJECT: Final = 50_000
-TIMER_HORIZON_S: Final = 600.0
 RETRY_PAUSE_S: Final = 0.2
 READ_AGAIN_INTERVAL_S: Final = 0.05
 LOWEST_ID: Final = UUID(int=0)
@@ -86,8 +86,7 @@ class Dispatcher:
         self._projects: dict[int, Project] = {}
         self._ready = FairQueue(predicted_s=predicted_s)
         self._quotas = RunningQuotas(table, self._ready)
-        self._timers: list[tuple[float, int, ReadyItem]] = []
-        self._timed: set[UUID] = set()
+        self._delayed = DelayedItems()
         self._doubtful: dict[UUID, UUID] = {}
         self._more: set[int] = set()
         self._others = OthersWork(place, clock=clock)
@@ -102,7 +101,7 @@ class Dispatcher:
 
     def __len__(self) -> int:
         """Counts the items known to this replica, ready and delayed."""
-        return len(self._ready) + len(self._timers)
+        return len(self._ready) + len(self._delayed)
 
     def know_project(self, project: Project) -> None:
         """Learns a project's weight, quotas and rules."""
@@ -122,7 +121,7 @@ class Dispatcher:
                         self._others.seen(item.project_id)
                         continue
             if delay_s > 0:
-                self._delay(item, delay_s)
+                self._delayed.hold(item, now=self._clock(), delay_s=delay_s)
             elif self._ready.count_of(item.project_id) < WINDOW_PER_PROJECT:
                 self._ready.push(item)
             else:
@@ -164,13 +163,13 @@ class Dispatcher:
     def unmatch(self, matches: Mapping[UUID, Seat]) -> None:
         """Gives the credit of matches back, of which nothing was created."""
         for seat in matches.values():
-            _give_back(seat)
+            seat.take_back()
 
     def doubt(self, matches: Mapping[UUID, Seat]) -> None:
         """Takes note of matches of which it is not known whether they were created; no runner is told of them."""
         for rollout_id, seat in matches.items():
             self._doubtful[rollout_id] = seat.session_id
-            _give_back(seat)
+            seat.take_back()
         self._wake.set()
 
     def freed(self, projects: Iterable[int]) -> None:
@@ -224,9 +223,7 @@ class Dispatcher:
 
     async def _wait(self) -> None:
         now = self._clock()
-        pause_s = self._poll_interval_s
-        if self._timers:
-            pause_s = min(pause_s, max(0.0, self._timers[0][0] - now))
+        pause_s = self._delayed.pause_s(now, self._poll_interval_s)
         if self._others.look_at() < now + pause_s and self._seats.open_credit():
             pause_s = max(0.0, self._others.look_at() - now)
         try:
@@ -247,7 +244,7 @@ class Dispatcher:
             for item, seat in choices:
                 self._doubtful[item.rollout_id] = seat.session_id
                 self._ready.push(item)
-                _give_back(seat)
+                seat.take_back()
             raise
         self._deliver(
             [(item.rollout_id, seat) for item, seat in choices], {grant.rollout_id: grant for grant in grants}
@@ -270,7 +267,7 @@ class Dispatcher:
         for rollout_id, seat in choices:
             grant = granted.get(rollout_id)
             if grant is None:
-                _give_back(seat)
+                seat.take_back()
             else:
                 per_seat.setdefault(seat, []).append(grant)
         for seat, grants in per_seat.items():
@@ -281,17 +278,8 @@ class Dispatcher:
                 seat.leases[grant.rollout_id] = grant.epoch
             seat.tell(Assigned(grants=grants))
 
-    def _delay(self, item: ReadyItem, delay_s: float) -> None:
-        if delay_s > TIMER_HORIZON_S or item.rollout_id in self._timed:
-            return
-        self._timed.add(item.rollout_id)
-        heapq.heappush(self._timers, (self._clock() + delay_s, item.rollout_id.int, item))
-
     def _ripen(self) -> None:
-        now = self._clock()
-        while self._timers and self._timers[0][0] <= now:
-            _, _, item = heapq.heappop(self._timers)
-            self._timed.discard(item.rollout_id)
+        for item in self._delayed.due(self._clock()):
             self._fresh.add(item.project_id)
             if self._others.is_own(item):
                 self._ready.push(item)
@@ -326,17 +314,7 @@ class Dispatcher:
         before = self._ready.count_of(project_id)
         for _ in range(MAX_REFILL_PAGES):
             page = await self._table.waiting(project_id, after=after, limit=REFILL_PAGE)
-            for item in self._others.overdue(page):
-                self._ready.push(item)
-            for item, delay_s in page:
-                if item.rollout_id in self._ready or item.rollout_id in self._timed:
-                    continue
-                if not self._others.is_own(item):
-                    self._others.seen(project_id)
-                elif delay_s > 0:
-                    self._delay(item, delay_s)
-                else:
-                    self._ready.push(item)
+            self._take_page(project_id, page)
             if len(page) < REFILL_PAGE:
                 self._more.discard(project_id)
                 return
@@ -344,6 +322,22 @@ class Dispatcher:
             if self._ready.count_of(project_id) - before >= REFILL_PAGE:
                 break
         self._more.add(project_id)
+        if self._ready.terms_of(project_id).rules.ageing_interval_s:
+            # What waits behind a long backlog of higher priority must not starve: it has to be known to go first.
+            self._take_page(project_id, await self._table.oldest(project_id, per_rank=OLDEST_PER_RANK))
+
+    def _take_page(self, project_id: int, page: Sequence[tuple[ReadyItem, float]]) -> None:
+        for item in self._others.overdue(page):
+            self._ready.push(item)
+        for item, delay_s in page:
+            if item.rollout_id in self._ready or item.rollout_id in self._delayed:
+                continue
+            if not self._others.is_own(item):
+                self._others.seen(project_id)
+            elif delay_s > 0:
+                self._delayed.hold(item, now=self._clock(), delay_s=delay_s)
+            else:
+                self._ready.push(item)
 
     async def _match_others(self, projects: frozenset[int]) -> list[Choice]:
         """Reads work of others and matches it with the credit that found nothing else."""
@@ -401,8 +395,3 @@ class Dispatcher:
 def released(rollout_id: UUID, session_id: UUID, epoch: int) -> AttemptReport:
     """Makes the report that gives a lease back."""
     return AttemptReport(rollout_id=rollout_id, session_id=session_id, epoch=epoch, kind=FailureKind.RELEASED)
-
-
-def _give_back(seat: Seat) -> None:
-    if not seat.closed:
-        seat.credit += 1

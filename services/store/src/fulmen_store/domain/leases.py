@@ -215,6 +215,10 @@ class LeaseTable(Protocol):
         """Returns all projects."""
         ...
 
+    async def oldest(self, project_id: int, *, per_rank: int) -> list[tuple[ReadyItem, float]]:
+        """Returns the oldest waiting items of each rank, each with the seconds until it may run."""
+        ...
+
     async def waiting(self, project_id: int, *, after: tuple[int, UUID], limit: int) -> list[tuple[ReadyItem, float]]:
         """Returns one page of waiting items in order, each with the seconds until it may run."""
         ...

@@ -169,6 +169,11 @@ class Seat:
         self.credit -= 1
         self.last_group, self.last_agent = item.group_key, item.agent
 
+    def take_back(self) -> None:
+        """Gives a credit back that came to nothing."""
+        if not self.closed:
+            self.credit += 1
+
     def liking(self, item: ReadyItem) -> int:
         """Returns 2 if it was given an item of the same group last, 1 if one of the same agent version, else 0."""
         if item.group_key is not None and item.group_key == self.last_group:

@@ -130,6 +130,11 @@ class PgLeases:
             for row in await self._database.fetch("all_projects")
         ]
 
+    async def oldest(self, project_id: int, *, per_rank: int) -> list[tuple[ReadyItem, float]]:
+        """Returns the oldest waiting items of each rank, each with the seconds until it may run."""
+        rows = await self._database.fetch("oldest_of_each_rank", project_id, per_rank)
+        return [(item_of(row), row["delay_s"]) for row in rows]
+
     async def waiting(self, project_id: int, *, after: tuple[int, UUID], limit: int) -> list[tuple[ReadyItem, float]]:
         """Returns one page of waiting items in order, each with the seconds until it may run."""
         rows = await self._database.fetch("refill_queue", project_id, after[0], after[1], limit)

@@ -138,6 +138,27 @@ where i.project_id = $1 and (i.rank, i.id) > ($2, $3) and i.session is null
 order by i.rank, i.id
 limit $4;
 
+-- name: oldest_of_each_rank
+-- The ranks are found by one probe each; there are 201 at most.
+with recursive r as (
+    (select q.rank from item q where q.project_id = $1 order by q.rank limit 1)
+    union all
+    select (select q.rank from item q where q.project_id = $1 and q.rank > r.rank order by q.rank limit 1)
+    from r where r.rank is not null
+)
+select
+    i.id, i.project_id, i.rank, i.labels, i.group_key, i.task_type, i.agent,
+    case when i.epoch = 0 then extract(epoch from i.run_at) end::float8 as first_run_at_s,
+    greatest(extract(epoch from i.run_at - now()), 0)::float8 as delay_s
+from r
+cross join lateral (
+    select q.id, q.project_id, q.rank, q.labels, q.group_key, q.task_type, q.agent, q.epoch, q.run_at
+    from item q
+    where q.project_id = $1 and q.rank = r.rank and q.session is null
+    order by q.id limit $2
+) i
+where r.rank is not null;
+
 -- name: all_projects
 select p.id, p.name, p.weight, p.max_running, p.max_queued, p.rules from project p order by p.id;
 
