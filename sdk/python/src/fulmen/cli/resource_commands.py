@@ -6,24 +6,18 @@ import sys
 from typing import Annotated, Final
 
 import typer
-from google.protobuf.message import DecodeError, Message
 
+from fulmen.cli import resource_changes
 from fulmen.cli.command import Output, OutputOption, new_group, remote_command
 from fulmen.cli.connection import Connection
 from fulmen.cli.output import as_dict, console, print_json, print_rows, when
-from fulmen.llm_proxy.v1 import backend_pb2, route_pb2
-from fulmen.runner.v1 import agent_spec_pb2
-from fulmen.store.v1 import resource_pb2, resource_service_pb2
+from fulmen.cli.resource_content import resource_name, shown_content
+from fulmen.cli.resource_feed import watch
+from fulmen.store.v1 import resource_service_pb2
 
 __all__ = ["register"]
 
 PAGE_SIZE: Final = 1000
-# Kinds whose content is a message of the contract.
-_MESSAGES: Final[dict[str, type[Message]]] = {
-    "agent": agent_spec_pb2.AgentSpec,
-    "route": route_pb2.Route,
-    "backend": backend_pb2.Backend,
-}
 
 
 def register(app: typer.Typer) -> None:
@@ -32,6 +26,11 @@ def register(app: typer.Typer) -> None:
     app.add_typer(resources, name="resources")
     remote_command(resources, "list")(list_resources)
     remote_command(resources, "show")(show)
+    remote_command(resources, "publish")(resource_changes.publish)
+    remote_command(resources, "diff")(resource_changes.diff)
+    remote_command(resources, "promote")(resource_changes.promote)
+    remote_command(resources, "rollback")(resource_changes.rollback)
+    remote_command(resources, "watch")(watch)
 
 
 async def list_resources(
@@ -50,14 +49,19 @@ async def list_resources(
         fulmen resources list policy.arithmetic
     """
     request = resource_service_pb2.ListResourceVersionsRequest(
-        parent=_name(resource) if resource else "", kind=kind, page_size=limit
+        parent=resource_name(resource) if resource else "", kind=kind, page_size=limit
     )
     async with connection.open() as client:
-        found = list((await client.resources.ListResourceVersions(request)).resources)
+        answer = await client.resources.ListResourceVersions(request)
+    found, aliases = list(answer.resources), dict[int, list[str]]()
+    for alias in answer.aliases:
+        aliases.setdefault(alias.version, []).append(alias.name.rpartition("/")[2])
     rows = [
-        (each.name, each.kind, f"{each.size_bytes}", each.sha256.hex()[:12], when(each.create_time)) for each in found
-    ]
-    columns = ("version", "kind", "bytes", "sha256", "published (UTC)")
+        (each.name, each.kind, f"{each.size_bytes}", each.sha256.hex()[:12], when(each.create_time),
+         when(each.expire_time), ", ".join(aliases.get(each.version, [])))
+        for each in found
+    ]  # fmt: skip
+    columns = ("version", "kind", "bytes", "sha256", "published (UTC)", "expires (UTC)", "aliases")
     print_rows(output, columns, rows, messages=found, empty="No resources.")
 
 
@@ -77,13 +81,13 @@ async def show(
 
         fulmen resources show bundle.arithmetic --raw | tar tz
     """
-    request = resource_service_pb2.GetResourcesRequest(names=[_name(resource)])
+    request = resource_service_pb2.GetResourcesRequest(names=[resource_name(resource)])
     async with connection.open() as client:
         found = (await client.resources.GetResources(request)).resources[0]
     if raw:
         sys.stdout.buffer.write(found.content)
         return
-    content = _content(found)
+    content = shown_content(found)
     if output is Output.JSON:
         print_json({**as_dict(found), "content": content})
         return
@@ -94,7 +98,9 @@ async def show(
         ("size", f"{found.size_bytes} bytes"),
         ("sha256", found.sha256.hex()),
         ("made from", found.parent),
+        ("needs", ", ".join(found.dependencies)),
         ("published", when(found.create_time)),
+        ("expires", when(found.expire_time)),
         *sorted(found.metadata.items()),
     ]
     screen = console()
@@ -103,21 +109,3 @@ async def show(
             screen.print(f"{label:<14}{value}", markup=False, soft_wrap=True)
     screen.print()
     screen.print(content, markup=False, soft_wrap=True)
-
-
-def _name(given: str) -> str:
-    return given if given.startswith("resources/") else f"resources/{given}"
-
-
-def _content(version: resource_pb2.ResourceVersion) -> str:
-    """Returns the content for a person: decoded if it is a message of the contract, as it is if it is text."""
-    message_class = _MESSAGES.get(version.kind)
-    if message_class is not None:
-        try:
-            return str(message_class.FromString(version.content)).rstrip()
-        except DecodeError:
-            return f"({version.size_bytes} bytes that are no {message_class.DESCRIPTOR.full_name})"
-    try:
-        return version.content.decode("utf-8").rstrip()
-    except UnicodeDecodeError:
-        return f"({version.size_bytes} bytes, not text; --raw writes them)"

@@ -1,4 +1,4 @@
-"""`fulmen rollout` and `fulmen runner`: what runs, and who works."""
+"""`fulmen rollout`: what runs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,7 @@ from fulmen.cli.output import as_dict, console, enum_word, print_json, print_row
 from fulmen.cli.rollout_pages import PAGE_SIZE, listed, rollout_name, run_name
 from fulmen.cli.rollout_text import attempt_text, facts_of
 from fulmen.client import Client
-from fulmen.store.v1 import (
-    resource_service_pb2,
-    rollout_pb2,
-    rollout_service_pb2,
-    runner_registry_service_pb2,
-)
+from fulmen.store.v1 import resource_service_pb2, rollout_pb2, rollout_service_pb2
 
 __all__ = ["register"]
 
@@ -58,7 +53,6 @@ def register(app: typer.Typer) -> None:
     remote_command(rollout, "watch")(watch)
     remote_command(rollout, "cancel")(cancel)
     dead_commands.register(rollout)
-    remote_command(app, "runner")(runners)
 
 
 async def create(
@@ -215,25 +209,6 @@ async def cancel(
         print_json(as_dict(answer))
     else:
         console().print(f"{answer.cancelled_count} cancelled, {answer.cancelling_count} asked to stop.")
-
-
-async def runners(connection: Connection, output: OutputOption = Output.TABLE) -> None:
-    """Lists the runners that are alive.
-
-    Example:
-
-        fulmen runner
-    """
-    request = runner_registry_service_pb2.ListRunnersRequest(page_size=PAGE_SIZE)
-    async with connection.open() as client:
-        found = list((await client.runners.ListRunners(request)).runners)
-    rows = [
-        (each.name, each.info.host, each.info.version, f"{each.running_count}/{each.info.slot_count}",
-         ", ".join(f"{key}={value}" for key, value in sorted(each.info.labels.items())), when(each.create_time))
-        for each in found
-    ]  # fmt: skip
-    columns = ("runner", "host", "version", "running", "labels", "since (UTC)")
-    print_rows(output, columns, rows, messages=found, empty="No runner is alive.")
 
 
 def _inputs(task: str | None, tasks: Path | None) -> list[bytes]:
