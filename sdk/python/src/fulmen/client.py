@@ -14,6 +14,7 @@ from fulmen.algorithm.v1.training_run_service_pb2_grpc import TrainingRunService
 from fulmen.llm_proxy.v1.backend_service_pb2_grpc import BackendServiceStub
 from fulmen.llm_proxy.v1.route_service_pb2_grpc import RouteServiceStub
 from fulmen.rpc.channel import open_channel
+from fulmen.store.v1.project_service_pb2_grpc import ProjectServiceStub
 from fulmen.store.v1.resource_service_pb2_grpc import ResourceServiceStub
 from fulmen.store.v1.rollout_service_pb2_grpc import RolloutServiceStub
 from fulmen.store.v1.runner_registry_service_pb2_grpc import RunnerRegistryServiceStub
@@ -39,6 +40,7 @@ class Client:
     spans: SpanServiceStub
     resources: ResourceServiceStub
     runners: RunnerRegistryServiceStub
+    projects: ProjectServiceStub
     training_runs: TrainingRunServiceStub
     routes: RouteServiceStub
     backends: BackendServiceStub
@@ -61,6 +63,7 @@ async def connect(targets: Targets, *, token: str | None) -> AsyncIterator[Clien
             spans=SpanServiceStub(store),
             resources=ResourceServiceStub(store),
             runners=RunnerRegistryServiceStub(store),
+            projects=ProjectServiceStub(store),
             training_runs=TrainingRunServiceStub(algorithm),
             routes=RouteServiceStub(llm_proxy),
             backends=BackendServiceStub(llm_proxy),

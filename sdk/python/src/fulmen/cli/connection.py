@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fulmen.cli.exits import CommandFailed
@@ -22,7 +22,7 @@ class Connection:
     store_target: str | None = None
     algorithm_target: str | None = None
     llm_proxy_target: str | None = None
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
 
     def open(self) -> AbstractAsyncContextManager[Client]:
         """Opens the channels.

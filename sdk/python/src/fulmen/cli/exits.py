@@ -50,7 +50,7 @@ _BY_CODE = {
 }
 _ADVICE = {
     Code.UNAUTHENTICATED: "Give a token with --token or FULMEN_TOKEN; `fulmen token` makes one.",
-    Code.PERMISSION_DENIED: "Use a token of another role: `fulmen token --role admin`.",
+    Code.PERMISSION_DENIED: "Use a token of another role or project: `fulmen token issue`, or `fulmen token --role admin`.",
     Code.INTERNAL: "This is a fault of the service: see its log, `fulmen logs SERVICE`.",
     Code.DEADLINE_EXCEEDED: "See `fulmen status`, then try again.",
 }

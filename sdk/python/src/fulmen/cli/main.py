@@ -9,6 +9,7 @@ import typer
 
 from fulmen.cli import (
     doctor_command,
+    project_commands,
     proxy_commands,
     queue_command,
     resource_commands,
@@ -58,6 +59,7 @@ for module in (
     trace_command,
     resource_commands,
     proxy_commands,
+    project_commands,
     token_command,
     doctor_command,
 ):
