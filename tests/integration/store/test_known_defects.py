@@ -1,0 +1,295 @@
+"""What other stores of rollouts got wrong, one test for each; Agent Lightning's did all of these.
+
+Further proofs of the same properties stand where the feature is tested: `test_deadlines`, `test_cancel`, `test_leases`,
+`test_creation_races`, `test_dead_letters`, `test_process` and `tests/chaos`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import asyncpg
+import pytest
+
+from fulmen.errors import ArgumentInvalid, RolloutNotFound, Unavailable
+from fulmen.ids import rollout_name, uuid7
+from fulmen.store.v1 import failure_pb2, lease_pb2, lease_service_pb2, rollout_pb2
+from fulmen.store.v1 import rollout_service_pb2 as pb
+from fulmen_store.domain import dispatcher
+from fulmen_store.settings import StoreSettings
+from tests.integration.store.test_spans import append, chunk_of, stored
+from tests.support.rollouts import moment, renewing
+from tests.support.store import (
+    LIMIT_S,
+    Runner,
+    Stubs,
+    create,
+    get,
+    read_feed,
+    results_of,
+    running_store,
+    until_state,
+)
+
+RUNNING = rollout_pb2.ROLLOUT_STATE_RUNNING
+SUCCEEDED = rollout_pb2.ROLLOUT_STATE_SUCCEEDED
+FAILED = rollout_pb2.ROLLOUT_STATE_FAILED
+CANCELLED = rollout_pb2.ROLLOUT_STATE_CANCELLED
+LEASE_LOST = lease_pb2.COMPLETION_STATUS_LEASE_LOST
+AGENT_ERROR = failure_pb2.FAILURE_KIND_AGENT_ERROR
+INFRA = failure_pb2.FAILURE_KIND_INFRA
+AT_ONCE = rollout_pb2.RolloutPolicy(retry_backoff={"nanos": 1_000_000}, max_attempts=100)
+
+
+async def test_terminal_is_terminal(stubs: Stubs) -> None:
+    runner = await Runner(stubs).open()
+    (waiting,) = await create(stubs)
+    await stubs.rollouts.CancelRollouts(pb.CancelRolloutsRequest(names=[waiting]))
+    ends = {waiting: CANCELLED}
+    reports: list[lease_pb2.Assignment] = []
+    for kind, state in ((0, SUCCEEDED), (AGENT_ERROR, FAILED)):
+        (name,) = await create(stubs)
+        taken = await runner.take(1)
+        await runner.complete(taken, failure_kind=kind)
+        reports += taken
+        ends[name] = state
+    for late in ({"failure_kind": INFRA}, {"rewards": [{"value": 1}]}, {"failure_kind": 6}):
+        assert await runner.complete(reports, **late) == [LEASE_LOST, LEASE_LOST]
+    answer = await stubs.rollouts.CancelRollouts(pb.CancelRolloutsRequest(names=list(ends)))
+    assert (answer.cancelled_count, answer.cancelling_count) == (0, 0)
+    await stubs.rollouts.RetryRollouts(pb.RetryRolloutsRequest(names=list(ends)))
+    assert {name: (await get(stubs, name)).state for name in ends} == ends
+
+
+async def test_a_late_span_revives_nothing(stubs: Stubs) -> None:
+    (name,) = await create(stubs)
+    runner = await Runner(stubs).open()
+    await runner.complete(await runner.take(1), failure_kind=AGENT_ERROR)
+    before = await get(stubs, name)
+    assert (await append(stubs, chunk_of(f"{name}/attempts/1"))).accepted_count == 1
+    assert await get(stubs, name) == before
+    assert before.state == FAILED
+    (alone,) = await create(stubs)
+    await runner.complete(await runner.take(1))
+    groups, _ = await read_feed(stubs, groups=2)
+    assert [group.group_id for group in groups] == [name, alone]
+
+
+async def test_cancel_cancels(database_url: str) -> None:
+    async with running_store(database_url, lease_ttl_s=0.6, cancel_grace_s=0.2) as store:
+        stubs = await store.stubs()
+        async with renewing(await Runner(stubs).open()) as runner:
+            (running,) = await create(stubs)
+            await runner.take(1)
+            (waiting,) = await create(stubs)
+            answer = await stubs.rollouts.CancelRollouts(pb.CancelRolloutsRequest(names=[running, waiting]))
+            assert (answer.cancelled_count, answer.cancelling_count) == (1, 1)
+            assert (await get(stubs, waiting)).state == CANCELLED
+            await until_state(stubs, running, CANCELLED)
+            (next_one,) = await create(stubs)
+            assert [one.rollout.name for one in await runner.take(1)] == [next_one]
+
+
+async def test_a_zombie_attempt_cannot_finish_a_rollout(stubs: Stubs) -> None:
+    (name,) = await create(stubs)
+    zombie = await Runner(stubs).open()
+    stale = await zombie.take(1)
+    await stubs.leases.ReleaseLeases(lease_service_pb2.ReleaseLeasesRequest(session_id=zombie.session_id))
+    successor = await Runner(stubs).open()
+    current = await successor.take(1)
+    assert [one.rollout.name for one in current] == [name]
+    forged = [lease_pb2.Assignment(attempt=current[0].attempt, lease_id=zombie.session_id, epoch=current[0].epoch)]
+    for reports in (stale, forged):
+        done = await stubs.leases.CompleteAttempts(
+            lease_service_pb2.CompleteAttemptsRequest(results=results_of(reports, rewards=[{"value": 9}]))
+        )
+        assert [ack.status for ack in done.acks] == [LEASE_LOST]
+    assert (await get(stubs, name)).state == RUNNING
+    await successor.complete(current, rewards=[{"value": 1}])
+    rollout = await get(stubs, name)
+    assert rollout.state == SUCCEEDED
+    assert [reward.value for attempt in rollout.attempts for reward in attempt.rewards] == [1]
+
+
+async def test_a_runner_that_dies_leaves_nothing_preparing_for_ever_under_default_settings(database_url: str) -> None:
+    assert 0 < StoreSettings.model_fields["lease_ttl_s"].default <= 60
+    # Only how long a runner may be silent is shorter here than by default, so that the test does not take as long.
+    async with running_store(database_url, lease_ttl_s=0.6) as store:
+        stubs = await store.stubs()
+        (name,) = await create(stubs)
+        dead = await Runner(stubs).open()
+        await dead.take(1)
+        dead.stream.cancel()
+        async with renewing(await Runner(stubs).open()) as successor:
+            (again,) = await successor.take(1)
+            assert (again.rollout.name, again.epoch) == (name, 2)
+        attempt = (await get(stubs, name)).attempts[0]
+        assert attempt.failure_kind == failure_pb2.FAILURE_KIND_LEASE_LOST
+
+
+async def test_heartbeats_count(database_url: str) -> None:
+    async with running_store(database_url, lease_ttl_s=0.6) as store:
+        stubs = await store.stubs()
+        (kept,) = await create(stubs)
+        async with renewing(await Runner(stubs).open()) as alive:
+            assignments = await alive.take(1)
+            # Three runners fall silent and are given up, one after the other, while this one only renews.
+            (lost,) = await create(stubs, policy=AT_ONCE)
+            for epoch in (1, 2, 3):
+                silent = await Runner(stubs).open()
+                (taken,) = await silent.take(1)
+                assert (taken.rollout.name, taken.epoch) == (lost, epoch)
+                silent.stream.cancel()
+                await _until_attempts(stubs, lost, epoch)
+            assert await alive.complete(assignments) == [lease_pb2.COMPLETION_STATUS_APPLIED]
+        rollout = await get(stubs, kept)
+        assert (rollout.state, len(rollout.attempts)) == (SUCCEEDED, 1)
+
+
+async def test_a_failure_between_pop_and_insert_loses_nothing(database_url: str) -> None:
+    """Connections of the store are cut at random moments, so also between a choice and its commit, and after it."""
+    async with running_store(database_url, lease_ttl_s=20.0) as store:
+        stubs = await store.stubs()
+        names = await create(stubs, 300, policy=AT_ONCE)
+        cuts: list[int] = []
+        killer = asyncio.create_task(_cut_connections(database_url, cuts), name="killer")
+        runner = await Runner(stubs).open()
+        await runner.demand(10)
+        open_names = set(names)
+        async with asyncio.timeout(60):
+            while open_names:
+                taken = list((await runner.expect("assign")).assignments)
+                open_names -= await _complete_surely(stubs, taken)
+                await runner.demand(len(taken))
+        killer.cancel()
+        await asyncio.gather(killer, return_exceptions=True)
+        assert sum(cuts) > 3, "hardly a connection was cut"
+        for name in names:
+            await until_state(stubs, name, SUCCEEDED)
+        groups, _ = await read_feed(stubs, groups=300)
+        assert sorted(group.group_id for group in groups) == sorted(names)
+
+
+async def test_nothing_live_is_evicted(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher, "WINDOW_PER_PROJECT", 50)
+    monkeypatch.setattr(dispatcher, "LOW_WATER", 10)
+    async with running_store(database_url) as store:
+        stubs = await store.stubs()
+        (running,) = await create(stubs, priority=10)
+        runner = await Runner(stubs).open()
+        first = await runner.take(1)
+        await append(stubs, chunk_of(f"{running}/attempts/1"))
+        names = [name for _ in range(5) for name in await create(stubs, 200)]
+        await store.parts.roles["upkeep"].work_once()
+        taken = await runner.take(len(names))
+        assert sorted(one.rollout.name for one in taken) == sorted(names)
+        assert len(await stored(stubs, running)) == 1
+        assert await runner.complete(first) == [lease_pb2.COMPLETION_STATUS_APPLIED]
+
+
+async def test_a_client_retry_enqueues_once(stubs: Stubs) -> None:
+    name = rollout_name(uuid7())
+    by_id = [await create(stubs, 2, request_id="r") for _ in range(3)]
+    by_name = [await create(stubs, name=name) for _ in range(3)]
+    assert by_id == [by_id[0]] * 3
+    assert by_name == [[name]] * 3
+    runner = await Runner(stubs).open()
+    assert sorted(one.rollout.name for one in await runner.take(3)) == sorted([*by_id[0], name])
+    assert (await stubs.rollouts.GetQueueStats(pb.GetQueueStatsRequest())).queued_count == 0
+
+
+async def test_an_unknown_id_is_answered_at_once_with_a_clear_error(
+    stubs: Stubs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unknown = rollout_name(uuid7())
+    capsys.readouterr()
+    with pytest.raises(RolloutNotFound) as caught:
+        await get(stubs, unknown)
+    assert caught.value.message == "There is no such rollout."
+    assert caught.value.metadata["rollout"] == unknown
+    said = capsys.readouterr()
+    assert said.out.count("GetRollout") == 1, "it was asked for more than once"
+    assert "Traceback" not in said.out + said.err
+    with pytest.raises(ArgumentInvalid):
+        await get(stubs, "rollouts/nonsense")
+
+
+async def test_things_expire_though_nobody_calls(database_url: str) -> None:
+    settings = {"lease_ttl_s": 0.6, "attempt_grace_s": 0.1, "cancel_grace_s": 0.1}
+    async with running_store(database_url, **settings) as store:
+        stubs = await store.stubs()
+        (late,) = await create(stubs, deadline_time=moment(0.3), required_labels={"gpu": "none has it"})
+        (silent,) = await create(stubs, policy=rollout_pb2.RolloutPolicy(max_attempts=1))
+        runner = await Runner(stubs).open()
+        await runner.take(1)
+        runner.stream.cancel()
+        # From here on no rpc is made: only the database is looked at.
+        connection = await asyncpg.connect(database_url)
+        async with asyncio.timeout(LIMIT_S):
+            while await connection.fetchval("select count(*) from rollout_end") < 2:  # noqa: ASYNC110  # another process
+                await asyncio.sleep(0.05)
+        await connection.close()
+        kinds = {name: (await get(stubs, name)).failure_kind for name in (late, silent)}
+        assert kinds == {
+            late: failure_pb2.FAILURE_KIND_TIMEOUT,
+            silent: failure_pb2.FAILURE_KIND_LEASE_LOST,
+        }
+
+
+async def test_data_is_there_after_a_restart(database_url: str) -> None:
+    async with running_store(database_url) as store:
+        stubs = await store.stubs()
+        done, waiting = await create(stubs, 2, input=b"in", training_run="trainingRuns/a")
+        runner = await Runner(stubs).open()
+        (assignment,) = await runner.take(1)
+        done, waiting = (done, waiting) if assignment.rollout.name == done else (waiting, done)
+        await append(stubs, chunk_of(assignment.attempt))
+        await runner.complete([assignment], rewards=[{"value": 0.5}], output=b"42")
+        (group,), cursor = await read_feed(stubs, groups=1)
+        before = [await get(stubs, name) for name in (done, waiting)]
+        spans = await stored(stubs, done)
+    async with running_store(database_url) as store:
+        stubs = await store.stubs()
+        assert [await get(stubs, name) for name in (done, waiting)] == before
+        assert await stored(stubs, done) == spans
+        assert len(spans) == 1
+        (again,), _ = await read_feed(stubs, groups=1)
+        assert again == group
+        runner = await Runner(stubs).open()
+        await runner.complete(await runner.take(1))
+        (rest,), _ = await read_feed(stubs, groups=1, cursor=cursor)
+        assert rest.group_id == waiting
+        page = await stubs.rollouts.ListRollouts(pb.ListRolloutsRequest(training_run="trainingRuns/a"))
+        assert {rollout.name for rollout in page.rollouts} == {done, waiting}
+
+
+async def _until_attempts(stubs: Stubs, name: str, count: int) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while (await get(stubs, name)).ended_attempt_count < count:  # noqa: ASYNC110  # state of the store
+            await asyncio.sleep(0.02)
+
+
+async def _cut_connections(dsn: str, cuts: list[int]) -> None:
+    """Ends whatever connection of the store is at work, again and again; notes how many."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        while True:
+            rows = await connection.fetch(
+                "select pg_terminate_backend(pid) from pg_stat_activity"
+                " where datname = current_database() and application_name = 'fulmen-store' and state <> 'idle'"
+            )
+            cuts.append(len(rows))
+            await asyncio.sleep(0.01)
+    finally:
+        await connection.close()
+
+
+async def _complete_surely(stubs: Stubs, taken: list[lease_pb2.Assignment]) -> set[str]:
+    """Reports until the store has answered, as runners do; returns the rollouts that are final now."""
+    request = lease_service_pb2.CompleteAttemptsRequest(results=results_of(taken))
+    while True:
+        try:
+            acks = (await stubs.leases.CompleteAttempts(request)).acks
+        except Unavailable:
+            continue
+        return {one.rollout.name for one, ack in zip(taken, acks, strict=True) if ack.status != LEASE_LOST}
