@@ -10,7 +10,15 @@ from fulmen.ids import ALL_PROJECTS
 from fulmen_service_kit.auth import current_caller
 from fulmen_service_kit.tokens import Role
 
-__all__ = ["is_own_attempt", "project_limit", "require_all_projects", "require_count", "require_project"]
+__all__ = [
+    "malformed",
+    "is_own_attempt",
+    "project_limit",
+    "require_all_projects",
+    "require_count",
+    "require_project",
+    "require_range",
+]
 
 MAX_NAME = 128
 
@@ -63,3 +71,18 @@ def require_count(items: Sequence[object], *, field: str, most: int) -> None:
     if not 1 <= len(items) <= most:
         text = f"has {len(items)} entries, allowed are 1 to {most}"
         raise ArgumentInvalid("The request is malformed.", violations=[Violation(field=field, description=text)])
+
+
+def require_range(field: str, value: float, least: float, most: float) -> None:
+    """Checks a number of a request.
+
+    Raises:
+        ArgumentInvalid: if it is outside its range, limits included.
+    """
+    if not least <= value <= most:
+        raise malformed(field, f"is {value:g}, allowed are {least:g} to {most:g}")
+
+
+def malformed(field: str, description: str) -> ArgumentInvalid:
+    """Makes the error of a request with one problem."""
+    return ArgumentInvalid("The request is malformed.", violations=[Violation(field=field, description=description)])

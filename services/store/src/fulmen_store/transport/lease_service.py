@@ -10,7 +10,7 @@ from uuid import UUID
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 
-from fulmen.errors import ArgumentInvalid, Draining, FulmenError, SessionEnded, Violation
+from fulmen.errors import Draining, FulmenError, SessionEnded
 from fulmen.ids import attempt_name, parse_attempt_name
 from fulmen.store.v1 import lease_pb2, lease_service_pb2_grpc
 from fulmen.store.v1 import lease_service_pb2 as pb
@@ -18,7 +18,7 @@ from fulmen_service_kit.auth import current_caller
 from fulmen_service_kit.tokens import TokenSigner
 from fulmen_store.domain.attempt_ends import AttemptEnds
 from fulmen_store.domain.dispatcher import Dispatcher, released
-from fulmen_store.domain.leases import AttemptReport, CompletionStatus
+from fulmen_store.domain.leases import AttemptReport, CompletionStatus, Grant
 from fulmen_store.domain.runner_registry import SessionNotes
 from fulmen_store.domain.seats import (
     MAX_CREDIT,
@@ -36,8 +36,8 @@ from fulmen_store.domain.seats import (
 )
 from fulmen_store.domain.sessions import SessionOwner, Sessions
 from fulmen_store.persistence.rollouts import PgRollouts
-from fulmen_store.transport.access import project_limit, require_count, require_project
-from fulmen_store.transport.rollout_codec import assignment, report_of
+from fulmen_store.transport.access import malformed, project_limit, require_count, require_project, require_range
+from fulmen_store.transport.rollout_codec import report_of, write_assignment
 from fulmen_store.transport.runner_codec import packed_load
 
 __all__ = ["LeaseService"]
@@ -49,6 +49,8 @@ MAX_PROJECTS = 1000
 MAX_WAIT_S = 60.0
 ACKS_IN_FLIGHT = 64
 MESSAGE_BYTES = 3 * 1024 * 1024
+# What an assignment holds beside its request: names, key and limits.
+ASSIGNMENT_BYTES = 1024
 FIRST_MESSAGE_LIMIT_S = 30.0
 
 
@@ -103,8 +105,8 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
     ) -> pb.AcquireLeasesResponse:
         """Takes leases, waiting for the first."""
         wait_s = request.wait.seconds + request.wait.nanos / 1e9
-        _check_range("max_count", request.max_count, 1, MAX_REPORTS)
-        _check_range("wait", wait_s, 0, MAX_WAIT_S)
+        require_range("max_count", request.max_count, 1, MAX_REPORTS)
+        require_range("wait", wait_s, 0, MAX_WAIT_S)
         owner = _owner()
         labels = _labels(request.runner)
         projects = await self._projects(())
@@ -126,7 +128,9 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         else:
             while (notice := seat.outbox.take()) is not None:
                 if isinstance(notice, Assigned):
-                    assignments += [assignment(grant, self._signer) for grant in notice.grants]
+                    assignments += (
+                        one for message in self._packed(notice.grants) for one in message.assign.assignments
+                    )
         finally:
             self._leave(seat)
         return pb.AcquireLeasesResponse(assignments=assignments, session_id=str(session_id), lease_ttl=self._ttl())
@@ -177,7 +181,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
 
     async def _projects(self, names: Sequence[str]) -> frozenset[int] | None:
         """Returns the projects whose work a runner gets; None for all."""
-        _check_range("projects", len(names), 0, MAX_PROJECTS)
+        require_range("projects", len(names), 0, MAX_PROJECTS)
         limit = project_limit()
         wanted = [require_project(name) for name in names] or ([] if limit is None else [limit])
         return frozenset([await self._table.project_id(name) for name in wanted]) or None
@@ -202,12 +206,12 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         match message.WhichOneof("message"):
             case "demand":
                 count = message.demand.credit_count
-                _check_range("demand.credit_count", count, 1, MAX_CREDIT - seat.credit)
+                require_range("demand.credit_count", count, 1, MAX_CREDIT - seat.credit)
                 self._dispatcher.add_credit(seat, count)
             case "complete":
                 count = message.complete.credit_count
                 if count:
-                    _check_range("complete.credit_count", count, 1, MAX_CREDIT - seat.credit)
+                    require_range("complete.credit_count", count, 1, MAX_CREDIT - seat.credit)
                     self._dispatcher.add_credit(seat, count)
                 return self._complete(message.complete.results, own=seat.session_id)
             case "release":
@@ -216,7 +220,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
                 if message.renew.HasField("load"):
                     self._notes.load(seat.session_id, packed_load(message.renew.load))
             case _:
-                raise _malformed("message", "`open` is sent once, and an empty message never")
+                raise malformed("message", "`open` is sent once, and an empty message never")
         return None
 
     async def _write(self, seat: Seat) -> AsyncIterator[pb.StreamLeasesResponse]:
@@ -244,7 +248,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
     def _encode(self, notice: Notice) -> Iterable[pb.StreamLeasesResponse]:
         match notice:
             case Assigned():
-                yield from _packed(assignment(grant, self._signer) for grant in notice.grants)
+                yield from self._packed(notice.grants)
             case Acknowledged():
                 yield pb.StreamLeasesResponse(ack=pb.AcknowledgedAttempts(acks=_acks(notice.answers)))
             case CancelAsked():
@@ -287,6 +291,17 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         statuses = await self._ends.report([released(name.rollout_id, session_id, name.number) for name in attempts])
         return [Acknowledgement(attempt=name, status=status) for name, status in zip(names, statuses, strict=True)]
 
+    def _packed(self, grants: Iterable[Grant]) -> Iterable[pb.StreamLeasesResponse]:
+        message, size_bytes = pb.StreamLeasesResponse(), 0
+        for grant in grants:
+            more_bytes = len(grant.request) + ASSIGNMENT_BYTES
+            if size_bytes and size_bytes + more_bytes > MESSAGE_BYTES:
+                yield message
+                message, size_bytes = pb.StreamLeasesResponse(), 0
+            size_bytes += more_bytes
+            write_assignment(message.assign.assignments.add(), grant, self._signer)
+        yield message
+
     def _leave(self, seat: Seat) -> None:
         """Closes a seat; what it was given but not told goes back to the queue."""
         self._seats.leave(seat)
@@ -310,8 +325,8 @@ async def _first_message(messages: AsyncIterator[pb.StreamLeasesRequest]) -> pb.
                     return message
                 break
     except TimeoutError:
-        raise _malformed("open", "did not come in time") from None
-    raise _malformed("open", "must be the first message")
+        raise malformed("open", "did not come in time") from None
+    raise malformed("open", "must be the first message")
 
 
 async def _answer(seat: Seat, slots: asyncio.Semaphore, work: Awaitable[list[Acknowledgement]]) -> None:
@@ -331,17 +346,6 @@ async def _wait_until(seat: Seat, closes_at: float | None) -> None:
             await seat.outbox.wait()
     except TimeoutError:
         raise Draining("The store is shutting down: open the stream again elsewhere.") from None
-
-
-def _packed(assignments: Iterable[lease_pb2.Assignment]) -> Iterable[pb.StreamLeasesResponse]:
-    message, size_bytes = pb.AssignedAttempts(), 0
-    for one in assignments:
-        size_bytes += one.ByteSize()
-        if message.assignments and size_bytes > MESSAGE_BYTES:
-            yield pb.StreamLeasesResponse(assign=message)
-            message, size_bytes = pb.AssignedAttempts(), one.ByteSize()
-        message.assignments.append(one)
-    yield pb.StreamLeasesResponse(assign=message)
 
 
 def _acks(answers: Sequence[Acknowledgement]) -> list[lease_pb2.CompletionAck]:
@@ -377,18 +381,9 @@ def _session_id(text: str) -> UUID:
 
 
 def _labels(info: lease_pb2.RunnerInfo) -> frozenset[str]:
-    _check_range("runner.host", len(info.host), 0, MAX_HOST)
-    _check_range("runner.labels", len(info.labels), 0, MAX_LABELS)
+    require_range("runner.host", len(info.host), 0, MAX_HOST)
+    require_range("runner.labels", len(info.labels), 0, MAX_LABELS)
     return frozenset(f"{key}={value}" for key, value in info.labels.items())
-
-
-def _check_range(field: str, value: float, least: float, most: float) -> None:
-    if not least <= value <= most:
-        raise _malformed(field, f"is {value:g}, allowed are {least:g} to {most:g}")
-
-
-def _malformed(field: str, description: str) -> ArgumentInvalid:
-    return ArgumentInvalid("The message is malformed.", violations=[Violation(field=field, description=description)])
 
 
 def _first(group: BaseExceptionGroup[FulmenError]) -> FulmenError:

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from uuid import UUID
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -23,7 +24,6 @@ from fulmen_store.domain.transitions import FINAL_STATES, AttemptState, FailureK
 from fulmen_store.persistence.rollouts import AttemptView
 
 __all__ = [
-    "assignment",
     "explained",
     "finished_rollout",
     "new_rollout",
@@ -31,6 +31,7 @@ __all__ = [
     "report_of",
     "rollout_of",
     "runner_name",
+    "write_assignment",
 ]
 
 DEFAULT_MAX_ATTEMPTS = 3
@@ -132,24 +133,25 @@ def finished_rollout(view: RolloutView, attempts: Sequence[AttemptView]) -> roll
     return message
 
 
-def assignment(grant: Grant, signer: TokenSigner) -> lease_pb2.Assignment:
+def write_assignment(message: lease_pb2.Assignment, grant: Grant, signer: TokenSigner) -> None:
     """Writes an assignment, with the key that lets the agent call models and report spans."""
-    message = lease_pb2.Assignment(lease_id=str(grant.session_id), epoch=grant.epoch)
+    lease_id, epoch = str(grant.session_id), grant.epoch
     rollout = message.rollout
     rollout.ParseFromString(grant.request)
     rollout.name = rollout_name(grant.rollout_id)
-    message.attempt = attempt_name(grant.rollout_id, grant.epoch)
+    message.attempt = attempt_name(grant.rollout_id, epoch)
+    message.lease_id = lease_id
+    message.epoch = epoch
     timeout_s = _time_to_run_s(rollout)
     message.timeout.FromNanoseconds(round(timeout_s * 1e9))
     message.attempt_key = signer.attempt_key(
-        AttemptName(rollout_id=grant.rollout_id, number=grant.epoch),
+        AttemptName(rollout_id=grant.rollout_id, number=epoch),
         project=rollout.project,
-        lease_id=str(grant.session_id),
-        epoch=grant.epoch,
+        lease_id=lease_id,
+        epoch=epoch,
         mode=MODE_CLAIMS[rollout.mode],
         ttl_s=math.ceil(timeout_s) + KEY_MARGIN_S,
     )
-    return message
 
 
 def _time_to_run_s(rollout: rollout_pb2.Rollout) -> float:
@@ -189,9 +191,8 @@ def report_of(result: lease_pb2.AttemptResult) -> AttemptReport | str:
         return problem
     if attempt.number != result.epoch:
         return "epoch is not that of the assignment"
-    try:
-        session_id = UUID(result.lease_id)
-    except ValueError:
+    session_id = _session_id(result.lease_id)
+    if session_id is None:
         return "lease_id is not that of the assignment"
     report = attempt_pb2.Attempt(
         failure_message=result.failure_message[-MAX_MESSAGE_CHARS:],
@@ -209,6 +210,14 @@ def report_of(result: lease_pb2.AttemptResult) -> AttemptReport | str:
         kind=FailureKind(result.failure_kind),
         report=report.SerializeToString(deterministic=True),
     )
+
+
+@lru_cache(maxsize=4096)
+def _session_id(lease_id: str) -> UUID | None:
+    try:
+        return UUID(lease_id)
+    except ValueError:
+        return None
 
 
 def runner_name(session_id: UUID) -> str:
