@@ -1,6 +1,6 @@
 """Whatever is sent to any rpc, the store lives on, answers by an error of the catalogue or well, and betrays nothing.
 
-The seed is printed; FULMEN_FUZZ_SEED repeats a run, and FULMEN_FUZZ_FACTOR=20 makes it as many times longer.
+The seed is printed; FULMEN_TEST_FUZZ_SEED repeats a run, and FULMEN_TEST_FUZZ_FACTOR=20 makes it as many times longer.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from fulmen_service_kit.tokens import Role, TokenSigner
 from tests.support.rpcs import Outcome, Rpc, exchange, listed_rpcs
 from tests.support.store import LIMIT_S, SIGNING_KEY, Runner, StoreHandle, create, create_project, running_store
 
-SEED = int(os.environ.get("FULMEN_FUZZ_SEED") or random.SystemRandom().randrange(2**32))
-FACTOR = int(os.environ.get("FULMEN_FUZZ_FACTOR") or 1)
+SEED = int(os.environ.get("FULMEN_TEST_FUZZ_SEED") or random.SystemRandom().randrange(2**32))
+FACTOR = int(os.environ.get("FULMEN_TEST_FUZZ_FACTOR") or 1)
 # Long enough for any answer that is not waited for; a watch that was opened well is left then.
 PATIENCE_S = 0.25
 SECRET = "only-b-knows"
@@ -75,7 +75,7 @@ def target() -> Iterator[Target]:
 
     server = shared_server()
     dsn = server.fresh_database()
-    print(f"FULMEN_FUZZ_SEED={SEED}")
+    print(f"FULMEN_TEST_FUZZ_SEED={SEED}")
     with asyncio.Runner() as runner:
         context = running_store(dsn, max_message_bytes=MESSAGE_LIMIT_BYTES)
         handle = runner.run(context.__aenter__())
