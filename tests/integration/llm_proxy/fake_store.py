@@ -14,7 +14,7 @@ import grpc.aio
 import zstandard
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from fulmen.errors import ResourceNotFound
+from fulmen.errors import EtagMismatch, ResourceNotFound
 from fulmen.rpc.status import STATUS_METADATA_KEY, encode
 from fulmen.store.v1 import (
     resource_pb2,
@@ -41,6 +41,8 @@ class FakeStore:
         """Chunks are taken, and acknowledged, only while it is set."""
         self.acknowledge.set()
         self.reject_with = ""
+        self.faster: list[resource_pb2.ResourceVersion] = []
+        """What other replicas publish just before the next publication."""
         self.watchers: set[asyncio.Queue[resource_pb2.ResourceVersion]] = set()
         self._server: grpc.aio.Server | None = None
 
@@ -107,8 +109,18 @@ class _Resources(resource_service_pb2_grpc.ResourceServiceServicer):
         self._store = store
 
     async def PublishResources(
-        self, request: resource_service_pb2.PublishResourcesRequest, _: grpc.aio.ServicerContext
+        self, request: resource_service_pb2.PublishResourcesRequest, context: grpc.aio.ServicerContext
     ) -> resource_service_pb2.PublishResourcesResponse:
+        while self._store.faster:
+            self._store.publish(self._store.faster.pop(0))
+        for name, expected in request.expected_latest_versions.items():
+            resource_id = name.split("/")[1]
+            latest = len(self._store.versions.get(resource_id, []))
+            if latest != expected:
+                mismatch = EtagMismatch("Somebody was faster.", resource=resource_id, latest_version=latest)
+                status = encode(mismatch)
+                details = ((STATUS_METADATA_KEY, status.SerializeToString()),)
+                await context.abort(grpc.StatusCode.ABORTED, status.message, details)
         published = [self._store.publish(resource) for resource in request.resources]
         return resource_service_pb2.PublishResourcesResponse(resources=published)
 

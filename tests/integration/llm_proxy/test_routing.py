@@ -186,6 +186,25 @@ async def test_a_promotion_changes_the_version_of_every_route_of_the_policy_and_
         await proxy.routes.RollBackRoute(route_service_pb2.RollBackRouteRequest(name="routes/second", version=9))
 
 
+async def test_two_replicas_that_promote_at_once_keep_each_others_change(proxy: RunningProxy, store: FakeStore) -> None:
+    other = target("one", version=1)
+    other.policy = "other"
+    await proxy.put_route(target("one", version=1), other)
+    route = route_pb2.Route.FromString(store.versions[f"route.{MODEL}"][-1].content)
+    route.targets[1].policy_version = 7
+    for _ in range(2):
+        faster = resource_pb2.ResourceVersion()
+        faster.CopyFrom(store.versions[f"route.{MODEL}"][-1])
+        faster.content = route.SerializeToString()
+        store.faster.append(faster)
+    promoted = await proxy.routes.PromoteVersion(
+        route_service_pb2.PromoteVersionRequest(policy=POLICY, policy_version=5)
+    )
+    assert [one.policy_version for one in promoted.routes[0].targets] == [5, 7]
+    kept = route_pb2.Route.FromString(store.versions[f"route.{MODEL}"][-1].content)
+    assert [one.policy_version for one in kept.targets] == [5, 7]
+
+
 async def test_putting_the_same_route_again_changes_nothing(proxy: RunningProxy) -> None:
     first = await proxy.put_route(target("one", version=3))
     again = await proxy.put_route(target("one", version=3))

@@ -159,7 +159,7 @@ def _http_server(settings: LlmProxySettings, shared: _Shared, stack: AsyncExitSt
 
 
 def _rpc_server(settings: LlmProxySettings, shared: _Shared, draining: asyncio.Event) -> RpcServer:
-    writer = ResourceWriter(channel=shared.channel, project=settings.project, tables=shared.tables)
+    writer = ResourceWriter(channel=shared.channel, project=settings.project, book=shared.book, tables=shared.tables)
     changing = asyncio.Lock()
     routes = RouteServicer(book=shared.book, tables=shared.tables, writer=writer, changing=changing, draining=draining)
     backends = BackendServicer(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 
 import structlog
 
-from fulmen.errors import ArgumentInvalid, FulmenError, Unavailable
+from fulmen.errors import ArgumentInvalid, EtagMismatch, FulmenError, Unavailable
 from fulmen.ids import uuid7
 from fulmen.rpc.channel import FulmenChannel
 from fulmen.store.v1 import resource_pb2, resource_service_pb2, resource_service_pb2_grpc
@@ -29,6 +29,9 @@ from fulmen_llm_proxy.domain.table import TableHolder
 
 _SILENCE_S = 45.0
 """Three of the store's keep-alives: a stream that is silent for longer is dead."""
+
+_MAX_CHANGES = 8
+"""How often a change is made again because another replica was faster."""
 
 _log = structlog.get_logger(__name__)
 
@@ -154,18 +157,45 @@ def _keep_latest(documents: dict[str, Document], resource: resource_pb2.Resource
 class ResourceWriter:
     """Publishes routes and backends, and answers when this replica's table has them."""
 
-    def __init__(self, *, channel: FulmenChannel, project: str, tables: TableHolder, deadline_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        *,
+        channel: FulmenChannel,
+        project: str,
+        book: ResourceBook,
+        tables: TableHolder,
+        deadline_s: float = 10.0,
+    ) -> None:
         self._stub = resource_service_pb2_grpc.ResourceServiceStub(channel)
         self._project = project
+        self._book = book
         self._tables = tables
         self._deadline_s = deadline_s
 
-    async def publish(self, kind: str, contents: Mapping[str, bytes]) -> dict[str, int]:
-        """Publishes a new version of each resource, all or none; returns the versions.
+    async def change(self, kind: str, make: Callable[[], Mapping[str, bytes]]) -> None:
+        """Publishes a new version of each resource that `make` returns, all or none.
+
+        `make` begins from the documents as this replica has them. If another replica has changed one meanwhile,
+        nothing is published, and `make` begins again from its change.
 
         Raises:
+            EtagMismatch: if others were faster every time.
             Unavailable: if the store cannot be reached, or the table does not follow in time.
         """
+        for attempt in range(1, _MAX_CHANGES + 1):
+            contents = make()
+            if not contents:
+                return
+            try:
+                await self._follow(await self._publish(kind, contents))
+            except EtagMismatch as error:
+                if attempt == _MAX_CHANGES:
+                    raise
+                await self._follow({error.metadata["resource"]: int(error.metadata["latest_version"])})
+            else:
+                return
+
+    async def _publish(self, kind: str, contents: Mapping[str, bytes]) -> dict[str, int]:
         resources = [
             resource_pb2.ResourceVersion(
                 name=f"resources/{resource_id}",
@@ -176,18 +206,28 @@ class ResourceWriter:
             )
             for resource_id, content in contents.items()
         ]
-        request = resource_service_pb2.PublishResourcesRequest(resources=resources, request_id=str(uuid7()))
+        held = {resource_id: self._book.documents.get(resource_id) for resource_id in contents}
+        request = resource_service_pb2.PublishResourcesRequest(
+            resources=resources,
+            request_id=str(uuid7()),
+            expected_latest_versions={
+                f"resources/{resource_id}": 0 if document is None else document.version
+                for resource_id, document in held.items()
+            },
+        )
         answer = await self._stub.PublishResources(request, timeout=self._deadline_s)
-        versions = {
+        return {
             resource_id: published.version for resource_id, published in zip(contents, answer.resources, strict=True)
         }
+
+    async def _follow(self, versions: Mapping[str, int]) -> None:
+        """Returns when this replica's table has these versions, or later ones."""
         try:
             async with asyncio.timeout(self._deadline_s):
                 for resource_id, version in versions.items():
                     await self._tables.has_version(resource_id, version)
         except TimeoutError:
             raise Unavailable("The change is stored, but this replica does not follow yet.") from None
-        return versions
 
     async def content(self, resource_id: str, version: int) -> bytes:
         """Returns the content of one version.

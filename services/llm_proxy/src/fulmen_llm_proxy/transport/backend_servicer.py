@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import grpc.aio
 
@@ -48,7 +49,7 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
         self._tables.require_loaded()
         decode_backend(request.backend)
         async with self._changing:
-            backend = await self._put(request.backend)
+            backend = await self._put(backend_id_of(request.backend.name), lambda: request.backend)
         return backend_service_pb2.RegisterBackendResponse(backend=backend)
 
     async def ListBackends(
@@ -70,9 +71,7 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
         """Sends a backend no new requests."""
         backend_id = backend_id_of(request.name)
         async with self._changing:
-            backend = self._current(backend_id)
-            backend.draining = True
-            backend = await self._put(backend)
+            backend = await self._put(backend_id, lambda: self._drained(backend_id))
         return backend_service_pb2.DrainBackendResponse(backend=backend)
 
     async def GetBackendHealth(
@@ -105,10 +104,21 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
             raise BackendNotFound(f"There is no backend {name}.", backend=name)
         return parse_backend(document.content)
 
-    async def _put(self, backend: backend_pb2.Backend) -> backend_pb2.Backend:
-        resource_id = backend_resource(backend_id_of(backend.name))
-        held = self._book.documents.get(resource_id)
-        if held is None or parse_backend(held.content) != backend:
-            content = backend.SerializeToString(deterministic=True)
-            await self._writer.publish(BACKEND_KIND, {resource_id: content})
-        return self._current(backend_id_of(backend.name))
+    def _drained(self, backend_id: str) -> backend_pb2.Backend:
+        backend = self._current(backend_id)
+        backend.draining = True
+        return backend
+
+    async def _put(self, backend_id: str, make: Callable[[], backend_pb2.Backend]) -> backend_pb2.Backend:
+        """Publishes the backend if it differs from what is in force; returns it as it is then."""
+        resource_id = backend_resource(backend_id)
+
+        def changed() -> dict[str, bytes]:
+            backend = make()
+            held = self._book.documents.get(resource_id)
+            if held is not None and parse_backend(held.content) == backend:
+                return {}
+            return {resource_id: backend.SerializeToString(deterministic=True)}
+
+        await self._writer.change(BACKEND_KIND, changed)
+        return self._current(backend_id)

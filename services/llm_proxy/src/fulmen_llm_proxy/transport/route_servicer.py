@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import grpc.aio
 
@@ -53,7 +53,7 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
                 name = f"backends/{target.backend_id}"
                 raise BackendNotFound(f"There is no backend {name}.", backend=name)
         async with self._changing:
-            [changed] = await self._put([request.route])
+            [changed] = await self._put(lambda: [request.route])
         return route_service_pb2.PutRouteResponse(route=changed)
 
     async def GetRoute(
@@ -80,7 +80,8 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
         if not request.policy or request.policy_version < 1:
             problem = Violation(field="policy", description="needs a policy and a positive version")
             raise ArgumentInvalid("The request is malformed.", violations=[problem])
-        async with self._changing:
+
+        def promoted() -> list[route_pb2.Route]:
             routes = [r for r in self._all() if any(t.policy == request.policy for t in r.targets)]
             if not routes:
                 raise RouteNotFound(f"No route serves the policy '{request.policy}'.", policy=request.policy)
@@ -88,7 +89,10 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
                 for target in route.targets:
                     if target.policy == request.policy:
                         target.policy_version = request.policy_version
-            return route_service_pb2.PromoteVersionResponse(routes=await self._put(routes))
+            return routes
+
+        async with self._changing:
+            return route_service_pb2.PromoteVersionResponse(routes=await self._put(promoted))
 
     async def RollBackRoute(
         self, request: route_service_pb2.RollBackRouteRequest, _: grpc.aio.ServicerContext
@@ -100,7 +104,7 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
             if version < 1:
                 raise ResourceNotFound(f"The route {request.name} has no earlier version.", route=request.name)
             content = await self._writer.content(route_resource(model), version)
-            [changed] = await self._put([parse_route(content)])
+            [changed] = await self._put(lambda: [parse_route(content)])
         return route_service_pb2.RollBackRouteResponse(route=changed)
 
     async def WatchRoutes(
@@ -139,20 +143,25 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
             raise RouteNotFound(f"There is no route routes/{model}. Served: {served}.", model=model, served=served)
         return _as_message(document)
 
-    async def _put(self, routes: list[route_pb2.Route]) -> list[route_pb2.Route]:
-        """Publishes the routes that differ from what is in force; returns all as they are then."""
-        contents = {}
-        for route in routes:
-            resource_id = route_resource(model_of(route.name))
-            wanted = route_pb2.Route()
-            wanted.CopyFrom(route)
-            wanted.version = 0
-            held = self._book.documents.get(resource_id)
-            if held is None or parse_route(held.content) != wanted:
-                contents[resource_id] = wanted.SerializeToString(deterministic=True)
-        if contents:
-            await self._writer.publish(ROUTE_KIND, contents)
-        return [self._current(model_of(route.name)) for route in routes]
+    async def _put(self, make: Callable[[], list[route_pb2.Route]]) -> list[route_pb2.Route]:
+        """Publishes those of the routes that differ from what is in force; returns all as they are then."""
+        models: list[str] = []
+
+        def changed() -> dict[str, bytes]:
+            routes = make()
+            models[:] = [model_of(route.name) for route in routes]
+            contents = {}
+            for model, route in zip(models, routes, strict=True):
+                wanted = route_pb2.Route()
+                wanted.CopyFrom(route)
+                wanted.version = 0
+                held = self._book.documents.get(route_resource(model))
+                if held is None or parse_route(held.content) != wanted:
+                    contents[route_resource(model)] = wanted.SerializeToString(deterministic=True)
+            return contents
+
+        await self._writer.change(ROUTE_KIND, changed)
+        return [self._current(model) for model in models]
 
 
 def _as_message(document: Document) -> route_pb2.Route:
