@@ -38,6 +38,10 @@ CANCELLED = rollout_pb2.ROLLOUT_STATE_CANCELLED
 LEASE_LOST = lease_pb2.COMPLETION_STATUS_LEASE_LOST
 AGENT_ERROR = failure_pb2.FAILURE_KIND_AGENT_ERROR
 INFRA = failure_pb2.FAILURE_KIND_INFRA
+CUT = """
+select pg_terminate_backend(pid) from pg_stat_activity
+where datname = current_database() and application_name = 'fulmen-store'
+"""
 AT_ONCE = rollout_pb2.RolloutPolicy(retry_backoff={"nanos": 1_000_000}, max_attempts=100)
 
 
@@ -151,19 +155,21 @@ async def test_a_failure_between_pop_and_insert_loses_nothing(database_url: str)
     async with running_store(database_url, lease_ttl_s=20.0) as store:
         stubs = await store.stubs()
         names = await create(stubs, 300, policy=AT_ONCE)
-        cuts: list[int] = []
-        killer = asyncio.create_task(_cut_connections(database_url, cuts), name="killer")
+        administrator = await asyncpg.connect(database_url)
         runner = await Runner(stubs).open()
         await runner.demand(10)
         open_names = set(names)
+        cuts = 0
         async with asyncio.timeout(60):
             while open_names:
                 taken = list((await runner.expect("assign")).assignments)
-                open_names -= await _complete_surely(stubs, taken)
-                await runner.demand(len(taken))
-        killer.cancel()
-        await asyncio.gather(killer, return_exceptions=True)
-        assert sum(cuts) > 3, "hardly a connection was cut"
+                _, done, cut = await asyncio.gather(
+                    runner.demand(len(taken)), _complete_surely(stubs, taken), administrator.fetch(CUT)
+                )
+                open_names -= done
+                cuts += len(cut)
+        await administrator.close()
+        assert cuts > 10, "hardly a connection was cut"
         for name in names:
             await until_state(stubs, name, SUCCEEDED)
         groups, _ = await read_feed(stubs, groups=300)
@@ -267,21 +273,6 @@ async def _until_attempts(stubs: Stubs, name: str, count: int) -> None:
     async with asyncio.timeout(LIMIT_S):
         while (await get(stubs, name)).ended_attempt_count < count:  # noqa: ASYNC110  # state of the store
             await asyncio.sleep(0.02)
-
-
-async def _cut_connections(dsn: str, cuts: list[int]) -> None:
-    """Ends whatever connection of the store is at work, again and again; notes how many."""
-    connection = await asyncpg.connect(dsn)
-    try:
-        while True:
-            rows = await connection.fetch(
-                "select pg_terminate_backend(pid) from pg_stat_activity"
-                " where datname = current_database() and application_name = 'fulmen-store' and state <> 'idle'"
-            )
-            cuts.append(len(rows))
-            await asyncio.sleep(0.01)
-    finally:
-        await connection.close()
 
 
 async def _complete_surely(stubs: Stubs, taken: list[lease_pb2.Assignment]) -> set[str]:
