@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from fulmen.cli.main import app
 from fulmen.errors import QuotaExceeded
-from fulmen.store.v1 import failure_pb2, lease_pb2, lease_service_pb2, rollout_pb2
+from fulmen.store.v1 import failure_pb2, lease_pb2, lease_service_pb2, rollout_pb2, runner_registry_service_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from tests.support.store import LIMIT_S, Runner, StoreHandle, Stubs, create, get, running_store, until_state
 
@@ -200,6 +200,13 @@ async def test_a_late_attempt_is_hedged_and_the_first_success_decides(database_u
         assert (first.rollout.name, first.epoch) == (second.rollout.name, second.epoch - 1) == (name, 1)
         assert second.attempt_key != first.attempt_key
         assert (await queue_stats(stubs)).running_count == 1
+        running = (await get(stubs, name)).attempts
+        assert [(each.name, each.runner.partition("/")[2]) for each in running] == [
+            (first.attempt, late.session_id),
+            (second.attempt, quick.session_id),
+        ]
+        listed = await stubs.runners.ListRunners(runner_registry_service_pb2.ListRunnersRequest())
+        assert [each.running_count for each in listed.runners] == [1, 1]
         assert await quick.complete([second], output=b"42") == [APPLIED]
         assert list((await late.expect("lease_lost")).attempts) == [first.attempt]
         assert await late.complete([first]) == [lease_pb2.COMPLETION_STATUS_LEASE_LOST]
@@ -226,9 +233,10 @@ async def test_a_hedge_whose_runner_dies_leaves_the_rollout_running(database_url
         (second,) = await quick.take(1)
         renewing[1].cancel()
         quick.stream.cancel()
-        rollout = await until_attempts(stubs, name, 2)
+        rollout = await until_ended_attempts(stubs, name, 1)
         assert rollout.state == rollout_pb2.ROLLOUT_STATE_RUNNING
-        lost = next(attempt for attempt in rollout.attempts if attempt.name == second.attempt)
+        assert [attempt.name for attempt in rollout.attempts] == [first.attempt, second.attempt]
+        lost = rollout.attempts[1]
         assert lost.failure_kind == failure_pb2.FAILURE_KIND_LEASE_LOST
         assert await late.complete([first]) == [APPLIED]
         assert (await get(stubs, name)).state == rollout_pb2.ROLLOUT_STATE_SUCCEEDED
@@ -262,9 +270,9 @@ async def keep_alive(runner: Runner) -> None:
         await asyncio.sleep(0.1)
 
 
-async def until_attempts(stubs: Stubs, name: str, count: int) -> rollout_pb2.Rollout:
-    """Waits until so many attempts of a rollout have begun."""
+async def until_ended_attempts(stubs: Stubs, name: str, count: int) -> rollout_pb2.Rollout:
+    """Waits until so many attempts of a rollout have ended."""
     async with asyncio.timeout(LIMIT_S):
-        while len((rollout := await get(stubs, name)).attempts) < count:  # noqa: ASYNC110  # state of the store
+        while (rollout := await get(stubs, name)).ended_attempt_count < count:  # noqa: ASYNC110  # state of the store
             await asyncio.sleep(0.02)
         return rollout

@@ -90,6 +90,7 @@ class RolloutView:
     """A rollout as it is now.
 
     Attributes:
+        running: the attempts that run now, by number: one, two of a hedged rollout, or none.
         ended_attempts: how many attempts have ended; counted in lists only.
     """
 
@@ -100,7 +101,7 @@ class RolloutView:
     failure_kind: FailureKind
     created_at: datetime.datetime
     ended_at: datetime.datetime | None
-    running: RunningAttempt | None
+    running: Sequence[RunningAttempt]
     ended_attempts: int = 0
 
 

@@ -230,11 +230,11 @@ def view_of(row: asyncpg.Record) -> RolloutView:
         state = RolloutState.RETRY_WAIT
     else:
         state = RolloutState.QUEUED
-    running = None
+    running = []
     if state is RolloutState.RUNNING:
-        running = RunningAttempt(
-            number=row["epoch"], session_id=row["session"], host=row["host"] or "", started_at=row["leased_at"]
-        )
+        running.append(_running(row, ""))
+        if row.get("hedge_session") is not None:
+            running.append(_running(row, "hedge_"))
     return RolloutView(
         rollout_id=row["id"],
         project_id=row["project_id"],
@@ -243,6 +243,15 @@ def view_of(row: asyncpg.Record) -> RolloutView:
         failure_kind=FailureKind(row["failure_kind"] or 0),
         created_at=row["created_at"],
         ended_at=row["ended_at"],
-        running=running,
+        running=sorted(running, key=lambda attempt: attempt.number),
         ended_attempts=row.get("ended_attempts", 0),
+    )
+
+
+def _running(row: asyncpg.Record, prefix: str) -> RunningAttempt:
+    return RunningAttempt(
+        number=row[f"{prefix}epoch"],
+        session_id=row[f"{prefix}session"],
+        host=row[f"{prefix}host"] or "",
+        started_at=row[f"{prefix}leased_at"],
     )

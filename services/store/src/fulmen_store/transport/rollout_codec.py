@@ -122,14 +122,17 @@ def finished_rollout(view: RolloutView, attempts: Sequence[AttemptView]) -> roll
     message.ended_attempt_count = len(attempts)
     for attempt in attempts:
         message.attempts.append(_attempt(attempt))
-    if view.running is not None:
+    for live in view.running:
         running = message.attempts.add(
-            name=attempt_name(view.rollout_id, view.running.number),
+            name=attempt_name(view.rollout_id, live.number),
             state=AttemptState.RUNNING.value,
-            runner=runner_name(view.running.session_id),
-            runner_host=view.running.host,
+            runner=runner_name(live.session_id),
+            runner_host=live.host,
         )
-        _set(running.start_time, view.running.started_at)
+        _set(running.start_time, live.started_at)
+    if view.running and attempts:
+        # A hedged attempt may have ended before the one beside which it was started.
+        message.attempts.sort(key=lambda each: parse_attempt_name(each.name).number)
     return message
 
 

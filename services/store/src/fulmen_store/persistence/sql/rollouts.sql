@@ -68,6 +68,7 @@ cross join lateral (select q.id, q.project_id, q.request from rollout q where q.
 -- name: get_rollouts
 select
     r.id, r.project_id, r.request, r.created_at, i.epoch, i.session, i.leased_at, i.host, i.delayed,
+    i.hedge_epoch, i.hedge_session, i.hedge_leased_at, i.hedge_host,
     e.state as end_state, e.failure_kind, e.ended_at
 from unnest($1::uuid[]) with ordinality as x (id, n)
 cross join lateral (
@@ -76,7 +77,9 @@ cross join lateral (
 left join lateral (
     select
         q.epoch, q.session, q.leased_at, q.run_at > now() as delayed,
-        (select s.host from runner_session s where s.id = q.session) as host
+        (select s.host from runner_session s where s.id = q.session) as host,
+        q.hedge_epoch, q.hedge_session, q.hedge_leased_at,
+        (select s.host from runner_session s where s.id = q.hedge_session) as hedge_host
     from item q where q.id = x.id limit 1
 ) i on true
 left join lateral (

@@ -18,9 +18,12 @@ cross join lateral (
     select
         count(*)::int as running, (array_agg(i.id order by i.id))[1:1000] as rollouts,
         (array_agg(i.epoch order by i.id))[1:1000] as epochs
-    from item i
-    where i.session = s.id
-        and ($3::text is null or i.project_id = (select p.id from project p where p.name = $3))
+    from (
+        select q.id, q.epoch, q.project_id from item q where q.session = s.id
+        union all
+        select q.id, q.hedge_epoch, q.project_id from item q where q.hedge_session = s.id
+    ) i
+    where ($3::text is null or i.project_id = (select p.id from project p where p.name = $3))
 ) w
 order by s.id;
 
@@ -39,7 +42,10 @@ cross join lateral (
     select
         count(*)::int as running, (array_agg(i.id order by i.id))[1:1000] as rollouts,
         (array_agg(i.epoch order by i.id))[1:1000] as epochs
-    from item i
-    where i.session = s.id
-        and ($2::text is null or i.project_id = (select p.id from project p where p.name = $2))
+    from (
+        select q.id, q.epoch, q.project_id from item q where q.session = s.id
+        union all
+        select q.id, q.hedge_epoch, q.project_id from item q where q.hedge_session = s.id
+    ) i
+    where ($2::text is null or i.project_id = (select p.id from project p where p.name = $2))
 ) w;
