@@ -1,0 +1,150 @@
+"""Blobs in an object store: the same behaviour as a folder, over the protocol of S3."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from aiohttp import web
+
+from fulmen.errors import BlobMissing, BlobStorageUnavailable
+from fulmen_service_kit.errors import StartupError
+from fulmen_store.domain.blobs import BlobRef
+from fulmen_store.persistence.blobs import Blobs, open_storage
+from tests.integration.store.test_spans import append, chunk_of, stored
+from tests.support.store import create, running_store
+
+NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
+
+
+class S3:
+    """As much of S3 as is asked for: put, get, list, and the removal of one or many."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.is_broken = False
+
+    async def answer(self, request: web.Request) -> web.Response:
+        """Answers one request; the bucket is the first part of the path."""
+        key = request.path.removeprefix("/bucket").lstrip("/")
+        if self.is_broken:
+            return web.Response(status=403)
+        match request.method:
+            case "PUT":
+                self.objects[key] = await request.read()
+                return web.Response(headers={"etag": '"x"'})
+            case "POST":
+                named = [each.text or "" for each in ElementTree.fromstring(await request.read()).iter() if each.text]
+                for name in named:
+                    self.objects.pop(name, None)
+                deleted = "".join(f"<Deleted><Key>{name}</Key></Deleted>" for name in named)
+                text = f'<DeleteResult xmlns="{NAMESPACE}">{deleted}</DeleteResult>'
+                return web.Response(text=text, content_type="application/xml")
+            case "GET" if "list-type" in request.query:
+                return web.Response(text=self._listed(request.query["prefix"]), content_type="application/xml")
+            case "GET" if key in self.objects:
+                when = "Sat, 01 Jan 2022 00:00:00 GMT"
+                return web.Response(body=self.objects[key], headers={"etag": '"x"', "last-modified": when})
+            case _:
+                return web.Response(status=404, text="<Error><Code>NoSuchKey</Code></Error>")
+
+    def _listed(self, prefix: str) -> str:
+        entries = "".join(
+            f"<Contents><Key>{key}</Key><LastModified>2022-01-01T00:00:00.000Z</LastModified>"
+            f"<ETag>x</ETag><Size>{len(content)}</Size></Contents>"
+            for key, content in sorted(self.objects.items())
+            if key.startswith(prefix)
+        )
+        return f'<ListBucketResult xmlns="{NAMESPACE}"><IsTruncated>false</IsTruncated>{entries}</ListBucketResult>'
+
+
+@pytest.fixture
+async def s3(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[S3]:
+    """Yields an S3 that the environment points at."""
+    double = S3()
+    application = web.Application(client_max_size=2**26)
+    application.router.add_route("*", "/{path:.*}", double.answer)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    yield double
+    await runner.cleanup()
+
+
+@pytest.fixture(params=["folder", "s3"])
+def blobs(request: pytest.FixtureRequest, s3: S3, tmp_path: Path) -> Blobs:
+    """Returns blobs in each kind of storage."""
+    return Blobs(open_storage(f"file://{tmp_path}/blobs" if request.param == "folder" else "s3://bucket/of/fulmen"))
+
+
+async def test_content_comes_back_by_its_digest(blobs: Blobs) -> None:
+    content = bytes(range(256)) * 1000
+
+    first, second = [await blobs.put(content, folder="spans/20260101/x") for _ in range(2)]
+
+    assert first == second
+    assert (first.digest, first.size_bytes) == (hashlib.sha256(content).digest(), len(content))
+    assert await blobs.get(first) == content
+
+
+async def test_what_is_not_there_is_missing(blobs: Blobs) -> None:
+    ref = await blobs.put(b"x", folder="resources")
+    with pytest.raises(BlobMissing):
+        await blobs.get(BlobRef(folder="resources", digest=bytes(32), size_bytes=1))
+    await blobs.remove([ref, ref, BlobRef(folder="resources", digest=bytes(32), size_bytes=1)])
+    with pytest.raises(BlobMissing):
+        await blobs.get(ref)
+
+
+async def test_a_folder_goes_with_everything_in_it_and_with_nothing_else(blobs: Blobs) -> None:
+    gone = [await blobs.put(bytes([n]), folder=f"spans/20260101/{n}") for n in range(5)]
+    kept = await blobs.put(b"kept", folder="spans/20260102/x")
+
+    await blobs.remove_folder("spans/20260101")
+    await blobs.remove_folder("spans/20260101")
+
+    for ref in gone:
+        with pytest.raises(BlobMissing):
+            await blobs.get(ref)
+    assert await blobs.get(kept) == b"kept"
+
+
+async def test_a_bucket_that_refuses_is_unavailable_and_tells_nobody_why(s3: S3) -> None:
+    blobs = Blobs(open_storage("s3://bucket"))
+    ref = await blobs.put(b"x", folder="resources")
+    s3.is_broken = True
+    for call in (blobs.get(ref), blobs.put(b"y", folder="resources"), blobs.remove_folder("resources")):
+        with pytest.raises(BlobStorageUnavailable) as caught:
+            await call
+        assert "127.0.0.1" not in str(caught.value)
+
+
+async def test_a_store_keeps_payloads_in_s3(s3: S3, database_url: str) -> None:
+    async with running_store(database_url, blob_url="s3://bucket/p", blob_min_bytes=1) as store:
+        stubs = await store.stubs()
+        (rollout,) = await create(stubs)
+        chunk = chunk_of(f"{rollout}/attempts/1")
+        await append(stubs, chunk)
+
+        assert list(s3.objects.values()) == [chunk.payload]
+        assert next(iter(s3.objects)).startswith("p/spans/20")
+        assert [read.payload for read in await stored(stubs, rollout)] == [chunk.payload]
+
+
+@pytest.mark.parametrize("url", ["ftp://x/y", "file://host/x", "file:///", "s3://", "nonsense"])
+def test_a_url_of_another_kind_is_refused_at_the_start(url: str) -> None:
+    with pytest.raises(StartupError):
+        open_storage(url)
