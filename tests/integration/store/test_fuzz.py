@@ -1,4 +1,4 @@
-"""Whatever is sent to any rpc, the store lives on, answers by an error of the catalogue or well, and betrays nothing.
+"""Whatever is sent to any rpc or to the OTLP port, the store lives on, answers by an error of the catalogue or well, and betrays nothing.
 
 The seed is printed; FULMEN_TEST_FUZZ_SEED repeats a run, and FULMEN_TEST_FUZZ_FACTOR=20 makes it as many times longer.
 """
@@ -6,15 +6,18 @@ The seed is printed; FULMEN_TEST_FUZZ_SEED repeats a run, and FULMEN_TEST_FUZZ_F
 from __future__ import annotations
 
 import asyncio
+import gzip
 import os
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import aiohttp
 import grpc.aio
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.json_format import MessageToJson
 from google.protobuf.message import Message
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
@@ -50,7 +53,20 @@ class Target:
     loop: asyncio.AbstractEventLoop = field(repr=False)
     channel: grpc.aio.Channel = field(repr=False)
     rpcs: dict[str, Rpc] = field(repr=False)
+    http: aiohttp.ClientSession = field(repr=False)
     names: Sequence[str]
+
+    def post(self, body: bytes, headers: dict[str, str], path: str = "/v1/traces") -> int:
+        """Posts to the OTLP port, checks what comes back and returns the status."""
+
+        async def post() -> tuple[int, str]:
+            async with asyncio.timeout(LIMIT_S), self.http.post(path, data=body, headers=headers) as answer:
+                return answer.status, (await answer.read()).decode("latin-1")
+
+        status, told = self.loop.run_until_complete(post())
+        assert status not in (500, 501, 502), (status, told)
+        assert not any(word in told for word in (*INTERNAL_WORDS, SECRET)), told
+        return status
 
     def send(
         self,
@@ -81,7 +97,8 @@ def target() -> Iterator[Target]:
         handle = runner.run(context.__aenter__())
         try:
             channel, rpcs, names = runner.run(_furnished(handle))
-            yield Target(loop=runner.get_loop(), channel=channel, rpcs=rpcs, names=names)
+            http = runner.run(_opened(handle))
+            yield Target(loop=runner.get_loop(), channel=channel, rpcs=rpcs, http=http, names=names)
             runner.run(_still_serves(handle))
         finally:
             runner.run(context.__aexit__(None, None, None))
@@ -111,6 +128,11 @@ async def _furnished(handle: StoreHandle) -> tuple[grpc.aio.Channel, dict[str, R
         names += ["resources/x/versions/1", "resources/x/aliases/best", issued.token_id]
     channel = await handle.stack.enter_async_context(grpc.aio.insecure_channel(handle.target))
     return channel, await listed_rpcs(channel), names
+
+
+async def _opened(handle: StoreHandle) -> aiohttp.ClientSession:
+    base = f"http://127.0.0.1:{handle.parts.ports['http_port']}"
+    return await handle.stack.enter_async_context(aiohttp.ClientSession(base))
 
 
 async def _still_serves(handle: StoreHandle) -> None:
@@ -188,6 +210,13 @@ def _fill_map(draw: st.DrawFn, values: Any, field: FieldDescriptor, names: Seque
     key_field, value_field = field.message_type.fields
     if value_field.cpp_type != FieldDescriptor.CPPTYPE_MESSAGE:
         values[draw(scalar(key_field, names))] = draw(scalar(value_field, names))
+
+
+@st.composite
+def filled(draw: st.DrawFn, message: Message, names: Sequence[str]) -> Message:
+    """Sets some fields of a given message."""
+    fill(draw, message, names, MAX_DEPTH + 2)
+    return message
 
 
 @st.composite
@@ -272,6 +301,39 @@ def test_no_metadata_breaks_an_rpc(
     rpc = target.rpcs[data.draw(st.sampled_from(sorted(target.rpcs)))]
     metadata = others + ([("authorization", authorization)] if authorization is not None else [])
     target.send(rpc, [b""], metadata)
+
+
+EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+content_types = st.sampled_from(
+    ["application/x-protobuf", "application/json", "application/json; charset=utf-8", "text/plain", "", "x"]
+)
+encodings = st.sampled_from(["", "", "", "gzip", "identity", "br", "gzip, gzip"])
+
+
+@seed(SEED)
+@settings(bounded, max_examples=120 * FACTOR)
+@given(data=st.data(), role=roles, kind=content_types, encoding=encodings)
+def test_nothing_breaks_the_otlp_port(
+    target: Target, data: st.DataObject, role: Role, kind: str, encoding: str
+) -> None:
+    export = target.rpcs[EXPORT].request_class()
+    data.draw(filled(export, target.names))
+    body = MessageToJson(export).encode() if "json" in kind else export.SerializeToString()
+    if data.draw(st.booleans()):
+        body = data.draw(mutations(body))
+    if encoding == "gzip" and data.draw(st.booleans()):
+        body = gzip.compress(body)
+    name, token = bearer(role) if data.draw(st.integers(0, 9)) else ("authorization", data.draw(authorizations))
+    headers = {"content-type": kind, name: token.strip()} | ({"content-encoding": encoding} if encoding else {})
+    assert target.post(body, headers) in (200, 400, 401, 403, 413, 415)
+
+
+def test_a_body_that_unpacks_to_more_than_is_allowed_is_refused(target: Target) -> None:
+    name, token = bearer(Role.ADMIN)
+    headers = {"content-type": "application/x-protobuf", "content-encoding": "gzip", name: token}
+    assert target.post(gzip.compress(b"\0" * (MESSAGE_LIMIT_BYTES * 50)), headers) == 413
+    del headers["content-encoding"]
+    assert target.post(b"\0" * (MESSAGE_LIMIT_BYTES + 1), headers) == 413
 
 
 def test_what_is_too_large_is_refused_by_every_rpc(target: Target) -> None:

@@ -13,10 +13,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+import aiohttp
 import asyncpg
 import grpc.aio
 import pytest
-from google.protobuf.json_format import MessageToDict
+from google.protobuf.json_format import MessageToDict, MessageToJson
 from google.protobuf.message import Message
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
@@ -347,6 +348,29 @@ async def test_things_of_another_project_are_as_if_they_did_not_exist(
     assert await runner.complete([lease_pb2.Assignment(attempt=things.attempt, lease_id=things.session, epoch=1)]) == [
         1
     ]
+
+
+async def test_spans_that_are_posted_for_another_project_are_as_if_for_no_rollout(
+    store: StoreHandle, stubs: Stubs, database_url: str
+) -> None:
+    await create_project(stubs, "projects/a")
+    await create_project(stubs, "projects/b")
+    things, _ = await furnish(store, stubs)
+    before = await _everything_of_b(database_url, things)
+    url = f"http://127.0.0.1:{store.parts.ports['http_port']}/v1/traces"
+    async with aiohttp.ClientSession() as session:
+        for role in sorted(MAY_CALL[EXPORT]):
+            for kind in ("x-protobuf", "json"):
+                headers = {"authorization": f"Bearer {token_of(role)}", "content-type": f"application/{kind}"}
+                told = []
+                for asked in (things, absent()):
+                    export = export_of(asked)
+                    body = MessageToJson(export).encode() if kind == "json" else export.SerializeToString()
+                    async with session.post(url, data=body, headers=headers) as answer:
+                        told.append((answer.status, await answer.read()))
+                assert told[0] == told[1]
+                assert told[0][0] == 200
+    assert await _everything_of_b(database_url, things) == before
 
 
 async def test_lists_do_not_tell_whether_another_project_has_anything(

@@ -2,11 +2,7 @@
 
 alter table project
     add column revision bigint not null default 1,
-    add column created_at timestamptz not null default now(),
-    add column if not exists rules bytea,
-    add column if not exists max_running int,
-    add column if not exists max_queued int,
-    add column if not exists retention interval;
+    add column created_at timestamptz not null default now();
 
 -- What is known of an issued token; the token itself is not stored. The project is a name, or `projects/*`.
 create table issued_token (
