@@ -32,9 +32,9 @@ from fulmen_store.persistence.database import HOT_SETTINGS, Database, connect
 from fulmen_store.persistence.queries import SQL, filtered
 from fulmen_store.persistence.rollout_filters import compiled
 from fulmen_store.persistence.rollout_lists import PgRolloutLists
-from tests.support.filters import AGENTS, GROUPS, MOMENTS, TASK_TYPES, expressions, means
+from tests.support.filters import AGENTS, GROUPS, MOMENTS, TASK_TYPES, expressions, means, written
 from tests.support.postgres import shared_server
-from tests.support.store import Runner, Stubs, create, get
+from tests.support.store import LIMIT_S, Runner, Stubs, create, get
 
 LISTS = ("list_project_rollouts", "list_run_rollouts", "list_dead_rollouts")
 SOME_VALUE: dict[Field, Any] = dict.fromkeys(Field, 1) | {
@@ -206,6 +206,22 @@ async def test_a_filter_is_data_and_never_sql(stubs: Stubs) -> None:
     (name,) = await create(stubs, group_id="x'; drop table rollout; --", group_size=1)
     page = await stubs.rollouts.ListRollouts(pb.ListRolloutsRequest(filter='group_id = "x\'; drop table rollout; --"'))
     assert [rollout.name for rollout in page.rollouts] == [name]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text(max_size=60) | expressions().map(written))
+def test_no_filter_breaks_the_store(fuzzed: tuple[asyncio.AbstractEventLoop, Stubs], text: str) -> None:
+    loop, stubs = fuzzed
+
+    async def send() -> None:
+        async with asyncio.timeout(LIMIT_S):
+            try:
+                await stubs.rollouts.ListRollouts(pb.ListRolloutsRequest(filter=text))
+                await stubs.rollouts.RetryRollouts(pb.RetryRolloutsRequest(filter=text or "*"))
+            except ArgumentInvalid as error:
+                assert {violation.field for violation in error.violations} == {"filter"}  # noqa: PT017  # not expected
+
+    loop.run_until_complete(send())
 
 
 @pytest.fixture
