@@ -271,6 +271,24 @@ async def test_reports_are_applied_once_and_told_apart(subject: Subject) -> None
     role.cancel()
 
 
+async def test_reports_of_one_attempt_in_one_commit_are_applied_once(subject: Subject) -> None:
+    grant = await _leased(subject)
+    ends = AttemptEnds(table=subject.table, requeued=lambda _items: None, finished=lambda _projects: None)
+    good, again, other = (
+        AttemptReport(rollout_id=grant.rollout_id, session_id=grant.session_id, epoch=1, kind=kind, report=report)
+        for kind, report in ((FailureKind.NONE, b"r"), (FailureKind.NONE, b"r"), (FailureKind.INFRA, b""))
+    )
+    # They wait together before the committer begins.
+    reports = [asyncio.create_task(ends.report([report])) for report in (good, again, other)]
+    await asyncio.sleep(0)
+    role = asyncio.create_task(ends.committer.run())
+    statuses = [status for answer in await asyncio.gather(*reports) for status in answer]
+    assert statuses == [CompletionStatus.APPLIED, CompletionStatus.DUPLICATE, CompletionStatus.LEASE_LOST]
+    (stored,) = await subject.table.ended([(grant.rollout_id, 1)])
+    assert (stored.kind, stored.report) == (FailureKind.NONE, b"r")
+    role.cancel()
+
+
 def _memory() -> Subject:
     table = MemoryLeaseTable()
 

@@ -85,7 +85,23 @@ class AttemptEnds:
         return sum(status is CompletionStatus.APPLIED for status in statuses)
 
     async def _execute(self, reports: Sequence[AttemptReport]) -> list[CompletionStatus]:
-        pending = {_key(report): report for report in reports}
+        pending: dict[AttemptKey, AttemptReport] = {}
+        repeated: list[int] = []
+        for index, report in enumerate(reports):
+            if _key(report) in pending:
+                repeated.append(index)
+            else:
+                pending[_key(report)] = report
+        statuses = await self._end_each(pending)
+        answers = [statuses[_key(report)] for report in reports]
+        if repeated:
+            # Of several reports of one attempt in one commit the first counts; the others come after it.
+            later = await self._execute([reports[index] for index in repeated])
+            for index, status in zip(repeated, later, strict=True):
+                answers[index] = status
+        return answers
+
+    async def _end_each(self, pending: dict[AttemptKey, AttemptReport]) -> dict[AttemptKey, CompletionStatus]:
         statuses: dict[AttemptKey, CompletionStatus] = {}
         # A success needs no look at the policy: it is tried at once, and looked at only if it is not applied.
         held = await self._held(report for report in pending.values() if report.kind is not FailureKind.NONE)
@@ -101,7 +117,7 @@ class AttemptEnds:
             raise DatabaseUnavailable(
                 "The lease kept changing while its attempt ended.", attempt=attempt_name(key[0], key[2])
             )
-        return [statuses[_key(report)] for report in reports]
+        return statuses
 
     async def _held(self, reports: Iterable[AttemptReport]) -> dict[AttemptKey, HeldLease]:
         ids = list({report.rollout_id for report in reports})
