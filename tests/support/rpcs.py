@@ -93,7 +93,7 @@ async def answer_of(channel: grpc.aio.Channel, rpc: Rpc, *requests: Message, tok
 
 async def _send(call: Any, payloads: Sequence[bytes], *, close: bool) -> None:
     # A call that has ended takes no more messages; why it ended is read afterwards.
-    with contextlib.suppress(asyncio.InvalidStateError):
+    with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.InternalError):
         for payload in payloads:
             await call.write(payload)
         if close:

@@ -194,6 +194,9 @@ class DuplexStream(ResponseStream[Response], Generic[Request, Response]):
             raise _of_stream(error) from None
         except asyncio.InvalidStateError:
             raise await self._why_ended() from None
+        except grpc.aio.InternalError:
+            # The call ended while the message was on its way into gRPC's core.
+            raise await self._ending() from None
 
     async def done_writing(self) -> None:
         """Tells the server that no more messages come."""
@@ -204,11 +207,17 @@ class DuplexStream(ResponseStream[Response], Generic[Request, Response]):
             raise _of_stream(error) from None
         except asyncio.InvalidStateError:
             raise await self._why_ended() from None
+        except grpc.aio.InternalError:
+            # The call ended while the message was on its way into gRPC's core.
+            raise await self._ending() from None
 
     async def _why_ended(self) -> Exception:
         """Returns what ended a stream that was found ended, for grpc.aio does not say so to a writer."""
         if not self._call.done():
             return asyncio.InvalidStateError("The stream takes no more messages: done_writing was called.")
+        return await self._ending()
+
+    async def _ending(self) -> Exception:
         code, details = await self._call.code(), await self._call.details()
         if code is grpc.StatusCode.OK:
             return Unavailable("The server has closed the stream.")
