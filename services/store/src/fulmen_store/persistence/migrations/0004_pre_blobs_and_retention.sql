@@ -31,7 +31,7 @@ begin
     if exists (select 1 from item i where i.id >= low and i.id < high) then
         return false;
     end if;
-    for p in select q.id, q.retention from project q loop
+    for p in select q.id, q.retention from project q order by q.retention desc nulls first loop
         if exists (select 1 from rollout r where r.project_id = p.id and r.id >= low and r.id < high) then
             if p.retention is null or (day + 1)::timestamp at time zone 'UTC' + p.retention > now() then
                 return false;

@@ -4,7 +4,9 @@ select d.day from (
     select partition_days('rollout') union select partition_days('attempt')
     union select partition_days('rollout_end') union select partition_days('span_chunk')
 ) as d (day)
-where d.day < $1::date and day_is_expired(d.day)
+where d.day < $1::date
+    and (d.day + 1)::timestamp at time zone 'UTC' + (select min(p.retention) from project p) <= now()
+    and day_is_expired(d.day)
 order by d.day;
 
 -- name: lock_retention
