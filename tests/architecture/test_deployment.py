@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from fulmen.ids import ALL_PROJECTS
 from fulmen_service_kit.settings import ServiceSettings
 from fulmen_service_kit.tokens import Role, TokenVerifier
 from tests.architecture.distributions import ROOT, SERVICES, Distribution
@@ -109,12 +110,12 @@ def test_the_tokens_of_a_deployment_are_accepted_by_its_services(make_env: Modul
     made = make_env.environment(days=1)
     verifier = TokenVerifier(made["FULMEN_SIGNING_KEY"])
 
-    roles = {name: verifier.verify(token).role for name, token in made.items() if name in make_env.TOKEN_ROLES}
+    callers = {name: verifier.verify(token) for name, token in made.items() if name in make_env.TOKEN_ROLES}
 
-    assert roles == {
-        "FULMEN_SERVICE_TOKEN": Role.SERVICE,
-        "FULMEN_RUNNER_TOKEN": Role.RUNNER,
-        "FULMEN_TOKEN": Role.ADMIN,
+    assert {name: (caller.role, caller.project) for name, caller in callers.items()} == {
+        "FULMEN_SERVICE_TOKEN": (Role.SERVICE, ALL_PROJECTS),
+        "FULMEN_RUNNER_TOKEN": (Role.RUNNER, ALL_PROJECTS),
+        "FULMEN_TOKEN": (Role.ADMIN, ALL_PROJECTS),
     }
 
 

@@ -27,6 +27,7 @@ from fulmen.errors import (
 )
 from fulmen.local.credentials import Credentials
 from fulmen.local.record import StackFolder
+from fulmen.local.stack import mint_tokens
 
 runner = CliRunner()
 
@@ -114,7 +115,20 @@ def test_a_token_is_signed_with_the_key_of_the_stack(tmp_path: Path) -> None:
     result = runner.invoke(app, ["token", "--role", "runner", "--days", "1", "--state-dir", str(tmp_path)])
 
     claims = jwt.decode(result.output.strip(), key, algorithms=["HS256"], issuer="fulmen")
-    assert claims["role"] == "runner"
+    assert (claims["role"], claims["prj"]) == ("runner", "projects/*")
+
+
+def test_a_local_stack_serves_every_project(tmp_path: Path) -> None:
+    key = Credentials(tmp_path).signing_key()
+
+    tokens = mint_tokens(key)
+
+    claims = [jwt.decode(token, key, algorithms=["HS256"]) for token in tokens.values()]
+    assert sorted((claim["role"], claim["prj"]) for claim in claims) == [
+        ("admin", "projects/*"),
+        ("runner", "projects/*"),
+        ("service", "projects/*"),
+    ]
 
 
 def test_a_token_without_a_key_is_not_found(tmp_path: Path) -> None:
