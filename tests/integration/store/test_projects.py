@@ -18,7 +18,7 @@ from fulmen.errors import (
 from fulmen.store.v1 import project_service_pb2 as pb
 from fulmen.store.v1.rollout_service_pb2 import GetQueueStatsRequest, QueueRules
 from fulmen_service_kit.tokens import Role
-from tests.support.store import StoreHandle, Stubs, create, create_project
+from tests.support.store import Runner, StoreHandle, Stubs, create, create_project, running_store
 
 DAY_S = 86_400
 
@@ -162,3 +162,20 @@ async def test_an_administrator_of_one_project_sees_and_changes_that_one_only(st
         await update(bound, pb.Project(name="projects/b", etag="1"))
     with pytest.raises(PermissionDenied):
         await create_project(bound, "projects/c")
+
+
+async def test_a_replica_that_is_busy_follows_a_change_that_another_one_made(
+    store: StoreHandle, stubs: Stubs, database_url: str
+) -> None:
+    project = await create_project(stubs, "projects/a", max_running=1)
+    await create(stubs, 3, project="projects/a")
+    async with running_store(database_url) as other:
+        runner = await Runner(await other.stubs()).open()
+        await runner.demand(3)
+        (first,) = (await runner.expect("assign")).assignments
+        assert first.rollout.project == "projects/a"
+        project.max_running = 3
+        await update(stubs, project)
+        rest: list[str] = []
+        while len(rest) < 2:
+            rest += [one.attempt for one in (await runner.expect("assign")).assignments]

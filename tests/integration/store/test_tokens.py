@@ -18,8 +18,10 @@ from fulmen.errors import (
     TokenInvalid,
     TokenNotFound,
 )
+from fulmen.rpc.channel import open_channel
 from fulmen.store.v1 import project_service_pb2 as pb
 from fulmen.store.v1 import rollout_service_pb2, span_service_pb2
+from fulmen_service_kit.revocation import RevocationFollower, RevokedTokens, revoked_at_store
 from fulmen_service_kit.tokens import Role, TokenSigner, TokenVerifier
 from tests.support.store import LIMIT_S, SIGNING_KEY, Runner, StoreHandle, Stubs, create, create_project, running_store
 
@@ -117,6 +119,21 @@ async def test_a_revoked_token_is_refused_at_once_here_and_soon_by_every_replica
     for token_id in ("", "x" * 22, "x" * 5000, "ü" * 22):
         with pytest.raises(TokenNotFound):
             await stubs.projects.RevokeToken(pb.RevokeTokenRequest(token_id=token_id))
+
+
+async def test_a_service_that_checks_tokens_by_itself_hears_of_a_revocation(store: StoreHandle, stubs: Stubs) -> None:
+    issued = await issue(stubs)
+    revoked = RevokedTokens()
+    verifier = TokenVerifier(SIGNING_KEY, revoked=revoked)
+    verifier.verify(issued.token)
+    async with open_channel(store.target, token=store.token(Role.SERVICE)) as channel:
+        follower = RevocationFollower(revoked=revoked, fetch=revoked_at_store(channel))
+        await follower.follow_once()
+        verifier.verify(issued.token)
+        await stubs.projects.RevokeToken(pb.RevokeTokenRequest(token_id=issued.token_id))
+        await follower.follow_once()
+        with pytest.raises(TokenInvalid, match="revoked"):
+            verifier.verify(issued.token)
 
 
 async def test_an_open_stream_gets_nothing_more_once_its_token_is_revoked(store: StoreHandle, stubs: Stubs) -> None:
