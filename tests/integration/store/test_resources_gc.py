@@ -257,7 +257,7 @@ class World:
 counter = itertools.count()
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_whatever_happens_used_versions_stay_and_unused_ones_go(
     fuzzed: tuple[asyncio.AbstractEventLoop, Stubs], database_url: str, data: st.DataObject
@@ -269,7 +269,7 @@ def test_whatever_happens_used_versions_stay_and_unused_ones_go(
         database = await connect(database_url, connections=2, start_limit_s=5)
         bare = await asyncpg.connect(database_url)
         try:
-            for _ in range(data.draw(st.integers(5, 25), label="steps")):
+            for _ in range(data.draw(st.integers(10, 30), label="steps")):
                 await step(world, stubs, data, bare)
                 await collector(database).collect()
                 assert await present(stubs, world) == world.kept()
@@ -291,7 +291,9 @@ def test_whatever_happens_used_versions_stay_and_unused_ones_go(
 async def step(world: World, stubs: Stubs, data: st.DataObject, bare: Any) -> None:
     """Does one thing to the store and to the model of it."""
     names = sorted(world.needs)
-    what = data.draw(st.sampled_from(["publish", "publish", "alias", "run", "end", "clock"]), label="what")
+    what = data.draw(
+        st.sampled_from(["publish", "publish", "alias", "run", "run", "end", "clock", "later"]), label="what"
+    )
     if what == "publish" or not names:
         resource = f"{world.prefix}.{data.draw(st.integers(0, 3), label='resource')}"
         needs = sorted(data.draw(st.sets(st.sampled_from(names), max_size=2), label="needs")) if names else []
@@ -320,6 +322,9 @@ async def step(world: World, stubs: Stubs, data: st.DataObject, bare: Any) -> No
         ended = data.draw(st.sampled_from(sorted(world.rollouts)), label="ended")
         await cancel(stubs, ended)
         del world.rollouts[ended]
+    elif what == "later":
+        await bare.execute(OVER)
+        world.over |= world.needs.keys() - world.lasting
     elif what == "clock":
         over = data.draw(st.sampled_from(names), label="over")
         resource, number = over.split("/")[1], int(over.rpartition("/")[2])
