@@ -94,7 +94,6 @@ async def running_store(folder: Path, *, short: bool) -> AsyncIterator[Bench]:
         "FULMEN_STORE_PORT": "0",
         "FULMEN_STORE_METRICS_PORT": "0",
         "FULMEN_STORE_HTTP_PORT": "0",
-        "FULMEN_STORE_HTTP_PORT": "0",
         "FULMEN_STORE_SIGNING_KEY": key,
         "FULMEN_STORE_READY_FILE": str(ready),
         "FULMEN_STORE_LOG_LEVEL": "warning",
