@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from uuid import UUID
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fulmen.ids import uuid7
@@ -27,6 +27,7 @@ def views(ids: list[UUID]) -> dict[UUID, Shares]:
     return {own: Shares(own, [replica(other) for other in ids if other != own]) for own in ids}
 
 
+@settings(deadline=None)
 @given(IDS)
 def test_replicas_that_know_one_another_agree_on_the_order_of_preference(ids: list[UUID]) -> None:
     shares = views(ids)
@@ -34,6 +35,7 @@ def test_replicas_that_know_one_another_agree_on_the_order_of_preference(ids: li
         assert sorted(each.place(UUID(int=bucket)) for each in shares.values()) == list(range(len(ids)))
 
 
+@settings(deadline=None)
 @given(IDS, st.data())
 def test_a_replica_that_goes_leaves_everybody_elses_share_where_it_was(ids: list[UUID], data: st.DataObject) -> None:
     gone = data.draw(st.sampled_from(ids))

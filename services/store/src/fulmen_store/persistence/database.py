@@ -77,6 +77,7 @@ class Database:
         self._pool: asyncpg.Pool | None = pool
         self._under_way: set[asyncio.Timeout] = set()
         self.suspected = asyncio.Event()
+        self.answered_at = time.monotonic()
 
     @property
     def is_up(self) -> bool:
@@ -152,6 +153,7 @@ class Database:
                         try:
                             with _closed_if_confused(connection):
                                 yield connection
+                                self.answered_at = time.monotonic()
                         finally:
                             await pool.release(connection, timeout=ACQUIRE_LIMIT_S)
                     finally:

@@ -76,11 +76,17 @@ class DatabaseWatch:
             try:
                 await self._probe()
             except DatabaseUnavailable as error:
+                if isinstance(error.__cause__, TimeoutError) and self._answers_others():
+                    continue
                 self._database.lose()
                 _log.error("database_lost", reason=_reason(error))
                 await self._changed(False)
                 return
             await asyncio.sleep(LEAST_PAUSE_S)
+
+    def _answers_others(self) -> bool:
+        """Tells whether statements were answered while the probe was not: then it is only slow, or this process is."""
+        return time.monotonic() - self._database.answered_at < PROBE_LIMIT_S
 
     async def _until_back(self) -> None:
         since = time.monotonic()
