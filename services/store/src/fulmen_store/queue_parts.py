@@ -1,0 +1,194 @@
+"""The parts of the store that have to do with the queue, put together: use cases, roles and what they share."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from fulmen.ids import uuid7, uuid7s
+from fulmen_service_kit.lifecycle import Role
+from fulmen_service_kit.revocation import RevocationFollower, RevokedTokens
+from fulmen_store.clients.peers import GrpcPeers
+from fulmen_store.domain.attempt_ends import AttemptEnds
+from fulmen_store.domain.dispatcher import Dispatcher
+from fulmen_store.domain.durations import Durations
+from fulmen_store.domain.hedging import Hedger
+from fulmen_store.domain.lease_returner import LeaseReturner
+from fulmen_store.domain.leases import EndedAttempt
+from fulmen_store.domain.overdue import Overdue
+from fulmen_store.domain.peers import NewsListener, NewsTeller
+from fulmen_store.domain.projects import ProjectFollower
+from fulmen_store.domain.quotas import QueueQuotas
+from fulmen_store.domain.replicas import LiveReplicas
+from fulmen_store.domain.resource_gc import ResourceCollector
+from fulmen_store.domain.resource_uses import ExpiringVersions
+from fulmen_store.domain.rollouts import Rollouts
+from fulmen_store.domain.runner_registry import RunnerBoard, SessionNotes
+from fulmen_store.domain.seats import LeasesLost, Seats
+from fulmen_store.domain.sessions import LeaseRenewer, LeaseSweeper, Sessions
+from fulmen_store.domain.upkeep import Upkeep
+from fulmen_store.domain.wakeups import Wakeups
+from fulmen_store.metrics import StoreMetrics
+from fulmen_store.settings import StoreSettings
+from fulmen_store.span_parts import SpanParts, wire_spans
+from fulmen_store.table_parts import Tables
+from fulmen_store.transport.rollout_codec import explained
+
+__all__ = ["Queue", "roles", "wire_queue"]
+
+RESOURCE_GC_INTERVAL_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """Use cases, background roles and what they share."""
+
+    seats: Seats
+    wakeups: Wakeups
+    stopping: asyncio.Event
+    ends: AttemptEnds
+    returner: LeaseReturner
+    dispatcher: Dispatcher
+    durations: Durations
+    notes: SessionNotes
+    board: RunnerBoard
+    overdue: Overdue
+    rollouts: Rollouts
+    sessions: Sessions
+    spans: SpanParts
+    upkeep: Upkeep
+    revoked: RevokedTokens
+    replicas: LiveReplicas
+    news: NewsTeller
+    listener: NewsListener
+
+
+def wire_queue(tables: Tables, settings: StoreSettings, peers: GrpcPeers) -> Queue:
+    """Makes the use cases and what they share."""
+    metrics, seats, replicas = StoreMetrics(), Seats(), LiveReplicas(uuid7())
+    news = NewsTeller(replicas=replicas, client=peers, seats=seats, enabled=settings.notify_peers)
+    wakeups = Wakeups(announced=news.announced)
+
+    def finished(projects: frozenset[int]) -> None:
+        wakeups.announce(("finished", project) for project in projects)
+
+    durations, notes = Durations(tables.durations), SessionNotes()
+
+    def ended(attempts: Sequence[EndedAttempt]) -> None:
+        durations.learn(attempts)
+        notes.ended(attempts)
+        dispatcher.freed(one.item.project_id for one in attempts)
+        for one in attempts:
+            if one.superseded is not None:
+                session_id, epoch = one.superseded
+                seats.lease_over(session_id, one.item.rollout_id)
+                news.tell_each([(session_id, LeasesLost(attempts=[(one.item.rollout_id, epoch)]))])
+
+    ends = AttemptEnds(
+        table=tables.leases,
+        requeued=lambda items: dispatcher.offer(items),
+        finished=finished,
+        left=seats.lease_over,
+        ended=ended,
+        observe_batch=metrics.batch,
+    )
+    returner = LeaseReturner(ends)
+    dispatcher = Dispatcher(
+        table=tables.leases,
+        seats=seats,
+        undelivered=returner.give_back,
+        poll_interval_s=settings.poll_interval_s,
+        meter=metrics,
+        predicted_s=durations.predicted_s,
+        place=replicas.place,
+        unmatched=news.ready,
+    )
+    metrics.watch_database(lambda: int(tables.database.is_up))
+    metrics.watch_queue(known=lambda: len(dispatcher), credit=seats.open_credit, runners=lambda: len(seats))
+    return Queue(
+        seats=seats,
+        wakeups=wakeups,
+        stopping=asyncio.Event(),
+        ends=ends,
+        returner=returner,
+        dispatcher=dispatcher,
+        durations=durations,
+        notes=notes,
+        board=RunnerBoard(table=tables.runners),
+        overdue=Overdue(
+            table=tables.overdue,
+            ends=ends,
+            tell=news.tell_each,
+            finished=finished,
+            explain=explained,
+            attempt_grace_s=settings.attempt_grace_s,
+            lease_ttl_s=settings.lease_ttl_s,
+        ),
+        rollouts=Rollouts(
+            table=tables.rollouts,
+            versions=ExpiringVersions(tables.resources),
+            dispatcher=dispatcher,
+            finished=finished,
+            tell=news.tell_each,
+            admit=QueueQuotas(tables.queue_stats.queued).admit,
+            new_ids=uuid7s,
+            now=_now,
+            cancel_grace_s=settings.cancel_grace_s,
+            observe_batch=metrics.batch,
+        ),
+        sessions=Sessions(
+            sessions=tables.sessions,
+            leases=tables.leases,
+            seats=seats,
+            ends=ends,
+            lease_ttl_s=settings.lease_ttl_s,
+            new_id=uuid7,
+        ),
+        spans=wire_spans(tables.database, settings, rollouts=tables.rollouts, metrics=metrics),
+        upkeep=Upkeep(table=tables.upkeep, today=lambda: _now().date()),
+        revoked=RevokedTokens(),
+        replicas=replicas,
+        news=news,
+        listener=NewsListener(look=dispatcher.look, wakeups=wakeups, leases=tables.leases, seats=seats),
+    )
+
+
+def roles(tables: Tables, queue: Queue, lease_ttl_s: float) -> dict[str, Role]:
+    """Returns the background roles by name."""
+    return {
+        "create-committer": queue.rollouts.creations,
+        "end-committer": queue.ends.committer,
+        "session-lookups": queue.sessions.lookups,
+        "dispatcher": queue.dispatcher,
+        "durations": queue.durations,
+        "hedger": Hedger(table=tables.leases, dispatcher=queue.dispatcher, sketch=queue.durations.sketch),
+        "lease-returner": queue.returner,
+        "lease-renewer": LeaseRenewer(
+            sessions=tables.sessions,
+            leases=tables.leases,
+            seats=queue.seats,
+            notes=queue.notes,
+            lease_ttl_s=lease_ttl_s,
+        ),
+        "runner-board": queue.board,
+        "lease-sweeper": LeaseSweeper(
+            sessions=tables.sessions,
+            leases=tables.leases,
+            seats=queue.seats,
+            ends=queue.ends,
+            lease_ttl_s=lease_ttl_s,
+        ),
+        "overdue": queue.overdue,
+        "resource-collector": ResourceCollector(table=tables.garbage, interval_s=RESOURCE_GC_INTERVAL_S),
+        "upkeep": queue.upkeep,
+        "project-follower": ProjectFollower(read=tables.leases.projects, tell=queue.dispatcher.know_project),
+        "revocations": RevocationFollower(revoked=queue.revoked, fetch=tables.tokens.revoked),
+        "news-teller": queue.news,
+    }
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)

@@ -1,0 +1,85 @@
+"""Everything of the store that reads and writes PostgreSQL, put together."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import structlog
+
+from fulmen_store.persistence.database import Database, connect
+from fulmen_store.persistence.dead_letters import PgDeadLetters
+from fulmen_store.persistence.leases import PgFeed, PgLeases, PgSessions, PgUpkeep
+from fulmen_store.persistence.migrations import migrate
+from fulmen_store.persistence.overdue import PgOverdue
+from fulmen_store.persistence.projects import PgProjects, PgTokens
+from fulmen_store.persistence.queue_rules import PgDurations, PgQueueStats
+from fulmen_store.persistence.replicas import PgReplicas
+from fulmen_store.persistence.resource_gc import PgGarbage
+from fulmen_store.persistence.resources import PgResources
+from fulmen_store.persistence.rollout_lists import PgRolloutLists
+from fulmen_store.persistence.rollouts import PgRollouts
+from fulmen_store.persistence.runners import PgRunners
+from fulmen_store.settings import StoreSettings
+
+__all__ = ["Tables", "open_tables"]
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """Everything that reads and writes PostgreSQL."""
+
+    database: Database
+    rollouts: PgRollouts
+    rollout_lists: PgRolloutLists
+    dead_letters: PgDeadLetters
+    leases: PgLeases
+    queue_stats: PgQueueStats
+    durations: PgDurations
+    sessions: PgSessions
+    runners: PgRunners
+    overdue: PgOverdue
+    feed: PgFeed
+    resources: PgResources
+    garbage: PgGarbage
+    upkeep: PgUpkeep
+    projects: PgProjects
+    tokens: PgTokens
+    replicas: PgReplicas
+
+
+async def open_tables(settings: StoreSettings, stack: AsyncExitStack) -> Tables:
+    """Connects to PostgreSQL and brings the schema up to date.
+
+    Raises:
+        DatabaseUnavailable: if it did not answer in time.
+        MigrationError: if the schema cannot be brought up to date.
+    """
+    dsn = settings.database_url.get_secret_value()
+    database = await connect(
+        dsn, connections=settings.database_connections, start_limit_s=settings.database_start_limit_s
+    )
+    stack.push_async_callback(database.close)
+    if settings.auto_migrate:
+        _log.info("schema_ready", applied=await migrate(dsn))
+    return Tables(
+        database=database,
+        rollouts=PgRollouts(database),
+        rollout_lists=PgRolloutLists(database),
+        dead_letters=PgDeadLetters(database),
+        leases=PgLeases(database),
+        queue_stats=PgQueueStats(database),
+        durations=PgDurations(database),
+        sessions=PgSessions(database),
+        runners=PgRunners(database),
+        overdue=PgOverdue(database),
+        feed=PgFeed(database),
+        resources=PgResources(database),
+        garbage=PgGarbage(database),
+        upkeep=PgUpkeep(database),
+        projects=PgProjects(database),
+        tokens=PgTokens(database),
+        replicas=PgReplicas(database),
+    )
