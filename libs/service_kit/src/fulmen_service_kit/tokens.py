@@ -97,23 +97,22 @@ class TokenSigner:
         return self._sign(claims | {"jti": token_id or new_token_id()}, ttl_s)
 
     def attempt_key(
-        self, attempt: AttemptName, *, project: str, lease_id: str, epoch: int, mode: str, ttl_s: float
+        self, attempt: AttemptName | str, *, project: str, lease_id: str, epoch: int, mode: str, ttl_s: float
     ) -> str:
         """Makes the key of one attempt, valid for `ttl_s` seconds."""
-        claims = {
-            "role": Role.ATTEMPT.value,
-            "sub": str(attempt),
-            "prj": project,
-            "epo": epoch,
-            "lse": lease_id,
-            "mode": mode,
-        }
-        return self._sign(claims, ttl_s)
+        now = int(time.time())
+        # Written out, as below: with an encoder it takes twice as long.
+        return self._signed(
+            f'{{"role":"{Role.ATTEMPT.value}","sub":{_quoted(str(attempt))},"prj":{_quoted(project)},"epo":{epoch}'
+            f',"lse":{_quoted(lease_id)},"mode":{_quoted(mode)},"iss":"{_ISSUER}","iat":{now},"exp":{now + int(ttl_s)}}}'
+        )
 
     def _sign(self, claims: dict[str, object], ttl_s: float) -> str:
         # Written out (RFC 7515, 3.1): the store signs a key for every attempt, and the library takes ten times as long.
         now = int(time.time())
-        payload = _to_json(claims | {"iss": _ISSUER, "iat": now, "exp": now + int(ttl_s)})
+        return self._signed(_to_json(claims | {"iss": _ISSUER, "iat": now, "exp": now + int(ttl_s)}))
+
+    def _signed(self, payload: str) -> str:
         signed = _HEADER + b"." + _base64url(payload.encode())
         return (signed + b"." + _base64url(hmac.digest(self._key_bytes, signed, "sha256"))).decode()
 
@@ -170,6 +169,7 @@ def _base64url(data: bytes) -> bytes:
     return base64.urlsafe_b64encode(data).rstrip(b"=")
 
 
+_quoted = json.encoder.encode_basestring_ascii
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 _HEADER = _base64url(b'{"alg":"HS256","typ":"JWT"}')
 

@@ -16,6 +16,7 @@ MAX_REWARDS: Final = 256
 MAX_OUTPUT_BYTES: Final = 64 * 1024
 MAX_MESSAGE_CHARS: Final = 4096
 _DIMENSION: Final = re.compile(r"[a-z0-9_.-]{1,64}")
+_KNOWN: Final = frozenset(FailureKind)
 _REFUSED: Final = frozenset({FailureKind.LEASE_LOST, FailureKind.RELEASED, FailureKind.SUPERSEDED})
 
 
@@ -31,9 +32,9 @@ class RewardValue:
 
 def result_problem(*, kind: int, rewards: Sequence[RewardValue], output_size: int) -> str:
     """Returns what is wrong with a report, for a person; empty if nothing is."""
-    if kind not in FailureKind.__members__.values():
+    if kind not in _KNOWN:
         return f"failure_kind {kind} is not known"
-    if FailureKind(kind) in _REFUSED:
+    if kind in _REFUSED:
         return f"failure_kind {FailureKind(kind).name} is set by the store only"
     if output_size > MAX_OUTPUT_BYTES:
         return f"output has {output_size} bytes, at most {MAX_OUTPUT_BYTES} are allowed"

@@ -13,7 +13,7 @@ from uuid import UUID
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from fulmen.errors import ArgumentInvalid, Violation
-from fulmen.ids import DEFAULT_PROJECT, AttemptName, attempt_name, parse_attempt_name, rollout_name
+from fulmen.ids import DEFAULT_PROJECT, attempt_name, parse_attempt_name, rollout_name
 from fulmen.store.v1 import attempt_pb2, lease_pb2, rollout_pb2
 from fulmen_service_kit.tokens import TokenSigner
 from fulmen_store.domain.attempt_results import MAX_MESSAGE_CHARS, RewardValue, result_problem
@@ -40,6 +40,7 @@ DEFAULT_BACKOFF_S = 1
 DEFAULT_CONTENT_TYPE = "application/json"
 KEY_MARGIN_S = 60.0
 NONE: Mapping[str, str] = {}
+_KINDS = {kind.value: kind for kind in FailureKind}
 SHORTEST_RUN_S = 0.001
 MODE_CLAIMS: Mapping[int, str] = {
     rollout_pb2.ROLLOUT_MODE_TRAIN: "train",
@@ -141,14 +142,14 @@ def write_assignment(message: lease_pb2.Assignment, grant: Grant, signer: TokenS
     lease_id, epoch = str(grant.session_id), grant.epoch
     rollout = message.rollout
     rollout.ParseFromString(grant.request)
-    rollout.name = rollout_name(grant.rollout_id)
-    message.attempt = attempt_name(grant.rollout_id, epoch)
+    rollout.name = name = rollout_name(grant.rollout_id)
+    message.attempt = attempt = f"{name}/attempts/{epoch}"
     message.lease_id = lease_id
     message.epoch = epoch
     timeout_s = _time_to_run_s(rollout)
     message.timeout.FromNanoseconds(round(timeout_s * 1e9))
     message.attempt_key = signer.attempt_key(
-        AttemptName(rollout_id=grant.rollout_id, number=epoch),
+        attempt,
         project=rollout.project,
         lease_id=lease_id,
         epoch=epoch,
@@ -210,7 +211,7 @@ def report_of(result: lease_pb2.AttemptResult) -> AttemptReport | str:
         rollout_id=attempt.rollout_id,
         session_id=session_id,
         epoch=attempt.number,
-        kind=FailureKind(result.failure_kind),
+        kind=_KINDS[result.failure_kind],
         report=report.SerializeToString(deterministic=True),
     )
 
