@@ -6,6 +6,7 @@ service runs stops the process the same way with exit status 1: half a service i
 """
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -20,6 +21,9 @@ import structlog
 from fulmen_service_kit.server import RpcServer
 from fulmen_service_kit.settings import ServiceSettings
 from fulmen_service_kit.telemetry import Telemetry, serve_metrics
+
+# New objects before a look at the young ones; looks at the young before one at the middle-aged; and so on.
+COLLECTOR_THRESHOLDS = (50_000, 20, 50)
 
 _log = structlog.get_logger()
 
@@ -77,9 +81,21 @@ async def run_service(settings: ServiceSettings, build: Build) -> int:
     try:
         async with AsyncExitStack() as stack:
             parts = await build(settings, stack)
+            _quieten_collector()
             return await _serve(settings, parts, stop)
     finally:
         await asyncio.to_thread(telemetry.close)
+
+
+def _quieten_collector() -> None:
+    """Keeps the garbage collector from looking through what stays for ever, and from looking after every few objects.
+
+    A server makes thousands of short-lived objects per batch, nearly all without cycles: with the usual limits an eighth
+    of the store's time under load went into looking for some.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECTOR_THRESHOLDS)
 
 
 async def _serve(settings: ServiceSettings, parts: ServiceParts, stop: asyncio.Event) -> int:
