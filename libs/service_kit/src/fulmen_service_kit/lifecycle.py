@@ -20,7 +20,6 @@ import structlog
 
 from fulmen_service_kit.server import RpcServer
 from fulmen_service_kit.settings import ServiceSettings
-from fulmen_service_kit.telemetry import Telemetry, serve_metrics
 
 # New objects before a look at the young ones; looks at the young before one at the middle-aged; and so on.
 COLLECTOR_THRESHOLDS = (50_000, 20, 50)
@@ -73,6 +72,9 @@ async def run_service(settings: ServiceSettings, build: Build) -> int:
     Raises:
         StartupError: If it cannot start.
     """
+    # Imported when something is served: commands such as `migrate` measure nothing.
+    from fulmen_service_kit.telemetry import Telemetry
+
     telemetry = Telemetry(settings)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -101,6 +103,8 @@ def _quieten_collector() -> None:
 async def _serve(settings: ServiceSettings, parts: ServiceParts, stop: asyncio.Event) -> int:
     ports = {"port": parts.server.port, **parts.ports}
     if parts.serve_metrics:
+        from fulmen_service_kit.telemetry import serve_metrics
+
         ports["metrics_port"], _ = serve_metrics(settings)
     await parts.server.server.start()
     roles = [asyncio.create_task(role.run(), name=name) for name, role in parts.roles.items()]

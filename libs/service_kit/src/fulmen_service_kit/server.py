@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from fulmen_service_kit.auth import Authenticator, RolePolicy
 from fulmen_service_kit.errors import StartupError
@@ -70,6 +69,9 @@ def build_server(
     register(server)
     health_servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    # Imported where a server is made: commands that serve nothing do without.
+    from grpc_reflection.v1alpha import reflection
+
     reflection.enable_server_reflection((*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     address = f"{settings.host}:{settings.port}"
     try:
