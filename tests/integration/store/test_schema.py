@@ -14,9 +14,7 @@ from fulmen.errors import DatabaseUnavailable
 from fulmen.ids import uuid7
 from fulmen_store.domain.transitions import ATTEMPT_ENDS, AttemptState, FailureKind, RolloutState
 from fulmen_store.persistence.database import HOT_SETTINGS, connect
-from fulmen_store.persistence.migrations import MigrationError, all_migrations, migrate
 from fulmen_store.persistence.queries import SQL
-from tests.support.postgres import shared_server
 
 ADD_ITEMS = """
 insert into item (id, project_id, rank, group_size, max_attempts, retry_mask, backoff_ms, run_at)
@@ -39,25 +37,6 @@ async def test_every_statement_can_be_prepared(connection: Any) -> None:
     assert len(statements) > 30
     for statement in statements.values():
         await connection.prepare(statement)
-
-
-async def test_migrating_twice_changes_nothing_and_a_changed_file_is_noticed(database_url: str) -> None:
-    assert await migrate(database_url) == []
-    opened = await asyncpg.connect(database_url)
-    await opened.execute("update schema_migration set digest = 'other'")
-    with pytest.raises(MigrationError):
-        await migrate(database_url)
-    await opened.execute("insert into schema_migration (number, name, digest) values (9999, 'x', 'x')")
-    with pytest.raises(MigrationError):
-        await migrate(database_url)
-    await opened.close()
-
-
-async def test_an_empty_database_is_migrated_file_by_file() -> None:
-    server = shared_server()
-    dsn = server.fresh_database(migrated=False)
-    assert await migrate(dsn) == [migration.name for migration in all_migrations()]
-    server.drop(dsn)
 
 
 async def test_the_database_knows_the_same_legal_ends_as_the_domain(connection: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Annotated
 
 import typer
 
@@ -12,20 +13,27 @@ from fulmen_store.app import build
 from fulmen_store.persistence.migrations import migrate
 from fulmen_store.settings import StoreSettings
 
+Post = Annotated[
+    bool,
+    typer.Option("--post", help="Also takes away what only the last release needs: no store of it may run any more."),
+]
+
 main = service_cli(StoreSettings, build)
 
 
 @main.command(name="migrate")
-def migrate_command() -> None:
-    """Brings the database's schema up to date and ends."""
+def migrate_command(*, post: Post = False) -> None:
+    """Brings the database's schema up to date and ends. The last release works on the new schema, until `--post`."""
     settings = load_settings(StoreSettings)
     assert isinstance(settings, StoreSettings)
     try:
-        applied = asyncio.run(migrate(settings.database_url.get_secret_value()))
+        migrated = asyncio.run(migrate(settings.database_url.get_secret_value(), with_post=post))
     except FulmenError as error:
         fail(str(error))
-    for name in applied:
+    for name in migrated.applied:
         typer.echo(f"applied {name}")
+    for name in migrated.waiting:
+        typer.echo(f"waits for --post: {name}")
     typer.echo("The schema is up to date.")
 
 

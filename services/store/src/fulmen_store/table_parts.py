@@ -63,7 +63,8 @@ async def open_tables(settings: StoreSettings, stack: AsyncExitStack) -> Tables:
     )
     stack.push_async_callback(database.close)
     if settings.auto_migrate:
-        _log.info("schema_ready", applied=await migrate(dsn))
+        migrated = await migrate(dsn)
+        _log.info("schema_ready", applied=migrated.applied, waiting_for_post=migrated.waiting)
     return Tables(
         database=database,
         rollouts=PgRollouts(database),

@@ -1,13 +1,16 @@
 """Brings the schema up to date: numbered files, forward only, one after the other under an advisory lock.
 
-`NNNN_pre_*.sql` runs before the new program version, `NNNN_post_*.sql` when no older one runs any more, so that the
-last release works on the new schema. A file that was applied never changes: its digest is kept.
+`NNNN_pre_*.sql` runs before the new program version, also by itself when a store starts. `NNNN_post_*.sql` takes away
+what only the last release needs: it runs when somebody says that no older store runs any more, and no file before or
+after it may need it. So the last release works on the new schema. A file that was applied never changes: its digest is
+kept.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Final
@@ -17,7 +20,7 @@ import asyncpg
 from fulmen.errors import FulmenError
 from fulmen_store.persistence.database import mapped_errors
 
-__all__ = ["Migration", "MigrationError", "all_migrations", "migrate"]
+__all__ = ["Migrated", "Migration", "MigrationError", "all_migrations", "migrate"]
 
 # "fulmen" in ASCII: the advisory lock of migrations.
 LOCK_KEY: Final = 0x66756C6D656E
@@ -42,9 +45,22 @@ class Migration:
     text: str
 
     @property
+    def is_post(self) -> bool:
+        """Whether it may run only when no older store runs any more."""
+        return self.name.split("_")[1] == "post"
+
+    @property
     def digest(self) -> str:
         """The SHA-256 of the file."""
         return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Migrated:
+    """Names of files: those that were applied just now, and those that wait for `with_post`."""
+
+    applied: Sequence[str]
+    waiting: Sequence[str]
 
 
 def all_migrations() -> list[Migration]:
@@ -57,42 +73,49 @@ def all_migrations() -> list[Migration]:
     return sorted(found, key=lambda migration: migration.number)
 
 
-async def migrate(dsn: str) -> list[str]:
-    """Applies what is missing and returns the names of the applied files.
+async def migrate(dsn: str, *, with_post: bool = False, migrations: Sequence[Migration] | None = None) -> Migrated:
+    """Applies what is missing.
+
+    Args:
+        dsn: the database.
+        with_post: whether no older store runs any more.
+        migrations: all files in order; those of this version unless given.
 
     Raises:
         DatabaseUnavailable: if the database cannot be reached.
-        MigrationError: if an applied file differs from this version's, or the schema is newer.
+        MigrationError: if an applied file differs from this version's, or the schema is newer; nothing was applied.
     """
+    known = all_migrations() if migrations is None else migrations
     with mapped_errors():
         connection = await asyncpg.connect(dsn)
         try:
             await connection.execute("select pg_advisory_lock($1)", LOCK_KEY)
-            return await _apply_missing(connection)
+            missing = await _missing(connection, known)
+            due = [migration for migration in missing if with_post or not migration.is_post]
+            await _apply(connection, due)
+            return Migrated(
+                applied=[each.name for each in due], waiting=[each.name for each in missing if each not in due]
+            )
         finally:
             await connection.close()
 
 
-async def _apply_missing(connection: asyncpg.Connection) -> list[str]:
+async def _missing(connection: asyncpg.Connection, known: Sequence[Migration]) -> list[Migration]:
     await connection.execute(_LEDGER)
-    applied = {
-        row["number"]: row for row in await connection.fetch("select number, name, digest from schema_migration")
-    }
-    known = all_migrations()
+    applied = {row["number"]: row for row in await connection.fetch("select number, digest from schema_migration")}
     if applied and max(applied) > known[-1].number:
         raise MigrationError("The database's schema is newer than this version of the store: upgrade the store.")
-    done = []
     for migration in known:
-        row = applied.get(migration.number)
-        if row is not None:
-            if row["digest"] != migration.digest:
-                raise MigrationError(f"The migration {migration.name} was changed after it had been applied.")
-            continue
+        if migration.number in applied and applied[migration.number]["digest"] != migration.digest:
+            raise MigrationError(f"The migration {migration.name} was changed after it had been applied.")
+    return [migration for migration in known if migration.number not in applied]
+
+
+async def _apply(connection: asyncpg.Connection, migrations: Sequence[Migration]) -> None:
+    for migration in migrations:
         async with connection.transaction():
             await connection.execute(migration.text)
             await connection.execute(
                 "insert into schema_migration (number, name, digest) values ($1, $2, $3)",
                 migration.number, migration.name, migration.digest,
             )  # fmt: skip
-        done.append(migration.name)
-    return done
