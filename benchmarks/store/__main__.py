@@ -38,24 +38,37 @@ def measure_import(bench: Bench) -> None:
     bench.claim("import of the service, memory", min(figure[1] for figure in figures), "MB", 60, "lower")
 
 
+def _made(folder: Path) -> Path:
+    """Makes a folder that PostgreSQL's own user may pass through."""
+    folder.mkdir()
+    folder.chmod(0o755)
+    return folder
+
+
 async def measure(folder: Path, *, short: bool, parts: list[str]) -> Bench:
     """Runs the parts one after the other against one store."""
-    async with running_store(folder, short=short) as bench:
+    async with running_store(_made(folder / "one"), short=short) as bench:
         for part in parts:
-            await PARTS[part](bench)
-        measure_import(bench)
-        return bench
+            if part in PARTS:
+                await PARTS[part](bench)
+    if "replicas" in parts:
+        async with running_store(_made(folder / "two"), short=short, replicas=2) as pair:
+            await rollouts.throughput(pair)
+        bench.raw |= pair.raw
+        bench.claims += pair.claims
+    measure_import(bench)
+    return bench
 
 
 def main() -> None:
     """Runs the benchmark and writes its results."""
     parser = argparse.ArgumentParser(description="Measures the store.")
     parser.add_argument("--short", action="store_true", default=bool(os.environ.get("SHORT")), help="two minutes")
-    parser.add_argument("--only", nargs="+", choices=PARTS, help="only these parts; nothing is written")
+    parser.add_argument("--only", nargs="+", choices=[*PARTS, "replicas"], help="only these parts; nothing is written")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="fulmen-bench-") as folder:
         Path(folder).chmod(0o755)
-        bench = uvloop.run(measure(Path(folder), short=arguments.short, parts=arguments.only or list(PARTS)))
+        bench = uvloop.run(measure(Path(folder), short=arguments.short, parts=arguments.only or [*PARTS, "replicas"]))
     if arguments.only:
         outcome.show(bench.raw, bench.claims)
     else:

@@ -85,7 +85,7 @@ async def cycles(
     Each producer waits for the answer to a request before it sends the next one, by a call each or over a stream.
     """
     finished, created, stop, moved = 0, 0, asyncio.Event(), asyncio.Event()
-    stub = rollout_service_pb2_grpc.RolloutServiceStub(bench.channel)
+    stubs = [rollout_service_pb2_grpc.RolloutServiceStub(channel) for channel in bench.channels]
     deadline = time.perf_counter() + seconds
 
     def done(count: int) -> None:
@@ -93,8 +93,9 @@ async def cycles(
         finished += count
         moved.set()
 
-    async def produce() -> None:
+    async def produce(number: int) -> None:
         nonlocal created
+        stub = stubs[number % len(stubs)]
         stream = stub.StreamCreateRollouts() if streams else None
         while time.perf_counter() < deadline:
             rollouts = [rollout_pb2.Rollout(input=INPUT) for _ in range(per_request)]
@@ -108,8 +109,11 @@ async def cycles(
                 moved.clear()
                 await moved.wait()
 
-    runners = [asyncio.create_task(runner(bench.channel, done, stop, spans=spans)) for _ in range(RUNNERS)]
-    await asyncio.gather(*(produce() for _ in range(producers)))
+    runners = [
+        asyncio.create_task(runner(bench.channels[number % len(stubs)], done, stop, spans=spans))
+        for number in range(RUNNERS)
+    ]
+    await asyncio.gather(*(produce(number) for number in range(producers)))
     async with asyncio.timeout(START_LIMIT_S):
         while finished < created:
             moved.clear()
@@ -158,23 +162,32 @@ async def dispatch_latency(bench: Bench, *, sessions: int, count: int) -> list[f
     return sorted(latencies)
 
 
-async def run(bench: Bench) -> None:
-    """Runs the measurements of rollouts."""
+LOADS: Sequence[tuple[str, dict[str, Any], float]] = (
+    ("durable rollout cycles, 64 per request", {"producers": 8, "per_request": 64}, 15_000),
+    ("durable rollout cycles, one per request over 64 streams", {"producers": 64, "streams": True}, 3_000),
+    ("durable rollout cycles, one per call of 64 clients", {"producers": 64}, 3_000),
+    ("durable rollout cycles with ten 1 kB spans each", {"producers": 8, "per_request": 64, "spans": True}, 3_000),
+)
+
+
+async def throughput(bench: Bench) -> None:
+    """Measures the loads one after the other."""
     seconds, repeats = (2.0, 1) if bench.short else (5.0, 3)
+    replicas = "" if len(bench.channels) == 1 else f" ({len(bench.channels)} replicas)"
     await cycles(bench, producers=4, per_request=64, seconds=1.0)
-    for name, load, goal in (
-        ("durable rollout cycles, 64 per request", {"producers": 8, "per_request": 64}, 15_000),
-        ("durable rollout cycles, one per request over 64 streams", {"producers": 64, "streams": True}, 3_000),
-        ("durable rollout cycles, one per call of 64 clients", {"producers": 64}, 3_000),
-        ("durable rollout cycles with ten 1 kB spans each", {"producers": 8, "per_request": 64, "spans": True}, 3_000),
-    ):
-        rates = []
+    for title, load, goal in LOADS:
+        name, rates = f"{title}{replicas}", []
         for _ in range(repeats):
             work = partial(cycles, bench, seconds=seconds, **({"per_request": 1} | load))
             count, took = await measured(bench, name, work)
             rates.append(count / took)
         bench.raw[name]["rates"] = [round(rate, 1) for rate in rates]
         bench.claim(name, statistics.median(rates), "rollouts/s", goal, "higher")
+
+
+async def run(bench: Bench) -> None:
+    """Runs the measurements of rollouts."""
+    await throughput(bench)
     for sessions in (1, 100 if bench.short else SESSIONS):
         latencies = await dispatch_latency(bench, sessions=sessions, count=200 if bench.short else 1000)
         p50, p99 = latencies[len(latencies) // 2], latencies[len(latencies) * 99 // 100]

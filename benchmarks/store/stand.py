@@ -9,7 +9,7 @@ import secrets
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,11 @@ START_LIMIT_S = 60.0
 class Bench:
     """What is measured, and what came out."""
 
-    channel: FulmenChannel
-    store_pid: int
+    channels: Sequence[FulmenChannel]
+    store_pids: Sequence[int]
     postgres_folder: Path
     dsn: str
     short: bool
-    open_another: Callable[[], Any]
     raw: dict[str, Any] = field(default_factory=dict)
     claims: list[outcome.Claim] = field(default_factory=list)
 
@@ -39,9 +38,14 @@ class Bench:
         """Records one claim."""
         self.claims.append(outcome.claim(name, value, unit, goal=goal, better=better))
 
+    @property
+    def channel(self) -> FulmenChannel:
+        """The channel to the first replica."""
+        return self.channels[0]
+
     def store_rss_mb(self) -> float:
-        """Returns the resident memory of the store, in MB."""
-        return rss_mb(self.store_pid)
+        """Returns the resident memory of the largest replica, in MB."""
+        return max(map(rss_mb, self.store_pids))
 
 
 def cpu_seconds(pids: Sequence[int]) -> float:
@@ -72,11 +76,11 @@ def postgres_pids(folder: Path) -> list[int]:
 async def measured(bench: Bench, name: str, work: Callable[[], Awaitable[int]]) -> tuple[int, float]:
     """Runs work and records the CPU of store, PostgreSQL and this process, per operation."""
     pids = postgres_pids(bench.postgres_folder)
-    before = (cpu_seconds([bench.store_pid]), cpu_seconds(pids), time.process_time())
+    before = (cpu_seconds(bench.store_pids), cpu_seconds(pids), time.process_time())
     started = time.perf_counter()
     operations = await work()
     seconds = time.perf_counter() - started
-    after = (cpu_seconds([bench.store_pid]), cpu_seconds(pids), time.process_time())
+    after = (cpu_seconds(bench.store_pids), cpu_seconds(pids), time.process_time())
     parts = zip(("store", "postgres", "generator"), before, after, strict=True)
     cpu = {f"{part}_us": round((end - start) / operations * 1e6, 1) for part, start, end in parts}
     bench.raw[name] = {"operations": operations, "seconds": round(seconds, 3), "cpu_per_operation": cpu}
@@ -84,11 +88,37 @@ async def measured(bench: Bench, name: str, work: Callable[[], Awaitable[int]]) 
 
 
 @asynccontextmanager
-async def running_store(folder: Path, *, short: bool) -> AsyncIterator[Bench]:
-    """Starts PostgreSQL and a store, and stops both in the end."""
+async def running_store(folder: Path, *, short: bool, replicas: int = 1) -> AsyncIterator[Bench]:
+    """Starts PostgreSQL and replicas of the store, and stops all in the end."""
     postgres = EmbeddedPostgres(folder / "data", settings={"shared_buffers": "512MB", "max_wal_size": "8GB"})
     dsn = postgres.start()
-    key, ready = secrets.token_urlsafe(32), folder / "ready.json"
+    key = secrets.token_urlsafe(32)
+    token = TokenSigner(key).issue(Role.ADMIN, subject="bench", ttl_s=7200)
+    stores: list[asyncio.subprocess.Process] = []
+    try:
+        async with AsyncExitStack() as stack:
+            channels = []
+            for number in range(replicas):
+                ready = folder / f"ready-{number}.json"
+                stores.append(await _start(dsn, key, ready))
+                port = await _port(stores[-1], ready)
+                channels.append(await stack.enter_async_context(open_channel(f"127.0.0.1:{port}", token=token)))
+            yield Bench(
+                channels=channels,
+                store_pids=[store.pid for store in stores],
+                postgres_folder=folder / "data",
+                dsn=dsn,
+                short=short,
+            )
+    finally:
+        for store in stores:
+            if store.returncode is None:
+                store.terminate()
+                await store.wait()
+        postgres.stop()
+
+
+async def _start(dsn: str, key: str, ready: Path) -> asyncio.subprocess.Process:
     environment = os.environ | {
         "FULMEN_STORE_DATABASE_URL": dsn,
         "FULMEN_STORE_PORT": "0",
@@ -98,30 +128,13 @@ async def running_store(folder: Path, *, short: bool) -> AsyncIterator[Bench]:
         "FULMEN_STORE_READY_FILE": str(ready),
         "FULMEN_STORE_LOG_LEVEL": "warning",
     }
-    store = await asyncio.create_subprocess_exec(sys.executable, "-m", "fulmen_store", "serve", env=environment)
-    try:
-        async with asyncio.timeout(START_LIMIT_S):
-            while not ready.exists():  # a file of another process
-                if store.returncode is not None:
-                    raise SystemExit("the store ended before it served: see its log above")
-                await asyncio.sleep(0.05)
-        token = TokenSigner(key).issue(Role.ADMIN, subject="bench", ttl_s=7200)
-        target = f"127.0.0.1:{json.loads(ready.read_text())['port']}"
+    return await asyncio.create_subprocess_exec(sys.executable, "-m", "fulmen_store", "serve", env=environment)
 
-        def open_another() -> Any:
-            return open_channel(target, token=token)
 
-        async with open_another() as channel:
-            yield Bench(
-                channel=channel,
-                store_pid=store.pid,
-                postgres_folder=folder / "data",
-                dsn=dsn,
-                short=short,
-                open_another=open_another,
-            )
-    finally:
-        if store.returncode is None:
-            store.terminate()
-            await store.wait()
-        postgres.stop()
+async def _port(store: asyncio.subprocess.Process, ready: Path) -> int:
+    async with asyncio.timeout(START_LIMIT_S):
+        while not ready.exists():  # a file of another process
+            if store.returncode is not None:
+                raise SystemExit("the store ended before it served: see its log above")
+            await asyncio.sleep(0.05)
+    return int(json.loads(ready.read_text())["port"])
