@@ -106,7 +106,8 @@ async def append(bench: Bench, seconds: float) -> int:
                 await stream.write(span_service_pb2.AppendSpansRequest(chunks=chunks))
                 in_flight += 1
             else:
-                accepted += (await stream.read()).accepted_count * SPANS_PER_CHUNK
+                answer = await stream.read()
+                accepted += answer.accepted_count * SPANS_PER_CHUNK
                 in_flight -= 1
         await stream.done_writing()
 
@@ -118,7 +119,7 @@ async def otlp(bench: Bench, seconds: float) -> int:
     """Exports batches over OTLP/gRPC for so long; returns how many spans were acknowledged."""
     stub = trace_service_pb2_grpc.TraceServiceStub(bench.channel)
     requests = []
-    for attempt in await _attempts(bench, 8):
+    for attempt in await _attempts(bench, WRITERS):
         name, _, number = attempt.partition("/attempts/")
         resource = resource_pb2.Resource(
             attributes=[
@@ -136,8 +137,13 @@ async def otlp(bench: Bench, seconds: float) -> int:
 
     async def export(position: int) -> None:
         nonlocal accepted
+        request = requests[position]
         while time.perf_counter() < deadline:
-            answer = await stub.Export(requests[position % len(requests)])
+            # Spans that were sent before would be dropped as repeats.
+            prefix = secrets.token_bytes(4)
+            for number, one in enumerate(request.resource_spans[0].scope_spans[0].spans):
+                one.span_id = prefix + number.to_bytes(4)
+            answer = await stub.Export(request)
             accepted += OTLP_BATCH - answer.partial_success.rejected_spans
 
     await asyncio.gather(*(export(position) for position in range(WRITERS)))
