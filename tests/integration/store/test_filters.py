@@ -36,7 +36,7 @@ from tests.support.filters import AGENTS, GROUPS, MOMENTS, TASK_TYPES, expressio
 from tests.support.postgres import shared_server
 from tests.support.store import LIMIT_S, Runner, Stubs, create, get
 
-LISTS = ("list_project_rollouts", "list_run_rollouts", "list_dead_rollouts")
+LISTS = tuple(name for name, statement in SQL.items() if "/* filter */" in statement)
 SOME_VALUE: dict[Field, Any] = dict.fromkeys(Field, 1) | {
     Field.GROUP_ID: "x",
     Field.TASK_TYPE: "x",

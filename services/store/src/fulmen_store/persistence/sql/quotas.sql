@@ -5,8 +5,9 @@
 select pg_advisory_xact_lock($1, $2);
 
 -- name: running_room
+-- `+ 0`: no plan may find the project's rows by its index, which is the whole backlog, instead of the leases.
 select
-    p.max_running - (select count(*) from item i where i.session is not null and i.project_id = p.id)::int as room
+    p.max_running - (select count(*) from item i where i.session is not null and i.project_id + 0 = p.id)::int as room
 from project p
 where p.id = $1;
 

@@ -1,0 +1,228 @@
+"""The plans of hot statements: index probes whatever the statistics say, however long the backlog is.
+
+A textbook statement that was prepared on an empty table costs 10 ms per row when it has grown, and a look that drops
+what it does not want costs as much as everything that waits.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from fulmen.ids import uuid7
+from fulmen_store.persistence.database import HOT_SETTINGS
+from fulmen_store.persistence.queries import SQL
+
+WAITING = 30_000
+LEASED = 200
+SESSIONS = 20
+ENDED = 20_000
+ASKED = 100
+LOWEST = UUID(int=0)
+DROPPED = ("Rows Removed by Filter", "Rows Removed by Join Filter", "Rows Removed by Index Recheck")
+OTHER_SESSION = uuid7()
+SESSION_IDS = [uuid7() for _ in range(SESSIONS)]
+GROUPS = [uuid7() for _ in range(10)]
+# Waiting, leased, ended and hedged rows, in one project; the waiting ones of five priorities.
+GROW = (
+    """
+    insert into item (id, project_id, rank, run_id, group_size, max_attempts, retry_mask, backoff_ms, run_at)
+    select gen_random_uuid(), 1, n % 5, n % 3, 1, 3, 24, 0, now() from generate_series(1, $1::int) n
+    """,
+    """
+    insert into item (
+        id, project_id, rank, group_size, max_attempts, retry_mask, backoff_ms, run_at, session, leased_at, epoch, hedged
+    )
+    select gen_random_uuid(), 1, n % 5, 1, 3, 24, 0, now(), s.id, now() - interval '1 minute', 1, n <= 100
+    from generate_series(1, $1::int) n
+    cross join lateral (select q.id from runner_session q order by q.id offset n % $2 limit 1) s
+    """,
+    """
+    insert into rollout_end (rollout_id, project_id, run_id, group_key, group_size, state, failure_kind)
+    select gen_random_uuid(), 1, n % 3, case when n <= 100 then ($2::uuid[])[1 + n % 10] end,
+        case when n <= 100 then 10 else 1 end, 4, 0
+    from generate_series(1, $1::int) n
+    """,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hot:
+    """A statement that runs all the time.
+
+    Attributes:
+        arguments: with which it is run.
+        items: how many rows of `item` it may look at.
+        ends: how many rows of `rollout_end` it may look at.
+        index: an index of `item` that it has to use.
+    """
+
+    arguments: tuple[object, ...]
+    items: int = 0
+    ends: int = 0
+    index: str = ""
+
+
+def hot_statements(waiting: list[UUID], leased: list[UUID], hedged: list[UUID]) -> dict[str, Hot]:
+    """Names every hot statement with arguments that find something."""
+    count = len(leased)
+    others = [OTHER_SESSION] * count
+    ends = ([1] * count, [False] * count, [2] * count, [0] * count, [4] * count)
+    own = SESSION_IDS
+    return {
+        "claim_rollouts": Hot(arguments=(waiting, others), items=3 * ASKED, index="item_pkey"),
+        "held_leases": Hot(arguments=(leased,), items=ASKED, index="item_pkey"),
+        "cancel_rollouts": Hot(arguments=(waiting, 30.0), items=4 * ASKED, index="item_pkey"),
+        "end_attempts": Hot(
+            arguments=(leased, others, *ends, [0.0] * count, [1] * count, [b""] * count),
+            items=4 * ASKED,
+            index="item_pkey",
+        ),
+        "claim_hedges": Hot(arguments=(hedged, others, [0.0] * count), items=3 * ASKED, index="item_pkey"),
+        "end_hedged_attempts": Hot(
+            arguments=(hedged, others, *ends, [b""] * count), items=4 * ASKED, index="item_pkey"
+        ),
+        "session_leases": Hot(arguments=(own,), items=LEASED, index="item_leased"),
+        "orphaned_leases": Hot(arguments=(1000,), items=LEASED, index="item_leased"),
+        "overdue_attempts": Hot(arguments=(30.0, 1000), items=LEASED, index="item_leased"),
+        "fail_overdue_rollouts": Hot(arguments=(1000,), index="item_by_deadline"),
+        "hedgeable_attempts": Hot(arguments=([1], 50), items=LEASED, index="item_hedgeable"),
+        "refill_queue": Hot(arguments=(1, -200, LOWEST, 2000), items=2000 + LEASED, index="item_in_order"),
+        "oldest_of_each_rank": Hot(arguments=(1, 100), items=5 * (100 + 2) + LEASED, index="item_in_order"),
+        "running_room": Hot(arguments=(1,), items=LEASED, index="item_leased"),
+        "count_queued": Hot(arguments=(1,), items=ASKED + 1 + LEASED, index="item_in_order"),
+        "live_rollouts_of_run": Hot(arguments=(1, 1, -200, LOWEST, ASKED), items=5 * ASKED, index="item_in_order"),
+        "scan_project_feed": Hot(arguments=(1, 0, LOWEST, ASKED), ends=20 * ASKED),
+        "scan_run_feed": Hot(arguments=(1, 0, LOWEST, ASKED, 1), ends=20 * ASKED),
+        "scan_group_feed": Hot(arguments=(1, 0, LOWEST, ASKED, GROUPS[0]), ends=20 * ASKED),
+        "group_members": Hot(arguments=(GROUPS,), ends=ASKED),
+        "get_rollouts": Hot(arguments=(leased,), items=ASKED),
+        "get_attempts": Hot(arguments=(leased,)),
+        "renew_sessions": Hot(
+            arguments=(own, 60, [True] * SESSIONS, [None] * SESSIONS, [0] * SESSIONS, [0] * SESSIONS)
+        ),
+        "resume_session": Hot(arguments=(own[0], 60, "tests", "projects/*")),
+        "end_sessions": Hot(arguments=(own[:5],)),
+        "end_expired_sessions": Hot(arguments=()),
+    }
+
+
+@pytest.fixture
+async def connection(database_url: str) -> Any:
+    """Yields a connection with the settings of the store."""
+    opened = await asyncpg.connect(database_url, server_settings=HOT_SETTINGS)
+    yield opened
+    await opened.close()
+
+
+async def test_hot_statements_prepared_on_empty_tables_stay_probes_when_these_have_grown(connection: Any) -> None:
+    some = [uuid7() for _ in range(ASKED)]
+    for name, hot in hot_statements(some, some, some).items():
+        await connection.execute(f"prepare {name} as {SQL[name]}")
+        await _explain(connection, name, hot.arguments)
+    await _grow(connection)
+    statements = hot_statements(
+        await _ids(connection, "session is null"), await _ids(connection, "session is not null and not hedged"),
+        await _ids(connection, "hedged"),
+    )  # fmt: skip
+    problems = await _problems(connection, statements)
+    # The same with plans that know how large the tables are.
+    await connection.execute("analyze")
+    problems += await _problems(connection, statements)
+    assert not problems, "\n\n".join(problems)
+
+
+async def test_a_plan_that_looks_through_the_backlog_is_noticed(connection: Any) -> None:
+    await _grow(connection)
+    await connection.execute(
+        "prepare through as select i.id from item i where i.run_id = $1 and i.session is null limit $2"
+    )
+    hot = Hot(arguments=(7, ASKED), items=ASKED)
+    plan = await _explain(connection, "through", hot.arguments)
+    assert list(_broken(plan, hot))
+
+
+async def _problems(connection: Any, statements: dict[str, Hot]) -> list[str]:
+    found = []
+    for name, hot in statements.items():
+        plan = await _explain(connection, name, hot.arguments)
+        found += [f"{name}: {problem}\n{json.dumps(plan)}" for problem in _broken(plan, hot)]
+    return found
+
+
+def _broken(plan: dict[str, Any], hot: Hot) -> Iterator[str]:
+    nodes = list(_nodes(plan))
+    for relation, most in (("item", hot.items), ("rollout_end", hot.ends)):
+        seen = 0.0
+        for node in nodes:
+            if not node.get("Relation Name", "").startswith(relation):
+                continue
+            if node["Node Type"] == "Seq Scan":
+                yield f"reads all of {relation}"
+            if node["Node Type"] != "ModifyTable":
+                looked = sum(node.get(key, 0) for key in ("Actual Rows", *DROPPED))
+                seen += looked * node["Actual Loops"]
+        if seen > most:
+            yield f"looks at {seen:.0f} rows of {relation}, {most} are enough"
+    if hot.index and all(node.get("Index Name") != hot.index for node in nodes):
+        yield f"does not use {hot.index}"
+
+
+def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for part in plan.get("Plans", ()):
+        yield from _nodes(part)
+
+
+async def _grow(connection: Any) -> None:
+    await connection.execute("update project set max_running = 1000, max_queued = $1 where id = 1", ASKED)
+    await connection.executemany(
+        "insert into runner_session (id, subject, host, info, lease_until)"
+        " values ($1, 'tests', 'host', '', now() + interval '1 hour')",
+        [(one,) for one in SESSION_IDS],
+    )
+    await connection.execute(GROW[0], WAITING)
+    await connection.execute(GROW[1], LEASED, SESSIONS)
+    await connection.execute(GROW[2], ENDED, GROUPS)
+
+
+async def _ids(connection: Any, condition: str) -> list[UUID]:
+    rows = await connection.fetch(f"select id from item where {condition} limit {ASKED}")
+    assert len(rows) == ASKED
+    return [row["id"] for row in rows]
+
+
+async def _explain(connection: Any, name: str, arguments: tuple[object, ...]) -> dict[str, Any]:
+    """Runs a prepared statement, undoes what it did, and returns its plan with what it looked at."""
+    values = f"({', '.join(map(_literal, arguments))})" if arguments else ""
+    transaction = connection.transaction()
+    await transaction.start()
+    try:
+        told = await connection.fetchval(
+            f"explain (analyze, costs off, timing off, format json) execute {name} {values}"
+        )
+    finally:
+        await transaction.rollback()
+    plan: dict[str, Any] = json.loads(told)[0]["Plan"]
+    return plan
+
+
+def _literal(value: object) -> str:
+    match value:
+        case None:
+            return "null"
+        case list():
+            parts = ("null" if each is None else f'"{_text(each)}"' for each in value)
+            return "'{" + ",".join(parts) + "}'"
+        case _:
+            return f"'{_text(value)}'"
+
+
+def _text(value: object) -> str:
+    return "" if value == b"" else str(value)
