@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -228,8 +229,8 @@ async def test_a_peer_that_is_gone_keeps_nobody_waiting(database_url: str) -> No
     async with replicas(database_url, 2, **NEVER_POLLS) as (one, other):
         connection = await asyncpg.connect(database_url)
         # Nobody listens at the first, the second takes the connection and never answers.
-        deaf = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", 0)
-        ports = (1, deaf.sockets[0].getsockname()[1])
+        deaf = socket.create_server(("127.0.0.1", 0))
+        ports = (1, deaf.getsockname()[1])
         for port in ports:
             await connection.execute(
                 "insert into replica (id, address, runner_count, lease_until) "
