@@ -15,7 +15,7 @@ from fulmen.errors import ArgumentInvalid, RolloutNotFound, Unavailable
 from fulmen.ids import rollout_name, uuid7
 from fulmen.store.v1 import failure_pb2, lease_pb2, lease_service_pb2, rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
-from fulmen_store.domain import dispatcher
+from fulmen_store.domain import backlog
 from fulmen_store.settings import StoreSettings
 from tests.integration.store.test_spans import append, chunk_of, stored
 from tests.support.rollouts import moment, renewing
@@ -177,8 +177,8 @@ async def test_a_failure_between_pop_and_insert_loses_nothing(database_url: str)
 
 
 async def test_nothing_live_is_evicted(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatcher, "WINDOW_PER_PROJECT", 50)
-    monkeypatch.setattr(dispatcher, "LOW_WATER", 10)
+    monkeypatch.setattr(backlog, "WINDOW_PER_PROJECT", 50)
+    monkeypatch.setattr(backlog, "LOW_WATER", 10)
     async with running_store(database_url) as store:
         stubs = await store.stubs()
         (running,) = await create(stubs, priority=10)

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from fulmen.errors import DatabaseUnavailable
 from fulmen.ids import uuid7
-from fulmen_store.domain.dispatcher import REFILL_PAGE, Dispatcher
+from fulmen_store.domain.backlog import REFILL_PAGE
+from fulmen_store.domain.dispatcher import Dispatcher
 from fulmen_store.domain.fair_queue import ReadyItem
 from fulmen_store.domain.leases import AttemptReport, Grant
 from fulmen_store.domain.seats import Assigned, Seat, Seats

@@ -15,7 +15,6 @@ from fulmen_store.domain.shares import LAG_LIMIT_MS, STEAL_DELAY_S, OthersWork
 
 IDS = st.lists(st.uuids(), min_size=1, max_size=6, unique=True)
 PAGE_ROWS = 100
-ANYBODY = (frozenset[str](), None)
 
 
 def replica(replica_id: UUID, *, runner_count: int = 1) -> Replica:
@@ -97,7 +96,7 @@ def test_others_work_waits_a_moment_for_its_preferred_replica() -> None:
 def test_what_is_taken_is_others_and_from_the_far_end_and_never_all() -> None:
     work = others_work(Clock())
     page = [(item(number), 0.0) for number in range(PAGE_ROWS)]
-    others = work.fitting(page, project_id=1, takers=[ANYBODY], match_labels=True)
+    others = work.fitting(page, lambda _item: True)
     assert others == [one for one, _ in page if one.rollout_id.int % 2]
     for credit in (1, PAGE_ROWS):
         assert work.choose(others, project_id=1, credit=credit, more=False) == others[-PAGE_ROWS // 4 :]
@@ -116,18 +115,11 @@ def test_the_third_choice_waits_longer_than_the_second() -> None:
     assert work.choose([item(1)], project_id=1, credit=1, more=False) == [item(1)]
 
 
-def test_only_what_idle_credit_can_run_is_taken() -> None:
+def test_only_what_fits_idle_credit_and_may_run_is_taken() -> None:
     gpu = frozenset({"gpu=yes"})
     page = [(item(1, labels=gpu), 0.0), (item(3), 5.0), (item(5), 0.0)]
-
-    def chosen(labels: frozenset[str], projects: frozenset[int] | None, *, match_labels: bool = True) -> list[int]:
-        found = others_work(Clock()).fitting(page, project_id=1, takers=[(labels, projects)], match_labels=match_labels)
-        return [one.rollout_id.int & 0xFF for one in found]
-
-    assert chosen(frozenset(), None) == [5]
-    assert chosen(gpu, frozenset({1})) == [1, 5]
-    assert chosen(gpu, frozenset({2})) == []
-    assert chosen(frozenset(), None, match_labels=False) == [1, 5]
+    found = others_work(Clock()).fitting(page, lambda one: not one.labels)
+    assert [one.rollout_id.int & 0xFF for one in found] == [5]
 
 
 def test_what_has_waited_far_longer_than_this_replicas_own_work_is_taken_with_it() -> None:

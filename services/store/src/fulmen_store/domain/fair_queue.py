@@ -135,7 +135,7 @@ class _Line:
 
 
 @dataclass(slots=True)
-class _Backlog:
+class _ProjectQueue:
     """One project's waiting items. What the hot path asks of the terms is kept at hand."""
 
     project_id: int
@@ -201,7 +201,7 @@ class FairQueue:
         self._predicted_s = predicted_s
         self._now_s = now_s
         self._terms: dict[int, QueueTerms] = {}
-        self._backlogs: dict[int, _Backlog] = {}
+        self._queues: dict[int, _ProjectQueue] = {}
         self._allowed: dict[int, int] = {}
         # By level and project: the stride pass, which grows by 1 / share with each item handed out.
         self._passes: dict[int, dict[int, float]] = {}
@@ -217,8 +217,8 @@ class FairQueue:
 
     def count_of(self, project_id: int) -> int:
         """Counts the waiting items of one project."""
-        backlog = self._backlogs.get(project_id)
-        return backlog.count if backlog is not None else 0
+        queue = self._queues.get(project_id)
+        return queue.count if queue is not None else 0
 
     def terms_of(self, project_id: int) -> QueueTerms:
         """Returns the terms by which a project is served here."""
@@ -226,8 +226,8 @@ class FairQueue:
 
     def count_by_labels(self, project_id: int) -> Mapping[Labels, int]:
         """Counts a project's waiting items by their required labels."""
-        backlog = self._backlogs.get(project_id)
-        return {} if backlog is None else {labels: len(line.heap) for labels, line in backlog.lines.items()}
+        queue = self._queues.get(project_id)
+        return {} if queue is None else {labels: len(line.heap) for labels, line in queue.lines.items()}
 
     def learn(self, project_id: int, terms: QueueTerms) -> None:
         """Serves a project by new terms from now on."""
@@ -235,9 +235,9 @@ class FairQueue:
             return
         self._terms[project_id] = terms
         self._allowed.pop(project_id, None)
-        backlog = self._backlogs.get(project_id)
-        if backlog is not None:
-            backlog.learn(terms)
+        queue = self._queues.get(project_id)
+        if queue is not None:
+            queue.learn(terms)
 
     def allow(self, project_id: int, count: int) -> None:
         """Hands out so many more items of a project and no more; until this is called, any number."""
@@ -260,18 +260,18 @@ class FairQueue:
         if item.rollout_id in self._ids:
             return
         self._ids.add(item.rollout_id)
-        backlog = self._backlogs.get(item.project_id)
-        if backlog is None:
+        queue = self._queues.get(item.project_id)
+        if queue is None:
             terms = self.terms_of(item.project_id)
-            backlog = self._backlogs[item.project_id] = _Backlog(item.project_id, terms)
-        backlog.push(item)
+            queue = self._queues[item.project_id] = _ProjectQueue(item.project_id, terms)
+        queue.push(item)
 
     def forget(self, project_id: int) -> None:
         """Drops a project's waiting items: what is known of them is out of date."""
-        backlog = self._backlogs.pop(project_id, None)
-        if backlog is not None:
-            self._ids -= {item.rollout_id for line in backlog.lines.values() for _, _, item in line.heap}
-            if not self._backlogs:
+        queue = self._queues.pop(project_id, None)
+        if queue is not None:
+            self._ids -= {item.rollout_id for line in queue.lines.values() for _, _, item in line.heap}
+            if not self._queues:
                 self._passes.clear()
 
     def pop(self, offered: Labels = frozenset(), projects: Iterable[int] | None = None) -> ReadyItem | None:
@@ -281,33 +281,33 @@ class FairQueue:
             offered: the runner's labels.
             projects: the projects that the runner serves; None means all.
         """
-        candidates: list[tuple[_Backlog, _Line]] = []
-        for project_id, backlog in self._backlogs.items():
+        candidates: list[tuple[_ProjectQueue, _Line]] = []
+        for project_id, queue in self._queues.items():
             if (projects is None or project_id in projects) and self._allowed.get(project_id, 1) > 0:
-                line = backlog.best(offered)
+                line = queue.best(offered)
                 if line is not None:
-                    candidates.append((backlog, line))
+                    candidates.append((queue, line))
         if not candidates:
             return None
-        backlog, line = candidates[0] if len(self._backlogs) == 1 else self._fairest(candidates, offered)
-        item = backlog.take(line, self._predicted_s if self.terms_of(backlog.project_id).rules.longest_first else None)
+        queue, line = candidates[0] if len(self._queues) == 1 else self._fairest(candidates, offered)
+        item = queue.take(line, self._predicted_s if self.terms_of(queue.project_id).rules.longest_first else None)
         self._ids.discard(item.rollout_id)
         if item.project_id in self._allowed:
             self._allowed[item.project_id] -= 1
-        if not backlog.count:
-            del self._backlogs[backlog.project_id]
-            if not self._backlogs:
+        if not queue.count:
+            del self._queues[queue.project_id]
+            if not self._queues:
                 # Nobody waits: nobody owes anything.
                 self._passes.clear()
         return item
 
-    def _fairest(self, candidates: list[tuple[_Backlog, _Line]], offered: Labels) -> tuple[_Backlog, _Line]:
+    def _fairest(self, candidates: list[tuple[_ProjectQueue, _Line]], offered: Labels) -> tuple[_ProjectQueue, _Line]:
         at_level, level = self._at_best_level(candidates, offered)
         passes = self._passes.get(level)
         if passes is None:
             passes = self._passes[level] = {}
-        for backlog, _ in at_level:
-            if backlog.level != level:
+        for queue, _ in at_level:
+            if queue.level != level:
                 self._enter(level, passes, [one for one, _ in at_level if one.level != level])
                 break
         chosen = at_level[0]
@@ -320,33 +320,33 @@ class FairQueue:
         return chosen
 
     def _at_best_level(
-        self, candidates: list[tuple[_Backlog, _Line]], offered: Labels
-    ) -> tuple[list[tuple[_Backlog, _Line]], int]:
+        self, candidates: list[tuple[_ProjectQueue, _Line]], offered: Labels
+    ) -> tuple[list[tuple[_ProjectQueue, _Line]], int]:
         now_s = self._now_s()
         best_rank = MAX_RANK
-        for backlog, line in candidates:
-            own = line.best_rank if len(backlog.lines) == 1 else backlog.best_rank(offered)
+        for queue, line in candidates:
+            own = line.best_rank if len(queue.lines) == 1 else queue.best_rank(offered)
             if own < best_rank:
                 best_rank = own
         level, at_level = MAX_RANK, []
         for candidate in candidates:
-            backlog, line = candidate
+            queue, line = candidate
             key, _, item = line.heap[0]
             own = item.rank
-            if own > best_rank and backlog.interval_s:
-                own = max(best_rank, min(own, ceil((key - now_s) / backlog.interval_s)))
+            if own > best_rank and queue.interval_s:
+                own = max(best_rank, min(own, ceil((key - now_s) / queue.interval_s)))
             if own < level:
                 level, at_level = own, [candidate]
             elif own == level:
                 at_level.append(candidate)
         return at_level, level
 
-    def _enter(self, level: int, passes: dict[int, float], newcomers: list[_Backlog]) -> None:
+    def _enter(self, level: int, passes: dict[int, float], newcomers: list[_ProjectQueue]) -> None:
         """Lets projects begin at a level: whoever was away there neither lags nor owes more than one turn."""
-        members = [passes[backlog.project_id] for backlog in self._backlogs.values() if backlog.level == level]
-        own = {backlog.project_id: passes.get(backlog.project_id, 0.0) for backlog in newcomers}
-        for backlog in newcomers:
-            low = min(members) if members else max(own.values()) - backlog.turn
-            high = (max(members) if members else max(own.values())) + backlog.turn
-            passes[backlog.project_id] = min(max(own[backlog.project_id], low), high)
-            backlog.level = level
+        members = [passes[queue.project_id] for queue in self._queues.values() if queue.level == level]
+        own = {queue.project_id: passes.get(queue.project_id, 0.0) for queue in newcomers}
+        for queue in newcomers:
+            low = min(members) if members else max(own.values()) - queue.turn
+            high = (max(members) if members else max(own.values())) + queue.turn
+            passes[queue.project_id] = min(max(own[queue.project_id], low), high)
+            queue.level = level

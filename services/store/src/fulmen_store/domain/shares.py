@@ -8,23 +8,20 @@ preferred replica arrives last. All of it is a hint: two replicas that choose al
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 from uuid import UUID
 
 from fulmen.ids import uuid7_unix_ms
 from fulmen_store.domain.fair_queue import ReadyItem
 
-__all__ = ["OthersWork", "Taker"]
+__all__ = ["OthersWork"]
 
 # About as long as the preferred replica needs to hear, look and claim.
 STEAL_DELAY_S: Final = 0.004
 STEAL_BATCH: Final = 200
 # A share whose runners are slower falls behind the others by no more than this.
 LAG_LIMIT_MS: Final = 5_000
-
-Taker = tuple[frozenset[str], frozenset[int] | None]
-"""What idle credit can be used for: the runner's labels, and its projects or None for all."""
 
 
 class OthersWork:
@@ -76,30 +73,14 @@ class OthersWork:
                 passed.append(item)
         return []
 
-    def fitting(
-        self,
-        page: Sequence[tuple[ReadyItem, float]],
-        *,
-        project_id: int,
-        takers: Iterable[Taker],
-        match_labels: bool,
-    ) -> list[ReadyItem]:
+    def fitting(self, page: Sequence[tuple[ReadyItem, float]], fits: Callable[[ReadyItem], bool]) -> list[ReadyItem]:
         """Returns others' ready items on a page of the table that idle credit can be used for.
 
         Args:
             page: waiting items of one project in order, each with the seconds until it may run.
-            project_id: the project.
-            takers: what the idle credit can be used for.
-            match_labels: whether the project's rollouts go only to runners that have their labels.
+            fits: tells whether an item fits idle credit.
         """
-        able = [labels for labels, projects in takers if projects is None or project_id in projects]
-        return [
-            item
-            for item, delay_s in page
-            if delay_s <= 0
-            and not self.is_own(item)
-            and any(item.labels <= labels or not match_labels for labels in able)
-        ]
+        return [item for item, delay_s in page if delay_s <= 0 and not self.is_own(item) and fits(item)]
 
     def choose(self, others: Sequence[ReadyItem], *, project_id: int, credit: int, more: bool) -> list[ReadyItem]:
         """Chooses what to take now of the fitting work of others in a project.

@@ -1,0 +1,221 @@
+"""The backlog: no work stays hidden behind work that nobody here can use, and looking for it stays cheap."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+
+from fulmen.ids import uuid7
+from fulmen_store.domain import backlog as backlog_module
+from fulmen_store.domain.backlog import LOW_WATER, MAX_REFILL_PAGES, REFILL_PAGE, Backlog
+from fulmen_store.domain.fair_queue import ReadyItem
+from fulmen_store.domain.leases import Project
+from fulmen_store.domain.rules import QueueRules, QueueTerms
+from fulmen_store.domain.seats import Seat, Seats
+from fulmen_store.domain.shares import STEAL_DELAY_S
+from fulmen_store.domain.transitions import RetryPolicy
+from tests.support.memory_lease_table import MemoryLeaseTable
+
+POLICY = RetryPolicy(max_attempts=2, retry_mask=0, backoff_ms=0)
+POLL_INTERVAL_S = 0.5
+GPU = frozenset({"gpu=yes"})
+
+
+class ReadTable(MemoryLeaseTable):
+    """A table that counts the pages that were read."""
+
+    pages = 0
+
+    async def waiting(self, project_id: int, *, after: tuple[int, UUID], limit: int) -> list[tuple[ReadyItem, float]]:
+        """Returns one page of waiting items in order."""
+        self.pages += 1
+        return await MemoryLeaseTable.waiting(self, project_id, after=after, limit=limit)
+
+
+class World:
+    """A backlog with a clock of its own, one runner, and a table whose pages are counted."""
+
+    def __init__(self, *, others: frozenset[int] = frozenset()) -> None:
+        self.now = 0.0
+        self.table, self.seats = ReadTable(), Seats()
+        self.seat = Seat(session_id=uuid7(), labels=frozenset(), projects=None, credit=1)
+        self.seats.take(self.seat)
+        self.backlog = Backlog(
+            table=self.table,
+            seats=self.seats,
+            poll_interval_s=POLL_INTERVAL_S,
+            place=lambda key: int(key.int in others),
+            clock=lambda: self.now,
+        )
+
+    def add(self, count: int = 1, *, rank: int = 0, labels: frozenset[str] = frozenset()) -> list[ReadyItem]:
+        items = [ReadyItem(rollout_id=uuid7(), project_id=1, rank=rank, labels=labels) for _ in range(count)]
+        for item in items:
+            self.table.add(item, POLICY)
+        return items
+
+    async def poll(self) -> int:
+        """Lets the poll interval pass and refills; returns how many pages were read."""
+        self.now += POLL_INTERVAL_S
+        self.table.pages = 0
+        await self.backlog.refill()
+        return self.table.pages
+
+    async def read_all(self) -> None:
+        """Polls until all that waits has been read."""
+        for _ in range(100):
+            if await self.poll() == 1 and await self.poll() == 1:
+                return
+        pytest.fail("the polls never came to rest")
+
+    def next(self) -> ReadyItem | None:
+        """Hands the next item out; it does not wait in the table any more."""
+        item = self.backlog.ready.pop(self.seat.labels)
+        if item is not None:
+            del self.table.rows[item.rollout_id]
+        return item
+
+
+@pytest.fixture
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Makes everything a hundredth as large; returns the rows of a page."""
+    page = REFILL_PAGE // 100
+    monkeypatch.setattr(backlog_module, "REFILL_PAGE", page)
+    monkeypatch.setattr(backlog_module, "WINDOW_MARGIN", page)
+    monkeypatch.setattr(backlog_module, "OLDEST_PER_RANK", 1)
+    monkeypatch.setattr(backlog_module, "LOW_WATER", LOW_WATER // 100)
+    monkeypatch.setattr(backlog_module, "WINDOW_PER_PROJECT", 25 * page)
+    return page
+
+
+@pytest.mark.parametrize("pages", [3, 15, 60])
+async def test_work_behind_a_long_backlog_that_no_runner_here_can_use_is_found(small_pages: int, pages: int) -> None:
+    world = World()
+    world.add(pages * small_pages, labels=GPU)
+    (wanted,) = world.add()
+    for _ in range(pages + 1):
+        await world.poll()
+    assert world.next() == wanted
+    assert len(world.backlog) <= 25 * small_pages
+
+
+async def test_a_poll_without_news_reads_one_page_however_long_the_backlog(small_pages: int) -> None:
+    world = World()
+    world.add(2 * MAX_REFILL_PAGES * small_pages, labels=GPU)
+    await world.read_all()
+    assert [await world.poll() for _ in range(30)] == [1] * 30
+    assert len(world.backlog) == 2 * MAX_REFILL_PAGES * small_pages
+
+
+async def test_work_of_which_nobody_told_is_found_wherever_it_lies(small_pages: int) -> None:
+    pages = 12
+    for rank in (-1, 0, 1):
+        world = World()
+        world.add(pages * small_pages, labels=GPU)
+        await world.read_all()
+        (wanted,) = world.add(rank=rank)
+        for _ in range(pages + 1):
+            assert await world.poll() <= 2
+        assert world.next() == wanted
+
+
+async def test_a_hint_is_followed_through_the_whole_backlog_and_first_at_its_head(small_pages: int) -> None:
+    world = World()
+    world.add(2 * MAX_REFILL_PAGES * small_pages, labels=GPU)
+    await world.read_all()
+    (last,), (first,) = world.add(), world.add(rank=-1)
+    world.backlog.hint([1])
+    await world.backlog.refill()
+    assert world.next() == first
+    await world.poll()
+    await world.poll()
+    assert world.next() == last
+
+
+async def test_more_urgent_work_goes_first_while_a_long_backlog_is_handed_out(small_pages: int) -> None:
+    world = World()
+    world.add(4 * small_pages)
+    await world.poll()
+    urgent = world.add(rank=-1)[0]
+    taken = []
+    while world.backlog.ready.count_of(1):
+        item = world.next()
+        assert item is not None
+        taken.append(item)
+        await world.backlog.refill()
+    assert len(taken) == 4 * small_pages + 1
+    assert taken.index(urgent) <= small_pages
+
+
+async def test_what_found_no_room_is_read_when_there_is_room_again(small_pages: int) -> None:
+    world = World()
+    world.seat.credit = 0
+    items = [ReadyItem(rollout_id=uuid7(), project_id=1) for _ in range(40 * small_pages)]
+    for item in items:
+        world.table.add(item, POLICY)
+    world.backlog.offer([(item, 0.0) for item in items])
+    assert len(world.backlog) == 25 * small_pages
+    taken = []
+    while (one := world.next()) is not None:
+        taken.append(one)
+        await world.backlog.refill()
+    assert len(taken) == len(items)
+
+
+async def test_a_runner_of_another_kind_finds_what_was_left_out_for_want_of_it(small_pages: int) -> None:
+    world = World()
+    world.add(30 * small_pages, labels=frozenset({"arch=arm"}))
+    (wanted,) = world.add(labels=GPU)
+    await world.read_all()
+    world.seats.take(Seat(session_id=uuid7(), labels=GPU, projects=None, credit=1))
+    for _ in range(4):
+        await world.poll()
+    assert world.backlog.ready.pop(GPU) == wanted
+
+
+async def test_others_work_is_added_for_credit_of_its_project_and_labels_only() -> None:
+    ids = [uuid7() for _ in range(4)]
+    for labels, projects, rules, count in (
+        (frozenset[str](), None, QueueRules(), 0),
+        (GPU, frozenset({1}), QueueRules(), 2),
+        (GPU, frozenset({2}), QueueRules(), 0),
+        (frozenset[str](), None, QueueRules(match_labels=False), 2),
+    ):
+        world = World(others=frozenset(one.int for one in ids))
+        world.seat.labels, world.seat.projects = labels, projects
+        for rollout_id in ids:
+            world.table.add(ReadyItem(rollout_id=rollout_id, project_id=1, labels=GPU), POLICY)
+        await world.poll()
+        world.backlog.know_project(Project(project_id=1, name="projects/default", terms=QueueTerms(rules=rules)))
+        world.now += STEAL_DELAY_S
+        assert await world.backlog.take_others() == bool(count)
+        assert len(world.backlog) == count
+
+
+async def test_others_work_behind_a_long_backlog_is_found_and_costs_a_poll_nothing_if_it_fits_nobody(
+    small_pages: int,
+) -> None:
+    rows = [ReadyItem(rollout_id=uuid7(), project_id=1, labels=GPU) for _ in range(12 * small_pages)]
+    others = [ReadyItem(rollout_id=uuid7(), project_id=1) for _ in range(4)]
+    world = World(others=frozenset(one.rollout_id.int for one in (*rows, *others)))
+    for item in rows:
+        world.table.add(item, POLICY)
+    for _ in range(4):
+        await world.poll()
+        world.now += STEAL_DELAY_S
+        assert not await world.backlog.take_others()
+    for _ in range(30):
+        assert await world.poll() == 1
+        world.now += STEAL_DELAY_S
+        assert not await world.backlog.take_others()
+        assert world.table.pages == 1
+    for item in others:
+        world.table.add(item, POLICY)
+    found = False
+    for _ in range(14):
+        await world.poll()
+        world.now += STEAL_DELAY_S
+        found = found or await world.backlog.take_others()
+    assert found
+    assert world.next() in others
