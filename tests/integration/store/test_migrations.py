@@ -25,7 +25,8 @@ from tests.support.postgres import shared_server
 from tests.support.schema import catalog, named_statements
 from tests.support.store import LIMIT_S, Runner, create, get, read_feed, running_store
 
-LAST_RELEASE = Path(__file__).parent / "data" / "last_release.sql"
+# The statements of the last release as they were: they must run on the new schema.
+LAST_RELEASE = Path(__file__).parent / "data" / "last_release"
 # What was released is never edited: databases hold it.
 RELEASED = {"0001_pre_initial.sql": "87ab820d7b67c14828e2d6a991c3d5dab72d67a2159bc76ce5ba473b28367e7c"}
 APPLIED = lease_pb2.COMPLETION_STATUS_APPLIED
@@ -48,12 +49,21 @@ def empty_url() -> Iterator[str]:
     server.drop(dsn)
 
 
+def last_statements() -> dict[str, str]:
+    """Returns the statements of the last release by name."""
+    return {
+        name: statement
+        for path in LAST_RELEASE.glob("*.sql")
+        for name, statement in named_statements(path.read_text(encoding="utf-8")).items()
+    }
+
+
 class LastRelease:
     """A store of the last release, as far as its statements go."""
 
     def __init__(self, connection: asyncpg.Connection) -> None:
         self._connection = connection
-        self._statements = named_statements(LAST_RELEASE.read_text(encoding="utf-8"))
+        self._statements = last_statements()
 
     async def fetch(self, name: str, *arguments: object) -> list[asyncpg.Record]:
         """Runs one of its statements."""
@@ -216,7 +226,7 @@ def test_the_command_says_what_post_is_for() -> None:
 
 async def test_every_statement_of_the_last_release_can_be_prepared_on_the_new_schema(database_url: str) -> None:
     connection = await asyncpg.connect(database_url, server_settings=HOT_SETTINGS)
-    statements = named_statements(LAST_RELEASE.read_text(encoding="utf-8"))
+    statements = last_statements()
     assert len(statements) > 40
     for statement in statements.values():
         await connection.prepare(statement)

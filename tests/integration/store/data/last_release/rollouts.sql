@@ -1,0 +1,165 @@
+-- Three rules keep every plan a point look-up whatever the statistics say: rows are found by `cross join lateral (...
+-- limit 1)`, they are changed by ctid, and two CTEs are never joined.
+
+-- name: ensure_project
+insert into project (name) values ($1) on conflict (name) do update set name = excluded.name
+returning id, weight;
+
+-- name: ensure_training_run
+insert into training_run (project_id, name) values ($1, $2)
+on conflict (project_id, name) do update set name = excluded.name
+returning id;
+
+-- name: find_training_run
+select id from training_run where project_id = $1 and name = $2;
+
+-- name: create_rollouts
+with r as (
+    insert into rollout (
+        id, project_id, run_id, group_key, group_size, rank, run_at, max_attempts, retry_mask, backoff_ms, labels,
+        request
+    )
+    select
+        x.id, x.project_id, x.run_id, x.group_key, x.group_size, x.rank,
+        coalesce(x.run_at, now()), x.max_attempts, x.retry_mask, x.backoff_ms,
+        case when x.labels = '' then null else string_to_array(x.labels, e'\x1f') end, x.request
+    from unnest(
+        $1::uuid[], $2::int[], $3::int[], $4::uuid[], $5::smallint[], $6::smallint[], $7::timestamptz[],
+        $8::smallint[], $9::int[], $10::int[], $11::text[], $12::bytea[]
+    ) as x (
+        id, project_id, run_id, group_key, group_size, rank, run_at, max_attempts, retry_mask, backoff_ms, labels,
+        request
+    )
+    on conflict do nothing
+    returning
+        id, project_id, run_id, group_key, group_size, rank, run_at, max_attempts, retry_mask, backoff_ms, labels
+), g as (
+    insert into rollout_group as old (group_key, size, created)
+    select r.group_key, max(r.group_size), count(*) from r where r.group_key is not null group by r.group_key
+    order by r.group_key
+    on conflict (group_key) do update set
+        created = old.created + excluded.created,
+        size = case when old.size = excluded.size then old.size end
+)
+insert into item (
+    id, project_id, run_id, group_key, group_size, rank, run_at, max_attempts, retry_mask, backoff_ms, labels
+)
+select
+    r.id, r.project_id, r.run_id, r.group_key, r.group_size, r.rank, r.run_at, r.max_attempts, r.retry_mask,
+    r.backoff_ms, r.labels
+from r
+returning id;
+
+-- name: stored_requests
+select r.id, r.project_id, r.request
+from unnest($1::uuid[]) as x (id)
+cross join lateral (select q.id, q.project_id, q.request from rollout q where q.id = x.id limit 1) r;
+
+-- name: get_rollouts
+select
+    r.id, r.project_id, r.request, r.created_at, i.epoch, i.session, i.leased_at, i.host, i.delayed,
+    e.state as end_state, e.failure_kind, e.ended_at
+from unnest($1::uuid[]) with ordinality as x (id, n)
+cross join lateral (
+    select q.id, q.project_id, q.request, q.created_at from rollout q where q.id = x.id limit 1
+) r
+left join lateral (
+    select
+        q.epoch, q.session, q.leased_at, q.run_at > now() as delayed,
+        (select s.host from runner_session s where s.id = q.session) as host
+    from item q where q.id = x.id limit 1
+) i on true
+left join lateral (
+    select q.state, q.failure_kind, q.ended_at from rollout_end q where q.rollout_id = x.id limit 1
+) e on true
+order by x.n;
+
+-- name: get_attempts
+select
+    a.rollout_id, a.number, a.state, a.failure_kind, a.rollout_state, a.session, a.started_at, a.ended_at, a.report,
+    a.host
+from unnest($1::uuid[]) as x (id)
+cross join lateral (
+    select
+        q.rollout_id, q.number, q.state, q.failure_kind, q.rollout_state, q.session, q.started_at, q.ended_at,
+        q.report, (select s.host from runner_session s where s.id = q.session) as host
+    from attempt q where q.rollout_id = x.id
+) a
+order by a.rollout_id, a.number;
+
+-- name: list_project_rollouts
+select
+    r.id, r.project_id, r.request, r.created_at, i.epoch, i.session, i.leased_at, null::text as host, i.delayed,
+    e.state as end_state, e.failure_kind, e.ended_at
+from rollout r
+left join lateral (
+    select q.epoch, q.session, q.leased_at, q.run_at > now() as delayed from item q where q.id = r.id limit 1
+) i on true
+left join lateral (
+    select q.state, q.failure_kind, q.ended_at from rollout_end q where q.rollout_id = r.id limit 1
+) e on true
+where r.project_id = $1 and r.id < $2
+    and ($3::smallint[] is null or coalesce(
+        e.state, case when i.session is not null then 2 when i.delayed and i.epoch > 0 then 3 else 1 end
+    ) = any ($3))
+order by r.id desc
+limit $4;
+
+-- name: list_run_rollouts
+select
+    r.id, r.project_id, r.request, r.created_at, i.epoch, i.session, i.leased_at, null::text as host, i.delayed,
+    e.state as end_state, e.failure_kind, e.ended_at
+from rollout r
+left join lateral (
+    select q.epoch, q.session, q.leased_at, q.run_at > now() as delayed from item q where q.id = r.id limit 1
+) i on true
+left join lateral (
+    select q.state, q.failure_kind, q.ended_at from rollout_end q where q.rollout_id = r.id limit 1
+) e on true
+where r.project_id = $1 and r.run_id = $5 and r.id < $2
+    and ($3::smallint[] is null or coalesce(
+        e.state, case when i.session is not null then 2 when i.delayed and i.epoch > 0 then 3 else 1 end
+    ) = any ($3))
+order by r.id desc
+limit $4;
+
+-- name: live_rollouts_of_run
+select i.id from item i where i.project_id = $1 and i.run_id = $2 and not i.cancel_requested limit $3;
+
+-- name: cancel_rollouts
+with k as (
+    select i.c, i.session
+    from unnest($1::uuid[]) as x (id)
+    cross join lateral (select q.ctid as c, q.session from item q where q.id = x.id limit 1 for update) i
+), d as (
+    delete from item i using k where i.ctid = k.c and k.session is null
+    returning i.id, i.project_id, i.run_id, i.group_key, i.group_size
+), e as (
+    insert into rollout_end (rollout_id, project_id, run_id, group_key, group_size, state, failure_kind)
+    select d.id, d.project_id, d.run_id, d.group_key, d.group_size, 6, 6 from d
+), u as (
+    update item i set cancel_requested = true from k where i.ctid = k.c and k.session is not null
+    returning i.id, i.session, i.epoch, i.project_id
+)
+select d.id, null::uuid as session, 0 as epoch, d.project_id from d
+union all
+select u.id, u.session, u.epoch, u.project_id from u;
+
+-- name: queue_stats
+select
+    count(*) filter (where i.session is null and i.run_at <= now()) as queued,
+    count(*) filter (where i.session is not null) as running,
+    count(*) filter (where i.session is null and i.run_at > now()) as delayed,
+    extract(epoch from now() - min(i.run_at) filter (where i.session is null and i.run_at <= now()))::float8
+        as oldest_age_s,
+    (select count(*) from runner_session s where s.ended_at is null and s.lease_until > now()) as runners
+from item i
+where i.project_id = $1 and ($2::int is null or i.run_id = $2);
+
+-- name: log_request
+insert into request_log (project_id, method, request_id, result) values ($1, $2, $3, $4)
+on conflict (project_id, method, request_id) do nothing
+returning result;
+
+-- name: logged_request
+select result from request_log where project_id = $1 and method = $2 and request_id = $3;

@@ -1,0 +1,37 @@
+-- name: append_chunks
+with k as (
+    select
+        x.n, x.rollout_id, x.attempt, x.chunk_id, x.span_count, x.codec, x.start_ns, x.end_ns, x.payload,
+        r.id is not null as known
+    from unnest(
+        $1::uuid[], $2::int[], $3::uuid[], $4::int[], $5::smallint[], $6::bigint[], $7::bigint[], $8::bytea[],
+        $9::int[]
+    ) with ordinality as x (
+        rollout_id, attempt, chunk_id, span_count, codec, start_ns, end_ns, payload, project_id, n
+    )
+    left join lateral (
+        select q.id from rollout q
+        where q.id = x.rollout_id and (x.project_id is null or q.project_id = x.project_id) limit 1
+    ) r on true
+), i as (
+    insert into span_chunk (rollout_id, attempt, chunk_id, span_count, codec, start_ns, end_ns, payload)
+    select k.rollout_id, k.attempt, k.chunk_id, k.span_count, k.codec, k.start_ns, k.end_ns, k.payload
+    from k where k.known
+    on conflict do nothing
+)
+select k.n::int as n from k where not k.known;
+
+-- name: read_chunks
+select
+    c.rollout_id, c.attempt, c.chunk_id, c.span_count, c.codec, c.start_ns, c.end_ns, c.payload
+from unnest($1::uuid[], $2::int[]) with ordinality as x (rollout_id, attempt, n)
+cross join lateral (
+    select q.id from rollout q
+    where q.id = x.rollout_id and ($3::int is null or q.project_id = $3) limit 1
+) r
+cross join lateral (
+    select q.rollout_id, q.attempt, q.chunk_id, q.span_count, q.codec, q.start_ns, q.end_ns, q.payload
+    from span_chunk q
+    where q.rollout_id = x.rollout_id and (x.attempt = 0 or q.attempt = x.attempt)
+) c
+order by x.n, c.chunk_id;
