@@ -6,10 +6,11 @@ import asyncio
 
 import asyncpg
 import pytest
+from grpc.aio import EOF
 
-from fulmen.errors import CursorInvalid, Draining
+from fulmen.errors import ArgumentInvalid, CursorInvalid, Draining
 from fulmen.ids import uuid7
-from fulmen.store.v1 import failure_pb2, lease_service_pb2
+from fulmen.store.v1 import failure_pb2, lease_service_pb2, span_service_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_store.domain.feed import Cursor, Selection
 from fulmen_store.persistence.database import connect
@@ -207,3 +208,54 @@ async def test_a_page_of_many_groups_is_read_batch_by_batch_and_arrives_whole(st
     assert messages >= 5
     rest, _ = await read_feed(stubs, groups=3, cursor=groups[2].cursor)
     assert [group.group_id for group in rest] == [group.group_id for group in groups[3:]]
+
+
+async def test_who_watches_a_training_run_before_it_exists_sees_its_groups_and_may_resume(
+    stubs: Stubs, database_url: str
+) -> None:
+    watched = asyncio.create_task(read_feed(stubs, groups=2, training_run="trainingRuns/later"))
+    (other,) = await create(stubs, training_run="trainingRuns/other")
+    runner = await Runner(stubs).open()
+    await runner.complete(await runner.take(1))
+    await read_feed(stubs, groups=1)
+    assert await training_runs(database_url) == ["trainingRuns/other"]
+    assert not watched.done()
+    names = await create(stubs, 2, training_run="trainingRuns/later")
+    await runner.complete(await runner.take(2))
+    groups, _ = await watched
+    assert sorted(group.group_id for group in groups) == sorted(names)
+    rest, _ = await read_feed(stubs, groups=1, training_run="trainingRuns/later", cursor=groups[0].cursor)
+    assert [group.group_id for group in rest] == [groups[1].group_id]
+    assert other not in names
+
+
+async def test_who_watches_a_training_run_that_does_not_exist_is_told_that_the_store_stops(
+    store: StoreHandle, stubs: Stubs, database_url: str
+) -> None:
+    stream = stubs.rollouts.WatchRollouts(pb.WatchRolloutsRequest(training_run="trainingRuns/none"))
+    waiting = asyncio.create_task(stream.read())
+    await create(stubs)
+    await store.parts.drain()
+    with pytest.raises(Draining):
+        await waiting
+    assert await training_runs(database_url) == []
+
+
+async def test_looking_for_a_training_run_or_stopping_it_records_nothing(stubs: Stubs, database_url: str) -> None:
+    unknown = "trainingRuns/unknown"
+    assert not (await stubs.rollouts.ListRollouts(pb.ListRolloutsRequest(training_run=unknown))).rollouts
+    assert not (await stubs.rollouts.GetQueueStats(pb.GetQueueStatsRequest(training_run=unknown))).queued_count
+    assert not (await stubs.rollouts.CancelRollouts(pb.CancelRolloutsRequest(training_run=unknown))).cancelled_count
+    assert not (await stubs.rollouts.RetryRollouts(pb.RetryRolloutsRequest(filter="*", training_run=unknown))).rollouts
+    assert await stubs.spans.StreamSpans(span_service_pb2.StreamSpansRequest(training_run=unknown)).read() == EOF
+    assert await training_runs(database_url) == []
+    with pytest.raises(ArgumentInvalid):
+        await stubs.spans.StreamSpans(span_service_pb2.StreamSpansRequest(training_run="malformed")).read()
+
+
+async def training_runs(database_url: str) -> list[str]:
+    """Returns the names of the training runs that were recorded."""
+    connection = await asyncpg.connect(database_url)
+    rows = await connection.fetch("select name from training_run order by name")
+    await connection.close()
+    return [row["name"] for row in rows]

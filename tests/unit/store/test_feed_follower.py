@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
+import pytest
+
 from fulmen.ids import uuid7
+from fulmen_store.domain import feed as feed_module
 from fulmen_store.domain.feed import MAX_GROUPS, Cursor, FeedFollower, FeedRow, Selection
+from fulmen_store.domain.rollout_table import NO_RUN
 from fulmen_store.domain.wakeups import Wakeups
 
 
@@ -46,3 +50,14 @@ async def test_the_next_page_is_read_only_after_the_last_was_taken() -> None:
         seen += [group.rollout_ids[0] for group in page.groups]
     assert seen == [row.cursor.rollout_id for row in feed.rows]
     await pages.aclose()
+
+
+async def test_who_waits_for_a_training_run_is_kept_alive_until_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "KEEP_ALIVE_S", 0.0)
+    numbers = iter([NO_RUN, NO_RUN, 7])
+
+    async def find() -> int:
+        return next(numbers)
+
+    follower = FeedFollower(table=LongFeed(0), wakeups=Wakeups(), poll_interval_s=0.01)
+    assert [run_id async for run_id in follower.await_run(1, find)] == [NO_RUN, NO_RUN, 7]

@@ -10,12 +10,13 @@ import base64
 import binascii
 import hashlib
 import struct
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 from uuid import UUID
 
 from fulmen.errors import CursorInvalid
+from fulmen_store.domain.rollout_table import NO_RUN
 from fulmen_store.domain.wakeups import Wakeups
 
 __all__ = ["Cursor", "FeedFollower", "FeedPage", "FeedRow", "FeedTable", "FinishedGroup", "Selection"]
@@ -159,6 +160,30 @@ class FeedFollower:
             look_s = FIRST_LOOK_S if woken else look_s * LOOK_GROWTH
             look_s = min(look_s, self._poll_interval_s)
             quiet_s += 0.0 if woken else pause_s
+
+    async def await_run(
+        self, project_id: int, find: Callable[[], Awaitable[int]], *, stopping: Callable[[], bool] = lambda: False
+    ) -> AsyncIterator[int]:
+        """Looks for a training run until it is there: yields its number then, and before that `NO_RUN` at least every 15 s.
+
+        Args:
+            project_id: the project.
+            find: returns the number, or `NO_RUN` while nothing was ever created for the run.
+            stopping: ends the looking.
+        """
+        key = ("finished", project_id)
+        quiet_s = 0.0
+        while not stopping():
+            seen = self._wakeups.count(key)
+            run_id = await find()
+            if run_id != NO_RUN:
+                yield run_id
+                return
+            if quiet_s >= KEEP_ALIVE_S:
+                quiet_s = 0.0
+                yield NO_RUN
+            woken = await self._wakeups.wait(key, since=seen, limit_s=self._poll_interval_s)
+            quiet_s += 0.0 if woken else self._poll_interval_s
 
     async def _read(self, selection: Selection, cursor: Cursor) -> tuple[FeedPage, bool]:
         rows = await self._table.scan(selection, after=cursor, limit=SCAN_ROWS)

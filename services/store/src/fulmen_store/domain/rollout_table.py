@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
+from typing import Final, Protocol
 from uuid import UUID
 
 from fulmen.errors import FulmenError
@@ -14,6 +14,7 @@ from fulmen_store.domain.resource_uses import VersionKey
 from fulmen_store.domain.transitions import FailureKind, RetryPolicy, RolloutState
 
 __all__ = [
+    "NO_RUN",
     "CancelOutcome",
     "Cancelled",
     "NameKind",
@@ -24,6 +25,10 @@ __all__ = [
     "RolloutView",
     "RunningAttempt",
 ]
+
+
+# The number of no training run.
+NO_RUN: Final = 0
 
 
 class RolloutAppeared(FulmenError):
@@ -135,7 +140,19 @@ class RolloutTable(Protocol):
         ...
 
     async def run_id(self, project_id: int, name: str) -> int:
-        """Returns a training run's number; a new run is recorded."""
+        """Returns a training run's number; a new run is recorded.
+
+        Raises:
+            ArgumentInvalid: if the name is malformed.
+        """
+        ...
+
+    async def find_run(self, project_id: int, name: str) -> int:
+        """Returns a training run's number without recording anything; `NO_RUN` if it is unknown.
+
+        Raises:
+            ArgumentInvalid: if the name is malformed.
+        """
         ...
 
     async def name_id(self, project_id: int, kind: NameKind, name: str) -> int:

@@ -183,7 +183,7 @@ class Rollouts:
 
     async def cancel_run(self, project_id: int, training_run: str) -> CancelOutcome:
         """Cancels every rollout of a training run that is not final."""
-        run_id = await self._table.run_id(project_id, training_run)
+        run_id = await self._table.find_run(project_id, training_run)
         cancelled = cancelling = 0
         after = BEFORE_ALL
         while page := await self._table.live_of_run(project_id, run_id, after=after, limit=CANCEL_PAGE):

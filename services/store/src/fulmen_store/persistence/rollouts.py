@@ -13,6 +13,7 @@ import asyncpg
 from fulmen_store.domain.projects import is_project_name, unknown_project
 from fulmen_store.domain.rollout_requests import require_training_run
 from fulmen_store.domain.rollout_table import (
+    NO_RUN,
     Cancelled,
     NameKind,
     NewItem,
@@ -88,14 +89,19 @@ class PgRollouts:
         return known
 
     async def find_run(self, project_id: int, name: str) -> int:
-        """Returns a training run's number without recording anything; 0, which no run has, if there is none.
+        """Returns a training run's number without recording anything; `NO_RUN` if it is unknown.
 
         Raises:
             ArgumentInvalid: if the name is malformed.
         """
-        require_training_run(name)
-        row = await self._database.fetch_row("find_training_run", project_id, name)
-        return 0 if row is None else int(row["id"])
+        known = self._runs.get((project_id, name))
+        if known is None:
+            require_training_run(name)
+            row = await self._database.fetch_row("find_training_run", project_id, name)
+            if row is None:
+                return NO_RUN
+            known = self._runs[project_id, name] = row["id"]
+        return known
 
     async def name_id(self, project_id: int, kind: NameKind, name: str) -> int:
         """Returns the number of a name that many rollouts share; a new name is recorded."""

@@ -77,11 +77,6 @@ class PgSpans:
             for chunk in await asyncio.gather(*(self._with_payload(_chunk(row)) for row in rows)):
                 yield chunk
 
-    async def run_id(self, project_id: int, name: str) -> int | None:
-        """Returns the number of a training run; None if nothing was ever created for it."""
-        row = await self._database.fetch_row("find_training_run", project_id, name)
-        return None if row is None else int(row["id"])
-
     async def rollouts_of_run(self, project_id: int, run_id: int) -> AsyncIterator[list[UUID]]:
         """Yields the ids of a training run's rollouts, oldest first, page by page."""
         after = _NO_ROLLOUT

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from uuid import UUID
 
 import grpc.aio
@@ -17,7 +19,7 @@ from fulmen_store.domain.feed import Cursor, FeedFollower, Selection
 from fulmen_store.domain.queue_stats import StatsCache
 from fulmen_store.domain.rollout_filter import both, parse_filter, states_filter
 from fulmen_store.domain.rollout_requests import group_key_of
-from fulmen_store.domain.rollout_table import RolloutView
+from fulmen_store.domain.rollout_table import NO_RUN, RolloutView
 from fulmen_store.domain.rollouts import Rollouts
 from fulmen_store.domain.seats import Seats
 from fulmen_store.persistence.rollout_lists import PgRolloutLists
@@ -99,7 +101,7 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
             listed += f"/{request.filter}"
         last = decode_token(request.page_token, listed=listed, key_bytes=16)
         limit = page_size(request.page_size, default=DEFAULT_PAGE)
-        project_id, run_id = await self._known_scope(project, request.training_run)
+        project_id, run_id = await self._scope(project, request.training_run)
         page = await self._lists.page(
             project_id, run_id, where=where, before=None if last is None else UUID(bytes=last), limit=limit
         )
@@ -150,6 +152,13 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
             group_key = group_key_of(project_id, request.training_run, request.group_id)
         selection = Selection(project_id=project_id, run_id=run_id, group_key=group_key)
         cursor = Cursor.decode(request.cursor, selection)
+        if run_id == NO_RUN:
+            find = partial(self._table.find_run, project_id, request.training_run)
+            async for found in self._feed.await_run(project_id, find, stopping=self._stopping):
+                selection = replace(selection, run_id=found)
+                if found == NO_RUN:
+                    # A keep-alive; who goes on from it begins at the beginning.
+                    yield pb.WatchRolloutsResponse()
         async for page in self._feed.follow(selection, cursor, stopping=self._stopping):
             async for message in feed_messages(page, selection, self._table):
                 yield message
@@ -159,7 +168,7 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         self, request: pb.GetQueueStatsRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetQueueStatsResponse:
         """Tells how full the queue is and by which rules it is served."""
-        project_id, run_id = await self._known_scope(require_project(request.project), request.training_run)
+        project_id, run_id = await self._scope(require_project(request.project), request.training_run)
         return stats_message(
             await self._stats.stats(project_id, run_id),
             open_credit=self._seats.open_credit(project_id),
@@ -175,14 +184,13 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
             return await self._present(ids)
         return [_queued(rollout_id) for rollout_id in ids]
 
-    async def _known_scope(self, project: str, training_run: str) -> tuple[int, int | None]:
-        """Returns where to look; looking records nothing."""
+    async def _scope(self, project: str, training_run: str) -> tuple[int, int | None]:
+        """Returns project and training run by number: `NO_RUN` if it is unknown, None if none is named.
+
+        Nothing is recorded by looking.
+        """
         project_id = await self._table.project_id(project)
         return project_id, await self._table.find_run(project_id, training_run) if training_run else None
-
-    async def _scope(self, project: str, training_run: str) -> tuple[int, int | None]:
-        project_id = await self._table.project_id(project)
-        return project_id, await self._table.run_id(project_id, training_run) if training_run else None
 
     async def _views(self, ids: Sequence[UUID]) -> list[RolloutView]:
         """Returns rollouts that all exist and that the caller may see; others are as if they did not exist."""

@@ -158,9 +158,7 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
         if current_caller().role is Role.ATTEMPT:
             raise PermissionDenied("An attempt key reads its own attempt only.", training_run=request.training_run)
         project = await self._rollouts.project_id(require_project(request.project))
-        run_id = await self._table.run_id(project, request.training_run)
-        if run_id is None:
-            return
+        run_id = await self._rollouts.find_run(project, request.training_run)
         async for ids in self._table.rollouts_of_run(project, run_id):
             for start in range(0, len(ids), PARENTS_PER_READ):
                 yield [(rollout_id, 0) for rollout_id in ids[start : start + PARENTS_PER_READ]], project
