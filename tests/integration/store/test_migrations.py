@@ -13,17 +13,19 @@ from typing import Any
 import asyncpg
 import pytest
 
+from fulmen.errors import SessionEnded
 from fulmen.ids import parse_rollout_name, rollout_name, uuid7
-from fulmen.store.v1 import failure_pb2, lease_pb2, resource_service_pb2, rollout_pb2
+from fulmen.store.v1 import failure_pb2, lease_pb2, lease_service_pb2, resource_service_pb2, rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_service_kit.tokens import Role
 from fulmen_store.persistence.database import HOT_SETTINGS
 from fulmen_store.persistence.migrations import Migration, MigrationError, all_migrations, migrate
 from tests.integration.store.test_process import StoreProcess
 from tests.integration.store.test_spans import chunk_of, stored
+from tests.support.last_release import old_token
 from tests.support.postgres import shared_server
 from tests.support.schema import catalog, named_statements
-from tests.support.store import LIMIT_S, Runner, create, get, read_feed, running_store
+from tests.support.store import LIMIT_S, SIGNING_KEY, Runner, create, get, read_feed, running_store
 
 # The statements of the last release as they were: they must run on the new schema.
 LAST_RELEASE = Path(__file__).parent / "data" / "last_release"
@@ -292,6 +294,33 @@ async def test_rows_of_the_last_release_live_on(empty_url: str, last_release: La
             resource_service_pb2.GetResourcesRequest(names=["resources/old/aliases/stable"])
         )
         assert found.resources[0].content == b"weights"
+
+
+async def test_attempts_that_run_during_an_upgrade_are_not_lost(empty_url: str, last_release: LastRelease) -> None:
+    """A token of the last release is bound to the default project, which its store did not look at."""
+    moved, reported = [str(uuid7()) for _ in range(2)]
+    for session in (moved, reported):
+        await last_release.fetch("open_session", session, "old", "old-host", b"", 600.0)
+    (mine,), (other,) = await last_release.create(), await last_release.create()
+    await last_release.claim(moved, [mine])
+    await last_release.claim(reported, [other])
+    await migrate(empty_url)
+    late = str(uuid7())
+    await last_release.fetch("open_session", late, "old", "old-host", b"", 600.0)
+    async with running_store(empty_url) as store:
+        stubs = await store.stubs(token=old_token(SIGNING_KEY, "runner"))
+        report = lease_pb2.AttemptResult(attempt=f"{other}/attempts/1", lease_id=reported, epoch=1)
+        request = lease_service_pb2.CompleteAttemptsRequest(results=[report])
+        assert [ack.status for ack in (await stubs.leases.CompleteAttempts(request)).acks] == [APPLIED]
+        runner = await Runner(stubs).open(session_id=moved, running=[f"{mine}/attempts/1"])
+        assert not runner.opened.lost_attempts
+        held = lease_pb2.Assignment(attempt=f"{mine}/attempts/1", lease_id=moved, epoch=1)
+        assert await runner.complete([held]) == [APPLIED]
+        await Runner(stubs).open(session_id=late)
+        # From then on the session is that of this token.
+        stranger = await store.stubs(role=Role.RUNNER, project="projects/other")
+        with pytest.raises(SessionEnded):
+            await stranger.leases.RenewLeases(lease_service_pb2.RenewLeasesRequest(session_id=moved))
 
 
 async def _publish(dsn: str) -> None:

@@ -22,6 +22,8 @@ from fulmen_store.domain.transitions import FailureKind
 __all__ = ["LeaseRenewer", "LeaseSweeper", "Resumed", "SessionOwner", "SessionTable", "Sessions"]
 
 SWEEP_PAGE: Final = 1000
+# The project of a session that the last release opened, until its runner goes on with it here.
+UNBOUND: Final = ""
 RENEWALS_PER_TTL: Final = 3
 
 
@@ -149,7 +151,7 @@ class Sessions:
     async def foreign(self, session_ids: Collection[UUID], *, project: str) -> frozenset[UUID]:
         """Returns those sessions that are not of tokens of this very project; unknown ones are among them."""
         projects = await self._sessions.projects_of(list(session_ids)) if session_ids else {}
-        return frozenset(one for one in session_ids if projects.get(one) != project)
+        return frozenset(one for one in session_ids if projects.get(one) not in (project, UNBOUND))
 
     async def held(self, session_id: UUID) -> list[HeldLease]:
         """Returns the leases of a session."""
