@@ -263,7 +263,9 @@ class QueueClients(RuleBasedStateMachine):
     @rule(replica=replica_numbers, number=picks, forgotten=st.integers(0, 2), knows_past=st.booleans())
     @when(lambda self: self.sessions())
     def resume(self, replica: int, number: int, forgotten: int, knows_past: bool) -> None:
-        session = pick(self.sessions(), number)
+        # Most of all one that has something to lose.
+        holders = sorted({lease.session for lease in self.leases()} - self.model.ended_sessions)
+        session = pick(holders * 2 + self.sessions(), number)
         held = self.model.held_by(session)
         busy = [lease for lease in held if lease in self.world.slow]
         kept = [lease for lease in held if lease not in busy][forgotten:] + busy
