@@ -112,6 +112,11 @@ def test_what_was_released_is_not_edited() -> None:
     assert {name: digests.get(name) for name in RELEASED} == RELEASED
 
 
+def test_migrations_are_numbered_without_a_gap() -> None:
+    known = all_migrations()
+    assert [each.number for each in known] == list(range(1, len(known) + 1))
+
+
 async def test_the_schema_is_the_same_at_once_and_file_by_file(empty_url: str, last_release: LastRelease) -> None:
     """Also with rows in it, and with what `--post` takes away."""
     await last_release.create(3)
