@@ -24,7 +24,10 @@ class StoreSettings(ServiceSettings):
     metrics_port: int = Field(default=7102, ge=0, le=65535, description="Port of /metrics over HTTP; 0: a free one.")
     http_port: int = Field(default=7103, ge=0, le=65535, description="Port of OTLP over HTTP; 0 takes a free one.")
     database_url: SecretStr = Field(description="URL of the PostgreSQL database; it may hold a password. Secret.")
-    auto_migrate: bool = Field(default=True, description="`serve` brings the schema up to date before it serves, as `migrate` does without `--post`.")
+    auto_migrate: bool = Field(
+        default=True,
+        description="`serve` brings the schema up to date before it serves, as `migrate` does without `--post`.",
+    )
     database_connections: int = Field(default=5, ge=2, le=100, description="Connections to PostgreSQL.")
     database_start_limit_s: float = Field(
         default=30.0, ge=0, le=600, description="How long a start waits for PostgreSQL, seconds."

@@ -22,7 +22,7 @@ from fulmen_store.domain.shares import OthersWork
 
 __all__ = ["Backlog"]
 
-REFILL_PAGE: Final = 2000
+REFILL_PAGE: Final = 1000
 OLDEST_PER_RANK: Final = 100
 MAX_REFILL_PAGES: Final = 10
 LOW_WATER: Final = 500

@@ -184,6 +184,10 @@ class Dispatcher:
         self._backlog.ripen()
         if self._backlog.poll_is_due():
             self._quotas.look_again()
+        # What is known is handed out first: a refill takes a while, and is for credit that finds nothing known.
+        # (Before the first one, quotas are not known.)
+        if self._backlog.projects and (known := self._match()):
+            await self._claim(known)
         await self._backlog.refill()
         choices = self._match()
         if not choices and await self._backlog.take_others():
