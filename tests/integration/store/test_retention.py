@@ -11,11 +11,13 @@ import asyncpg
 import pytest
 
 from fulmen.ids import parse_rollout_name, rollout_name, uuid7
+from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_store.persistence.retention import LOCK_KEY
 from tests.integration.store.test_spans import append, chunk_of, stored
 from tests.support.store import Runner, StoreHandle, Stubs, create, running_store
 
 NOW = datetime.datetime.now(datetime.UTC)
+DEFAULT = "projects/default"
 TABLES = ("rollout", "attempt", "rollout_end", "span_chunk")
 
 
@@ -163,6 +165,50 @@ async def test_projects_with_a_shorter_retention_lose_their_rows_and_no_others(
             parse_rollout_name(name) for name in kept
         ]
     assert len(blobs_in(tmp_path / "blobs")) == 1
+
+
+async def test_a_group_goes_when_its_project_has_no_rollout_as_old(
+    connection: Any, store: StoreHandle, stubs: Stubs
+) -> None:
+    await keep(connection, 7)
+    await keep(connection, None, "projects/kept")
+    for project in ("", "projects/kept"):
+        await create(stubs, 2, project=project, group_id="old", group_size=3)
+        await create(stubs, 3, project=project, group_id="young", group_size=3)
+    waits, *_ = await aged(connection, stubs, days=20)
+    await connection.execute(
+        "update rollout_group set touched_at = now() - interval '19 days' where created = 2",
+    )
+    await work(store)
+    assert await groups(connection) == [(DEFAULT, 2), (DEFAULT, 3), ("projects/kept", 2), ("projects/kept", 3)]
+
+    await stubs.rollouts.CancelRollouts(pb.CancelRolloutsRequest(names=[waits]))
+    await connection.execute("update rollout_end set ended_at = now() - interval '8 days'")
+    await work(store)
+    assert await groups(connection) == [(DEFAULT, 3), ("projects/kept", 2), ("projects/kept", 3)]
+
+
+async def test_a_group_that_the_last_release_made_goes_when_no_project_has_a_rollout_as_old(
+    connection: Any, store: StoreHandle, stubs: Stubs
+) -> None:
+    await aged(connection, stubs, days=10)
+    await keep(connection, 7)
+    await connection.execute(
+        "insert into rollout_group (group_key, size, created, touched_at)"
+        " values ($1, 1, 1, now() - interval '15 days'), ($2, 1, 1, now() - interval '9 days')",
+        uuid7(),
+        uuid7(),
+    )
+    await work(store)
+    assert await groups(connection) == [(None, 1)]
+
+
+async def groups(connection: Any) -> list[tuple[str | None, int]]:
+    """Returns project and number of members of the groups that there are."""
+    rows = await connection.fetch(
+        "select p.name, g.created from rollout_group g left join project p on p.id = g.project_id order by 1, 2"
+    )
+    return [tuple(row) for row in rows]
 
 
 async def test_without_a_retention_everything_stays(connection: Any, store: StoreHandle, stubs: Stubs) -> None:

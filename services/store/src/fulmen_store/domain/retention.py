@@ -23,6 +23,7 @@ __all__ = ["BlobRemover", "RemovedBatch", "Retention", "RetentionTable"]
 INTERVAL_S: Final = 3600.0
 RETRY_S: Final = 60.0
 ROLLOUTS_PER_BATCH: Final = 500
+GROUPS_PER_BATCH: Final = 5000
 # Between two batches others get their turn.
 PAUSE_S: Final = 0.05
 FOLDER_LIMIT_S: Final = 600.0
@@ -50,6 +51,10 @@ class RetentionTable(Protocol):
 
     async def remove_batch(self, project_id: int, limit: int) -> RemovedBatch:
         """Removes so many expired rollouts of a project at most, in one commit."""
+        ...
+
+    async def remove_groups(self, project_id: int | None, limit: int) -> int:
+        """Removes so many groups at most of a project, or of none, that are older than every rollout; returns how many."""
         ...
 
 
@@ -99,8 +104,11 @@ class Retention:
                 continue
             _log.info("retention_dropped_day", day=day.isoformat())
             await self._remove_day_of_blobs(day)
-        for project_id in await self._table.expiring_projects():
+        expiring = await self._table.expiring_projects()
+        for project_id in expiring:
             await self._remove_rows(project_id)
+        for scope in (*expiring, None) if expiring else ():
+            await self._remove_groups(scope)
 
     async def _remove_rows(self, project_id: int) -> None:
         removed = 0
@@ -119,6 +127,12 @@ class Retention:
             await asyncio.sleep(PAUSE_S)
         if removed:
             _log.info("retention_removed_rollouts", project_id=project_id, count=removed)
+
+    async def _remove_groups(self, project_id: int | None) -> None:
+        removed = GROUPS_PER_BATCH
+        while removed == GROUPS_PER_BATCH:
+            removed = await self._table.remove_groups(project_id, GROUPS_PER_BATCH)
+            await asyncio.sleep(PAUSE_S)
 
     async def _remove_day_of_blobs(self, day: datetime.date) -> None:
         if self._blobs is None:

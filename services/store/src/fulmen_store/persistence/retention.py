@@ -49,6 +49,14 @@ class PgRetention:
         """Returns the projects that have a retention."""
         return [row["id"] for row in await self._database.fetch("expiring_projects")]
 
+    async def remove_groups(self, project_id: int | None, limit: int) -> int:
+        """Removes so many groups at most of a project, or of none, that are older than every rollout; returns how many."""
+        async with self._database.transaction() as transaction:
+            lock = await transaction.fetch_row("lock_retention", LOCK_KEY)
+            if lock is None or not lock["is_mine"]:
+                return 0
+            return len(await transaction.fetch("remove_groups", project_id, limit))
+
     async def remove_batch(self, project_id: int, limit: int) -> RemovedBatch:
         """Removes so many expired rollouts of a project at most, in one commit."""
         async with self._database.transaction() as transaction:

@@ -37,11 +37,12 @@ with r as (
         id, project_id, run_id, group_key, group_size, rank, run_at, max_attempts, retry_mask, backoff_ms, labels,
         task_type, agent, deadline, timeout_ms, matched
 ), g as (
-    insert into rollout_group as old (group_key, size, created)
-    select r.group_key, max(r.group_size), count(*) from r where r.group_key is not null group by r.group_key
+    insert into rollout_group as old (group_key, size, created, project_id)
+    select r.group_key, max(r.group_size), count(*), min(r.project_id) from r where r.group_key is not null group by r.group_key
     order by r.group_key
     on conflict (group_key) do update set
         created = old.created + excluded.created,
+        touched_at = excluded.touched_at,
         size = case when old.size = excluded.size then old.size end
 ), w as (
     insert into resource_use (resource_id, version, rollout_id)
