@@ -35,10 +35,14 @@ class StoreSettings(ServiceSettings):
     blob_url: str = Field(
         default="",
         max_length=1024,
-        description="Where large payloads go: file:///folder, s3://bucket/prefix, gs:// or az://; empty: into PostgreSQL.",
+        description="Where large payloads of spans go: file:///folder, s3://bucket/prefix, gs:// or az://; empty: into "
+        "PostgreSQL.",
     )
     blob_min_bytes: int = Field(
-        default=32 * 1024, ge=1, le=2**31 - 1, description="Least size of a payload that goes to `blob_url`, bytes."
+        default=32 * 1024,
+        ge=1,
+        le=2**31 - 1,
+        description="Least size of a chunk of spans that goes to `blob_url`, bytes.",
     )
     lease_ttl_s: float = Field(
         default=15.0, ge=0.3, le=3600, description="How long a runner session lives without a sign of life, seconds."

@@ -1,4 +1,4 @@
-"""Names of what is kept outside the database: by content, under the day of the rollout that it belongs to."""
+"""Names of span payloads outside the database: by content, under the day of the rollout that they belong to."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from uuid import UUID
 
 from fulmen.ids import uuid7_unix_ms
 
-__all__ = ["RESOURCE_FOLDER", "BlobRef", "day_folder", "day_of", "span_folder"]
+__all__ = ["BlobRef", "day_folder", "day_of", "span_folder"]
 
-RESOURCE_FOLDER: Final = "resources"
 _SPAN_FOLDER: Final = "spans"
 # Of the year 9999, the last day that a date can hold.
 _MAX_UNIX_S: Final = 253_402_300_799

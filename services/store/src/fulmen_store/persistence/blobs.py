@@ -1,4 +1,4 @@
-"""Large payloads outside the database: in a folder, or in an object store such as S3.
+"""Large payloads of spans outside the database: in a folder, or in an object store such as S3.
 
 Invariants: content is durable before `put` returns, so a row that names it can be committed after; it is named by its
 SHA-256, so writing it twice changes nothing; what is read is what was written, or an error.
@@ -50,11 +50,11 @@ class BlobStorage(Protocol):
 class Blobs:
     """Puts content away and gets it back; at most so many calls of each kind at once."""
 
-    def __init__(self, storage: BlobStorage, *, at_once: int = AT_ONCE) -> None:
+    def __init__(self, storage: BlobStorage) -> None:
         """Takes the storage."""
         self._storage = storage
-        self._writing = asyncio.Semaphore(at_once)
-        self._reading = asyncio.Semaphore(at_once)
+        self._writing = asyncio.Semaphore(AT_ONCE)
+        self._reading = asyncio.Semaphore(AT_ONCE)
 
     async def put(self, content: bytes, *, folder: str) -> BlobRef:
         """Stores content durably under its digest; repeats change nothing.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_store.domain.rules import DEFAULT_RULES, QueueRules
 
-__all__ = ["decode_rules", "encode_rules", "rules_message", "rules_of"]
+__all__ = ["decode_rules", "rules_message", "rules_of"]
 
 _SWITCHES = ("match_labels", "affinity", "longest_first", "hedging", "weighted_share")
 
@@ -13,11 +13,6 @@ _SWITCHES = ("match_labels", "affinity", "longest_first", "hedging", "weighted_s
 def decode_rules(stored: bytes | None) -> QueueRules:
     """Reads stored rules."""
     return DEFAULT_RULES if stored is None else rules_of(pb.QueueRules.FromString(stored))
-
-
-def encode_rules(rules: QueueRules) -> bytes:
-    """Writes rules as they are stored."""
-    return rules_message(rules).SerializeToString(deterministic=True)
 
 
 def rules_of(message: pb.QueueRules) -> QueueRules:
