@@ -25,8 +25,8 @@ from fulmen_store.domain.rollout_filter import (
     Field,
     both,
     operators_of,
-    parse_filter,
 )
+from fulmen_store.domain.rollout_filter_parser import parse_filter
 from fulmen_store.domain.transitions import FINAL_STATES, FailureKind, RolloutState
 from fulmen_store.persistence.database import HOT_SETTINGS, Database, connect
 from fulmen_store.persistence.queries import SQL, filtered

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from fulmen.errors import ArgumentInvalid
 from fulmen_store.domain.rollout_filter import (
-    MAX_FILTER_CHARS,
     Comparison,
     Conjunction,
     Disjunction,
@@ -20,9 +19,9 @@ from fulmen_store.domain.rollout_filter import (
     Negation,
     Operator,
     creation_bounds,
-    parse_filter,
     requires_state,
 )
+from fulmen_store.domain.rollout_filter_parser import MAX_FILTER_CHARS, parse_filter
 from fulmen_store.domain.transitions import RolloutState
 from tests.support.filters import expressions, written
 

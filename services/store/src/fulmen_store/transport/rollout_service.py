@@ -17,7 +17,8 @@ from fulmen_store.domain.dead_letters import DeadLetters
 from fulmen_store.domain.dispatcher import Dispatcher
 from fulmen_store.domain.feed import Cursor, FeedFollower, Selection
 from fulmen_store.domain.queue_stats import StatsCache
-from fulmen_store.domain.rollout_filter import both, parse_filter, states_filter
+from fulmen_store.domain.rollout_filter import both, states_filter
+from fulmen_store.domain.rollout_filter_parser import parse_filter
 from fulmen_store.domain.rollout_requests import group_key_of
 from fulmen_store.domain.rollout_table import NO_RUN, RolloutView
 from fulmen_store.domain.rollouts import Rollouts
