@@ -66,46 +66,75 @@ class Queue:
     listener: NewsListener
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shared:
+    """What the use cases of the queue have in common."""
+
+    metrics: StoreMetrics
+    seats: Seats
+    replicas: LiveReplicas
+    news: NewsTeller
+    wakeups: Wakeups
+    durations: Durations
+    notes: SessionNotes
+
+    def finished(self, projects: frozenset[int]) -> None:
+        """Wakes who waits for finished rollouts of projects."""
+        self.wakeups.announce(("finished", project) for project in projects)
+
+
+def _wire_leases(
+    tables: Tables, settings: StoreSettings, shared: _Shared
+) -> tuple[AttemptEnds, LeaseReturner, Dispatcher]:
+    """Makes what hands leases out and what ends them: each tells the other."""
+
+    def ended(attempts: Sequence[EndedAttempt]) -> None:
+        shared.durations.learn(attempts)
+        shared.notes.ended(attempts)
+        dispatcher.freed(one.item.project_id for one in attempts)
+        for one in attempts:
+            if one.superseded is not None:
+                session_id, epoch = one.superseded
+                shared.seats.lease_over(session_id, one.item.rollout_id)
+                shared.news.tell_each([(session_id, LeasesLost(attempts=[(one.item.rollout_id, epoch)]))])
+
+    ends = AttemptEnds(
+        table=tables.leases,
+        requeued=lambda items: dispatcher.offer(items),
+        finished=shared.finished,
+        left=shared.seats.lease_over,
+        ended=ended,
+        observe_batch=shared.metrics.batch,
+    )
+    returner = LeaseReturner(ends)
+    dispatcher = Dispatcher(
+        table=tables.leases,
+        seats=shared.seats,
+        undelivered=returner.give_back,
+        poll_interval_s=settings.poll_interval_s,
+        meter=shared.metrics,
+        predicted_s=shared.durations.predicted_s,
+        place=shared.replicas.place,
+        unmatched=shared.news.ready,
+    )
+    return ends, returner, dispatcher
+
+
 def wire_queue(tables: Tables, settings: StoreSettings, peers: GrpcPeers) -> Queue:
     """Makes the use cases and what they share."""
     metrics, seats, replicas = StoreMetrics(), Seats(), LiveReplicas(uuid7())
     news = NewsTeller(replicas=replicas, client=peers, seats=seats, enabled=settings.notify_peers)
     wakeups = Wakeups(announced=news.announced)
-
-    def finished(projects: frozenset[int]) -> None:
-        wakeups.announce(("finished", project) for project in projects)
-
-    durations, notes = Durations(tables.durations), SessionNotes()
-
-    def ended(attempts: Sequence[EndedAttempt]) -> None:
-        durations.learn(attempts)
-        notes.ended(attempts)
-        dispatcher.freed(one.item.project_id for one in attempts)
-        for one in attempts:
-            if one.superseded is not None:
-                session_id, epoch = one.superseded
-                seats.lease_over(session_id, one.item.rollout_id)
-                news.tell_each([(session_id, LeasesLost(attempts=[(one.item.rollout_id, epoch)]))])
-
-    ends = AttemptEnds(
-        table=tables.leases,
-        requeued=lambda items: dispatcher.offer(items),
-        finished=finished,
-        left=seats.lease_over,
-        ended=ended,
-        observe_batch=metrics.batch,
-    )
-    returner = LeaseReturner(ends)
-    dispatcher = Dispatcher(
-        table=tables.leases,
+    shared = _Shared(
+        metrics=metrics,
         seats=seats,
-        undelivered=returner.give_back,
-        poll_interval_s=settings.poll_interval_s,
-        meter=metrics,
-        predicted_s=durations.predicted_s,
-        place=replicas.place,
-        unmatched=news.ready,
+        replicas=replicas,
+        news=news,
+        wakeups=wakeups,
+        durations=Durations(tables.durations),
+        notes=SessionNotes(),
     )
+    ends, returner, dispatcher = _wire_leases(tables, settings, shared)
     metrics.watch_database(lambda: int(tables.database.is_up))
     metrics.watch_queue(known=lambda: len(dispatcher), credit=seats.open_credit, runners=lambda: len(seats))
     return Queue(
@@ -115,14 +144,14 @@ def wire_queue(tables: Tables, settings: StoreSettings, peers: GrpcPeers) -> Que
         ends=ends,
         returner=returner,
         dispatcher=dispatcher,
-        durations=durations,
-        notes=notes,
+        durations=shared.durations,
+        notes=shared.notes,
         board=RunnerBoard(table=tables.runners),
         overdue=Overdue(
             table=tables.overdue,
             ends=ends,
             tell=news.tell_each,
-            finished=finished,
+            finished=shared.finished,
             explain=explained,
             attempt_grace_s=settings.attempt_grace_s,
             lease_ttl_s=settings.lease_ttl_s,
@@ -131,7 +160,7 @@ def wire_queue(tables: Tables, settings: StoreSettings, peers: GrpcPeers) -> Que
             table=tables.rollouts,
             versions=ExpiringVersions(tables.resources),
             dispatcher=dispatcher,
-            finished=finished,
+            finished=shared.finished,
             tell=news.tell_each,
             admit=QueueQuotas(tables.queue_stats.queued).admit,
             new_ids=uuid7s,
