@@ -1,7 +1,7 @@
 """No rpc shows, changes or betrays anything of another project, and every role may call just what the table says.
 
 Each rpc is asked for things of project b with tokens of project a, then for things that nobody has: the answers are the
-same, and what b has is unchanged. An rpc that is served and not listed here fails the test.
+same, and what b has is unchanged. An rpc that is served and not in the table fails the test.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import datetime
 import json
 import re
-import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import fields
 from typing import Any
 
 import aiohttp
@@ -21,241 +20,37 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
-from opentelemetry.proto.trace.v1 import trace_pb2
 
 from fulmen.errors import ArgumentInvalid, FulmenError, PermissionDenied
 from fulmen.ids import AttemptName, parse_attempt_name, rollout_name, uuid7
 from fulmen.store.v1 import (
     lease_pb2,
-    lease_service_pb2,
-    peer_service_pb2,
     project_service_pb2,
     resource_pb2,
     resource_service_pb2,
-    rollout_pb2,
     rollout_service_pb2,
-    runner_registry_service_pb2,
-    span_pb2,
     span_service_pb2,
 )
 from fulmen_service_kit.tokens import Role, TokenSigner
+from tests.support.rpc_table import (
+    EXPORT,
+    LISTINGS,
+    MAY_CALL,
+    PROBES,
+    ROLLOUTS,
+    SPANS,
+    Things,
+    absent,
+    chunk_of,
+    export_of,
+)
 from tests.support.rpcs import Outcome, Rpc, answer_of, exchange, listed_rpcs
 from tests.support.store import SIGNING_KEY, Runner, StoreHandle, Stubs, create, create_project
-
-ROLLOUTS, LEASES, SPANS = (f"/fulmen.store.v1.{name}Service/" for name in ("Rollout", "Lease", "Span"))
-RESOURCES, RUNNERS, PROJECTS = (
-    f"/fulmen.store.v1.{name}Service/" for name in ("Resource", "RunnerRegistry", "Project")
-)
-NOTIFY = "/fulmen.store.v1.PeerService/Notify"
-EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
 ROLES = (Role.ADMIN, Role.SERVICE, Role.RUNNER, Role.CLIENT, Role.READER)
 SECRET = "only b knows"
 SUBJECT = "same-subject"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Things:
-    """Names of things: those of project b, or such as nobody has."""
-
-    project: str
-    waiting: str
-    running: str
-    attempt: str
-    session: str
-    resource: str
-    token_id: str
-
-
-def absent() -> Things:
-    running = rollout_name(uuid7())
-    return Things(
-        project="projects/nobody",
-        waiting=rollout_name(uuid7()),
-        running=running,
-        attempt=f"{running}/attempts/1",
-        session=str(uuid7()),
-        resource="resources/nobody",
-        token_id="n" * 21 + "A",
-    )
-
-
-def result_of(things: Things) -> lease_pb2.AttemptResult:
-    return lease_pb2.AttemptResult(attempt=things.attempt, lease_id=things.session, epoch=1)
-
-
-def chunk_of(things: Things) -> span_pb2.SpanChunk:
-    return span_pb2.SpanChunk(
-        attempt=things.attempt,
-        chunk_id=str(uuid.UUID(int=7)),
-        span_count=1,
-        codec=span_pb2.SPAN_CODEC_IDENTITY,
-        payload=span_pb2.SpanBatch(spans=[span_pb2.SpanRecord(scope="x")]).SerializeToString(),
-    )
-
-
-def export_of(things: Things) -> trace_service_pb2.ExportTraceServiceRequest:
-    span = trace_pb2.Span(trace_id=b"t" * 16, span_id=b"s" * 8, name="x")
-    span.attributes.add(key="fulmen.rollout").value.string_value = things.running
-    span.attributes.add(key="fulmen.attempt").value.int_value = 1
-    request = trace_service_pb2.ExportTraceServiceRequest()
-    request.resource_spans.add().scope_spans.add().spans.append(span)
-    return request
-
-
-def opened(**fields_of_open: Any) -> lease_service_pb2.StreamLeasesRequest:
-    return lease_service_pb2.StreamLeasesRequest(open=lease_service_pb2.OpenSession(**fields_of_open))
-
-
-def new_version(things: Things, **changes: Any) -> resource_pb2.ResourceVersion:
-    return resource_pb2.ResourceVersion(**({"name": things.resource, "kind": "bundle"} | changes))
-
-
-pb, leases, res, prj = rollout_service_pb2, lease_service_pb2, resource_service_pb2, project_service_pb2
-Probe = Callable[[Things], Sequence[Message]]
-
-# What can be asked for by name, per rpc: the messages of one call.
-PROBES: dict[str, list[Probe]] = {
-    ROLLOUTS + "BatchCreateRollouts": [
-        lambda t: [pb.BatchCreateRolloutsRequest(rollouts=[rollout_pb2.Rollout(project=t.project)])],
-    ],
-    ROLLOUTS + "StreamCreateRollouts": [
-        lambda t: [pb.StreamCreateRolloutsRequest(rollouts=[rollout_pb2.Rollout(project=t.project)])],
-    ],
-    ROLLOUTS + "GetRollout": [
-        lambda t: [pb.GetRolloutRequest(name=t.waiting)],
-        lambda t: [pb.GetRolloutRequest(name=t.running)],
-    ],
-    ROLLOUTS + "ListRollouts": [lambda t: [pb.ListRolloutsRequest(project=t.project)]],
-    ROLLOUTS + "CancelRollouts": [
-        lambda t: [pb.CancelRolloutsRequest(names=[t.waiting])],
-        lambda t: [pb.CancelRolloutsRequest(names=[t.running])],
-        lambda t: [pb.CancelRolloutsRequest(training_run="trainingRuns/b", project=t.project)],
-        lambda t: [pb.CancelRolloutsRequest(training_run="trainingRuns/b")],
-    ],
-    ROLLOUTS + "RetryRollouts": [
-        lambda t: [pb.RetryRolloutsRequest(names=[t.waiting], request_id="r")],
-        lambda t: [pb.RetryRolloutsRequest(project=t.project, filter='state = "FAILED"')],
-    ],
-    ROLLOUTS + "WatchRollouts": [lambda t: [pb.WatchRolloutsRequest(project=t.project)]],
-    ROLLOUTS + "GetQueueStats": [lambda t: [pb.GetQueueStatsRequest(project=t.project)]],
-    LEASES + "StreamLeases": [
-        lambda t: [opened(projects=[t.project])],
-        lambda t: [opened(session_id=t.session)],
-        lambda t: [opened(session_id=t.session, running_attempts=[t.attempt])],
-        lambda t: [opened(), leases.StreamLeasesRequest(complete=leases.CompletedAttempts(results=[result_of(t)]))],
-        lambda t: [opened(), leases.StreamLeasesRequest(release=leases.ReleasedAttempts(attempts=[t.attempt]))],
-    ],
-    LEASES + "AcquireLeases": [lambda t: [leases.AcquireLeasesRequest(session_id=t.session, max_count=1)]],
-    LEASES + "RenewLeases": [lambda t: [leases.RenewLeasesRequest(session_id=t.session)]],
-    LEASES + "CompleteAttempts": [lambda t: [leases.CompleteAttemptsRequest(results=[result_of(t)])]],
-    LEASES + "ReleaseLeases": [
-        lambda t: [leases.ReleaseLeasesRequest(session_id=t.session)],
-        lambda t: [leases.ReleaseLeasesRequest(session_id=t.session, attempts=[t.attempt])],
-    ],
-    SPANS + "AppendSpans": [lambda t: [span_service_pb2.AppendSpansRequest(chunks=[chunk_of(t)])]],
-    SPANS + "ListSpans": [
-        lambda t: [span_service_pb2.ListSpansRequest(parent=t.running)],
-        lambda t: [span_service_pb2.ListSpansRequest(parent=t.attempt)],
-        lambda t: [span_service_pb2.ListSpansRequest(parents=[t.attempt])],
-    ],
-    SPANS + "StreamSpans": [
-        lambda t: [span_service_pb2.StreamSpansRequest(parents=[t.running])],
-        lambda t: [span_service_pb2.StreamSpansRequest(training_run="trainingRuns/b", project=t.project)],
-        lambda t: [span_service_pb2.StreamSpansRequest(training_run="trainingRuns/b")],
-    ],
-    RESOURCES + "PublishResources": [
-        lambda t: [res.PublishResourcesRequest(resources=[new_version(t, project=t.project)])],
-    ],
-    RESOURCES + "GetResources": [
-        lambda t: [res.GetResourcesRequest(names=[t.resource])],
-        lambda t: [res.GetResourcesRequest(names=[t.resource], project=t.project)],
-    ],
-    RESOURCES + "ListResourceVersions": [
-        lambda t: [res.ListResourceVersionsRequest(parent=t.resource)],
-        lambda t: [res.ListResourceVersionsRequest(project=t.project)],
-    ],
-    RESOURCES + "DiffResources": [
-        lambda t: [res.DiffResourcesRequest(base=f"{t.resource}/versions/1", target=f"{t.resource}/versions/1")],
-        lambda t: [res.DiffResourcesRequest(base=t.resource, target=t.resource, project=t.project)],
-    ],
-    RESOURCES + "SetAlias": [
-        lambda t: [res.SetAliasRequest(name=f"{t.resource}/aliases/best", version=1)],
-        lambda t: [res.SetAliasRequest(name=f"{t.resource}/aliases/best", version=1, project=t.project)],
-    ],
-    RESOURCES + "WatchResources": [lambda t: [res.WatchResourcesRequest(project=t.project)]],
-    RUNNERS + "GetRunner": [lambda t: [runner_registry_service_pb2.GetRunnerRequest(name=f"runners/{t.session}")]],
-    PROJECTS + "CreateProject": [lambda t: [prj.CreateProjectRequest(project=prj.Project(name=t.project))]],
-    PROJECTS + "GetProject": [lambda t: [prj.GetProjectRequest(name=t.project)]],
-    PROJECTS + "UpdateProject": [lambda t: [prj.UpdateProjectRequest(project=prj.Project(name=t.project, etag="1"))]],
-    PROJECTS + "IssueToken": [
-        lambda t: [prj.IssueTokenRequest(project=t.project, token_role=prj.TOKEN_ROLE_CLIENT, subject="x")],
-    ],
-    PROJECTS + "RevokeToken": [lambda t: [prj.RevokeTokenRequest(token_id=t.token_id)]],
-    PROJECTS + "ListTokens": [lambda t: [prj.ListTokensRequest(project=t.project)]],
-    NOTIFY: [
-        lambda t: [
-            peer_service_pb2.NotifyRequest(
-                cancels=[peer_service_pb2.CancelHint(session_id=t.session, attempt=t.attempt)]
-            )
-        ],
-    ],
-    EXPORT: [lambda t: [export_of(t)]],
-}
-
-# What is asked for without a name: the same is told whether project b has things or not.
-LISTINGS: dict[str, Message] = {
-    ROLLOUTS + "ListRollouts": pb.ListRolloutsRequest(),
-    ROLLOUTS + "GetQueueStats": pb.GetQueueStatsRequest(),
-    RESOURCES + "ListResourceVersions": res.ListResourceVersionsRequest(),
-    RESOURCES + "WatchResources": res.WatchResourcesRequest(),
-    RUNNERS + "ListRunners": runner_registry_service_pb2.ListRunnersRequest(),
-    RUNNERS + "WatchRunners": runner_registry_service_pb2.WatchRunnersRequest(),
-    PROJECTS + "GetProject": prj.GetProjectRequest(),
-    PROJECTS + "ListProjects": prj.ListProjectsRequest(),
-    PROJECTS + "ListTokens": prj.ListTokensRequest(),
-    PROJECTS + "ListRevokedTokens": prj.ListRevokedTokensRequest(),
-}
-
-A, S, R, C, V, K = Role.ADMIN, Role.SERVICE, Role.RUNNER, Role.CLIENT, Role.READER, Role.ATTEMPT
-# Who may call what. Whatever is not here, nobody but an administrator may.
-MAY_CALL: dict[str, set[Role]] = {
-    ROLLOUTS + "BatchCreateRollouts": {A, S, C},
-    ROLLOUTS + "StreamCreateRollouts": {A, S, C},
-    ROLLOUTS + "GetRollout": {A, S, R, C, V, K},
-    ROLLOUTS + "ListRollouts": {A, S, C, V},
-    ROLLOUTS + "CancelRollouts": {A, S, C},
-    ROLLOUTS + "RetryRollouts": {A, S, C},
-    ROLLOUTS + "WatchRollouts": {A, S, C, V},
-    ROLLOUTS + "GetQueueStats": {A, S, R, C, V},
-    LEASES + "StreamLeases": {A, S, R},
-    LEASES + "AcquireLeases": {A, S, R},
-    LEASES + "RenewLeases": {A, S, R},
-    LEASES + "CompleteAttempts": {A, S, R},
-    LEASES + "ReleaseLeases": {A, S, R},
-    SPANS + "AppendSpans": {A, S, R, C, K},
-    SPANS + "ListSpans": {A, S, R, C, V, K},
-    SPANS + "StreamSpans": {A, S, R, C, V, K},
-    RESOURCES + "PublishResources": {A, S, C},
-    RESOURCES + "GetResources": {A, S, R, C, V},
-    RESOURCES + "ListResourceVersions": {A, S, R, C, V},
-    RESOURCES + "DiffResources": {A, S, C, V},
-    RESOURCES + "SetAlias": {A, S, C},
-    RESOURCES + "WatchResources": {A, S, R, C, V},
-    RUNNERS + "ListRunners": {A, S, C, V},
-    RUNNERS + "GetRunner": {A, S, C, V},
-    RUNNERS + "WatchRunners": {A, S, C, V},
-    PROJECTS + "CreateProject": {A},
-    PROJECTS + "GetProject": {A, S, R, C, V, K},
-    PROJECTS + "UpdateProject": {A},
-    PROJECTS + "ListProjects": {A, S, C, V},
-    PROJECTS + "IssueToken": {A},
-    PROJECTS + "RevokeToken": {A},
-    PROJECTS + "ListTokens": {A},
-    PROJECTS + "ListRevokedTokens": {A, S},
-    NOTIFY: {A, S},
-    EXPORT: {A, S, R, K},
-}
+pb, res, prj = rollout_service_pb2, resource_service_pb2, project_service_pb2
 
 
 @pytest.fixture
