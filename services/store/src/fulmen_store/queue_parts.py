@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -134,13 +134,9 @@ def wire_queue(tables: Tables, settings: StoreSettings, peers: GrpcPeers) -> Que
         durations=Durations(tables.durations),
         notes=SessionNotes(),
     )
-<<<<<<< services/store/src/fulmen_store/queue_parts.py
-    _watch(metrics, tables, dispatcher, seats)
-=======
     ends, returner, dispatcher = _wire_leases(tables, settings, shared)
     metrics.watch_database(lambda: int(tables.database.is_up))
     metrics.watch_queue(known=lambda: len(dispatcher), credit=seats.open_credit, runners=lambda: len(seats))
->>>>>>> /tmp/lead-perf/mine
     return Queue(
         seats=seats,
         wakeups=wakeups,
@@ -160,9 +156,6 @@ def wire_queue(tables: Tables, settings: StoreSettings, peers: GrpcPeers) -> Que
             attempt_grace_s=settings.attempt_grace_s,
             lease_ttl_s=settings.lease_ttl_s,
         ),
-<<<<<<< services/store/src/fulmen_store/queue_parts.py
-        rollouts=_wire_rollouts(tables, settings, dispatcher, news, finished=finished, metrics=metrics),
-=======
         rollouts=Rollouts(
             table=tables.rollouts,
             versions=ExpiringVersions(tables.resources),
@@ -175,7 +168,6 @@ def wire_queue(tables: Tables, settings: StoreSettings, peers: GrpcPeers) -> Que
             cancel_grace_s=settings.cancel_grace_s,
             observe_batch=metrics.batch,
         ),
->>>>>>> /tmp/lead-perf/mine
         sessions=Sessions(
             sessions=tables.sessions,
             leases=tables.leases,
@@ -190,34 +182,6 @@ def wire_queue(tables: Tables, settings: StoreSettings, peers: GrpcPeers) -> Que
         replicas=replicas,
         news=news,
         listener=NewsListener(look=dispatcher.look, wakeups=wakeups, leases=tables.leases, seats=seats),
-    )
-
-
-def _watch(metrics: StoreMetrics, tables: Tables, dispatcher: Dispatcher, seats: Seats) -> None:
-    metrics.watch_database(lambda: int(tables.database.is_up))
-    metrics.watch_queue(known=lambda: len(dispatcher), credit=seats.open_credit, runners=lambda: len(seats))
-
-
-def _wire_rollouts(
-    tables: Tables,
-    settings: StoreSettings,
-    dispatcher: Dispatcher,
-    news: NewsTeller,
-    *,
-    finished: Callable[[frozenset[int]], None],
-    metrics: StoreMetrics,
-) -> Rollouts:
-    return Rollouts(
-        table=tables.rollouts,
-        versions=ExpiringVersions(tables.resources),
-        dispatcher=dispatcher,
-        finished=finished,
-        tell=news.tell_each,
-        admit=QueueQuotas(tables.queue_stats.queued).admit,
-        new_ids=uuid7s,
-        now=_now,
-        cancel_grace_s=settings.cancel_grace_s,
-        observe_batch=metrics.batch,
     )
 
 
