@@ -18,7 +18,8 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from fulmen.errors import ArgumentInvalid, CursorInvalid, Violation
+from fulmen.errors import CursorInvalid, Violation
+from fulmen_store.domain.malformed import malformed_request
 from fulmen_store.domain.resources import Alias, Version
 from fulmen_store.domain.wakeups import Wakeups
 
@@ -56,7 +57,7 @@ class WatchSelection:
         if len(self.id_prefix) > MAX_PREFIX:
             problems.append(Violation(field="id_prefix", description=f"is longer than {MAX_PREFIX} characters"))
         if problems:
-            raise ArgumentInvalid("The request is malformed.", violations=problems)
+            raise malformed_request(problems)
 
     def digest(self) -> bytes:
         """Returns 8 bytes that tell selections apart."""

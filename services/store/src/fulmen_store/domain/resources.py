@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from fulmen.errors import ArgumentInvalid, ResourceNotFound, Violation
+from fulmen_store.domain.malformed import malformed
 from fulmen_store.domain.wakeups import Wakeups
 
 __all__ = [
@@ -175,8 +176,9 @@ def parse_ref(name: str, *, field: str) -> ResourceRef:
     """
     match = _REF.fullmatch(name)
     if match is None:
-        text = f"{name[:MAX_TEXT]!r} is not of the form resources/{{id}}[/versions/{{n}}|/aliases/{{alias}}]"
-        raise ArgumentInvalid("The request is malformed.", violations=[Violation(field=field, description=text)])
+        raise malformed(
+            field, f"{name[:MAX_TEXT]!r} is not of the form resources/{{id}}[/versions/{{n}}|/aliases/{{alias}}]"
+        )
     version, alias = match[2], match[3]
     if version:
         return ResourceRef(resource=match[1], version=int(version))

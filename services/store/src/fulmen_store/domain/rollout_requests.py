@@ -17,6 +17,7 @@ from uuid import UUID
 
 from fulmen.errors import ArgumentInvalid, Violation
 from fulmen.ids import parse_rollout_name, uuid7_unix_ms
+from fulmen_store.domain.malformed import malformed
 from fulmen_store.domain.transitions import FailureKind, RetryPolicy
 
 __all__ = ["RETRY_OF", "NewRollout", "check_rollouts", "group_key_of", "require_training_run"]
@@ -164,8 +165,7 @@ def require_training_run(name: str) -> None:
         ArgumentInvalid: if it is malformed.
     """
     if not _TRAINING_RUN.fullmatch(name):
-        problem = Violation(field="training_run", description="is not of the form trainingRuns/{training_run}")
-        raise ArgumentInvalid("The request is malformed.", violations=[problem])
+        raise malformed("training_run", "is not of the form trainingRuns/{training_run}")
 
 
 def _problems(rollout: NewRollout, now_ms: int | None) -> Iterator[tuple[str, str]]:

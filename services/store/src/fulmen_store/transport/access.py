@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
-from fulmen.errors import ArgumentInvalid, PermissionDenied, Violation
+from fulmen.errors import PermissionDenied
 from fulmen.ids import ALL_PROJECTS
 from fulmen_service_kit.auth import current_caller
 from fulmen_service_kit.tokens import Role
+from fulmen_store.domain.malformed import malformed
 
 __all__ = [
-    "malformed",
     "is_own_attempt",
     "project_limit",
     "require_all_projects",
@@ -69,8 +69,7 @@ def require_count(items: Sequence[object], *, field: str, most: int) -> None:
         ArgumentInvalid: if there are none, or more than `most`.
     """
     if not 1 <= len(items) <= most:
-        text = f"has {len(items)} entries, allowed are 1 to {most}"
-        raise ArgumentInvalid("The request is malformed.", violations=[Violation(field=field, description=text)])
+        raise malformed(field, f"has {len(items)} entries, allowed are 1 to {most}")
 
 
 def require_range(field: str, value: float, least: float, most: float) -> None:
@@ -81,8 +80,3 @@ def require_range(field: str, value: float, least: float, most: float) -> None:
     """
     if not least <= value <= most:
         raise malformed(field, f"is {value:g}, allowed are {least:g} to {most:g}")
-
-
-def malformed(field: str, description: str) -> ArgumentInvalid:
-    """Makes the error of a request with one problem."""
-    return ArgumentInvalid("The request is malformed.", violations=[Violation(field=field, description=description)])

@@ -19,6 +19,7 @@ from fulmen_service_kit.tokens import TokenSigner
 from fulmen_store.domain.attempt_ends import AttemptEnds
 from fulmen_store.domain.dispatcher import Dispatcher, released
 from fulmen_store.domain.leases import AttemptReport, CompletionStatus, Grant
+from fulmen_store.domain.malformed import malformed
 from fulmen_store.domain.runner_registry import SessionNotes
 from fulmen_store.domain.seats import (
     MAX_CREDIT,
@@ -36,7 +37,7 @@ from fulmen_store.domain.seats import (
 )
 from fulmen_store.domain.sessions import SessionOwner, Sessions
 from fulmen_store.persistence.rollouts import PgRollouts
-from fulmen_store.transport.access import malformed, project_limit, require_count, require_project, require_range
+from fulmen_store.transport.access import project_limit, require_count, require_project, require_range
 from fulmen_store.transport.rollout_codec import report_of, write_assignment
 from fulmen_store.transport.runner_codec import packed_load
 

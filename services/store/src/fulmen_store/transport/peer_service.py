@@ -7,10 +7,10 @@ from uuid import UUID
 
 import grpc.aio
 
-from fulmen.errors import ArgumentInvalid, Violation
 from fulmen.ids import parse_attempt_name
 from fulmen.store.v1 import peer_service_pb2 as pb
 from fulmen.store.v1 import peer_service_pb2_grpc
+from fulmen_store.domain.malformed import malformed
 from fulmen_store.domain.peers import MAX_CANCELS, CancelHint, News, NewsListener
 from fulmen_store.transport.access import require_all_projects
 
@@ -50,14 +50,10 @@ def _cancels(request: pb.NotifyRequest) -> Iterator[CancelHint]:
         try:
             session_id = UUID(hint.session_id)
         except ValueError:
-            raise _malformed(f"cancels[{index}].session_id", "is not a UUID") from None
+            raise malformed(f"cancels[{index}].session_id", "is not a UUID") from None
         yield CancelHint(session_id=session_id, rollout_id=attempt.rollout_id, epoch=attempt.number)
 
 
 def _check_length(field: str, entries: Sequence[object], most: int) -> None:
     if len(entries) > most:
-        raise _malformed(field, f"has {len(entries)} entries, allowed are at most {most}")
-
-
-def _malformed(field: str, text: str) -> ArgumentInvalid:
-    return ArgumentInvalid("The request is malformed.", violations=[Violation(field=field, description=text)])
+        raise malformed(field, f"has {len(entries)} entries, allowed are at most {most}")

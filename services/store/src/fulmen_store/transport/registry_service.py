@@ -8,9 +8,10 @@ from uuid import UUID
 
 import grpc.aio
 
-from fulmen.errors import ArgumentInvalid, Draining, RunnerNotFound, Violation
+from fulmen.errors import Draining, RunnerNotFound
 from fulmen.store.v1 import runner_registry_service_pb2 as pb
 from fulmen.store.v1 import runner_registry_service_pb2_grpc
+from fulmen_store.domain.malformed import malformed
 from fulmen_store.domain.runner_registry import FleetChanges, RunnerBoard, RunnerView
 from fulmen_store.persistence.runners import PgRunners
 from fulmen_store.transport.access import project_limit
@@ -70,8 +71,7 @@ class RunnerRegistryService(runner_registry_service_pb2_grpc.RunnerRegistryServi
     ) -> AsyncIterator[pb.WatchRunnersResponse]:
         """Streams the fleet, then its changes."""
         if len(request.labels) > MAX_LABELS:
-            problem = Violation(field="labels", description=f"has more than {MAX_LABELS} entries")
-            raise ArgumentInvalid("The request is malformed.", violations=[problem])
+            raise malformed("labels", f"has more than {MAX_LABELS} entries")
         wanted: Callable[[RunnerView], bool] = has_labels(dict(request.labels))
         fleet = self._board.follow(project=project_limit(), wanted=wanted, stopping=self._stopping)
         async with aclosing(fleet):

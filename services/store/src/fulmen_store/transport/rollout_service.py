@@ -9,13 +9,14 @@ from uuid import UUID
 
 import grpc.aio
 
-from fulmen.errors import ArgumentInvalid, Draining, RolloutNotFound, Violation
+from fulmen.errors import Draining, RolloutNotFound
 from fulmen.ids import parse_rollout_name, rollout_name
 from fulmen.store.v1 import rollout_pb2, rollout_service_pb2_grpc
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_store.domain.dead_letters import DeadLetters
 from fulmen_store.domain.dispatcher import Dispatcher
 from fulmen_store.domain.feed import Cursor, FeedFollower, Selection
+from fulmen_store.domain.malformed import malformed
 from fulmen_store.domain.queue_stats import StatsCache
 from fulmen_store.domain.rollout_filter import both, states_filter
 from fulmen_store.domain.rollout_filter_parser import parse_filter
@@ -136,8 +137,7 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
             new_ids = await self._dead_letters.retry(ids, request_id=request.request_id)
             return pb.RetryRolloutsResponse(rollouts=await self._present(new_ids))
         if request.names:
-            problem = Violation(field="names", description="is set beside `filter`: one of them selects")
-            raise ArgumentInvalid("The request is malformed.", violations=[problem])
+            raise malformed("names", "is set beside `filter`: one of them selects")
         where = None if request.filter.strip() == ALL else parse_filter(request.filter)
         project_id, run_id = await self._scope(require_project(request.project), request.training_run)
         rerun = await self._dead_letters.retry_dead(project_id, run_id, where=where, request_id=request.request_id)

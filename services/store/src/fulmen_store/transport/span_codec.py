@@ -17,6 +17,7 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 from fulmen.errors import ArgumentInvalid, Violation
 from fulmen.ids import AttemptName, attempt_name, parse_attempt_name
 from fulmen.store.v1 import span_pb2, span_service_pb2
+from fulmen_store.domain.malformed import malformed_request
 from fulmen_store.domain.span_filter import AttributeValue, SpanFacts, SpanFilter
 from fulmen_store.domain.spans import Chunk, chunk_problem
 
@@ -190,7 +191,7 @@ def read_filter(message: span_service_pb2.SpanFilter) -> SpanFilter | None:
         if not 0 <= value.seconds <= MAX_SECONDS:
             violations.append(Violation(field=f"filter.{name}", description="is out of range"))
     if violations:
-        raise ArgumentInvalid("The request is malformed.", violations=violations)
+        raise malformed_request(violations)
     wanted = SpanFilter(
         names=frozenset(message.names),
         name_prefix=message.name_prefix,

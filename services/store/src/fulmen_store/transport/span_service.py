@@ -13,12 +13,13 @@ import grpc.aio
 import structlog
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
-from fulmen.errors import ArgumentInvalid, FulmenError, PermissionDenied, RolloutNotFound, Violation
+from fulmen.errors import FulmenError, PermissionDenied, RolloutNotFound
 from fulmen.ids import attempt_name, parse_attempt_name, parse_rollout_name, rollout_name
 from fulmen.store.v1 import span_pb2, span_service_pb2_grpc
 from fulmen.store.v1 import span_service_pb2 as pb
 from fulmen_service_kit.auth import current_caller
 from fulmen_service_kit.tokens import Role
+from fulmen_store.domain.malformed import malformed
 from fulmen_store.domain.span_filter import SpanFilter
 from fulmen_store.domain.spans import Chunk, NewChunk, Spans
 from fulmen_store.metrics import StoreMetrics
@@ -151,10 +152,7 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
                 yield parents[start : start + PARENTS_PER_READ], project_id
             return
         if request.parents:
-            raise ArgumentInvalid(
-                "The request is malformed.",
-                violations=[Violation(field="parents", description="must be empty with training_run")],
-            )
+            raise malformed("parents", "must be empty with training_run")
         if current_caller().role is Role.ATTEMPT:
             raise PermissionDenied("An attempt key reads its own attempt only.", training_run=request.training_run)
         project = await self._rollouts.project_id(require_project(request.project))

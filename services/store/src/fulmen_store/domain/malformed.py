@@ -1,0 +1,19 @@
+"""The error of a request that cannot be meant: which fields, and what is wrong with each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fulmen.errors import ArgumentInvalid, Violation
+
+__all__ = ["malformed", "malformed_request"]
+
+
+def malformed(field: str, description: str) -> ArgumentInvalid:
+    """Makes the error of a request with one problem."""
+    return malformed_request([Violation(field=field, description=description)])
+
+
+def malformed_request(problems: Sequence[Violation]) -> ArgumentInvalid:
+    """Makes the error of a request with some problems."""
+    return ArgumentInvalid("The request is malformed.", violations=problems)
