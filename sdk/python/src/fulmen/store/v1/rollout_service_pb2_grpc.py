@@ -164,7 +164,8 @@ class RolloutServiceServicer(object):
 
         The server never closes the stream by itself except to drain (`UNAVAILABLE`, `DRAINING`): open it again with the
         last `cursor` that was processed. A group is sent when its last member is final, whole, whatever their states.
-        Messages hold at most 256 groups and about 1 MiB. An empty message with a cursor is a keep-alive every 15 s.
+        Messages hold at most 256 groups and about 1 MiB. An empty message with a cursor is a keep-alive every 15 s; while
+        nothing of the training run was ever created it has no cursor, and who goes on from there begins at the beginning.
 
         Errors: `INVALID_ARGUMENT` (`CURSOR_INVALID`).
         """
