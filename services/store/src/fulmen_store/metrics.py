@@ -27,11 +27,9 @@ class StoreMetrics:
             unit="s",
             description="From the match of work and credit to its delivery, the commit of the claim included.",
         )
-
         self._claims_lost = self._meter.create_counter(
             "fulmen.store.claims.lost", unit="{claim}", description="Claims whose row another replica or a cancel took."
         )
-
         self._spans_rejected = self._meter.create_counter(
             "fulmen.store.spans.rejected", unit="{span}", description="Spans of OTLP exports that were not kept."
         )

@@ -134,11 +134,6 @@ class NewsTeller:
                     continue
             self._arrived.set()
 
-    def projects_changed(self) -> None:
-        """Notes that a project or a token changed."""
-        self._news.projects_changed = True
-        self._arrived.set()
-
     def tell_each(self, notices: Sequence[tuple[UUID, Notice]]) -> None:
         """Passes notices on to the runners that sit here; cancels for other sessions are news for the peers."""
         for session_id, notice in notices:

@@ -13,6 +13,7 @@ __all__ = ["Upkeep", "UpkeepTable"]
 
 DAYS_AHEAD: Final = 3
 INTERVAL_S: Final = 3600.0
+RETRY_S: Final = 1.0
 
 
 class UpkeepTable(Protocol):
@@ -42,7 +43,7 @@ class Upkeep:
             try:
                 await self.work_once()
             except DatabaseUnavailable:
-                await Pace(1.0).next()
+                await Pace(RETRY_S).next()
                 continue
             await pace.next()
 

@@ -55,7 +55,7 @@ _PASSING: Final = (
     TimeoutError,
 )
 
-_ROLES_OF_CONSTRAINTS: Final = {
+_FIELDS_OF_CONSTRAINTS: Final = {
     "rollout_group_not_overfull": ("group_id", "the group has more members than group_size"),
     "size": ("group_size", "differs from that of the group's members"),
 }
@@ -262,7 +262,7 @@ def mapped_errors() -> Iterator[None]:
             raise
         raise version_was_removed() from error
     except (asyncpg.CheckViolationError, asyncpg.NotNullViolationError) as error:
-        known = _ROLES_OF_CONSTRAINTS.get(error.constraint_name or error.column_name or "")
+        known = _FIELDS_OF_CONSTRAINTS.get(error.constraint_name or error.column_name or "")
         if known is None or error.table_name != "rollout_group":
             raise
         field, description = known
