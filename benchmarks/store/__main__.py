@@ -3,7 +3,7 @@
 Method: a real store process over an embedded PostgreSQL (fsync and synchronous_commit on); this process is the load
 generator, all on one machine. Every rollout is created, committed, pushed over a lease stream, completed, committed
 and acknowledged. The peers run in the same run. Ratios and CPU per operation hold on a busy machine, rates do not.
-Run `python -m benchmarks.store [--short] [--only PART ...]`; writes benchmarks/results/store.json.
+Run `python -m benchmarks.store [--short] [--only PART ...]`; writes benchmarks/results/store.json and store.png.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 import uvloop
 
 from benchmarks import outcome
-from benchmarks.store import backlog, peers, rollouts, spans
+from benchmarks.store import backlog, peers, picture, rollouts, spans
 from benchmarks.store.stand import Bench, running_store
 
 PARTS = {"rollouts": rollouts.run, "spans": spans.run, "peers": peers.run, "backlog": backlog.run}
@@ -73,7 +73,9 @@ async def measure(folder: Path, *, short: bool, parts: list[str]) -> Bench:
 def main() -> None:
     """Runs the benchmark and writes its results."""
     parser = argparse.ArgumentParser(description="Measures the store.")
-    parser.add_argument("--short", action="store_true", default=bool(os.environ.get("SHORT")), help="two minutes")
+    parser.add_argument(
+        "--short", action="store_true", default=bool(os.environ.get("SHORT")), help="two minutes instead of sixteen"
+    )
     parser.add_argument("--only", nargs="+", choices=[*PARTS, "replicas"], help="only these parts; nothing is written")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="fulmen-bench-") as folder:
@@ -83,6 +85,7 @@ def main() -> None:
         outcome.show(bench.raw, bench.claims)
     else:
         outcome.write("store", method=__doc__ or "", raw=bench.raw, claims=bench.claims)
+        picture.draw(bench.raw, outcome.FOLDER / "store.png")
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ async def run(bench: Bench) -> None:
         churn(bench, seconds=seconds, period_s=period_s),
         hold_snapshot(bench.dsn, after_s=seconds * 0.4, for_s=seconds * 0.2),
     )
-    bench.raw["backlog"]["periods"] = periods
+    bench.raw["backlog"] |= {"periods": periods, "snapshot_s": [seconds * 0.4, seconds * 0.6]}
     medians = [period["claim_p50_ms"] for period in periods]
     costs = [period["postgres_us_per_rollout"] for period in periods]
     title = f"backlog of {count:,}, {seconds:.0f} s of churn"

@@ -49,7 +49,8 @@ LEASE_LOST = lease_pb2.COMPLETION_STATUS_LEASE_LOST
 # Longer than any test may take: what happens in time was not found by a poll.
 NEVER_POLLS: dict[str, Any] = {"poll_interval_s": 60.0, "lease_ttl_s": 180.0}
 # Most are lost when nearly nothing is left and all want it, so that a longer backlog has a smaller share.
-LOST_CLAIMS_LIMIT = 0.03
+# 0.1 to 1.3 % on a machine with time to spare, some percent on a busy one, and more than this without shares.
+LOST_CLAIMS_LIMIT = 0.15
 
 
 @asynccontextmanager

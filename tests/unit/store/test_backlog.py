@@ -219,3 +219,25 @@ async def test_others_work_behind_a_long_backlog_is_found_and_costs_a_poll_nothi
         found = found or await world.backlog.take_others()
     assert found
     assert world.next() in others
+
+
+async def test_urgent_work_of_another_replica_is_found_although_all_runners_are_busy() -> None:
+    world = World()
+    world.add(LOW_WATER + 100)
+    await world.read_all()
+    world.seat.credit = 0
+    (urgent,) = world.add(rank=-10)
+    assert await world.poll() == 1
+    world.seat.credit = 1
+    assert world.next() == urgent
+
+
+async def test_a_hint_is_followed_at_the_next_poll_although_all_runners_are_busy() -> None:
+    world = World()
+    world.backlog.know_project(Project(project_id=1, name="projects/one", terms=QueueTerms()))
+    world.seat.credit = 0
+    (item,) = world.add()
+    assert await world.poll() == 0
+    world.backlog.hint([1])
+    assert await world.poll() == 1
+    assert item.rollout_id in world.backlog.ready

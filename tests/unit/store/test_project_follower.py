@@ -7,6 +7,7 @@ from dataclasses import replace
 from fulmen_store.domain.leases import Project
 from fulmen_store.domain.projects import ProjectFollower
 from fulmen_store.domain.rules import QueueTerms
+from fulmen_store.domain.wakeups import Wakeups
 
 
 async def test_only_what_changed_is_told() -> None:
@@ -16,7 +17,7 @@ async def test_only_what_changed_is_told() -> None:
     async def read() -> list[Project]:
         return list(table)
 
-    follower = ProjectFollower(read=read, tell=lambda project: told.append(project.project_id))
+    follower = ProjectFollower(read=read, tell=lambda project: told.append(project.project_id), wakeups=Wakeups())
     await follower.follow_once()
     await follower.follow_once()
     assert told == [1, 2]

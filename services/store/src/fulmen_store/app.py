@@ -37,6 +37,7 @@ from fulmen_store.domain.resource_watch import ResourceWatcher
 from fulmen_store.domain.resources import Resources
 from fulmen_store.domain.seats import Drained
 from fulmen_store.domain.tokens import Tokens
+from fulmen_store.domain.wakeups import PROJECTS_CHANGED
 from fulmen_store.persistence.database_watch import DatabaseWatch
 from fulmen_store.queue_parts import Queue, wire_queue
 from fulmen_store.queue_parts import roles as queue_roles
@@ -144,7 +145,7 @@ def _register(server: grpc.aio.Server, tables: Tables, queue: Queue, settings: S
     registry = RunnerRegistryService(table=tables.runners, board=queue.board, stopping=stopping)
     runner_registry_service_pb2_grpc.add_RunnerRegistryServiceServicer_to_server(registry, server)
     project_service = ProjectService(
-        projects=Projects(table=tables.projects),
+        projects=Projects(table=tables.projects, changed=lambda: queue.wakeups.announce([PROJECTS_CHANGED])),
         tokens=Tokens(
             table=tables.tokens,
             sign=token_signer(TokenSigner(settings.signing_key.get_secret_value())),

@@ -213,7 +213,9 @@ def roles(tables: Tables, queue: Queue, lease_ttl_s: float) -> dict[str, Role]:
         "overdue": queue.overdue,
         "resource-collector": ResourceCollector(table=tables.garbage, interval_s=RESOURCE_GC_INTERVAL_S),
         "upkeep": queue.upkeep,
-        "project-follower": ProjectFollower(read=tables.leases.projects, tell=queue.dispatcher.know_project),
+        "project-follower": ProjectFollower(
+            read=tables.leases.projects, tell=queue.dispatcher.know_project, wakeups=queue.wakeups
+        ),
         "revocations": RevocationFollower(revoked=queue.revoked, fetch=tables.tokens.revoked),
         "news-teller": queue.news,
     }

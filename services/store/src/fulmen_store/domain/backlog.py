@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 from uuid import UUID
 
@@ -26,6 +27,8 @@ REFILL_PAGE: Final = 1000
 OLDEST_PER_RANK: Final = 100
 MAX_REFILL_PAGES: Final = 10
 LOW_WATER: Final = 500
+HEAD_PAGE: Final = 200
+MAX_HEADS: Final = 64
 WINDOW_PER_PROJECT: Final = 50_000
 # Beyond the window, only what credit waits for.
 WINDOW_MARGIN: Final = REFILL_PAGE
@@ -100,6 +103,8 @@ class Backlog:
         self._offered: set[tuple[Labels, frozenset[int] | None]] = set()
         self._fresh: set[int] = set()
         self._hinted: set[int] = set()
+        # Projects that were hinted at since the heads were looked at last.
+        self._told: set[int] = set()
         self._read_again_at = 0.0
         self._next_poll = 0.0
 
@@ -177,11 +182,14 @@ class Backlog:
             return
         idle_credit = self._seats.open_credit() > 0
         hinted, self._hinted = self._hinted, set()
+        self._told |= hinted
         for project_id in hinted:
             self._reading_of(project_id).change()
         if due:
             self._next_poll = self._clock() + self._poll_interval_s
             self._note_new_offers()
+            if not idle_credit:
+                await self._look_at_heads()
         # Before the first match the quotas have to be known.
         if due and (idle_credit or not self.projects):
             projects = await self._table.projects()
@@ -228,6 +236,14 @@ class Backlog:
         left |= self._fresh & self._others.projects()
         self._fresh = set()
         return frozenset(left)
+
+    async def _look_at_heads(self) -> None:
+        """Reads what goes first in projects, while all credit is used: something urgent may wait at another replica."""
+        known = (project_id for project_id in self.projects if self.ready.count_of(project_id))
+        for project_id in islice(dict.fromkeys((*self._told, *known)), MAX_HEADS):
+            page = await self._table.waiting(project_id, after=BEFORE_ALL, limit=HEAD_PAGE)
+            self._take_page(project_id, page, after=BEFORE_ALL, is_look=True)
+        self._told.clear()
 
     def _reading_of(self, project_id: int) -> _Reading:
         return self._readings.setdefault(project_id, _Reading())

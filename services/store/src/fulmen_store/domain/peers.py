@@ -19,16 +19,15 @@ import structlog
 from fulmen_store.domain.leases import HeldLease
 from fulmen_store.domain.replicas import LiveReplicas, Replica
 from fulmen_store.domain.seats import CancelAsked, Notice, Seats
-from fulmen_store.domain.wakeups import Wakeups
+from fulmen_store.domain.wakeups import PROJECTS_CHANGED, Wakeups
 
-__all__ = ["PROJECTS_CHANGED", "CancelHint", "News", "NewsListener", "NewsTeller", "PeerClient", "PeerUnreachableError"]
+__all__ = ["CancelHint", "News", "NewsListener", "NewsTeller", "PeerClient", "PeerUnreachableError"]
 
 # Under load this many seconds of news go together: a telling costs both sides about as much CPU as twenty rollouts.
 TELLING_PACE_S: Final = 0.01
 MAX_CANCELS: Final = 1000
 
 # The wake-up key of whoever keeps projects and tokens in memory.
-PROJECTS_CHANGED: Final = ("projects",)
 
 _log = structlog.get_logger()
 
@@ -54,7 +53,7 @@ class News:
         ready: projects in which rollouts wait that the sender had no runner for.
         finished: projects in which rollouts became final.
         resources: projects whose resources changed.
-        projects_changed: whether a project or a token changed.
+        projects_changed: whether a project is new or has changed.
         cancels: attempts that were asked to stop; beyond 1,000 they are left to the runners' renewals.
     """
 

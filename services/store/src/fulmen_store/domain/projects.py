@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from fulmen.errors import ArgumentInvalid, DatabaseUnavailable, EtagMismatch, ProjectExists, ProjectNotFound, Violation
 from fulmen_store.domain.leases import Project
-from fulmen_store.domain.periodic import Pace
+from fulmen_store.domain.wakeups import PROJECTS_CHANGED, Wakeups
 
 __all__ = [
     "ProjectDraft",
@@ -99,9 +99,10 @@ class ProjectTable(Protocol):
 class Projects:
     """Creates and changes projects."""
 
-    def __init__(self, *, table: ProjectTable) -> None:
-        """Takes the table."""
+    def __init__(self, *, table: ProjectTable, changed: Callable[[], None]) -> None:
+        """Takes the table, and the function that is told when a project is new or has changed."""
         self._table = table
+        self._changed = changed
 
     async def create(self, draft: ProjectDraft, *, request_id: str) -> ProjectView:
         """Creates a project.
@@ -119,6 +120,7 @@ class Projects:
         view = await self._table.add(draft, request_id=request_id)
         if view is None:
             raise ProjectExists("The project exists: change it with UpdateProject.", project=draft.name)
+        self._changed()
         return view
 
     async def get(self, name: str) -> ProjectView:
@@ -148,25 +150,33 @@ class Projects:
         changed = await self._table.replace(draft, revision=known.revision) if etag == known.etag else None
         if changed is None:
             raise EtagMismatch("The project has changed since it was read.", project=draft.name)
+        self._changed()
         return changed
 
 
 class ProjectFollower:
     """Background role: tells this replica of every project, new and changed ones within a second."""
 
-    def __init__(self, *, read: Callable[[], Awaitable[Sequence[Project]]], tell: Callable[[Project], None]) -> None:
+    def __init__(
+        self,
+        *,
+        read: Callable[[], Awaitable[Sequence[Project]]],
+        tell: Callable[[Project], None],
+        wakeups: Wakeups,
+    ) -> None:
         """Wires the role; `read` returns all projects, `tell` takes those that are new or have changed."""
         self._read = read
         self._tell = tell
+        self._wakeups = wakeups
         self._known: dict[int, Project] = {}
 
     async def run(self) -> None:
         """Follows until it is cancelled."""
-        pace = Pace(FOLLOW_INTERVAL_S)
         while True:
+            seen = self._wakeups.count(PROJECTS_CHANGED)
             with contextlib.suppress(DatabaseUnavailable):
                 await self.follow_once()
-            await pace.next()
+            await self._wakeups.wait(PROJECTS_CHANGED, since=seen, limit_s=FOLLOW_INTERVAL_S)
 
     async def follow_once(self) -> None:
         """Reads all projects once."""

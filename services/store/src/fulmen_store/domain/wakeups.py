@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable, Iterable
+from typing import Final
 
-__all__ = ["Wakeups"]
+__all__ = ["PROJECTS_CHANGED", "Wakeups"]
+
+PROJECTS_CHANGED: Final = ("projects",)
 
 
 class Wakeups:
