@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import asyncpg
 import pytest
 
 from fulmen.errors import (
@@ -47,6 +48,54 @@ async def test_concurrent_repeats_of_a_request_create_once(stubs: Stubs) -> None
     assert len({tuple(result) for result in results}) == 1
     stats = await stubs.rollouts.GetQueueStats(pb.GetQueueStatsRequest())
     assert stats.queued_count == 3
+
+
+async def test_requests_on_a_stream_are_answered_in_their_order(stubs: Stubs) -> None:
+    stream = stubs.rollouts.StreamCreateRollouts()
+    for number in range(50):
+        rollouts = [rollout_pb2.Rollout(input=str(number).encode()) for _ in range(1 + number % 3)]
+        await stream.write(pb.StreamCreateRolloutsRequest(rollouts=rollouts))
+    await stream.done_writing()
+    for number in range(50):
+        created = (await stream.read()).rollouts
+        assert len(created) == 1 + number % 3
+        assert (await get(stubs, created[0].name)).input == str(number).encode()
+
+
+async def test_a_request_that_fails_ends_its_stream_after_the_answers_before_it(stubs: Stubs) -> None:
+    stream = stubs.rollouts.StreamCreateRollouts()
+    good = pb.StreamCreateRolloutsRequest(rollouts=[rollout_pb2.Rollout()], request_id="first")
+    await stream.write(good)
+    await stream.write(pb.StreamCreateRolloutsRequest(rollouts=[rollout_pb2.Rollout(priority=1000)]))
+    (created,) = (await stream.read()).rollouts
+    with pytest.raises(ArgumentInvalid) as caught:
+        await stream.read()
+    assert [violation.field for violation in caught.value.violations] == ["rollouts[0].priority"]
+    again = stubs.rollouts.StreamCreateRollouts()
+    await again.write(good)
+    assert [rollout.name for rollout in (await again.read()).rollouts] == [created.name]
+
+
+async def test_a_rollout_is_created_with_its_lease_if_a_runner_waits(stubs: Stubs, database_url: str) -> None:
+    runner = await Runner(stubs).open()
+    await runner.demand(1)
+    # The first is found by the dispatcher or in the commit that creates it: after it, the runner is known to wait.
+    (first,) = await create(stubs)
+    (assignment,) = (await runner.expect("assign")).assignments
+    await runner.complete([assignment])
+    await runner.demand(1)
+    matched = None
+    while matched is None:
+        (name,) = await create(stubs)
+        (assignment,) = (await runner.expect("assign")).assignments
+        assert (assignment.rollout.name, assignment.epoch) == (name, 1)
+        await runner.complete([assignment])
+        await runner.demand(1)
+        connection = await asyncpg.connect(database_url)
+        matched = await connection.fetchval("select matched from rollout where id = $1", name.partition("/")[2])
+        await connection.close()
+    assert str(matched) == runner.session_id
+    assert first != name
 
 
 async def test_a_supplied_name_makes_creation_idempotent_and_guards_the_content(stubs: Stubs) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 from fulmen.errors import DatabaseUnavailable
 from fulmen.ids import uuid7
@@ -13,7 +14,7 @@ from fulmen_store.domain.dispatcher import Dispatcher
 from fulmen_store.domain.fair_queue import ReadyItem
 from fulmen_store.domain.leases import AttemptReport, Grant
 from fulmen_store.domain.seats import Assigned, Seat, Seats
-from fulmen_store.domain.transitions import RetryPolicy
+from fulmen_store.domain.transitions import FailureKind, RetryPolicy
 from tests.support.memory_lease_table import MemoryLeaseTable
 
 POLICY = RetryPolicy(max_attempts=2, retry_mask=0, backoff_ms=0)
@@ -144,4 +145,67 @@ async def test_what_has_waited_long_behind_more_urgent_work_than_fits_in_memory_
         role = asyncio.create_task(world.dispatcher.run())
         (grant,) = await taken(seat)
     assert grant.rollout_id == meek.rollout_id
+    role.cancel()
+
+
+async def test_new_work_finds_a_runner_that_waits_and_uses_its_credit() -> None:
+    world = World()
+    async with asyncio.timeout(10), idle(world):
+        seat = world.seat(1)
+        first, second = (ReadyItem(rollout_id=uuid7(), project_id=1) for _ in range(2))
+        assert world.dispatcher.match_new([first, second]) == {first.rollout_id: seat}
+        assert seat.credit == 0
+
+
+async def test_new_work_does_not_pass_work_that_waits() -> None:
+    world = World()
+    async with asyncio.timeout(10), idle(world):
+        world.add(1)
+        world.seat(5)
+        assert not world.dispatcher.match_new([ReadyItem(rollout_id=uuid7(), project_id=1)])
+
+
+async def test_matches_of_which_nothing_was_created_give_their_credit_back() -> None:
+    world = World()
+    async with asyncio.timeout(10), idle(world):
+        seat = world.seat(2)
+        items = [ReadyItem(rollout_id=uuid7(), project_id=1) for _ in range(2)]
+        matches = world.dispatcher.match_new(items)
+        world.dispatcher.unmatch(matches)
+        assert seat.credit == 2
+        matches = world.dispatcher.match_new(items)
+        grant = Grant(rollout_id=items[0].rollout_id, session_id=seat.session_id, epoch=1, project_id=1, request=b"")
+        world.dispatcher.deliver_new(matches, [grant])
+        assert seat.credit == 1
+        assert await taken(seat) == [grant]
+
+
+async def test_a_creation_whose_outcome_is_unknown_leaves_no_lease_behind() -> None:
+    world = World()
+    async with asyncio.timeout(10), idle(world):
+        seat = world.seat(1)
+        item = ReadyItem(rollout_id=uuid7(), project_id=1)
+        matches = world.dispatcher.match_new([item])
+        # It was created with its lease, but the answer was lost.
+        world.table.add(item, POLICY)
+        (grant,) = await world.table.claim([(item.rollout_id, seat.session_id)])
+        world.dispatcher.doubt(matches)
+        while not world.returned:  # noqa: ASYNC110  # bounded by the timeout
+            await asyncio.sleep(0)
+        assert [(one.rollout_id, one.epoch, one.kind) for one in world.returned] == [
+            (grant.rollout_id, grant.epoch, FailureKind.RELEASED)
+        ]
+
+
+@asynccontextmanager
+async def idle(world: World) -> AsyncIterator[None]:
+    """Runs the dispatcher, from the moment on when it has nothing to do."""
+    role = asyncio.create_task(world.dispatcher.run())
+    probe = world.seat(1)
+    item = ReadyItem(rollout_id=uuid7(), project_id=1)
+    while not (matches := world.dispatcher.match_new([item])):  # noqa: ASYNC110  # bounded by the caller
+        await asyncio.sleep(0)
+    world.dispatcher.unmatch(matches)
+    world.seats.leave(probe)
+    yield
     role.cancel()

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from uuid import UUID
 
 import grpc.aio
 import structlog
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
-from fulmen.errors import FulmenError, PermissionDenied, RolloutNotFound
+from fulmen.errors import PermissionDenied, RolloutNotFound
 from fulmen.ids import attempt_name, parse_attempt_name, parse_rollout_name, rollout_name
 from fulmen.store.v1 import span_pb2, span_service_pb2_grpc
 from fulmen.store.v1 import span_service_pb2 as pb
@@ -26,6 +27,7 @@ from fulmen_store.metrics import StoreMetrics
 from fulmen_store.persistence.rollouts import PgRollouts
 from fulmen_store.persistence.spans import ChunkHead, PgSpans
 from fulmen_store.transport.access import is_own_attempt, project_limit, require_count, require_project
+from fulmen_store.transport.in_order import answered_in_order
 from fulmen_store.transport.otlp_ingest import OtlpIngest
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
 from fulmen_store.transport.span_codec import (
@@ -73,28 +75,9 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
         self, request_iterator: AsyncIterator[pb.AppendSpansRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.AppendSpansResponse]:
         """Stores chunks; answers each message after its commit, in order."""
-        answers: asyncio.Queue[asyncio.Task[pb.AppendSpansResponse] | None] = asyncio.Queue(COMMITS_IN_FLIGHT)
-        project_id = await self._project_limit()
-
-        async def read() -> None:
-            try:
-                async for request in request_iterator:
-                    await answers.put(asyncio.create_task(self._append(request, project_id), name="append-spans"))
-            except FulmenError as error:
-                # What was sent before is answered first.
-                await answers.put(asyncio.create_task(_failed(error), name="refuse-spans"))
-            else:
-                await answers.put(None)
-
-        reader = asyncio.create_task(read(), name="read-spans")
-        try:
-            while (answer := await answers.get()) is not None:
-                yield await answer
-        finally:
-            reader.cancel()
-            while not answers.empty():
-                if (unanswered := answers.get_nowait()) is not None:
-                    unanswered.cancel()
+        append = partial(self._append, project_id=await self._project_limit())
+        async for answer in answered_in_order(request_iterator, append, in_flight=COMMITS_IN_FLIGHT):
+            yield answer
 
     async def ListSpans(self, request: pb.ListSpansRequest, context: grpc.aio.ServicerContext) -> pb.ListSpansResponse:
         """Lists the spans of rollouts and attempts, one parent after the other."""
@@ -206,7 +189,7 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
                 raise RolloutNotFound("There is no such rollout.", rollout=rollout_name(rollout_id))
         return project_id
 
-    async def _append(self, request: pb.AppendSpansRequest, project_id: int | None) -> pb.AppendSpansResponse:
+    async def _append(self, request: pb.AppendSpansRequest, *, project_id: int | None) -> pb.AppendSpansResponse:
         require_count(request.chunks, field="chunks", most=MAX_CHUNKS)
         response = pb.AppendSpansResponse()
         good: list[Chunk] = []
@@ -242,10 +225,6 @@ def add_trace_service(ingest: OtlpIngest, server: grpc.aio.Server) -> None:
         export, response_serializer=trace_service_pb2.ExportTraceServiceResponse.SerializeToString
     )
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(TRACE_SERVICE, {"Export": handler}),))
-
-
-async def _failed(error: FulmenError) -> pb.AppendSpansResponse:
-    raise error
 
 
 def _write_problem(chunk: Chunk) -> str:
