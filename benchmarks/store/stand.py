@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import asyncpg
+
 from benchmarks import outcome
 from fulmen.local.postgres import EmbeddedPostgres
 from fulmen.rpc.channel import FulmenChannel, open_channel
@@ -73,9 +75,18 @@ def postgres_pids(folder: Path) -> list[int]:
     return [postmaster, *map(int, children)]
 
 
+async def wal_bytes(dsn: str) -> int:
+    """Returns how much WAL PostgreSQL has written since it was made."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        return int(await connection.fetchval("select pg_current_wal_insert_lsn() - '0/0'::pg_lsn"))
+    finally:
+        await connection.close()
+
+
 async def measured(bench: Bench, name: str, work: Callable[[], Awaitable[int]]) -> tuple[int, float]:
-    """Runs work and records the CPU of store, PostgreSQL and this process, per operation."""
-    pids = postgres_pids(bench.postgres_folder)
+    """Runs work and records the CPU of store, PostgreSQL and this process, and the WAL, per operation."""
+    pids, wal = postgres_pids(bench.postgres_folder), await wal_bytes(bench.dsn)
     before = (cpu_seconds(bench.store_pids), cpu_seconds(pids), time.process_time())
     started = time.perf_counter()
     operations = await work()
@@ -83,7 +94,12 @@ async def measured(bench: Bench, name: str, work: Callable[[], Awaitable[int]]) 
     after = (cpu_seconds(bench.store_pids), cpu_seconds(pids), time.process_time())
     parts = zip(("store", "postgres", "generator"), before, after, strict=True)
     cpu = {f"{part}_us": round((end - start) / operations * 1e6, 1) for part, start, end in parts}
-    bench.raw[name] = {"operations": operations, "seconds": round(seconds, 3), "cpu_per_operation": cpu}
+    bench.raw[name] = {
+        "operations": operations,
+        "seconds": round(seconds, 3),
+        "cpu_per_operation": cpu,
+        "wal_bytes_per_operation": round((await wal_bytes(bench.dsn) - wal) / operations),
+    }
     return operations, seconds
 
 
