@@ -37,8 +37,9 @@ async def blob_store(database_url: str, tmp_path: Path) -> AsyncIterator[StoreHa
 
 
 async def work(store: StoreHandle) -> None:
-    """Does what the role does once an hour."""
-    await store.parts.roles["retention"].work_once()
+    """Does what the role does once an hour; three times, as its own first run may be at it at the same moment."""
+    for _ in range(3):
+        await store.parts.roles["retention"].work_once()
 
 
 async def aged(connection: Any, stubs: Stubs, *, days: int, count: int = 1, project: str = "") -> list[str]:
@@ -93,7 +94,7 @@ def blobs_in(folder: Path) -> list[Path]:
 
 
 async def until_dropped(connection: Any, store: StoreHandle, days: int) -> None:
-    """Works until a day's tables are gone: PostgreSQL's own vacuum may hold one of them for a moment."""
+    """Works until a day's tables are gone: the store's own role may be at it at the same moment."""
     while await partitions(connection, days):
         await work(store)
 
@@ -107,9 +108,7 @@ async def test_a_day_that_nobody_keeps_is_dropped_with_its_payloads(
     young = await ended(connection, stubs, await aged(connection, stubs, days=3), days=3)
     assert len(blobs_in(tmp_path / "blobs")) == 3
 
-    await work(blob_store)
-
-    assert await partitions(connection, 10) == []
+    await until_dropped(connection, blob_store, 10)
     assert await partitions(connection, 3) == sorted(TABLES)
     assert await stored(stubs, *old) == []
     assert len(await stored(stubs, *young)) == 1
@@ -147,9 +146,8 @@ async def test_a_rollout_is_kept_for_the_retention_after_its_end_however_old_it_
     assert len(await stored(stubs, *names)) == 1
 
     await connection.execute("update rollout_end set ended_at = now() - interval '8 days'")
-    await work(store)
+    await until_dropped(connection, store, 30)
     assert await stored(stubs, *names) == []
-    assert await partitions(connection, 30) == []
 
 
 async def test_projects_with_a_shorter_retention_lose_their_rows_and_no_others(
