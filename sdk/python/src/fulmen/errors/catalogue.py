@@ -141,6 +141,18 @@ class QuotaExceeded(FulmenError):
     code, reason = Code.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED"
 
 
+class ModelLimitExceeded(FulmenError):
+    """A limit of model calls is used up; `retry_after_s` says when to try again."""
+
+    code, reason = Code.RESOURCE_EXHAUSTED, "MODEL_LIMIT_EXCEEDED"
+
+
+class TokenBudgetSpent(FulmenError):
+    """The attempt has used its token budget; trying again is of no use."""
+
+    code, reason = Code.PERMISSION_DENIED, "TOKEN_BUDGET_SPENT"
+
+
 class Unavailable(FulmenError):
     """The server cannot be reached or cannot answer now; the same call may succeed later."""
 

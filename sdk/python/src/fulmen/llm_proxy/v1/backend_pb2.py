@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!fulmen/llm_proxy/v1/backend.proto\x12\x13\x66ulmen.llm_proxy.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xae\x01\n\x07\x42\x61\x63kend\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x62\x61se_url\x18\x02 \x01(\t\x12-\n\x07\x64ialect\x18\x03 \x01(\x0e\x32\x1c.fulmen.llm_proxy.v1.Dialect\x12\x10\n\x08key_name\x18\x04 \x01(\t\x12\x19\n\x11returns_token_ids\x18\x05 \x01(\x08\x12\x15\n\rmax_in_flight\x18\x06 \x01(\x05\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\"\xac\x01\n\rBackendHealth\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07healthy\x18\x02 \x01(\x08\x12\x17\n\x0fin_flight_count\x18\x03 \x01(\x05\x12\x15\n\rrequest_count\x18\x04 \x01(\x03\x12\x15\n\rfailure_count\x18\x05 \x01(\x03\x12\x35\n\x11last_failure_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp*M\n\x07\x44ialect\x12\x17\n\x13\x44IALECT_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x44IALECT_OPENAI\x10\x01\x12\x15\n\x11\x44IALECT_ANTHROPIC\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!fulmen/llm_proxy/v1/backend.proto\x12\x13\x66ulmen.llm_proxy.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe6\x01\n\x07\x42\x61\x63kend\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x62\x61se_url\x18\x02 \x01(\t\x12-\n\x07\x64ialect\x18\x03 \x01(\x0e\x32\x1c.fulmen.llm_proxy.v1.Dialect\x12\x10\n\x08key_name\x18\x04 \x01(\t\x12\x19\n\x11returns_token_ids\x18\x05 \x01(\x08\x12\x15\n\rmax_in_flight\x18\x06 \x01(\x05\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\x12\x1b\n\x13requests_per_minute\x18\x08 \x01(\x03\x12\x19\n\x11tokens_per_minute\x18\t \x01(\x03\"\xac\x01\n\rBackendHealth\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07healthy\x18\x02 \x01(\x08\x12\x17\n\x0fin_flight_count\x18\x03 \x01(\x05\x12\x15\n\rrequest_count\x18\x04 \x01(\x03\x12\x15\n\rfailure_count\x18\x05 \x01(\x03\x12\x35\n\x11last_failure_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp*M\n\x07\x44ialect\x12\x17\n\x13\x44IALECT_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x44IALECT_OPENAI\x10\x01\x12\x15\n\x11\x44IALECT_ANTHROPIC\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fulmen.llm_proxy.v1.backend_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DIALECT']._serialized_start=443
-  _globals['_DIALECT']._serialized_end=520
+  _globals['_DIALECT']._serialized_start=499
+  _globals['_DIALECT']._serialized_end=576
   _globals['_BACKEND']._serialized_start=92
-  _globals['_BACKEND']._serialized_end=266
-  _globals['_BACKENDHEALTH']._serialized_start=269
-  _globals['_BACKENDHEALTH']._serialized_end=441
+  _globals['_BACKEND']._serialized_end=322
+  _globals['_BACKENDHEALTH']._serialized_start=325
+  _globals['_BACKENDHEALTH']._serialized_end=497
 # @@protoc_insertion_point(module_scope)

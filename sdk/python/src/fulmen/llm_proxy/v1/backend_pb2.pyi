@@ -16,7 +16,7 @@ DIALECT_OPENAI: Dialect
 DIALECT_ANTHROPIC: Dialect
 
 class Backend(_message.Message):
-    __slots__ = ("name", "base_url", "dialect", "key_name", "returns_token_ids", "max_in_flight", "draining")
+    __slots__ = ("name", "base_url", "dialect", "key_name", "returns_token_ids", "max_in_flight", "draining", "requests_per_minute", "tokens_per_minute")
     NAME_FIELD_NUMBER: _ClassVar[int]
     BASE_URL_FIELD_NUMBER: _ClassVar[int]
     DIALECT_FIELD_NUMBER: _ClassVar[int]
@@ -24,6 +24,8 @@ class Backend(_message.Message):
     RETURNS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     MAX_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
     name: str
     base_url: str
     dialect: Dialect
@@ -31,7 +33,9 @@ class Backend(_message.Message):
     returns_token_ids: bool
     max_in_flight: int
     draining: bool
-    def __init__(self, name: _Optional[str] = ..., base_url: _Optional[str] = ..., dialect: _Optional[_Union[Dialect, str]] = ..., key_name: _Optional[str] = ..., returns_token_ids: bool = ..., max_in_flight: _Optional[int] = ..., draining: bool = ...) -> None: ...
+    requests_per_minute: int
+    tokens_per_minute: int
+    def __init__(self, name: _Optional[str] = ..., base_url: _Optional[str] = ..., dialect: _Optional[_Union[Dialect, str]] = ..., key_name: _Optional[str] = ..., returns_token_ids: bool = ..., max_in_flight: _Optional[int] = ..., draining: bool = ..., requests_per_minute: _Optional[int] = ..., tokens_per_minute: _Optional[int] = ...) -> None: ...
 
 class BackendHealth(_message.Message):
     __slots__ = ("name", "healthy", "in_flight_count", "request_count", "failure_count", "last_failure_time")

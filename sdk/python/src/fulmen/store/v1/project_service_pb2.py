@@ -22,56 +22,57 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from fulmen.store.v1 import model_limits_pb2 as fulmen_dot_store_dot_v1_dot_model__limits__pb2
 from fulmen.store.v1 import rollout_service_pb2 as fulmen_dot_store_dot_v1_dot_rollout__service__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%fulmen/store/v1/project_service.proto\x12\x0f\x66ulmen.store.v1\x1a%fulmen/store/v1/rollout_service.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe9\x01\n\x07Project\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06weight\x18\x02 \x01(\x05\x12\x13\n\x0bmax_running\x18\x03 \x01(\x05\x12,\n\tretention\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0c\n\x04\x65tag\x18\x05 \x01(\t\x12\x12\n\nmax_queued\x18\x06 \x01(\x05\x12*\n\x05rules\x18\x07 \x01(\x0b\x32\x1b.fulmen.store.v1.QueueRules\x12/\n\x0b\x63reate_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xfc\x01\n\tTokenInfo\x12\x10\n\x08token_id\x18\x01 \x01(\t\x12\x0f\n\x07project\x18\x02 \x01(\t\x12(\n\x04role\x18\x03 \x01(\x0e\x32\x1a.fulmen.store.v1.TokenRole\x12\x0f\n\x07subject\x18\x04 \x01(\t\x12/\n\x0b\x63reate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0brevoke_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"U\n\x14\x43reateProjectRequest\x12)\n\x07project\x18\x01 \x01(\x0b\x32\x18.fulmen.store.v1.Project\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"B\n\x15\x43reateProjectResponse\x12)\n\x07project\x18\x01 \x01(\x0b\x32\x18.fulmen.store.v1.Project\"!\n\x11GetProjectRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"?\n\x12GetProjectResponse\x12)\n\x07project\x18\x01 \x01(\x0b\x32\x18.fulmen.store.v1.Project\"A\n\x14UpdateProjectRequest\x12)\n\x07project\x18\x01 \x01(\x0b\x32\x18.fulmen.store.v1.Project\"B\n\x15UpdateProjectResponse\x12)\n\x07project\x18\x01 \x01(\x0b\x32\x18.fulmen.store.v1.Project\"<\n\x13ListProjectsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"[\n\x14ListProjectsResponse\x12*\n\x08projects\x18\x01 \x03(\x0b\x32\x18.fulmen.store.v1.Project\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x99\x01\n\x11IssueTokenRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12.\n\ntoken_role\x18\x05 \x01(\x0e\x32\x1a.fulmen.store.v1.TokenRole\x12&\n\x03ttl\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07subject\x18\x04 \x01(\tJ\x04\x08\x02\x10\x03R\x04role\"_\n\x12IssueTokenResponse\x12\r\n\x05token\x18\x01 \x01(\t\x12\x10\n\x08token_id\x18\x02 \x01(\t\x12(\n\x04info\x18\x03 \x01(\x0b\x32\x1a.fulmen.store.v1.TokenInfo\"&\n\x12RevokeTokenRequest\x12\x10\n\x08token_id\x18\x01 \x01(\t\"\x15\n\x13RevokeTokenResponse\"K\n\x11ListTokensRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"Y\n\x12ListTokensResponse\x12*\n\x06tokens\x18\x01 \x03(\x0b\x32\x1a.fulmen.store.v1.TokenInfo\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x1a\n\x18ListRevokedTokensRequest\".\n\x19ListRevokedTokensResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\t*\x9a\x01\n\tTokenRole\x12\x1a\n\x16TOKEN_ROLE_UNSPECIFIED\x10\x00\x12\x14\n\x10TOKEN_ROLE_ADMIN\x10\x01\x12\x16\n\x12TOKEN_ROLE_SERVICE\x10\x02\x12\x15\n\x11TOKEN_ROLE_RUNNER\x10\x03\x12\x15\n\x11TOKEN_ROLE_CLIENT\x10\x04\x12\x15\n\x11TOKEN_ROLE_READER\x10\x05\x32\xf8\x05\n\x0eProjectService\x12^\n\rCreateProject\x12%.fulmen.store.v1.CreateProjectRequest\x1a&.fulmen.store.v1.CreateProjectResponse\x12U\n\nGetProject\x12\".fulmen.store.v1.GetProjectRequest\x1a#.fulmen.store.v1.GetProjectResponse\x12^\n\rUpdateProject\x12%.fulmen.store.v1.UpdateProjectRequest\x1a&.fulmen.store.v1.UpdateProjectResponse\x12[\n\x0cListProjects\x12$.fulmen.store.v1.ListProjectsRequest\x1a%.fulmen.store.v1.ListProjectsResponse\x12U\n\nIssueToken\x12\".fulmen.store.v1.IssueTokenRequest\x1a#.fulmen.store.v1.IssueTokenResponse\x12X\n\x0bRevokeToken\x12#.fulmen.store.v1.RevokeTokenRequest\x1a$.fulmen.store.v1.RevokeTokenResponse\x12U\n\nListTokens\x12\".fulmen.store.v1.ListTokensRequest\x1a#.fulmen.store.v1.ListTokensResponse\x12j\n\x11ListRevokedTokens\x12).fulmen.store.v1.ListRevokedTokensRequest\x1a*.fulmen.store.v1.ListRevokedTokensResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%fulmen/store/v1/project_service.proto\x12\x0f\x66ulmen.store.v1\x1a\"fulmen/store/v1/model_limits.proto\x1a%fulmen/store/v1/rollout_service.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x9d\x02\n\x07Project\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06weight\x18\x02 \x01(\x05\x12\x13\n\x0bmax_running\x18\x03 \x01(\x05\x12,\n\tretention\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0c\n\x04\x65tag\x18\x05 \x01(\t\x12\x12\n\nmax_queued\x18\x06 \x01(\x05\x12*\n\x05rules\x18\x07 \x01(\x0b\x32\x1b.fulmen.store.v1.QueueRules\x12/\n\x0b\x63reate_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\x0cmodel_limits\x18\t \x01(\x0b\x32\x1c.fulmen.store.v1.ModelLimits\"\xfc\x01\n\tTokenInfo\x12\x10\n\x08token_id\x18\x01 \x01(\t\x12\x0f\n\x07project\x18\x02 \x01(\t\x12(\n\x04role\x18\x03 \x01(\x0e\x32\x1a.fulmen.store.v1.TokenRole\x12\x0f\n\x07subject\x18\x04 \x01(\t\x12/\n\x0b\x63reate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0brevoke_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"U\n\x14\x43reateProjectRequest\x12)\n\x07project\x18\x01 \x01(\x0b\x32\x18.fulmen.store.v1.Project\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"B\n\x15\x43reateProjectResponse\x12)\n\x07project\x18\x01 \x01(\x0b\x32\x18.fulmen.store.v1.Project\"!\n\x11GetProjectRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"?\n\x12GetProjectResponse\x12)\n\x07project\x18\x01 \x01(\x0b\x32\x18.fulmen.store.v1.Project\"A\n\x14UpdateProjectRequest\x12)\n\x07project\x18\x01 \x01(\x0b\x32\x18.fulmen.store.v1.Project\"B\n\x15UpdateProjectResponse\x12)\n\x07project\x18\x01 \x01(\x0b\x32\x18.fulmen.store.v1.Project\"<\n\x13ListProjectsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"[\n\x14ListProjectsResponse\x12*\n\x08projects\x18\x01 \x03(\x0b\x32\x18.fulmen.store.v1.Project\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x99\x01\n\x11IssueTokenRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12.\n\ntoken_role\x18\x05 \x01(\x0e\x32\x1a.fulmen.store.v1.TokenRole\x12&\n\x03ttl\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07subject\x18\x04 \x01(\tJ\x04\x08\x02\x10\x03R\x04role\"_\n\x12IssueTokenResponse\x12\r\n\x05token\x18\x01 \x01(\t\x12\x10\n\x08token_id\x18\x02 \x01(\t\x12(\n\x04info\x18\x03 \x01(\x0b\x32\x1a.fulmen.store.v1.TokenInfo\"&\n\x12RevokeTokenRequest\x12\x10\n\x08token_id\x18\x01 \x01(\t\"\x15\n\x13RevokeTokenResponse\"K\n\x11ListTokensRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"Y\n\x12ListTokensResponse\x12*\n\x06tokens\x18\x01 \x03(\x0b\x32\x1a.fulmen.store.v1.TokenInfo\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x1a\n\x18ListRevokedTokensRequest\".\n\x19ListRevokedTokensResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\t*\x9a\x01\n\tTokenRole\x12\x1a\n\x16TOKEN_ROLE_UNSPECIFIED\x10\x00\x12\x14\n\x10TOKEN_ROLE_ADMIN\x10\x01\x12\x16\n\x12TOKEN_ROLE_SERVICE\x10\x02\x12\x15\n\x11TOKEN_ROLE_RUNNER\x10\x03\x12\x15\n\x11TOKEN_ROLE_CLIENT\x10\x04\x12\x15\n\x11TOKEN_ROLE_READER\x10\x05\x32\xf8\x05\n\x0eProjectService\x12^\n\rCreateProject\x12%.fulmen.store.v1.CreateProjectRequest\x1a&.fulmen.store.v1.CreateProjectResponse\x12U\n\nGetProject\x12\".fulmen.store.v1.GetProjectRequest\x1a#.fulmen.store.v1.GetProjectResponse\x12^\n\rUpdateProject\x12%.fulmen.store.v1.UpdateProjectRequest\x1a&.fulmen.store.v1.UpdateProjectResponse\x12[\n\x0cListProjects\x12$.fulmen.store.v1.ListProjectsRequest\x1a%.fulmen.store.v1.ListProjectsResponse\x12U\n\nIssueToken\x12\".fulmen.store.v1.IssueTokenRequest\x1a#.fulmen.store.v1.IssueTokenResponse\x12X\n\x0bRevokeToken\x12#.fulmen.store.v1.RevokeTokenRequest\x1a$.fulmen.store.v1.RevokeTokenResponse\x12U\n\nListTokens\x12\".fulmen.store.v1.ListTokensRequest\x1a#.fulmen.store.v1.ListTokensResponse\x12j\n\x11ListRevokedTokens\x12).fulmen.store.v1.ListRevokedTokensRequest\x1a*.fulmen.store.v1.ListRevokedTokensResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fulmen.store.v1.project_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TOKENROLE']._serialized_start=1759
-  _globals['_TOKENROLE']._serialized_end=1913
-  _globals['_PROJECT']._serialized_start=163
-  _globals['_PROJECT']._serialized_end=396
-  _globals['_TOKENINFO']._serialized_start=399
-  _globals['_TOKENINFO']._serialized_end=651
-  _globals['_CREATEPROJECTREQUEST']._serialized_start=653
-  _globals['_CREATEPROJECTREQUEST']._serialized_end=738
-  _globals['_CREATEPROJECTRESPONSE']._serialized_start=740
-  _globals['_CREATEPROJECTRESPONSE']._serialized_end=806
-  _globals['_GETPROJECTREQUEST']._serialized_start=808
-  _globals['_GETPROJECTREQUEST']._serialized_end=841
-  _globals['_GETPROJECTRESPONSE']._serialized_start=843
-  _globals['_GETPROJECTRESPONSE']._serialized_end=906
-  _globals['_UPDATEPROJECTREQUEST']._serialized_start=908
-  _globals['_UPDATEPROJECTREQUEST']._serialized_end=973
-  _globals['_UPDATEPROJECTRESPONSE']._serialized_start=975
-  _globals['_UPDATEPROJECTRESPONSE']._serialized_end=1041
-  _globals['_LISTPROJECTSREQUEST']._serialized_start=1043
-  _globals['_LISTPROJECTSREQUEST']._serialized_end=1103
-  _globals['_LISTPROJECTSRESPONSE']._serialized_start=1105
-  _globals['_LISTPROJECTSRESPONSE']._serialized_end=1196
-  _globals['_ISSUETOKENREQUEST']._serialized_start=1199
-  _globals['_ISSUETOKENREQUEST']._serialized_end=1352
-  _globals['_ISSUETOKENRESPONSE']._serialized_start=1354
-  _globals['_ISSUETOKENRESPONSE']._serialized_end=1449
-  _globals['_REVOKETOKENREQUEST']._serialized_start=1451
-  _globals['_REVOKETOKENREQUEST']._serialized_end=1489
-  _globals['_REVOKETOKENRESPONSE']._serialized_start=1491
-  _globals['_REVOKETOKENRESPONSE']._serialized_end=1512
-  _globals['_LISTTOKENSREQUEST']._serialized_start=1514
-  _globals['_LISTTOKENSREQUEST']._serialized_end=1589
-  _globals['_LISTTOKENSRESPONSE']._serialized_start=1591
-  _globals['_LISTTOKENSRESPONSE']._serialized_end=1680
-  _globals['_LISTREVOKEDTOKENSREQUEST']._serialized_start=1682
-  _globals['_LISTREVOKEDTOKENSREQUEST']._serialized_end=1708
-  _globals['_LISTREVOKEDTOKENSRESPONSE']._serialized_start=1710
-  _globals['_LISTREVOKEDTOKENSRESPONSE']._serialized_end=1756
-  _globals['_PROJECTSERVICE']._serialized_start=1916
-  _globals['_PROJECTSERVICE']._serialized_end=2676
+  _globals['_TOKENROLE']._serialized_start=1847
+  _globals['_TOKENROLE']._serialized_end=2001
+  _globals['_PROJECT']._serialized_start=199
+  _globals['_PROJECT']._serialized_end=484
+  _globals['_TOKENINFO']._serialized_start=487
+  _globals['_TOKENINFO']._serialized_end=739
+  _globals['_CREATEPROJECTREQUEST']._serialized_start=741
+  _globals['_CREATEPROJECTREQUEST']._serialized_end=826
+  _globals['_CREATEPROJECTRESPONSE']._serialized_start=828
+  _globals['_CREATEPROJECTRESPONSE']._serialized_end=894
+  _globals['_GETPROJECTREQUEST']._serialized_start=896
+  _globals['_GETPROJECTREQUEST']._serialized_end=929
+  _globals['_GETPROJECTRESPONSE']._serialized_start=931
+  _globals['_GETPROJECTRESPONSE']._serialized_end=994
+  _globals['_UPDATEPROJECTREQUEST']._serialized_start=996
+  _globals['_UPDATEPROJECTREQUEST']._serialized_end=1061
+  _globals['_UPDATEPROJECTRESPONSE']._serialized_start=1063
+  _globals['_UPDATEPROJECTRESPONSE']._serialized_end=1129
+  _globals['_LISTPROJECTSREQUEST']._serialized_start=1131
+  _globals['_LISTPROJECTSREQUEST']._serialized_end=1191
+  _globals['_LISTPROJECTSRESPONSE']._serialized_start=1193
+  _globals['_LISTPROJECTSRESPONSE']._serialized_end=1284
+  _globals['_ISSUETOKENREQUEST']._serialized_start=1287
+  _globals['_ISSUETOKENREQUEST']._serialized_end=1440
+  _globals['_ISSUETOKENRESPONSE']._serialized_start=1442
+  _globals['_ISSUETOKENRESPONSE']._serialized_end=1537
+  _globals['_REVOKETOKENREQUEST']._serialized_start=1539
+  _globals['_REVOKETOKENREQUEST']._serialized_end=1577
+  _globals['_REVOKETOKENRESPONSE']._serialized_start=1579
+  _globals['_REVOKETOKENRESPONSE']._serialized_end=1600
+  _globals['_LISTTOKENSREQUEST']._serialized_start=1602
+  _globals['_LISTTOKENSREQUEST']._serialized_end=1677
+  _globals['_LISTTOKENSRESPONSE']._serialized_start=1679
+  _globals['_LISTTOKENSRESPONSE']._serialized_end=1768
+  _globals['_LISTREVOKEDTOKENSREQUEST']._serialized_start=1770
+  _globals['_LISTREVOKEDTOKENSREQUEST']._serialized_end=1796
+  _globals['_LISTREVOKEDTOKENSRESPONSE']._serialized_start=1798
+  _globals['_LISTREVOKEDTOKENSRESPONSE']._serialized_end=1844
+  _globals['_PROJECTSERVICE']._serialized_start=2004
+  _globals['_PROJECTSERVICE']._serialized_end=2764
 # @@protoc_insertion_point(module_scope)

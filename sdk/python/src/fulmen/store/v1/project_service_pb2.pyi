@@ -1,3 +1,4 @@
+from fulmen.store.v1 import model_limits_pb2 as _model_limits_pb2
 from fulmen.store.v1 import rollout_service_pb2 as _rollout_service_pb2
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
@@ -25,7 +26,7 @@ TOKEN_ROLE_CLIENT: TokenRole
 TOKEN_ROLE_READER: TokenRole
 
 class Project(_message.Message):
-    __slots__ = ("name", "weight", "max_running", "retention", "etag", "max_queued", "rules", "create_time")
+    __slots__ = ("name", "weight", "max_running", "retention", "etag", "max_queued", "rules", "create_time", "model_limits")
     NAME_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     MAX_RUNNING_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +35,7 @@ class Project(_message.Message):
     MAX_QUEUED_FIELD_NUMBER: _ClassVar[int]
     RULES_FIELD_NUMBER: _ClassVar[int]
     CREATE_TIME_FIELD_NUMBER: _ClassVar[int]
+    MODEL_LIMITS_FIELD_NUMBER: _ClassVar[int]
     name: str
     weight: int
     max_running: int
@@ -42,7 +44,8 @@ class Project(_message.Message):
     max_queued: int
     rules: _rollout_service_pb2.QueueRules
     create_time: _timestamp_pb2.Timestamp
-    def __init__(self, name: _Optional[str] = ..., weight: _Optional[int] = ..., max_running: _Optional[int] = ..., retention: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., etag: _Optional[str] = ..., max_queued: _Optional[int] = ..., rules: _Optional[_Union[_rollout_service_pb2.QueueRules, _Mapping]] = ..., create_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    model_limits: _model_limits_pb2.ModelLimits
+    def __init__(self, name: _Optional[str] = ..., weight: _Optional[int] = ..., max_running: _Optional[int] = ..., retention: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., etag: _Optional[str] = ..., max_queued: _Optional[int] = ..., rules: _Optional[_Union[_rollout_service_pb2.QueueRules, _Mapping]] = ..., create_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., model_limits: _Optional[_Union[_model_limits_pb2.ModelLimits, _Mapping]] = ...) -> None: ...
 
 class TokenInfo(_message.Message):
     __slots__ = ("token_id", "project", "role", "subject", "create_time", "expire_time", "revoke_time")

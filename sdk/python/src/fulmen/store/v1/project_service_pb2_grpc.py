@@ -110,7 +110,7 @@ class ProjectServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UpdateProject(self, request, context):
-        """Replaces weight, quotas, retention and rules. All replicas follow within a second.
+        """Replaces weight, quotas, retention, rules and model limits. All replicas follow within a second.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `NOT_FOUND` (`PROJECT_NOT_FOUND`); `ABORTED` (`ETAG_MISMATCH`): read
         the project again.
