@@ -153,6 +153,10 @@ PROBES: dict[str, list[Probe]] = {
         lambda t: [leases.ReleaseLeasesRequest(session_id=t.session)],
         lambda t: [leases.ReleaseLeasesRequest(session_id=t.session, attempts=[t.attempt])],
     ],
+    LEASES + "CheckAttempts": [
+        lambda t: [leases.CheckAttemptsRequest(attempts=[leases.AttemptCheck(attempt=t.attempt)])],
+        lambda t: [leases.CheckAttemptsRequest(attempts=[leases.AttemptCheck(attempt=t.attempt, epoch=1)])],
+    ],
     SPANS + "AppendSpans": [lambda t: [span_service_pb2.AppendSpansRequest(chunks=[chunk_of(t)])]],
     SPANS + "ListSpans": [
         lambda t: [span_service_pb2.ListSpansRequest(parent=t.running)],
@@ -233,6 +237,7 @@ MAY_CALL: dict[str, set[Role]] = {
     LEASES + "RenewLeases": {A, S, R},
     LEASES + "CompleteAttempts": {A, S, R},
     LEASES + "ReleaseLeases": {A, S, R},
+    LEASES + "CheckAttempts": {A, S},
     SPANS + "AppendSpans": {A, S, R, C, K},
     SPANS + "ListSpans": {A, S, R, C, V, K},
     SPANS + "StreamSpans": {A, S, R, C, V, K},

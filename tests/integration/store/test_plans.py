@@ -104,6 +104,7 @@ def hot_statements(waiting: list[UUID], leased: list[UUID], hedged: list[UUID]) 
         "group_members": Hot(arguments=(GROUPS,), ends=ASKED),
         "get_rollouts": Hot(arguments=(leased,), items=ASKED),
         "get_attempts": Hot(arguments=(leased,)),
+        "check_attempts": Hot(arguments=(leased, [1] * count), items=ASKED),
         "renew_sessions": Hot(
             arguments=(own, 60, [True] * SESSIONS, [None] * SESSIONS, [0] * SESSIONS, [0] * SESSIONS)
         ),

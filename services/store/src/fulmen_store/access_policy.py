@@ -44,6 +44,7 @@ ROLE_POLICY: Final = RolePolicy(
         "/fulmen.store.v1.RolloutService/ListRollouts": _LOOKERS,
         "/fulmen.store.v1.RolloutService/WatchRollouts": _LOOKERS,
         "/fulmen.store.v1.RolloutService/GetQueueStats": _READERS,
+        "/fulmen.store.v1.LeaseService/CheckAttempts": frozenset({Role.SERVICE}),
         "/fulmen.store.v1.SpanService/ListSpans": _EVERYBODY,
         "/fulmen.store.v1.SpanService/StreamSpans": _EVERYBODY,
         "/fulmen.store.v1.ResourceService/GetResources": _READERS,

@@ -126,6 +126,7 @@ def _register(server: grpc.aio.Server, tables: Tables, queue: Queue, settings: S
         dispatcher=queue.dispatcher,
         ends=queue.ends,
         table=tables.rollouts,
+        checks=tables.attempt_checks,
         signer=TokenSigner(settings.signing_key.get_secret_value()),
         undelivered=queue.returner.give_back,
         drain_notice_s=settings.drain_notice_s,

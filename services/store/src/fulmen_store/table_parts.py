@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from fulmen_store.persistence.attempt_checks import PgAttemptChecks
 from fulmen_store.persistence.database import Database, connect
 from fulmen_store.persistence.dead_letters import PgDeadLetters
 from fulmen_store.persistence.leases import PgFeed, PgLeases, PgSessions, PgUpkeep
@@ -36,6 +37,7 @@ class Tables:
     rollout_lists: PgRolloutLists
     dead_letters: PgDeadLetters
     leases: PgLeases
+    attempt_checks: PgAttemptChecks
     queue_stats: PgQueueStats
     durations: PgDurations
     sessions: PgSessions
@@ -71,6 +73,7 @@ async def open_tables(settings: StoreSettings, stack: AsyncExitStack) -> Tables:
         rollout_lists=PgRolloutLists(database),
         dead_letters=PgDeadLetters(database),
         leases=PgLeases(database),
+        attempt_checks=PgAttemptChecks(database),
         queue_stats=PgQueueStats(database),
         durations=PgDurations(database),
         sessions=PgSessions(database),

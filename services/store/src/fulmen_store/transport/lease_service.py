@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
-from typing import cast
 from uuid import UUID
 
 import grpc.aio
@@ -16,6 +15,7 @@ from fulmen.store.v1 import lease_pb2, lease_service_pb2_grpc
 from fulmen.store.v1 import lease_service_pb2 as pb
 from fulmen_service_kit.auth import current_caller
 from fulmen_service_kit.tokens import TokenSigner
+from fulmen_store.domain.attempt_checks import standing_of
 from fulmen_store.domain.attempt_ends import AttemptEnds
 from fulmen_store.domain.dispatcher import Dispatcher, released
 from fulmen_store.domain.leases import AttemptReport, CompletionStatus, Grant
@@ -36,8 +36,10 @@ from fulmen_store.domain.seats import (
     Seats,
 )
 from fulmen_store.domain.sessions import SessionOwner, Sessions
+from fulmen_store.persistence.attempt_checks import PgAttemptChecks
 from fulmen_store.persistence.rollouts import PgRollouts
 from fulmen_store.transport.access import project_limit, require_count, require_project, require_range
+from fulmen_store.transport.lease_codec import acks_of, attempts_of, names_of, standing_message
 from fulmen_store.transport.rollout_codec import report_of, write_assignment
 from fulmen_store.transport.runner_codec import packed_load
 
@@ -67,6 +69,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         dispatcher: Dispatcher,
         ends: AttemptEnds,
         table: PgRollouts,
+        checks: PgAttemptChecks,
         signer: TokenSigner,
         undelivered: Callable[[Sequence[AttemptReport]], None],
         drain_notice_s: float,
@@ -78,6 +81,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         self._dispatcher = dispatcher
         self._ends = ends
         self._table = table
+        self._checks = checks
         self._signer = signer
         self._undelivered = undelivered
         self._drain_notice_s = drain_notice_s
@@ -92,7 +96,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         try:
             yield pb.StreamLeasesResponse(
                 opened=pb.SessionOpened(
-                    session_id=str(seat.session_id), lease_ttl=self._ttl(), lost_attempts=_names(lost)
+                    session_id=str(seat.session_id), lease_ttl=self._ttl(), lost_attempts=names_of(lost)
                 )
             )
             async for message in self._write(seat):
@@ -153,7 +157,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         self, request: pb.CompleteAttemptsRequest, context: grpc.aio.ServicerContext
     ) -> pb.CompleteAttemptsResponse:
         """Records the ends of attempts."""
-        return pb.CompleteAttemptsResponse(acks=_acks(await self._complete(request.results)))
+        return pb.CompleteAttemptsResponse(acks=acks_of(await self._complete(request.results)))
 
     async def ReleaseLeases(
         self, request: pb.ReleaseLeasesRequest, context: grpc.aio.ServicerContext
@@ -161,15 +165,30 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         """Gives leases back."""
         session_id = _session_id(request.session_id)
         await self._sessions.renew(session_id, owner=_owner())
-        attempts = _attempts(request.attempts, field="attempts") if request.attempts else None
+        attempts = attempts_of(request.attempts, field="attempts") if request.attempts else None
         count = await self._sessions.release(session_id, attempts=attempts)
         return pb.ReleaseLeasesResponse(released_count=count)
+
+    async def CheckAttempts(
+        self, request: pb.CheckAttemptsRequest, context: grpc.aio.ServicerContext
+    ) -> pb.CheckAttemptsResponse:
+        """Tells how attempts stand."""
+        require_count(request.attempts, field="attempts", most=MAX_REPORTS)
+        names = [parse_attempt_name(one.attempt, field="attempts[].attempt") for one in request.attempts]
+        found = await self._checks.look([(name.rollout_id, name.number) for name in names])
+        may_know = current_caller().may_access
+        known = [one if one is not None and may_know(one.project) else None for one in found]
+        standings = (
+            standing_message(asked.attempt, standing_of(one, number=name.number, epoch=asked.epoch))
+            for asked, name, one in zip(request.attempts, names, known, strict=True)
+        )
+        return pb.CheckAttemptsResponse(standings=standings)
 
     async def _open(self, request: pb.OpenSession) -> tuple[Seat, Sequence[tuple[UUID, int]]]:
         owner = _owner()
         labels = _labels(request.runner)
         projects = await self._projects(request.projects)
-        running = _attempts(request.running_attempts, field="open.running_attempts")
+        running = attempts_of(request.running_attempts, field="open.running_attempts")
         if request.session_id:
             resumed = await self._sessions.resume(
                 _session_id(request.session_id), owner=owner, labels=labels, projects=projects, running=running
@@ -251,11 +270,11 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
             case Assigned():
                 yield from self._packed(notice.grants)
             case Acknowledged():
-                yield pb.StreamLeasesResponse(ack=pb.AcknowledgedAttempts(acks=_acks(notice.answers)))
+                yield pb.StreamLeasesResponse(ack=pb.AcknowledgedAttempts(acks=acks_of(notice.answers)))
             case CancelAsked():
-                yield pb.StreamLeasesResponse(cancel=pb.CancelledAttempts(attempts=_names(notice.attempts)))
+                yield pb.StreamLeasesResponse(cancel=pb.CancelledAttempts(attempts=names_of(notice.attempts)))
             case LeasesLost():
-                yield pb.StreamLeasesResponse(lease_lost=pb.LostLeases(attempts=_names(notice.attempts)))
+                yield pb.StreamLeasesResponse(lease_lost=pb.LostLeases(attempts=names_of(notice.attempts)))
             case Drained():
                 grace = Duration()
                 grace.FromNanoseconds(round(self._drain_notice_s * 1e9))
@@ -347,26 +366,6 @@ async def _wait_until(seat: Seat, closes_at: float | None) -> None:
             await seat.outbox.wait()
     except TimeoutError:
         raise Draining("The store is shutting down: open the stream again elsewhere.") from None
-
-
-def _acks(answers: Sequence[Acknowledgement]) -> list[lease_pb2.CompletionAck]:
-    return [
-        lease_pb2.CompletionAck(
-            attempt=answer.attempt,
-            status=cast("lease_pb2.CompletionStatus", answer.status.value),
-            message=answer.message,
-        )
-        for answer in answers
-    ]
-
-
-def _names(attempts: Iterable[tuple[UUID, int]]) -> list[str]:
-    return [attempt_name(rollout_id, epoch) for rollout_id, epoch in attempts]
-
-
-def _attempts(names: Iterable[str], *, field: str) -> frozenset[tuple[UUID, int]]:
-    parsed = [parse_attempt_name(name, field=field) for name in names]
-    return frozenset((name.rollout_id, name.number) for name in parsed)
 
 
 def _owner() -> SessionOwner:

@@ -22,59 +22,71 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from fulmen.store.v1 import attempt_pb2 as fulmen_dot_store_dot_v1_dot_attempt__pb2
 from fulmen.store.v1 import lease_pb2 as fulmen_dot_store_dot_v1_dot_lease__pb2
+from fulmen.store.v1 import rollout_pb2 as fulmen_dot_store_dot_v1_dot_rollout__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#fulmen/store/v1/lease_service.proto\x12\x0f\x66ulmen.store.v1\x1a\x1b\x66ulmen/store/v1/lease.proto\x1a\x1egoogle/protobuf/duration.proto\"\x97\x02\n\x13StreamLeasesRequest\x12,\n\x04open\x18\x01 \x01(\x0b\x32\x1c.fulmen.store.v1.OpenSessionH\x00\x12)\n\x06\x64\x65mand\x18\x02 \x01(\x0b\x32\x17.fulmen.store.v1.DemandH\x00\x12.\n\x05renew\x18\x03 \x01(\x0b\x32\x1d.fulmen.store.v1.RenewSessionH\x00\x12\x36\n\x08\x63omplete\x18\x04 \x01(\x0b\x32\".fulmen.store.v1.CompletedAttemptsH\x00\x12\x34\n\x07release\x18\x05 \x01(\x0b\x32!.fulmen.store.v1.ReleasedAttemptsH\x00\x42\t\n\x07message\"\xd6\x02\n\x14StreamLeasesResponse\x12\x30\n\x06opened\x18\x01 \x01(\x0b\x32\x1e.fulmen.store.v1.SessionOpenedH\x00\x12\x33\n\x06\x61ssign\x18\x02 \x01(\x0b\x32!.fulmen.store.v1.AssignedAttemptsH\x00\x12\x34\n\x03\x61\x63k\x18\x03 \x01(\x0b\x32%.fulmen.store.v1.AcknowledgedAttemptsH\x00\x12\x34\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\".fulmen.store.v1.CancelledAttemptsH\x00\x12\x31\n\nlease_lost\x18\x05 \x01(\x0b\x32\x1b.fulmen.store.v1.LostLeasesH\x00\x12-\n\x05\x64rain\x18\x06 \x01(\x0b\x32\x1c.fulmen.store.v1.DrainNoticeH\x00\x42\t\n\x07message\"z\n\x0bOpenSession\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12+\n\x06runner\x18\x02 \x01(\x0b\x32\x1b.fulmen.store.v1.RunnerInfo\x12\x18\n\x10running_attempts\x18\x03 \x03(\t\x12\x10\n\x08projects\x18\x04 \x03(\t\"\x1e\n\x06\x44\x65mand\x12\x14\n\x0c\x63redit_count\x18\x01 \x01(\x05\"9\n\x0cRenewSession\x12)\n\x04load\x18\x01 \x01(\x0b\x32\x1b.fulmen.store.v1.RunnerLoad\"Z\n\x11\x43ompletedAttempts\x12/\n\x07results\x18\x01 \x03(\x0b\x32\x1e.fulmen.store.v1.AttemptResult\x12\x14\n\x0c\x63redit_count\x18\x02 \x01(\x05\"$\n\x10ReleasedAttempts\x12\x10\n\x08\x61ttempts\x18\x01 \x03(\t\"h\n\rSessionOpened\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12,\n\tlease_ttl\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rlost_attempts\x18\x03 \x03(\t\"D\n\x10\x41ssignedAttempts\x12\x30\n\x0b\x61ssignments\x18\x01 \x03(\x0b\x32\x1b.fulmen.store.v1.Assignment\"D\n\x14\x41\x63knowledgedAttempts\x12,\n\x04\x61\x63ks\x18\x01 \x03(\x0b\x32\x1e.fulmen.store.v1.CompletionAck\"%\n\x11\x43\x61ncelledAttempts\x12\x10\n\x08\x61ttempts\x18\x01 \x03(\t\"\x1e\n\nLostLeases\x12\x10\n\x08\x61ttempts\x18\x01 \x03(\t\"7\n\x0b\x44rainNotice\x12(\n\x05grace\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x93\x01\n\x14\x41\x63quireLeasesRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12+\n\x06runner\x18\x02 \x01(\x0b\x32\x1b.fulmen.store.v1.RunnerInfo\x12\x11\n\tmax_count\x18\x03 \x01(\x05\x12\'\n\x04wait\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x8b\x01\n\x15\x41\x63quireLeasesResponse\x12\x30\n\x0b\x61ssignments\x18\x01 \x03(\x0b\x32\x1b.fulmen.store.v1.Assignment\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12,\n\tlease_ttl\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"S\n\x12RenewLeasesRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12)\n\x04load\x18\x02 \x01(\x0b\x32\x1b.fulmen.store.v1.RunnerLoad\"v\n\x13RenewLeasesResponse\x12,\n\tlease_ttl\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1a\n\x12\x63\x61ncelled_attempts\x18\x02 \x03(\t\x12\x15\n\rheld_attempts\x18\x03 \x03(\t\"J\n\x17\x43ompleteAttemptsRequest\x12/\n\x07results\x18\x01 \x03(\x0b\x32\x1e.fulmen.store.v1.AttemptResult\"H\n\x18\x43ompleteAttemptsResponse\x12,\n\x04\x61\x63ks\x18\x01 \x03(\x0b\x32\x1e.fulmen.store.v1.CompletionAck\"<\n\x14ReleaseLeasesRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x02 \x03(\t\"/\n\x15ReleaseLeasesResponse\x12\x16\n\x0ereleased_count\x18\x01 \x01(\x05\x32\xf2\x03\n\x0cLeaseService\x12_\n\x0cStreamLeases\x12$.fulmen.store.v1.StreamLeasesRequest\x1a%.fulmen.store.v1.StreamLeasesResponse(\x01\x30\x01\x12^\n\rAcquireLeases\x12%.fulmen.store.v1.AcquireLeasesRequest\x1a&.fulmen.store.v1.AcquireLeasesResponse\x12X\n\x0bRenewLeases\x12#.fulmen.store.v1.RenewLeasesRequest\x1a$.fulmen.store.v1.RenewLeasesResponse\x12g\n\x10\x43ompleteAttempts\x12(.fulmen.store.v1.CompleteAttemptsRequest\x1a).fulmen.store.v1.CompleteAttemptsResponse\x12^\n\rReleaseLeases\x12%.fulmen.store.v1.ReleaseLeasesRequest\x1a&.fulmen.store.v1.ReleaseLeasesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#fulmen/store/v1/lease_service.proto\x12\x0f\x66ulmen.store.v1\x1a\x1d\x66ulmen/store/v1/attempt.proto\x1a\x1b\x66ulmen/store/v1/lease.proto\x1a\x1d\x66ulmen/store/v1/rollout.proto\x1a\x1egoogle/protobuf/duration.proto\"\x97\x02\n\x13StreamLeasesRequest\x12,\n\x04open\x18\x01 \x01(\x0b\x32\x1c.fulmen.store.v1.OpenSessionH\x00\x12)\n\x06\x64\x65mand\x18\x02 \x01(\x0b\x32\x17.fulmen.store.v1.DemandH\x00\x12.\n\x05renew\x18\x03 \x01(\x0b\x32\x1d.fulmen.store.v1.RenewSessionH\x00\x12\x36\n\x08\x63omplete\x18\x04 \x01(\x0b\x32\".fulmen.store.v1.CompletedAttemptsH\x00\x12\x34\n\x07release\x18\x05 \x01(\x0b\x32!.fulmen.store.v1.ReleasedAttemptsH\x00\x42\t\n\x07message\"\xd6\x02\n\x14StreamLeasesResponse\x12\x30\n\x06opened\x18\x01 \x01(\x0b\x32\x1e.fulmen.store.v1.SessionOpenedH\x00\x12\x33\n\x06\x61ssign\x18\x02 \x01(\x0b\x32!.fulmen.store.v1.AssignedAttemptsH\x00\x12\x34\n\x03\x61\x63k\x18\x03 \x01(\x0b\x32%.fulmen.store.v1.AcknowledgedAttemptsH\x00\x12\x34\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\".fulmen.store.v1.CancelledAttemptsH\x00\x12\x31\n\nlease_lost\x18\x05 \x01(\x0b\x32\x1b.fulmen.store.v1.LostLeasesH\x00\x12-\n\x05\x64rain\x18\x06 \x01(\x0b\x32\x1c.fulmen.store.v1.DrainNoticeH\x00\x42\t\n\x07message\"z\n\x0bOpenSession\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12+\n\x06runner\x18\x02 \x01(\x0b\x32\x1b.fulmen.store.v1.RunnerInfo\x12\x18\n\x10running_attempts\x18\x03 \x03(\t\x12\x10\n\x08projects\x18\x04 \x03(\t\"\x1e\n\x06\x44\x65mand\x12\x14\n\x0c\x63redit_count\x18\x01 \x01(\x05\"9\n\x0cRenewSession\x12)\n\x04load\x18\x01 \x01(\x0b\x32\x1b.fulmen.store.v1.RunnerLoad\"Z\n\x11\x43ompletedAttempts\x12/\n\x07results\x18\x01 \x03(\x0b\x32\x1e.fulmen.store.v1.AttemptResult\x12\x14\n\x0c\x63redit_count\x18\x02 \x01(\x05\"$\n\x10ReleasedAttempts\x12\x10\n\x08\x61ttempts\x18\x01 \x03(\t\"h\n\rSessionOpened\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12,\n\tlease_ttl\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rlost_attempts\x18\x03 \x03(\t\"D\n\x10\x41ssignedAttempts\x12\x30\n\x0b\x61ssignments\x18\x01 \x03(\x0b\x32\x1b.fulmen.store.v1.Assignment\"D\n\x14\x41\x63knowledgedAttempts\x12,\n\x04\x61\x63ks\x18\x01 \x03(\x0b\x32\x1e.fulmen.store.v1.CompletionAck\"%\n\x11\x43\x61ncelledAttempts\x12\x10\n\x08\x61ttempts\x18\x01 \x03(\t\"\x1e\n\nLostLeases\x12\x10\n\x08\x61ttempts\x18\x01 \x03(\t\"7\n\x0b\x44rainNotice\x12(\n\x05grace\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x93\x01\n\x14\x41\x63quireLeasesRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12+\n\x06runner\x18\x02 \x01(\x0b\x32\x1b.fulmen.store.v1.RunnerInfo\x12\x11\n\tmax_count\x18\x03 \x01(\x05\x12\'\n\x04wait\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x8b\x01\n\x15\x41\x63quireLeasesResponse\x12\x30\n\x0b\x61ssignments\x18\x01 \x03(\x0b\x32\x1b.fulmen.store.v1.Assignment\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12,\n\tlease_ttl\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"S\n\x12RenewLeasesRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12)\n\x04load\x18\x02 \x01(\x0b\x32\x1b.fulmen.store.v1.RunnerLoad\"v\n\x13RenewLeasesResponse\x12,\n\tlease_ttl\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1a\n\x12\x63\x61ncelled_attempts\x18\x02 \x03(\t\x12\x15\n\rheld_attempts\x18\x03 \x03(\t\"J\n\x17\x43ompleteAttemptsRequest\x12/\n\x07results\x18\x01 \x03(\x0b\x32\x1e.fulmen.store.v1.AttemptResult\"H\n\x18\x43ompleteAttemptsResponse\x12,\n\x04\x61\x63ks\x18\x01 \x03(\x0b\x32\x1e.fulmen.store.v1.CompletionAck\"<\n\x14ReleaseLeasesRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x02 \x03(\t\"/\n\x15ReleaseLeasesResponse\x12\x16\n\x0ereleased_count\x18\x01 \x01(\x05\"G\n\x14\x43heckAttemptsRequest\x12/\n\x08\x61ttempts\x18\x01 \x03(\x0b\x32\x1d.fulmen.store.v1.AttemptCheck\".\n\x0c\x41ttemptCheck\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\"L\n\x15\x43heckAttemptsResponse\x12\x33\n\tstandings\x18\x01 \x03(\x0b\x32 .fulmen.store.v1.AttemptStanding\"\xd4\x01\n\x0f\x41ttemptStanding\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12.\n\x06status\x18\x02 \x01(\x0e\x32\x1e.fulmen.store.v1.AttemptStatus\x12,\n\x05state\x18\x03 \x01(\x0e\x32\x1d.fulmen.store.v1.AttemptState\x12\x0f\n\x07project\x18\x04 \x01(\t\x12*\n\x04mode\x18\x05 \x01(\x0e\x32\x1c.fulmen.store.v1.RolloutMode\x12\x15\n\rcurrent_epoch\x18\x06 \x01(\x03*\xc5\x01\n\rAttemptStatus\x12\x1e\n\x1a\x41TTEMPT_STATUS_UNSPECIFIED\x10\x00\x12\x17\n\x13\x41TTEMPT_STATUS_LIVE\x10\x01\x12\x18\n\x14\x41TTEMPT_STATUS_ENDED\x10\x02\x12\x1e\n\x1a\x41TTEMPT_STATUS_STALE_EPOCH\x10\x03\x12#\n\x1f\x41TTEMPT_STATUS_CANCEL_REQUESTED\x10\x04\x12\x1c\n\x18\x41TTEMPT_STATUS_NOT_FOUND\x10\x05\x32\xd2\x04\n\x0cLeaseService\x12_\n\x0cStreamLeases\x12$.fulmen.store.v1.StreamLeasesRequest\x1a%.fulmen.store.v1.StreamLeasesResponse(\x01\x30\x01\x12^\n\rAcquireLeases\x12%.fulmen.store.v1.AcquireLeasesRequest\x1a&.fulmen.store.v1.AcquireLeasesResponse\x12X\n\x0bRenewLeases\x12#.fulmen.store.v1.RenewLeasesRequest\x1a$.fulmen.store.v1.RenewLeasesResponse\x12g\n\x10\x43ompleteAttempts\x12(.fulmen.store.v1.CompleteAttemptsRequest\x1a).fulmen.store.v1.CompleteAttemptsResponse\x12^\n\rReleaseLeases\x12%.fulmen.store.v1.ReleaseLeasesRequest\x1a&.fulmen.store.v1.ReleaseLeasesResponse\x12^\n\rCheckAttempts\x12%.fulmen.store.v1.CheckAttemptsRequest\x1a&.fulmen.store.v1.CheckAttemptsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fulmen.store.v1.lease_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_STREAMLEASESREQUEST']._serialized_start=118
-  _globals['_STREAMLEASESREQUEST']._serialized_end=397
-  _globals['_STREAMLEASESRESPONSE']._serialized_start=400
-  _globals['_STREAMLEASESRESPONSE']._serialized_end=742
-  _globals['_OPENSESSION']._serialized_start=744
-  _globals['_OPENSESSION']._serialized_end=866
-  _globals['_DEMAND']._serialized_start=868
-  _globals['_DEMAND']._serialized_end=898
-  _globals['_RENEWSESSION']._serialized_start=900
-  _globals['_RENEWSESSION']._serialized_end=957
-  _globals['_COMPLETEDATTEMPTS']._serialized_start=959
-  _globals['_COMPLETEDATTEMPTS']._serialized_end=1049
-  _globals['_RELEASEDATTEMPTS']._serialized_start=1051
-  _globals['_RELEASEDATTEMPTS']._serialized_end=1087
-  _globals['_SESSIONOPENED']._serialized_start=1089
-  _globals['_SESSIONOPENED']._serialized_end=1193
-  _globals['_ASSIGNEDATTEMPTS']._serialized_start=1195
-  _globals['_ASSIGNEDATTEMPTS']._serialized_end=1263
-  _globals['_ACKNOWLEDGEDATTEMPTS']._serialized_start=1265
-  _globals['_ACKNOWLEDGEDATTEMPTS']._serialized_end=1333
-  _globals['_CANCELLEDATTEMPTS']._serialized_start=1335
-  _globals['_CANCELLEDATTEMPTS']._serialized_end=1372
-  _globals['_LOSTLEASES']._serialized_start=1374
-  _globals['_LOSTLEASES']._serialized_end=1404
-  _globals['_DRAINNOTICE']._serialized_start=1406
-  _globals['_DRAINNOTICE']._serialized_end=1461
-  _globals['_ACQUIRELEASESREQUEST']._serialized_start=1464
-  _globals['_ACQUIRELEASESREQUEST']._serialized_end=1611
-  _globals['_ACQUIRELEASESRESPONSE']._serialized_start=1614
-  _globals['_ACQUIRELEASESRESPONSE']._serialized_end=1753
-  _globals['_RENEWLEASESREQUEST']._serialized_start=1755
-  _globals['_RENEWLEASESREQUEST']._serialized_end=1838
-  _globals['_RENEWLEASESRESPONSE']._serialized_start=1840
-  _globals['_RENEWLEASESRESPONSE']._serialized_end=1958
-  _globals['_COMPLETEATTEMPTSREQUEST']._serialized_start=1960
-  _globals['_COMPLETEATTEMPTSREQUEST']._serialized_end=2034
-  _globals['_COMPLETEATTEMPTSRESPONSE']._serialized_start=2036
-  _globals['_COMPLETEATTEMPTSRESPONSE']._serialized_end=2108
-  _globals['_RELEASELEASESREQUEST']._serialized_start=2110
-  _globals['_RELEASELEASESREQUEST']._serialized_end=2170
-  _globals['_RELEASELEASESRESPONSE']._serialized_start=2172
-  _globals['_RELEASELEASESRESPONSE']._serialized_end=2219
-  _globals['_LEASESERVICE']._serialized_start=2222
-  _globals['_LEASESERVICE']._serialized_end=2720
+  _globals['_ATTEMPTSTATUS']._serialized_start=2698
+  _globals['_ATTEMPTSTATUS']._serialized_end=2895
+  _globals['_STREAMLEASESREQUEST']._serialized_start=180
+  _globals['_STREAMLEASESREQUEST']._serialized_end=459
+  _globals['_STREAMLEASESRESPONSE']._serialized_start=462
+  _globals['_STREAMLEASESRESPONSE']._serialized_end=804
+  _globals['_OPENSESSION']._serialized_start=806
+  _globals['_OPENSESSION']._serialized_end=928
+  _globals['_DEMAND']._serialized_start=930
+  _globals['_DEMAND']._serialized_end=960
+  _globals['_RENEWSESSION']._serialized_start=962
+  _globals['_RENEWSESSION']._serialized_end=1019
+  _globals['_COMPLETEDATTEMPTS']._serialized_start=1021
+  _globals['_COMPLETEDATTEMPTS']._serialized_end=1111
+  _globals['_RELEASEDATTEMPTS']._serialized_start=1113
+  _globals['_RELEASEDATTEMPTS']._serialized_end=1149
+  _globals['_SESSIONOPENED']._serialized_start=1151
+  _globals['_SESSIONOPENED']._serialized_end=1255
+  _globals['_ASSIGNEDATTEMPTS']._serialized_start=1257
+  _globals['_ASSIGNEDATTEMPTS']._serialized_end=1325
+  _globals['_ACKNOWLEDGEDATTEMPTS']._serialized_start=1327
+  _globals['_ACKNOWLEDGEDATTEMPTS']._serialized_end=1395
+  _globals['_CANCELLEDATTEMPTS']._serialized_start=1397
+  _globals['_CANCELLEDATTEMPTS']._serialized_end=1434
+  _globals['_LOSTLEASES']._serialized_start=1436
+  _globals['_LOSTLEASES']._serialized_end=1466
+  _globals['_DRAINNOTICE']._serialized_start=1468
+  _globals['_DRAINNOTICE']._serialized_end=1523
+  _globals['_ACQUIRELEASESREQUEST']._serialized_start=1526
+  _globals['_ACQUIRELEASESREQUEST']._serialized_end=1673
+  _globals['_ACQUIRELEASESRESPONSE']._serialized_start=1676
+  _globals['_ACQUIRELEASESRESPONSE']._serialized_end=1815
+  _globals['_RENEWLEASESREQUEST']._serialized_start=1817
+  _globals['_RENEWLEASESREQUEST']._serialized_end=1900
+  _globals['_RENEWLEASESRESPONSE']._serialized_start=1902
+  _globals['_RENEWLEASESRESPONSE']._serialized_end=2020
+  _globals['_COMPLETEATTEMPTSREQUEST']._serialized_start=2022
+  _globals['_COMPLETEATTEMPTSREQUEST']._serialized_end=2096
+  _globals['_COMPLETEATTEMPTSRESPONSE']._serialized_start=2098
+  _globals['_COMPLETEATTEMPTSRESPONSE']._serialized_end=2170
+  _globals['_RELEASELEASESREQUEST']._serialized_start=2172
+  _globals['_RELEASELEASESREQUEST']._serialized_end=2232
+  _globals['_RELEASELEASESRESPONSE']._serialized_start=2234
+  _globals['_RELEASELEASESRESPONSE']._serialized_end=2281
+  _globals['_CHECKATTEMPTSREQUEST']._serialized_start=2283
+  _globals['_CHECKATTEMPTSREQUEST']._serialized_end=2354
+  _globals['_ATTEMPTCHECK']._serialized_start=2356
+  _globals['_ATTEMPTCHECK']._serialized_end=2402
+  _globals['_CHECKATTEMPTSRESPONSE']._serialized_start=2404
+  _globals['_CHECKATTEMPTSRESPONSE']._serialized_end=2480
+  _globals['_ATTEMPTSTANDING']._serialized_start=2483
+  _globals['_ATTEMPTSTANDING']._serialized_end=2695
+  _globals['_LEASESERVICE']._serialized_start=2898
+  _globals['_LEASESERVICE']._serialized_end=3492
 # @@protoc_insertion_point(module_scope)

@@ -1,11 +1,29 @@
+from fulmen.store.v1 import attempt_pb2 as _attempt_pb2
 from fulmen.store.v1 import lease_pb2 as _lease_pb2
+from fulmen.store.v1 import rollout_pb2 as _rollout_pb2
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class AttemptStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ATTEMPT_STATUS_UNSPECIFIED: _ClassVar[AttemptStatus]
+    ATTEMPT_STATUS_LIVE: _ClassVar[AttemptStatus]
+    ATTEMPT_STATUS_ENDED: _ClassVar[AttemptStatus]
+    ATTEMPT_STATUS_STALE_EPOCH: _ClassVar[AttemptStatus]
+    ATTEMPT_STATUS_CANCEL_REQUESTED: _ClassVar[AttemptStatus]
+    ATTEMPT_STATUS_NOT_FOUND: _ClassVar[AttemptStatus]
+ATTEMPT_STATUS_UNSPECIFIED: AttemptStatus
+ATTEMPT_STATUS_LIVE: AttemptStatus
+ATTEMPT_STATUS_ENDED: AttemptStatus
+ATTEMPT_STATUS_STALE_EPOCH: AttemptStatus
+ATTEMPT_STATUS_CANCEL_REQUESTED: AttemptStatus
+ATTEMPT_STATUS_NOT_FOUND: AttemptStatus
 
 class StreamLeasesRequest(_message.Message):
     __slots__ = ("open", "demand", "renew", "complete", "release")
@@ -180,3 +198,39 @@ class ReleaseLeasesResponse(_message.Message):
     RELEASED_COUNT_FIELD_NUMBER: _ClassVar[int]
     released_count: int
     def __init__(self, released_count: _Optional[int] = ...) -> None: ...
+
+class CheckAttemptsRequest(_message.Message):
+    __slots__ = ("attempts",)
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    attempts: _containers.RepeatedCompositeFieldContainer[AttemptCheck]
+    def __init__(self, attempts: _Optional[_Iterable[_Union[AttemptCheck, _Mapping]]] = ...) -> None: ...
+
+class AttemptCheck(_message.Message):
+    __slots__ = ("attempt", "epoch")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    attempt: str
+    epoch: int
+    def __init__(self, attempt: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class CheckAttemptsResponse(_message.Message):
+    __slots__ = ("standings",)
+    STANDINGS_FIELD_NUMBER: _ClassVar[int]
+    standings: _containers.RepeatedCompositeFieldContainer[AttemptStanding]
+    def __init__(self, standings: _Optional[_Iterable[_Union[AttemptStanding, _Mapping]]] = ...) -> None: ...
+
+class AttemptStanding(_message.Message):
+    __slots__ = ("attempt", "status", "state", "project", "mode", "current_epoch")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    attempt: str
+    status: AttemptStatus
+    state: _attempt_pb2.AttemptState
+    project: str
+    mode: _rollout_pb2.RolloutMode
+    current_epoch: int
+    def __init__(self, attempt: _Optional[str] = ..., status: _Optional[_Union[AttemptStatus, str]] = ..., state: _Optional[_Union[_attempt_pb2.AttemptState, str]] = ..., project: _Optional[str] = ..., mode: _Optional[_Union[_rollout_pb2.RolloutMode, str]] = ..., current_epoch: _Optional[int] = ...) -> None: ...

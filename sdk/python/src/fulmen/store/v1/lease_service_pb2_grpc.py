@@ -64,6 +64,11 @@ class LeaseServiceStub(object):
                 request_serializer=fulmen_dot_store_dot_v1_dot_lease__service__pb2.ReleaseLeasesRequest.SerializeToString,
                 response_deserializer=fulmen_dot_store_dot_v1_dot_lease__service__pb2.ReleaseLeasesResponse.FromString,
                 _registered_method=True)
+        self.CheckAttempts = channel.unary_unary(
+                '/fulmen.store.v1.LeaseService/CheckAttempts',
+                request_serializer=fulmen_dot_store_dot_v1_dot_lease__service__pb2.CheckAttemptsRequest.SerializeToString,
+                response_deserializer=fulmen_dot_store_dot_v1_dot_lease__service__pb2.CheckAttemptsResponse.FromString,
+                _registered_method=True)
 
 
 class LeaseServiceServicer(object):
@@ -124,6 +129,16 @@ class LeaseServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CheckAttempts(self, request, context):
+        """Tells how attempts stand: whether whoever holds their keys may still act for them. A service or admin token is
+        needed. What belongs to a project that the token does not reach is answered as if it did not exist.
+
+        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LeaseServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -151,6 +166,11 @@ def add_LeaseServiceServicer_to_server(servicer, server):
                     servicer.ReleaseLeases,
                     request_deserializer=fulmen_dot_store_dot_v1_dot_lease__service__pb2.ReleaseLeasesRequest.FromString,
                     response_serializer=fulmen_dot_store_dot_v1_dot_lease__service__pb2.ReleaseLeasesResponse.SerializeToString,
+            ),
+            'CheckAttempts': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckAttempts,
+                    request_deserializer=fulmen_dot_store_dot_v1_dot_lease__service__pb2.CheckAttemptsRequest.FromString,
+                    response_serializer=fulmen_dot_store_dot_v1_dot_lease__service__pb2.CheckAttemptsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -293,6 +313,33 @@ class LeaseService(object):
             '/fulmen.store.v1.LeaseService/ReleaseLeases',
             fulmen_dot_store_dot_v1_dot_lease__service__pb2.ReleaseLeasesRequest.SerializeToString,
             fulmen_dot_store_dot_v1_dot_lease__service__pb2.ReleaseLeasesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckAttempts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fulmen.store.v1.LeaseService/CheckAttempts',
+            fulmen_dot_store_dot_v1_dot_lease__service__pb2.CheckAttemptsRequest.SerializeToString,
+            fulmen_dot_store_dot_v1_dot_lease__service__pb2.CheckAttemptsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,38 @@
+"""How an attempt stands, for every state that the tables can be in."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fulmen_store.domain.attempt_checks import AttemptStatus, Leases, RolloutLeases, standing_of
+from fulmen_store.domain.transitions import AttemptState
+
+EPOCHS = st.integers(1, 4)
+KNOWN = st.builds(
+    RolloutLeases,
+    project=st.just("projects/default"),
+    mode=st.just(1),
+    leases=st.builds(Leases, epochs=st.frozensets(EPOCHS, max_size=2), cancel_requested=st.booleans()),
+    ended=st.none() | st.sampled_from([AttemptState.SUCCEEDED, AttemptState.FAILED]),
+)
+
+
+@given(known=KNOWN, number=EPOCHS, epoch=st.integers(0, 4))
+def test_only_a_held_lease_of_the_same_epoch_is_live(known: RolloutLeases, number: int, epoch: int) -> None:
+    standing = standing_of(known, number=number, epoch=epoch)
+    holds = number in known.leases.epochs and epoch in (0, number)
+    assert (standing.status is AttemptStatus.LIVE) == (holds and not known.leases.cancel_requested)
+    assert (standing.status is AttemptStatus.CANCEL_REQUESTED) == (holds and known.leases.cancel_requested)
+
+
+@given(known=KNOWN, number=EPOCHS, epoch=st.integers(0, 4))
+def test_an_attempt_is_found_if_it_runs_or_has_ended(known: RolloutLeases, number: int, epoch: int) -> None:
+    standing = standing_of(known, number=number, epoch=epoch)
+    exists = number in known.leases.epochs or known.ended is not None
+    assert (standing.status is not AttemptStatus.NOT_FOUND) == exists == bool(standing.project)
+
+
+def test_nothing_is_told_of_what_is_not_known() -> None:
+    standing = standing_of(None, number=1, epoch=1)
+    assert (standing.status, standing.project, standing.current_epoch) == (AttemptStatus.NOT_FOUND, "", 0)
