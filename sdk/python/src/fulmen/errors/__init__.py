@@ -3,6 +3,8 @@
 from fulmen.errors.catalogue import (
     ERROR_DOMAIN,
     ArgumentInvalid,
+    AttemptNotFound,
+    AttemptOver,
     BackendInUse,
     BackendNotFound,
     BackendUnavailable,
@@ -48,6 +50,8 @@ from fulmen.errors.catalogue import (
 
 __all__ = [
     "ArgumentInvalid",
+    "AttemptNotFound",
+    "AttemptOver",
     "BackendInUse",
     "BackendNotFound",
     "BackendUnavailable",

@@ -123,6 +123,12 @@ class PermissionDenied(FulmenError):
     code, reason = Code.PERMISSION_DENIED, "PERMISSION_DENIED"
 
 
+class AttemptOver(FulmenError):
+    """The attempt no longer counts, nor does its key: who acts for it has to stop."""
+
+    code, reason = Code.PERMISSION_DENIED, "ATTEMPT_OVER"
+
+
 class MessageTooLarge(FulmenError):
     """The message is over the server's limit."""
 
@@ -199,6 +205,12 @@ class NotFound(FulmenError):
     """The named thing does not exist. Abstract: a subclass has the reason."""
 
     code, reason = Code.NOT_FOUND, "UNSPECIFIED"
+
+
+class AttemptNotFound(NotFound):
+    """No such attempt."""
+
+    reason = "ATTEMPT_NOT_FOUND"
 
 
 class RolloutNotFound(NotFound):
