@@ -8,6 +8,7 @@ Every token is bound to one project, or to all of them (`projects/*`); no role r
 import base64
 import hmac
 import json
+import math
 import secrets
 import time
 from collections import OrderedDict
@@ -24,6 +25,9 @@ _ISSUER = "fulmen"
 _ALGORITHM = "HS256"
 _CACHE_SIZE = 8192
 _TOKEN_ID_BYTES = 16
+
+# What is wrong with a token: `metadata["problem"]` of TokenInvalid.
+MISSING, FORGED, EXPIRED, REVOKED = "missing", "forged", "expired", "revoked"
 
 
 class Role(StrEnum):
@@ -45,6 +49,7 @@ class Caller:
     subject: str = ""
     project: str = DEFAULT_PROJECT  # `projects/{project}`, or `projects/*`
     token_id: str = ""  # empty for attempt keys, which end with their lease
+    expires_s: float = math.inf  # Unix time after which the token is no longer good
     # Of an attempt key only:
     attempt: AttemptName | None = None
     epoch: int = 0
@@ -123,6 +128,7 @@ class TokenVerifier:
     def __init__(self, signing_key: str, *, revoked: Container[str] = frozenset()) -> None:
         """Takes the deployment's key and the ids of revoked tokens, which may change at any time."""
         self._key = signing_key
+        self._key_bytes = signing_key.encode()
         self._revoked = revoked
         self._known: OrderedDict[str, tuple[float, Caller]] = OrderedDict()
 
@@ -130,7 +136,8 @@ class TokenVerifier:
         """Returns who the token is of.
 
         Raises:
-            TokenInvalid: If it is missing, malformed, expired, revoked or signed with another key; the text says which.
+            TokenInvalid: If it is missing, malformed, expired, revoked or signed with another key; the text and
+                `metadata["problem"]` (missing, forged, expired or revoked) say which.
         """
         known = self._known.get(token)
         caller = known[1] if known is not None and known[0] > time.time() else self._read(token)
@@ -144,25 +151,33 @@ class TokenVerifier:
             TokenInvalid: If it was.
         """
         if caller.token_id and caller.token_id in self._revoked:
-            raise TokenInvalid("The token was revoked.")
+            raise TokenInvalid("The token was revoked.", problem=REVOKED)
 
     def _read(self, token: str) -> Caller:
         if not token:
-            raise TokenInvalid("A token is needed: send `authorization: Bearer <token>`.")
+            raise TokenInvalid("A token is needed: send `authorization: Bearer <token>`.", problem=MISSING)
+        # First of all: what somebody else made is not even parsed, and refusing it costs a tenth.
+        signed, _, signature = token.encode(errors="replace").rpartition(b".")
+        if not hmac.compare_digest(signature, _base64url(hmac.digest(self._key_bytes, signed, "sha256"))):
+            raise _forged()
         try:
             claims = jwt.decode(
                 token, self._key, algorithms=[_ALGORITHM], issuer=_ISSUER, options={"require": ["exp", "role"]}
             )
         except jwt.ExpiredSignatureError:
-            raise TokenInvalid("The token has expired.") from None
+            raise TokenInvalid("The token has expired.", problem=EXPIRED) from None
         except jwt.InvalidTokenError:
-            raise TokenInvalid("The token is malformed or was not made by this deployment.") from None
+            raise _forged() from None
         caller = _caller(claims)
         self._known.pop(token, None)
-        self._known[token] = (float(claims["exp"]), caller)
+        self._known[token] = (caller.expires_s, caller)
         if len(self._known) > _CACHE_SIZE:
             self._known.popitem(last=False)
         return caller
+
+
+def _forged() -> TokenInvalid:
+    return TokenInvalid("The token is malformed or was not made by this deployment.", problem=FORGED)
 
 
 def _base64url(data: bytes) -> bytes:
@@ -180,12 +195,15 @@ def _caller(claims: dict[str, object]) -> Caller:
     except ValueError:
         raise TokenInvalid("The token has a role that this version does not know.") from None
     subject, project = str(claims.get("sub", "")), str(claims.get("prj", DEFAULT_PROJECT))
+    expires_s = float(str(claims["exp"]))
     if role is not Role.ATTEMPT:
-        return Caller(role=role, subject=subject, project=project, token_id=str(claims.get("jti", "")))
+        token_id = str(claims.get("jti", ""))
+        return Caller(role=role, subject=subject, project=project, token_id=token_id, expires_s=expires_s)
     return Caller(
         role=role,
         subject=subject,
         project=project,
+        expires_s=expires_s,
         attempt=parse_attempt_name(subject),
         epoch=int(str(claims.get("epo", 0))),
         lease_id=str(claims.get("lse", "")),
