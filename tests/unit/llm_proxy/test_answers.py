@@ -7,7 +7,8 @@ from array import array
 
 import pytest
 
-from fulmen_llm_proxy.domain.answer import AnswerFilter, Asked
+from fulmen_llm_proxy.domain.apis.chat_reader import ChatReader
+from fulmen_llm_proxy.domain.apis.collected import Asked
 from fulmen_llm_proxy.domain.capture import Captured, Flaw, decode_capture
 
 LOGPROBS = {"content": [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": -1.5}]}
@@ -33,9 +34,9 @@ def answer(**changes: object) -> dict:
 
 
 def judge(document: object) -> tuple[dict, Captured]:
-    answer_filter = AnswerFilter(Asked())
-    passed = answer_filter.answer(json.dumps(document).encode())
-    return json.loads(passed), decode_capture(answer_filter.collected, default_version=3)
+    reader = ChatReader(Asked())
+    passed = reader.whole(json.dumps(document).encode())
+    return json.loads(passed), decode_capture(reader.collected, default_version=3)
 
 
 def test_a_good_answer_is_usable_and_stripped_of_nothing_else() -> None:
@@ -52,7 +53,7 @@ def test_a_good_answer_is_usable_and_stripped_of_nothing_else() -> None:
 
 def test_an_answer_with_nothing_to_strip_passes_byte_for_byte() -> None:
     body = b'{ "choices" : [ {"index":0, "message": {"content":"\\u00e4"}} ],   "big": 123456789012345678901234567890 }'
-    assert AnswerFilter(Asked()).answer(body) == body
+    assert ChatReader(Asked()).whole(body) == body
 
 
 def test_several_choices_are_judged_together() -> None:
@@ -97,7 +98,7 @@ def test_a_version_that_is_a_string_of_digits_is_read() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b'{"choices": 1}', b'{"choices": [1]}', b"\xff\xfe"])
 def test_what_is_not_an_answer_passes_as_it_is_and_is_malformed(body: bytes) -> None:
-    answer_filter = AnswerFilter(Asked())
-    assert answer_filter.answer(body) == body
-    assert not answer_filter.collected.complete
-    assert Flaw.MALFORMED in decode_capture(answer_filter.collected, default_version=0).flaws
+    reader = ChatReader(Asked())
+    assert reader.whole(body) == body
+    assert not reader.collected.complete
+    assert Flaw.MALFORMED in decode_capture(reader.collected, default_version=0).flaws

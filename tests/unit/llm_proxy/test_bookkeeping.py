@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from fulmen_llm_proxy.domain.backend_state import FAILURES_UNTIL_UNHEALTHY, BackendState, BackendStates
+from fulmen_llm_proxy.domain.apis.chat import ChatApi
 from fulmen_llm_proxy.domain.call import Attribution, FinishedCall
 from fulmen_llm_proxy.domain.capture_queue import CaptureQueue
 from fulmen_llm_proxy.domain.ledger import AttemptLedger
@@ -26,6 +27,7 @@ class Clock:
 def call(size_bytes: int) -> FinishedCall:
     return FinishedCall(
         attribution=Attribution(attempt="a", project="p", epoch=1, mode="train"),
+        api=ChatApi(),
         model="m",
         target=None,
         stream=False,

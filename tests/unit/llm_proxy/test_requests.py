@@ -7,7 +7,11 @@ import json
 import pytest
 
 from fulmen.errors import ArgumentInvalid
-from fulmen_llm_proxy.domain.request import backend_body, parse_chat_request, parse_overrides, routed_fields
+from fulmen_llm_proxy.domain.apis.api import routed_fields
+from fulmen_llm_proxy.domain.apis.chat import ChatApi
+from fulmen_llm_proxy.domain.apis.overrides import parse_overrides
+
+CHAT = ChatApi()
 
 REQUEST = {
     "model": "tiny",
@@ -19,9 +23,11 @@ REQUEST = {
 
 
 def sent(request: dict, *, overrides: str = "", capture: bool = True) -> dict:
-    parsed = parse_chat_request(json.dumps(request).encode())
-    fields = routed_fields(parsed, model="served", overrides=parse_overrides(overrides))
-    return json.loads(backend_body(fields, stream=parsed.stream, capture=capture))
+    parsed = CHAT.parse(json.dumps(request).encode())
+    fields = routed_fields(
+        parsed.fields, model="served", asked_model=parsed.model, overrides=parse_overrides(overrides)
+    )
+    return json.loads(CHAT.body(fields, stream=parsed.stream, capture=capture))
 
 
 def test_the_capture_asks_for_ids_and_logprobs_and_keeps_everything_else() -> None:
@@ -40,7 +46,7 @@ def test_without_capture_only_the_model_and_the_overrides_change() -> None:
 
 
 def test_what_the_agent_asked_for_is_known() -> None:
-    asked = parse_chat_request(
+    asked = CHAT.parse(
         json.dumps(
             REQUEST | {"logprobs": True, "return_token_ids": True, "stream_options": {"include_usage": True}}
         ).encode()

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fulmen.errors import BackendUnavailable
-from fulmen_llm_proxy.domain.answer import AnswerFilter, Asked, Collected
-from fulmen_llm_proxy.domain.assembly import assemble_answer
+from fulmen_llm_proxy.domain.apis.chat_assembly import assemble_answer
+from fulmen_llm_proxy.domain.apis.chat_reader import ChatReader
+from fulmen_llm_proxy.domain.apis.collected import Asked, Collected
 from fulmen_llm_proxy.domain.capture import Captured, decode_capture
 from fulmen_llm_proxy.domain.sse import EventSplitter, encode_event, event_data
 
@@ -49,13 +50,13 @@ def stream_of(tokens: list[tuple[int, float, str]], line_end: bytes) -> bytes:
 
 
 def run(data: bytes, cuts: list[int]) -> tuple[bytes, Collected]:
-    splitter, answer_filter = EventSplitter(LIMIT_BYTES), AnswerFilter(Asked())
+    splitter, reader = EventSplitter(LIMIT_BYTES), ChatReader(Asked())
     bounds = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
     passed = b""
     for start, end in itertools.pairwise(bounds):
-        passed += b"".join(answer_filter.event(event) for event in splitter.feed(data[start:end]))
+        passed += b"".join(reader.event(event) for event in splitter.feed(data[start:end]))
     assert splitter.rest() == b""
-    return passed, answer_filter.collected
+    return passed, reader.collected
 
 
 def judged(collected: Collected) -> Captured:

@@ -19,6 +19,8 @@ from fulmen.llm_proxy.v1 import (
     route_service_pb2_grpc,
 )
 from fulmen.rpc.channel import FulmenChannel, open_channel
+from fulmen_llm_proxy.calls.gate import Gate
+from fulmen_llm_proxy.calls.pipeline import CallPipeline
 from fulmen_llm_proxy.clients.backend import BackendClient, open_session
 from fulmen_llm_proxy.clients.resources import ResourceBook, ResourceWriter, RoutingWatch
 from fulmen_llm_proxy.clients.span_codec import SpanCodec
@@ -33,7 +35,6 @@ from fulmen_llm_proxy.settings import LlmProxySettings
 from fulmen_llm_proxy.transport.backend_servicer import BackendServicer
 from fulmen_llm_proxy.transport.capture_servicer import CaptureServicer
 from fulmen_llm_proxy.transport.http.auth import HttpAuthenticator
-from fulmen_llm_proxy.transport.http.chat import ChatCompletions, ChatLimits
 from fulmen_llm_proxy.transport.http.door import Door
 from fulmen_llm_proxy.transport.route_servicer import RouteServicer
 from fulmen_service_kit.auth import RolePolicy
@@ -139,20 +140,28 @@ def _http_server(settings: LlmProxySettings, shared: _Shared, stack: AsyncExitSt
         retry=RetryPolicy(deadline_s=settings.retry_deadline_s),
         max_answer_bytes=settings.max_answer_bytes,
     )
-    chat = ChatCompletions(
+    calls = CallPipeline(
         tables=shared.tables,
         client=client,
         states=shared.states,
         ledger=shared.ledger,
         queue=shared.queue,
-        limits=_limits(settings),
+        gate=Gate(tables=shared.tables, queue=shared.queue, max_in_flight=settings.max_in_flight),
         metrics=shared.metrics,
+        max_event_bytes=settings.max_answer_bytes,
     )
     authenticator = HttpAuthenticator(
         verifier=TokenVerifier(settings.signing_key.get_secret_value(), revoked=shared.revoked),
         dev_mode=settings.dev_mode,
     )
-    door = Door(authenticator=authenticator, chat=chat, tables=shared.tables, registry=shared.metrics.registry)
+    door = Door(
+        authenticator=authenticator,
+        calls=calls,
+        tables=shared.tables,
+        registry=shared.metrics.registry,
+        max_request_bytes=settings.max_request_bytes,
+        request_timeout_s=settings.request_timeout_s,
+    )
     http = HttpServer(door=door, listener=bind(settings.host, settings.http_port), grace_s=settings.drain_grace_s)
     stack.callback(http.close)
     return http
@@ -201,12 +210,3 @@ def _roles(settings: LlmProxySettings, shared: _Shared) -> dict[str, BackgroundR
     )
     revocations = RevocationFollower(revoked=shared.revoked, fetch=revoked_at_store(shared.channel))
     return {"route-watch": watch, "span-shipper": shipper, "revocations": revocations}
-
-
-def _limits(settings: LlmProxySettings) -> ChatLimits:
-    return ChatLimits(
-        max_request_bytes=settings.max_request_bytes,
-        request_timeout_s=settings.request_timeout_s,
-        max_in_flight=settings.max_in_flight,
-        max_event_bytes=settings.max_answer_bytes,
-    )

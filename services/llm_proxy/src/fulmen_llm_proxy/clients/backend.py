@@ -6,10 +6,12 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
+from urllib.parse import quote
 
 import aiohttp
 
 from fulmen.errors import BackendUnavailable
+from fulmen_llm_proxy.domain.apis.api import Dialect
 from fulmen_llm_proxy.domain.backend_state import BackendState, BackendStates
 from fulmen_llm_proxy.domain.retry import RetryPolicy
 from fulmen_llm_proxy.domain.routing import Backend
@@ -17,16 +19,23 @@ from fulmen_llm_proxy.domain.routing import Backend
 KEEP_ALIVE_S = 4.0
 """Below the 5 s after which uvicorn, and with it vLLM, closes an idle connection."""
 
+_ANTHROPIC_VERSION = "2023-06-01"
 STATUS_OVERLOADED = 503
 _MAX_RETRY_AFTER_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dispatch:
-    """One try of a call: where it goes, and with what."""
+    """One try of a call: where it goes, and with what.
+
+    Attributes:
+        path: the API's, below the backend's base address.
+        model: the backend's name of the model.
+    """
 
     backend: Backend
     path: str
+    model: str
     body: bytes
     stream: bool
     headers: Mapping[str, str]
@@ -159,11 +168,8 @@ class BackendClient:
 
     async def _exchange(self, dispatch: Dispatch, state: BackendState) -> BackendAnswer:
         backend = dispatch.backend
-        headers = dict(dispatch.headers)
-        if backend.key_name:
-            headers["Authorization"] = f"Bearer {self._key(backend)}"
         response = await self._session.post(
-            backend.base_url + dispatch.path, data=dispatch.body, headers=headers, allow_redirects=False
+            _address(dispatch), data=dispatch.body, headers=self._headers(dispatch), allow_redirects=False
         )
         try:
             content_type = response.headers.get("Content-Type", "application/json")
@@ -204,6 +210,21 @@ class BackendClient:
                 )
         return bytes(body)
 
+    def _headers(self, dispatch: Dispatch) -> dict[str, str]:
+        backend = dispatch.backend
+        headers = dict(dispatch.headers)
+        if backend.dialect is Dialect.ANTHROPIC:
+            headers.setdefault("anthropic-version", backend.api_version or _ANTHROPIC_VERSION)
+        if backend.key_name:
+            key = self._key(backend)
+            if backend.dialect is Dialect.ANTHROPIC:
+                headers["x-api-key"] = key
+            elif backend.azure:
+                headers["api-key"] = key
+            else:
+                headers["Authorization"] = f"Bearer {key}"
+        return headers
+
     def _key(self, backend: Backend) -> str:
         key = self._keys.get(backend.key_name)
         if key is None:
@@ -212,6 +233,14 @@ class BackendClient:
                 backend=f"backends/{backend.id}",
             )
         return key
+
+
+def _address(dispatch: Dispatch) -> str:
+    backend = dispatch.backend
+    if not backend.azure:
+        return backend.base_url + dispatch.path
+    deployment = quote(dispatch.model, safe="")
+    return f"{backend.base_url}/openai/deployments/{deployment}{dispatch.path}?api-version={backend.api_version}"
 
 
 def open_session(*, connect_timeout_s: float, read_timeout_s: float) -> aiohttp.ClientSession:

@@ -8,8 +8,9 @@ from google.protobuf.message import DecodeError
 
 from fulmen.errors import ArgumentInvalid, Violation
 from fulmen.llm_proxy.v1 import backend_pb2, route_pb2
-from fulmen_llm_proxy.domain.request import parse_overrides
-from fulmen_llm_proxy.domain.routing import Backend, Route, Target
+from fulmen_llm_proxy.domain.apis.api import ApiName, Dialect
+from fulmen_llm_proxy.domain.apis.overrides import parse_overrides
+from fulmen_llm_proxy.domain.routing import ANTHROPIC_APIS, OPENAI_APIS, Backend, Route, Target
 
 ROUTE_KIND = "route"
 BACKEND_KIND = "backend"
@@ -19,6 +20,14 @@ CONTENT_TYPE = "application/x-protobuf"
 _DEFAULT_MAX_IN_FLIGHT = 1024
 _MAX_TARGETS = 16
 _MAX_WEIGHT = 10_000
+_API_NAMES = {
+    backend_pb2.API_CHAT_COMPLETIONS: ApiName.CHAT,
+    backend_pb2.API_COMPLETIONS: ApiName.COMPLETIONS,
+    backend_pb2.API_RESPONSES: ApiName.RESPONSES,
+    backend_pb2.API_EMBEDDINGS: ApiName.EMBEDDINGS,
+    backend_pb2.API_MESSAGES: ApiName.MESSAGES,
+    backend_pb2.API_COUNT_TOKENS: ApiName.COUNT_TOKENS,
+}
 _MODEL = re.compile(r"[a-z0-9._-]{1,100}")
 _BACKEND_ID = re.compile(r"[a-z0-9._-]{1,63}")
 _BASE_URL = re.compile(r"https?://[^\s/?#]+(/[^\s?#]*)?")
@@ -95,18 +104,33 @@ def decode_backend(message: backend_pb2.Backend) -> Backend:
     backend_id = backend_id_of(message.name, "backend.name")
     if not _BASE_URL.fullmatch(message.base_url):
         raise _invalid("backend.base_url", "is not of the form http://host:port/v1")
-    if message.dialect == backend_pb2.DIALECT_ANTHROPIC:
-        raise _invalid("backend.dialect", "DIALECT_ANTHROPIC is not yet served")
+    azure = message.dialect == backend_pb2.DIALECT_AZURE_OPENAI
+    if azure and not message.api_version:
+        raise _invalid("backend.api_version", "is needed for DIALECT_AZURE_OPENAI")
+    dialect = Dialect.ANTHROPIC if message.dialect == backend_pb2.DIALECT_ANTHROPIC else Dialect.OPENAI
     if message.max_in_flight < 0:
         raise _invalid("backend.max_in_flight", "must not be negative")
     return Backend(
         id=backend_id,
         base_url=message.base_url.rstrip("/"),
+        dialect=dialect,
+        azure=azure,
+        api_version=message.api_version,
+        apis=_apis(message, dialect),
         key_name=message.key_name,
         returns_token_ids=message.returns_token_ids,
         max_in_flight=message.max_in_flight or _DEFAULT_MAX_IN_FLIGHT,
         draining=message.draining,
     )
+
+
+def _apis(message: backend_pb2.Backend, dialect: Dialect) -> frozenset[ApiName]:
+    if not message.apis:
+        return ANTHROPIC_APIS if dialect is Dialect.ANTHROPIC else OPENAI_APIS
+    unknown = [number for number in message.apis if number not in _API_NAMES]
+    if unknown:
+        raise _invalid("backend.apis", f"has unknown values: {unknown}")
+    return frozenset(_API_NAMES[number] for number in message.apis)
 
 
 def parse_route(content: bytes) -> route_pb2.Route:

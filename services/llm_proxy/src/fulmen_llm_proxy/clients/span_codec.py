@@ -20,8 +20,6 @@ from fulmen.ids import parse_attempt_name, uuid7
 from fulmen.model_call import CLIENT_GONE_ATTRIBUTE, RESEND_COUNT_ATTRIBUTE
 from fulmen.store.v1 import span_pb2
 from fulmen.type.v1 import model_call_pb2
-from fulmen_llm_proxy.domain.answer import Collected
-from fulmen_llm_proxy.domain.assembly import assemble_answer
 from fulmen_llm_proxy.domain.call import CALLER_GONE, FinishedCall
 from fulmen_llm_proxy.domain.capture import Captured, CapturedChoice, decode_capture
 
@@ -95,8 +93,8 @@ class SpanCodec:
             end_ns=call.end_ns,
             usable=usable,
             captured=captured is not None and trainable,
-            prompt_tokens=(usage.prompt_tokens or 0) if usage else 0,
-            completion_tokens=(usage.completion_tokens or 0) if usage else 0,
+            prompt_tokens=(usage.prompt or 0) if usage else 0,
+            completion_tokens=(usage.completion or 0) if usage else 0,
         )
 
     def chunks(self, calls: list[EncodedCall]) -> dict[str, list[EncodedCall]]:
@@ -131,7 +129,7 @@ class SpanCodec:
         choices = captured.choices or (
             CapturedChoice(index=0, token_ids=b"", logprobs=b"", finish_reason="", versions=()),
         )
-        request_json, response_json = _ENCODER.encode(call.fields), _answer_json(call.collected)
+        request_json, response_json = _ENCODER.encode(call.fields), _answer_json(call)
         records = []
         for choice in choices:
             record = _model_call(call, captured, choice, sampling, flaws)
@@ -152,10 +150,11 @@ class SpanCodec:
         return records
 
 
-def _answer_json(collected: Collected | None) -> bytes:
+def _answer_json(call: FinishedCall) -> bytes:
+    collected = call.collected
     if collected is None or not collected.payloads:
         return b""
-    return assemble_answer(collected.payloads) if collected.streamed else collected.payloads[0]
+    return call.api.assemble(collected.payloads) if collected.streamed else collected.payloads[0]
 
 
 def _model_call(
@@ -184,8 +183,8 @@ def _model_call(
 def _span(call: FinishedCall, captured: Captured | None, sampling: _Sampling) -> Span:
     trace_id, parent_id = _trace_of(call)
     attributes = [
-        _text("gen_ai.operation.name", "chat"),
-        _text("gen_ai.provider.name", "openai"),
+        _text("gen_ai.operation.name", call.api.operation),
+        _text("gen_ai.provider.name", call.api.dialect.value),
         _text("gen_ai.request.model", call.model),
         _text("fulmen.mode", call.attribution.mode),
         _number("fulmen.attempt.epoch", call.attribution.epoch),
@@ -214,7 +213,7 @@ def _span(call: FinishedCall, captured: Captured | None, sampling: _Sampling) ->
         trace_id=trace_id,
         span_id=os.urandom(8),
         parent_span_id=parent_id,
-        name=f"chat {call.model}",
+        name=f"{call.api.operation} {call.model}",
         kind=Span.SPAN_KIND_CLIENT,
         start_time_unix_nano=call.start_ns,
         end_time_unix_nano=call.end_ns,
@@ -243,10 +242,10 @@ def _answer_attributes(captured: Captured) -> list[KeyValue]:
     if reasons:
         values = ArrayValue(values=[AnyValue(string_value=reason) for reason in reasons])
         attributes.append(KeyValue(key="gen_ai.response.finish_reasons", value=AnyValue(array_value=values)))
-    if captured.usage.prompt_tokens is not None:
-        attributes.append(_number("gen_ai.usage.input_tokens", captured.usage.prompt_tokens))
-    if captured.usage.completion_tokens is not None:
-        attributes.append(_number("gen_ai.usage.output_tokens", captured.usage.completion_tokens))
+    if captured.usage.prompt is not None:
+        attributes.append(_number("gen_ai.usage.input_tokens", captured.usage.prompt))
+    if captured.usage.completion is not None:
+        attributes.append(_number("gen_ai.usage.output_tokens", captured.usage.completion))
     return attributes
 
 

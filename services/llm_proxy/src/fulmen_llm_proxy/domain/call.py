@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from fulmen_llm_proxy.domain.answer import Collected, Fields
+from fulmen_llm_proxy.domain.apis.api import Api
+from fulmen_llm_proxy.domain.apis.collected import Collected, Fields
 from fulmen_llm_proxy.domain.routing import Target
 
 
@@ -24,6 +26,35 @@ class Attribution:
     mode: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who makes a call.
+
+    Attributes:
+        attribution: the attempt that the call belongs to; None for everybody but an agent.
+    """
+
+    project: str
+    attribution: Attribution | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallHead:
+    """What came with a call beside its body.
+
+    Attributes:
+        trace_parent: the W3C `traceparent` header, as it came; may be empty.
+        agent_name: the agent or role that calls, as it says; may be empty.
+        resend_count: how often the caller's client had sent the same request before, as it says.
+        pass_on: headers that the backend should get.
+    """
+
+    trace_parent: str = ""
+    agent_name: str = ""
+    resend_count: int = 0
+    pass_on: Mapping[str, str] = field(default_factory=dict)
+
+
 CALLER_GONE = "caller_gone"
 """The `error_type` of a call whose caller went away before it had its answer."""
 
@@ -33,6 +64,7 @@ class FinishedCall:
     """A call that is over, as its handler leaves it for the capture.
 
     Attributes:
+        api: the API that the backend was called by.
         fields: the request's fields as the backend got them, without what the capture added.
         collected: what the answer brought; None when no answer came.
         captured: token ids were asked of the backend.
@@ -47,6 +79,7 @@ class FinishedCall:
     """
 
     attribution: Attribution
+    api: Api
     model: str
     target: Target | None
     stream: bool

@@ -14,7 +14,7 @@ from enum import StrEnum
 
 import msgspec
 
-from fulmen_llm_proxy.domain.answer import Collected, CollectedChoice
+from fulmen_llm_proxy.domain.apis.collected import Collected, CollectedChoice
 
 
 class Flaw(StrEnum):
@@ -33,11 +33,80 @@ class Flaw(StrEnum):
     VERSIONS_INVALID = "policy_versions_invalid"
 
 
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
+
 class Usage(msgspec.Struct, frozen=True):
-    """Token counts as the backend reports them."""
+    """Token counts as the backend reports them, under the names of any API.
+
+    The OpenAI APIs count cached tokens within the prompt's; Anthropic counts them beside it.
+    """
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+    input_tokens_details: _Details | None = None
+    completion_tokens_details: _Details | None = None
+    output_tokens_details: _Details | None = None
+    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenCounts:
+    """Tokens of one call; None where the backend did not say.
+
+    Attributes:
+        prompt: all tokens of the prompt, cached ones included.
+        cached: tokens of the prompt that were read from the backend's cache.
+        cache_written: tokens of the prompt that were written to the backend's cache.
+        reasoning: tokens of the completion that were reasoning.
+    """
+
+    prompt: int | None = None
+    completion: int | None = None
+    cached: int = 0
+    cache_written: int = 0
+    reasoning: int = 0
+
+
+_NO_COUNTS = TokenCounts()
+
+
+def token_counts(raws: list[msgspec.Raw]) -> TokenCounts:
+    """Reads the usage objects of an answer; of a stream, later ones correct earlier ones.
+
+    Raises:
+        msgspec.DecodeError: if one is not a usage object.
+    """
+    if not raws:
+        return _NO_COUNTS
+    if len(raws) == 1:
+        return _counts(_USAGE.decode(raws[0]))
+    merged: dict[str, msgspec.Raw] = {}
+    for raw in raws:
+        merged |= {key: value for key, value in _RAW_FIELDS.decode(raw).items() if bytes(value) != b"null"}
+    return _counts(_USAGE.decode(msgspec.json.encode(merged)))
+
+
+def _counts(usage: Usage) -> TokenCounts:
+    details = usage.prompt_tokens_details or usage.input_tokens_details
+    out_details = usage.completion_tokens_details or usage.output_tokens_details
+    prompt = usage.input_tokens if usage.prompt_tokens is None else usage.prompt_tokens
+    read, written = usage.cache_read_input_tokens or 0, usage.cache_creation_input_tokens or 0
+    if prompt is not None and usage.prompt_tokens is None:
+        prompt += read + written
+    return TokenCounts(
+        prompt=prompt,
+        completion=usage.output_tokens if usage.completion_tokens is None else usage.completion_tokens,
+        cached=(details.cached_tokens or 0) if details else read,
+        cache_written=written,
+        reasoning=(out_details.reasoning_tokens or 0) if out_details else 0,
+    )
 
 
 class VersionRange(msgspec.Struct, frozen=True):
@@ -76,7 +145,7 @@ class Captured:
 
     prompt_ids: bytes
     choices: tuple[CapturedChoice, ...]
-    usage: Usage
+    usage: TokenCounts
     flaws: tuple[Flaw, ...]
 
 
@@ -94,6 +163,7 @@ class _Logprobs(msgspec.Struct):
 _IDS = msgspec.json.Decoder(list[int] | None)
 _LOGPROBS = msgspec.json.Decoder(_Logprobs)
 _USAGE = msgspec.json.Decoder(Usage)
+_RAW_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _VERSIONS = msgspec.json.Decoder(list[VersionRange], strict=False)
 """Not strict: some engines report the version as a string of digits."""
 
@@ -118,14 +188,14 @@ def decode_capture(collected: Collected, *, default_version: int) -> Captured:
         # An id beyond int32, or a list of something else: nothing of it can be trained on.
         if Flaw.MALFORMED not in flaws:
             flaws.append(Flaw.MALFORMED)
-        return Captured(prompt_ids=b"", choices=(), usage=Usage(), flaws=tuple(flaws))
+        return Captured(prompt_ids=b"", choices=(), usage=_NO_COUNTS, flaws=tuple(flaws))
 
 
 def _decode(collected: Collected, default_version: int, flaws: list[Flaw]) -> Captured:
     prompt_ids = [] if collected.prompt_ids is None else _ids(collected.prompt_ids)
     if not prompt_ids:
         flaws.append(Flaw.PROMPT_IDS_MISSING)
-    usage = Usage() if collected.usage is None else _USAGE.decode(collected.usage)
+    usage = token_counts(collected.usage)
     choices = tuple(
         _decode_choice(index, kept, collected.weight_versions, default_version)
         for index, kept in sorted(collected.choices.items())
@@ -134,7 +204,7 @@ def _decode(collected: Collected, default_version: int, flaws: list[Flaw]) -> Ca
     return Captured(prompt_ids=_pack_ids(prompt_ids), choices=choices, usage=usage, flaws=tuple(flaws))
 
 
-def _judge(choices: tuple[CapturedChoice, ...], usage: Usage) -> list[Flaw]:
+def _judge(choices: tuple[CapturedChoice, ...], usage: TokenCounts) -> list[Flaw]:
     flaws: list[Flaw] = []
     if not choices or not all(choice.token_ids for choice in choices):
         flaws.append(Flaw.TOKEN_IDS_MISSING)
@@ -142,9 +212,9 @@ def _judge(choices: tuple[CapturedChoice, ...], usage: Usage) -> list[Flaw]:
         flaws.append(Flaw.LOGPROBS_MISSING)
     if any(len(choice.token_ids) != len(choice.logprobs) for choice in choices):
         flaws.append(Flaw.LENGTH_MISMATCH)
-    if usage.completion_tokens is None:
+    if usage.completion is None:
         flaws.append(Flaw.USAGE_MISSING)
-    elif usage.completion_tokens != sum(choice.token_count for choice in choices):
+    elif usage.completion != sum(choice.token_count for choice in choices):
         flaws.append(Flaw.USAGE_MISMATCH)
     if not all(choice.finish_reason for choice in choices):
         flaws.append(Flaw.FINISH_REASON_MISSING)

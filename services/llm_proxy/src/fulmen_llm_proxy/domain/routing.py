@@ -14,16 +14,26 @@ from dataclasses import dataclass, field
 import msgspec
 
 from fulmen.errors import BackendUnavailable, RouteNotFound
+from fulmen_llm_proxy.domain.apis.api import ApiName, Dialect
 
 _HASH_SPACE = float(1 << 64)
+
+OPENAI_APIS = frozenset({ApiName.CHAT, ApiName.COMPLETIONS, ApiName.EMBEDDINGS})
+"""What an OpenAI-compatible server serves unless its backend says otherwise: responses are seldom among it."""
+
+ANTHROPIC_APIS = frozenset({ApiName.MESSAGES, ApiName.COUNT_TOKENS})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """An OpenAI-compatible model server.
+    """A model server.
 
     Attributes:
         base_url: address up to and with the API's version, for example `http://10.0.0.7:8000/v1`.
+        dialect: whose headers and wording of errors it uses.
+        azure: its addresses are Azure-style: the model is part of the path, the key goes in `api-key`.
+        api_version: what it is told its API's version is: Azure's `api-version`, Anthropic's `anthropic-version`.
+        apis: the APIs that it serves itself; all others are translated, if they can be.
         key_name: name of the secret in the setting `backend_keys`; empty for a server without keys.
         returns_token_ids: its answers carry token ids and log-probabilities when asked to.
         max_in_flight: most requests at once from this process; more wait.
@@ -32,6 +42,10 @@ class Backend:
 
     id: str
     base_url: str
+    dialect: Dialect = Dialect.OPENAI
+    azure: bool = False
+    api_version: str = ""
+    apis: frozenset[ApiName] = OPENAI_APIS
     key_name: str = ""
     returns_token_ids: bool = False
     max_in_flight: int = 1024

@@ -74,6 +74,6 @@ def event_data(event: bytes) -> bytes | None:
     return b"\n".join(lines) if lines else None
 
 
-def encode_event(data: bytes) -> bytes:
-    """Returns one event that holds `data`, which must have no line break."""
-    return b"data: %s\n\n" % data
+def encode_event(data: bytes, name: bytes = b"") -> bytes:
+    """Returns one event that holds `data`, which must have no line break, with its name if it has one."""
+    return b"event: %s\ndata: %s\n\n" % (name, data) if name else b"data: %s\n\n" % data

@@ -23,31 +23,48 @@ _sym_db = _symbol_database.Default()
 
 
 from fulmen.llm_proxy.v1 import backend_pb2 as fulmen_dot_llm__proxy_dot_v1_dot_backend__pb2
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)fulmen/llm_proxy/v1/backend_service.proto\x12\x13\x66ulmen.llm_proxy.v1\x1a!fulmen/llm_proxy/v1/backend.proto\"G\n\x16RegisterBackendRequest\x12-\n\x07\x62\x61\x63kend\x18\x01 \x01(\x0b\x32\x1c.fulmen.llm_proxy.v1.Backend\"H\n\x17RegisterBackendResponse\x12-\n\x07\x62\x61\x63kend\x18\x01 \x01(\x0b\x32\x1c.fulmen.llm_proxy.v1.Backend\"<\n\x13ListBackendsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"_\n\x14ListBackendsResponse\x12.\n\x08\x62\x61\x63kends\x18\x01 \x03(\x0b\x32\x1c.fulmen.llm_proxy.v1.Backend\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"#\n\x13\x44rainBackendRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"E\n\x14\x44rainBackendResponse\x12-\n\x07\x62\x61\x63kend\x18\x01 \x01(\x0b\x32\x1c.fulmen.llm_proxy.v1.Backend\"\x19\n\x17GetBackendHealthRequest\"e\n\x18GetBackendHealthResponse\x12\x34\n\x08\x62\x61\x63kends\x18\x01 \x03(\x0b\x32\".fulmen.llm_proxy.v1.BackendHealth\x12\x13\n\x0binstance_id\x18\x02 \x01(\t2\xb9\x03\n\x0e\x42\x61\x63kendService\x12l\n\x0fRegisterBackend\x12+.fulmen.llm_proxy.v1.RegisterBackendRequest\x1a,.fulmen.llm_proxy.v1.RegisterBackendResponse\x12\x63\n\x0cListBackends\x12(.fulmen.llm_proxy.v1.ListBackendsRequest\x1a).fulmen.llm_proxy.v1.ListBackendsResponse\x12\x63\n\x0c\x44rainBackend\x12(.fulmen.llm_proxy.v1.DrainBackendRequest\x1a).fulmen.llm_proxy.v1.DrainBackendResponse\x12o\n\x10GetBackendHealth\x12,.fulmen.llm_proxy.v1.GetBackendHealthRequest\x1a-.fulmen.llm_proxy.v1.GetBackendHealthResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)fulmen/llm_proxy/v1/backend_service.proto\x12\x13\x66ulmen.llm_proxy.v1\x1a!fulmen/llm_proxy/v1/backend.proto\x1a\x1egoogle/protobuf/duration.proto\"G\n\x16RegisterBackendRequest\x12-\n\x07\x62\x61\x63kend\x18\x01 \x01(\x0b\x32\x1c.fulmen.llm_proxy.v1.Backend\"H\n\x17RegisterBackendResponse\x12-\n\x07\x62\x61\x63kend\x18\x01 \x01(\x0b\x32\x1c.fulmen.llm_proxy.v1.Backend\"<\n\x13ListBackendsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"_\n\x14ListBackendsResponse\x12.\n\x08\x62\x61\x63kends\x18\x01 \x03(\x0b\x32\x1c.fulmen.llm_proxy.v1.Backend\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"#\n\x13\x44rainBackendRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"E\n\x14\x44rainBackendResponse\x12-\n\x07\x62\x61\x63kend\x18\x01 \x01(\x0b\x32\x1c.fulmen.llm_proxy.v1.Backend\"$\n\x14ResumeBackendRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"F\n\x15ResumeBackendResponse\x12-\n\x07\x62\x61\x63kend\x18\x01 \x01(\x0b\x32\x1c.fulmen.llm_proxy.v1.Backend\"J\n\x12HoldBackendRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\x03ttl\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"D\n\x13HoldBackendResponse\x12-\n\x07\x62\x61\x63kend\x18\x01 \x01(\x0b\x32\x1c.fulmen.llm_proxy.v1.Backend\"%\n\x15ReleaseBackendRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"G\n\x16ReleaseBackendResponse\x12-\n\x07\x62\x61\x63kend\x18\x01 \x01(\x0b\x32\x1c.fulmen.llm_proxy.v1.Backend\"$\n\x14\x44\x65leteBackendRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x17\n\x15\x44\x65leteBackendResponse\"\x19\n\x17GetBackendHealthRequest\"e\n\x18GetBackendHealthResponse\x12\x34\n\x08\x62\x61\x63kends\x18\x01 \x03(\x0b\x32\".fulmen.llm_proxy.v1.BackendHealth\x12\x13\n\x0binstance_id\x18\x02 \x01(\t2\xd6\x06\n\x0e\x42\x61\x63kendService\x12l\n\x0fRegisterBackend\x12+.fulmen.llm_proxy.v1.RegisterBackendRequest\x1a,.fulmen.llm_proxy.v1.RegisterBackendResponse\x12\x63\n\x0cListBackends\x12(.fulmen.llm_proxy.v1.ListBackendsRequest\x1a).fulmen.llm_proxy.v1.ListBackendsResponse\x12\x63\n\x0c\x44rainBackend\x12(.fulmen.llm_proxy.v1.DrainBackendRequest\x1a).fulmen.llm_proxy.v1.DrainBackendResponse\x12\x66\n\rResumeBackend\x12).fulmen.llm_proxy.v1.ResumeBackendRequest\x1a*.fulmen.llm_proxy.v1.ResumeBackendResponse\x12`\n\x0bHoldBackend\x12\'.fulmen.llm_proxy.v1.HoldBackendRequest\x1a(.fulmen.llm_proxy.v1.HoldBackendResponse\x12i\n\x0eReleaseBackend\x12*.fulmen.llm_proxy.v1.ReleaseBackendRequest\x1a+.fulmen.llm_proxy.v1.ReleaseBackendResponse\x12\x66\n\rDeleteBackend\x12).fulmen.llm_proxy.v1.DeleteBackendRequest\x1a*.fulmen.llm_proxy.v1.DeleteBackendResponse\x12o\n\x10GetBackendHealth\x12,.fulmen.llm_proxy.v1.GetBackendHealthRequest\x1a-.fulmen.llm_proxy.v1.GetBackendHealthResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fulmen.llm_proxy.v1.backend_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REGISTERBACKENDREQUEST']._serialized_start=101
-  _globals['_REGISTERBACKENDREQUEST']._serialized_end=172
-  _globals['_REGISTERBACKENDRESPONSE']._serialized_start=174
-  _globals['_REGISTERBACKENDRESPONSE']._serialized_end=246
-  _globals['_LISTBACKENDSREQUEST']._serialized_start=248
-  _globals['_LISTBACKENDSREQUEST']._serialized_end=308
-  _globals['_LISTBACKENDSRESPONSE']._serialized_start=310
-  _globals['_LISTBACKENDSRESPONSE']._serialized_end=405
-  _globals['_DRAINBACKENDREQUEST']._serialized_start=407
-  _globals['_DRAINBACKENDREQUEST']._serialized_end=442
-  _globals['_DRAINBACKENDRESPONSE']._serialized_start=444
-  _globals['_DRAINBACKENDRESPONSE']._serialized_end=513
-  _globals['_GETBACKENDHEALTHREQUEST']._serialized_start=515
-  _globals['_GETBACKENDHEALTHREQUEST']._serialized_end=540
-  _globals['_GETBACKENDHEALTHRESPONSE']._serialized_start=542
-  _globals['_GETBACKENDHEALTHRESPONSE']._serialized_end=643
-  _globals['_BACKENDSERVICE']._serialized_start=646
-  _globals['_BACKENDSERVICE']._serialized_end=1087
+  _globals['_REGISTERBACKENDREQUEST']._serialized_start=133
+  _globals['_REGISTERBACKENDREQUEST']._serialized_end=204
+  _globals['_REGISTERBACKENDRESPONSE']._serialized_start=206
+  _globals['_REGISTERBACKENDRESPONSE']._serialized_end=278
+  _globals['_LISTBACKENDSREQUEST']._serialized_start=280
+  _globals['_LISTBACKENDSREQUEST']._serialized_end=340
+  _globals['_LISTBACKENDSRESPONSE']._serialized_start=342
+  _globals['_LISTBACKENDSRESPONSE']._serialized_end=437
+  _globals['_DRAINBACKENDREQUEST']._serialized_start=439
+  _globals['_DRAINBACKENDREQUEST']._serialized_end=474
+  _globals['_DRAINBACKENDRESPONSE']._serialized_start=476
+  _globals['_DRAINBACKENDRESPONSE']._serialized_end=545
+  _globals['_RESUMEBACKENDREQUEST']._serialized_start=547
+  _globals['_RESUMEBACKENDREQUEST']._serialized_end=583
+  _globals['_RESUMEBACKENDRESPONSE']._serialized_start=585
+  _globals['_RESUMEBACKENDRESPONSE']._serialized_end=655
+  _globals['_HOLDBACKENDREQUEST']._serialized_start=657
+  _globals['_HOLDBACKENDREQUEST']._serialized_end=731
+  _globals['_HOLDBACKENDRESPONSE']._serialized_start=733
+  _globals['_HOLDBACKENDRESPONSE']._serialized_end=801
+  _globals['_RELEASEBACKENDREQUEST']._serialized_start=803
+  _globals['_RELEASEBACKENDREQUEST']._serialized_end=840
+  _globals['_RELEASEBACKENDRESPONSE']._serialized_start=842
+  _globals['_RELEASEBACKENDRESPONSE']._serialized_end=913
+  _globals['_DELETEBACKENDREQUEST']._serialized_start=915
+  _globals['_DELETEBACKENDREQUEST']._serialized_end=951
+  _globals['_DELETEBACKENDRESPONSE']._serialized_start=953
+  _globals['_DELETEBACKENDRESPONSE']._serialized_end=976
+  _globals['_GETBACKENDHEALTHREQUEST']._serialized_start=978
+  _globals['_GETBACKENDHEALTHREQUEST']._serialized_end=1003
+  _globals['_GETBACKENDHEALTHRESPONSE']._serialized_start=1005
+  _globals['_GETBACKENDHEALTHRESPONSE']._serialized_end=1106
+  _globals['_BACKENDSERVICE']._serialized_start=1109
+  _globals['_BACKENDSERVICE']._serialized_end=1963
 # @@protoc_insertion_point(module_scope)

@@ -1,4 +1,5 @@
 from fulmen.llm_proxy.v1 import backend_pb2 as _backend_pb2
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -45,6 +46,54 @@ class DrainBackendResponse(_message.Message):
     BACKEND_FIELD_NUMBER: _ClassVar[int]
     backend: _backend_pb2.Backend
     def __init__(self, backend: _Optional[_Union[_backend_pb2.Backend, _Mapping]] = ...) -> None: ...
+
+class ResumeBackendRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class ResumeBackendResponse(_message.Message):
+    __slots__ = ("backend",)
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    backend: _backend_pb2.Backend
+    def __init__(self, backend: _Optional[_Union[_backend_pb2.Backend, _Mapping]] = ...) -> None: ...
+
+class HoldBackendRequest(_message.Message):
+    __slots__ = ("name", "ttl")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TTL_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    ttl: _duration_pb2.Duration
+    def __init__(self, name: _Optional[str] = ..., ttl: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class HoldBackendResponse(_message.Message):
+    __slots__ = ("backend",)
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    backend: _backend_pb2.Backend
+    def __init__(self, backend: _Optional[_Union[_backend_pb2.Backend, _Mapping]] = ...) -> None: ...
+
+class ReleaseBackendRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class ReleaseBackendResponse(_message.Message):
+    __slots__ = ("backend",)
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    backend: _backend_pb2.Backend
+    def __init__(self, backend: _Optional[_Union[_backend_pb2.Backend, _Mapping]] = ...) -> None: ...
+
+class DeleteBackendRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class DeleteBackendResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class GetBackendHealthRequest(_message.Message):
     __slots__ = ()

@@ -54,6 +54,26 @@ class BackendServiceStub(object):
                 request_serializer=fulmen_dot_llm__proxy_dot_v1_dot_backend__service__pb2.DrainBackendRequest.SerializeToString,
                 response_deserializer=fulmen_dot_llm__proxy_dot_v1_dot_backend__service__pb2.DrainBackendResponse.FromString,
                 _registered_method=True)
+        self.ResumeBackend = channel.unary_unary(
+                '/fulmen.llm_proxy.v1.BackendService/ResumeBackend',
+                request_serializer=fulmen_dot_llm__proxy_dot_v1_dot_backend__service__pb2.ResumeBackendRequest.SerializeToString,
+                response_deserializer=fulmen_dot_llm__proxy_dot_v1_dot_backend__service__pb2.ResumeBackendResponse.FromString,
+                _registered_method=True)
+        self.HoldBackend = channel.unary_unary(
+                '/fulmen.llm_proxy.v1.BackendService/HoldBackend',
+                request_serializer=fulmen_dot_llm__proxy_dot_v1_dot_backend__service__pb2.HoldBackendRequest.SerializeToString,
+                response_deserializer=fulmen_dot_llm__proxy_dot_v1_dot_backend__service__pb2.HoldBackendResponse.FromString,
+                _registered_method=True)
+        self.ReleaseBackend = channel.unary_unary(
+                '/fulmen.llm_proxy.v1.BackendService/ReleaseBackend',
+                request_serializer=fulmen_dot_llm__proxy_dot_v1_dot_backend__service__pb2.ReleaseBackendRequest.SerializeToString,
+                response_deserializer=fulmen_dot_llm__proxy_dot_v1_dot_backend__service__pb2.ReleaseBackendResponse.FromString,
+                _registered_method=True)
+        self.DeleteBackend = channel.unary_unary(
+                '/fulmen.llm_proxy.v1.BackendService/DeleteBackend',
+                request_serializer=fulmen_dot_llm__proxy_dot_v1_dot_backend__service__pb2.DeleteBackendRequest.SerializeToString,
+                response_deserializer=fulmen_dot_llm__proxy_dot_v1_dot_backend__service__pb2.DeleteBackendResponse.FromString,
+                _registered_method=True)
         self.GetBackendHealth = channel.unary_unary(
                 '/fulmen.llm_proxy.v1.BackendService/GetBackendHealth',
                 request_serializer=fulmen_dot_llm__proxy_dot_v1_dot_backend__service__pb2.GetBackendHealthRequest.SerializeToString,
@@ -94,6 +114,43 @@ class BackendServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ResumeBackend(self, request, context):
+        """Takes a backend's drain back: it gets new requests again. Idempotent.
+
+        Errors: `NOT_FOUND` (`BACKEND_NOT_FOUND`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def HoldBackend(self, request, context):
+        """Lets new calls for a backend wait in the proxy, at every replica within a second, until ReleaseBackend or the end
+        of `ttl`. Calls in flight go on. Called again, it moves the end. Idempotent.
+
+        Errors: `NOT_FOUND` (`BACKEND_NOT_FOUND`); `INVALID_ARGUMENT` (`ARGUMENT_INVALID`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReleaseBackend(self, request, context):
+        """Ends a hold: the calls that wait go on. Idempotent.
+
+        Errors: `NOT_FOUND` (`BACKEND_NOT_FOUND`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteBackend(self, request, context):
+        """Removes a backend. Calls in flight end by themselves. Idempotent.
+
+        Errors: `FAILED_PRECONDITION` (`BACKEND_IN_USE`): a route still names it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetBackendHealth(self, request, context):
         """Tells how backends do, as this process sees them.
         """
@@ -118,6 +175,26 @@ def add_BackendServiceServicer_to_server(servicer, server):
                     servicer.DrainBackend,
                     request_deserializer=fulmen_dot_llm__proxy_dot_v1_dot_backend__service__pb2.DrainBackendRequest.FromString,
                     response_serializer=fulmen_dot_llm__proxy_dot_v1_dot_backend__service__pb2.DrainBackendResponse.SerializeToString,
+            ),
+            'ResumeBackend': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeBackend,
+                    request_deserializer=fulmen_dot_llm__proxy_dot_v1_dot_backend__service__pb2.ResumeBackendRequest.FromString,
+                    response_serializer=fulmen_dot_llm__proxy_dot_v1_dot_backend__service__pb2.ResumeBackendResponse.SerializeToString,
+            ),
+            'HoldBackend': grpc.unary_unary_rpc_method_handler(
+                    servicer.HoldBackend,
+                    request_deserializer=fulmen_dot_llm__proxy_dot_v1_dot_backend__service__pb2.HoldBackendRequest.FromString,
+                    response_serializer=fulmen_dot_llm__proxy_dot_v1_dot_backend__service__pb2.HoldBackendResponse.SerializeToString,
+            ),
+            'ReleaseBackend': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseBackend,
+                    request_deserializer=fulmen_dot_llm__proxy_dot_v1_dot_backend__service__pb2.ReleaseBackendRequest.FromString,
+                    response_serializer=fulmen_dot_llm__proxy_dot_v1_dot_backend__service__pb2.ReleaseBackendResponse.SerializeToString,
+            ),
+            'DeleteBackend': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteBackend,
+                    request_deserializer=fulmen_dot_llm__proxy_dot_v1_dot_backend__service__pb2.DeleteBackendRequest.FromString,
+                    response_serializer=fulmen_dot_llm__proxy_dot_v1_dot_backend__service__pb2.DeleteBackendResponse.SerializeToString,
             ),
             'GetBackendHealth': grpc.unary_unary_rpc_method_handler(
                     servicer.GetBackendHealth,
@@ -211,6 +288,114 @@ class BackendService(object):
             '/fulmen.llm_proxy.v1.BackendService/DrainBackend',
             fulmen_dot_llm__proxy_dot_v1_dot_backend__service__pb2.DrainBackendRequest.SerializeToString,
             fulmen_dot_llm__proxy_dot_v1_dot_backend__service__pb2.DrainBackendResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeBackend(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fulmen.llm_proxy.v1.BackendService/ResumeBackend',
+            fulmen_dot_llm__proxy_dot_v1_dot_backend__service__pb2.ResumeBackendRequest.SerializeToString,
+            fulmen_dot_llm__proxy_dot_v1_dot_backend__service__pb2.ResumeBackendResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def HoldBackend(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fulmen.llm_proxy.v1.BackendService/HoldBackend',
+            fulmen_dot_llm__proxy_dot_v1_dot_backend__service__pb2.HoldBackendRequest.SerializeToString,
+            fulmen_dot_llm__proxy_dot_v1_dot_backend__service__pb2.HoldBackendResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseBackend(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fulmen.llm_proxy.v1.BackendService/ReleaseBackend',
+            fulmen_dot_llm__proxy_dot_v1_dot_backend__service__pb2.ReleaseBackendRequest.SerializeToString,
+            fulmen_dot_llm__proxy_dot_v1_dot_backend__service__pb2.ReleaseBackendResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteBackend(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fulmen.llm_proxy.v1.BackendService/DeleteBackend',
+            fulmen_dot_llm__proxy_dot_v1_dot_backend__service__pb2.DeleteBackendRequest.SerializeToString,
+            fulmen_dot_llm__proxy_dot_v1_dot_backend__service__pb2.DeleteBackendResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -26,7 +26,13 @@ if _version_not_supported:
 
 
 class CompletionServiceStub(object):
-    """Model calls over gRPC, for callers that have no HTTP client of their own. Not yet served.
+    """Model calls over gRPC, for callers that have no HTTP client of their own: the same APIs, attribution, limits and
+    capture as over HTTP. Needs an attempt key, or a client, service or admin token.
+
+    Only a call that the proxy cannot even begin is an error of the rpc: `UNAUTHENTICATED` (`TOKEN_INVALID`),
+    `PERMISSION_DENIED`, `INVALID_ARGUMENT` (`ARGUMENT_INVALID`: no such path), `RESOURCE_EXHAUSTED`
+    (`MESSAGE_TOO_LARGE`), `UNAVAILABLE` (`DRAINING`). Every other outcome is an answer with its HTTP status and the
+    body that an HTTP caller would get. A call whose rpc is cancelled is cancelled at the backend too.
     """
 
     def __init__(self, channel):
@@ -48,18 +54,24 @@ class CompletionServiceStub(object):
 
 
 class CompletionServiceServicer(object):
-    """Model calls over gRPC, for callers that have no HTTP client of their own. Not yet served.
+    """Model calls over gRPC, for callers that have no HTTP client of their own: the same APIs, attribution, limits and
+    capture as over HTTP. Needs an attempt key, or a client, service or admin token.
+
+    Only a call that the proxy cannot even begin is an error of the rpc: `UNAUTHENTICATED` (`TOKEN_INVALID`),
+    `PERMISSION_DENIED`, `INVALID_ARGUMENT` (`ARGUMENT_INVALID`: no such path), `RESOURCE_EXHAUSTED`
+    (`MESSAGE_TOO_LARGE`), `UNAVAILABLE` (`DRAINING`). Every other outcome is an answer with its HTTP status and the
+    body that an HTTP caller would get. A call whose rpc is cancelled is cancelled at the backend too.
     """
 
     def Complete(self, request, context):
-        """Makes one call. Not yet served.
+        """Makes one call. A body that asks for a stream is refused with `INVALID_ARGUMENT`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamComplete(self, request, context):
-        """Makes one call whose answer is streamed. Not yet served.
+        """Makes one call whose answer is streamed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +99,13 @@ def add_CompletionServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CompletionService(object):
-    """Model calls over gRPC, for callers that have no HTTP client of their own. Not yet served.
+    """Model calls over gRPC, for callers that have no HTTP client of their own: the same APIs, attribution, limits and
+    capture as over HTTP. Needs an attempt key, or a client, service or admin token.
+
+    Only a call that the proxy cannot even begin is an error of the rpc: `UNAUTHENTICATED` (`TOKEN_INVALID`),
+    `PERMISSION_DENIED`, `INVALID_ARGUMENT` (`ARGUMENT_INVALID`: no such path), `RESOURCE_EXHAUSTED`
+    (`MESSAGE_TOO_LARGE`), `UNAVAILABLE` (`DRAINING`). Every other outcome is an answer with its HTTP status and the
+    body that an HTTP caller would get. A call whose rpc is cancelled is cancelled at the backend too.
     """
 
     @staticmethod

@@ -1,21 +1,44 @@
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Balancing(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BALANCING_UNSPECIFIED: _ClassVar[Balancing]
+    BALANCING_STICKY: _ClassVar[Balancing]
+    BALANCING_PREFIX_CACHE: _ClassVar[Balancing]
+    BALANCING_LEAST_OUTSTANDING: _ClassVar[Balancing]
+BALANCING_UNSPECIFIED: Balancing
+BALANCING_STICKY: Balancing
+BALANCING_PREFIX_CACHE: Balancing
+BALANCING_LEAST_OUTSTANDING: Balancing
+
 class Route(_message.Message):
-    __slots__ = ("name", "targets", "overrides", "version")
+    __slots__ = ("name", "targets", "overrides", "version", "balancing", "fallbacks", "deadline", "hedge_delay", "cached")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TARGETS_FIELD_NUMBER: _ClassVar[int]
     OVERRIDES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    BALANCING_FIELD_NUMBER: _ClassVar[int]
+    FALLBACKS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_FIELD_NUMBER: _ClassVar[int]
+    HEDGE_DELAY_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
     name: str
     targets: _containers.RepeatedCompositeFieldContainer[RouteTarget]
     overrides: _containers.RepeatedCompositeFieldContainer[ModeOverride]
     version: int
-    def __init__(self, name: _Optional[str] = ..., targets: _Optional[_Iterable[_Union[RouteTarget, _Mapping]]] = ..., overrides: _Optional[_Iterable[_Union[ModeOverride, _Mapping]]] = ..., version: _Optional[int] = ...) -> None: ...
+    balancing: Balancing
+    fallbacks: _containers.RepeatedScalarFieldContainer[str]
+    deadline: _duration_pb2.Duration
+    hedge_delay: _duration_pb2.Duration
+    cached: bool
+    def __init__(self, name: _Optional[str] = ..., targets: _Optional[_Iterable[_Union[RouteTarget, _Mapping]]] = ..., overrides: _Optional[_Iterable[_Union[ModeOverride, _Mapping]]] = ..., version: _Optional[int] = ..., balancing: _Optional[_Union[Balancing, str]] = ..., fallbacks: _Optional[_Iterable[str]] = ..., deadline: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., hedge_delay: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., cached: bool = ...) -> None: ...
 
 class RouteTarget(_message.Message):
     __slots__ = ("backend", "backend_model", "weight", "policy", "policy_version")

@@ -60,6 +60,16 @@ class PromoteVersionResponse(_message.Message):
     routes: _containers.RepeatedCompositeFieldContainer[_route_pb2.Route]
     def __init__(self, routes: _Optional[_Iterable[_Union[_route_pb2.Route, _Mapping]]] = ...) -> None: ...
 
+class DeleteRouteRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class DeleteRouteResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class RollBackRouteRequest(_message.Message):
     __slots__ = ("name", "version")
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -75,7 +85,7 @@ class RollBackRouteResponse(_message.Message):
     def __init__(self, route: _Optional[_Union[_route_pb2.Route, _Mapping]] = ...) -> None: ...
 
 class SplitTrafficRequest(_message.Message):
-    __slots__ = ("name", "weights")
+    __slots__ = ("name", "weights", "version_weights")
     class WeightsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -83,11 +93,20 @@ class SplitTrafficRequest(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class VersionWeightsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     weights: _containers.ScalarMap[str, int]
-    def __init__(self, name: _Optional[str] = ..., weights: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    version_weights: _containers.ScalarMap[int, int]
+    def __init__(self, name: _Optional[str] = ..., weights: _Optional[_Mapping[str, int]] = ..., version_weights: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class SplitTrafficResponse(_message.Message):
     __slots__ = ("route",)

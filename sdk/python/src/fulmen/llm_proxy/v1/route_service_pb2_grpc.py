@@ -59,6 +59,11 @@ class RouteServiceStub(object):
                 request_serializer=fulmen_dot_llm__proxy_dot_v1_dot_route__service__pb2.PromoteVersionRequest.SerializeToString,
                 response_deserializer=fulmen_dot_llm__proxy_dot_v1_dot_route__service__pb2.PromoteVersionResponse.FromString,
                 _registered_method=True)
+        self.DeleteRoute = channel.unary_unary(
+                '/fulmen.llm_proxy.v1.RouteService/DeleteRoute',
+                request_serializer=fulmen_dot_llm__proxy_dot_v1_dot_route__service__pb2.DeleteRouteRequest.SerializeToString,
+                response_deserializer=fulmen_dot_llm__proxy_dot_v1_dot_route__service__pb2.DeleteRouteResponse.FromString,
+                _registered_method=True)
         self.RollBackRoute = channel.unary_unary(
                 '/fulmen.llm_proxy.v1.RouteService/RollBackRoute',
                 request_serializer=fulmen_dot_llm__proxy_dot_v1_dot_route__service__pb2.RollBackRouteRequest.SerializeToString,
@@ -118,6 +123,13 @@ class RouteServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteRoute(self, request, context):
+        """Removes a route. Calls in flight end where they began. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RollBackRoute(self, request, context):
         """Puts a route back to an earlier version of itself.
 
@@ -128,7 +140,10 @@ class RouteServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SplitTraffic(self, request, context):
-        """Sets the shares of a route's targets. Not yet served.
+        """Sets the shares of a route's targets: A/B, or a canary with a small share. An attempt stays with its target.
+
+        Errors: `NOT_FOUND` (`ROUTE_NOT_FOUND`); `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): a target that the route does not
+        have, or no weight left.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -163,6 +178,11 @@ def add_RouteServiceServicer_to_server(servicer, server):
                     servicer.PromoteVersion,
                     request_deserializer=fulmen_dot_llm__proxy_dot_v1_dot_route__service__pb2.PromoteVersionRequest.FromString,
                     response_serializer=fulmen_dot_llm__proxy_dot_v1_dot_route__service__pb2.PromoteVersionResponse.SerializeToString,
+            ),
+            'DeleteRoute': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteRoute,
+                    request_deserializer=fulmen_dot_llm__proxy_dot_v1_dot_route__service__pb2.DeleteRouteRequest.FromString,
+                    response_serializer=fulmen_dot_llm__proxy_dot_v1_dot_route__service__pb2.DeleteRouteResponse.SerializeToString,
             ),
             'RollBackRoute': grpc.unary_unary_rpc_method_handler(
                     servicer.RollBackRoute,
@@ -293,6 +313,33 @@ class RouteService(object):
             '/fulmen.llm_proxy.v1.RouteService/PromoteVersion',
             fulmen_dot_llm__proxy_dot_v1_dot_route__service__pb2.PromoteVersionRequest.SerializeToString,
             fulmen_dot_llm__proxy_dot_v1_dot_route__service__pb2.PromoteVersionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteRoute(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fulmen.llm_proxy.v1.RouteService/DeleteRoute',
+            fulmen_dot_llm__proxy_dot_v1_dot_route__service__pb2.DeleteRouteRequest.SerializeToString,
+            fulmen_dot_llm__proxy_dot_v1_dot_route__service__pb2.DeleteRouteResponse.FromString,
             options,
             channel_credentials,
             insecure,

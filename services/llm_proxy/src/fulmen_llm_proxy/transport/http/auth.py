@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from fulmen.errors import PermissionDenied, TokenInvalid
 from fulmen.ids import ALL_PROJECTS
-from fulmen_llm_proxy.domain.call import Attribution
+from fulmen_llm_proxy.domain.call import Attribution, Caller
 from fulmen_service_kit.http_wire import Scope, header
-from fulmen_service_kit.tokens import Caller, Role, TokenVerifier
+from fulmen_service_kit.tokens import Caller as TokenCaller
+from fulmen_service_kit.tokens import Role, TokenVerifier
 
 _MAY_CALL = frozenset({Role.ATTEMPT, Role.CLIENT, Role.SERVICE, Role.ADMIN})
 
@@ -18,8 +19,8 @@ class HttpAuthenticator:
         self._verifier = verifier
         self._dev_mode = dev_mode
 
-    def authenticate(self, scope: Scope) -> Caller:
-        """Returns the caller.
+    def authenticate(self, scope: Scope) -> TokenCaller:
+        """Returns whose token it is.
 
         Raises:
             TokenInvalid: There is no good token.
@@ -27,18 +28,19 @@ class HttpAuthenticator:
         """
         token = _token(scope)
         if not token and self._dev_mode:
-            return Caller(role=Role.ADMIN, subject="dev_mode", project=ALL_PROJECTS)
+            return TokenCaller(role=Role.ADMIN, subject="dev_mode", project=ALL_PROJECTS)
         caller = self._verifier.verify(token)
         if caller.role not in _MAY_CALL:
             raise PermissionDenied(f"A token of role {caller.role} may not call models.", role=caller.role)
         return caller
 
 
-def attribution_of(caller: Caller) -> Attribution | None:
-    """Returns the attempt that the caller's calls belong to; None for everybody but an agent."""
-    if caller.attempt is None:
-        return None
-    return Attribution(attempt=str(caller.attempt), project=caller.project, epoch=caller.epoch, mode=caller.mode)
+def caller_of(token: TokenCaller) -> Caller:
+    """Returns who calls, and the attempt that the calls belong to; None for everybody but an agent."""
+    attribution = None
+    if token.attempt is not None:
+        attribution = Attribution(attempt=str(token.attempt), project=token.project, epoch=token.epoch, mode=token.mode)
+    return Caller(project=token.own_project, attribution=attribution)
 
 
 def _token(scope: Scope) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 
 import msgspec
@@ -9,29 +10,23 @@ import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from fulmen.errors import Draining, FulmenError, InternalError, MessageTooLarge
+from fulmen_llm_proxy.calls.failures import Refused, call_error, headers_of
+from fulmen_llm_proxy.calls.pipeline import CallPipeline
+from fulmen_llm_proxy.domain.apis.api import Api, Dialect
+from fulmen_llm_proxy.domain.apis.errors import error_document
+from fulmen_llm_proxy.domain.apis.registry import BY_PATH
+from fulmen_llm_proxy.domain.call import CallHead
 from fulmen_llm_proxy.domain.table import TableHolder
-from fulmen_llm_proxy.transport.http.auth import HttpAuthenticator, attribution_of
-from fulmen_llm_proxy.transport.http.chat import ChatCompletions
-from fulmen_llm_proxy.transport.http.failures import Refused, respond_error
-from fulmen_service_kit.http_wire import CallerGone, Message, Receive, Scope, Send, respond
+from fulmen_llm_proxy.transport.http.auth import HttpAuthenticator, caller_of
+from fulmen_llm_proxy.transport.http.http_sink import HttpSink
+from fulmen_service_kit.http_wire import CallerGone, Message, Receive, Scope, Send, header, read_body, respond
 
-SERVED = "POST /v1/chat/completions, GET /v1/models, GET /healthz, GET /metrics"
+SERVED = ", ".join([*(f"POST {path}" for path in BY_PATH), "GET /v1/models", "GET /healthz", "GET /metrics"])
 
-_NOT_YET_SERVED = frozenset(
-    {
-        "/v1/completions",
-        "/v1/responses",
-        "/v1/embeddings",
-        "/v1/messages",
-        "/v1/messages/count_tokens",
-    }
-)
-_METHODS = {
-    "/v1/chat/completions": "POST",
-    "/v1/models": "GET",
-    "/healthz": "GET",
-    "/metrics": "GET",
-}
+_METHODS = {**dict.fromkeys(BY_PATH, "POST"), "/v1/models": "GET", "/healthz": "GET", "/metrics": "GET"}
+_AGENT_HEADER = b"x-fulmen-agent"
+# Set by the clients that vendors generate: their second try has 1, and so on.
+_RESEND_HEADER = b"x-stainless-retry-count"
 _TEXT = b"text/plain; charset=utf-8"
 
 _log = structlog.get_logger(__name__)
@@ -44,12 +39,22 @@ class Door:
         self,
         *,
         authenticator: HttpAuthenticator,
-        chat: ChatCompletions,
+        calls: CallPipeline,
         tables: TableHolder,
         registry: CollectorRegistry,
+        max_request_bytes: int,
+        request_timeout_s: float,
     ) -> None:
+        """Takes what the paths lead to.
+
+        Args:
+            max_request_bytes: largest request body; a larger one is answered 413.
+            request_timeout_s: longest time for a request's body to arrive, seconds; then 408.
+        """
         self._authenticator = authenticator
-        self._chat = chat
+        self._calls = calls
+        self._max_request_bytes = max_request_bytes
+        self._request_timeout_s = request_timeout_s
         self._tables = tables
         self._registry = registry
         self.draining = False
@@ -69,15 +74,14 @@ class Door:
             await self._dispatch(scope, receive, tell)
         except CallerGone:
             return
-        except MessageTooLarge as error:
-            await respond_error(send, error, unread=receive)
         except (FulmenError, Refused) as error:
-            await respond_error(send, error)
+            unread = receive if isinstance(error, MessageTooLarge) else None
+            await _refuse(scope, tell, error, unread)
         except Exception as error:  # noqa: BLE001 - the edge: no text of an unknown error leaves the process
             error_id = uuid.uuid4().hex[:12]
             _log.error("call_failed_unexpectedly", path=scope["path"], error_id=error_id, exc_info=error)
             if not started:
-                await respond_error(send, InternalError(f"Internal error. Quote id {error_id}.", error_id=error_id))
+                await _refuse(scope, send, InternalError(f"Internal error. Quote id {error_id}.", error_id=error_id))
             else:
                 await send({"type": "http.response.body", "body": b""})
 
@@ -85,22 +89,30 @@ class Door:
         path = scope["path"]
         expected = _METHODS.get(path)
         if expected is None:
-            raise _unknown(path)
+            raise Refused(404, "path_not_found", f"There is nothing at {path[:200]}. Served: {SERVED}.")
         if scope["method"] != expected:
             raise Refused(405, "method_not_allowed", f"{path} answers {expected} only.")
-        match path:
-            case "/v1/chat/completions":
-                if self.draining:
-                    raise Draining("The proxy is shutting down; try again.")
-                caller = self._authenticator.authenticate(scope)
-                await self._chat(attribution_of(caller), scope, receive, send)
-            case "/v1/models":
-                self._authenticator.authenticate(scope)
-                await respond(send, 200, self._models())
-            case "/healthz":
-                await respond(send, 503 if self.draining else 200, b"draining" if self.draining else b"ok", _TEXT)
-            case _:
-                await respond(send, 200, generate_latest(self._registry), CONTENT_TYPE_LATEST.encode())
+        api = BY_PATH.get(path)
+        if api is not None:
+            await self._call(api, scope, receive, send)
+        elif path == "/v1/models":
+            self._authenticator.authenticate(scope)
+            await respond(send, 200, self._models())
+        elif path == "/healthz":
+            await respond(send, 503 if self.draining else 200, b"draining" if self.draining else b"ok", _TEXT)
+        else:
+            await respond(send, 200, generate_latest(self._registry), CONTENT_TYPE_LATEST.encode())
+
+    async def _call(self, api: Api, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.draining:
+            raise Draining("The proxy is shutting down; try again.")
+        caller = caller_of(self._authenticator.authenticate(scope))
+        try:
+            async with asyncio.timeout(self._request_timeout_s):
+                body = await read_body(scope, receive, self._max_request_bytes)
+        except TimeoutError:
+            raise Refused(408, "request_timeout", "The request's body did not arrive in time.") from None
+        await self._calls.run(api, caller, _head(scope), body, HttpSink(receive, send))
 
     def _models(self) -> bytes:
         models = [
@@ -110,7 +122,20 @@ class Door:
         return msgspec.json.encode({"object": "list", "data": models})
 
 
-def _unknown(path: str) -> Refused:
-    if path in _NOT_YET_SERVED:
-        return Refused(501, "not_yet_served", f"{path} is not yet served. Served: {SERVED}.")
-    return Refused(404, "path_not_found", f"There is nothing at {path[:200]}. Served: {SERVED}.")
+def _head(scope: Scope) -> CallHead:
+    trace_parent = header(scope, b"traceparent").decode("latin-1")
+    resent = header(scope, _RESEND_HEADER)
+    return CallHead(
+        trace_parent=trace_parent,
+        agent_name=header(scope, _AGENT_HEADER).decode("latin-1")[:100],
+        resend_count=int(resent) if resent.isdigit() and len(resent) < 4 else 0,
+        pass_on={"traceparent": trace_parent} if trace_parent else {},
+    )
+
+
+async def _refuse(scope: Scope, send: Send, error: FulmenError | Refused, unread: Receive | None = None) -> None:
+    """Answers with an error before any byte of an answer; `unread` gives what is left of the request."""
+    api = BY_PATH.get(scope["path"])
+    told = call_error(error)
+    document = error_document(told, Dialect.OPENAI if api is None else api.dialect)
+    await respond(send, told.status, document, extra=headers_of(error), unread=unread)

@@ -1,4 +1,4 @@
-"""What a backend's answer becomes: the bytes the agent gets, and the raw pieces of the capture.
+"""Takes the capture out of a chat completion on its way to the agent.
 
 Invariant: a field that the proxy does not know reaches the agent byte for byte, and a field that
 the proxy asked for on its own account does not reach the agent. Nothing is decoded here beyond the
@@ -7,72 +7,18 @@ outlines: token ids and log-probabilities stay slices of the answer until the ag
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import msgspec
 
+from fulmen_llm_proxy.domain.apis.api import NULL, decode_fields, encode
+from fulmen_llm_proxy.domain.apis.collected import Asked, Collected, Fields
 from fulmen_llm_proxy.domain.sse import DONE, encode_event, event_data
 
-Fields = dict[str, msgspec.Raw]
-
-_FIELDS = msgspec.json.Decoder(Fields)
 _CHOICES = msgspec.json.Decoder(list[Fields])
 _INDEX = msgspec.json.Decoder(int)
 _FINISH = msgspec.json.Decoder(str | None)
-_ENCODER = msgspec.json.Encoder()
-_NULL = msgspec.Raw(b"null")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What the agent itself asked for, and therefore keeps in its answer."""
-
-    token_ids: bool = False
-    logprobs: bool = False
-    stream_usage: bool = False
-
-
-@dataclass(slots=True, kw_only=True)
-class CollectedChoice:
-    """The slices of one choice, in the order in which they came."""
-
-    token_ids: list[msgspec.Raw] = field(default_factory=list)
-    logprobs: list[msgspec.Raw] = field(default_factory=list)
-    finish_reason: str | None = None
-    weight_versions: msgspec.Raw | None = None
-
-
-@dataclass(slots=True, kw_only=True)
-class Collected:
-    """Everything one answer brought, not yet decoded.
-
-    Attributes:
-        payloads: JSON documents that the agent received: the answer, or each event of the stream.
-        complete: the answer ended as its protocol says (whole body, or the stream's last event).
-        malformed: part of the answer was not the JSON that the OpenAI API promises.
-        error: the backend reported an error within the stream.
-        streamed: `payloads` are the events of a stream.
-    """
-
-    prompt_ids: msgspec.Raw | None = None
-    usage: msgspec.Raw | None = None
-    weight_versions: msgspec.Raw | None = None
-    choices: dict[int, CollectedChoice] = field(default_factory=dict)
-    payloads: list[bytes] = field(default_factory=list)
-    complete: bool = False
-    malformed: bool = False
-    error: bool = False
-    streamed: bool = False
-
-    def choice(self, index: int) -> CollectedChoice:
-        """Returns the collected choice of that index, new on first use."""
-        found = self.choices.get(index)
-        if found is None:
-            found = self.choices[index] = CollectedChoice()
-        return found
-
-
-class AnswerFilter:
+class ChatReader:
     """Takes the capture out of an answer on its way to the agent; one object per call."""
 
     __slots__ = ("_asked", "collected")
@@ -81,7 +27,7 @@ class AnswerFilter:
         self._asked = asked
         self.collected = Collected()
 
-    def answer(self, body: bytes) -> bytes:
+    def whole(self, body: bytes) -> bytes:
         """Returns the whole answer as the agent should see it, and keeps the capture."""
         stripped = self._document(body, chunk=False)
         self.collected.complete = not self.collected.malformed
@@ -101,11 +47,15 @@ class AnswerFilter:
             return event
         return encode_event(stripped) if stripped else b""
 
+    def end(self) -> bytes:
+        """Returns nothing: a chat stream ends with its own last event."""
+        return b""
+
     def _document(self, data: bytes, *, chunk: bool) -> bytes | None:
         """Strips one JSON document; None when it may pass as it is, empty when nothing is left."""
         collected = self.collected
         try:
-            fields = _FIELDS.decode(data)
+            fields = decode_fields(data)
             changed = self._take_top_level(fields, hide_usage=chunk and not self._asked.stream_usage)
             raw_choices = fields.get("choices")
             choices = [] if raw_choices is None else _CHOICES.decode(raw_choices)
@@ -122,8 +72,8 @@ class AnswerFilter:
             collected.payloads.append(data)
             return None
         if touched:
-            fields["choices"] = msgspec.Raw(_ENCODER.encode(choices))
-        stripped = _ENCODER.encode(fields)
+            fields["choices"] = msgspec.Raw(encode(choices))
+        stripped = encode(fields)
         collected.payloads.append(stripped)
         return stripped
 
@@ -139,7 +89,7 @@ class AnswerFilter:
         usage = fields.get("usage")
         if usage is not None:
             if bytes(usage) != b"null":
-                collected.usage = usage
+                collected.usage.append(usage)
             if hide_usage:
                 del fields["usage"]
                 changed = True
@@ -164,7 +114,7 @@ class AnswerFilter:
         if logprobs is not None and bytes(logprobs) != b"null":
             kept.logprobs.append(logprobs)
             if not self._asked.logprobs:
-                choice["logprobs"] = _NULL
+                choice["logprobs"] = NULL
                 touched = True
         finish = choice.get("finish_reason")
         if finish is not None:

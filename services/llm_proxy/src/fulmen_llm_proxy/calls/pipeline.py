@@ -1,0 +1,281 @@
+"""Runs a call: the agent first, the capture after."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from dataclasses import dataclass, field
+
+import msgspec
+
+from fulmen.errors import BackendUnavailable, Draining, FulmenError
+from fulmen_llm_proxy.calls.failures import (
+    SOURCE_HEADER,
+    Refused,
+    call_error,
+    code_of,
+    headers_of,
+    is_infrastructure,
+    status_of,
+)
+from fulmen_llm_proxy.calls.gate import Gate, Permit
+from fulmen_llm_proxy.calls.sink import Header, Sink, Watch
+from fulmen_llm_proxy.clients.backend import BackendAnswer, BackendClient, Dispatch
+from fulmen_llm_proxy.domain.apis.api import Api, CallRequest
+from fulmen_llm_proxy.domain.apis.errors import error_document, error_event
+from fulmen_llm_proxy.domain.backend_state import BackendStates
+from fulmen_llm_proxy.domain.call import CALLER_GONE, Caller, CallHead, FinishedCall
+from fulmen_llm_proxy.domain.capture import TokenCounts, token_counts
+from fulmen_llm_proxy.domain.capture_queue import CaptureQueue
+from fulmen_llm_proxy.domain.exchange import Exchange, plan_exchange
+from fulmen_llm_proxy.domain.ledger import AttemptLedger
+from fulmen_llm_proxy.domain.routing import Choice
+from fulmen_llm_proxy.domain.sse import EventSplitter
+from fulmen_llm_proxy.domain.table import TableHolder
+from fulmen_llm_proxy.metrics import Metrics
+from fulmen_service_kit.http_wire import JSON_TYPE, CallerGone
+
+_KEY_REFUSED = (401, 403)
+_EVENT_STREAM = b"text/event-stream"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Call:
+    """A call while it runs; counts as failed by the proxy itself until it is known to be otherwise."""
+
+    request: CallRequest
+    caller: Caller
+    head: CallHead
+    permit: Permit
+    affinity: bytes
+    start_ns: int
+    started: float
+    size_bytes: int
+    choice: Choice | None = None
+    exchange: Exchange | None = None
+    answered: bool = False
+    status: int = 500
+    error_type: str = "internal"
+    first_byte_s: float | None = None
+    answering: bool = False
+    counts: TokenCounts | None = field(default=None)
+
+
+class CallPipeline:
+    """Answers calls and leaves what it saw to the capture queue."""
+
+    def __init__(
+        self,
+        *,
+        tables: TableHolder,
+        client: BackendClient,
+        states: BackendStates,
+        ledger: AttemptLedger,
+        queue: CaptureQueue,
+        gate: Gate,
+        metrics: Metrics,
+        max_event_bytes: int,
+    ) -> None:
+        """Takes what calls go through.
+
+        Args:
+            max_event_bytes: largest single event of a stream.
+        """
+        self._tables = tables
+        self._client = client
+        self._states = states
+        self._ledger = ledger
+        self._queue = queue
+        self._gate = gate
+        self._metrics = metrics
+        self._max_event_bytes = max_event_bytes
+
+    async def run(self, api: Api, caller: Caller, head: CallHead, body: bytes, sink: Sink) -> None:
+        """Answers one request.
+
+        Raises:
+            FulmenError, Refused: if it is refused before it counts as a call; nothing was sent.
+        """
+        call = self._begin(api, caller, head, body)
+        attribution = caller.attribution
+        self._metrics.in_flight.inc()
+        if attribution is not None:
+            self._ledger.begin(attribution.attempt)
+        try:
+            await self._answer(call, sink)
+        except CallerGone:
+            call.error_type = CALLER_GONE
+            call.status = call.status if call.answering else 0
+            self._metrics.caller_gone.inc()
+        except (FulmenError, Refused) as error:
+            call.status, call.error_type = status_of(error), code_of(error)
+            await _report(call, error, sink)
+        except asyncio.CancelledError:
+            call.status, call.error_type = status_of(Draining("")), "proxy_stopped"
+            raise
+        finally:
+            self._finish(call)
+
+    def _begin(self, api: Api, caller: Caller, head: CallHead, body: bytes) -> _Call:
+        """Decides whether the request becomes a call; a refusal for want of room is no fault of the agent's."""
+        request = api.parse(body)
+        attribution = caller.attribution
+        try:
+            permit = self._gate.admit(caller, request)
+        except (FulmenError, Refused) as error:
+            if attribution is not None and is_infrastructure(status_of(error)):
+                self._ledger.begin(attribution.attempt)
+                self._ledger.end(attribution.attempt, recorded=False, infra_failure=True)
+            raise
+        return _Call(
+            request=request,
+            caller=caller,
+            head=head,
+            permit=permit,
+            affinity=secrets.token_bytes(16) if attribution is None else attribution.attempt.encode(),
+            start_ns=time.time_ns(),
+            started=time.perf_counter(),
+            size_bytes=len(body),
+        )
+
+    def _plan(self, call: _Call) -> Dispatch:
+        """Chooses where the next try goes, on the routing table of this moment."""
+        choice = self._tables.current.choose(call.request.model, call.affinity, self._states.is_healthy)
+        attribution = call.caller.attribution
+        mode = "" if attribution is None else attribution.mode
+        exchange = plan_exchange(
+            call.request,
+            choice,
+            overrides=choice.route.overrides.get(mode, {}),
+            attributed=attribution is not None,
+        )
+        call.choice, call.exchange = choice, exchange
+        return Dispatch(
+            backend=choice.backend,
+            path=exchange.api.path,
+            model=choice.target.model,
+            body=exchange.body,
+            stream=call.request.stream,
+            headers=call.head.pass_on,
+        )
+
+    async def _answer(self, call: _Call, sink: Sink) -> None:
+        async with sink.watch() as watch:
+            answer = await self._client.send(lambda: self._plan(call))
+            exchange = call.exchange
+            if exchange is None:
+                raise RuntimeError("a call is planned before it is sent")
+            try:
+                if answer.status in _KEY_REFUSED:
+                    raise BackendUnavailable("The backend refused the proxy's own key.")
+                call.status = answer.status
+                if answer.status != 200:
+                    call.error_type = f"backend_{answer.status}"
+                    await _pass_refusal(exchange, answer, sink, watch)
+                    return
+                call.answered = True
+                if call.request.stream and answer.content_type.startswith(_EVENT_STREAM):
+                    await self._pass_stream(call, exchange, answer, sink, watch)
+                else:
+                    await _pass_whole(call, exchange, answer, sink, watch)
+                call.error_type = ""
+            finally:
+                answer.close()
+
+    async def _pass_stream(
+        self, call: _Call, exchange: Exchange, answer: BackendAnswer, sink: Sink, watch: Watch
+    ) -> None:
+        call.answering = True
+        await sink.begin(answer.content_type)
+        reader = exchange.reader
+        splitter = EventSplitter(self._max_event_bytes)
+        chunk: bytes = answer.body
+        rest = answer.rest()
+        while chunk:
+            call.size_bytes += len(chunk)
+            passed = b"".join([reader.event(event) for event in splitter.feed(chunk)])
+            if passed:
+                if call.first_byte_s is None:
+                    call.first_byte_s = time.perf_counter() - call.started
+                await sink.piece(passed)
+            chunk = await anext(rest, b"")
+        # A server that does not end its last event; whether it was whole, the capture judges.
+        unfinished = splitter.rest()
+        last = (reader.event(unfinished) if unfinished else b"") + reader.end()
+        if last:
+            await sink.piece(last)
+        watch.settle()
+        await sink.end()
+
+    def _finish(self, call: _Call) -> None:
+        elapsed_s = time.perf_counter() - call.started
+        collected = None
+        if call.exchange is not None and call.answered:
+            collected = call.exchange.reader.collected
+            try:
+                call.counts = token_counts(collected.usage)
+            except msgspec.DecodeError:
+                collected.malformed = True
+        call.permit.close(call.counts)
+        metrics = self._metrics
+        metrics.in_flight.dec()
+        metrics.calls.labels(str(call.status)).inc()
+        metrics.call_seconds.observe(elapsed_s)
+        if call.first_byte_s is not None:
+            metrics.first_byte_seconds.observe(call.first_byte_s)
+        attribution = call.caller.attribution
+        if attribution is None:
+            return
+        exchange = call.exchange
+        self._queue.put(
+            FinishedCall(
+                attribution=attribution,
+                api=call.request.api if exchange is None else exchange.api,
+                model=call.request.model,
+                target=None if call.choice is None else call.choice.target,
+                stream=call.request.stream,
+                fields={} if exchange is None else exchange.fields,
+                collected=collected,
+                captured=exchange is not None and exchange.captured,
+                http_status=call.status,
+                error_type=call.error_type,
+                start_ns=call.start_ns,
+                end_ns=call.start_ns + int(elapsed_s * 1e9),
+                first_byte_s=call.first_byte_s,
+                resend_count=call.head.resend_count,
+                trace_parent=call.head.trace_parent,
+                agent_name=call.head.agent_name,
+                size_bytes=call.size_bytes,
+            )
+        )
+        self._ledger.end(attribution.attempt, recorded=True, infra_failure=is_infrastructure(call.status))
+
+
+async def _pass_refusal(exchange: Exchange, answer: BackendAnswer, sink: Sink, watch: Watch) -> None:
+    extra: list[Header] = [(SOURCE_HEADER, b"backend")]
+    if answer.retry_after:
+        extra.append((b"retry-after", answer.retry_after.encode("latin-1")))
+    body = exchange.refusal(answer.status, answer.body)
+    watch.settle()
+    await sink.whole(answer.status, body, answer.content_type if body is answer.body else JSON_TYPE, extra)
+
+
+async def _pass_whole(call: _Call, exchange: Exchange, answer: BackendAnswer, sink: Sink, watch: Watch) -> None:
+    body = answer.body
+    call.size_bytes += len(body)
+    passed = exchange.reader.whole(body)
+    call.answering = True
+    call.first_byte_s = time.perf_counter() - call.started
+    watch.settle()
+    await sink.whole(200, passed, answer.content_type)
+
+
+async def _report(call: _Call, error: FulmenError | Refused, sink: Sink) -> None:
+    """Tells the caller what failed: as an answer, or within the stream that has begun."""
+    api, told = call.request.api, call_error(error)
+    if not call.answering or isinstance(error, Refused):
+        await sink.whole(told.status, error_document(told, api.dialect), JSON_TYPE, headers_of(error))
+        return
+    await sink.piece(error_event(told, api.name, api.dialect))
+    await sink.end()

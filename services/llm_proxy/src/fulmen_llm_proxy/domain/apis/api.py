@@ -1,0 +1,179 @@
+"""What an API is to the proxy.
+
+An API is one kind of call with its own JSON: chat completions, messages, embeddings. It reads
+requests, makes the body for a backend that serves the same API, and takes a backend's answers
+apart. What it cannot say itself, a translator (`domain.translation`) says for it. To add one,
+write one file here and name it in `registry.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from fulmen.errors import ArgumentInvalid
+from fulmen_llm_proxy.domain.apis.collected import Asked, Collected, Fields
+
+T = TypeVar("T")
+
+TRUE = msgspec.Raw(b"true")
+NULL = msgspec.Raw(b"null")
+
+decode_fields = msgspec.json.Decoder(Fields).decode
+encode = msgspec.json.Encoder().encode
+
+
+class ApiName(StrEnum):
+    """Names an API; the values are also what settings and metrics say."""
+
+    CHAT = "chat_completions"
+    COMPLETIONS = "completions"
+    RESPONSES = "responses"
+    EMBEDDINGS = "embeddings"
+    MESSAGES = "messages"
+    COUNT_TOKENS = "count_tokens"
+
+
+class Dialect(StrEnum):
+    """Whose wording of errors, and whose headers, an API uses."""
+
+    OPENAI = "openai"
+    ANTHROPIC = "anthropic"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallRequest:
+    """One request: its outline read, its fields kept as slices of the body.
+
+    Attributes:
+        stream: the caller wants the answer as events.
+        asked: what of the answer the caller asked for.
+        max_tokens: most completion tokens that the caller asks for; None without a limit.
+    """
+
+    api: Api
+    model: str
+    stream: bool
+    asked: Asked
+    fields: Fields
+    max_tokens: int | None = None
+
+
+class AnswerReader(Protocol):
+    """Reads one answer on its way to the caller; one object per try, used by one task.
+
+    For a whole answer `whole` is called once; for a stream `event` with each event, and `end` after
+    the last one.
+    """
+
+    @property
+    def collected(self) -> Collected:
+        """What the backend's answer brought."""
+        ...
+
+    def whole(self, body: bytes) -> bytes:
+        """Returns the answer as the caller should see it."""
+        ...
+
+    def event(self, event: bytes) -> bytes:
+        """Returns the events that the caller should see in place of this one, with terminators; may be empty."""
+        ...
+
+    def end(self) -> bytes:
+        """Returns what the caller should still see after the backend's last event."""
+        ...
+
+
+class Api(Protocol):
+    """One API. Stateless; shared by all calls.
+
+    Attributes:
+        path: below the version prefix, such as `/chat/completions`.
+        operation: `gen_ai.operation.name` of its spans.
+        can_capture: answers can carry token ids and log-probabilities.
+    """
+
+    name: ApiName
+    dialect: Dialect
+    path: str
+    operation: str
+    can_capture: bool
+
+    def parse(self, body: bytes) -> CallRequest:
+        """Reads a request.
+
+        Raises:
+            ArgumentInvalid: if it is not JSON, or a field that the proxy reads has a wrong type.
+        """
+        ...
+
+    def body(self, fields: Fields, *, stream: bool, capture: bool) -> bytes:
+        """Returns the body for a backend: the fields, and what the capture adds to them."""
+        ...
+
+    def reader(self, asked: Asked) -> AnswerReader:
+        """Returns a new reader that hides what was not asked for."""
+        ...
+
+    def assemble(self, payloads: list[bytes]) -> bytes:
+        """Returns the whole answer that the events of a stream amount to, as JSON."""
+        ...
+
+
+EVERYTHING = Asked(token_ids=True, logprobs=True, stream_usage=True)
+"""Of a call without capture nothing is hidden."""
+
+
+def read_fields(body: bytes, api: ApiName) -> Fields:
+    """Returns the fields of a request's body as slices.
+
+    Raises:
+        ArgumentInvalid: if it is not a JSON object. The text names the place, never the content.
+    """
+    try:
+        return decode_fields(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ArgumentInvalid(f"The body is not a {api} request: {error}.") from None
+
+
+def read(fields: Fields, name: str, decoder: msgspec.json.Decoder[T], default: T) -> T:
+    """Returns one field, decoded; the default if it is absent.
+
+    Raises:
+        ArgumentInvalid: if it has a wrong type.
+    """
+    raw = fields.get(name)
+    if raw is None:
+        return default
+    try:
+        return decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ArgumentInvalid(f"The field `{name}` is wrong: {error}.") from None
+
+
+def require(fields: Fields, names: Iterable[str]) -> None:
+    """Checks that fields are present.
+
+    Raises:
+        ArgumentInvalid: naming all that are missing.
+    """
+    missing = [name for name in names if name not in fields]
+    if missing:
+        raise ArgumentInvalid(f"The request lacks: {', '.join(missing)}.")
+
+
+def routed_fields(fields: Fields, *, model: str, asked_model: str, overrides: Mapping[str, msgspec.Raw]) -> Fields:
+    """Returns a request's fields with the backend's model name and the route's overrides."""
+    routed = {**fields, **overrides}
+    if model != asked_model:
+        routed["model"] = msgspec.Raw(encode(model))
+    return routed
+
+
+def joined(events: Sequence[bytes]) -> bytes:
+    """Joins events; most often there is one."""
+    return events[0] if len(events) == 1 else b"".join(events)

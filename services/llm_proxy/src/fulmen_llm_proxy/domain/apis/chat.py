@@ -1,0 +1,92 @@
+"""OpenAI chat completions: the API in which tokens are captured, and the hub of all translation.
+
+Invariant: fields that the proxy does not name pass through byte for byte.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from fulmen_llm_proxy.domain.apis.api import (
+    TRUE,
+    ApiName,
+    CallRequest,
+    Dialect,
+    decode_fields,
+    encode,
+    read,
+    read_fields,
+    require,
+)
+from fulmen_llm_proxy.domain.apis.chat_assembly import assemble_answer
+from fulmen_llm_proxy.domain.apis.chat_reader import ChatReader
+from fulmen_llm_proxy.domain.apis.collected import Asked, Fields
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+_MODEL = msgspec.json.Decoder(str)
+_FLAG = msgspec.json.Decoder(bool | None)
+_COUNT = msgspec.json.Decoder(int | None)
+_STREAM_OPTIONS = msgspec.json.Decoder(_StreamOptions | None)
+
+
+class ChatApi:
+    """`POST /v1/chat/completions`."""
+
+    name = ApiName.CHAT
+    dialect = Dialect.OPENAI
+    path = "/chat/completions"
+    operation = "chat"
+    can_capture = True
+
+    def parse(self, body: bytes) -> CallRequest:
+        """Reads a request; see `Api.parse`."""
+        fields = read_fields(body, self.name)
+        require(fields, ("model", "messages"))
+        options = read(fields, "stream_options", _STREAM_OPTIONS, None)
+        max_tokens = read(fields, "max_completion_tokens", _COUNT, None)
+        return CallRequest(
+            api=self,
+            model=read(fields, "model", _MODEL, ""),
+            stream=bool(read(fields, "stream", _FLAG, None)),
+            asked=Asked(
+                token_ids=bool(read(fields, "return_token_ids", _FLAG, None)),
+                logprobs=bool(read(fields, "logprobs", _FLAG, None)),
+                stream_usage=bool(options and options.include_usage),
+            ),
+            fields=fields,
+            max_tokens=read(fields, "max_tokens", _COUNT, None) if max_tokens is None else max_tokens,
+        )
+
+    def body(self, fields: Fields, *, stream: bool, capture: bool) -> bytes:
+        """Returns the body for a backend.
+
+        Every stream is asked for its usage, which limits and costs need; a captured call also for token ids and
+        log-probabilities.
+        """
+        if not (capture or stream):
+            return encode(fields)
+        asked = {**fields, "return_token_ids": TRUE, "logprobs": TRUE} if capture else dict(fields)
+        if stream:
+            asked["stream_options"] = with_usage(fields.get("stream_options"))
+        return encode(asked)
+
+    def reader(self, asked: Asked) -> ChatReader:
+        """Returns a new reader."""
+        return ChatReader(asked)
+
+    def assemble(self, payloads: list[bytes]) -> bytes:
+        """Returns the `chat.completion` object of a stream's events."""
+        return assemble_answer(payloads)
+
+
+def with_usage(options: msgspec.Raw | None) -> msgspec.Raw:
+    """Returns stream options that ask for the usage and keep everything else."""
+    fields: Fields = {}
+    if options is not None and bytes(options) != b"null":
+        fields = decode_fields(options)
+    fields["include_usage"] = TRUE
+    return msgspec.Raw(encode(fields))

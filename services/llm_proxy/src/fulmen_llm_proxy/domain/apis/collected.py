@@ -1,0 +1,61 @@
+"""What an answer brought, as slices of its bytes; nothing is decoded until the agent has its answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+Fields = dict[str, msgspec.Raw]
+"""The fields of a JSON object, each an undecoded slice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the agent itself asked for, and therefore keeps in its answer."""
+
+    token_ids: bool = False
+    logprobs: bool = False
+    stream_usage: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class CollectedChoice:
+    """The slices of one choice, in the order in which they came."""
+
+    token_ids: list[msgspec.Raw] = field(default_factory=list)
+    logprobs: list[msgspec.Raw] = field(default_factory=list)
+    finish_reason: str | None = None
+    weight_versions: msgspec.Raw | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Collected:
+    """Everything one answer brought, not yet decoded.
+
+    Attributes:
+        usage: the usage objects of the answer, in order; a later one adds to and corrects an earlier one.
+        payloads: JSON documents of the backend without what only the capture asked for: the answer, or each event
+            of the stream.
+        complete: the answer ended as its protocol says (whole body, or the stream's last event).
+        malformed: part of the answer was not the JSON that its API promises.
+        error: the backend reported an error within the stream.
+        streamed: `payloads` are the events of a stream.
+    """
+
+    prompt_ids: msgspec.Raw | None = None
+    usage: list[msgspec.Raw] = field(default_factory=list)
+    weight_versions: msgspec.Raw | None = None
+    choices: dict[int, CollectedChoice] = field(default_factory=dict)
+    payloads: list[bytes] = field(default_factory=list)
+    complete: bool = False
+    malformed: bool = False
+    error: bool = False
+    streamed: bool = False
+
+    def choice(self, index: int) -> CollectedChoice:
+        """Returns the collected choice of that index, new on first use."""
+        found = self.choices.get(index)
+        if found is None:
+            found = self.choices[index] = CollectedChoice()
+        return found

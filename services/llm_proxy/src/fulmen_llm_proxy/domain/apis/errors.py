@@ -1,0 +1,87 @@
+"""Errors as each dialect words them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from fulmen_llm_proxy.domain.apis.api import ApiName, Dialect, encode
+from fulmen_llm_proxy.domain.sse import encode_event
+
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallError:
+    """An error before it is worded.
+
+    Attributes:
+        code: what a program reads, such as `route_not_found`.
+        source: "backend" or "proxy": who failed.
+    """
+
+    status: int
+    code: str
+    message: str
+    source: str = "proxy"
+
+
+def error_document(error: CallError, dialect: Dialect) -> bytes:
+    """Returns the error as the JSON document that the vendor's clients understand."""
+    if dialect is Dialect.ANTHROPIC:
+        fault = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+        inner = {"type": fault, "message": error.message, "code": error.code, "source": error.source}
+        return encode({"type": "error", "error": inner})
+    fault = "invalid_request_error" if error.status < 500 else "server_error"
+    if error.status == 429:
+        fault = "rate_limit_error"
+    document: dict[str, str | None] = {"message": error.message, "type": fault, "param": None, "code": error.code, "source": error.source}
+    return encode({"error": document})
+
+
+def error_event(error: CallError, api: ApiName, dialect: Dialect) -> bytes:
+    """Returns the event that tells the caller of a stream that the answer breaks off here."""
+    if dialect is Dialect.ANTHROPIC:
+        return encode_event(error_document(error, dialect), b"error")
+    if api is ApiName.RESPONSES:
+        document = {"type": "error", "code": error.code, "message": error.message, "param": None}
+        return encode_event(encode(document), b"error")
+    return encode_event(error_document(error, dialect))
+
+
+class _Inner(msgspec.Struct):
+    message: str | None = None
+    code: str | int | None = None
+    type: str | None = None
+
+
+class _Refusal(msgspec.Struct):
+    error: _Inner | str | None = None
+    message: str | None = None  # of some engines: at the top
+    detail: msgspec.Raw | None = None  # of FastAPI
+
+
+_REFUSAL = msgspec.json.Decoder(_Refusal)
+
+
+def refusal_of(status: int, body: bytes) -> CallError:
+    """Reads a backend's refusal in whatever dialect, so that it can be worded in another."""
+    try:
+        read = _REFUSAL.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        read = _Refusal()
+    inner = _Inner(message=read.error) if isinstance(read.error, str) else read.error or _Inner()
+    message = inner.message or read.message or f"The backend answered {status}."
+    code = inner.code or inner.type or f"backend_{status}"
+    return CallError(status=status, code=str(code), message=message, source="backend")

@@ -1,0 +1,16 @@
+"""The APIs that are served, by path and by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fulmen_llm_proxy.domain.apis.api import Api, ApiName
+from fulmen_llm_proxy.domain.apis.chat import ChatApi
+
+_ALL: tuple[Api, ...] = (ChatApi(),)
+
+APIS: Mapping[ApiName, Api] = {api.name: api for api in _ALL}
+BY_PATH: Mapping[str, Api] = {f"/v1{api.path}": api for api in _ALL}
+"""By the path that agents call."""
+CAPTURED = frozenset(api.name for api in _ALL if api.can_capture)
+"""Those whose answers can carry token ids."""

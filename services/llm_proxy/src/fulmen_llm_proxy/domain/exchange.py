@@ -1,0 +1,146 @@
+"""What one try of a call sends to its backend, and how the answer will be read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import msgspec
+
+from fulmen.errors import ArgumentInvalid
+from fulmen_llm_proxy.domain.apis.api import (
+    EVERYTHING,
+    AnswerReader,
+    Api,
+    CallRequest,
+    routed_fields,
+)
+from fulmen_llm_proxy.domain.apis.collected import Asked, Collected, Fields
+from fulmen_llm_proxy.domain.apis.errors import error_document, refusal_of
+from fulmen_llm_proxy.domain.apis.registry import APIS, CAPTURED
+from fulmen_llm_proxy.domain.routing import Choice
+from fulmen_llm_proxy.domain.sse import EventSplitter
+from fulmen_llm_proxy.domain.translation.registry import TRANSLATORS, way
+from fulmen_llm_proxy.domain.translation.translator import Translator
+
+_MAX_EVENT_BYTES = 1 << 31  # of our own translators' events: bounded by the backend's, which are
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """One try, planned on the routing table of one moment.
+
+    Attributes:
+        api: the API that the backend is called by.
+        caller_api: the API that the caller called by.
+        fields: the request's fields as the backend gets them, without what the capture added.
+        captured: token ids and log-probabilities are asked of the backend.
+    """
+
+    api: Api
+    caller_api: Api
+    body: bytes
+    fields: Fields
+    captured: bool
+    reader: AnswerReader
+
+    def refusal(self, status: int, body: bytes) -> bytes:
+        """Returns a backend's refusal as the caller's API words it; as it is if the dialect is the same."""
+        if self.api.dialect is self.caller_api.dialect:
+            return body
+        return error_document(refusal_of(status, body), self.caller_api.dialect)
+
+
+def plan_exchange(
+    request: CallRequest, choice: Choice, *, overrides: Mapping[str, msgspec.Raw], attributed: bool
+) -> Exchange:
+    """Plans one try.
+
+    An agent's call on a trainable target goes by an API whose answers carry token ids, if the
+    backend serves one: a translated call that can be trained on is worth more than an untranslated
+    one that cannot.
+
+    Args:
+        attributed: the call belongs to an attempt.
+
+    Raises:
+        ArgumentInvalid: if the backend serves no API that can say what the request says.
+    """
+    backend, target = choice.backend, choice.target
+    wanted = attributed and bool(target.policy) and backend.returns_token_ids
+    steps = way(request.api.name, backend.apis & CAPTURED) if wanted else None
+    captured = steps is not None
+    if steps is None:
+        steps = way(request.api.name, backend.apis)
+    if steps is None:
+        raise ArgumentInvalid(
+            f"The backend of the model '{request.model}' does not serve {request.api.name}, and what it serves "
+            f"({', '.join(sorted(backend.apis))}) cannot stand in for it.",
+        )
+    api = APIS[steps[-1]]
+    fields = routed_fields(request.fields, model=target.model, asked_model=request.model, overrides=overrides)
+    reader: AnswerReader
+    if len(steps) == 1:
+        asked = request.asked if captured else replace(EVERYTHING, stream_usage=request.asked.stream_usage)
+        reader = api.reader(asked)
+    else:
+        translators = [TRANSLATORS[step]() for step in pairwise(steps)]
+        for translator in translators:
+            fields = translator.request(fields)
+        reader = TranslatedReader(api.reader(_asked_by(translators)), translators)
+    return Exchange(
+        api=api,
+        caller_api=request.api,
+        body=api.body(fields, stream=request.stream, capture=captured),
+        fields=fields,
+        captured=captured,
+        reader=reader,
+    )
+
+
+def _asked_by(translators: list[Translator]) -> Asked:
+    return translators[-1].asked
+
+
+class TranslatedReader:
+    """Reads an answer in the backend's API and hands it on in the caller's."""
+
+    __slots__ = ("_reader", "_splitters", "_translators")
+
+    def __init__(self, reader: AnswerReader, translators: list[Translator]) -> None:
+        """Takes the translators in the order in which the request went through them."""
+        self._reader = reader
+        self._translators = translators[::-1]
+        self._splitters = [EventSplitter(_MAX_EVENT_BYTES) for _ in translators]
+
+    @property
+    def collected(self) -> Collected:
+        """What the backend's answer brought."""
+        return self._reader.collected
+
+    def whole(self, body: bytes) -> bytes:
+        """Returns the answer in the caller's API."""
+        body = self._reader.whole(body)
+        for translator in self._translators:
+            body = translator.whole(body)
+        return body
+
+    def event(self, event: bytes) -> bytes:
+        """Returns the events of the caller's API in place of this one."""
+        return self._through(0, self._reader.event(event))
+
+    def end(self) -> bytes:
+        """Returns the events that close the caller's stream."""
+        out = self._through(0, self._reader.end())
+        for index, translator in enumerate(self._translators):
+            out += self._through(index + 1, b"".join(translator.end()))
+        return out
+
+    def _through(self, first: int, events: bytes) -> bytes:
+        for index in range(first, len(self._translators)):
+            if not events:
+                return b""
+            translator = self._translators[index]
+            events = b"".join([out for event in self._splitters[index].feed(events) for out in translator.event(event)])
+        return events
