@@ -24,6 +24,7 @@ from fulmen.store.v1 import (
     runner_registry_service_pb2,
     span_pb2,
     span_service_pb2,
+    usage_service_pb2,
 )
 from fulmen_service_kit.tokens import Role
 
@@ -44,6 +45,7 @@ ROLLOUTS, LEASES, SPANS = (f"/fulmen.store.v1.{name}Service/" for name in ("Roll
 RESOURCES, RUNNERS, PROJECTS = (
     f"/fulmen.store.v1.{name}Service/" for name in ("Resource", "RunnerRegistry", "Project")
 )
+USAGE = "/fulmen.store.v1.UsageService/"
 NOTIFY = "/fulmen.store.v1.PeerService/Notify"
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
@@ -89,6 +91,11 @@ def chunk_of(things: Things) -> span_pb2.SpanChunk:
         codec=span_pb2.SPAN_CODEC_IDENTITY,
         payload=span_pb2.SpanBatch(spans=[span_pb2.SpanRecord(scope="x")]).SerializeToString(),
     )
+
+
+def window_of(things: Things) -> usage_service_pb2.LimitWindow:
+    """Returns what a proxy says of an attempt's limit."""
+    return usage_service_pb2.LimitWindow(project=things.project, attempt=things.attempt, request_count=1)
 
 
 def export_of(things: Things) -> trace_service_pb2.ExportTraceServiceRequest:
@@ -197,6 +204,15 @@ PROBES: dict[str, list[Probe]] = {
     ],
     PROJECTS + "RevokeToken": [lambda t: [prj.RevokeTokenRequest(token_id=t.token_id)]],
     PROJECTS + "ListTokens": [lambda t: [prj.ListTokensRequest(project=t.project)]],
+    USAGE + "GetUsage": [
+        lambda t: [usage_service_pb2.GetUsageRequest(project=t.project)],
+        lambda t: [usage_service_pb2.GetUsageRequest(rollout=t.running)],
+        lambda t: [usage_service_pb2.GetUsageRequest(training_run="trainingRuns/b", project=t.project)],
+        lambda t: [usage_service_pb2.GetUsageRequest(training_run="trainingRuns/b")],
+    ],
+    USAGE + "ExchangeUsage": [
+        lambda t: [usage_service_pb2.ExchangeUsageRequest(instance_id="i", windows=[window_of(t)])],
+    ],
     NOTIFY: [
         lambda t: [
             peer_service_pb2.NotifyRequest(
@@ -219,6 +235,7 @@ LISTINGS: dict[str, Message] = {
     PROJECTS + "ListProjects": prj.ListProjectsRequest(),
     PROJECTS + "ListTokens": prj.ListTokensRequest(),
     PROJECTS + "ListRevokedTokens": prj.ListRevokedTokensRequest(),
+    USAGE + "GetUsage": usage_service_pb2.GetUsageRequest(),
 }
 
 A, S, R, C, V, K = Role.ADMIN, Role.SERVICE, Role.RUNNER, Role.CLIENT, Role.READER, Role.ATTEMPT
@@ -258,6 +275,8 @@ MAY_CALL: dict[str, set[Role]] = {
     PROJECTS + "RevokeToken": {A},
     PROJECTS + "ListTokens": {A},
     PROJECTS + "ListRevokedTokens": {A, S},
+    USAGE + "ExchangeUsage": {A, S},
+    USAGE + "GetUsage": {A, S, C, V},
     NOTIFY: {A, S},
     EXPORT: {A, S, R, K},
 }

@@ -23,6 +23,7 @@ from fulmen.store.v1 import (
     rollout_service_pb2_grpc,
     runner_registry_service_pb2_grpc,
     span_service_pb2_grpc,
+    usage_service_pb2_grpc,
 )
 from fulmen_service_kit.tokens import Role, TokenSigner
 from fulmen_store.app import build
@@ -43,6 +44,7 @@ class Stubs:
         self.spans = span_service_pb2_grpc.SpanServiceStub(channel)
         self.resources = resource_service_pb2_grpc.ResourceServiceStub(channel)
         self.projects = project_service_pb2_grpc.ProjectServiceStub(channel)
+        self.usage = usage_service_pb2_grpc.UsageServiceStub(channel)
         self.runners = runner_registry_service_pb2_grpc.RunnerRegistryServiceStub(channel)
 
 

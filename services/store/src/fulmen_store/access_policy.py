@@ -25,6 +25,7 @@ SERVICE_NAMES: Final = (
     "fulmen.store.v1.RunnerRegistryService",
     "fulmen.store.v1.ProjectService",
     "fulmen.store.v1.PeerService",
+    "fulmen.store.v1.UsageService",
     _TRACES,
 )
 
@@ -37,6 +38,7 @@ ROLE_POLICY: Final = RolePolicy(
         "fulmen.store.v1.RunnerRegistryService": _LOOKERS,
         "fulmen.store.v1.ProjectService": frozenset(),
         "fulmen.store.v1.PeerService": frozenset({Role.SERVICE}),
+        "fulmen.store.v1.UsageService": frozenset({Role.SERVICE}),
         _TRACES: _EVERYBODY - {Role.CLIENT, Role.READER},
     },
     rpcs={
@@ -51,6 +53,7 @@ ROLE_POLICY: Final = RolePolicy(
         "/fulmen.store.v1.ResourceService/ListResourceVersions": _READERS,
         "/fulmen.store.v1.ResourceService/DiffResources": _LOOKERS,
         "/fulmen.store.v1.ResourceService/WatchResources": _READERS,
+        "/fulmen.store.v1.UsageService/GetUsage": _LOOKERS,
         "/fulmen.store.v1.ProjectService/GetProject": _EVERYBODY,
         "/fulmen.store.v1.ProjectService/ListProjects": _LOOKERS,
         "/fulmen.store.v1.ProjectService/ListRevokedTokens": frozenset({Role.SERVICE}),

@@ -20,6 +20,7 @@ from fulmen.store.v1 import (
     resource_service_pb2_grpc,
     rollout_service_pb2_grpc,
     runner_registry_service_pb2_grpc,
+    usage_service_pb2_grpc,
 )
 from fulmen_service_kit.lifecycle import ServiceParts
 from fulmen_service_kit.server import build_server
@@ -37,6 +38,7 @@ from fulmen_store.domain.resource_watch import ResourceWatcher
 from fulmen_store.domain.resources import Resources
 from fulmen_store.domain.seats import Drained
 from fulmen_store.domain.tokens import Tokens
+from fulmen_store.domain.usage import UsageExchange
 from fulmen_store.domain.wakeups import PROJECTS_CHANGED
 from fulmen_store.persistence.database_watch import DatabaseWatch
 from fulmen_store.queue_parts import Queue, wire_queue
@@ -51,6 +53,7 @@ from fulmen_store.transport.registry_service import RunnerRegistryService
 from fulmen_store.transport.resource_service import ResourceService
 from fulmen_store.transport.rollout_codec import repeated_rollout
 from fulmen_store.transport.rollout_service import RolloutService
+from fulmen_store.transport.usage_service import UsageService
 
 __all__ = ["build"]
 
@@ -157,6 +160,9 @@ def _register(server: grpc.aio.Server, tables: Tables, queue: Queue, settings: S
         token_table=tables.tokens,
     )
     project_service_pb2_grpc.add_ProjectServiceServicer_to_server(project_service, server)
+    exchange = UsageExchange(table=tables.usage, project_id=tables.rollouts.project_id)
+    usage_service = UsageService(exchange=exchange, table=tables.usage, rollouts=tables.rollouts)
+    usage_service_pb2_grpc.add_UsageServiceServicer_to_server(usage_service, server)
 
 
 async def _drain(queue: Queue, membership: MembershipRenewer, health: StoreHealth) -> None:

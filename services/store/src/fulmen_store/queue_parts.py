@@ -30,6 +30,7 @@ from fulmen_store.domain.runner_registry import RunnerBoard, SessionNotes
 from fulmen_store.domain.seats import LeasesLost, Seats
 from fulmen_store.domain.sessions import LeaseRenewer, LeaseSweeper, Sessions
 from fulmen_store.domain.upkeep import Upkeep
+from fulmen_store.domain.usage_keeper import UsageKeeper
 from fulmen_store.domain.wakeups import Wakeups
 from fulmen_store.metrics import StoreMetrics
 from fulmen_store.settings import StoreSettings
@@ -213,6 +214,7 @@ def roles(tables: Tables, queue: Queue, lease_ttl_s: float) -> dict[str, Role]:
         "overdue": queue.overdue,
         "resource-collector": ResourceCollector(table=tables.garbage, interval_s=RESOURCE_GC_INTERVAL_S),
         "upkeep": queue.upkeep,
+        "usage-keeper": UsageKeeper(table=tables.usage),
         "project-follower": ProjectFollower(
             read=tables.leases.projects, tell=queue.dispatcher.know_project, wakeups=queue.wakeups
         ),

@@ -21,6 +21,7 @@ from fulmen_store.persistence.resources import PgResources
 from fulmen_store.persistence.rollout_lists import PgRolloutLists
 from fulmen_store.persistence.rollouts import PgRollouts
 from fulmen_store.persistence.runners import PgRunners
+from fulmen_store.persistence.usage import PgUsage
 from fulmen_store.settings import StoreSettings
 
 __all__ = ["Tables", "open_tables"]
@@ -50,6 +51,7 @@ class Tables:
     projects: PgProjects
     tokens: PgTokens
     replicas: PgReplicas
+    usage: PgUsage
 
 
 async def open_tables(settings: StoreSettings, stack: AsyncExitStack) -> Tables:
@@ -86,4 +88,5 @@ async def open_tables(settings: StoreSettings, stack: AsyncExitStack) -> Tables:
         projects=PgProjects(database),
         tokens=PgTokens(database),
         replicas=PgReplicas(database),
+        usage=PgUsage(database),
     )

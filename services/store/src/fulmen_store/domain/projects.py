@@ -1,4 +1,4 @@
-"""Tenants: their weight, quotas, retention and rules, changed only by who has read what is there.
+"""Tenants: their weight, quotas, retention, rules and model limits, changed only by who has read what is there.
 
 Invariant: a project is never removed, and its name never changes.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import datetime
 import re
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from fulmen.errors import ArgumentInvalid, DatabaseUnavailable, EtagMismatch, ProjectExists, ProjectNotFound, Violation
@@ -29,6 +29,12 @@ __all__ = [
 MAX_WEIGHT: Final = 1000
 MAX_RUNNING: Final = 1_000_000
 MAX_QUEUED: Final = 100_000_000
+MAX_LIMITS: Final = {
+    "requests_per_minute": 10**9,
+    "tokens_per_minute": 10**12,
+    "concurrent_calls": 10**6,
+    "attempt_token_budget": 10**12,
+}
 MIN_RETENTION_S: Final = 86_400.0
 MAX_RETENTION_S: Final = 36_525 * 86_400.0
 MIN_AGEING_S: Final = 1.0
@@ -50,6 +56,8 @@ class ProjectDraft:
         retention_s: how long final rollouts and spans are kept, seconds; None: for ever.
         rules: a serialized `fulmen.store.v1.QueueRules`, opaque here; None: the defaults.
         ageing_interval_s: what the rules say of ageing, seconds; 0 is off.
+        model_limits: a serialized `fulmen.store.v1.ModelLimits`, opaque here; None: no limits.
+        limits: the numbers in it by their paths, such as `project.tokens_per_minute`; 0: no limit.
     """
 
     name: str
@@ -59,6 +67,8 @@ class ProjectDraft:
     retention_s: float | None = None
     rules: bytes | None = None
     ageing_interval_s: float = 0.0
+    model_limits: bytes | None = None
+    limits: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +81,7 @@ class ProjectView:
     max_queued: int | None
     retention: datetime.timedelta | None
     rules: bytes | None
+    model_limits: bytes | None
     revision: int
     created_at: datetime.datetime
 
@@ -210,6 +221,10 @@ def _problems(draft: ProjectDraft) -> Iterator[Violation]:
     if draft.ageing_interval_s != 0 and not MIN_AGEING_S <= draft.ageing_interval_s <= MAX_AGEING_S:
         text = f"is {draft.ageing_interval_s:g} s, allowed are 0 s and 1 s to 24 h"
         yield _violation("rules.ageing_interval", text)
+    for path, limit in draft.limits.items():
+        most = MAX_LIMITS[path.rpartition(".")[2]]
+        if not 0 <= limit <= most:
+            yield _violation(f"model_limits.{path}", f"is {limit}, allowed are 1 to {most}")
 
 
 def _violation(path: str, description: str) -> Violation:

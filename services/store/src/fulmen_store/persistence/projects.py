@@ -103,7 +103,7 @@ class _RepeatedRequest(Exception):
 
 def _columns(draft: ProjectDraft) -> tuple[object, ...]:
     retention = None if draft.retention_s is None else datetime.timedelta(seconds=draft.retention_s)
-    return (draft.weight, draft.max_running, draft.max_queued, retention, draft.rules)
+    return (draft.weight, draft.max_running, draft.max_queued, retention, draft.rules, draft.model_limits)
 
 
 def _project(row: asyncpg.Record) -> ProjectView:

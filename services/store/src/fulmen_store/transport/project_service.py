@@ -14,6 +14,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from fulmen.ids import ALL_PROJECTS
 from fulmen.store.v1 import project_service_pb2 as pb
 from fulmen.store.v1 import project_service_pb2_grpc
+from fulmen.store.v1.model_limits_pb2 import ModelLimits
 from fulmen.store.v1.rollout_service_pb2 import QueueRules
 from fulmen_service_kit.auth import current_caller
 from fulmen_service_kit.tokens import Role, TokenSigner
@@ -156,7 +157,7 @@ def _visible(name: str) -> str:
 
 
 def _draft(message: pb.Project) -> ProjectDraft:
-    rules = message.rules
+    rules, limits = message.rules, message.model_limits
     return ProjectDraft(
         name=message.name,
         weight=message.weight or DEFAULT_WEIGHT,
@@ -165,7 +166,16 @@ def _draft(message: pb.Project) -> ProjectDraft:
         retention_s=_seconds(message.retention) if message.HasField("retention") else None,
         rules=rules.SerializeToString(deterministic=True) if message.HasField("rules") else None,
         ageing_interval_s=_seconds(rules.ageing_interval),
+        model_limits=limits.SerializeToString(deterministic=True) if message.HasField("model_limits") else None,
+        limits=_numbers(limits),
     )
+
+
+def _numbers(limits: ModelLimits) -> dict[str, int]:
+    found = {"attempt_token_budget": limits.attempt_token_budget}
+    for whose, each in (("project", limits.project), ("attempt", limits.attempt)):
+        found |= {f"{whose}.{field.name}": getattr(each, field.name) for field in each.DESCRIPTOR.fields}
+    return found
 
 
 def _message(view: ProjectView) -> pb.Project:
@@ -176,6 +186,7 @@ def _message(view: ProjectView) -> pb.Project:
         max_queued=view.max_queued or 0,
         etag=view.etag,
         rules=None if view.rules is None else QueueRules.FromString(view.rules),
+        model_limits=None if view.model_limits is None else ModelLimits.FromString(view.model_limits),
         create_time=_timestamp(view.created_at),
     )
     if view.retention is not None:

@@ -90,20 +90,18 @@ class ExchangeUsageRequest(_message.Message):
     def __init__(self, instance_id: _Optional[str] = ..., sequence: _Optional[int] = ..., usage: _Optional[_Iterable[_Union[UsageDelta, _Mapping]]] = ..., windows: _Optional[_Iterable[_Union[LimitWindow, _Mapping]]] = ..., minute: _Optional[int] = ...) -> None: ...
 
 class ExchangeUsageResponse(_message.Message):
-    __slots__ = ("store_time", "limits", "others", "minute", "attempts", "rejected_count")
+    __slots__ = ("store_time", "limits", "others", "attempts", "rejected_count")
     STORE_TIME_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     OTHERS_FIELD_NUMBER: _ClassVar[int]
-    MINUTE_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     REJECTED_COUNT_FIELD_NUMBER: _ClassVar[int]
     store_time: _timestamp_pb2.Timestamp
     limits: _containers.RepeatedCompositeFieldContainer[ProjectModelLimits]
     others: _containers.RepeatedCompositeFieldContainer[LimitWindow]
-    minute: int
     attempts: _containers.RepeatedCompositeFieldContainer[AttemptTokens]
     rejected_count: int
-    def __init__(self, store_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., limits: _Optional[_Iterable[_Union[ProjectModelLimits, _Mapping]]] = ..., others: _Optional[_Iterable[_Union[LimitWindow, _Mapping]]] = ..., minute: _Optional[int] = ..., attempts: _Optional[_Iterable[_Union[AttemptTokens, _Mapping]]] = ..., rejected_count: _Optional[int] = ...) -> None: ...
+    def __init__(self, store_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., limits: _Optional[_Iterable[_Union[ProjectModelLimits, _Mapping]]] = ..., others: _Optional[_Iterable[_Union[LimitWindow, _Mapping]]] = ..., attempts: _Optional[_Iterable[_Union[AttemptTokens, _Mapping]]] = ..., rejected_count: _Optional[int] = ...) -> None: ...
 
 class ProjectModelLimits(_message.Message):
     __slots__ = ("project", "limits")

@@ -70,10 +70,9 @@ class UsageServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetUsage(self, request, context):
-        """Sums up what model calls used, by group, largest group name last. A reader's token is enough.
+        """Sums up what model calls used, by group, in order of the groups' names. A reader's token is enough.
 
-        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`, `PAGE_TOKEN_INVALID`); `NOT_FOUND` (`PROJECT_NOT_FOUND`,
-        `TRAINING_RUN_NOT_FOUND`).
+        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`, `PAGE_TOKEN_INVALID`); `NOT_FOUND` (`PROJECT_NOT_FOUND`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

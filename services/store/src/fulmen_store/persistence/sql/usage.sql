@@ -1,0 +1,180 @@
+-- What model calls used, and what the proxy's processes tell one another.
+
+-- name: begin_usage
+insert into usage_instance as old (id, sequence) values ($1, $2)
+on conflict (id) do update set sequence = excluded.sequence, seen_at = now() where old.sequence < excluded.sequence
+returning id;
+
+-- name: add_usage_minutes
+insert into usage_minute as old (
+    project_id, minute, model, backend, request_count, failure_count, prompt_token_count, cached_token_count,
+    completion_token_count, cost_micros
+)
+select
+    x.project_id, date_trunc('minute', now()), x.model, x.backend, sum(x.request_count)::bigint,
+    sum(x.failure_count)::bigint, sum(x.prompt_token_count)::bigint, sum(x.cached_token_count)::bigint,
+    sum(x.completion_token_count)::bigint, sum(x.cost_micros)::bigint
+from unnest(
+    $1::int[], $2::uuid[], $3::int[], $4::text[], $5::text[], $6::bigint[], $7::bigint[], $8::bigint[], $9::bigint[],
+    $10::bigint[], $11::bigint[]
+) as x (
+    project_id, rollout_id, attempt, model, backend, request_count, failure_count, prompt_token_count,
+    cached_token_count, completion_token_count, cost_micros
+)
+group by x.project_id, x.model, x.backend
+order by x.project_id, x.model, x.backend
+on conflict (project_id, minute, model, backend) do update set
+    request_count = old.request_count + excluded.request_count,
+    failure_count = old.failure_count + excluded.failure_count,
+    prompt_token_count = old.prompt_token_count + excluded.prompt_token_count,
+    cached_token_count = old.cached_token_count + excluded.cached_token_count,
+    completion_token_count = old.completion_token_count + excluded.completion_token_count,
+    cost_micros = old.cost_micros + excluded.cost_micros;
+
+-- name: add_usage_attempts
+-- Attempts of rollouts that are unknown, or another project's, are in the sums by minute only.
+insert into usage_attempt as old (
+    rollout_id, attempt, model, backend, project_id, run_id, request_count, failure_count, prompt_token_count,
+    cached_token_count, completion_token_count, cost_micros
+)
+select
+    s.rollout_id, s.attempt, s.model, s.backend, s.project_id, r.run_id, s.request_count, s.failure_count,
+    s.prompt_token_count, s.cached_token_count, s.completion_token_count, s.cost_micros
+from (
+    select
+        x.project_id, x.rollout_id, x.attempt, x.model, x.backend, sum(x.request_count)::bigint as request_count,
+        sum(x.failure_count)::bigint as failure_count, sum(x.prompt_token_count)::bigint as prompt_token_count,
+        sum(x.cached_token_count)::bigint as cached_token_count,
+        sum(x.completion_token_count)::bigint as completion_token_count, sum(x.cost_micros)::bigint as cost_micros
+    from unnest(
+        $1::int[], $2::uuid[], $3::int[], $4::text[], $5::text[], $6::bigint[], $7::bigint[], $8::bigint[],
+        $9::bigint[], $10::bigint[], $11::bigint[]
+    ) as x (
+        project_id, rollout_id, attempt, model, backend, request_count, failure_count, prompt_token_count,
+        cached_token_count, completion_token_count, cost_micros
+    )
+    where x.rollout_id is not null
+    group by x.project_id, x.rollout_id, x.attempt, x.model, x.backend
+) s
+cross join lateral (
+    select q.run_id from rollout q where q.id = s.rollout_id and q.project_id = s.project_id limit 1
+) r
+order by s.rollout_id, s.attempt, s.model, s.backend
+on conflict (rollout_id, attempt, model, backend) do update set
+    request_count = old.request_count + excluded.request_count,
+    failure_count = old.failure_count + excluded.failure_count,
+    prompt_token_count = old.prompt_token_count + excluded.prompt_token_count,
+    cached_token_count = old.cached_token_count + excluded.cached_token_count,
+    completion_token_count = old.completion_token_count + excluded.completion_token_count,
+    cost_micros = old.cost_micros + excluded.cost_micros;
+
+-- name: keep_windows
+insert into usage_window (instance, project, minute, windows) values ($1, $2, $3, $4)
+on conflict (instance) do update set
+    project = excluded.project, minute = excluded.minute, windows = excluded.windows, seen_at = now();
+
+-- name: other_windows
+-- Of processes for all projects and, with a project, of those for this one.
+select w.minute, w.windows, w.seen_at > now() - interval '5 seconds' as is_live
+from usage_window w
+where w.instance <> $1 and ($2::text is null or w.project in ($2, 'projects/*'))
+    and w.minute >= floor(extract(epoch from now()) / 60)::bigint - 1
+order by w.instance;
+
+-- name: usage_clock
+select now() as store_time, floor(extract(epoch from now()) / 60)::bigint as minute;
+
+-- name: attempt_tokens
+select x.rollout_id, x.attempt, t.token_count
+from unnest($1::uuid[], $2::int[]) as x (rollout_id, attempt)
+cross join lateral (
+    select sum(q.prompt_token_count + q.completion_token_count)::bigint as token_count
+    from usage_attempt q
+    where q.rollout_id = x.rollout_id and q.attempt = x.attempt
+        and ($3::text is null or q.project_id = (select p.id from project p where p.name = $3))
+) t
+where t.token_count is not null;
+
+-- name: model_limits
+select p.name, p.model_limits from project p
+where p.model_limits is not null and ($1::text is null or p.name = $1)
+order by p.id;
+
+-- name: usage_by_minute
+-- Grouped by 1: model, 2: backend, otherwise all together.
+select
+    g.name, sum(g.request_count)::bigint as request_count, sum(g.failure_count)::bigint as failure_count,
+    sum(g.prompt_token_count)::bigint as prompt_token_count, sum(g.cached_token_count)::bigint as cached_token_count,
+    sum(g.completion_token_count)::bigint as completion_token_count, sum(g.cost_micros)::bigint as cost_micros
+from (
+    select
+        case $4::smallint when 1 then u.model when 2 then u.backend else '' end as name, u.request_count,
+        u.failure_count, u.prompt_token_count, u.cached_token_count, u.completion_token_count, u.cost_micros
+    from usage_minute u
+    where u.project_id = $1 and u.minute >= coalesce($2::timestamptz, '-infinity')
+        and u.minute < coalesce($3::timestamptz, 'infinity')
+) g
+where $5::text is null or g.name > $5 collate "C"
+group by g.name
+order by g.name collate "C"
+limit $6;
+
+-- name: usage_by_attempt
+-- Grouped by 1: model, 2: backend, 3: training run, 4: rollout, 5: attempt, otherwise all together.
+select
+    g.name, sum(g.request_count)::bigint as request_count, sum(g.failure_count)::bigint as failure_count,
+    sum(g.prompt_token_count)::bigint as prompt_token_count, sum(g.cached_token_count)::bigint as cached_token_count,
+    sum(g.completion_token_count)::bigint as completion_token_count, sum(g.cost_micros)::bigint as cost_micros
+from (
+    select
+        case $6::smallint
+            when 1 then u.model
+            when 2 then u.backend
+            when 3 then coalesce((select t.name from training_run t where t.id = u.run_id), '')
+            when 4 then 'rollouts/' || u.rollout_id
+            when 5 then 'rollouts/' || u.rollout_id || '/attempts/' || lpad(u.attempt::text, 9, '0')
+            else ''
+        end as name,
+        u.request_count, u.failure_count, u.prompt_token_count, u.cached_token_count, u.completion_token_count,
+        u.cost_micros
+    from usage_attempt u
+    where u.project_id = $1 and ($2::int is null or u.run_id = $2) and ($3::uuid is null or u.rollout_id = $3)
+        and u.rollout_id >= coalesce(uuid7_bound($4::timestamptz), '00000000-0000-0000-0000-000000000000')
+        and u.rollout_id < coalesce(uuid7_bound($5::timestamptz), 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+) g
+where $7::text is null or g.name > $7 collate "C"
+group by g.name
+order by g.name collate "C"
+limit $8;
+
+-- name: forget_usage_minutes
+delete from usage_minute u where u.ctid = any (array(
+    select q.ctid from project p
+    cross join lateral (
+        select m.ctid from usage_minute m where m.project_id = p.id and m.minute < now() - p.retention limit $1
+    ) q
+    where p.retention is not null
+    limit $1
+))
+returning u.project_id;
+
+-- name: forget_usage_attempts
+-- Of rollouts that retention has removed.
+delete from usage_attempt u where u.ctid = any (array(
+    select q.ctid from project p
+    cross join lateral (
+        select a.ctid from usage_attempt a
+        where a.project_id = p.id and a.rollout_id < uuid7_bound(now() - p.retention)
+            and not exists (select 1 from rollout r where r.id = a.rollout_id)
+        limit $1
+    ) q
+    where p.retention is not null
+    limit $1
+))
+returning u.attempt;
+
+-- name: forget_usage_instances
+delete from usage_instance i where i.seen_at < now() - interval '24 hours';
+
+-- name: forget_windows
+delete from usage_window w where w.seen_at < now() - interval '1 hour';

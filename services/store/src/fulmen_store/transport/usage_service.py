@@ -1,0 +1,206 @@
+"""`UsageService` over gRPC: what model calls used, and the limits that the proxy's processes share."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from typing import Final
+from uuid import UUID
+
+import grpc.aio
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from fulmen.ids import attempt_name, parse_attempt_name, parse_rollout_name
+from fulmen.store.v1 import usage_service_pb2 as pb
+from fulmen.store.v1 import usage_service_pb2_grpc
+from fulmen.store.v1.model_limits_pb2 import ModelLimits
+from fulmen_service_kit.auth import current_caller
+from fulmen_store.domain.malformed import malformed
+from fulmen_store.domain.usage import (
+    Exchange,
+    Grouping,
+    LimitKey,
+    Selection,
+    UsageEntry,
+    UsageExchange,
+    UsageGroup,
+    WindowCounts,
+    merged,
+)
+from fulmen_store.persistence.rollouts import PgRollouts
+from fulmen_store.persistence.usage import PgUsage
+from fulmen_store.transport.access import project_limit, require_project
+from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
+
+__all__ = ["UsageService"]
+
+DEFAULT_PAGE: Final = 100
+# Longer than any name of a group, in UTF-8, so that the key of a page has one length.
+NAME_BYTES: Final = 560
+EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+class UsageService(usage_service_pb2_grpc.UsageServiceServicer):
+    """Serves usage."""
+
+    def __init__(self, *, exchange: UsageExchange, table: PgUsage, rollouts: PgRollouts) -> None:
+        """Takes the use case, and the tables that are read."""
+        self._exchange = exchange
+        self._table = table
+        self._rollouts = rollouts
+
+    async def ExchangeUsage(
+        self, request: pb.ExchangeUsageRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ExchangeUsageResponse:
+        """Takes what a proxy process counted, and answers with what the others count."""
+        windows = [each for each in request.windows if current_caller().may_access(each.project)]
+        told = _exchange(request, windows)
+        rejected = await self._exchange.take(told, may_access=current_caller().may_access)
+        project = project_limit()
+        now, minute = await self._table.clock()
+        asked = {(each.project, each.backend, each.attempt) for each in windows if each.attempt}
+        others = merged(
+            await self._table.other_windows(request.instance_id, project=project),
+            minute=minute,
+            wanted=lambda key: _may_see(key) and (not key[2] or key in asked),
+        )
+        response = pb.ExchangeUsageResponse(
+            limits=[
+                pb.ProjectModelLimits(project=name, limits=ModelLimits.FromString(limits))
+                for name, limits in await self._table.model_limits(project=project)
+            ],
+            others=[_window(key, counts) for key, counts in others.items()],
+            attempts=[
+                pb.AttemptTokens(attempt=attempt_name(rollout_id, number), token_count=tokens)
+                for rollout_id, number, tokens in await self._table.attempt_tokens(told.attempts, project=project)
+            ],
+            rejected_count=rejected,
+        )
+        response.store_time.FromDatetime(now)
+        return response
+
+    async def GetUsage(self, request: pb.GetUsageRequest, context: grpc.aio.ServicerContext) -> pb.GetUsageResponse:
+        """Sums up usage by group."""
+        project = require_project(request.project)
+        listed = _listed(request, project)
+        limit = page_size(request.page_size, default=DEFAULT_PAGE)
+        last = decode_token(request.page_token, listed=listed, key_bytes=NAME_BYTES)
+        project_id = await self._rollouts.project_id(project)
+        run = request.training_run
+        selection = Selection(
+            project_id=project_id,
+            run_id=await self._rollouts.find_run(project_id, run) if run else None,
+            rollout_id=parse_rollout_name(request.rollout, field="rollout") if request.rollout else None,
+            start=_moment(request.start_time, "start_time") if request.HasField("start_time") else None,
+            end=_moment(request.end_time, "end_time") if request.HasField("end_time") else None,
+            grouping=_grouping(request.group_by),
+            after=None if last is None else last.rstrip(b"\0").decode(errors="replace"),
+        )
+        found = await self._table.page(selection, limit=limit + 1)
+        token = ""
+        if len(found) > limit:
+            token = encode_token(found[limit - 1].name.encode().ljust(NAME_BYTES, b"\0"), listed=listed)
+        groups = [_group(each, selection.grouping) for each in found[:limit]]
+        return pb.GetUsageResponse(groups=groups, next_page_token=token)
+
+
+def _exchange(request: pb.ExchangeUsageRequest, windows: Sequence[pb.LimitWindow]) -> Exchange:
+    stored = pb.ExchangeUsageRequest(windows=windows)
+    attempts = {each.attempt for each in windows if each.attempt}
+    return Exchange(
+        instance_id=request.instance_id,
+        scope=current_caller().project,
+        sequence=request.sequence,
+        entries=[_entry(each, index) for index, each in enumerate(request.usage)],
+        windows=stored.SerializeToString(),
+        window_count=len(request.windows),
+        minute=request.minute,
+        attempts=[_attempt(name, "windows[].attempt") for name in sorted(attempts)],
+    )
+
+
+def _entry(delta: pb.UsageDelta, index: int) -> UsageEntry:
+    path = f"usage[{index}].attempt"
+    rollout_id, number = _attempt(delta.attempt, path) if delta.attempt else (None, None)
+    usage = delta.usage
+    return UsageEntry(
+        project=delta.project,
+        rollout_id=rollout_id,
+        attempt=number,
+        model=delta.model,
+        backend=delta.backend,
+        counts=(
+            usage.request_count,
+            usage.failure_count,
+            usage.prompt_token_count,
+            usage.cached_token_count,
+            usage.completion_token_count,
+            usage.cost_micros,
+        ),
+    )
+
+
+def _attempt(name: str, path: str) -> tuple[UUID, int]:
+    attempt = parse_attempt_name(name, field=path)
+    return attempt.rollout_id, attempt.number
+
+
+def _may_see(key: LimitKey) -> bool:
+    return current_caller().may_access(key[0])
+
+
+def _window(key: LimitKey, counts: WindowCounts) -> pb.LimitWindow:
+    project, backend, attempt = key
+    requests, tokens, requests_before, tokens_before, in_flight, reserved = counts
+    return pb.LimitWindow(
+        project=project,
+        backend=backend,
+        attempt=attempt,
+        request_count=requests,
+        token_count=tokens,
+        previous_request_count=requests_before,
+        previous_token_count=tokens_before,
+        in_flight_count=in_flight,
+        reserved_token_count=reserved,
+    )
+
+
+def _group(group: UsageGroup, grouping: Grouping) -> pb.UsageGroup:
+    name = group.name
+    if grouping is Grouping.ATTEMPT:
+        # Its number is padded, so that attempts are in order.
+        rollout, _, number = name.rpartition("/")
+        name = f"{rollout}/{int(number)}"
+    requests, failures, prompt, cached, completion, cost = group.counts
+    usage = pb.Usage(
+        request_count=requests,
+        failure_count=failures,
+        prompt_token_count=prompt,
+        cached_token_count=cached,
+        completion_token_count=completion,
+        cost_micros=cost,
+    )
+    return pb.UsageGroup(name=name, usage=usage)
+
+
+def _grouping(number: int) -> Grouping:
+    try:
+        return Grouping(number)
+    except ValueError:
+        raise malformed("group_by", "is not a grouping that this version knows") from None
+
+
+def _moment(field: Timestamp, path: str) -> datetime.datetime:
+    try:
+        return max(field.ToDatetime(tzinfo=datetime.UTC), EPOCH)
+    except (ValueError, OverflowError):
+        raise malformed(path, "is not a time between the years 1 and 9999") from None
+
+
+def _listed(request: pb.GetUsageRequest, project: str) -> str:
+    same = pb.GetUsageRequest()
+    same.CopyFrom(request)
+    same.project = project
+    for field in ("page_size", "page_token"):
+        same.ClearField(field)
+    return f"usage/{same.SerializeToString(deterministic=True).hex()}"
