@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from fulmen_llm_proxy.domain.backend_state import FAILURES_UNTIL_UNHEALTHY, BackendState, BackendStates
 from fulmen_llm_proxy.domain.apis.chat import ChatApi
+from fulmen_llm_proxy.domain.backend_state import FAILURES_UNTIL_UNHEALTHY, BackendState, BackendStates
 from fulmen_llm_proxy.domain.call import Attribution, FinishedCall
 from fulmen_llm_proxy.domain.capture_queue import CaptureQueue
 from fulmen_llm_proxy.domain.ledger import AttemptLedger
@@ -54,7 +54,7 @@ async def test_an_attempt_is_settled_when_no_call_runs_and_all_are_delivered() -
     ledger.end("a", recorded=True, infra_failure=True)
     await asyncio.sleep(0)
     assert not waiting.done()
-    ledger.delivered("a", usable=False, prompt_tokens=3, completion_tokens=4)
+    ledger.delivered("a", calls=1, unusable=1, prompt_tokens=3, completion_tokens=4)
     async with asyncio.timeout(DEADLINE_S):
         await waiting
     summary = ledger.summary("a")

@@ -21,17 +21,22 @@ from fulmen.llm_proxy.v1 import (
 from fulmen.rpc.channel import FulmenChannel, open_channel
 from fulmen_llm_proxy.calls.gate import Gate
 from fulmen_llm_proxy.calls.pipeline import CallPipeline
+from fulmen_llm_proxy.clients.attempt_watch import AttemptChecks, AttemptWatch
 from fulmen_llm_proxy.clients.backend import BackendClient, open_session
 from fulmen_llm_proxy.clients.resources import ResourceBook, ResourceWriter, RoutingWatch
 from fulmen_llm_proxy.clients.span_codec import SpanCodec
 from fulmen_llm_proxy.clients.span_shipper import SpanShipper
+from fulmen_llm_proxy.domain.attempt_guard import AttemptGuard
 from fulmen_llm_proxy.domain.backend_state import BackendStates
 from fulmen_llm_proxy.domain.capture_queue import CaptureQueue
+from fulmen_llm_proxy.domain.delivery import CaptureDelivery
 from fulmen_llm_proxy.domain.ledger import AttemptLedger
 from fulmen_llm_proxy.domain.retry import RetryPolicy
 from fulmen_llm_proxy.domain.table import TableHolder
 from fulmen_llm_proxy.metrics import Metrics
+from fulmen_llm_proxy.persistence.spool import DiskSpool
 from fulmen_llm_proxy.settings import LlmProxySettings
+from fulmen_llm_proxy.spool_parts import open_spool
 from fulmen_llm_proxy.transport.backend_servicer import BackendServicer
 from fulmen_llm_proxy.transport.capture_servicer import CaptureServicer
 from fulmen_llm_proxy.transport.http.auth import HttpAuthenticator
@@ -92,7 +97,9 @@ class _Shared:
     book: ResourceBook
     states: BackendStates
     ledger: AttemptLedger
+    guard: AttemptGuard
     queue: CaptureQueue
+    spool: DiskSpool | None
     revoked: RevokedTokens
 
 
@@ -102,14 +109,18 @@ async def build_proxy(
     """Makes the proxy with its metrics in the given registry."""
     channel = open_channel(settings.store_target, token=settings.token.get_secret_value() or None)
     stack.push_async_callback(channel.close)
+    instance_id, metrics = uuid.uuid4().hex, Metrics(registry)
+    ledger = AttemptLedger(keep_s=settings.summary_keep_s, clock=time.monotonic)
     shared = _Shared(
-        instance_id=uuid.uuid4().hex,
+        instance_id=instance_id,
         channel=channel,
-        metrics=Metrics(registry),
+        metrics=metrics,
         tables=TableHolder(),
         book=ResourceBook(),
         states=BackendStates(recheck_s=settings.recheck_s, wall_clock=time.time),
-        ledger=AttemptLedger(keep_s=settings.summary_keep_s, clock=time.monotonic),
+        ledger=ledger,
+        guard=AttemptGuard(clock=time.time),
+        spool=await open_spool(settings, instance_id, ledger, metrics, stack),
         queue=CaptureQueue(max_bytes=settings.capture_buffer_bytes),
         revoked=RevokedTokens(),
     )
@@ -146,7 +157,10 @@ def _http_server(settings: LlmProxySettings, shared: _Shared, stack: AsyncExitSt
         states=shared.states,
         ledger=shared.ledger,
         queue=shared.queue,
-        gate=Gate(tables=shared.tables, queue=shared.queue, max_in_flight=settings.max_in_flight),
+        gate=Gate(
+            tables=shared.tables, queue=shared.queue, guard=shared.guard, max_in_flight=settings.max_in_flight
+        ),
+        guard=shared.guard,
         metrics=shared.metrics,
         max_event_bytes=settings.max_answer_bytes,
     )
@@ -200,13 +214,14 @@ def _roles(settings: LlmProxySettings, shared: _Shared) -> dict[str, BackgroundR
         states=shared.states,
         retry=_STORE_RETRY,
     )
-    shipper = SpanShipper(
-        channel=shared.channel,
+    delivery = CaptureDelivery(
         queue=shared.queue,
         ledger=shared.ledger,
-        codec=SpanCodec(instance_id=shared.instance_id),
+        sender=SpanShipper(channel=shared.channel, codec=SpanCodec(instance_id=shared.instance_id)),
+        spool=shared.spool,
         retry=_STORE_RETRY,
         metrics=shared.metrics,
     )
+    attempts = AttemptWatch(guard=shared.guard, checks=AttemptChecks(shared.channel), metrics=shared.metrics)
     revocations = RevocationFollower(revoked=shared.revoked, fetch=revoked_at_store(shared.channel))
-    return {"route-watch": watch, "span-shipper": shipper, "revocations": revocations}
+    return {"route-watch": watch, "capture-delivery": delivery, "revocations": revocations, "attempt-watch": attempts}

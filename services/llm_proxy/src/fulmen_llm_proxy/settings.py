@@ -53,7 +53,14 @@ class LlmProxySettings(ServiceSettings):
     capture_buffer_bytes: int = Field(
         default=256 * 1024 * 1024,
         ge=0,
-        description="Memory for captures while the store is away; beyond it attempts' calls are answered 503.",
+        description="Memory for captures on their way; beyond it, and with the spool full, attempts' calls get 503.",
+    )
+    spool_dir: str = Field(
+        default="",
+        description="Folder for captures while the store is away; several proxies may share it. Empty: memory only.",
+    )
+    spool_bytes: int = Field(
+        default=1024 * 1024 * 1024, ge=1024 * 1024, description="Most bytes of this process's captures on disk."
     )
     summary_keep_s: float = Field(
         default=600.0, ge=1, description="How long an attempt's summary is kept after its last call or flush, seconds."

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import re
+import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -22,12 +24,16 @@ from fulmen.store.v1 import span_pb2
 from fulmen.type.v1 import model_call_pb2
 from fulmen_llm_proxy.domain.call import CALLER_GONE, FinishedCall
 from fulmen_llm_proxy.domain.capture import Captured, CapturedChoice, decode_capture
+from fulmen_llm_proxy.domain.packed import PackedCalls
 
 SCOPE = "fulmen.llm_proxy"
 MAX_PAYLOAD_BYTES = 2 * 1024 * 1024
 """The store's limit of one chunk's payload."""
 
 _COMPRESS_FROM_BYTES = 2048
+_MAX_SPANS = 4096
+_OUTLINE_BYTES = 64
+"""Of a span's record beyond its own bytes: tags, lengths, the scope's name."""
 _TRACE_PARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 _TOKEN_IDS_NOT_ASKED = "backend_returns_no_token_ids"  # noqa: S105 - tokens of a model
 
@@ -55,6 +61,7 @@ class EncodedCall:
     end_ns: int
     usable: bool
     captured: bool
+    trainable: bool
     prompt_tokens: int
     completion_tokens: int
 
@@ -68,6 +75,7 @@ class SpanCodec:
         )
         self._resource = resource.SerializeToString()
         self._compressor = zstandard.ZstdCompressor(level=1)
+        self._last_id = 0
 
     def encode(self, call: FinishedCall) -> EncodedCall:
         """Encodes one call: a span for each choice of its answer, a single one without an answer."""
@@ -93,30 +101,72 @@ class SpanCodec:
             end_ns=call.end_ns,
             usable=usable,
             captured=captured is not None and trainable,
+            trainable=captured is not None and trainable and usable,
             prompt_tokens=(usage.prompt or 0) if usage else 0,
             completion_tokens=(usage.completion or 0) if usage else 0,
         )
 
-    def chunks(self, calls: list[EncodedCall]) -> dict[str, list[EncodedCall]]:
-        """Groups calls by attempt, in order."""
+    def pack(self, calls: list[EncodedCall]) -> list[PackedCalls]:
+        """Packs calls into chunks of one attempt each, within the store's limits.
+
+        What can be trained on and what cannot are never in one chunk, so that the latter can be dropped by itself.
+        The chunks of an attempt are in the order of its calls, and their ids grow.
+        """
         grouped: dict[str, list[EncodedCall]] = {}
         for call in calls:
             grouped.setdefault(call.attempt, []).append(call)
-        return grouped
+        return [packed for attempt, of_attempt in grouped.items() for packed in self._packed(attempt, of_attempt)]
 
-    def chunk(self, attempt: str, calls: list[EncodedCall]) -> span_pb2.SpanChunk:
-        """Makes one chunk of the calls of one attempt."""
-        records = [record for call in calls for record in call.spans]
+    def _packed(self, attempt: str, calls: list[EncodedCall]) -> Iterator[PackedCalls]:
+        records: list[span_pb2.SpanRecord] = []
+        ended: list[EncodedCall] = []
+        times: list[int] = []
+        size_bytes, trainable = 0, calls[0].trainable
+        for call in calls:
+            for record in call.spans:
+                record_bytes = (
+                    len(record.otlp_span) + len(record.model_call) + len(record.otlp_resource) + _OUTLINE_BYTES
+                )
+                full = size_bytes + record_bytes > MAX_PAYLOAD_BYTES or len(records) == _MAX_SPANS
+                if records and (full or call.trainable != trainable):
+                    yield self._chunk(attempt, records, ended, times)
+                    records, ended, times, size_bytes = [], [], [], 0
+                trainable = call.trainable
+                records.append(record)
+                size_bytes += record_bytes
+                times += (call.start_ns, call.end_ns)
+            ended.append(call)
+        yield self._chunk(attempt, records, ended, times)
+
+    def _chunk(
+        self, attempt: str, records: list[span_pb2.SpanRecord], ended: list[EncodedCall], times: list[int]
+    ) -> PackedCalls:
         payload = span_pb2.SpanBatch(spans=records).SerializeToString()
         codec = span_pb2.SPAN_CODEC_IDENTITY
         if len(payload) >= _COMPRESS_FROM_BYTES:
             payload, codec = self._compressor.compress(payload), span_pb2.SPAN_CODEC_ZSTD
+        # Ids that grow even within a millisecond: the store hands the chunks of a rollout out in their order.
+        self._last_id = max(uuid7().int, self._last_id + 1)
         chunk = span_pb2.SpanChunk(
-            attempt=attempt, chunk_id=str(uuid7()), span_count=len(records), codec=codec, payload=payload
+            attempt=attempt,
+            chunk_id=str(uuid.UUID(int=self._last_id)),
+            span_count=len(records),
+            codec=codec,
+            payload=payload,
         )
-        chunk.start_time.FromNanoseconds(min(call.start_ns for call in calls))
-        chunk.end_time.FromNanoseconds(max(call.end_ns for call in calls))
-        return chunk
+        chunk.start_time.FromNanoseconds(min(times))
+        chunk.end_time.FromNanoseconds(max(times))
+        return PackedCalls(
+            attempt=attempt,
+            chunk_id=chunk.chunk_id,
+            chunk=chunk.SerializeToString(),
+            calls=len(ended),
+            unusable=sum(not call.usable for call in ended),
+            captured=sum(call.captured for call in ended),
+            prompt_tokens=sum(call.prompt_tokens for call in ended),
+            completion_tokens=sum(call.completion_tokens for call in ended),
+            trainable=any(call.trainable for call in ended),
+        )
 
     def _record(self, span: Span, model_call: bytes) -> span_pb2.SpanRecord:
         return span_pb2.SpanRecord(

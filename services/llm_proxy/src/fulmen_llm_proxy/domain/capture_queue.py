@@ -4,7 +4,7 @@ Back-pressure: the queue is bounded in bytes. A call that is over is always take
 that was answered is lost; but while the queue is over its bound, new calls of attempts are refused
 before they begin (503 with Retry-After). An agent then waits as long as the store is away, instead
 of producing rollouts that nobody could train on. What may come on top of the bound is limited by
-the number of calls in flight.
+the number of calls in flight. With a spool on disk the queue fills up only when that is full or fails.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ import asyncio
 from collections import deque
 
 from fulmen_llm_proxy.domain.call import FinishedCall
+
+_CROWDED_SHARE = 0.5
+"""Of the bound: from here on calls go to the disk, if there is one, before any is refused."""
 
 
 class CaptureQueue:
@@ -24,6 +27,8 @@ class CaptureQueue:
         self._size_bytes = 0
         self._filled = asyncio.Event()
         self._held = 0
+        self._crowded = asyncio.Event()
+        self._crowded_bytes = int(max_bytes * _CROWDED_SHARE)
         self._emptied = asyncio.Event()
         self._emptied.set()
 
@@ -37,6 +42,11 @@ class CaptureQueue:
         """Memory that the waiting calls hold, about; includes those being sent."""
         return self._size_bytes
 
+    @property
+    def has_calls(self) -> bool:
+        """True if there is something to take."""
+        return bool(self._calls)
+
     def put(self, call: FinishedCall) -> None:
         """Adds a call; never waits, never refuses."""
         self._calls.append(call)
@@ -44,14 +54,20 @@ class CaptureQueue:
         self._held += 1
         self._filled.set()
         self._emptied.clear()
+        if self._size_bytes > self._crowded_bytes:
+            self._crowded.set()
 
     async def emptied(self) -> None:
-        """Returns when the store has everything; the caller gives the deadline."""
+        """Returns when nothing is left in memory; the caller gives the deadline."""
         await self._emptied.wait()
 
     async def filled(self) -> None:
         """Returns when there is something to take; the one who takes waits without a deadline."""
         await self._filled.wait()
+
+    async def crowded(self) -> None:
+        """Returns when more waits than memory should hold; the caller gives the deadline."""
+        await self._crowded.wait()
 
     def take(self, *, max_calls: int, max_bytes: int) -> list[FinishedCall]:
         """Returns the oldest calls, at least one; there must be one.
@@ -70,8 +86,10 @@ class CaptureQueue:
         return taken
 
     def release(self, calls: list[FinishedCall]) -> None:
-        """Frees the space of calls that the store has."""
+        """Frees the space of calls that are with the store, or on disk."""
         self._size_bytes -= sum(call.size_bytes for call in calls)
         self._held -= len(calls)
+        if self._size_bytes <= self._crowded_bytes:
+            self._crowded.clear()
         if self._held == 0:
             self._emptied.set()

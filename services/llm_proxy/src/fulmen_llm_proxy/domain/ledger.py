@@ -1,7 +1,7 @@
 """What each attempt has on its way to the store, and what became of its calls.
 
 Invariant: an attempt is settled exactly when none of its calls runs and the store has acknowledged,
-or finally refused, every call that was recorded. One event loop owns the ledger.
+or finally refused, every call that was recorded, or the call is lost and counted as unusable. One event loop owns the ledger.
 """
 
 from __future__ import annotations
@@ -81,11 +81,19 @@ class AttemptLedger:
         account.infra_failures += infra_failure
         self._settle(account)
 
-    def delivered(self, attempt: str, *, usable: bool, prompt_tokens: int = 0, completion_tokens: int = 0) -> None:
-        """Counts a recorded call that the store has acknowledged, or refused (then not usable)."""
+    def adopt(self, attempt: str, *, calls: int) -> None:
+        """Counts calls that an earlier process recorded and this one has to deliver."""
         account = self._touch(attempt)
-        account.unacknowledged -= 1
-        account.unusable += not usable
+        account.calls += calls
+        account.unacknowledged += calls
+
+    def delivered(
+        self, attempt: str, *, calls: int, unusable: int, prompt_tokens: int = 0, completion_tokens: int = 0
+    ) -> None:
+        """Counts recorded calls that the store has acknowledged, or that are lost (then not usable)."""
+        account = self._touch(attempt)
+        account.unacknowledged -= calls
+        account.unusable += unusable
         account.prompt_tokens += prompt_tokens
         account.completion_tokens += completion_tokens
         self._settle(account)
