@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fulmen.errors import Unavailable
 from fulmen_llm_proxy.calls.failures import Refused
 from fulmen_llm_proxy.domain.apis.api import CallRequest
+from fulmen_llm_proxy.domain.attempt_guard import AttemptGuard
 from fulmen_llm_proxy.domain.call import Caller
 from fulmen_llm_proxy.domain.capture import TokenCounts
 from fulmen_llm_proxy.domain.capture_queue import CaptureQueue
@@ -31,10 +32,11 @@ class Permit:
 class Gate:
     """Lets calls in while there is room for them."""
 
-    def __init__(self, *, tables: TableHolder, queue: CaptureQueue, max_in_flight: int) -> None:
+    def __init__(self, *, tables: TableHolder, queue: CaptureQueue, guard: AttemptGuard, max_in_flight: int) -> None:
         """Takes the bound of calls in flight in this process; beyond it calls are refused with 429."""
         self._tables = tables
         self._queue = queue
+        self._guard = guard
         self._max_in_flight = max_in_flight
         self.in_flight = 0
 
@@ -42,9 +44,12 @@ class Gate:
         """Lets a call in.
 
         Raises:
+            AttemptOver: if the caller's attempt is over.
             Refused: if the process has as many calls as it may.
             Unavailable: while routes are not known yet, or captures have no room; the caller should come back.
         """
+        if caller.attribution is not None:
+            self._guard.require(caller.attribution)
         self._tables.require_loaded()
         if self.in_flight >= self._max_in_flight:
             raise Refused(429, "too_many_calls", "The proxy has as many calls in flight as it may.")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from fulmen.errors import BackendUnavailable, Draining, FulmenError
+from fulmen_llm_proxy.calls.attempt_hold import AttemptHold
 from fulmen_llm_proxy.calls.failures import (
     SOURCE_HEADER,
     Refused,
@@ -24,6 +25,7 @@ from fulmen_llm_proxy.calls.sink import Header, Sink, Watch
 from fulmen_llm_proxy.clients.backend import BackendAnswer, BackendClient, Dispatch
 from fulmen_llm_proxy.domain.apis.api import Api, CallRequest
 from fulmen_llm_proxy.domain.apis.errors import error_document, error_event
+from fulmen_llm_proxy.domain.attempt_guard import AttemptGuard
 from fulmen_llm_proxy.domain.backend_state import BackendStates
 from fulmen_llm_proxy.domain.call import CALLER_GONE, Caller, CallHead, FinishedCall
 from fulmen_llm_proxy.domain.capture import TokenCounts, token_counts
@@ -74,6 +76,7 @@ class CallPipeline:
         ledger: AttemptLedger,
         queue: CaptureQueue,
         gate: Gate,
+        guard: AttemptGuard,
         metrics: Metrics,
         max_event_bytes: int,
     ) -> None:
@@ -88,6 +91,7 @@ class CallPipeline:
         self._ledger = ledger
         self._queue = queue
         self._gate = gate
+        self._guard = guard
         self._metrics = metrics
         self._max_event_bytes = max_event_bytes
 
@@ -103,7 +107,11 @@ class CallPipeline:
         if attribution is not None:
             self._ledger.begin(attribution.attempt)
         try:
-            await self._answer(call, sink)
+            if attribution is None:
+                await self._answer(call, sink)
+            else:
+                with AttemptHold(self._guard, attribution):
+                    await self._answer(call, sink)
         except CallerGone:
             call.error_type = CALLER_GONE
             call.status = call.status if call.answering else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -18,12 +19,14 @@ class Attribution:
         attempt: `rollouts/{rollout}/attempts/{n}`.
         epoch: fencing epoch of the attempt's lease.
         mode: "train", "validation" or "test".
+        expires_s: Unix time after which its key is no longer good.
     """
 
     attempt: str
     project: str
     epoch: int
     mode: str
+    expires_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

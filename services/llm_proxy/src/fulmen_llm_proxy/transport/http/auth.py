@@ -39,7 +39,13 @@ def caller_of(token: TokenCaller) -> Caller:
     """Returns who calls, and the attempt that the calls belong to; None for everybody but an agent."""
     attribution = None
     if token.attempt is not None:
-        attribution = Attribution(attempt=str(token.attempt), project=token.project, epoch=token.epoch, mode=token.mode)
+        attribution = Attribution(
+            attempt=str(token.attempt),
+            project=token.project,
+            epoch=token.epoch,
+            mode=token.mode,
+            expires_s=token.expires_s,
+        )
     return Caller(project=token.own_project, attribution=attribution)
 
 
