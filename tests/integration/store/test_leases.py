@@ -56,6 +56,15 @@ async def test_credit_that_waits_gets_work_as_soon_as_it_is_created(stubs: Stubs
     assert (caller.lease_id, caller.epoch, caller.mode) == (runner.session_id, 1, "train")
 
 
+async def test_a_token_budget_travels_in_the_attempts_key(stubs: Stubs) -> None:
+    runner = await Runner(stubs).open()
+    for policy, budget in (({"model_token_budget": 5000}, 5000), ({}, 0)):
+        await create(stubs, policy=policy)
+        (assignment,) = await runner.take(1)
+        assert TokenVerifier(SIGNING_KEY).verify(assignment.attempt_key).token_budget == budget
+        assert assignment.rollout.policy.model_token_budget == budget
+
+
 async def test_a_success_is_recorded_once_with_its_rewards(stubs: Stubs) -> None:
     (name,) = await create(stubs)
     runner = await Runner(stubs).open()

@@ -112,7 +112,9 @@ async def test_every_problem_of_every_rollout_is_told_at_once_and_nothing_is_cre
         rollouts=[
             rollout_pb2.Rollout(priority=101, group_size=2),
             rollout_pb2.Rollout(input=b"fine"),
-            rollout_pb2.Rollout(name="rollouts/x", agent="y", policy=rollout_pb2.RolloutPolicy(max_attempts=101)),
+            rollout_pb2.Rollout(
+                name="rollouts/x", agent="y", policy=rollout_pb2.RolloutPolicy(max_attempts=101, model_token_budget=-1)
+            ),
         ]
     )
     with pytest.raises(ArgumentInvalid) as caught:
@@ -124,6 +126,7 @@ async def test_every_problem_of_every_rollout_is_told_at_once_and_nothing_is_cre
         "rollouts[2].name",
         "rollouts[2].agent",
         "rollouts[2].policy.max_attempts",
+        "rollouts[2].policy.model_token_budget",
     }
     stats = await stubs.rollouts.GetQueueStats(pb.GetQueueStatsRequest())
     assert stats.queued_count == 0

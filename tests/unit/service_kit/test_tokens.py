@@ -33,6 +33,17 @@ def test_an_attempt_key_names_its_attempt_and_lease() -> None:
     )
 
 
+def test_an_attempt_key_carries_a_token_budget_only_when_it_has_one() -> None:
+    def key(**fields: int) -> str:
+        return TokenSigner(KEY).attempt_key(
+            ATTEMPT, project="projects/p", lease_id="s1", epoch=2, mode="train", ttl_s=60, **fields
+        )
+
+    assert TokenVerifier(KEY).verify(key(token_budget=5000)).token_budget == 5000
+    assert TokenVerifier(KEY).verify(key()).token_budget == 0
+    assert b'"bud"' not in base64.urlsafe_b64decode(key().split(".")[1] + "==")
+
+
 def test_an_expired_token_is_refused_even_if_it_was_good_before() -> None:
     verifier = TokenVerifier(KEY)
     token = TokenSigner(KEY).issue(Role.CLIENT, subject="ann", ttl_s=-1)

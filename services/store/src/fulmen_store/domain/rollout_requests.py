@@ -38,6 +38,7 @@ MAX_PRIORITY: Final = 100
 MAX_ATTEMPTS: Final = 100
 MAX_TIMEOUT_S: Final = 24 * 3600.0
 MAX_BACKOFF_S: Final = 60.0
+MAX_TOKEN_BUDGET: Final = 10**12
 OLDEST_ID_MS: Final = 3600 * 1000
 NEWEST_ID_MS: Final = 300 * 1000
 LARGEST_MODE: Final = 3
@@ -82,6 +83,7 @@ class NewRollout:
     task_type: str = ""
     deadline: datetime.datetime | None = None
     hedged: bool = False
+    model_token_budget: int = 0
     retry_of: UUID | None = None
     retry_once: bool = False
 
@@ -246,6 +248,8 @@ def _policy_problems(rollout: NewRollout) -> Iterator[tuple[str, str]]:
         yield "policy.attempt_timeout", f"is {rollout.attempt_timeout_s:g} s, allowed are above 0 s to 24 h"
     if not 0 <= rollout.retry_backoff_s <= MAX_BACKOFF_S:
         yield "policy.retry_backoff", f"is {rollout.retry_backoff_s:g} s, allowed are 0 s to 60 s"
+    if not 0 <= rollout.model_token_budget <= MAX_TOKEN_BUDGET:
+        yield "policy.model_token_budget", f"is {rollout.model_token_budget}, allowed are 1 to {MAX_TOKEN_BUDGET}"
     for kind in rollout.retry_on:
         if not FailureKind.AGENT_ERROR <= kind <= FailureKind.RELEASED:
             yield "policy.retry_on", f"{kind} is not a known failure kind"

@@ -90,6 +90,7 @@ def new_rollout(message: rollout_pb2.Rollout) -> NewRollout:
         task_type=message.task_type,
         deadline=_moment(message.deadline_time, path="deadline_time") if message.HasField("deadline_time") else None,
         hedged=policy.hedged,
+        model_token_budget=policy.model_token_budget,
     )
 
 
@@ -155,6 +156,7 @@ def write_assignment(message: lease_pb2.Assignment, grant: Grant, signer: TokenS
         epoch=epoch,
         mode=MODE_CLAIMS[rollout.mode],
         ttl_s=math.ceil(timeout_s) + KEY_MARGIN_S,
+        token_budget=rollout.policy.model_token_budget,
     )
 
 
