@@ -11,10 +11,19 @@ from dataclasses import dataclass
 import pytest
 
 from fulmen.errors import ResourceNotFound
-from fulmen.ids import parse_rollout_name, uuid7
+from fulmen.ids import DEFAULT_PROJECT, parse_rollout_name, uuid7
 from fulmen.llm_proxy.v1 import route_service_pb2
 from fulmen.rpc.channel import open_channel
-from fulmen.store.v1 import span_pb2, span_service_pb2, span_service_pb2_grpc
+from fulmen.store.v1 import (
+    attempt_pb2,
+    lease_pb2,
+    lease_service_pb2,
+    lease_service_pb2_grpc,
+    rollout_pb2,
+    span_pb2,
+    span_service_pb2,
+    span_service_pb2_grpc,
+)
 from fulmen.type.v1.model_call_pb2 import ModelCallRecord
 from fulmen_service_kit.tokens import Role, TokenSigner
 from tests.integration.llm_proxy import harness
@@ -34,6 +43,8 @@ class World:
     target: str
     signing_key: str
     new_rollout: Callable[[], Awaitable[uuid.UUID]]
+    """Makes a rollout whose first attempt runs."""
+    end_attempt: Callable[[str], Awaitable[None]]
     read_chunks: Callable[[str], Awaitable[list[span_pb2.SpanChunk]]]
 
     def token(self) -> str:
@@ -48,11 +59,19 @@ async def double() -> AsyncIterator[World]:
         async def new_rollout() -> uuid.UUID:
             return uuid7()
 
+        async def end_attempt(attempt: str) -> None:
+            state = attempt_pb2.ATTEMPT_STATE_SUCCEEDED
+            store.stands(attempt, lease_service_pb2.ATTEMPT_STATUS_ENDED, state=state)
+
         async def read_chunks(attempt: str) -> list[span_pb2.SpanChunk]:
             return [chunk for chunk in store.chunks.values() if chunk.attempt == attempt]
 
         yield World(
-            target=store.target, signing_key=harness.SIGNING_KEY, new_rollout=new_rollout, read_chunks=read_chunks
+            target=store.target,
+            signing_key=harness.SIGNING_KEY,
+            new_rollout=new_rollout,
+            end_attempt=end_attempt,
+            read_chunks=read_chunks,
         )
 
 
@@ -63,17 +82,28 @@ async def real_store() -> AsyncIterator[World]:
     dsn = server.fresh_database()
     async with real.running_store(dsn) as handle:
         stubs = await handle.stubs()
+        runner = await real.Runner(stubs).open()
+        held: dict[str, lease_pb2.Assignment] = {}
 
         async def new_rollout() -> uuid.UUID:
-            [name] = await real.create(stubs)
-            return parse_rollout_name(name)
+            await real.create(stubs)
+            [assignment] = await runner.take(1)
+            held[assignment.attempt] = assignment
+            return parse_rollout_name(assignment.rollout.name)
+
+        async def end_attempt(attempt: str) -> None:
+            await runner.complete([held.pop(attempt)])
 
         async def read_chunks(attempt: str) -> list[span_pb2.SpanChunk]:
             stream = stubs.spans.StreamSpans(span_service_pb2.StreamSpansRequest(parents=[attempt]))
             return [chunk async for message in stream for chunk in message.chunks]
 
         yield World(
-            target=handle.target, signing_key=real.SIGNING_KEY, new_rollout=new_rollout, read_chunks=read_chunks
+            target=handle.target,
+            signing_key=real.SIGNING_KEY,
+            new_rollout=new_rollout,
+            end_attempt=end_attempt,
+            read_chunks=read_chunks,
         )
     server.drop(dsn)
 
@@ -146,3 +176,40 @@ async def test_a_chunk_that_comes_again_is_acknowledged_and_stored_once(world: W
             assert (answer.accepted_count, len(answer.rejected)) == (1, 0)
         stream.cancel()
     assert [c.chunk_id for c in await world.read_chunks(attempt)] == [chunk.chunk_id]
+
+
+async def test_attempts_stand_the_same_while_they_run_and_when_they_have_ended(world: World) -> None:
+    attempt = f"rollouts/{await world.new_rollout()}/attempts/1"
+    answers = []
+    async with asyncio.timeout(DEADLINE_S), open_channel(world.target, token=world.token()) as channel:
+        leases = lease_service_pb2_grpc.LeaseServiceStub(channel)
+        for ended in (False, True):
+            if ended:
+                await world.end_attempt(attempt)
+            checks = [lease_service_pb2.AttemptCheck(attempt=attempt, epoch=epoch) for epoch in (0, 1, 2)][
+                : 2 + (not ended)
+            ]
+            answer = await leases.CheckAttempts(lease_service_pb2.CheckAttemptsRequest(attempts=checks))
+            answers += [(s.status, s.state, s.project, s.mode, s.current_epoch, s.attempt) for s in answer.standings]
+    live, stale, over = (
+        getattr(lease_service_pb2, f"ATTEMPT_STATUS_{name}") for name in ("LIVE", "STALE_EPOCH", "ENDED")
+    )
+    running = (attempt_pb2.ATTEMPT_STATE_RUNNING, DEFAULT_PROJECT, rollout_pb2.ROLLOUT_MODE_TRAIN, 1, attempt)
+    ended_well = (attempt_pb2.ATTEMPT_STATE_SUCCEEDED, DEFAULT_PROJECT, rollout_pb2.ROLLOUT_MODE_TRAIN, 0, attempt)
+    assert answers == [(live, *running)] * 2 + [(stale, *running)] + [(over, *ended_well)] * 2
+
+
+async def test_an_attempt_that_has_ended_makes_no_more_calls(world: World) -> None:
+    async with (
+        asyncio.timeout(DEADLINE_S),
+        Backend() as backend,
+        running_proxy(world.target, signing_key=world.signing_key) as proxy,
+    ):
+        await proxy.register("one", backend.url)
+        await proxy.put_route(target("one"))
+        attempt, key = proxy.attempt(rollout_id=await world.new_rollout())
+        assert (await proxy.chat(key))[0] == 200
+        await world.end_attempt(attempt)
+        while (answer := await proxy.chat(key))[0] == 200:
+            pass
+    assert (answer[0], answer[1]["error"]["code"]) == (403, "attempt_over")

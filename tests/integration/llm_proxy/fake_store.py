@@ -1,12 +1,14 @@
-"""The two services of the store that the proxy uses, in memory, on a real gRPC socket.
+"""The services of the store that the proxy uses, in memory, on a real gRPC socket.
 
 It keeps to the contracts of `fulmen.store.v1` where the proxy can see them: versions grow by one, a
-watch begins with a snapshot, chunks are acknowledged in order and repeats are dropped.
+watch begins with a snapshot, chunks are acknowledged in order and repeats are dropped. Attempts run in train mode, in
+the default project, unless a test says otherwise in `standings`: nobody has to lease them first.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 
 import grpc
@@ -15,16 +17,25 @@ import zstandard
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from fulmen.errors import EtagMismatch, ResourceNotFound
+from fulmen.ids import DEFAULT_PROJECT, parse_attempt_name
 from fulmen.rpc.status import STATUS_METADATA_KEY, encode
 from fulmen.store.v1 import (
+    attempt_pb2,
+    lease_service_pb2,
+    lease_service_pb2_grpc,
+    project_service_pb2,
+    project_service_pb2_grpc,
     resource_pb2,
     resource_service_pb2,
     resource_service_pb2_grpc,
+    rollout_pb2,
     span_pb2,
     span_service_pb2,
     span_service_pb2_grpc,
 )
 from fulmen.type.v1.model_call_pb2 import ModelCallRecord
+
+_QUESTIONS_KEPT = 100
 
 
 class FakeStore:
@@ -41,6 +52,12 @@ class FakeStore:
         """Chunks are taken, and acknowledged, only while it is set."""
         self.acknowledge.set()
         self.reject_with = ""
+        self.standings: dict[str, lease_service_pb2.AttemptStanding] = {}
+        """How attempts stand of which a test has said so; the others run."""
+        self.checks: deque[list[str]] = deque(maxlen=_QUESTIONS_KEPT)
+        """The attempts of each question, as the proxy asked; the last ones."""
+        self._asked = asyncio.Event()
+        self.revoked: list[str] = []
         self.faster: list[resource_pb2.ResourceVersion] = []
         """What other replicas publish just before the next publication."""
         self.watchers: set[asyncio.Queue[resource_pb2.ResourceVersion]] = set()
@@ -63,6 +80,8 @@ class FakeStore:
         self._server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
         resource_service_pb2_grpc.add_ResourceServiceServicer_to_server(_Resources(self), self._server)
         span_service_pb2_grpc.add_SpanServiceServicer_to_server(_Spans(self), self._server)
+        lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(_Leases(self), self._server)
+        project_service_pb2_grpc.add_ProjectServiceServicer_to_server(_Projects(self), self._server)
         self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
         await self._server.start()
 
@@ -81,6 +100,25 @@ class FakeStore:
                     call = ModelCallRecord.FromString(record.model_call) if record.model_call else None
                     found.append((Span.FromString(record.otlp_span), call))
         return sorted(found, key=lambda pair: pair[0].start_time_unix_nano)
+
+    def stands(self, attempt: str, status: int, *, project: str = DEFAULT_PROJECT, **fields: int) -> None:
+        """Says how an attempt stands from now on."""
+        state = fields.pop("state", attempt_pb2.ATTEMPT_STATE_RUNNING)
+        self.standings[attempt] = lease_service_pb2.AttemptStanding(
+            attempt=attempt,
+            **({"status": status, "state": state, "project": project, "mode": rollout_pb2.ROLLOUT_MODE_TRAIN} | fields),
+        )
+
+    def asked(self, attempts: list[str]) -> None:
+        """Notes a question."""
+        self.checks.append(attempts)
+        self._asked.set()
+
+    async def next_question(self) -> list[str]:
+        """Returns the attempts of the next question; the caller gives the deadline."""
+        self._asked.clear()
+        await self._asked.wait()
+        return self.checks[-1]
 
     def publish(self, resource: resource_pb2.ResourceVersion) -> resource_pb2.ResourceVersion:
         """Adds a version and tells the watchers."""
@@ -153,6 +191,43 @@ class _Resources(resource_service_pb2_grpc.ResourceServiceServicer):
                     yield resource_service_pb2.WatchResourcesResponse(resources=[resource])
         finally:
             self._store.watchers.discard(news)
+
+
+class _Leases(lease_service_pb2_grpc.LeaseServiceServicer):
+    def __init__(self, store: FakeStore) -> None:
+        self._store = store
+
+    async def CheckAttempts(
+        self, request: lease_service_pb2.CheckAttemptsRequest, _: grpc.aio.ServicerContext
+    ) -> lease_service_pb2.CheckAttemptsResponse:
+        self._store.asked([check.attempt for check in request.attempts])
+        standings = [self._standing(check) for check in request.attempts]
+        return lease_service_pb2.CheckAttemptsResponse(standings=standings)
+
+    def _standing(self, check: lease_service_pb2.AttemptCheck) -> lease_service_pb2.AttemptStanding:
+        known = self._store.standings.get(check.attempt)
+        if known is not None:
+            return known
+        number = parse_attempt_name(check.attempt).number
+        fresh = check.epoch in (0, number)
+        return lease_service_pb2.AttemptStanding(
+            attempt=check.attempt,
+            status=lease_service_pb2.ATTEMPT_STATUS_LIVE if fresh else lease_service_pb2.ATTEMPT_STATUS_STALE_EPOCH,
+            state=attempt_pb2.ATTEMPT_STATE_RUNNING,
+            project=DEFAULT_PROJECT,
+            mode=rollout_pb2.ROLLOUT_MODE_TRAIN,
+            current_epoch=number,
+        )
+
+
+class _Projects(project_service_pb2_grpc.ProjectServiceServicer):
+    def __init__(self, store: FakeStore) -> None:
+        self._store = store
+
+    async def ListRevokedTokens(
+        self, request: project_service_pb2.ListRevokedTokensRequest, _: grpc.aio.ServicerContext
+    ) -> project_service_pb2.ListRevokedTokensResponse:
+        return project_service_pb2.ListRevokedTokensResponse(token_ids=self._store.revoked)
 
 
 class _Spans(span_service_pb2_grpc.SpanServiceServicer):
