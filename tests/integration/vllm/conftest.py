@@ -1,0 +1,63 @@
+"""One vLLM server for the whole test session, and a store and a proxy in front of it for each test."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.llm_proxy.fake_store import FakeStore
+from tests.integration.llm_proxy.harness import RunningProxy, running_proxy, target
+from tests.support.vllm import ENVIRONMENT, VllmServer, build_models, running_vllm
+
+BACKEND = "vllm"
+INSTALL_LIMIT_S = 600
+
+
+@pytest.fixture(scope="session")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Returns the folders of two versions of the policy; vLLM starts with the first.
+
+    Where vLLM is not installed CI installs it, and others are told how to.
+    """
+    if os.environ.get("CI"):
+        subprocess.run(["tools/vllm_env.sh"], cwd=ENVIRONMENT.parent, check=True, timeout=INSTALL_LIMIT_S)
+    elif not (ENVIRONMENT / ".setup-stamp").exists():
+        pytest.skip("vLLM is not installed; `make vllm-env` installs it")
+    first, second = build_models(tmp_path_factory.mktemp("weights"), 1, 2)
+    return first, second
+
+
+@pytest.fixture(scope="session")
+def shared_vllm(weights: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+    """Yields the server of the session."""
+    with running_vllm(weights[0], tmp_path_factory.mktemp("vllm") / "log") as server:
+        yield server
+
+
+@pytest.fixture
+def vllm(shared_vllm: VllmServer, weights: tuple[Path, Path]) -> Iterator[VllmServer]:
+    """Yields the server, with the first version of the policy; puts it back afterwards."""
+    yield shared_vllm
+    if shared_vllm.weight_version() not in ("default", "1"):
+        shared_vllm.load(weights[0], 1)
+    shared_vllm.resume()
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[FakeStore]:
+    """Yields a store."""
+    async with FakeStore() as running:
+        yield running
+
+
+@pytest.fixture
+async def proxy(store: FakeStore, vllm: VllmServer) -> AsyncIterator[RunningProxy]:
+    """Yields a proxy with a trainable route to the server, policy version 1."""
+    async with running_proxy(store.target) as running:
+        await running.register(BACKEND, vllm.url)
+        await running.put_route(target(BACKEND))
+        yield running
