@@ -95,7 +95,7 @@ def chunk_of(things: Things) -> span_pb2.SpanChunk:
 
 def window_of(things: Things) -> usage_service_pb2.LimitWindow:
     """Returns what a proxy says of an attempt's limit."""
-    return usage_service_pb2.LimitWindow(project=things.project, attempt=things.attempt, request_count=1)
+    return usage_service_pb2.LimitWindow(project=things.project, attempt=things.attempt, request_counts=[1])
 
 
 def export_of(things: Things) -> trace_service_pb2.ExportTraceServiceRequest:

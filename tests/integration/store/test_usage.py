@@ -33,8 +33,8 @@ def delta(
     return pb.UsageDelta(project=project, attempt=attempt, model=model, backend=f"backends/{backend}", usage=usage)
 
 
-def minute_now() -> int:
-    return int(time.time() // 60)
+def slot_now() -> int:
+    return int(time.time() // 3)
 
 
 async def exchange(
@@ -45,7 +45,7 @@ async def exchange(
         sequence=sequence,
         usage=usage,
         windows=windows,
-        **({"minute": minute_now()} | more),
+        **({"slot": slot_now()} | more),
     )
     return await stubs.usage.ExchangeUsage(request)
 
@@ -171,7 +171,7 @@ async def test_what_others_count_is_the_sum_of_what_each_said_last(stubs: Stubs)
     attempt, elsewhere = (attempt_name(uuid7(), 1) for _ in range(2))
 
     def windows(requests: int) -> list[pb.LimitWindow]:
-        counts = {"request_count": requests, "token_count": 10 * requests, "in_flight_count": 1}
+        counts = {"request_counts": [0, requests], "token_counts": [10 * requests, 7], "in_flight_count": 1}
         return [
             pb.LimitWindow(project=DEFAULT, **counts),
             pb.LimitWindow(project=DEFAULT, backend="backends/one", **counts),
@@ -180,16 +180,18 @@ async def test_what_others_count_is_the_sum_of_what_each_said_last(stubs: Stubs)
 
     await exchange(stubs, "a", windows=windows(1))
     await exchange(stubs, "a", windows=windows(2))
-    await exchange(stubs, "b", windows=windows(3), minute=minute_now() - 1)
-    await exchange(stubs, "long-ago", windows=windows(100), minute=minute_now() - 3)
+    await exchange(stubs, "b", windows=windows(3), slot=slot_now() - 2)
+    await exchange(stubs, "long-ago", windows=windows(100), slot=slot_now() - 30)
     answer = await exchange(stubs, "c", windows=[pb.LimitWindow(project=DEFAULT, attempt=attempt)])
     told = {(each.backend, each.attempt): each for each in answer.others}
     assert set(told) == {("", ""), ("backends/one", ""), ("", attempt)}
     everything = told["", ""]
-    # The minute may have changed meanwhile: nothing of the last two is lost.
-    assert everything.request_count + everything.previous_request_count in (2, 5)
-    assert everything.in_flight_count == 2
-    assert told["", attempt].token_count + told["", attempt].previous_token_count == 20
+    assert sum(everything.request_counts) == 5
+    assert everything.in_flight_count == 3
+    # a's are two slots younger than b's.
+    (*_, youngest) = (index for index, count in enumerate(everything.request_counts) if count == 2)
+    assert everything.request_counts[youngest + 2] == 3
+    assert sum(told["", attempt].token_counts) == 27
     assert {(each.backend, each.attempt) for each in (await exchange(stubs, "a")).others} == {
         ("", ""),
         ("backends/one", ""),
@@ -211,7 +213,7 @@ async def test_a_process_of_one_project_neither_tells_nor_hears_of_others(store:
         await create_project(stubs, name, model_limits=LIMITS)
     (rollout,) = await create(stubs, project="projects/b")
     attempt = f"{rollout}/attempts/1"
-    windows = [pb.LimitWindow(project="projects/b", attempt=name, request_count=7) for name in ("", attempt)]
+    windows = [pb.LimitWindow(project="projects/b", attempt=name, request_counts=[7]) for name in ("", attempt)]
     await exchange(stubs, "all", 1, delta(attempt, project="projects/b"), windows=windows)
     own = await store.stubs(role=Role.SERVICE, project="projects/a")
     answer = await exchange(
@@ -230,11 +232,11 @@ async def test_a_process_of_one_project_neither_tells_nor_hears_of_others(store:
 
 async def test_a_malformed_exchange_counts_nothing_and_tells_every_problem(stubs: Stubs) -> None:
     with pytest.raises(ArgumentInvalid) as refused:
-        await exchange(stubs, "two words", 0, delta(), delta(model=""), delta(cost_micros=-1), minute=-1)
+        await exchange(stubs, "two words", 0, delta(), delta(model=""), delta(cost_micros=-1), slot=-1)
     assert {violation.field for violation in refused.value.violations} == {
         "instance_id",
         "sequence",
-        "minute",
+        "slot",
         "usage[1].model",
         "usage[2].usage",
     }

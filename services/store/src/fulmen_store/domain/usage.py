@@ -18,7 +18,6 @@ from fulmen.errors import ProjectNotFound, Violation
 from fulmen_store.domain.malformed import malformed_request
 
 __all__ = [
-    "NO_COUNTS",
     "Exchange",
     "Grouping",
     "LimitKey",
@@ -29,10 +28,14 @@ __all__ = [
     "UsageExchange",
     "UsageGroup",
     "UsageTable",
-    "WindowCounts",
+    "Window",
     "merged",
+    "slot_of",
 ]
 
+SLOT_S: Final = 3
+# The present one, and those before it that lie within a minute.
+SLOTS: Final = 21
 MAX_ENTRIES: Final = 5_000
 MAX_WINDOWS: Final = 10_000
 MAX_MODEL: Final = 128
@@ -45,13 +48,8 @@ _INSTANCE: Final = re.compile(r"[A-Za-z0-9-]{1,64}")
 UsageCounts = tuple[int, int, int, int, int, int]
 """Calls, failed ones, tokens of prompts, cached ones of them, sampled tokens, millionths of a dollar."""
 
-WindowCounts = tuple[int, int, int, int, int, int]
-"""Calls and tokens of the minute, calls and tokens of the minute before, calls that run, tokens that they reserve."""
-
 LimitKey = tuple[str, str, str]
 """Names of project, backend and attempt; the last two are empty where the limit is not theirs."""
-
-NO_COUNTS: Final[WindowCounts] = (0, 0, 0, 0, 0, 0)
 
 StoredUsage = tuple[int, UUID | None, int | None, str, str, int, int, int, int, int, int]
 """Project, rollout, attempt, model, backend, and the counts."""
@@ -93,7 +91,7 @@ class Exchange:
         scope: the project of its token, or `projects/*`.
         windows: its limits, serialized as they are stored.
         window_count: how many these are.
-        minute: theirs, in minutes since 1970.
+        slot: their newest, in slots since 1970.
         attempts: those among its limits.
     """
 
@@ -103,17 +101,28 @@ class Exchange:
     entries: Sequence[UsageEntry]
     windows: bytes
     window_count: int
-    minute: int
+    slot: int
     attempts: Sequence[tuple[UUID, int]]
+
+
+@dataclass(slots=True, kw_only=True)
+class Window:
+    """The state of one limit: calls and tokens by slot, newest first, calls that run, tokens that they reserve."""
+
+    key: LimitKey
+    requests: Sequence[int]
+    tokens: Sequence[int]
+    in_flight: int
+    reserved: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherWindows:
     """What another process said last; `is_live` if that was within the last seconds."""
 
-    minute: int
+    slot: int
     is_live: bool
-    windows: Sequence[tuple[LimitKey, WindowCounts]]
+    windows: Sequence[Window]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +194,9 @@ class UsageExchange:
                 rows.append((*place, *entry.counts))
         if rows:
             await self._table.add(exchange.instance_id, exchange.sequence, rows)
-        await self._table.keep_windows(exchange)
+        if exchange.window_count:
+            # What it said before loses its weight by itself.
+            await self._table.keep_windows(exchange)
         return len(exchange.entries) - len(rows)
 
     async def _find(self, project: str) -> int | None:
@@ -195,38 +206,45 @@ class UsageExchange:
             return None
 
 
-def merged(
-    others: Iterable[OtherWindows], *, minute: int, wanted: Callable[[LimitKey], bool]
-) -> dict[LimitKey, WindowCounts]:
-    """Sums up what other processes said, as of a minute.
+def slot_of(moment: datetime.datetime) -> int:
+    """Returns the slot of a time: the number of slots since 1970."""
+    return int(moment.timestamp() // SLOT_S)
+
+
+def merged(others: Iterable[OtherWindows], *, slot: int, wanted: Callable[[LimitKey], bool]) -> list[Window]:
+    """Sums up what other processes said, as of a slot.
 
     Args:
         others: what each said last.
-        minute: the present one, in minutes since 1970; what a process said in the one before is of the one before now.
+        slot: the present one.
         wanted: tells which limits are asked for.
     """
-    sums: dict[LimitKey, WindowCounts] = {}
+    sums: dict[LimitKey, Window] = {}
     for other in others:
-        age = minute - other.minute
-        for key, counts in other.windows:
-            if not wanted(key):
+        # A process whose clock is ahead: its newest slot is taken for the present one.
+        age = max(0, slot - other.slot)
+        for window in other.windows:
+            if not wanted(window.key):
                 continue
-            known = sums.get(key, NO_COUNTS)
-            now = _aged(counts, age, is_live=other.is_live)
-            if any(now):
-                sums[key] = tuple(a + b for a, b in zip(known, now, strict=True))  # type: ignore[assignment]  # six
-    return sums
+            known = sums.get(window.key)
+            if known is None:
+                nothing = [0] * SLOTS
+                known = sums[window.key] = Window(
+                    key=window.key, requests=nothing, tokens=list(nothing), in_flight=0, reserved=0
+                )
+            known.requests = _added(known.requests, window.requests, age)
+            known.tokens = _added(known.tokens, window.tokens, age)
+            if other.is_live:
+                known.in_flight += window.in_flight
+                known.reserved += window.reserved
+    return [one for one in sums.values() if one.in_flight or one.reserved or any(one.requests) or any(one.tokens)]
 
 
-def _aged(counts: WindowCounts, age: int, *, is_live: bool) -> WindowCounts:
-    requests, tokens, requests_before, tokens_before, in_flight, reserved = counts
-    running = (in_flight, reserved) if is_live else (0, 0)
-    if age <= 0:
-        # A process whose clock is ahead: its minute is taken for the present one.
-        return (requests, tokens, requests_before, tokens_before, *running)
-    if age == 1:
-        return (0, 0, requests, tokens, *running)
-    return (0, 0, 0, 0, *running)
+def _added(sums: Sequence[int], counts: Sequence[int], age: int) -> list[int]:
+    added = list(sums)
+    for index, count in enumerate(counts[: max(0, SLOTS - age)], start=age):
+        added[index] += count
+    return added
 
 
 def _problems(exchange: Exchange) -> Iterator[Violation]:
@@ -238,8 +256,8 @@ def _problems(exchange: Exchange) -> Iterator[Violation]:
         yield _violation("usage", f"has more than {MAX_ENTRIES} entries")
     if exchange.window_count > MAX_WINDOWS:
         yield _violation("windows", f"has more than {MAX_WINDOWS} entries")
-    if not 0 <= exchange.minute <= MAX_COUNT:
-        yield _violation("minute", "is out of range")
+    if not 0 <= exchange.slot <= MAX_COUNT:
+        yield _violation("slot", "is out of range")
     for index, entry in enumerate(exchange.entries[:MAX_ENTRIES]):
         if not 1 <= len(entry.model) <= MAX_MODEL or "\0" in entry.model:
             yield _violation(f"usage[{index}].model", f"has not 1 to {MAX_MODEL} characters")

@@ -9,7 +9,7 @@ from uuid import UUID
 import asyncpg
 
 from fulmen.store.v1 import usage_service_pb2 as pb
-from fulmen_store.domain.usage import Exchange, OtherWindows, Selection, StoredUsage, UsageGroup
+from fulmen_store.domain.usage import Exchange, OtherWindows, Selection, StoredUsage, UsageGroup, Window
 from fulmen_store.persistence.database import Database, columns
 
 __all__ = ["PgUsage"]
@@ -35,20 +35,20 @@ class PgUsage:
 
     async def keep_windows(self, exchange: Exchange) -> None:
         """Replaces what an instance said of its limits."""
-        values = (exchange.instance_id, exchange.scope, exchange.minute, exchange.windows)
+        values = (exchange.instance_id, exchange.scope, exchange.slot, exchange.windows)
         await self._database.fetch("keep_windows", *values)
 
-    async def clock(self) -> tuple[datetime.datetime, int]:
-        """Returns the database's time, and its minute since 1970."""
+    async def clock(self) -> datetime.datetime:
+        """Returns the database's time."""
         row = await self._database.fetch_row("usage_clock")
         assert row is not None
-        return row["store_time"], row["minute"]
+        return row["store_time"]
 
     async def other_windows(self, instance_id: str, *, project: str | None) -> list[OtherWindows]:
-        """Returns what other instances said within two minutes; of one project and of all if one is given."""
+        """Returns what other instances said within a minute; of one project and of all if one is given."""
         rows = await self._database.fetch("other_windows", instance_id, project)
         return [
-            OtherWindows(minute=row["minute"], is_live=row["is_live"], windows=_windows(row["windows"])) for row in rows
+            OtherWindows(slot=row["slot"], is_live=row["is_live"], windows=_windows(row["windows"])) for row in rows
         ]
 
     async def attempt_tokens(
@@ -92,18 +92,14 @@ def _group(row: asyncpg.Record) -> UsageGroup:
     return UsageGroup(name=name, counts=(requests, failures, prompt, cached, completion, cost))
 
 
-def _windows(stored: bytes) -> list[tuple[tuple[str, str, str], tuple[int, int, int, int, int, int]]]:
+def _windows(stored: bytes) -> list[Window]:
     return [
-        (
-            (window.project, window.backend, window.attempt),
-            (
-                window.request_count,
-                window.token_count,
-                window.previous_request_count,
-                window.previous_token_count,
-                window.in_flight_count,
-                window.reserved_token_count,
-            ),
+        Window(
+            key=(window.project, window.backend, window.attempt),
+            requests=window.request_counts,
+            tokens=window.token_counts,
+            in_flight=window.in_flight_count,
+            reserved=window.reserved_token_count,
         )
         for window in pb.ExchangeUsageRequest.FromString(stored).windows
     ]

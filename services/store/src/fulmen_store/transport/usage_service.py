@@ -24,8 +24,9 @@ from fulmen_store.domain.usage import (
     UsageEntry,
     UsageExchange,
     UsageGroup,
-    WindowCounts,
+    Window,
     merged,
+    slot_of,
 )
 from fulmen_store.persistence.rollouts import PgRollouts
 from fulmen_store.persistence.usage import PgUsage
@@ -57,11 +58,11 @@ class UsageService(usage_service_pb2_grpc.UsageServiceServicer):
         told = _exchange(request, windows)
         rejected = await self._exchange.take(told, may_access=current_caller().may_access)
         project = project_limit()
-        now, minute = await self._table.clock()
+        now = await self._table.clock()
         asked = {(each.project, each.backend, each.attempt) for each in windows if each.attempt}
         others = merged(
             await self._table.other_windows(request.instance_id, project=project),
-            minute=minute,
+            slot=slot_of(now),
             wanted=lambda key: _may_see(key) and (not key[2] or key in asked),
         )
         response = pb.ExchangeUsageResponse(
@@ -69,7 +70,7 @@ class UsageService(usage_service_pb2_grpc.UsageServiceServicer):
                 pb.ProjectModelLimits(project=name, limits=ModelLimits.FromString(limits))
                 for name, limits in await self._table.model_limits(project=project)
             ],
-            others=[_window(key, counts) for key, counts in others.items()],
+            others=[_window(each) for each in others],
             attempts=[
                 pb.AttemptTokens(attempt=attempt_name(rollout_id, number), token_count=tokens)
                 for rollout_id, number, tokens in await self._table.attempt_tokens(told.attempts, project=project)
@@ -114,7 +115,7 @@ def _exchange(request: pb.ExchangeUsageRequest, windows: Sequence[pb.LimitWindow
         entries=[_entry(each, index) for index, each in enumerate(request.usage)],
         windows=stored.SerializeToString(),
         window_count=len(request.windows),
-        minute=request.minute,
+        slot=request.slot,
         attempts=[_attempt(name, "windows[].attempt") for name in sorted(attempts)],
     )
 
@@ -149,19 +150,16 @@ def _may_see(key: LimitKey) -> bool:
     return current_caller().may_access(key[0])
 
 
-def _window(key: LimitKey, counts: WindowCounts) -> pb.LimitWindow:
-    project, backend, attempt = key
-    requests, tokens, requests_before, tokens_before, in_flight, reserved = counts
+def _window(window: Window) -> pb.LimitWindow:
+    project, backend, attempt = window.key
     return pb.LimitWindow(
         project=project,
         backend=backend,
         attempt=attempt,
-        request_count=requests,
-        token_count=tokens,
-        previous_request_count=requests_before,
-        previous_token_count=tokens_before,
-        in_flight_count=in_flight,
-        reserved_token_count=reserved,
+        request_counts=window.requests,
+        token_counts=window.tokens,
+        in_flight_count=window.in_flight,
+        reserved_token_count=window.reserved,
     )
 
 

@@ -54,40 +54,36 @@ class UsageDelta(_message.Message):
     def __init__(self, project: _Optional[str] = ..., attempt: _Optional[str] = ..., model: _Optional[str] = ..., backend: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
 class LimitWindow(_message.Message):
-    __slots__ = ("project", "backend", "attempt", "request_count", "token_count", "previous_request_count", "previous_token_count", "in_flight_count", "reserved_token_count")
+    __slots__ = ("project", "backend", "attempt", "request_counts", "token_counts", "in_flight_count", "reserved_token_count")
     PROJECT_FIELD_NUMBER: _ClassVar[int]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
-    REQUEST_COUNT_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
-    PREVIOUS_REQUEST_COUNT_FIELD_NUMBER: _ClassVar[int]
-    PREVIOUS_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_COUNTS_FIELD_NUMBER: _ClassVar[int]
     IN_FLIGHT_COUNT_FIELD_NUMBER: _ClassVar[int]
     RESERVED_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     project: str
     backend: str
     attempt: str
-    request_count: int
-    token_count: int
-    previous_request_count: int
-    previous_token_count: int
+    request_counts: _containers.RepeatedScalarFieldContainer[int]
+    token_counts: _containers.RepeatedScalarFieldContainer[int]
     in_flight_count: int
     reserved_token_count: int
-    def __init__(self, project: _Optional[str] = ..., backend: _Optional[str] = ..., attempt: _Optional[str] = ..., request_count: _Optional[int] = ..., token_count: _Optional[int] = ..., previous_request_count: _Optional[int] = ..., previous_token_count: _Optional[int] = ..., in_flight_count: _Optional[int] = ..., reserved_token_count: _Optional[int] = ...) -> None: ...
+    def __init__(self, project: _Optional[str] = ..., backend: _Optional[str] = ..., attempt: _Optional[str] = ..., request_counts: _Optional[_Iterable[int]] = ..., token_counts: _Optional[_Iterable[int]] = ..., in_flight_count: _Optional[int] = ..., reserved_token_count: _Optional[int] = ...) -> None: ...
 
 class ExchangeUsageRequest(_message.Message):
-    __slots__ = ("instance_id", "sequence", "usage", "windows", "minute")
+    __slots__ = ("instance_id", "sequence", "usage", "windows", "slot")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     WINDOWS_FIELD_NUMBER: _ClassVar[int]
-    MINUTE_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     sequence: int
     usage: _containers.RepeatedCompositeFieldContainer[UsageDelta]
     windows: _containers.RepeatedCompositeFieldContainer[LimitWindow]
-    minute: int
-    def __init__(self, instance_id: _Optional[str] = ..., sequence: _Optional[int] = ..., usage: _Optional[_Iterable[_Union[UsageDelta, _Mapping]]] = ..., windows: _Optional[_Iterable[_Union[LimitWindow, _Mapping]]] = ..., minute: _Optional[int] = ...) -> None: ...
+    slot: int
+    def __init__(self, instance_id: _Optional[str] = ..., sequence: _Optional[int] = ..., usage: _Optional[_Iterable[_Union[UsageDelta, _Mapping]]] = ..., windows: _Optional[_Iterable[_Union[LimitWindow, _Mapping]]] = ..., slot: _Optional[int] = ...) -> None: ...
 
 class ExchangeUsageResponse(_message.Message):
     __slots__ = ("store_time", "limits", "others", "attempts", "rejected_count")

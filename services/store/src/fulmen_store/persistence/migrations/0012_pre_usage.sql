@@ -44,12 +44,12 @@ create table usage_instance (
     seen_at timestamptz not null default now()
 ) with (fillfactor = 50);
 
--- What each process says of its limits: a serialized fulmen.store.v1.ExchangeUsageRequest with windows only. Worthless
--- after two minutes, so it is not logged.
+-- What each process says of its limits: a serialized fulmen.store.v1.ExchangeUsageRequest with windows only, and their
+-- newest slot. Worthless after a minute, so it is not logged.
 create unlogged table usage_window (
     instance text primary key,
     project text not null,
-    minute bigint not null,
+    slot bigint not null,
     windows bytea not null,
     seen_at timestamptz not null default now()
 ) with (fillfactor = 50);

@@ -69,20 +69,20 @@ on conflict (rollout_id, attempt, model, backend) do update set
     cost_micros = old.cost_micros + excluded.cost_micros;
 
 -- name: keep_windows
-insert into usage_window (instance, project, minute, windows) values ($1, $2, $3, $4)
+insert into usage_window (instance, project, slot, windows) values ($1, $2, $3, $4)
 on conflict (instance) do update set
-    project = excluded.project, minute = excluded.minute, windows = excluded.windows, seen_at = now();
+    project = excluded.project, slot = excluded.slot, windows = excluded.windows, seen_at = now();
 
 -- name: other_windows
 -- Of processes for all projects and, with a project, of those for this one.
-select w.minute, w.windows, w.seen_at > now() - interval '5 seconds' as is_live
+select w.slot, w.windows, w.seen_at > now() - interval '5 seconds' as is_live
 from usage_window w
 where w.instance <> $1 and ($2::text is null or w.project in ($2, 'projects/*'))
-    and w.minute >= floor(extract(epoch from now()) / 60)::bigint - 1
+    and w.seen_at > now() - interval '70 seconds'
 order by w.instance;
 
 -- name: usage_clock
-select now() as store_time, floor(extract(epoch from now()) / 60)::bigint as minute;
+select now() as store_time;
 
 -- name: attempt_tokens
 select x.rollout_id, x.attempt, t.token_count
