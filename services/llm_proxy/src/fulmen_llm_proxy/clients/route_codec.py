@@ -10,6 +10,7 @@ from fulmen.errors import ArgumentInvalid, Violation
 from fulmen.llm_proxy.v1 import backend_pb2, route_pb2
 from fulmen_llm_proxy.domain.apis.api import ApiName, Dialect
 from fulmen_llm_proxy.domain.apis.overrides import parse_overrides
+from fulmen_llm_proxy.domain.engines import Engine
 from fulmen_llm_proxy.domain.routing import ANTHROPIC_APIS, OPENAI_APIS, Backend, Route, Target
 
 ROUTE_KIND = "route"
@@ -17,8 +18,16 @@ BACKEND_KIND = "backend"
 MODES = ("train", "validation", "test")
 CONTENT_TYPE = "application/x-protobuf"
 
+_ENGINES = {
+    backend_pb2.ENGINE_UNSPECIFIED: Engine.UNKNOWN,
+    backend_pb2.ENGINE_VLLM: Engine.VLLM,
+    backend_pb2.ENGINE_SGLANG: Engine.SGLANG,
+    backend_pb2.ENGINE_FULMEN: Engine.FULMEN,
+}
+
 _DEFAULT_MAX_IN_FLIGHT = 1024
 _MAX_TARGETS = 16
+_NS_PER_S = 1e9
 _MAX_WEIGHT = 10_000
 _API_NAMES = {
     backend_pb2.API_CHAT_COMPLETIONS: ApiName.CHAT,
@@ -110,6 +119,8 @@ def decode_backend(message: backend_pb2.Backend) -> Backend:
     dialect = Dialect.ANTHROPIC if message.dialect == backend_pb2.DIALECT_ANTHROPIC else Dialect.OPENAI
     if message.max_in_flight < 0:
         raise _invalid("backend.max_in_flight", "must not be negative")
+    if message.engine not in _ENGINES:
+        raise _invalid("backend.engine", "is not an engine that is known here")
     return Backend(
         id=backend_id,
         base_url=message.base_url.rstrip("/"),
@@ -121,6 +132,10 @@ def decode_backend(message: backend_pb2.Backend) -> Backend:
         returns_token_ids=message.returns_token_ids,
         max_in_flight=message.max_in_flight or _DEFAULT_MAX_IN_FLIGHT,
         draining=message.draining,
+        engine=_ENGINES[message.engine],
+        hold_until_s=message.hold_until_time.ToNanoseconds() / _NS_PER_S
+        if message.HasField("hold_until_time")
+        else 0.0,
     )
 
 

@@ -15,6 +15,7 @@ import msgspec
 
 from fulmen.errors import BackendUnavailable, RouteNotFound
 from fulmen_llm_proxy.domain.apis.api import ApiName, Dialect
+from fulmen_llm_proxy.domain.engines import Engine
 
 _HASH_SPACE = float(1 << 64)
 
@@ -38,6 +39,8 @@ class Backend:
         returns_token_ids: its answers carry token ids and log-probabilities when asked to.
         max_in_flight: most requests at once from this process; more wait.
         draining: takes no new calls.
+        engine: what runs there.
+        hold_until_s: until when new calls for it wait in the proxy, seconds since 1970; 0: not held.
     """
 
     id: str
@@ -50,6 +53,8 @@ class Backend:
     returns_token_ids: bool = False
     max_in_flight: int = 1024
     draining: bool = False
+    engine: Engine = Engine.UNKNOWN
+    hold_until_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
