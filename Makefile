@@ -65,7 +65,7 @@ bench: bench-store bench-proxy bench-train ## Runs every benchmark (SHORT=1: the
 bench-store: setup ## Benchmarks the store: rollouts and spans per second, latency, CPU per operation
 	$(PYTHON_BIN)/python -m benchmarks.store $(if $(SHORT),--short)
 
-bench-proxy: setup ## Benchmarks the LLM proxy: CPU and latency that it adds to a call
+bench-proxy: setup ## Benchmarks the LLM proxy beside LiteLLM, Agent Lightning and the vLLM router; faults under load
 	$(PYTHON_BIN)/python -m benchmarks.proxy $(if $(SHORT),--short)
 
 bench-train: setup ## Trains the demo with three seeds; fails unless each learns

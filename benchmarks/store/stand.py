@@ -33,6 +33,7 @@ class Bench:
     postgres_folder: Path
     dsn: str
     short: bool
+    target: str
     raw: dict[str, Any] = field(default_factory=dict)
     claims: list[outcome.Claim] = field(default_factory=list)
 
@@ -104,27 +105,31 @@ async def measured(bench: Bench, name: str, work: Callable[[], Awaitable[int]]) 
 
 
 @asynccontextmanager
-async def running_store(folder: Path, *, short: bool, replicas: int = 1) -> AsyncIterator[Bench]:
+async def running_store(
+    folder: Path, *, short: bool, replicas: int = 1, signing_key: str | None = None
+) -> AsyncIterator[Bench]:
     """Starts PostgreSQL and replicas of the store, and stops all in the end."""
     postgres = EmbeddedPostgres(folder / "data", settings={"shared_buffers": "512MB", "max_wal_size": "8GB"})
     dsn = postgres.start()
-    key = secrets.token_urlsafe(32)
+    key = signing_key or secrets.token_urlsafe(32)
     token = TokenSigner(key).issue(Role.ADMIN, subject="bench", ttl_s=7200)
     stores: list[asyncio.subprocess.Process] = []
     try:
         async with AsyncExitStack() as stack:
-            channels = []
+            channels, targets = [], []
             for number in range(replicas):
                 ready = folder / f"ready-{number}.json"
                 stores.append(await _start(dsn, key, ready))
                 port = await _port(stores[-1], ready)
-                channels.append(await stack.enter_async_context(open_channel(f"127.0.0.1:{port}", token=token)))
+                targets.append(f"127.0.0.1:{port}")
+                channels.append(await stack.enter_async_context(open_channel(targets[-1], token=token)))
             yield Bench(
                 channels=channels,
                 store_pids=[store.pid for store in stores],
                 postgres_folder=folder / "data",
                 dsn=dsn,
                 short=short,
+                target=targets[0],
             )
     finally:
         for store in stores:

@@ -1,0 +1,81 @@
+"""Where captures go: a store that acknowledges and forgets, in a process of its own, or a real one.
+
+`python -m benchmarks.proxy.stores` runs the first and prints its address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvloop
+
+from benchmarks.proxy import processes
+from benchmarks.store.stand import running_store
+from fulmen.ids import AttemptName, uuid7
+from fulmen.store.v1 import rollout_pb2, rollout_service_pb2, rollout_service_pb2_grpc
+from tests.integration.llm_proxy.fake_store import FakeStore
+
+FORGET_EVERY_S = 1.0
+_ROLLOUTS_PER_REQUEST = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Store:
+    """A store that runs, and how to get attempts whose spans it takes."""
+
+    target: str
+    signing_key: str
+    attempts: Callable[[int], Awaitable[list[str]]]
+
+
+async def _made_up(count: int) -> list[str]:
+    return [str(AttemptName(rollout_id=uuid7(), number=1)) for _ in range(count)]
+
+
+@asynccontextmanager
+async def acknowledging() -> AsyncIterator[Store]:
+    """Runs the store that acknowledges and forgets."""
+    async with processes.module("stores") as (_, target):
+        yield Store(target=target, signing_key=secrets.token_urlsafe(32), attempts=_made_up)
+
+
+@asynccontextmanager
+async def real() -> AsyncIterator[Store]:
+    """Runs a real store over an embedded PostgreSQL."""
+    signing_key = secrets.token_urlsafe(32)
+    with tempfile.TemporaryDirectory(prefix="fulmen-bench-") as folder:
+        Path(folder).chmod(0o755)  # PostgreSQL's own user passes through
+        async with running_store(Path(folder), short=True, signing_key=signing_key) as bench:
+            rollouts = rollout_service_pb2_grpc.RolloutServiceStub(bench.channel)
+
+            async def made(count: int) -> list[str]:
+                names: list[str] = []
+                while len(names) < count:
+                    size = min(_ROLLOUTS_PER_REQUEST, count - len(names))
+                    request = rollout_service_pb2.BatchCreateRolloutsRequest(rollouts=[rollout_pb2.Rollout()] * size)
+                    answer = await rollouts.BatchCreateRollouts(request)
+                    names += [f"{rollout.name}/attempts/1" for rollout in answer.rollouts]
+                return names
+
+            yield Store(target=bench.target, signing_key=signing_key, attempts=made)
+
+
+async def serve() -> None:
+    """Acknowledges until it is terminated."""
+    async with FakeStore() as store:
+        sys.stdout.write(f"{store.target}\n")
+        sys.stdout.flush()
+        while True:
+            await asyncio.sleep(FORGET_EVERY_S)
+            store.chunks.clear()
+
+
+if __name__ == "__main__":
+    uvloop.run(serve())
