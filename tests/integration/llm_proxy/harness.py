@@ -42,6 +42,7 @@ class RunningProxy:
     signer: TokenSigner
     channel: FulmenChannel
     http: aiohttp.ClientSession
+    registry: CollectorRegistry
 
     @property
     def url(self) -> str:
@@ -143,13 +144,14 @@ async def running_proxy(
         }
     )
     async with AsyncExitStack() as stack:
-        parts = await build_proxy(resolved, stack, registry=CollectorRegistry())
+        registry = CollectorRegistry()
+        parts = await build_proxy(resolved, stack, registry=registry)
         await parts.server.server.start()
         roles = [asyncio.create_task(role.run(), name=name) for name, role in parts.roles.items()]
         channel = open_channel(f"127.0.0.1:{parts.server.port}", token=token)
         session = aiohttp.ClientSession()
         try:
-            yield RunningProxy(parts=parts, signer=signer, channel=channel, http=session)
+            yield RunningProxy(parts=parts, signer=signer, channel=channel, http=session, registry=registry)
         finally:
             await session.close()
             await channel.close()
