@@ -23,6 +23,7 @@ from fulmen_llm_proxy.calls.gate import Gate
 from fulmen_llm_proxy.calls.pipeline import CallPipeline
 from fulmen_llm_proxy.clients.attempt_watch import AttemptChecks, AttemptWatch
 from fulmen_llm_proxy.clients.backend import BackendClient, open_session
+from fulmen_llm_proxy.clients.backend_hold import BackendHold
 from fulmen_llm_proxy.clients.resources import ResourceBook, ResourceWriter, RoutingWatch
 from fulmen_llm_proxy.clients.span_codec import SpanCodec
 from fulmen_llm_proxy.clients.span_shipper import SpanShipper
@@ -147,6 +148,7 @@ def _http_server(settings: LlmProxySettings, shared: _Shared, stack: AsyncExitSt
     client = BackendClient(
         session=session,
         states=shared.states,
+        hold=BackendHold(tables=shared.tables, states=shared.states, wall_clock=time.time),
         keys={name: key.get_secret_value() for name, key in settings.backend_keys.items()},
         retry=RetryPolicy(deadline_s=settings.retry_deadline_s),
         max_answer_bytes=settings.max_answer_bytes,
@@ -157,9 +159,7 @@ def _http_server(settings: LlmProxySettings, shared: _Shared, stack: AsyncExitSt
         states=shared.states,
         ledger=shared.ledger,
         queue=shared.queue,
-        gate=Gate(
-            tables=shared.tables, queue=shared.queue, guard=shared.guard, max_in_flight=settings.max_in_flight
-        ),
+        gate=Gate(tables=shared.tables, queue=shared.queue, guard=shared.guard, max_in_flight=settings.max_in_flight),
         guard=shared.guard,
         metrics=shared.metrics,
         max_event_bytes=settings.max_answer_bytes,
@@ -192,6 +192,7 @@ def _rpc_server(settings: LlmProxySettings, shared: _Shared, draining: asyncio.E
         states=shared.states,
         changing=changing,
         instance_id=shared.instance_id,
+        wall_clock=time.time,
     )
     captures = CaptureServicer(ledger=shared.ledger, instance_id=shared.instance_id)
 

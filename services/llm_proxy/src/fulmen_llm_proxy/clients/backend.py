@@ -11,6 +11,7 @@ from urllib.parse import quote
 import aiohttp
 
 from fulmen.errors import BackendUnavailable
+from fulmen_llm_proxy.clients.backend_hold import BackendHold
 from fulmen_llm_proxy.domain.apis.api import Dialect
 from fulmen_llm_proxy.domain.backend_state import BackendState, BackendStates
 from fulmen_llm_proxy.domain.retry import RetryPolicy
@@ -97,12 +98,14 @@ class BackendClient:
         *,
         session: aiohttp.ClientSession,
         states: BackendStates,
+        hold: BackendHold,
         keys: Mapping[str, str],
         retry: RetryPolicy,
         max_answer_bytes: int,
     ) -> None:
         self._session = session
         self._states = states
+        self._hold = hold
         self._keys = keys
         self._retry = retry
         self._max_answer_bytes = max_answer_bytes
@@ -115,13 +118,13 @@ class BackendClient:
         until `retry.deadline_s` after the first failure; then the last outcome stands.
 
         Args:
-            plan: says where the next try goes; asked anew for each, so that a try after a swap
-                goes to the new place.
+            plan: says where the next try goes; asked anew for each, and after each wait, so that a
+                try after a swap goes to the new place.
 
         Raises:
             BackendUnavailable: if the last try got no answer.
         """
-        outcome = await self._try(plan())
+        outcome = await self._try(plan)
         if isinstance(outcome, BackendAnswer) and not _again(outcome):
             return outcome
         loop = asyncio.get_running_loop()
@@ -133,23 +136,45 @@ class BackendClient:
             if isinstance(outcome, BackendAnswer):
                 outcome.close()
             await asyncio.sleep(wait_s)
-            outcome = await self._try(plan())
+            outcome = await self._try(plan)
             if not _again(outcome):
                 break
         if isinstance(outcome, BackendUnavailable):
             raise outcome
         return outcome
 
-    async def _try(self, dispatch: Dispatch) -> BackendAnswer | BackendUnavailable:
+    async def _admitted(self, plan: Callable[[], Dispatch]) -> Dispatch | BackendUnavailable:
+        """Returns a plan for which a slot of its backend is taken."""
+        while True:
+            dispatch = plan()
+            if self._hold.in_force(dispatch.backend):
+                dispatch = await self._hold.over(plan)
+            backend = dispatch.backend
+            state = self._states.of(backend.id)
+            try:
+                async with asyncio.timeout(max(self._retry.deadline_s, 1.0)):
+                    waited = await state.acquire(backend.max_in_flight)
+            except TimeoutError:
+                return BackendUnavailable(
+                    f"The backend '{backend.id}' has no free place.", backend=f"backends/{backend.id}"
+                )
+            if not waited:
+                return dispatch
+            try:
+                dispatch = plan()
+            except BaseException:
+                state.release()
+                raise
+            if dispatch.backend.id == backend.id and not self._hold.in_force(dispatch.backend):
+                return dispatch
+            state.release()
+
+    async def _try(self, plan: Callable[[], Dispatch]) -> BackendAnswer | BackendUnavailable:
+        dispatch = await self._admitted(plan)
+        if isinstance(dispatch, BackendUnavailable):
+            return dispatch
         backend = dispatch.backend
         state = self._states.of(backend.id)
-        try:
-            async with asyncio.timeout(max(self._retry.deadline_s, 1.0)):
-                await state.acquire(backend.max_in_flight)
-        except TimeoutError:
-            return BackendUnavailable(
-                f"The backend '{backend.id}' has no free place.", backend=f"backends/{backend.id}"
-            )
         state.requests += 1
         try:
             answer = await self._exchange(dispatch, state)

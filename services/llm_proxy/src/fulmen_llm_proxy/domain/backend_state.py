@@ -16,21 +16,32 @@ class BackendState:
     """Counts of one backend; `acquire` and `release` bound the calls in flight.
 
     Attributes:
+        held: calls that wait for the end of a hold.
         last_failure_s: wall clock of the last failure, seconds since 1970; None: never.
     """
 
     in_flight: int = 0
+    held: int = 0
     requests: int = 0
     failures: int = 0
     failures_in_row: int = 0
     last_failure_s: float | None = None
     _waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
 
-    async def acquire(self, limit: int) -> None:
-        """Takes a slot; waits in turn while `limit` slots are in use. The caller gives the deadline."""
+    @property
+    def waiting(self) -> int:
+        """Calls that wait for a slot, or for the end of a hold."""
+        return len(self._waiting) + self.held
+
+    async def acquire(self, limit: int) -> bool:
+        """Takes a slot; waits in turn while `limit` slots are in use. The caller gives the deadline.
+
+        Returns:
+            True if it had to wait.
+        """
         if self.in_flight < limit and not self._waiting:
             self.in_flight += 1
-            return
+            return False
         turn = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
         try:
@@ -41,6 +52,7 @@ class BackendState:
             else:
                 self._waiting.remove(turn)
             raise
+        return True
 
     def release(self) -> None:
         """Gives a slot back, to the call that has waited longest."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import grpc.aio
 
-from fulmen.errors import BackendNotFound
+from fulmen.errors import ArgumentInvalid, BackendNotFound, Violation
 from fulmen.llm_proxy.v1 import backend_pb2, backend_service_pb2, backend_service_pb2_grpc
 from fulmen_llm_proxy.clients.resources import ResourceBook, ResourceWriter
 from fulmen_llm_proxy.clients.route_codec import (
@@ -20,6 +20,10 @@ from fulmen_llm_proxy.clients.route_codec import (
 from fulmen_llm_proxy.domain.backend_state import BackendStates
 from fulmen_llm_proxy.domain.table import TableHolder
 from fulmen_llm_proxy.transport.paging import page_of
+
+_DEFAULT_HOLD_S = 60.0
+_MAX_HOLD_S = 600.0
+_NS_PER_S = 1_000_000_000
 
 
 class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
@@ -34,13 +38,16 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
         states: BackendStates,
         changing: asyncio.Lock,
         instance_id: str,
+        wall_clock: Callable[[], float],
     ) -> None:
+        """Takes what it changes and reads; `wall_clock` gives seconds since 1970."""
         self._book = book
         self._tables = tables
         self._writer = writer
         self._states = states
         self._changing = changing
         self._instance_id = instance_id
+        self._wall_clock = wall_clock
 
     async def RegisterBackend(
         self, request: backend_service_pb2.RegisterBackendRequest, _: grpc.aio.ServicerContext
@@ -74,6 +81,40 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
             backend = await self._put(backend_id, lambda: self._drained(backend_id))
         return backend_service_pb2.DrainBackendResponse(backend=backend)
 
+    async def HoldBackend(
+        self, request: backend_service_pb2.HoldBackendRequest, _: grpc.aio.ServicerContext
+    ) -> backend_service_pb2.HoldBackendResponse:
+        """Lets new calls for a backend wait in the proxy."""
+        backend_id = backend_id_of(request.name)
+        ttl_s = request.ttl.ToNanoseconds() / _NS_PER_S if request.HasField("ttl") else _DEFAULT_HOLD_S
+        if not 0 < ttl_s <= _MAX_HOLD_S:
+            problem = Violation(field="ttl", description=f"must be over 0 s and at most {_MAX_HOLD_S:.0f} s")
+            raise ArgumentInvalid("The request is malformed.", violations=[problem])
+
+        def held() -> backend_pb2.Backend:
+            backend = self._current(backend_id)
+            backend.hold_until_time.FromNanoseconds(int((self._wall_clock() + ttl_s) * _NS_PER_S))
+            return backend
+
+        async with self._changing:
+            backend = await self._put(backend_id, held)
+        return backend_service_pb2.HoldBackendResponse(backend=backend)
+
+    async def ReleaseBackend(
+        self, request: backend_service_pb2.ReleaseBackendRequest, _: grpc.aio.ServicerContext
+    ) -> backend_service_pb2.ReleaseBackendResponse:
+        """Ends a hold."""
+        backend_id = backend_id_of(request.name)
+
+        def released() -> backend_pb2.Backend:
+            backend = self._current(backend_id)
+            backend.ClearField("hold_until_time")
+            return backend
+
+        async with self._changing:
+            backend = await self._put(backend_id, released)
+        return backend_service_pb2.ReleaseBackendResponse(backend=backend)
+
     async def GetBackendHealth(
         self, _: backend_service_pb2.GetBackendHealthRequest, __: grpc.aio.ServicerContext
     ) -> backend_service_pb2.GetBackendHealthResponse:
@@ -91,6 +132,7 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
             in_flight_count=state.in_flight,
             request_count=state.requests,
             failure_count=state.failures,
+            waiting_count=state.waiting,
         )
         if state.last_failure_s is not None:
             health.last_failure_time.FromNanoseconds(int(state.last_failure_s * 1e9))
