@@ -63,7 +63,7 @@ class Use:
     calls: set[Interruptible] = field(default_factory=set)
 
 
-_Key = tuple[str, int]
+_Key = tuple[str, int, str]
 
 _WHY: Final = {
     Verdict.ENDED: "The attempt has ended: its key no longer counts.",
@@ -71,6 +71,11 @@ _WHY: Final = {
     Verdict.CANCEL_REQUESTED: "The rollout was cancelled: the attempt is to stop.",
     Verdict.NOT_FOUND: "There is no such attempt: its key does not count.",
 }
+
+
+def _key(attribution: Attribution) -> _Key:
+    # With the project: what one key says falsely is no harm to another.
+    return attribution.attempt, attribution.epoch, attribution.project
 
 
 def attempt_over(attempt: str, verdict: Verdict) -> AttemptOver:
@@ -102,7 +107,7 @@ class AttemptGuard:
         Raises:
             AttemptOver: if the attempt is over.
         """
-        key = attribution.attempt, attribution.epoch
+        key = _key(attribution)
         use = self._uses.get(key)
         if use is None:
             use = self._uses[key] = self._active[key] = Use(attribution)
@@ -119,7 +124,7 @@ class AttemptGuard:
         Raises:
             AttemptOver: if it is over.
         """
-        use = self._uses.get((attribution.attempt, attribution.epoch))
+        use = self._uses.get(_key(attribution))
         if use is not None and use.verdict is not Verdict.LIVE:
             raise attempt_over(attribution.attempt, use.verdict)
 
@@ -146,7 +151,7 @@ class AttemptGuard:
 
         An attempt whose key names another project than its rollout's counts as not found.
         """
-        key = attribution.attempt, attribution.epoch
+        key = _key(attribution)
         verdict = standing.verdict
         if verdict is Verdict.LIVE and standing.project != attribution.project:
             verdict = Verdict.NOT_FOUND
@@ -163,7 +168,7 @@ class AttemptGuard:
     def unanswered(self, attributions: Iterable[Attribution]) -> None:
         """Takes note that the store could not be asked: what was known stays, and it is asked again."""
         for attribution in attributions:
-            use = self._active.get((attribution.attempt, attribution.epoch))
+            use = self._active.get(_key(attribution))
             if use is not None:
                 use.called = True
 
