@@ -73,6 +73,11 @@ class Plan:
         return _SHORT_SCALE if self.short else 1.0
 
     @property
+    def soak_calls(self) -> int:
+        """Calls of the long run."""
+        return _SHORT_SOAK if self.short else faults.SOAK_CALLS
+
+    @property
     def rounds(self) -> int:
         """How often each case is measured."""
         return 1 if self.short else 3
@@ -134,10 +139,8 @@ class Run:
             _say(f"{peer.name} did not run: {error!r}")
 
     async def faults(self, stand: fulmen.Fulmen, other_backend: str) -> None:
-        """Measures what happens in the long run and when something ends."""
+        """Measures what calls notice of changes and of deaths."""
         plan, raw = self._plan, self.raw
-        if plan.has("soak"):
-            raw["soak"] = await faults.soak(self._client, stand, calls=_SHORT_SOAK if plan.short else faults.SOAK_CALLS)
         if plan.has("swap"):
             raw["swap"] = await faults.swap(self._client, stand, other_backend)
         if plan.has("kill"):
@@ -167,13 +170,15 @@ async def measure(plan: Plan) -> dict[str, Any]:
 
         direct = Target(name=report.DIRECT, addresses=[backend], pids=lambda: [backend_process.pid], identities=anybody)
         run = Run(plan, client)
-        async with (
-            stores.real() if plan.real_store else stores.acknowledging() as store,
-            fulmen.running(store, backend) as stand,
-        ):
-            await run.own(direct, stand.target())
-            await run.faults(stand, f"127.0.0.1:{other_port}")
-            run.raw["captured_calls"] = stand.captured
+        async with stores.real() if plan.real_store else stores.acknowledging() as store:
+            # A process of its own: one that has just served a thousand streams gives memory back meanwhile.
+            if plan.has("soak"):
+                async with fulmen.running(store, backend) as fresh:
+                    run.raw["soak"] = await faults.soak(client, fresh, calls=plan.soak_calls)
+            async with fulmen.running(store, backend) as stand:
+                await run.own(direct, stand.target())
+                await run.faults(stand, f"127.0.0.1:{other_port}")
+                run.raw["captured_calls"] = stand.captured
         for peer in plan.peers if plan.cases() else ():
             await run.peer(peer, backend)
         return run.raw

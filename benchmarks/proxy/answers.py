@@ -35,7 +35,7 @@ def request_body(*, size: str = "small", pace_ms: float | None = None, asks_ids:
 
 
 def _logprob(token: str, number: int) -> JSON:
-    logprob = -0.123456789 - number / 1000
+    logprob = -0.1234567 - number / 1000
     return {"token": token, "logprob": logprob, "bytes": list(token.encode()), "top_logprobs": []}
 
 
@@ -46,7 +46,7 @@ def whole(size: str, *, ids: bool) -> bytes:
     )
     choice: JSON = {
         "index": 0,
-        "message": {"role": "assistant", "content": " token" * completion},
+        "message": {"role": "assistant", "content": " tok" * completion},
         "logprobs": None,
         "finish_reason": "stop",
     }

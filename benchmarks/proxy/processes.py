@@ -78,7 +78,7 @@ async def running(
         log: Where its standard error goes; with it standard output, instead of a pipe.
     """
     pipe = asyncio.subprocess.PIPE
-    with (log or Path(os.devnull)).open("ab") as sink:  # noqa: ASYNC230 - nothing else runs yet
+    with (log or Path(os.devnull)).open("ab") as sink:
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=pipe if log is None else asyncio.subprocess.DEVNULL,
