@@ -95,8 +95,7 @@ async def test_a_malformed_request_is_the_callers_fault(proxy: RunningProxy, bod
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("POST", "/v1/embeddings", 501),
-        ("POST", "/v1/responses", 501),
+        ("POST", "/v1/images/generations", 404),
         ("GET", "/nothing", 404),
         ("GET", "/v1/chat/completions", 405),
     ],

@@ -8,8 +8,8 @@ import pytest
 
 from fulmen.errors import (
     ArgumentInvalid,
+    BackendInUse,
     BackendNotFound,
-    NotYetServed,
     PermissionDenied,
     ResourceNotFound,
     RouteNotFound,
@@ -17,8 +17,6 @@ from fulmen.errors import (
 )
 from fulmen.llm_proxy.v1 import (
     backend_service_pb2,
-    completion_service_pb2,
-    completion_service_pb2_grpc,
     route_pb2,
     route_service_pb2,
     route_service_pb2_grpc,
@@ -240,11 +238,6 @@ async def test_only_services_may_change_routes(proxy: RunningProxy) -> None:
             stub = route_service_pb2_grpc.RouteServiceStub(channel)
             with pytest.raises(error):
                 await stub.ListRoutes(route_service_pb2.ListRoutesRequest())
-    completion = completion_service_pb2_grpc.CompletionServiceStub(proxy.channel)
-    with pytest.raises(NotYetServed):
-        await completion.Complete(completion_service_pb2.CompleteRequest())
-    with pytest.raises(NotYetServed):
-        await proxy.routes.SplitTraffic(route_service_pb2.SplitTrafficRequest())
 
 
 async def test_a_watch_of_the_routes_begins_with_all_and_goes_on_with_changes(proxy: RunningProxy) -> None:
@@ -287,3 +280,92 @@ async def test_a_malformed_resource_leaves_the_route_as_it_was(proxy: RunningPro
         await proxy.put_route(target("one"), model="other")
         _, key = proxy.attempt()
         assert (await proxy.chat(key))[0] == 200
+
+
+async def test_traffic_is_split_by_backend_or_by_policy_version(proxy: RunningProxy) -> None:
+    async with Backend() as second:
+        await proxy.register("two", second.url)
+        await proxy.put_route(target("one", version=1), target("two", version=2, weight=0))
+        split = route_service_pb2.SplitTrafficRequest(name=f"routes/{MODEL}", version_weights={1: 0, 2: 1})
+        answer = await proxy.routes.SplitTraffic(split)
+        assert [t.weight for t in answer.route.targets] == [0, 1]
+        _, key = proxy.attempt()
+        assert (await proxy.chat(key))[0] == 200
+        assert len(second.received) == 1
+        split = route_service_pb2.SplitTrafficRequest(name=f"routes/{MODEL}", weights={"backends/one": 3})
+        answer = await proxy.routes.SplitTraffic(split)
+        assert [t.weight for t in answer.route.targets] == [3, 1]
+
+
+async def test_a_canary_gets_about_its_share_and_an_attempt_stays_with_its_target(
+    proxy: RunningProxy, backend: Backend
+) -> None:
+    async with Backend() as canary:
+        await proxy.register("canary", canary.url)
+        await proxy.put_route(target("one", weight=3), target("canary", version=2, weight=1))
+        for _ in range(40):
+            before = len(canary.received)
+            _, key = proxy.attempt()
+            for _ in range(2):
+                await proxy.chat(key)
+            assert len(canary.received) - before in (0, 2)
+        # 40 attempts at a quarter: less than one run in a million falls outside.
+        assert 0 < len(canary.received) < 2 * 26
+        assert len(backend.received) + len(canary.received) == 80
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({}, "weights"),
+        ({"weights": {"backends/one": 1}, "version_weights": {1: 1}}, "weights"),
+        ({"weights": {"backends/x": 1, "backends/one": 0}}, "backends/x"),
+        ({"version_weights": {7: 1}}, "7"),
+        ({"weights": {"backends/one": -1}}, "weight"),
+    ],
+)
+async def test_a_split_that_cannot_be_is_refused_and_changes_nothing(
+    proxy: RunningProxy, fields: dict, named: str
+) -> None:
+    before = await proxy.routes.GetRoute(route_service_pb2.GetRouteRequest(name=f"routes/{MODEL}"))
+    with pytest.raises(ArgumentInvalid) as refused:
+        await proxy.routes.SplitTraffic(route_service_pb2.SplitTrafficRequest(name=f"routes/{MODEL}", **fields))
+    assert any(named in violation.field for violation in refused.value.violations)
+    assert await proxy.routes.GetRoute(route_service_pb2.GetRouteRequest(name=f"routes/{MODEL}")) == before
+
+
+async def test_a_removed_route_is_gone_everywhere_and_can_be_rolled_back(proxy: RunningProxy, store: FakeStore) -> None:
+    name = f"routes/{MODEL}"
+    _, key = proxy.attempt()
+    async with asyncio.timeout(DEADLINE_S), running_proxy(store.target) as other:
+        watch = other.routes.WatchRoutes(route_service_pb2.WatchRoutesRequest())
+        assert [route.name for route in (await watch.read()).routes] == [name]
+        for _ in range(2):
+            await proxy.routes.DeleteRoute(route_service_pb2.DeleteRouteRequest(name=name))
+        assert (await proxy.chat(key))[0] == 404
+        assert list((await watch.read()).removed) == [name]
+        watch.cancel()
+        assert (await other.chat(key))[0] == 404
+        assert list((await proxy.routes.ListRoutes(route_service_pb2.ListRoutesRequest())).routes) == []
+        with pytest.raises(RouteNotFound):
+            await proxy.routes.GetRoute(route_service_pb2.GetRouteRequest(name=name))
+        await proxy.routes.RollBackRoute(route_service_pb2.RollBackRouteRequest(name=name))
+        assert (await proxy.chat(key))[0] == 200
+
+
+async def test_a_backend_is_removed_only_when_no_route_names_it(proxy: RunningProxy) -> None:
+    request = backend_service_pb2.DeleteBackendRequest(name="backends/one")
+    with pytest.raises(BackendInUse, match=f"routes/{MODEL}"):
+        await proxy.backends.DeleteBackend(request)
+    await proxy.routes.DeleteRoute(route_service_pb2.DeleteRouteRequest(name=f"routes/{MODEL}"))
+    for _ in range(2):
+        await proxy.backends.DeleteBackend(request)
+    assert list((await proxy.backends.ListBackends(backend_service_pb2.ListBackendsRequest())).backends) == []
+
+
+async def test_a_drain_is_taken_back(proxy: RunningProxy) -> None:
+    _, key = proxy.attempt()
+    await proxy.backends.DrainBackend(backend_service_pb2.DrainBackendRequest(name="backends/one"))
+    answer = await proxy.backends.ResumeBackend(backend_service_pb2.ResumeBackendRequest(name="backends/one"))
+    assert not answer.backend.draining
+    assert (await proxy.chat(key))[0] == 200

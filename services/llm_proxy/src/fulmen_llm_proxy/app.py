@@ -40,6 +40,7 @@ from fulmen_llm_proxy.settings import LlmProxySettings
 from fulmen_llm_proxy.spool_parts import open_spool
 from fulmen_llm_proxy.transport.backend_servicer import BackendServicer
 from fulmen_llm_proxy.transport.capture_servicer import CaptureServicer
+from fulmen_llm_proxy.transport.completion_servicer import CompletionServicer
 from fulmen_llm_proxy.transport.http.auth import HttpAuthenticator
 from fulmen_llm_proxy.transport.http.door import Door
 from fulmen_llm_proxy.transport.route_servicer import RouteServicer
@@ -125,7 +126,8 @@ async def build_proxy(
         queue=CaptureQueue(max_bytes=settings.capture_buffer_bytes),
         revoked=RevokedTokens(),
     )
-    http = _http_server(settings, shared, stack)
+    calls = _call_pipeline(settings, shared, stack)
+    http = _http_server(settings, shared, calls, stack)
     draining = asyncio.Event()
 
     async def drain() -> None:
@@ -134,7 +136,7 @@ async def build_proxy(
         await shared.queue.emptied()
 
     return ServiceParts(
-        server=_rpc_server(settings, shared, draining),
+        server=_rpc_server(settings, shared, calls, draining),
         roles={**_roles(settings, shared), "http-server": http},
         drain=drain,
         ports={"http_port": http.port},
@@ -142,7 +144,7 @@ async def build_proxy(
     )
 
 
-def _http_server(settings: LlmProxySettings, shared: _Shared, stack: AsyncExitStack) -> HttpServer:
+def _call_pipeline(settings: LlmProxySettings, shared: _Shared, stack: AsyncExitStack) -> CallPipeline:
     session = open_session(connect_timeout_s=settings.connect_timeout_s, read_timeout_s=settings.read_timeout_s)
     stack.push_async_callback(session.close)
     client = BackendClient(
@@ -153,7 +155,7 @@ def _http_server(settings: LlmProxySettings, shared: _Shared, stack: AsyncExitSt
         retry=RetryPolicy(deadline_s=settings.retry_deadline_s),
         max_answer_bytes=settings.max_answer_bytes,
     )
-    calls = CallPipeline(
+    return CallPipeline(
         tables=shared.tables,
         client=client,
         states=shared.states,
@@ -164,6 +166,9 @@ def _http_server(settings: LlmProxySettings, shared: _Shared, stack: AsyncExitSt
         metrics=shared.metrics,
         max_event_bytes=settings.max_answer_bytes,
     )
+
+
+def _http_server(settings: LlmProxySettings, shared: _Shared, calls: CallPipeline, stack: AsyncExitStack) -> HttpServer:
     authenticator = HttpAuthenticator(
         verifier=TokenVerifier(settings.signing_key.get_secret_value(), revoked=shared.revoked),
         dev_mode=settings.dev_mode,
@@ -181,7 +186,7 @@ def _http_server(settings: LlmProxySettings, shared: _Shared, stack: AsyncExitSt
     return http
 
 
-def _rpc_server(settings: LlmProxySettings, shared: _Shared, draining: asyncio.Event) -> RpcServer:
+def _rpc_server(settings: LlmProxySettings, shared: _Shared, calls: CallPipeline, draining: asyncio.Event) -> RpcServer:
     writer = ResourceWriter(channel=shared.channel, project=settings.project, book=shared.book, tables=shared.tables)
     changing = asyncio.Lock()
     routes = RouteServicer(book=shared.book, tables=shared.tables, writer=writer, changing=changing, draining=draining)
@@ -196,12 +201,18 @@ def _rpc_server(settings: LlmProxySettings, shared: _Shared, draining: asyncio.E
     )
     captures = CaptureServicer(ledger=shared.ledger, instance_id=shared.instance_id)
 
+    completions = CompletionServicer(
+        calls=calls,
+        draining=draining,
+        max_request_bytes=settings.max_request_bytes,
+        max_event_bytes=settings.max_answer_bytes,
+    )
+
     def register(server: grpc.aio.Server) -> None:
         route_service_pb2_grpc.add_RouteServiceServicer_to_server(routes, server)
         backend_service_pb2_grpc.add_BackendServiceServicer_to_server(backends, server)
         capture_service_pb2_grpc.add_CaptureServiceServicer_to_server(captures, server)
-        unserved = completion_service_pb2_grpc.CompletionServiceServicer()
-        completion_service_pb2_grpc.add_CompletionServiceServicer_to_server(unserved, server)
+        completion_service_pb2_grpc.add_CompletionServiceServicer_to_server(completions, server)
 
     return build_server(settings, policy=_POLICY, service_names=_SERVICES, register=register, revoked=shared.revoked)
 

@@ -44,6 +44,11 @@ class Document:
     version: int
     content: bytes
 
+    @property
+    def is_removed(self) -> bool:
+        """True of a version without content: it says that the route or backend is no more."""
+        return not self.content
+
 
 class ResourceBook:
     """The latest versions of all routes and backends, as the watch has them."""
@@ -52,8 +57,15 @@ class ResourceBook:
         self.documents: Mapping[str, Document] = {}
 
     def of_kind(self, kind: str) -> dict[str, Document]:
-        """Returns the documents of one kind by resource id, in order of the id."""
-        return {rid: found for rid, found in sorted(self.documents.items()) if found.kind == kind}
+        """Returns the documents of one kind by resource id, in order of the id; without the removed ones."""
+        return {
+            rid: found for rid, found in sorted(self.documents.items()) if found.kind == kind and not found.is_removed
+        }
+
+    def find(self, resource_id: str) -> Document | None:
+        """Returns a document; None if there is none, or if it was removed."""
+        found = self.documents.get(resource_id)
+        return None if found is None or found.is_removed else found
 
 
 class RoutingWatch:
@@ -132,6 +144,8 @@ def build_table(documents: Mapping[str, Document], *, before: RoutingTable) -> R
     backends: dict[str, Backend] = {}
     for resource_id, document in documents.items():
         key = resource_id.partition(".")[2]
+        if document.is_removed:
+            continue
         try:
             if document.kind == ROUTE_KIND:
                 routes[key] = decode_route(parse_route(document.content))

@@ -74,6 +74,16 @@ def event_data(event: bytes) -> bytes | None:
     return b"\n".join(lines) if lines else None
 
 
+def event_name(event: bytes) -> str:
+    """Returns the name of an event; empty for an event without one."""
+    if not event.startswith(b"event:"):
+        found = event.find(b"\nevent:")
+        if found < 0:
+            return ""
+        event = event[found + 1 :]
+    return event[len(b"event:") :].split(b"\n", 1)[0].strip().decode("utf-8", "replace")
+
+
 def encode_event(data: bytes, name: bytes = b"") -> bytes:
     """Returns one event that holds `data`, which must have no line break, with its name if it has one."""
     return b"event: %s\ndata: %s\n\n" % (name, data) if name else b"data: %s\n\n" % data

@@ -7,15 +7,17 @@ from collections.abc import Callable
 
 import grpc.aio
 
-from fulmen.errors import ArgumentInvalid, BackendNotFound, Violation
+from fulmen.errors import ArgumentInvalid, BackendInUse, BackendNotFound, Violation
 from fulmen.llm_proxy.v1 import backend_pb2, backend_service_pb2, backend_service_pb2_grpc
 from fulmen_llm_proxy.clients.resources import ResourceBook, ResourceWriter
 from fulmen_llm_proxy.clients.route_codec import (
     BACKEND_KIND,
+    ROUTE_KIND,
     backend_id_of,
     backend_resource,
     decode_backend,
     parse_backend,
+    parse_route,
 )
 from fulmen_llm_proxy.domain.backend_state import BackendStates
 from fulmen_llm_proxy.domain.table import TableHolder
@@ -76,9 +78,7 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
         self, request: backend_service_pb2.DrainBackendRequest, _: grpc.aio.ServicerContext
     ) -> backend_service_pb2.DrainBackendResponse:
         """Sends a backend no new requests."""
-        backend_id = backend_id_of(request.name)
-        async with self._changing:
-            backend = await self._put(backend_id, lambda: self._drained(backend_id))
+        backend = await self._set_draining(request.name, draining=True)
         return backend_service_pb2.DrainBackendResponse(backend=backend)
 
     async def HoldBackend(
@@ -115,6 +115,31 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
             backend = await self._put(backend_id, released)
         return backend_service_pb2.ReleaseBackendResponse(backend=backend)
 
+    async def ResumeBackend(
+        self, request: backend_service_pb2.ResumeBackendRequest, _: grpc.aio.ServicerContext
+    ) -> backend_service_pb2.ResumeBackendResponse:
+        """Takes a drain back."""
+        backend = await self._set_draining(request.name, draining=False)
+        return backend_service_pb2.ResumeBackendResponse(backend=backend)
+
+    async def DeleteBackend(
+        self, request: backend_service_pb2.DeleteBackendRequest, _: grpc.aio.ServicerContext
+    ) -> backend_service_pb2.DeleteBackendResponse:
+        """Removes a backend that no route names."""
+        resource_id = backend_resource(backend_id_of(request.name))
+        self._tables.require_loaded()
+
+        def removed() -> dict[str, bytes]:
+            for document in self._book.of_kind(ROUTE_KIND).values():
+                route = parse_route(document.content)
+                if any(target.backend == request.name for target in route.targets):
+                    raise BackendInUse(f"The backend is in use by {route.name}.", route=route.name)
+            return {} if self._book.find(resource_id) is None else {resource_id: b""}
+
+        async with self._changing:
+            await self._writer.change(BACKEND_KIND, removed)
+        return backend_service_pb2.DeleteBackendResponse()
+
     async def GetBackendHealth(
         self, _: backend_service_pb2.GetBackendHealthRequest, __: grpc.aio.ServicerContext
     ) -> backend_service_pb2.GetBackendHealthResponse:
@@ -140,16 +165,22 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
 
     def _current(self, backend_id: str) -> backend_pb2.Backend:
         self._tables.require_loaded()
-        document = self._book.documents.get(backend_resource(backend_id))
+        document = self._book.find(backend_resource(backend_id))
         if document is None:
             name = f"backends/{backend_id}"
             raise BackendNotFound(f"There is no backend {name}.", backend=name)
         return parse_backend(document.content)
 
-    def _drained(self, backend_id: str) -> backend_pb2.Backend:
-        backend = self._current(backend_id)
-        backend.draining = True
-        return backend
+    async def _set_draining(self, name: str, *, draining: bool) -> backend_pb2.Backend:
+        backend_id = backend_id_of(name)
+
+        def changed() -> backend_pb2.Backend:
+            backend = self._current(backend_id)
+            backend.draining = draining
+            return backend
+
+        async with self._changing:
+            return await self._put(backend_id, changed)
 
     async def _put(self, backend_id: str, make: Callable[[], backend_pb2.Backend]) -> backend_pb2.Backend:
         """Publishes the backend if it differs from what is in force; returns it as it is then."""
@@ -157,7 +188,7 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
 
         def changed() -> dict[str, bytes]:
             backend = make()
-            held = self._book.documents.get(resource_id)
+            held = self._book.find(resource_id)
             if held is not None and parse_backend(held.content) == backend:
                 return {}
             return {resource_id: backend.SerializeToString(deterministic=True)}

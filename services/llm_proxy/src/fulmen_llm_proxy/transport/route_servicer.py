@@ -94,16 +94,46 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
         async with self._changing:
             return route_service_pb2.PromoteVersionResponse(routes=await self._put(promoted))
 
+    async def SplitTraffic(
+        self, request: route_service_pb2.SplitTrafficRequest, _: grpc.aio.ServicerContext
+    ) -> route_service_pb2.SplitTrafficResponse:
+        """Sets the shares of a route's targets."""
+        model = model_of(request.name)
+
+        def split() -> list[route_pb2.Route]:
+            route = self._current(model)
+            _split(route, request)
+            decode_route(route)  # at least one weight is left, and none is out of range
+            return [route]
+
+        async with self._changing:
+            [changed] = await self._put(split)
+        return route_service_pb2.SplitTrafficResponse(route=changed)
+
+    async def DeleteRoute(
+        self, request: route_service_pb2.DeleteRouteRequest, _: grpc.aio.ServicerContext
+    ) -> route_service_pb2.DeleteRouteResponse:
+        """Removes a route."""
+        resource_id = route_resource(model_of(request.name))
+        self._tables.require_loaded()
+        async with self._changing:
+            await self._writer.change(
+                ROUTE_KIND, lambda: {} if self._book.find(resource_id) is None else {resource_id: b""}
+            )
+        return route_service_pb2.DeleteRouteResponse()
+
     async def RollBackRoute(
         self, request: route_service_pb2.RollBackRouteRequest, _: grpc.aio.ServicerContext
     ) -> route_service_pb2.RollBackRouteResponse:
         """Puts a route back to an earlier version of itself."""
         model = model_of(request.name)
         async with self._changing:
-            version = request.version or self._current(model).version - 1
+            version = request.version or self._latest(model) - 1
             if version < 1:
                 raise ResourceNotFound(f"The route {request.name} has no earlier version.", route=request.name)
             content = await self._writer.content(route_resource(model), version)
+            if not content:
+                raise ResourceNotFound(f"Version {version} of {request.name} is its removal.", route=request.name)
             [changed] = await self._put(lambda: [parse_route(content)])
         return route_service_pb2.RollBackRouteResponse(route=changed)
 
@@ -121,9 +151,10 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
                 change = asyncio.create_task(self._tables.next_change(), name="watch-routes")
                 current = {route.name: route for route in self._all()}
                 changed = [route for name, route in current.items() if told.get(name) != route]
-                if changed:
+                removed = sorted(told.keys() - current.keys())
+                if changed or removed:
                     told = current
-                    yield route_service_pb2.WatchRoutesResponse(routes=changed)
+                    yield route_service_pb2.WatchRoutesResponse(routes=changed, removed=removed)
                 try:
                     await asyncio.wait([change, drained], return_when=asyncio.FIRST_COMPLETED)
                 finally:
@@ -135,9 +166,14 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
         self._tables.require_loaded()
         return [_as_message(document) for document in self._book.of_kind(ROUTE_KIND).values()]
 
+    def _latest(self, model: str) -> int:
+        """Returns the number of a route's latest version, which may be its removal."""
+        document = self._book.documents.get(route_resource(model))
+        return self._current(model).version if document is None else document.version
+
     def _current(self, model: str) -> route_pb2.Route:
         self._tables.require_loaded()
-        document = self._book.documents.get(route_resource(model))
+        document = self._book.find(route_resource(model))
         if document is None:
             served = ", ".join(sorted(self._tables.current.routes)) or "none"
             raise RouteNotFound(f"There is no route routes/{model}. Served: {served}.", model=model, served=served)
@@ -155,13 +191,42 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
                 wanted = route_pb2.Route()
                 wanted.CopyFrom(route)
                 wanted.version = 0
-                held = self._book.documents.get(route_resource(model))
+                held = self._book.find(route_resource(model))
                 if held is None or parse_route(held.content) != wanted:
                     contents[route_resource(model)] = wanted.SerializeToString(deterministic=True)
             return contents
 
         await self._writer.change(ROUTE_KIND, changed)
         return [self._current(model) for model in models]
+
+
+def _split(route: route_pb2.Route, request: route_service_pb2.SplitTrafficRequest) -> None:
+    """Gives the route's targets their new weights.
+
+    Raises:
+        ArgumentInvalid: naming every backend or version that the route does not have.
+    """
+    if bool(request.weights) == bool(request.version_weights):
+        problem = Violation(field="weights", description="give either weights or version_weights")
+        raise ArgumentInvalid("The request is malformed.", violations=[problem])
+    backends = {target.backend for target in route.targets}
+    versions = {target.policy_version for target in route.targets}
+    problems = [
+        Violation(field=f"weights[{name}]", description="is no backend of the route")
+        for name in request.weights
+        if name not in backends
+    ] + [
+        Violation(field=f"version_weights[{version}]", description="is no policy version of the route")
+        for version in request.version_weights
+        if version not in versions
+    ]
+    if problems:
+        raise ArgumentInvalid("The request is malformed.", violations=problems)
+    for target in route.targets:
+        if target.backend in request.weights:
+            target.weight = request.weights[target.backend]
+        if target.policy_version in request.version_weights:
+            target.weight = request.version_weights[target.policy_version]
 
 
 def _as_message(document: Document) -> route_pb2.Route:

@@ -119,9 +119,11 @@ class WatchRoutesRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WatchRoutesResponse(_message.Message):
-    __slots__ = ("routes", "snapshot_complete")
+    __slots__ = ("routes", "snapshot_complete", "removed")
     ROUTES_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
     routes: _containers.RepeatedCompositeFieldContainer[_route_pb2.Route]
     snapshot_complete: bool
-    def __init__(self, routes: _Optional[_Iterable[_Union[_route_pb2.Route, _Mapping]]] = ..., snapshot_complete: bool = ...) -> None: ...
+    removed: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, routes: _Optional[_Iterable[_Union[_route_pb2.Route, _Mapping]]] = ..., snapshot_complete: bool = ..., removed: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -155,6 +155,21 @@ def read(fields: Fields, name: str, decoder: msgspec.json.Decoder[T], default: T
         raise ArgumentInvalid(f"The field `{name}` is wrong: {error}.") from None
 
 
+class _StreamFlag(msgspec.Struct):
+    stream: bool | None = None
+
+
+_STREAM_FLAG = msgspec.json.Decoder(_StreamFlag)
+
+
+def asks_for_stream(body: bytes) -> bool:
+    """Tells whether a request of whatever API asks for a stream; what is malformed does not."""
+    try:
+        return bool(_STREAM_FLAG.decode(body).stream)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+
+
 def require(fields: Fields, names: Iterable[str]) -> None:
     """Checks that fields are present.
 

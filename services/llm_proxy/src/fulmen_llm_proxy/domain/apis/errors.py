@@ -46,7 +46,13 @@ def error_document(error: CallError, dialect: Dialect) -> bytes:
     fault = "invalid_request_error" if error.status < 500 else "server_error"
     if error.status == 429:
         fault = "rate_limit_error"
-    document: dict[str, str | None] = {"message": error.message, "type": fault, "param": None, "code": error.code, "source": error.source}
+    document: dict[str, str | None] = {
+        "message": error.message,
+        "type": fault,
+        "param": None,
+        "code": error.code,
+        "source": error.source,
+    }
     return encode({"error": document})
 
 
