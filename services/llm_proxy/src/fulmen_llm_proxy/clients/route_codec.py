@@ -26,6 +26,7 @@ _ENGINES = {
 }
 
 _DEFAULT_MAX_IN_FLIGHT = 1024
+_MOST_PER_MINUTE = {"requests_per_minute": 10**9, "tokens_per_minute": 10**12}
 _MAX_TARGETS = 16
 _NS_PER_S = 1e9
 _MAX_WEIGHT = 10_000
@@ -74,29 +75,44 @@ def decode_route(message: route_pb2.Route) -> Route:
     """Checks a route and turns it into the table's form.
 
     Raises:
-        ArgumentInvalid: if a field is malformed or out of range.
+        ArgumentInvalid: naming every field that is malformed or out of range.
     """
-    model = model_of(message.name, "route.name")
+    problems = _Problems()
+    model = problems.id_of(message.name, "routes/", _MODEL, "route.name")
+    targets = _decode_targets(model, message, problems)
+    route = Route(
+        model=model,
+        targets=targets,
+        overrides=_decode_overrides(message, problems),
+        balancing=_decode_balancing(message, problems),
+        fallbacks=_decode_fallbacks(model, message, problems),
+        deadline_s=problems.seconds(message, "deadline", "route.deadline", _MAX_DEADLINE_S),
+        hedge_delay_s=problems.seconds(message, "hedge_delay", "route.hedge_delay", _MAX_DEADLINE_S),
+        cached=message.cached,
+    )
+    if route.cached and any(target.policy for target in targets):
+        problems.add("route.cached", "must not be set for a route with a policy: every answer must be sampled")
+    problems.settle()
+    return route
+
+
+def _decode_targets(model: str, message: route_pb2.Route, problems: _Problems) -> tuple[Target, ...]:
     if not 1 <= len(message.targets) <= _MAX_TARGETS:
-        raise _invalid("route.targets", f"needs 1 to {_MAX_TARGETS} targets")
-    targets = tuple(_decode_target(model, i, target) for i, target in enumerate(message.targets))
+        problems.add("route.targets", f"needs 1 to {_MAX_TARGETS} targets")
+    targets = tuple(_decode_target(model, i, target, problems) for i, target in enumerate(message.targets))
     if len(targets) > 1 and not any(target.weight for target in targets):
-        raise _invalid("route.targets", "at least one target needs a weight")
-    overrides = {}
-    for i, override in enumerate(message.overrides):
-        if override.mode not in MODES:
-            raise _invalid(f"route.overrides[{i}].mode", f"is not one of {', '.join(MODES)}")
-        overrides[override.mode] = parse_overrides(override.request_fields_json)
-    return Route(model=model, targets=targets, overrides=overrides)
+        problems.add("route.targets", "at least one target needs a weight")
+    return targets
 
 
-def _decode_target(model: str, i: int, target: route_pb2.RouteTarget) -> Target:
+def _decode_target(model: str, i: int, target: route_pb2.RouteTarget, problems: _Problems) -> Target:
+    field = f"route.targets[{i}]"
     if not 0 <= target.weight <= _MAX_WEIGHT:
-        raise _invalid(f"route.targets[{i}].weight", f"must be 0 to {_MAX_WEIGHT}")
+        problems.add(f"{field}.weight", f"must be 0 to {_MAX_WEIGHT}")
     if target.policy_version < 0:
-        raise _invalid(f"route.targets[{i}].policy_version", "must not be negative")
+        problems.add(f"{field}.policy_version", "must not be negative")
     return Target(
-        backend_id=backend_id_of(target.backend, f"route.targets[{i}].backend"),
+        backend_id=problems.id_of(target.backend, "backends/", _BACKEND_ID, f"{field}.backend"),
         model=target.backend_model or model,
         policy=target.policy,
         policy_version=target.policy_version,
@@ -104,48 +120,125 @@ def _decode_target(model: str, i: int, target: route_pb2.RouteTarget) -> Target:
     )
 
 
+def _decode_overrides(message: route_pb2.Route, problems: _Problems) -> dict[str, Fields]:
+    overrides: dict[str, Fields] = {}
+    for i, override in enumerate(message.overrides):
+        if override.mode not in MODES:
+            problems.add(f"route.overrides[{i}].mode", f"is not one of {', '.join(MODES)}")
+        try:
+            overrides[override.mode] = parse_overrides(override.request_fields_json)
+        except ArgumentInvalid as error:
+            problems.add(f"route.overrides[{i}].request_fields_json", error.message)
+    return overrides
+
+
+def _decode_balancing(message: route_pb2.Route, problems: _Problems) -> Balancing:
+    found = _BALANCINGS.get(message.balancing)
+    if found is None:
+        problems.add("route.balancing", f"has the unknown value {message.balancing}")
+    return found or Balancing.STICKY
+
+
+def _decode_fallbacks(model: str, message: route_pb2.Route, problems: _Problems) -> tuple[str, ...]:
+    if len(message.fallbacks) > _MAX_FALLBACKS:
+        problems.add("route.fallbacks", f"may name {_MAX_FALLBACKS} routes at most")
+    fallbacks: list[str] = []
+    for i, name in enumerate(message.fallbacks):
+        field = f"route.fallbacks[{i}]"
+        fallback = problems.id_of(name, "routes/", _MODEL, field)
+        if fallback and fallback in (model, *fallbacks):
+            problems.add(field, "names the route itself, or one twice")
+        fallbacks.append(fallback)
+    return tuple(fallbacks)
+
+
 def decode_backend(message: backend_pb2.Backend) -> Backend:
     """Checks a backend and turns it into the table's form.
 
     Raises:
-        ArgumentInvalid: if a field is malformed or out of range.
+        ArgumentInvalid: naming every field that is malformed or out of range.
     """
-    backend_id = backend_id_of(message.name, "backend.name")
-    if not _BASE_URL.fullmatch(message.base_url):
-        raise _invalid("backend.base_url", "is not of the form http://host:port/v1")
+    problems = _Problems()
     azure = message.dialect == backend_pb2.DIALECT_AZURE_OPENAI
-    if azure and not message.api_version:
-        raise _invalid("backend.api_version", "is needed for DIALECT_AZURE_OPENAI")
     dialect = Dialect.ANTHROPIC if message.dialect == backend_pb2.DIALECT_ANTHROPIC else Dialect.OPENAI
-    if message.max_in_flight < 0:
-        raise _invalid("backend.max_in_flight", "must not be negative")
+    if message.dialect not in backend_pb2.Dialect.values():
+        problems.add("backend.dialect", f"has the unknown value {message.dialect}")
+    if not _BASE_URL.fullmatch(message.base_url):
+        problems.add("backend.base_url", "is not of the form http://host:port/v1")
+    if azure and not message.api_version:
+        problems.add("backend.api_version", "is needed for DIALECT_AZURE_OPENAI")
     if message.engine not in _ENGINES:
-        raise _invalid("backend.engine", "is not an engine that is known here")
-    return Backend(
-        id=backend_id,
+        problems.add("backend.engine", "is not an engine that is known here")
+    if message.health_path and not _HEALTH_PATH.fullmatch(message.health_path):
+        problems.add("backend.health_path", "is not of the form /health")
+    problems.range(message.max_in_flight, "backend.max_in_flight", _MAX_IN_FLIGHT)
+    problems.range(message.requests_per_minute, "backend.requests_per_minute", _MAX_REQUESTS_PER_MINUTE)
+    problems.range(message.tokens_per_minute, "backend.tokens_per_minute", _MAX_TOKENS_PER_MINUTE)
+    backend = Backend(
+        id=problems.id_of(message.name, "backends/", _BACKEND_ID, "backend.name"),
         base_url=message.base_url.rstrip("/"),
         dialect=dialect,
         azure=azure,
         api_version=message.api_version,
-        apis=_apis(message, dialect),
+        apis=_apis(message, dialect, problems),
         key_name=message.key_name,
         returns_token_ids=message.returns_token_ids,
         max_in_flight=message.max_in_flight or _DEFAULT_MAX_IN_FLIGHT,
         draining=message.draining,
-        engine=_ENGINES[message.engine],
+        engine=_ENGINES.get(message.engine, Engine.UNKNOWN),
+        health_path=message.health_path,
         hold_until_s=message.hold_until_time.ToNanoseconds() / _NS_PER_S
         if message.HasField("hold_until_time")
         else 0.0,
     )
+    problems.settle()
+    return backend
 
 
-def _apis(message: backend_pb2.Backend, dialect: Dialect) -> frozenset[ApiName]:
+def _apis(message: backend_pb2.Backend, dialect: Dialect, problems: _Problems) -> frozenset[ApiName]:
     if not message.apis:
         return ANTHROPIC_APIS if dialect is Dialect.ANTHROPIC else OPENAI_APIS
     unknown = [number for number in message.apis if number not in _API_NAMES]
     if unknown:
-        raise _invalid("backend.apis", f"has unknown values: {unknown}")
-    return frozenset(_API_NAMES[number] for number in message.apis)
+        problems.add("backend.apis", f"has unknown values: {unknown}")
+    return frozenset(_API_NAMES[number] for number in message.apis if number in _API_NAMES)
+
+
+class _Problems:
+    """Everything that is wrong with one message, so that its author hears of all at once."""
+
+    def __init__(self) -> None:
+        self._found: list[Violation] = []
+
+    def add(self, field: str, description: str) -> None:
+        self._found.append(Violation(field=field, description=description))
+
+    def id_of(self, name: str, prefix: str, pattern: re.Pattern[str], field: str) -> str:
+        """Takes the id out of a name; empty if it is malformed."""
+        found = name.removeprefix(prefix)
+        if name.startswith(prefix) and pattern.fullmatch(found):
+            return found
+        self.add(field, f"{name[:120]!r} is not of the form {prefix}{{{pattern.pattern}}}")
+        return ""
+
+    def range(self, value: int, field: str, most: int) -> None:
+        """Checks a number whose 0 means unset."""
+        if not 0 <= value <= most:
+            self.add(field, f"must be 1 to {most}, or unset")
+
+    def seconds(self, message: route_pb2.Route, name: str, field: str, most_s: float) -> float | None:
+        """Returns a duration in seconds; None if it is unset."""
+        if not message.HasField(name):  # type: ignore[arg-type]  # one of two names, both of the message
+            return None
+        found_s = float(getattr(message, name).ToNanoseconds() / _NS_PER_S)
+        if not 0 < found_s <= most_s:
+            self.add(field, f"must be over 0 s and at most {most_s:.0f} s")
+        return found_s
+
+    def settle(self) -> None:
+        """Raises ArgumentInvalid if anything is wrong."""
+        if self._found:
+            raise ArgumentInvalid("The request is malformed.", violations=self._found)
 
 
 def parse_route(content: bytes) -> route_pb2.Route:
@@ -173,9 +266,9 @@ def parse_backend(content: bytes) -> backend_pb2.Backend:
 
 
 def _id_of(name: str, prefix: str, pattern: re.Pattern[str], field: str) -> str:
-    found = name.removeprefix(prefix)
-    if not name.startswith(prefix) or not pattern.fullmatch(found):
-        raise _invalid(field, f"{name[:120]!r} is not of the form {prefix}{{{pattern.pattern}}}")
+    problems = _Problems()
+    found = problems.id_of(name, prefix, pattern, field)
+    problems.settle()
     return found
 
 

@@ -20,6 +20,7 @@ class Attribution:
         epoch: fencing epoch of the attempt's lease.
         mode: "train", "validation" or "test".
         expires_s: Unix time after which its key is no longer good.
+        token_budget: how many tokens its calls may use; 0: what the project says.
     """
 
     attempt: str
@@ -27,6 +28,7 @@ class Attribution:
     epoch: int
     mode: str
     expires_s: float = math.inf
+    token_budget: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

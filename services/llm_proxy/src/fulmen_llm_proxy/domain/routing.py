@@ -39,6 +39,8 @@ class Backend:
         returns_token_ids: its answers carry token ids and log-probabilities when asked to.
         max_in_flight: most requests at once from this process; more wait.
         draining: takes no new calls.
+        requests_per_minute: most calls from all processes together; 0: any number.
+        tokens_per_minute: most tokens of calls from all processes together; 0: any number.
         engine: what runs there.
         hold_until_s: until when new calls for it wait in the proxy, seconds since 1970; 0: not held.
     """
@@ -53,6 +55,8 @@ class Backend:
     returns_token_ids: bool = False
     max_in_flight: int = 1024
     draining: bool = False
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
     engine: Engine = Engine.UNKNOWN
     hold_until_s: float = 0.0
 

@@ -45,6 +45,7 @@ def caller_of(token: TokenCaller) -> Caller:
             epoch=token.epoch,
             mode=token.mode,
             expires_s=token.expires_s,
+            token_budget=token.token_budget,
         )
     return Caller(project=token.own_project, attribution=attribution)
 
