@@ -213,7 +213,7 @@ def _model_call(
     record = model_call_pb2.ModelCallRecord(
         model=call.model,
         policy="" if call.target is None else call.target.policy,
-        prompt_token_ids=captured.prompt_ids,
+        prompt_token_ids=choice.prompt_ids or captured.prompt_ids,
         completion_token_ids=choice.token_ids,
         completion_logprobs=choice.logprobs,
         policy_versions=[

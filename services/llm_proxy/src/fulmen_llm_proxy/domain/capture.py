@@ -125,6 +125,7 @@ class CapturedChoice:
         token_ids: little-endian int32 ids of the completion.
         logprobs: little-endian float32 natural-log probabilities, one for each id.
         versions: policy version per token range, covering every id.
+        prompt_ids: little-endian int32 ids of its prompt; empty if the call has one prompt for all choices.
     """
 
     index: int
@@ -132,6 +133,7 @@ class CapturedChoice:
     logprobs: bytes
     finish_reason: str
     versions: tuple[VersionRange, ...]
+    prompt_ids: bytes = b""
 
     @property
     def token_count(self) -> int:
@@ -157,7 +159,10 @@ class _Logprob(msgspec.Struct, gc=False):
 
 
 class _Logprobs(msgspec.Struct):
+    """Of chat completions in `content`, of completions in `token_logprobs`."""
+
     content: list[_Logprob] | None = None
+    token_logprobs: list[float] | None = None
 
 
 _IDS = msgspec.json.Decoder(list[int] | None)
@@ -193,13 +198,13 @@ def decode_capture(collected: Collected, *, default_version: int) -> Captured:
 
 def _decode(collected: Collected, default_version: int, flaws: list[Flaw]) -> Captured:
     prompt_ids = [] if collected.prompt_ids is None else _ids(collected.prompt_ids)
-    if not prompt_ids:
-        flaws.append(Flaw.PROMPT_IDS_MISSING)
     usage = token_counts(collected.usage)
     choices = tuple(
         _decode_choice(index, kept, collected.weight_versions, default_version)
         for index, kept in sorted(collected.choices.items())
     )
+    if not prompt_ids and not (choices and all(choice.prompt_ids for choice in choices)):
+        flaws.append(Flaw.PROMPT_IDS_MISSING)
     flaws += _judge(choices, usage)
     return Captured(prompt_ids=_pack_ids(prompt_ids), choices=choices, usage=usage, flaws=tuple(flaws))
 
@@ -241,7 +246,8 @@ def _decode_choice(
         token_ids += _ids(raw)
     logprobs: list[float] = []
     for raw in kept.logprobs:
-        logprobs += [entry.logprob for entry in _LOGPROBS.decode(raw).content or ()]
+        found = _LOGPROBS.decode(raw)
+        logprobs += found.token_logprobs or [entry.logprob for entry in found.content or ()]
     reported = kept.weight_versions or shared_versions
     versions = () if reported is None else tuple(_VERSIONS.decode(reported))
     if not versions and token_ids:
@@ -252,6 +258,7 @@ def _decode_choice(
         logprobs=struct.pack(f"<{len(logprobs)}f", *logprobs),
         finish_reason=kept.finish_reason or "",
         versions=versions,
+        prompt_ids=b"" if kept.prompt_ids is None else _pack_ids(_ids(kept.prompt_ids)),
     )
 
 

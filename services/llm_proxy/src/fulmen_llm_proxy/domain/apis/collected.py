@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from fulmen_llm_proxy.domain.policy_versions import PolicyChange
+
 Fields = dict[str, msgspec.Raw]
 """The fields of a JSON object, each an undecoded slice."""
 
@@ -21,12 +23,17 @@ class Asked:
 
 @dataclass(slots=True, kw_only=True)
 class CollectedChoice:
-    """The slices of one choice, in the order in which they came."""
+    """The slices of one choice, in the order in which they came.
+
+    Attributes:
+        prompt_ids: of this choice's own prompt, where an API has one for each choice.
+    """
 
     token_ids: list[msgspec.Raw] = field(default_factory=list)
     logprobs: list[msgspec.Raw] = field(default_factory=list)
     finish_reason: str | None = None
     weight_versions: msgspec.Raw | None = None
+    prompt_ids: msgspec.Raw | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,6 +41,8 @@ class Collected:
     """Everything one answer brought, not yet decoded.
 
     Attributes:
+        end_version: the backend's policy version at the end of a whole answer, as the backend says.
+        policy_changes: new policy versions of the call's target while it ran, in order.
         usage: the usage objects of the answer, in order; a later one adds to and corrects an earlier one.
         payloads: JSON documents of the backend without what only the capture asked for: the answer, or each event
             of the stream.
@@ -46,6 +55,8 @@ class Collected:
     prompt_ids: msgspec.Raw | None = None
     usage: list[msgspec.Raw] = field(default_factory=list)
     weight_versions: msgspec.Raw | None = None
+    end_version: msgspec.Raw | None = None
+    policy_changes: list[PolicyChange] = field(default_factory=list)
     choices: dict[int, CollectedChoice] = field(default_factory=dict)
     payloads: list[bytes] = field(default_factory=list)
     complete: bool = False

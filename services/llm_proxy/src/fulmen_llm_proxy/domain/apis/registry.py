@@ -6,8 +6,10 @@ from collections.abc import Mapping
 
 from fulmen_llm_proxy.domain.apis.api import Api, ApiName
 from fulmen_llm_proxy.domain.apis.chat import ChatApi
+from fulmen_llm_proxy.domain.apis.completions import CompletionsApi
+from fulmen_llm_proxy.domain.apis.embeddings import EmbeddingsApi
 
-_ALL: tuple[Api, ...] = (ChatApi(),)
+_ALL: tuple[Api, ...] = (ChatApi(), CompletionsApi(), EmbeddingsApi())
 
 APIS: Mapping[ApiName, Api] = {api.name: api for api in _ALL}
 BY_PATH: Mapping[str, Api] = {f"/v1{api.path}": api for api in _ALL}

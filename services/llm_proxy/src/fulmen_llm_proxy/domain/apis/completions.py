@@ -1,0 +1,114 @@
+"""OpenAI completions: text in, text out, with token ids where the engine returns them.
+
+Invariant: as in chat completions, fields that the proxy does not name pass through byte for byte.
+Unlike there, each choice has its own prompt, since one call may bring several.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from fulmen.errors import ArgumentInvalid
+from fulmen_llm_proxy.domain.apis.api import (
+    TRUE,
+    ApiName,
+    CallRequest,
+    Dialect,
+    encode,
+    read,
+    read_fields,
+    require,
+)
+from fulmen_llm_proxy.domain.apis.chat import with_usage
+from fulmen_llm_proxy.domain.apis.chat_reader import ChatReader
+from fulmen_llm_proxy.domain.apis.collected import Asked, Fields
+from fulmen_llm_proxy.domain.apis.completions_assembly import assemble_completion
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+_MODEL = msgspec.json.Decoder(str)
+_FLAG = msgspec.json.Decoder(bool | None)
+_COUNT = msgspec.json.Decoder(int | None)
+_STREAM_OPTIONS = msgspec.json.Decoder(_StreamOptions | None)
+_CHOSEN_ONLY = msgspec.Raw(b"0")
+"""As `logprobs`: those of the sampled tokens, and no others."""
+
+
+class CompletionsApi:
+    """`POST /v1/completions`."""
+
+    name = ApiName.COMPLETIONS
+    dialect = Dialect.OPENAI
+    path = "/completions"
+    operation = "text_completion"
+    can_capture = True
+
+    def parse(self, body: bytes) -> CallRequest:
+        """Reads a request; see `Api.parse`."""
+        fields = read_fields(body, self.name)
+        require(fields, ("model", "prompt"))
+        options = read(fields, "stream_options", _STREAM_OPTIONS, None)
+        return CallRequest(
+            api=self,
+            model=read(fields, "model", _MODEL, ""),
+            stream=bool(read(fields, "stream", _FLAG, None)),
+            asked=Asked(
+                token_ids=bool(read(fields, "return_token_ids", _FLAG, None)),
+                logprobs=read(fields, "logprobs", _COUNT, None) is not None,
+                stream_usage=bool(options and options.include_usage),
+            ),
+            fields=fields,
+            max_tokens=read(fields, "max_tokens", _COUNT, None),
+        )
+
+    def body(self, fields: Fields, *, stream: bool, capture: bool) -> bytes:
+        """Returns the body for a backend.
+
+        Raises:
+            ArgumentInvalid: if a call that is captured wants its prompt echoed: engines then count the prompt's
+                tokens among the completion's.
+        """
+        if not (capture or stream):
+            return encode(fields)
+        asked = dict(fields)
+        if capture:
+            if read(fields, "echo", _FLAG, None):
+                raise ArgumentInvalid(
+                    "`echo` cannot be used on a trainable model: the answer would not tell prompt from completion."
+                )
+            asked["return_token_ids"] = TRUE
+            if read(fields, "logprobs", _COUNT, None) is None:
+                asked["logprobs"] = _CHOSEN_ONLY
+        if stream:
+            asked["stream_options"] = with_usage(fields.get("stream_options"))
+        return encode(asked)
+
+    def reader(self, asked: Asked) -> CompletionsReader:
+        """Returns a new reader."""
+        return CompletionsReader(asked)
+
+    def assemble(self, payloads: list[bytes]) -> bytes:
+        """Returns the `text_completion` object of a stream's events."""
+        return assemble_completion(payloads)
+
+
+class CompletionsReader(ChatReader):
+    """Takes the capture out of an answer: that of chat, and the prompt's token ids of each choice."""
+
+    __slots__ = ()
+
+    def _take_choice(self, choice: Fields) -> bool:
+        touched = super()._take_choice(choice)
+        prompt_ids = choice.get("prompt_token_ids")
+        if prompt_ids is None:
+            return touched
+        if bytes(prompt_ids) != b"null":
+            raw_index = choice.get("index")
+            self.collected.choice(0 if raw_index is None else int(bytes(raw_index))).prompt_ids = prompt_ids
+        if not self._asked.token_ids:
+            del choice["prompt_token_ids"]
+            touched = True
+        return touched
