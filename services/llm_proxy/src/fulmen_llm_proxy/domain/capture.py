@@ -14,7 +14,8 @@ from enum import StrEnum
 
 import msgspec
 
-from fulmen_llm_proxy.domain.apis.collected import Collected, CollectedChoice
+from fulmen_llm_proxy.domain.apis.collected import Collected
+from fulmen_llm_proxy.domain.policy_versions import VersionRange, observed_versions, spanned_versions
 
 
 class Flaw(StrEnum):
@@ -31,6 +32,7 @@ class Flaw(StrEnum):
     USAGE_MISMATCH = "usage_mismatch"
     FINISH_REASON_MISSING = "finish_reason_missing"
     VERSIONS_INVALID = "policy_versions_invalid"
+    VERSION_CHANGED = "policy_version_changed"
 
 
 class _Details(msgspec.Struct):
@@ -109,14 +111,6 @@ def _counts(usage: Usage) -> TokenCounts:
     )
 
 
-class VersionRange(msgspec.Struct, frozen=True):
-    """The policy version that sampled the completion tokens `start` (included) to `end` (not)."""
-
-    version: int
-    start: int
-    end: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapturedChoice:
     """One choice of an answer, packed.
@@ -169,6 +163,7 @@ _IDS = msgspec.json.Decoder(list[int] | None)
 _LOGPROBS = msgspec.json.Decoder(_Logprobs)
 _USAGE = msgspec.json.Decoder(Usage)
 _RAW_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_VERSION = msgspec.json.Decoder(int, strict=False)
 _VERSIONS = msgspec.json.Decoder(list[VersionRange], strict=False)
 """Not strict: some engines report the version as a string of digits."""
 
@@ -178,7 +173,8 @@ def decode_capture(collected: Collected, *, default_version: int) -> Captured:
 
     Args:
         collected: the slices of the answer.
-        default_version: policy version of the route's target, for backends that report none.
+        default_version: policy version of the route's target when the call was sent, for backends that report
+            none.
     """
     flaws: list[Flaw] = []
     if not collected.complete:
@@ -199,10 +195,10 @@ def decode_capture(collected: Collected, *, default_version: int) -> Captured:
 def _decode(collected: Collected, default_version: int, flaws: list[Flaw]) -> Captured:
     prompt_ids = [] if collected.prompt_ids is None else _ids(collected.prompt_ids)
     usage = token_counts(collected.usage)
-    choices = tuple(
-        _decode_choice(index, kept, collected.weight_versions, default_version)
-        for index, kept in sorted(collected.choices.items())
-    )
+    spanned = () if collected.streamed else _versions_spanned(collected, default_version)
+    choices = tuple(_decode_choice(index, collected, default_version, spanned) for index in sorted(collected.choices))
+    if spanned and not all(_reported(collected, index) for index in collected.choices):
+        flaws.append(Flaw.VERSION_CHANGED)
     if not prompt_ids and not (choices and all(choice.prompt_ids for choice in choices)):
         flaws.append(Flaw.PROMPT_IDS_MISSING)
     flaws += _judge(choices, usage)
@@ -238,20 +234,38 @@ def _covers(ranges: tuple[VersionRange, ...], token_count: int) -> bool:
     return reached == token_count
 
 
+def _reported(collected: Collected, index: int) -> msgspec.Raw | None:
+    """Returns the versions of one choice as the backend says."""
+    return collected.choices[index].weight_versions or collected.weight_versions
+
+
+def _versions_spanned(collected: Collected, default_version: int) -> tuple[int, ...]:
+    """Returns the versions in force while a whole answer was made; empty if there was but one."""
+    versions = [default_version, *(change.version for change in collected.policy_changes)]
+    if collected.end_version is not None:
+        end_version = _VERSION.decode(collected.end_version)
+        if end_version != versions[-1]:
+            versions.append(end_version)
+    return tuple(versions) if len(versions) > 1 else ()
+
+
 def _decode_choice(
-    index: int, kept: CollectedChoice, shared_versions: msgspec.Raw | None, default_version: int
+    index: int, collected: Collected, default_version: int, spanned: tuple[int, ...]
 ) -> CapturedChoice:
-    token_ids: list[int] = []
-    for raw in kept.token_ids:
-        token_ids += _ids(raw)
+    kept = collected.choices[index]
+    pieces = [_ids(raw) for raw in kept.token_ids]
+    token_ids = pieces[0] if len(pieces) == 1 else [token_id for piece in pieces for token_id in piece]
     logprobs: list[float] = []
     for raw in kept.logprobs:
         found = _LOGPROBS.decode(raw)
         logprobs += found.token_logprobs or [entry.logprob for entry in found.content or ()]
-    reported = kept.weight_versions or shared_versions
+    reported = _reported(collected, index)
     versions = () if reported is None else tuple(_VERSIONS.decode(reported))
-    if not versions and token_ids:
-        versions = (VersionRange(version=default_version, start=0, end=len(token_ids)),)
+    if not versions and spanned:
+        versions = spanned_versions(len(token_ids), spanned)
+    elif not versions and token_ids:
+        lengths = [len(piece) for piece in pieces]
+        versions = observed_versions(index, lengths, default_version, collected.policy_changes)
     return CapturedChoice(
         index=index,
         token_ids=_pack_ids(token_ids),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from fulmen.errors import Unavailable
 from fulmen_llm_proxy.domain.routing import RoutingTable
@@ -15,11 +16,18 @@ class TableHolder:
         self.current = RoutingTable()
         self.is_loaded = False
         self._changed = asyncio.Event()
+        self._followers: list[Callable[[RoutingTable], None]] = []
+
+    def follow(self, follower: Callable[[RoutingTable], None]) -> None:
+        """Lets a function see every table at the moment at which it comes in force; it must not wait."""
+        self._followers.append(follower)
 
     def swap(self, table: RoutingTable) -> None:
-        """Puts a new table in force and wakes all who wait."""
+        """Puts a new table in force, tells the followers and wakes all who wait."""
         self.current = table
         self.is_loaded = True
+        for follower in self._followers:
+            follower(table)
         self._changed.set()
         self._changed = asyncio.Event()
 

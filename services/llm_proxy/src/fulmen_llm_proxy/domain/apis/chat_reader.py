@@ -7,6 +7,8 @@ outlines: token ids and log-probabilities stay slices of the answer until the ag
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from fulmen_llm_proxy.domain.apis.api import NULL, decode_fields, encode
@@ -16,6 +18,7 @@ from fulmen_llm_proxy.domain.sse import DONE, encode_event, event_data
 _CHOICES = msgspec.json.Decoder(list[Fields])
 _INDEX = msgspec.json.Decoder(int)
 _FINISH = msgspec.json.Decoder(str | None)
+_DIGITS = re.compile(rb'"\d{1,18}"')
 
 
 class ChatReader:
@@ -96,9 +99,19 @@ class ChatReader:
         versions = fields.get("weight_versions")
         if versions is not None and bytes(versions) != b"null":
             collected.weight_versions = versions
+        metadata = fields.get("metadata")
+        if metadata is not None:
+            self._take_metadata(metadata)
         if "error" in fields:
             collected.error = True
         return changed
+
+    def _take_metadata(self, metadata: msgspec.Raw) -> None:
+        """Takes the version at the end of the answer, which SGLang tells as a string of the trainer's choice."""
+        if bytes(metadata) != b"null":
+            version = decode_fields(metadata).get("weight_version")
+            if version is not None and _DIGITS.fullmatch(bytes(version)):
+                self.collected.end_version = version
 
     def _take_choice(self, choice: Fields) -> bool:
         raw_index = choice.get("index")
@@ -109,6 +122,13 @@ class ChatReader:
             kept.token_ids.append(token_ids)
             if not self._asked.token_ids:
                 del choice["token_ids"]
+                touched = True
+        prompt_ids = choice.get("prompt_token_ids")
+        if prompt_ids is not None:
+            if bytes(prompt_ids) != b"null":
+                kept.prompt_ids = prompt_ids
+            if not self._asked.token_ids:
+                del choice["prompt_token_ids"]
                 touched = True
         logprobs = choice.get("logprobs")
         if logprobs is not None and bytes(logprobs) != b"null":
