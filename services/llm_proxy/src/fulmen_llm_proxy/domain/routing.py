@@ -152,6 +152,14 @@ class RoutingTable:
             target = _rendezvous(well or known, affinity)
         return Choice(route=route, target=target, backend=self.backends[target.backend_id])
 
+    def version_of(self, model: str, target: Target) -> int | None:
+        """Returns the policy version that a route's target has now; None if the route has no such target."""
+        route = self.routes.get(model)
+        for held in route.targets if route is not None else ():
+            if (held.backend_id, held.model, held.policy) == (target.backend_id, target.model, target.policy):
+                return held.policy_version
+        return None
+
     def _takes_calls(self, backend_id: str) -> bool:
         backend = self.backends.get(backend_id)
         return backend is not None and not backend.draining
