@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fulmen.errors import BackendUnavailable, Code, FulmenError
+import math
+
+from fulmen.errors import BackendUnavailable, Code, FulmenError, ModelLimitExceeded
 from fulmen_llm_proxy.calls.sink import Header
 from fulmen_llm_proxy.domain.apis.errors import CallError
 
@@ -25,6 +27,8 @@ _STATUS = {
     Code.DEADLINE_EXCEEDED: 504,
 }
 _BACKEND_FAILED = 502
+_TOO_MANY = 429
+_NOT_SERVED = 501
 
 
 class Refused(Exception):
@@ -46,6 +50,8 @@ def status_of(error: FulmenError | Refused) -> int:
     """Returns the HTTP status of an error."""
     if isinstance(error, Refused):
         return error.status
+    if isinstance(error, ModelLimitExceeded):
+        return _TOO_MANY
     return _BACKEND_FAILED if isinstance(error, BackendUnavailable) else _STATUS[error.code]
 
 
@@ -55,8 +61,11 @@ def code_of(error: FulmenError | Refused) -> str:
 
 
 def is_infrastructure(status: int) -> bool:
-    """Tells whether a call that ended with this status failed for a reason that is not the agent's."""
-    return status >= 500 or status == 429
+    """Tells whether a call that ended with this status failed for a reason that is not the agent's.
+
+    An API that the backend does not have (501) is no passing fault: another try would end the same.
+    """
+    return (status >= 500 and status != _NOT_SERVED) or status == 429
 
 
 def call_error(error: FulmenError | Refused) -> CallError:
@@ -70,8 +79,9 @@ def headers_of(error: FulmenError | Refused) -> list[Header]:
     told = call_error(error)
     extra: list[Header] = [(SOURCE_HEADER, told.source.encode())]
     if told.status in (429, 503):
-        wait_s = error.retry_after_s if isinstance(error, Refused) else None
-        extra.append((b"retry-after", b"%d" % max(1, round(wait_s or RETRY_AFTER_S))))
+        extra.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s or RETRY_AFTER_S))))
+    if told.status == _NOT_SERVED:
+        extra.append((b"x-should-retry", b"false"))  # the vendors' clients send a 5xx again unless told not to
     if told.status in (408, 413):
         # The rest of the body is not read: the connection cannot be used again.
         extra.append((b"connection", b"close"))

@@ -8,9 +8,10 @@ from itertools import pairwise
 
 import msgspec
 
-from fulmen.errors import ArgumentInvalid
+from fulmen.errors import NotYetServed
 from fulmen_llm_proxy.domain.apis.api import (
     EVERYTHING,
+    GENERATING,
     AnswerReader,
     Api,
     CallRequest,
@@ -65,7 +66,8 @@ def plan_exchange(
         attributed: the call belongs to an attempt.
 
     Raises:
-        ArgumentInvalid: if the backend serves no API that can say what the request says.
+        NotYetServed: if the backend serves no API that can stand in for the caller's.
+        ArgumentInvalid: if the one that can cannot say what this request says.
     """
     backend, target = choice.backend, choice.target
     wanted = attributed and bool(target.policy) and backend.returns_token_ids
@@ -74,12 +76,13 @@ def plan_exchange(
     if steps is None:
         steps = way(request.api.name, backend.apis)
     if steps is None:
-        raise ArgumentInvalid(
+        raise NotYetServed(
             f"The backend of the model '{request.model}' does not serve {request.api.name}, and what it serves "
             f"({', '.join(sorted(backend.apis))}) cannot stand in for it.",
         )
     api = APIS[steps[-1]]
-    fields = routed_fields(request.fields, model=target.model, asked_model=request.model, overrides=overrides)
+    set_by_route = overrides if request.api.name in GENERATING else {}
+    fields = routed_fields(request.fields, model=target.model, asked_model=request.model, overrides=set_by_route)
     reader: AnswerReader
     if len(steps) == 1:
         asked = request.asked if captured else replace(EVERYTHING, stream_usage=request.asked.stream_usage)

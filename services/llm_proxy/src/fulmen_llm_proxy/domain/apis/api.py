@@ -38,6 +38,10 @@ class ApiName(StrEnum):
     COUNT_TOKENS = "count_tokens"
 
 
+GENERATING = frozenset({ApiName.CHAT, ApiName.COMPLETIONS, ApiName.RESPONSES, ApiName.MESSAGES})
+"""The APIs whose answers are sampled. Calls of the others are recorded as spans alone, and routes set nothing in them."""
+
+
 class Dialect(StrEnum):
     """Whose wording of errors, and whose headers, an API uses."""
 

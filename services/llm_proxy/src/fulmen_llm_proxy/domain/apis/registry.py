@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from fulmen_llm_proxy.domain.apis.api import Api, ApiName
 from fulmen_llm_proxy.domain.apis.chat import ChatApi
 from fulmen_llm_proxy.domain.apis.completions import CompletionsApi
+from fulmen_llm_proxy.domain.apis.count_tokens import CountTokensApi
 from fulmen_llm_proxy.domain.apis.embeddings import EmbeddingsApi
+from fulmen_llm_proxy.domain.apis.messages import MessagesApi
 
-_ALL: tuple[Api, ...] = (ChatApi(), CompletionsApi(), EmbeddingsApi())
+_ALL: tuple[Api, ...] = (ChatApi(), CompletionsApi(), EmbeddingsApi(), MessagesApi(), CountTokensApi())
 
 APIS: Mapping[ApiName, Api] = {api.name: api for api in _ALL}
 BY_PATH: Mapping[str, Api] = {f"/v1{api.path}": api for api in _ALL}
