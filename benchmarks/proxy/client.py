@@ -62,6 +62,7 @@ class Outcome:
 
     Attributes:
         retried: calls that broke with their connection and were made again, elsewhere.
+        connections: how many were opened.
         errors: what else went wrong, by kind.
         first: from the request to the first token of a stream, or the first byte of a whole answer.
     """
@@ -70,6 +71,7 @@ class Outcome:
     seconds: float = 0.0
     cpu_s: float = 0.0
     retried: int = 0
+    connections: int = 0
     errors: dict[str, int] = field(default_factory=dict)
     examples: dict[str, str] = field(default_factory=dict)
     p50_ms: float = 0.0
@@ -94,6 +96,7 @@ class Connection(asyncio.Protocol):
         self.first_at = 0.0
         self.open = True
         self._stream = False
+        self._keep_alive = True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keeps the connection."""
@@ -122,6 +125,8 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """Ends the call."""
+        # Known here only: the parser forgets how an answer was framed as soon as it is over.
+        self._keep_alive = self._parser.should_keep_alive()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -138,9 +143,8 @@ class Connection(asyncio.Protocol):
         self._transport.write(request)
         await self._waiter
         status = self._parser.get_status_code()
-        if not self._parser.should_keep_alive():
+        if not self._keep_alive:
             self.close()
-        # A parser is good for one answer after another on the same connection.
         return status, b"".join(self.parts)
 
     def close(self) -> None:
@@ -172,6 +176,7 @@ class Load:
         self._errors: Counter[str] = Counter()
         self._examples: dict[str, str] = {}
         self._retried = 0
+        self._connections = 0
         self._finished = 0
         self._requests: dict[tuple[str, str], bytes] = {}
         self._stop_at = time.perf_counter() + job.soft_s if job.soft_s else float("inf")
@@ -191,6 +196,7 @@ class Load:
             seconds=time.perf_counter() - began,
             cpu_s=time.process_time() - cpu,
             retried=self._retried,
+            connections=self._connections,
             errors=dict(self._errors),
             examples=self._examples,
             p50_ms=_share(ends, 0.5),
@@ -232,6 +238,7 @@ class Load:
     async def _connect(self, replica: int) -> Connection:
         host, _, port = self._job.addresses[replica % len(self._job.addresses)].partition(":")
         async with asyncio.timeout(_CONNECT_S):
+            self._connections += 1
             _, connection = await asyncio.get_running_loop().create_connection(Connection, host, int(port))
         return connection
 
