@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Final, Protocol
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fulmen_service_kit.errors import StartupError
 from fulmen_service_kit.http_wire import Receive, Scope, Send
@@ -16,6 +18,30 @@ from fulmen_service_kit.http_wire import Receive, Scope, Send
 _BACKLOG = 4096
 _KEEP_ALIVE_S = 75
 _SHARE_OF_GRACE = 0.8
+_LINGER_S = 1.0
+
+MAX_HEAD_BYTES: Final = 64 * 1024
+MAX_HEADERS: Final = 128
+MAX_URL_BYTES: Final = 8 * 1024
+HEAD_LIMIT_S = 30.0
+"""How long a connection may take for the head of a request, once it is open or has sent its first byte."""
+
+
+def _refusal(status: bytes, code: str, message: str) -> bytes:
+    # With `type` at the top, it is an error to clients of either vendor's API.
+    error = {"type": "invalid_request_error", "code": code, "message": message, "param": None}
+    body = json.dumps({"type": "error", "error": error}).encode()
+    head = b"HTTP/1.1 %b\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    return head % (status, len(body)) + body
+
+
+_URL_TOO_LONG: Final = _refusal(b"414 URI Too Long", "url_too_long", f"The URL is over {MAX_URL_BYTES} bytes.")
+_HEAD_TOO_LARGE: Final = _refusal(
+    b"431 Request Header Fields Too Large",
+    "headers_too_large",
+    f"The headers are over {MAX_HEAD_BYTES} bytes, or more than {MAX_HEADERS}.",
+)
+_HEAD_TOO_LATE: Final = _refusal(b"408 Request Timeout", "request_timeout", "The request did not arrive in time.")
 
 
 class Door(Protocol):
@@ -36,7 +62,7 @@ class HttpServer:
         self._listener = listener
         config = uvicorn.Config(
             door,
-            http="httptools",
+            http=BoundedHttpProtocol,
             ws="none",
             lifespan="off",
             access_log=False,
@@ -78,6 +104,97 @@ class HttpServer:
         self._door.draining = True
         self._server.should_exit = True
         await self._stopped.wait()
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, with bounds on the head of a request: the parser by itself would collect it without end.
+
+    A request over them is answered 414 or 431, one that does not arrive in time 408; then its connection is closed.
+    """
+
+    _in_body = False
+    _in_head = False
+    _head_bytes = 0
+    _refusal = b""
+    _refused = False
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
+        """Awaits the first request."""
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Awaits nothing any more."""
+        self._forget_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parses what came, and counts it while no body is on its way."""
+        if self._refused:
+            return
+        if not self._in_body:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._in_head and not self._refused:
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse(_HEAD_TOO_LARGE)
+            elif self._head_timer is None:
+                self._await_head()
+
+    def on_message_begin(self) -> None:
+        """Notes that the first byte of a request has come."""
+        self._in_head = True
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """Checks the head before anything is made of it.
+
+        Raises:
+            ValueError: if it is over a bound; the parser stops, and `send_400_response` says why.
+        """
+        if len(self.url) > MAX_URL_BYTES:
+            self._refusal = _URL_TOO_LONG
+        elif len(self.headers) > MAX_HEADERS or (self._head_bytes > MAX_HEAD_BYTES and self._size() > MAX_HEAD_BYTES):
+            self._refusal = _HEAD_TOO_LARGE
+        if self._refusal:
+            raise ValueError("the head of the request is too large")
+        self._forget_timer()
+        self._in_head, self._in_body = False, True
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Begins to count anew."""
+        self._in_body, self._head_bytes = False, 0
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers what the parser cannot go on with."""
+        if self._refusal:
+            self._refuse(self._refusal)
+        else:
+            super().send_400_response(msg)
+
+    def _size(self) -> int:
+        # The chunk that brought the end of the head may have brought much of the body too.
+        return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+
+    def _await_head(self) -> None:
+        self._head_timer = self.loop.call_later(HEAD_LIMIT_S, self._refuse, _HEAD_TOO_LATE)
+
+    def _forget_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _refuse(self, answer: bytes) -> None:
+        # A connection that is closed while its peer still sends is reset, and the peer never sees the answer.
+        self._forget_timer()
+        self._refused = True
+        self.transport.write(answer)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.loop.call_later(_LINGER_S, self.transport.close)
 
 
 class _EmbeddedServer(uvicorn.Server):
