@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -14,6 +14,7 @@ from fulmen.errors import BackendUnavailable
 from fulmen_llm_proxy.clients.backend_hold import BackendHold
 from fulmen_llm_proxy.domain.apis.api import Dialect
 from fulmen_llm_proxy.domain.backend_state import BackendState, BackendStates
+from fulmen_llm_proxy.domain.headers import Header, of_dialect, to_caller
 from fulmen_llm_proxy.domain.retry import RetryPolicy
 from fulmen_llm_proxy.domain.routing import Backend
 
@@ -22,6 +23,7 @@ KEEP_ALIVE_S = 4.0
 
 _ANTHROPIC_VERSION = "2023-06-01"
 STATUS_OVERLOADED = 503
+_JSON = "application/json"
 _MAX_RETRY_AFTER_S = 30.0
 
 
@@ -46,12 +48,14 @@ class Dispatch:
 class BackendAnswer:
     """The answer of a backend: whole in `body`, or `body` is its first piece and more follows.
 
-    `close` must be called; before the end of a stream it aborts the backend's work.
+    `headers` are those that the caller may see. `close` must be called; before the end of a stream it aborts the
+    backend's work.
     """
 
     status: int
     content_type: bytes
     retry_after: str
+    headers: Sequence[Header]
     body: bytes
     _response: aiohttp.ClientResponse | None
     _state: BackendState | None
@@ -197,7 +201,9 @@ class BackendClient:
             _address(dispatch), data=dispatch.body, headers=self._headers(dispatch), allow_redirects=False
         )
         try:
-            content_type = response.headers.get("Content-Type", "application/json")
+            content_type = response.headers.get("Content-Type", _JSON)
+            if not content_type.isascii():
+                content_type = _JSON
             stream = dispatch.stream and content_type.startswith("text/event-stream")
             if stream:
                 body = await response.content.readany()
@@ -213,6 +219,7 @@ class BackendClient:
             status=response.status,
             content_type=content_type.encode("latin-1"),
             retry_after=response.headers.get("Retry-After", ""),
+            headers=to_caller(response.raw_headers),
             body=body,
             _response=response,
             _state=state,
@@ -237,7 +244,7 @@ class BackendClient:
 
     def _headers(self, dispatch: Dispatch) -> dict[str, str]:
         backend = dispatch.backend
-        headers = dict(dispatch.headers)
+        headers = of_dialect(dispatch.headers, backend.dialect)
         if backend.dialect is Dialect.ANTHROPIC:
             headers.setdefault("anthropic-version", backend.api_version or _ANTHROPIC_VERSION)
         if backend.key_name:

@@ -16,6 +16,7 @@ from fulmen_llm_proxy.domain.apis.api import Api, Dialect
 from fulmen_llm_proxy.domain.apis.errors import error_document
 from fulmen_llm_proxy.domain.apis.registry import BY_PATH
 from fulmen_llm_proxy.domain.call import CallHead
+from fulmen_llm_proxy.domain.headers import to_backend
 from fulmen_llm_proxy.domain.table import TableHolder
 from fulmen_llm_proxy.transport.http.auth import HttpAuthenticator, caller_of
 from fulmen_llm_proxy.transport.http.http_sink import HttpSink
@@ -123,13 +124,13 @@ class Door:
 
 
 def _head(scope: Scope) -> CallHead:
-    trace_parent = header(scope, b"traceparent").decode("latin-1")
+    pass_on = to_backend(scope["headers"])
     resent = header(scope, _RESEND_HEADER)
     return CallHead(
-        trace_parent=trace_parent,
+        trace_parent=pass_on.get("traceparent", ""),
         agent_name=header(scope, _AGENT_HEADER).decode("latin-1")[:100],
         resend_count=int(resent) if resent.isdigit() and len(resent) < 4 else 0,
-        pass_on={"traceparent": trace_parent} if trace_parent else {},
+        pass_on=pass_on,
     )
 
 
