@@ -59,17 +59,24 @@ class ChatReader:
         collected = self.collected
         try:
             fields = decode_fields(data)
+            usages = len(collected.usage)
             changed = self._take_top_level(fields, hide_usage=chunk and not self._asked.stream_usage)
             raw_choices = fields.get("choices")
             choices = [] if raw_choices is None else _CHOICES.decode(raw_choices)
             touched = False
             for choice in choices:
                 touched |= self._take_choice(choice)
-        except msgspec.DecodeError:
+        except ValueError:  # not JSON, not UTF-8, or of other types
             collected.malformed = True
             collected.payloads.append(data)
             return None
-        if chunk and changed and raw_choices is not None and not choices:
+        if (
+            chunk
+            and "usage" not in fields
+            and len(collected.usage) > usages
+            and raw_choices is not None
+            and not choices
+        ):
             return b""  # the chunk that only brings the usage, which the agent did not ask for
         if not (changed or touched):
             collected.payloads.append(data)
