@@ -95,7 +95,6 @@ class Connection(asyncio.Protocol):
         self.parts: list[bytes] = []
         self.first_at = 0.0
         self.open = True
-        self._keep_alive = True
         self._stream = False
         self._keep_alive = True
 
