@@ -12,8 +12,10 @@ from fulmen_llm_proxy.domain.call import Attribution, FinishedCall
 from fulmen_llm_proxy.domain.capture_queue import CaptureQueue
 from fulmen_llm_proxy.domain.ledger import AttemptLedger
 from fulmen_llm_proxy.domain.retry import RetryPolicy
+from fulmen_llm_proxy.domain.trace import place_of
 
 DEADLINE_S = 10
+ATTEMPT = "rollouts/0190a0b0-0000-7000-8000-000000000000/attempts/1"
 
 
 class Clock:
@@ -30,6 +32,7 @@ def call(size_bytes: int) -> FinishedCall:
         api=ChatApi(),
         model="m",
         target=None,
+        backend=None,
         stream=False,
         fields={},
         collected=None,
@@ -40,7 +43,7 @@ def call(size_bytes: int) -> FinishedCall:
         end_ns=1,
         first_byte_s=None,
         resend_count=0,
-        trace_parent="",
+        place=place_of("", ATTEMPT),
         agent_name="",
         size_bytes=size_bytes,
     )

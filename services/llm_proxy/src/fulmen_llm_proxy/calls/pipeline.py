@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-import msgspec
 
 from fulmen.errors import BackendUnavailable, Draining, FulmenError
 from fulmen_llm_proxy.calls.attempt_hold import AttemptHold
@@ -35,6 +34,7 @@ from fulmen_llm_proxy.domain.ledger import AttemptLedger
 from fulmen_llm_proxy.domain.routing import Choice
 from fulmen_llm_proxy.domain.sse import EventSplitter
 from fulmen_llm_proxy.domain.table import TableHolder
+from fulmen_llm_proxy.domain.trace import SpanPlace, place_of
 from fulmen_llm_proxy.metrics import Metrics
 from fulmen_service_kit.http_wire import JSON_TYPE, CallerGone
 
@@ -54,6 +54,8 @@ class _Call:
     start_ns: int
     started: float
     size_bytes: int
+    place: SpanPlace | None
+    headers: Mapping[str, str]
     choice: Choice | None = None
     exchange: Exchange | None = None
     answered: bool = False
@@ -136,6 +138,7 @@ class CallPipeline:
                 self._ledger.begin(attribution.attempt)
                 self._ledger.end(attribution.attempt, recorded=False, infra_failure=True)
             raise
+        place = None if attribution is None else place_of(head.trace_parent, attribution.attempt)
         return _Call(
             request=request,
             caller=caller,
@@ -145,6 +148,9 @@ class CallPipeline:
             start_ns=time.time_ns(),
             started=time.perf_counter(),
             size_bytes=len(body),
+            place=place,
+            # A call that is not recorded has no span: what the backend does then belongs to the caller's.
+            headers=head.pass_on if place is None else {**head.pass_on, "traceparent": place.header},
         )
 
     def _plan(self, call: _Call) -> Dispatch:
@@ -165,7 +171,7 @@ class CallPipeline:
             model=choice.target.model,
             body=exchange.body,
             stream=call.request.stream,
-            headers=call.head.pass_on,
+            headers=call.headers,
         )
 
     async def _answer(self, call: _Call, sink: Sink) -> None:
@@ -223,7 +229,7 @@ class CallPipeline:
             collected = call.exchange.reader.collected
             try:
                 call.counts = token_counts(collected.usage)
-            except msgspec.DecodeError:
+            except ValueError:  # not JSON, or not UTF-8
                 collected.malformed = True
         call.permit.close(call.counts)
         metrics = self._metrics
@@ -233,7 +239,7 @@ class CallPipeline:
         if call.first_byte_s is not None:
             metrics.first_byte_seconds.observe(call.first_byte_s)
         attribution = call.caller.attribution
-        if attribution is None:
+        if attribution is None or call.place is None:
             return
         exchange = call.exchange
         self._queue.put(
@@ -242,6 +248,7 @@ class CallPipeline:
                 api=call.request.api if exchange is None else exchange.api,
                 model=call.request.model,
                 target=None if call.choice is None else call.choice.target,
+                backend=None if call.choice is None else call.choice.backend,
                 stream=call.request.stream,
                 fields={} if exchange is None else exchange.fields,
                 collected=collected,
@@ -252,7 +259,7 @@ class CallPipeline:
                 end_ns=call.start_ns + int(elapsed_s * 1e9),
                 first_byte_s=call.first_byte_s,
                 resend_count=call.head.resend_count,
-                trace_parent=call.head.trace_parent,
+                place=call.place,
                 agent_name=call.head.agent_name,
                 size_bytes=call.size_bytes,
             )

@@ -1,28 +1,30 @@
-"""A finished call as the store keeps it: a slim OpenTelemetry GenAI span and a packed record.
+"""A finished call as the store keeps it: a slim OpenTelemetry span and a packed record beside it.
 
-Source: OpenTelemetry semantic conventions for generative AI (status: development), whose attribute
-names are pinned here; the record is `fulmen.type.v1.ModelCallRecord`.
+The record is `fulmen.type.v1.ModelCallRecord`; the span is made in `call_span`.
 """
 
 from __future__ import annotations
 
 import os
-import re
+import struct
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
+import structlog
 import zstandard
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
-from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from fulmen.ids import parse_attempt_name, uuid7
-from fulmen.model_call import CLIENT_GONE_ATTRIBUTE, RESEND_COUNT_ATTRIBUTE
+from fulmen.ids import uuid7
 from fulmen.store.v1 import span_pb2
 from fulmen.type.v1 import model_call_pb2
-from fulmen_llm_proxy.domain.call import CALLER_GONE, FinishedCall
+from fulmen_llm_proxy.clients.call_span import Sampling, number, sampling_of, span_of
+from fulmen_llm_proxy.domain.apis.api import GENERATING
+from fulmen_llm_proxy.domain.apis.collected import Collected
+from fulmen_llm_proxy.domain.call import FinishedCall
 from fulmen_llm_proxy.domain.capture import Captured, CapturedChoice, decode_capture
 from fulmen_llm_proxy.domain.packed import PackedCalls
 
@@ -34,21 +36,15 @@ _COMPRESS_FROM_BYTES = 2048
 _MAX_SPANS = 4096
 _OUTLINE_BYTES = 64
 """Of a span's record beyond its own bytes: tags, lengths, the scope's name."""
-_TRACE_PARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 _TOKEN_IDS_NOT_ASKED = "backend_returns_no_token_ids"  # noqa: S105 - tokens of a model
 
 
-class _Sampling(msgspec.Struct):
-    temperature: float | None = None
-    top_p: float | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    seed: int | None = None
+_STRANGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, struct.error)
+"""What code that takes somebody else's JSON apart raises on what nobody thought of."""
 
-
+_MALFORMED = Collected(malformed=True, complete=True)
 _ENCODER = msgspec.json.Encoder()
-_SAMPLING = msgspec.json.Decoder(_Sampling)
-_NO_SAMPLING = _Sampling()
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,21 +67,34 @@ class SpanCodec:
 
     def __init__(self, *, instance_id: str) -> None:
         resource = Resource(
-            attributes=[_text("service.name", "fulmen-llm-proxy"), _text("service.instance.id", instance_id)]
+            attributes=[
+                KeyValue(key=key, value=AnyValue(string_value=value))
+                for key, value in (("service.name", "fulmen-llm-proxy"), ("service.instance.id", instance_id))
+            ]
         )
         self._resource = resource.SerializeToString()
         self._compressor = zstandard.ZstdCompressor(level=1)
         self._last_id = 0
 
     def encode(self, call: FinishedCall) -> EncodedCall:
-        """Encodes one call: a span for each choice of its answer, a single one without an answer."""
-        trainable = call.target is not None and bool(call.target.policy)
+        """Encodes one call: a span for each choice of its answer, a single one without an answer.
+
+        A call that cannot be encoded, whatever the reason, is recorded as malformed: it must not hold up the others.
+        """
+        try:
+            return self._encode(call)
+        except _STRANGE as error:
+            _log.error("call_not_encoded", attempt=call.attribution.attempt, error=type(error).__name__)
+            return self._encode(replace(call, fields={}, collected=_MALFORMED if call.collected else None))
+
+    def _encode(self, call: FinishedCall) -> EncodedCall:
+        trainable = call.target is not None and bool(call.target.policy) and call.api.name in GENERATING
         captured = None
         if call.collected is not None:
             version = 0 if call.target is None else call.target.policy_version
             captured = decode_capture(call.collected, default_version=version)
-        sampling = _sampling(call)
-        span = _span(call, captured, sampling)
+        sampling = sampling_of(call.fields)
+        span = span_of(call, captured, sampling)
         if captured is None or not trainable:
             spans = [self._record(span, b"")]
             usable = True
@@ -129,17 +138,23 @@ class SpanCodec:
                 )
                 full = size_bytes + record_bytes > MAX_PAYLOAD_BYTES or len(records) == _MAX_SPANS
                 if records and (full or call.trainable != trainable):
-                    yield self._chunk(attempt, records, ended, times)
+                    yield self._chunk(attempt, records, ended, times, trainable=trainable)
                     records, ended, times, size_bytes = [], [], [], 0
                 trainable = call.trainable
                 records.append(record)
                 size_bytes += record_bytes
                 times += (call.start_ns, call.end_ns)
             ended.append(call)
-        yield self._chunk(attempt, records, ended, times)
+        yield self._chunk(attempt, records, ended, times, trainable=trainable)
 
     def _chunk(
-        self, attempt: str, records: list[span_pb2.SpanRecord], ended: list[EncodedCall], times: list[int]
+        self,
+        attempt: str,
+        records: list[span_pb2.SpanRecord],
+        ended: list[EncodedCall],
+        times: list[int],
+        *,
+        trainable: bool,
     ) -> PackedCalls:
         payload = span_pb2.SpanBatch(spans=records).SerializeToString()
         codec = span_pb2.SPAN_CODEC_IDENTITY
@@ -165,7 +180,7 @@ class SpanCodec:
             captured=sum(call.captured for call in ended),
             prompt_tokens=sum(call.prompt_tokens for call in ended),
             completion_tokens=sum(call.completion_tokens for call in ended),
-            trainable=any(call.trainable for call in ended),
+            trainable=trainable,
         )
 
     def _record(self, span: Span, model_call: bytes) -> span_pb2.SpanRecord:
@@ -174,7 +189,7 @@ class SpanCodec:
         )
 
     def _with_records(
-        self, call: FinishedCall, span: Span, captured: Captured, sampling: _Sampling, flaws: str
+        self, call: FinishedCall, span: Span, captured: Captured, sampling: Sampling, flaws: str
     ) -> list[span_pb2.SpanRecord]:
         choices = captured.choices or (
             CapturedChoice(index=0, token_ids=b"", logprobs=b"", finish_reason="", versions=()),
@@ -189,7 +204,7 @@ class SpanCodec:
                 own = Span()
                 own.CopyFrom(span)
                 own.span_id = os.urandom(8)
-                own.attributes.append(_number("fulmen.choice", choice.index))
+                own.attributes.extend(number("fulmen.choice", choice.index))
             packed = record.SerializeToString()
             if len(packed) > MAX_PAYLOAD_BYTES // 2:
                 # The token ids are what training needs; the texts would make the chunk too large.
@@ -208,7 +223,7 @@ def _answer_json(call: FinishedCall) -> bytes:
 
 
 def _model_call(
-    call: FinishedCall, captured: Captured, choice: CapturedChoice, sampling: _Sampling, flaws: str
+    call: FinishedCall, captured: Captured, choice: CapturedChoice, sampling: Sampling, flaws: str
 ) -> model_call_pb2.ModelCallRecord:
     record = model_call_pb2.ModelCallRecord(
         model=call.model,
@@ -228,106 +243,3 @@ def _model_call(
     if sampling.temperature is not None:
         record.temperature = sampling.temperature
     return record
-
-
-def _span(call: FinishedCall, captured: Captured | None, sampling: _Sampling) -> Span:
-    trace_id, parent_id = _trace_of(call)
-    attributes = [
-        _text("gen_ai.operation.name", call.api.operation),
-        _text("gen_ai.provider.name", call.api.dialect.value),
-        _text("gen_ai.request.model", call.model),
-        _text("fulmen.mode", call.attribution.mode),
-        _number("fulmen.attempt.epoch", call.attribution.epoch),
-        _number("http.response.status_code", call.http_status),
-    ]
-    if call.stream:
-        attributes.append(_flag("gen_ai.request.stream"))
-    if call.resend_count:
-        attributes.append(_number(RESEND_COUNT_ATTRIBUTE, call.resend_count))
-    if call.error_type == CALLER_GONE:
-        attributes.append(_flag(CLIENT_GONE_ATTRIBUTE))
-    if call.target is not None:
-        attributes.append(_text("gen_ai.response.model", call.target.model))
-        attributes.append(_text("fulmen.backend", call.target.backend_id))
-    if call.agent_name:
-        attributes.append(_text("gen_ai.agent.name", call.agent_name))
-    if call.first_byte_s is not None:
-        attributes.append(_real("gen_ai.response.time_to_first_chunk", call.first_byte_s))
-    if call.error_type:
-        attributes.append(_text("error.type", call.error_type))
-    attributes += _sampling_attributes(sampling)
-    if captured is not None:
-        attributes += _answer_attributes(captured)
-    failed = Status(code=Status.STATUS_CODE_ERROR, message=call.error_type) if call.error_type else None
-    return Span(
-        trace_id=trace_id,
-        span_id=os.urandom(8),
-        parent_span_id=parent_id,
-        name=f"{call.api.operation} {call.model}",
-        kind=Span.SPAN_KIND_CLIENT,
-        start_time_unix_nano=call.start_ns,
-        end_time_unix_nano=call.end_ns,
-        attributes=attributes,
-        status=failed,
-    )
-
-
-def _sampling_attributes(sampling: _Sampling) -> list[KeyValue]:
-    attributes = []
-    if sampling.temperature is not None:
-        attributes.append(_real("gen_ai.request.temperature", sampling.temperature))
-    if sampling.top_p is not None:
-        attributes.append(_real("gen_ai.request.top_p", sampling.top_p))
-    limit = sampling.max_completion_tokens or sampling.max_tokens
-    if limit is not None:
-        attributes.append(_number("gen_ai.request.max_tokens", limit))
-    if sampling.seed is not None:
-        attributes.append(_number("gen_ai.request.seed", sampling.seed))
-    return attributes
-
-
-def _answer_attributes(captured: Captured) -> list[KeyValue]:
-    attributes = []
-    reasons = [choice.finish_reason for choice in captured.choices if choice.finish_reason]
-    if reasons:
-        values = ArrayValue(values=[AnyValue(string_value=reason) for reason in reasons])
-        attributes.append(KeyValue(key="gen_ai.response.finish_reasons", value=AnyValue(array_value=values)))
-    if captured.usage.prompt is not None:
-        attributes.append(_number("gen_ai.usage.input_tokens", captured.usage.prompt))
-    if captured.usage.completion is not None:
-        attributes.append(_number("gen_ai.usage.output_tokens", captured.usage.completion))
-    return attributes
-
-
-def _sampling(call: FinishedCall) -> _Sampling:
-    try:
-        return _SAMPLING.decode(_ENCODER.encode({k: v for k, v in call.fields.items() if k in _SAMPLING_FIELDS}))
-    except msgspec.DecodeError:
-        return _NO_SAMPLING  # a wrong type: the backend has refused it, or knows more than we do
-
-
-_SAMPLING_FIELDS = frozenset(_Sampling.__struct_fields__)
-
-
-def _trace_of(call: FinishedCall) -> tuple[bytes, bytes]:
-    """Returns trace and parent: the caller's own, else the trace that the rollout's id names."""
-    match = _TRACE_PARENT.fullmatch(call.trace_parent)
-    if match is not None:
-        return bytes.fromhex(match[1]), bytes.fromhex(match[2])
-    return parse_attempt_name(call.attribution.attempt).rollout_id.bytes, b""
-
-
-def _text(key: str, value: str) -> KeyValue:
-    return KeyValue(key=key, value=AnyValue(string_value=value))
-
-
-def _flag(key: str) -> KeyValue:
-    return KeyValue(key=key, value=AnyValue(bool_value=True))
-
-
-def _number(key: str, value: int) -> KeyValue:
-    return KeyValue(key=key, value=AnyValue(int_value=value))
-
-
-def _real(key: str, value: float) -> KeyValue:
-    return KeyValue(key=key, value=AnyValue(double_value=value))

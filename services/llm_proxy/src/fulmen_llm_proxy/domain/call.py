@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from fulmen_llm_proxy.domain.apis.api import Api
 from fulmen_llm_proxy.domain.apis.collected import Collected, Fields
-from fulmen_llm_proxy.domain.routing import Target
+from fulmen_llm_proxy.domain.routing import Backend, Target
+from fulmen_llm_proxy.domain.trace import SpanPlace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +80,7 @@ class FinishedCall:
         end_ns: wall clock at its end.
         first_byte_s: seconds from its begin to the first byte for the agent; None without one.
         resend_count: how often the caller's client had sent the same request before, as it says.
-        trace_parent: the agent's W3C `traceparent` header, as it came; may be empty.
+        place: where its span is in the trace.
         size_bytes: memory that the call holds while it waits, about.
     """
 
@@ -87,6 +88,7 @@ class FinishedCall:
     api: Api
     model: str
     target: Target | None
+    backend: Backend | None
     stream: bool
     fields: Fields
     collected: Collected | None
@@ -97,6 +99,6 @@ class FinishedCall:
     end_ns: int
     first_byte_s: float | None
     resend_count: int
-    trace_parent: str
+    place: SpanPlace
     agent_name: str
     size_bytes: int
