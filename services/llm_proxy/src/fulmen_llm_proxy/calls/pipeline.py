@@ -31,7 +31,8 @@ from fulmen_llm_proxy.domain.capture import TokenCounts, token_counts
 from fulmen_llm_proxy.domain.capture_queue import CaptureQueue
 from fulmen_llm_proxy.domain.exchange import Exchange, plan_exchange
 from fulmen_llm_proxy.domain.ledger import AttemptLedger
-from fulmen_llm_proxy.domain.routing import Choice
+from fulmen_llm_proxy.domain.policy_versions import PolicyChange
+from fulmen_llm_proxy.domain.routing import Choice, RoutingTable
 from fulmen_llm_proxy.domain.sse import EventSplitter
 from fulmen_llm_proxy.domain.table import TableHolder
 from fulmen_llm_proxy.domain.trace import SpanPlace, place_of
@@ -42,7 +43,7 @@ _KEY_REFUSED = (401, 403)
 _EVENT_STREAM = b"text/event-stream"
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class _Call:
     """A call while it runs; counts as failed by the proxy itself until it is known to be otherwise."""
 
@@ -96,6 +97,8 @@ class CallPipeline:
         self._guard = guard
         self._metrics = metrics
         self._max_event_bytes = max_event_bytes
+        self._running: set[_Call] = set()
+        tables.follow(self._note_versions)
 
     async def run(self, api: Api, caller: Caller, head: CallHead, body: bytes, sink: Sink) -> None:
         """Answers one request.
@@ -104,6 +107,7 @@ class CallPipeline:
             FulmenError, Refused: if it is refused before it counts as a call; nothing was sent.
         """
         call = self._begin(api, caller, head, body)
+        self._running.add(call)
         attribution = caller.attribution
         self._metrics.in_flight.inc()
         if attribution is not None:
@@ -152,6 +156,20 @@ class CallPipeline:
             # A call that is not recorded has no span: what the backend does then belongs to the caller's.
             headers=head.pass_on if place is None else {**head.pass_on, "traceparent": place.header},
         )
+
+    def _note_versions(self, table: RoutingTable) -> None:
+        """Notes in the calls that run which of them now get tokens of another policy version."""
+        for call in self._running:
+            choice, exchange = call.choice, call.exchange
+            if choice is None or exchange is None or not exchange.captured:
+                continue
+            collected = exchange.reader.collected
+            changes = collected.policy_changes
+            version = table.version_of(choice.route.model, choice.target)
+            if version is None or version == (changes[-1].version if changes else choice.target.policy_version):
+                continue
+            pieces = {index: len(kept.token_ids) for index, kept in collected.choices.items()}
+            changes.append(PolicyChange(version=version, pieces=pieces))
 
     def _plan(self, call: _Call) -> Dispatch:
         """Chooses where the next try goes, on the routing table of this moment."""
@@ -223,6 +241,7 @@ class CallPipeline:
         await sink.end()
 
     def _finish(self, call: _Call) -> None:
+        self._running.discard(call)
         elapsed_s = time.perf_counter() - call.started
         collected = None
         if call.exchange is not None and call.answered:
