@@ -73,6 +73,7 @@ class Switches:
         cut_after_events: closes a stream after that many events.
         gate: when set, answers wait for it: whole ones before the head, streams before the last
             content event.
+        gate_at: the event of a stream before which it waits instead.
         hide: fields left out of answers, of "token_ids", "logprobs", "prompt_token_ids", "usage",
             "finish_reason".
         extra_usage_tokens: added to the reported completion_tokens, which makes the usage wrong.
@@ -84,6 +85,7 @@ class Switches:
     drop_next: int = 0
     cut_after_events: int | None = None
     gate: asyncio.Event | None = None
+    gate_at: int | None = None
     hide: frozenset[str] = frozenset()
     extra_usage_tokens: int = 0
     weight_versions: list[JSON] = field(default_factory=list)
@@ -290,7 +292,8 @@ class Backend:
                 assert request.transport is not None
                 request.transport.abort()
                 return response
-            if position == len(events) - 2 and self.switches.gate is not None:
+            waits_at = len(events) - 2 if self.switches.gate_at is None else self.switches.gate_at
+            if position == waits_at and self.switches.gate is not None:
                 await self.switches.gate.wait()
             await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
         await response.write(b"data: [DONE]\n\n")
