@@ -10,8 +10,9 @@ from fulmen_llm_proxy.domain.apis.completions import CompletionsApi
 from fulmen_llm_proxy.domain.apis.count_tokens import CountTokensApi
 from fulmen_llm_proxy.domain.apis.embeddings import EmbeddingsApi
 from fulmen_llm_proxy.domain.apis.messages import MessagesApi
+from fulmen_llm_proxy.domain.apis.responses import ResponsesApi
 
-_ALL: tuple[Api, ...] = (ChatApi(), CompletionsApi(), EmbeddingsApi(), MessagesApi(), CountTokensApi())
+_ALL: tuple[Api, ...] = (ChatApi(), CompletionsApi(), ResponsesApi(), EmbeddingsApi(), MessagesApi(), CountTokensApi())
 
 APIS: Mapping[ApiName, Api] = {api.name: api for api in _ALL}
 BY_PATH: Mapping[str, Api] = {f"/v1{api.path}": api for api in _ALL}

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from fulmen_llm_proxy.domain.apis.api import ApiName
+from fulmen_llm_proxy.domain.translation.responses_to_chat import ResponsesToChat
 from fulmen_llm_proxy.domain.translation.translator import Translator
 
-TRANSLATORS: Mapping[tuple[ApiName, ApiName], Callable[[], Translator]] = {}
+TRANSLATORS: Mapping[tuple[ApiName, ApiName], Callable[[], Translator]] = {
+    (ApiName.RESPONSES, ApiName.CHAT): ResponsesToChat,
+}
 """By the caller's API and the backend's."""
 
 
