@@ -34,6 +34,7 @@ from fulmen_llm_proxy.domain.delivery import CaptureDelivery
 from fulmen_llm_proxy.domain.ledger import AttemptLedger
 from fulmen_llm_proxy.domain.retry import RetryPolicy
 from fulmen_llm_proxy.domain.table import TableHolder
+from fulmen_llm_proxy.meter_parts import MeterParts, wire_meter
 from fulmen_llm_proxy.metrics import Metrics
 from fulmen_llm_proxy.persistence.spool import DiskSpool
 from fulmen_llm_proxy.settings import LlmProxySettings
@@ -103,6 +104,7 @@ class _Shared:
     queue: CaptureQueue
     spool: DiskSpool | None
     revoked: RevokedTokens
+    meter: MeterParts
 
 
 async def build_proxy(
@@ -125,6 +127,7 @@ async def build_proxy(
         spool=await open_spool(settings, instance_id, ledger, metrics, stack),
         queue=CaptureQueue(max_bytes=settings.capture_buffer_bytes),
         revoked=RevokedTokens(),
+        meter=wire_meter(settings, channel, instance_id, registry),
     )
     calls = _call_pipeline(settings, shared, stack)
     http = _http_server(settings, shared, calls, stack)
@@ -134,6 +137,7 @@ async def build_proxy(
         draining.set()
         await http.drain()
         await shared.queue.emptied()
+        await shared.meter.exchange.told()
 
     return ServiceParts(
         server=_rpc_server(settings, shared, calls, draining),
@@ -161,7 +165,13 @@ def _call_pipeline(settings: LlmProxySettings, shared: _Shared, stack: AsyncExit
         states=shared.states,
         ledger=shared.ledger,
         queue=shared.queue,
-        gate=Gate(tables=shared.tables, queue=shared.queue, guard=shared.guard, max_in_flight=settings.max_in_flight),
+        gate=Gate(
+            tables=shared.tables,
+            queue=shared.queue,
+            guard=shared.guard,
+            meter=shared.meter.meter,
+            max_in_flight=settings.max_in_flight,
+        ),
         guard=shared.guard,
         metrics=shared.metrics,
         max_event_bytes=settings.max_answer_bytes,
@@ -236,4 +246,10 @@ def _roles(settings: LlmProxySettings, shared: _Shared) -> dict[str, BackgroundR
     )
     attempts = AttemptWatch(guard=shared.guard, checks=AttemptChecks(shared.channel), metrics=shared.metrics)
     revocations = RevocationFollower(revoked=shared.revoked, fetch=revoked_at_store(shared.channel))
-    return {"route-watch": watch, "capture-delivery": delivery, "revocations": revocations, "attempt-watch": attempts}
+    return {
+        "route-watch": watch,
+        "capture-delivery": delivery,
+        "revocations": revocations,
+        "attempt-watch": attempts,
+        "usage-exchange": shared.meter.exchange,
+    }

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from fulmen.ids import DEFAULT_PROJECT
 from fulmen_service_kit.settings import ServiceSettings, settings_config
+
+
+class ModelPrice(BaseModel):
+    """US dollars per million tokens; cached prompt tokens cost as much as others unless it is said."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    input: float = Field(ge=0, le=1e6)
+    output: float = Field(ge=0, le=1e6)
+    cached_input: float | None = Field(default=None, ge=0, le=1e6)
+    cache_write: float | None = Field(default=None, ge=0, le=1e6)
 
 
 class LlmProxySettings(ServiceSettings):
@@ -33,6 +44,17 @@ class LlmProxySettings(ServiceSettings):
     )
     max_answer_bytes: int = Field(
         default=64 * 1024 * 1024, ge=1024, description="Largest whole answer, and largest event of a stream, bytes."
+    )
+    prices: dict[str, ModelPrice] = Field(
+        default_factory=dict,
+        description="JSON object of US dollars per million tokens by model, or by `backend/model`; `*` stands for anything: "
+        '`{"gpt-*": {"input": 2.5, "cached_input": 1.25, "output": 10}}`. A model without a price costs nothing.',
+    )
+    assumed_completion_tokens: int = Field(
+        default=1024,
+        ge=0,
+        le=10**6,
+        description="What a call reserves of a token limit that does not say how much it may sample, tokens.",
     )
     max_in_flight: int = Field(
         default=4096, ge=1, description="Most calls at once in this process; more are answered 429 with Retry-After."

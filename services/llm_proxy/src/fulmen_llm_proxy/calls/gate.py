@@ -6,11 +6,15 @@ from dataclasses import dataclass
 
 from fulmen.errors import Unavailable
 from fulmen_llm_proxy.calls.failures import Refused
+from fulmen_llm_proxy.calls.meter import Meter
 from fulmen_llm_proxy.domain.apis.api import CallRequest
+from fulmen_llm_proxy.domain.apis.collected import Collected
 from fulmen_llm_proxy.domain.attempt_guard import AttemptGuard
 from fulmen_llm_proxy.domain.call import Caller
 from fulmen_llm_proxy.domain.capture import TokenCounts
 from fulmen_llm_proxy.domain.capture_queue import CaptureQueue
+from fulmen_llm_proxy.domain.limits import Hold
+from fulmen_llm_proxy.domain.routing import Backend, Target
 from fulmen_llm_proxy.domain.table import TableHolder
 
 
@@ -19,25 +23,58 @@ class Permit:
     """A call that was let in; to be closed exactly once, however the call ends."""
 
     gate: Gate
+    caller: Caller
+    request: CallRequest
+    hold: Hold | None
+    backend_hold: Hold | None = None
 
-    def close(self, counts: TokenCounts | None) -> None:
-        """Gives the call's place back.
+    def enter(self, backend: Backend) -> None:
+        """Lets a try go to a backend; what an earlier try held is given back.
+
+        Raises:
+            ModelLimitExceeded: if a limit of the backend leaves no room.
+        """
+        meter, before = self.gate.meter, self.backend_hold
+        if before is not None:
+            self.backend_hold = None
+            meter.leave(before)
+        self.backend_hold = meter.enter(backend, self.request)
+
+    def close(
+        self, counts: TokenCounts | None, *, collected: Collected | None, target: Target | None, failed: bool
+    ) -> None:
+        """Gives the call's place back, and counts what it used.
 
         Args:
-            counts: what the call used; None if no answer came.
+            counts: its tokens, as the backend says; None if it does not.
+            collected: what the answer brought; None if none came.
+            target: where it went; None if nowhere.
+            failed: it was not answered, or with an error.
         """
         self.gate.in_flight -= 1
+        self.gate.meter.close(
+            self.caller,
+            self.request,
+            (self.hold, self.backend_hold),
+            counts=counts,
+            collected=collected,
+            target=target,
+            failed=failed,
+        )
 
 
 class Gate:
     """Lets calls in while there is room for them."""
 
-    def __init__(self, *, tables: TableHolder, queue: CaptureQueue, guard: AttemptGuard, max_in_flight: int) -> None:
+    def __init__(
+        self, *, tables: TableHolder, queue: CaptureQueue, guard: AttemptGuard, meter: Meter, max_in_flight: int
+    ) -> None:
         """Takes the bound of calls in flight in this process; beyond it calls are refused with 429."""
         self._tables = tables
         self._queue = queue
         self._guard = guard
         self._max_in_flight = max_in_flight
+        self.meter = meter
         self.in_flight = 0
 
     def admit(self, caller: Caller, request: CallRequest) -> Permit:
@@ -45,6 +82,8 @@ class Gate:
 
         Raises:
             AttemptOver: if the caller's attempt is over.
+            ModelLimitExceeded: if a limit of its project or attempt leaves no room.
+            TokenBudgetSpent: if its attempt has used its budget.
             Refused: if the process has as many calls as it may.
             Unavailable: while routes are not known yet, or captures have no room; the caller should come back.
         """
@@ -55,5 +94,6 @@ class Gate:
             raise Refused(429, "too_many_calls", "The proxy has as many calls in flight as it may.")
         if caller.attribution is not None and self._queue.is_full:
             raise Unavailable("The store is away and the proxy holds as many captures as it may.")
+        hold = self.meter.admit(caller, request)
         self.in_flight += 1
-        return Permit(self)
+        return Permit(self, caller, request, hold)

@@ -174,6 +174,7 @@ class CallPipeline:
     def _plan(self, call: _Call) -> Dispatch:
         """Chooses where the next try goes, on the routing table of this moment."""
         choice = self._tables.current.choose(call.request.model, call.affinity, self._states.is_healthy)
+        call.permit.enter(choice.backend)
         attribution = call.caller.attribution
         mode = "" if attribution is None else attribution.mode
         exchange = plan_exchange(
@@ -250,7 +251,12 @@ class CallPipeline:
                 call.counts = token_counts(collected.usage)
             except ValueError:  # not JSON, or not UTF-8
                 collected.malformed = True
-        call.permit.close(call.counts)
+        call.permit.close(
+            call.counts,
+            collected=collected,
+            target=None if call.choice is None else call.choice.target,
+            failed=bool(call.error_type),
+        )
         metrics = self._metrics
         metrics.in_flight.dec()
         metrics.calls.labels(str(call.status)).inc()

@@ -224,6 +224,13 @@ class CallLimiter:
                 silent.others_in_flight = silent.others_reserved = 0
         self._heard = heard
 
+    def forget_minute(self) -> None:
+        """Forgets what was counted by time: the clock was set back. What runs, and what attempts used, stays."""
+        for state in self._states.values():
+            state.requests, state.tokens = SlidingCount(), SlidingCount()
+            state.other_requests, state.other_tokens = SlidingCount(), SlidingCount()
+            state.touched = int(self._clock() // SLOT_S)
+
     def counted(self, told: Mapping[LimitKey, int], stored: Mapping[LimitKey, int]) -> None:
         """Takes note that the store has counted tokens of attempts.
 

@@ -60,6 +60,8 @@ class UsageBook:
         self._batch: UsageBatch | None = None
         self._rests: dict[tuple[str, str, str], float] = {}
         self._sequence = 0
+        self.total = UsageCounts()
+        """Everything that was ever counted."""
         self.nameless = 0
         """Calls of attempts that were counted without its name."""
 
@@ -68,13 +70,17 @@ class UsageBook:
 
     def count(self, key: UsageKey, counts: UsageCounts) -> None:
         """Counts what a call used; keeps the counts."""
+        self.total.add(counts)
+        self._count(key, counts)
+
+    def _count(self, key: UsageKey, counts: UsageCounts) -> None:
         known = self._counts.get(key)
         if known is not None:
             known.add(counts)
             return
         if len(self._counts) >= self._max_keys and key[1]:
             self.nameless += counts.requests
-            self.count((key[0], "", key[2], key[3]), counts)
+            self._count((key[0], "", key[2], key[3]), counts)
             return
         self._counts[key] = counts
 

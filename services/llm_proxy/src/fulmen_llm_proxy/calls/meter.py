@@ -1,0 +1,131 @@
+"""Limits before a call, usage and its cost after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fulmen.errors import ModelLimitExceeded, TokenBudgetSpent
+from fulmen_llm_proxy.domain.apis.api import CallRequest
+from fulmen_llm_proxy.domain.apis.collected import Collected
+from fulmen_llm_proxy.domain.call import Caller
+from fulmen_llm_proxy.domain.capture import TokenCounts
+from fulmen_llm_proxy.domain.estimates import reservation, used
+from fulmen_llm_proxy.domain.limits import CallLimiter, CallLimits, Hold
+from fulmen_llm_proxy.domain.prices import PriceTable
+from fulmen_llm_proxy.domain.routing import Backend, Target
+from fulmen_llm_proxy.domain.usage import UsageBook, UsageCounts
+
+_MAX_MODEL = 128
+_UNNAMED_MODEL = "unknown"
+
+
+class Meter:
+    """Holds the limits of calls and counts what they used; one per process."""
+
+    def __init__(
+        self,
+        *,
+        limiter: CallLimiter,
+        usage: UsageBook,
+        prices: PriceTable,
+        project: str,
+        assumed_completion_tokens: int,
+        refused: Callable[[str, str], None],
+    ) -> None:
+        """Takes what counts.
+
+        Args:
+            limiter: holds the limits.
+            usage: gets what calls used.
+            prices: what tokens cost.
+            project: whose backends these are.
+            assumed_completion_tokens: what a call reserves that does not say how much it may sample.
+            refused: told of each refusal the limit and the kind of thing that it is of.
+        """
+        self._limiter = limiter
+        self._usage = usage
+        self._prices = prices
+        self._project = project
+        self._assumed = assumed_completion_tokens
+        self._refused = refused
+
+    def admit(self, caller: Caller, request: CallRequest) -> Hold | None:
+        """Lets a call in; None if nothing limits it.
+
+        Raises:
+            ModelLimitExceeded: if a limit of its project or attempt leaves no room.
+            TokenBudgetSpent: if its attempt has used its budget.
+        """
+        attribution = caller.attribution
+        budget = 0 if attribution is None else attribution.token_budget
+        if self._limiter.limits_nobody(caller.project, budget):
+            return None
+        try:
+            return self._limiter.admit(
+                caller.project,
+                attempt="" if attribution is None else attribution.attempt,
+                budget=budget,
+                tokens=reservation(request, assumed_completion=self._assumed),
+            )
+        except ModelLimitExceeded as error:
+            kind = "attempt" if attribution is not None and error.metadata["of"] == attribution.attempt else "project"
+            self._refused(error.metadata["limit"], kind)
+            raise
+        except TokenBudgetSpent:
+            self._refused("attempt_token_budget", "attempt")
+            raise
+
+    def enter(self, backend: Backend, request: CallRequest) -> Hold | None:
+        """Lets a call go to a backend; None if nothing limits it.
+
+        Raises:
+            ModelLimitExceeded: if a limit of the backend leaves no room.
+        """
+        if not (backend.requests_per_minute or backend.tokens_per_minute):
+            return None
+        limits = CallLimits(
+            requests_per_minute=backend.requests_per_minute, tokens_per_minute=backend.tokens_per_minute
+        )
+        tokens = reservation(request, assumed_completion=self._assumed)
+        try:
+            return self._limiter.enter(self._project, backend=f"backends/{backend.id}", limits=limits, tokens=tokens)
+        except ModelLimitExceeded as error:
+            self._refused(error.metadata["limit"], "backend")
+            raise
+
+    def leave(self, hold: Hold) -> None:
+        """Gives back what a try that brought nothing held."""
+        self._limiter.settle(hold, 0)
+
+    def close(
+        self,
+        caller: Caller,
+        request: CallRequest,
+        holds: tuple[Hold | None, Hold | None],
+        *,
+        counts: TokenCounts | None,
+        collected: Collected | None,
+        target: Target | None,
+        failed: bool,
+    ) -> None:
+        """Counts what a call used, and gives back what it held."""
+        known = used(request, counts, collected)
+        prompt, completion = known.prompt or 0, known.completion or 0
+        for hold in holds:
+            if hold is not None:
+                self._limiter.settle(hold, prompt + completion)
+        cost, backend = 0.0, ""
+        if target is not None:
+            cost = self._prices.cost_micros(target.backend_id, target.model, known)
+            backend = f"backends/{target.backend_id}"
+        attribution = caller.attribution
+        self._usage.count(
+            (
+                caller.project,
+                "" if attribution is None else attribution.attempt,
+                # Of a call that reached no route the name is whatever the caller made up.
+                request.model[:_MAX_MODEL] if target is not None else _UNNAMED_MODEL,
+                backend,
+            ),
+            UsageCounts(1, int(failed), prompt, known.cached, completion, cost),
+        )

@@ -1,0 +1,55 @@
+"""The parts of the proxy that have to do with limits, usage and its cost, put together."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+
+from fulmen.rpc.channel import FulmenChannel
+from fulmen_llm_proxy.calls.meter import Meter
+from fulmen_llm_proxy.clients.usage_exchange import UsageExchange
+from fulmen_llm_proxy.domain.limits import CallLimiter
+from fulmen_llm_proxy.domain.prices import Price, PriceTable
+from fulmen_llm_proxy.domain.store_clock import StoreClock
+from fulmen_llm_proxy.domain.usage import UsageBook
+from fulmen_llm_proxy.settings import LlmProxySettings, ModelPrice
+from fulmen_llm_proxy.usage_metrics import UsageMetrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeterParts:
+    """What calls pass, and the role that tells the store."""
+
+    meter: Meter
+    exchange: UsageExchange
+    prices: PriceTable
+
+
+def wire_meter(
+    settings: LlmProxySettings, channel: FulmenChannel, instance_id: str, registry: CollectorRegistry
+) -> MeterParts:
+    """Wires the parts."""
+    clock = StoreClock(wall=time.time, monotonic=time.monotonic)
+    limiter, usage = CallLimiter(clock=clock.now), UsageBook()
+    prices = PriceTable({pattern: _price(price) for pattern, price in settings.prices.items()})
+    meter = Meter(
+        limiter=limiter,
+        usage=usage,
+        prices=prices,
+        project=settings.project,
+        assumed_completion_tokens=settings.assumed_completion_tokens,
+        refused=UsageMetrics(registry, usage).refused,
+    )
+    exchange = UsageExchange(channel=channel, instance_id=instance_id, usage=usage, limiter=limiter, clock=clock)
+    return MeterParts(meter=meter, exchange=exchange, prices=prices)
+
+
+def _price(price: ModelPrice) -> Price:
+    return Price(
+        input=price.input,
+        cached_input=price.input if price.cached_input is None else price.cached_input,
+        cache_write=price.input if price.cache_write is None else price.cache_write,
+        output=price.output,
+    )
