@@ -21,6 +21,7 @@ from fulmen.llm_proxy.v1 import (
 from fulmen.rpc.channel import FulmenChannel, open_channel
 from fulmen_llm_proxy.calls.gate import Gate
 from fulmen_llm_proxy.calls.pipeline import CallPipeline
+from fulmen_llm_proxy.clients.attempt_book import AttemptBook
 from fulmen_llm_proxy.clients.attempt_watch import AttemptChecks, AttemptWatch
 from fulmen_llm_proxy.clients.backend import BackendClient, open_session
 from fulmen_llm_proxy.clients.backend_hold import BackendHold
@@ -31,6 +32,7 @@ from fulmen_llm_proxy.domain.attempt_guard import AttemptGuard
 from fulmen_llm_proxy.domain.backend_state import BackendStates
 from fulmen_llm_proxy.domain.capture_queue import CaptureQueue
 from fulmen_llm_proxy.domain.delivery import CaptureDelivery
+from fulmen_llm_proxy.domain.failed_keys import FailedKeys
 from fulmen_llm_proxy.domain.ledger import AttemptLedger
 from fulmen_llm_proxy.domain.retry import RetryPolicy
 from fulmen_llm_proxy.domain.table import TableHolder
@@ -181,10 +183,13 @@ def _call_pipeline(settings: LlmProxySettings, shared: _Shared, stack: AsyncExit
 def _http_server(settings: LlmProxySettings, shared: _Shared, calls: CallPipeline, stack: AsyncExitStack) -> HttpServer:
     authenticator = HttpAuthenticator(
         verifier=TokenVerifier(settings.signing_key.get_secret_value(), revoked=shared.revoked),
+        failed_keys=FailedKeys(per_minute=settings.bad_keys_per_minute, clock=time.monotonic),
+        metrics=shared.metrics,
         dev_mode=settings.dev_mode,
     )
     door = Door(
         authenticator=authenticator,
+        attempts=AttemptBook(AttemptChecks(shared.channel)),
         calls=calls,
         tables=shared.tables,
         registry=shared.metrics.registry,

@@ -36,6 +36,12 @@ class Metrics:
             "Running calls that were ended because their attempt was.",
             registry=registry,
         )
+        self.keys_refused = Counter(
+            "fulmen_llm_proxy_keys_refused",
+            "Keys that were refused: missing, forged, expired or revoked.",
+            ["problem"],
+            registry=registry,
+        )
         self.captured = Counter(
             "fulmen_llm_proxy_calls_captured", "Captured calls, by use for training.", ["usable"], registry=registry
         )

@@ -56,6 +56,12 @@ class LlmProxySettings(ServiceSettings):
         le=10**6,
         description="What a call reserves of a token limit that does not say how much it may sample, tokens.",
     )
+    bad_keys_per_minute: int = Field(
+        default=60,
+        ge=0,
+        le=1_000_000,
+        description="Keys not made by this deployment that one address may show a minute; more are answered 429. 0: any.",
+    )
     max_in_flight: int = Field(
         default=4096, ge=1, description="Most calls at once in this process; more are answered 429 with Retry-After."
     )

@@ -220,7 +220,7 @@ class CallPipeline:
         self, call: _Call, exchange: Exchange, answer: BackendAnswer, sink: Sink, watch: Watch
     ) -> None:
         call.answering = True
-        await sink.begin(answer.content_type)
+        await sink.begin(answer.content_type, answer.headers)
         reader = exchange.reader
         splitter = EventSplitter(self._max_event_bytes)
         chunk: bytes = answer.body
@@ -293,9 +293,7 @@ class CallPipeline:
 
 
 async def _pass_refusal(exchange: Exchange, answer: BackendAnswer, sink: Sink, watch: Watch) -> None:
-    extra: list[Header] = [(SOURCE_HEADER, b"backend")]
-    if answer.retry_after:
-        extra.append((b"retry-after", answer.retry_after.encode("latin-1")))
+    extra: list[Header] = [(SOURCE_HEADER, b"backend"), *answer.headers]
     body = exchange.refusal(answer.status, answer.body)
     watch.settle()
     await sink.whole(answer.status, body, answer.content_type if body is answer.body else JSON_TYPE, extra)
@@ -308,7 +306,7 @@ async def _pass_whole(call: _Call, exchange: Exchange, answer: BackendAnswer, si
     call.answering = True
     call.first_byte_s = time.perf_counter() - call.started
     watch.settle()
-    await sink.whole(200, passed, answer.content_type)
+    await sink.whole(200, passed, answer.content_type, answer.headers)
 
 
 async def _report(call: _Call, error: FulmenError | Refused, sink: Sink) -> None:

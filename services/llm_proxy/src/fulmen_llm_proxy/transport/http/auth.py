@@ -2,37 +2,69 @@
 
 from __future__ import annotations
 
+import structlog
+
 from fulmen.errors import PermissionDenied, TokenInvalid
 from fulmen.ids import ALL_PROJECTS
+from fulmen_llm_proxy.calls.failures import Refused
 from fulmen_llm_proxy.domain.call import Attribution, Caller
+from fulmen_llm_proxy.domain.failed_keys import FailedKeys
+from fulmen_llm_proxy.metrics import Metrics
 from fulmen_service_kit.http_wire import Scope, header
+from fulmen_service_kit.tokens import FORGED, Role, TokenVerifier
 from fulmen_service_kit.tokens import Caller as TokenCaller
-from fulmen_service_kit.tokens import Role, TokenVerifier
 
 _MAY_CALL = frozenset({Role.ATTEMPT, Role.CLIENT, Role.SERVICE, Role.ADMIN})
+_MAY_CALL_FOR_ATTEMPTS = _MAY_CALL | {Role.RUNNER}
+
+_log = structlog.get_logger(__name__)
 
 
 class HttpAuthenticator:
     """Verifies `Authorization: Bearer <token>` (the OpenAI clients' way) or `x-api-key` (Anthropic's)."""
 
-    def __init__(self, *, verifier: TokenVerifier, dev_mode: bool) -> None:
+    def __init__(self, *, verifier: TokenVerifier, failed_keys: FailedKeys, metrics: Metrics, dev_mode: bool) -> None:
         self._verifier = verifier
+        self._failed_keys = failed_keys
+        self._metrics = metrics
         self._dev_mode = dev_mode
 
-    def authenticate(self, scope: Scope) -> TokenCaller:
+    def authenticate(self, scope: Scope, *, for_attempt: bool = False) -> TokenCaller:
         """Returns whose token it is.
+
+        Args:
+            scope: the request.
+            for_attempt: whether the request names an attempt; then it may be a runner's.
 
         Raises:
             TokenInvalid: There is no good token.
+            Refused: The address has shown too many forged tokens.
             PermissionDenied: The token is good, but not for model calls.
         """
         token = _token(scope)
         if not token and self._dev_mode:
             return TokenCaller(role=Role.ADMIN, subject="dev_mode", project=ALL_PROJECTS)
-        caller = self._verifier.verify(token)
-        if caller.role not in _MAY_CALL:
+        try:
+            caller = self._verifier.verify(token)
+        except TokenInvalid as error:
+            self._refused(error, scope)
+            raise
+        if caller.role not in (_MAY_CALL_FOR_ATTEMPTS if for_attempt else _MAY_CALL):
             raise PermissionDenied(f"A token of role {caller.role} may not call models.", role=caller.role)
         return caller
+
+    def _refused(self, error: TokenInvalid, scope: Scope) -> None:
+        problem = error.metadata.get("problem", "")
+        self._metrics.keys_refused.labels(problem).inc()
+        if problem != FORGED:
+            return
+        address = str((scope.get("client") or ("",))[0])
+        wait_s = self._failed_keys.failed(address)
+        if wait_s:
+            _log.warning("too_many_forged_keys", address=address)
+            raise Refused(
+                429, "too_many_bad_keys", "Too many keys of this address were not made here.", retry_after_s=wait_s
+            ) from error
 
 
 def caller_of(token: TokenCaller) -> Caller:

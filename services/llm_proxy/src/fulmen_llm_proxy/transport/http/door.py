@@ -12,14 +12,16 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from fulmen.errors import Draining, FulmenError, InternalError, MessageTooLarge
 from fulmen_llm_proxy.calls.failures import Refused, call_error, headers_of
 from fulmen_llm_proxy.calls.pipeline import CallPipeline
+from fulmen_llm_proxy.clients.attempt_book import AttemptBook
 from fulmen_llm_proxy.domain.apis.api import Api, Dialect
 from fulmen_llm_proxy.domain.apis.errors import error_document
 from fulmen_llm_proxy.domain.apis.registry import BY_PATH
-from fulmen_llm_proxy.domain.call import CallHead
+from fulmen_llm_proxy.domain.call import Caller, CallHead
 from fulmen_llm_proxy.domain.headers import to_backend
 from fulmen_llm_proxy.domain.table import TableHolder
 from fulmen_llm_proxy.transport.http.auth import HttpAuthenticator, caller_of
 from fulmen_llm_proxy.transport.http.http_sink import HttpSink
+from fulmen_llm_proxy.transport.http.paths import attempt_in, without_attempt
 from fulmen_service_kit.http_wire import CallerGone, Message, Receive, Scope, Send, header, read_body, respond
 
 SERVED = ", ".join([*(f"POST {path}" for path in BY_PATH), "GET /v1/models", "GET /healthz", "GET /metrics"])
@@ -40,6 +42,7 @@ class Door:
         self,
         *,
         authenticator: HttpAuthenticator,
+        attempts: AttemptBook,
         calls: CallPipeline,
         tables: TableHolder,
         registry: CollectorRegistry,
@@ -53,6 +56,7 @@ class Door:
             request_timeout_s: longest time for a request's body to arrive, seconds; then 408.
         """
         self._authenticator = authenticator
+        self._attempts = attempts
         self._calls = calls
         self._max_request_bytes = max_request_bytes
         self._request_timeout_s = request_timeout_s
@@ -87,7 +91,7 @@ class Door:
                 await send({"type": "http.response.body", "body": b""})
 
     async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path"]
+        path = without_attempt(scope["path"])
         expected = _METHODS.get(path)
         if expected is None:
             raise Refused(404, "path_not_found", f"There is nothing at {path[:200]}. Served: {SERVED}.")
@@ -97,7 +101,7 @@ class Door:
         if api is not None:
             await self._call(api, scope, receive, send)
         elif path == "/v1/models":
-            self._authenticator.authenticate(scope)
+            await self._caller(scope)
             await respond(send, 200, self._models())
         elif path == "/healthz":
             await respond(send, 503 if self.draining else 200, b"draining" if self.draining else b"ok", _TEXT)
@@ -107,13 +111,22 @@ class Door:
     async def _call(self, api: Api, scope: Scope, receive: Receive, send: Send) -> None:
         if self.draining:
             raise Draining("The proxy is shutting down; try again.")
-        caller = caller_of(self._authenticator.authenticate(scope))
+        caller = await self._caller(scope)
         try:
             async with asyncio.timeout(self._request_timeout_s):
                 body = await read_body(scope, receive, self._max_request_bytes)
         except TimeoutError:
             raise Refused(408, "request_timeout", "The request's body did not arrive in time.") from None
         await self._calls.run(api, caller, _head(scope), body, HttpSink(receive, send))
+
+    async def _caller(self, scope: Scope) -> Caller:
+        """Returns who calls, by the key and by the attempt that the URL may name."""
+        attempt = attempt_in(scope["path"])
+        token = self._authenticator.authenticate(scope, for_attempt=attempt is not None)
+        if attempt is None or token.attempt == attempt:
+            return caller_of(token)
+        attribution = await self._attempts.attribution(attempt, token)
+        return Caller(project=attribution.project, attribution=attribution)
 
     def _models(self) -> bytes:
         models = [
@@ -136,7 +149,7 @@ def _head(scope: Scope) -> CallHead:
 
 async def _refuse(scope: Scope, send: Send, error: FulmenError | Refused, unread: Receive | None = None) -> None:
     """Answers with an error before any byte of an answer; `unread` gives what is left of the request."""
-    api = BY_PATH.get(scope["path"])
+    api = BY_PATH.get(without_attempt(scope["path"]))
     told = call_error(error)
     document = error_document(told, Dialect.OPENAI if api is None else api.dialect)
     await respond(send, told.status, document, extra=headers_of(error), unread=unread)
