@@ -17,6 +17,7 @@ from fulmen_llm_proxy.domain.apis.api import (
     CallRequest,
     routed_fields,
 )
+from fulmen_llm_proxy.domain.apis.chat import with_usage
 from fulmen_llm_proxy.domain.apis.collected import Asked, Collected, Fields
 from fulmen_llm_proxy.domain.apis.errors import error_document, refusal_of
 from fulmen_llm_proxy.domain.apis.registry import APIS, CAPTURED
@@ -89,8 +90,7 @@ def plan_exchange(
         reader = api.reader(asked)
     else:
         translators = [TRANSLATORS[step]() for step in pairwise(steps)]
-        for translator in translators:
-            fields = translator.request(fields)
+        fields = _translated(fields, translators, stream=request.stream)
         reader = TranslatedReader(api.reader(_asked_by(translators)), translators)
     return Exchange(
         api=api,
@@ -100,6 +100,15 @@ def plan_exchange(
         captured=captured,
         reader=reader,
     )
+
+
+def _translated(fields: Fields, translators: list[Translator], *, stream: bool) -> Fields:
+    """Takes the request through the translators; what one needs of a stream, it asks of the next."""
+    for position, translator in enumerate(translators):
+        if stream and position > 0 and translators[position - 1].asked.stream_usage:
+            fields = {**fields, "stream_options": with_usage(fields.get("stream_options"))}
+        fields = translator.request(fields)
+    return fields
 
 
 def _asked_by(translators: list[Translator]) -> Asked:

@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 TRUE = msgspec.Raw(b"true")
 NULL = msgspec.Raw(b"null")
+ABSENT = msgspec.Raw()
+"""The default of a struct's undecoded field. msgspec takes `Raw | None` for a field that can only be null."""
 
 decode_fields = msgspec.json.Decoder(Fields).decode
 encode = msgspec.json.Encoder().encode
@@ -172,6 +174,11 @@ def asks_for_stream(body: bytes) -> bool:
         return bool(_STREAM_FLAG.decode(body).stream)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return False
+
+
+def given(raw: msgspec.Raw) -> bool:
+    """Tells whether a struct's undecoded field is there and not null."""
+    return bytes(raw) not in (b"", b"null")
 
 
 def require(fields: Fields, names: Iterable[str]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
@@ -75,7 +76,7 @@ class _Inner(msgspec.Struct):
 class _Refusal(msgspec.Struct):
     error: _Inner | str | None = None
     message: str | None = None  # of some engines: at the top
-    detail: msgspec.Raw | None = None  # of FastAPI
+    detail: Any = None  # of FastAPI: a text, or a list of what is wrong where
 
 
 _REFUSAL = msgspec.json.Decoder(_Refusal)
@@ -88,6 +89,19 @@ def refusal_of(status: int, body: bytes) -> CallError:
     except (msgspec.DecodeError, UnicodeDecodeError):
         read = _Refusal()
     inner = _Inner(message=read.error) if isinstance(read.error, str) else read.error or _Inner()
-    message = inner.message or read.message or f"The backend answered {status}."
+    detail = read.detail if isinstance(read.detail, str) else None
+    message = inner.message or read.message or detail or f"The backend answered {status}."
     code = inner.code or inner.type or f"backend_{status}"
     return CallError(status=status, code=str(code), message=message, source="backend")
+
+
+_STATUS_OF_TYPE = {fault: status for status, fault in _ANTHROPIC_TYPES.items()} | {"billing_error": 402}
+
+
+def error_in_stream(body: bytes) -> CallError:
+    """Reads an error that a backend reported within its stream, where no status told its kind."""
+    told = refusal_of(500, body)
+    if told.code.isdigit():
+        code = int(told.code)
+        return replace(told, status=code if 400 <= code < 600 else 500)
+    return replace(told, status=_STATUS_OF_TYPE.get(told.code, 500))

@@ -7,7 +7,17 @@ from __future__ import annotations
 
 import msgspec
 
-from fulmen_llm_proxy.domain.apis.api import ApiName, CallRequest, Dialect, encode, read, read_fields, require
+from fulmen_llm_proxy.domain.apis.api import (
+    ABSENT,
+    ApiName,
+    CallRequest,
+    Dialect,
+    encode,
+    given,
+    read,
+    read_fields,
+    require,
+)
 from fulmen_llm_proxy.domain.apis.collected import Asked, Collected, Fields
 from fulmen_llm_proxy.domain.apis.messages_assembly import assemble_message
 from fulmen_llm_proxy.domain.sse import event_data
@@ -57,7 +67,7 @@ class _Outline(msgspec.Struct):
 
     type: str = ""
     stop_reason: str | None = None
-    usage: msgspec.Raw | None = None
+    usage: msgspec.Raw = ABSENT
     message: _Outline | None = None
     delta: _Outline | None = None
 
@@ -119,7 +129,7 @@ class MessagesReader:
             return None
 
     def _note(self, part: _Outline) -> None:
-        if part.usage is not None and bytes(part.usage) != b"null":
+        if given(part.usage):
             self.collected.usage.append(part.usage)
         if part.stop_reason is not None:
             self.collected.choice(0).finish_reason = part.stop_reason

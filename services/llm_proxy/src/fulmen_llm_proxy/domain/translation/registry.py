@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from fulmen_llm_proxy.domain.apis.api import ApiName
+from fulmen_llm_proxy.domain.translation.chat_to_messages import ChatToMessages
+from fulmen_llm_proxy.domain.translation.messages_to_chat import MessagesToChat
 from fulmen_llm_proxy.domain.translation.responses_to_chat import ResponsesToChat
 from fulmen_llm_proxy.domain.translation.translator import Translator
 
 TRANSLATORS: Mapping[tuple[ApiName, ApiName], Callable[[], Translator]] = {
     (ApiName.RESPONSES, ApiName.CHAT): ResponsesToChat,
+    (ApiName.MESSAGES, ApiName.CHAT): MessagesToChat,
+    (ApiName.CHAT, ApiName.MESSAGES): ChatToMessages,
 }
 """By the caller's API and the backend's."""
 

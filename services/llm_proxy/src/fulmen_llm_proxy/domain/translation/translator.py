@@ -37,9 +37,17 @@ class Translator(Protocol):
         ...
 
     def event(self, event: bytes) -> list[bytes]:
-        """Returns the caller's events, with terminators, for one event of the backend."""
+        """Returns the caller's events, with terminators, for one event of the backend.
+
+        Raises:
+            BackendUnavailable: if it is not an event of the backend's API.
+        """
         ...
 
     def end(self) -> list[bytes]:
-        """Returns the events that close the caller's stream; also after a stream that broke off."""
+        """Returns the events that close the caller's stream.
+
+        Raises:
+            BackendUnavailable: if the backend's stream ended before its answer did.
+        """
         ...
