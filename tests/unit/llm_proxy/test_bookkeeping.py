@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from fulmen_llm_proxy.domain.apis.chat import ChatApi
-from fulmen_llm_proxy.domain.backend_state import FAILURES_UNTIL_UNHEALTHY, BackendState, BackendStates
+from fulmen_llm_proxy.domain.backend_state import BackendState, BackendStates, QueueFull
 from fulmen_llm_proxy.domain.call import Attribution, FinishedCall
 from fulmen_llm_proxy.domain.capture_queue import CaptureQueue
 from fulmen_llm_proxy.domain.ledger import AttemptLedger
@@ -97,10 +97,17 @@ async def test_the_queue_is_full_by_bytes_until_the_store_has_them() -> None:
         await queue.emptied()
 
 
+def new_state() -> BackendState:
+    return BackendStates(recheck_s=5, clock=Clock(), wall_clock=Clock()).of("a")
+
+
 async def test_slots_are_bounded_and_given_in_turn() -> None:
-    state = BackendState()
-    await state.acquire(1)
-    first, second = asyncio.create_task(state.acquire(1)), asyncio.create_task(state.acquire(1))
+    state = new_state()
+    await state.acquire(1, max_waiting=2)
+    first, second = (
+        asyncio.create_task(state.acquire(1, max_waiting=2)),
+        asyncio.create_task(state.acquire(1, max_waiting=2)),
+    )
     await asyncio.sleep(0)
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
@@ -113,9 +120,9 @@ async def test_slots_are_bounded_and_given_in_turn() -> None:
 
 
 async def test_a_slot_handed_to_a_call_that_is_cancelled_at_that_moment_is_not_lost() -> None:
-    state = BackendState()
-    await state.acquire(1)
-    waiting = asyncio.create_task(state.acquire(1))
+    state = new_state()
+    await state.acquire(1, max_waiting=2)
+    waiting = asyncio.create_task(state.acquire(1, max_waiting=2))
     await asyncio.sleep(0)
     state.release()
     waiting.cancel()
@@ -123,19 +130,17 @@ async def test_a_slot_handed_to_a_call_that_is_cancelled_at_that_moment_is_not_l
     assert state.in_flight == 0
 
 
-def test_a_backend_is_unhealthy_after_failures_in_a_row_until_it_answers_or_time_has_passed() -> None:
-    clock = Clock()
-    states = BackendStates(recheck_s=5, wall_clock=clock)
-    for _ in range(FAILURES_UNTIL_UNHEALTHY):
-        assert states.is_healthy("a")
-        states.failed("a")
-    assert not states.is_healthy("a")
-    clock.now_s += 5
-    assert states.is_healthy("a")
-    states.failed("a")
-    assert not states.is_healthy("a")
-    states.answered("a")
-    assert states.is_healthy("a")
+async def test_no_more_calls_wait_for_a_slot_than_may() -> None:
+    state = new_state()
+    await state.acquire(1, max_waiting=1)
+    waiting = asyncio.create_task(state.acquire(1, max_waiting=1))
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFull):
+        await state.acquire(1, max_waiting=1)
+    assert (state.in_flight, state.waiting, state.load) == (1, 1, 2)
+    state.release()
+    async with asyncio.timeout(DEADLINE_S):
+        assert await waiting
 
 
 @pytest.mark.parametrize("draw", [0.0, 0.5, 0.999])

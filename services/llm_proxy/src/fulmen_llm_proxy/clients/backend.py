@@ -157,7 +157,7 @@ class BackendClient:
             state = self._states.of(backend.id)
             try:
                 async with asyncio.timeout(max(self._retry.deadline_s, 1.0)):
-                    waited = await state.acquire(backend.max_in_flight)
+                    waited = await state.acquire(backend.max_in_flight, max_waiting=1024)
             except TimeoutError:
                 return BackendUnavailable(
                     f"The backend '{backend.id}' has no free place.", backend=f"backends/{backend.id}"
@@ -179,20 +179,20 @@ class BackendClient:
             return dispatch
         backend = dispatch.backend
         state = self._states.of(backend.id)
-        state.requests += 1
+        period = state.begin()
         try:
             answer = await self._exchange(dispatch, state)
         except (aiohttp.ClientError, TimeoutError) as error:
             state.release()
-            self._states.failed(backend.id)
+            state.failed(period, "connect")
             return _unavailable(backend.id, "cannot be reached", error)
         except BaseException:
             state.release()
             raise
         if answer.status == STATUS_OVERLOADED:
-            self._states.failed(backend.id)
+            state.failed(period, f"http_{answer.status}")
         else:
-            self._states.answered(backend.id)
+            state.answered(period)
         return answer
 
     async def _exchange(self, dispatch: Dispatch, state: BackendState) -> BackendAnswer:
@@ -267,10 +267,16 @@ class BackendClient:
         return key
 
 
+_OF_A_DEPLOYMENT = frozenset({"/chat/completions", "/completions", "/embeddings"})
+"""The APIs at whose Azure-style addresses the deployment's name stands; at others the body names the model."""
+
+
 def _address(dispatch: Dispatch) -> str:
     backend = dispatch.backend
     if not backend.azure:
         return backend.base_url + dispatch.path
+    if dispatch.path not in _OF_A_DEPLOYMENT:
+        return f"{backend.base_url}/openai{dispatch.path}?api-version={backend.api_version}"
     deployment = quote(dispatch.model, safe="")
     return f"{backend.base_url}/openai/deployments/{deployment}{dispatch.path}?api-version={backend.api_version}"
 

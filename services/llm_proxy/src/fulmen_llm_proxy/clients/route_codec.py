@@ -9,7 +9,9 @@ from google.protobuf.message import DecodeError
 from fulmen.errors import ArgumentInvalid, Violation
 from fulmen.llm_proxy.v1 import backend_pb2, route_pb2
 from fulmen_llm_proxy.domain.apis.api import ApiName, Dialect
+from fulmen_llm_proxy.domain.apis.collected import Fields
 from fulmen_llm_proxy.domain.apis.overrides import parse_overrides
+from fulmen_llm_proxy.domain.balancing import Balancing
 from fulmen_llm_proxy.domain.engines import Engine
 from fulmen_llm_proxy.domain.routing import ANTHROPIC_APIS, OPENAI_APIS, Backend, Route, Target
 
@@ -28,8 +30,17 @@ _ENGINES = {
 _DEFAULT_MAX_IN_FLIGHT = 1024
 _MOST_PER_MINUTE = {"requests_per_minute": 10**9, "tokens_per_minute": 10**12}
 _MAX_TARGETS = 16
+_MAX_FALLBACKS = 4
 _NS_PER_S = 1e9
 _MAX_WEIGHT = 10_000
+_MAX_IN_FLIGHT = 1_000_000
+_MAX_DEADLINE_S = 86_400.0
+_BALANCINGS = {
+    route_pb2.BALANCING_UNSPECIFIED: Balancing.STICKY,
+    route_pb2.BALANCING_STICKY: Balancing.STICKY,
+    route_pb2.BALANCING_PREFIX_CACHE: Balancing.PREFIX_CACHE,
+    route_pb2.BALANCING_LEAST_OUTSTANDING: Balancing.LEAST_OUTSTANDING,
+}
 _API_NAMES = {
     backend_pb2.API_CHAT_COMPLETIONS: ApiName.CHAT,
     backend_pb2.API_COMPLETIONS: ApiName.COMPLETIONS,
@@ -41,6 +52,7 @@ _API_NAMES = {
 _MODEL = re.compile(r"[a-z0-9._-]{1,100}")
 _BACKEND_ID = re.compile(r"[a-z0-9._-]{1,63}")
 _BASE_URL = re.compile(r"https?://[^\s/?#]+(/[^\s?#]*)?")
+_HEALTH_PATH = re.compile(r"/[^\s#]{0,199}")
 
 
 def route_resource(model: str) -> str:
@@ -172,8 +184,8 @@ def decode_backend(message: backend_pb2.Backend) -> Backend:
     if message.health_path and not _HEALTH_PATH.fullmatch(message.health_path):
         problems.add("backend.health_path", "is not of the form /health")
     problems.range(message.max_in_flight, "backend.max_in_flight", _MAX_IN_FLIGHT)
-    problems.range(message.requests_per_minute, "backend.requests_per_minute", _MAX_REQUESTS_PER_MINUTE)
-    problems.range(message.tokens_per_minute, "backend.tokens_per_minute", _MAX_TOKENS_PER_MINUTE)
+    for limit, most in _MOST_PER_MINUTE.items():
+        problems.range(getattr(message, limit), f"backend.{limit}", most)
     backend = Backend(
         id=problems.id_of(message.name, "backends/", _BACKEND_ID, "backend.name"),
         base_url=message.base_url.rstrip("/"),
@@ -185,6 +197,8 @@ def decode_backend(message: backend_pb2.Backend) -> Backend:
         returns_token_ids=message.returns_token_ids,
         max_in_flight=message.max_in_flight or _DEFAULT_MAX_IN_FLIGHT,
         draining=message.draining,
+        requests_per_minute=message.requests_per_minute,
+        tokens_per_minute=message.tokens_per_minute,
         engine=_ENGINES.get(message.engine, Engine.UNKNOWN),
         health_path=message.health_path,
         hold_until_s=message.hold_until_time.ToNanoseconds() / _NS_PER_S
@@ -228,7 +242,7 @@ class _Problems:
 
     def seconds(self, message: route_pb2.Route, name: str, field: str, most_s: float) -> float | None:
         """Returns a duration in seconds; None if it is unset."""
-        if not message.HasField(name):  # type: ignore[arg-type]  # one of two names, both of the message
+        if not message.HasField(name):
             return None
         found_s = float(getattr(message, name).ToNanoseconds() / _NS_PER_S)
         if not 0 < found_s <= most_s:

@@ -1,31 +1,47 @@
-"""How each backend does, as this process sees it: slots in use, recent failures."""
+"""How each backend does, as this process sees it: slots in use, failures, its engine's own load."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-FAILURES_UNTIL_UNHEALTHY = 3
-"""Failures in a row after which a backend is passed over while the route has another."""
+from fulmen_llm_proxy.domain.breaker import Breaker, BreakerState
+from fulmen_llm_proxy.domain.retry import RetryBudget
+
+UNKNOWN = -1
+_SATURATED_WAITING = 16
+_SATURATED_CACHE = 0.95
 
 
-@dataclass(slots=True)
+class QueueFull(Exception):
+    """As many calls wait for the backend as may."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
 class BackendState:
     """Counts of one backend; `acquire` and `release` bound the calls in flight.
 
     Attributes:
         held: calls that wait for the end of a hold.
         last_failure_s: wall clock of the last failure, seconds since 1970; None: never.
+        last_failure_kind: what it was; empty: never.
+        engine_waiting: requests that wait within the engine itself; UNKNOWN if it does not say.
+        engine_cache_use: share of its key-value cache in use; UNKNOWN if it does not say.
     """
 
+    wall_clock: Callable[[], float]
+    breaker: Breaker
+    budget: RetryBudget
     in_flight: int = 0
     held: int = 0
     requests: int = 0
     failures: int = 0
-    failures_in_row: int = 0
     last_failure_s: float | None = None
+    last_failure_kind: str = ""
+    engine_waiting: int = UNKNOWN
+    engine_cache_use: float = UNKNOWN
     _waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
 
     @property
@@ -33,15 +49,36 @@ class BackendState:
         """Calls that wait for a slot, or for the end of a hold."""
         return len(self._waiting) + self.held
 
-    async def acquire(self, limit: int) -> bool:
+    @property
+    def load(self) -> int:
+        """Calls under way or waiting for a slot."""
+        return self.in_flight + len(self._waiting)
+
+    @property
+    def is_saturated(self) -> bool:
+        """True if its engine says that another call would only wait there, or take others' cache."""
+        return self.engine_waiting >= _SATURATED_WAITING or self.engine_cache_use >= _SATURATED_CACHE
+
+    def try_acquire(self, limit: int) -> bool:
+        """Takes a slot if one of `limit` is free and nobody waits for it."""
+        if self.in_flight < limit and not self._waiting:
+            self.in_flight += 1
+            return True
+        return False
+
+    async def acquire(self, limit: int, *, max_waiting: int) -> bool:
         """Takes a slot; waits in turn while `limit` slots are in use. The caller gives the deadline.
 
         Returns:
             True if it had to wait.
+
+        Raises:
+            QueueFull: if `max_waiting` calls wait already.
         """
-        if self.in_flight < limit and not self._waiting:
-            self.in_flight += 1
+        if self.try_acquire(limit):
             return False
+        if len(self._waiting) >= max_waiting:
+            raise QueueFull
         turn = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
         try:
@@ -63,49 +100,62 @@ class BackendState:
                 return
         self.in_flight -= 1
 
+    def begin(self) -> int:
+        """Counts a call that is sent; returns the breaker's period."""
+        self.requests += 1
+        return self.breaker.begin()
+
+    def answered(self, period: int) -> None:
+        """Counts an answer that speaks for the backend."""
+        if self.breaker.succeeded(period):
+            self.budget.release()
+
+    def failed(self, period: int, kind: str) -> None:
+        """Counts a failure that is the backend's."""
+        self.failures += 1
+        self.last_failure_s = self.wall_clock()
+        self.last_failure_kind = kind
+        self.breaker.failed(period)
+
 
 class BackendStates:
     """The states of all backends that were called, by backend id."""
 
-    def __init__(self, *, recheck_s: float, wall_clock: Callable[[], float]) -> None:
+    def __init__(self, *, recheck_s: float, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
         """Creates an empty set.
 
         Args:
-            recheck_s: seconds after the last failure from which an unhealthy backend is tried again.
+            recheck_s: seconds after which a backend whose breaker opened is tried again, if its health is not asked.
+            clock: seconds, monotonic.
             wall_clock: seconds since 1970.
         """
         self._recheck_s = recheck_s
-        self._wall_clock = wall_clock
+        self._clock = clock
+        self.wall_clock = wall_clock
         self._states: dict[str, BackendState] = {}
 
     def of(self, backend_id: str) -> BackendState:
         """Returns the state of a backend, new on first use."""
         state = self._states.get(backend_id)
         if state is None:
-            state = self._states[backend_id] = BackendState()
+            state = self._states[backend_id] = BackendState(
+                wall_clock=self.wall_clock,
+                breaker=Breaker(clock=self._clock, recheck_s=self._recheck_s),
+                budget=RetryBudget(clock=self._clock),
+            )
         return state
 
     def is_healthy(self, backend_id: str) -> bool:
-        """Tells whether calls should go there: few failures in a row, or time for another look."""
-        state = self._states.get(backend_id)
-        if state is None or state.failures_in_row < FAILURES_UNTIL_UNHEALTHY:
-            return True
-        return self._wall_clock() - (state.last_failure_s or 0.0) >= self._recheck_s
+        """Tells whether its breaker lets calls through."""
+        return self.of(backend_id).breaker.state is not BreakerState.OPEN
 
-    def failed(self, backend_id: str) -> None:
-        """Counts a call that the backend did not answer."""
-        state = self.of(backend_id)
-        state.failures += 1
-        state.failures_in_row += 1
-        state.last_failure_s = self._wall_clock()
-
-    def answered(self, backend_id: str) -> None:
-        """Counts a call that the backend answered, with whatever status but 503."""
-        self.of(backend_id).failures_in_row = 0
+    def items(self) -> Iterator[tuple[str, BackendState]]:
+        """Yields all states with their backends' ids."""
+        return iter(list(self._states.items()))
 
     def keep_only(self, backend_ids: Iterable[str]) -> None:
         """Forgets backends that are gone and have no call in flight."""
         kept = set(backend_ids)
         for backend_id, state in list(self._states.items()):
-            if backend_id not in kept and state.in_flight == 0:
+            if backend_id not in kept and state.load == 0:
                 del self._states[backend_id]

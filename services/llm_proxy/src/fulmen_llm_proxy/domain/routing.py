@@ -6,18 +6,16 @@ begun keeps the choice that it made on the old one.
 
 from __future__ import annotations
 
-import hashlib
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from fulmen.errors import BackendUnavailable, RouteNotFound
 from fulmen_llm_proxy.domain.apis.api import ApiName, Dialect
+from fulmen_llm_proxy.domain.backend_state import BackendStates
+from fulmen_llm_proxy.domain.balancing import Affinity, Balancing, Replica, pick, rendezvous, seed_of
 from fulmen_llm_proxy.domain.engines import Engine
-
-_HASH_SPACE = float(1 << 64)
 
 OPENAI_APIS = frozenset({ApiName.CHAT, ApiName.COMPLETIONS, ApiName.EMBEDDINGS})
 """What an OpenAI-compatible server serves unless its backend says otherwise: responses are seldom among it."""
@@ -42,6 +40,7 @@ class Backend:
         requests_per_minute: most calls from all processes together; 0: any number.
         tokens_per_minute: most tokens of calls from all processes together; 0: any number.
         engine: what runs there.
+        health_path: where its health is asked, from the root of its address; empty: the engine's own path.
         hold_until_s: until when new calls for it wait in the proxy, seconds since 1970; 0: not held.
     """
 
@@ -58,6 +57,7 @@ class Backend:
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
     engine: Engine = Engine.UNKNOWN
+    health_path: str = ""
     hold_until_s: float = 0.0
 
 
@@ -79,11 +79,6 @@ class Target:
     policy_version: int = 0
     weight: int = 1
 
-    @property
-    def key(self) -> bytes:
-        """Identifies the target among its route's, for consistent choice."""
-        return f"{self.backend_id}\0{self.model}\0{self.policy_version}".encode()
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
@@ -91,20 +86,53 @@ class Route:
 
     Attributes:
         overrides: request fields that the route sets, by mode ("train", "validation", "test").
+        balancing: how a replica is chosen among those of a variant.
+        fallbacks: models whose routes are tried in turn when no target of this one can answer.
+        deadline_s: seconds until a call must have its whole answer, or its first event; None: the proxy's setting.
+        hedge_delay_s: seconds without a first byte after which a second replica is asked as well; None: never.
+        cached: equal requests are answered from memory.
     """
 
     model: str
     targets: tuple[Target, ...]
     overrides: Mapping[str, Mapping[str, msgspec.Raw]] = field(default_factory=dict)
+    balancing: Balancing = Balancing.STICKY
+    fallbacks: tuple[str, ...] = ()
+    deadline_s: float | None = None
+    hedge_delay_s: float | None = None
+    cached: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """What a call may be answered by, whoever answers: one policy, policy version and backend's model.
+
+    Attributes:
+        targets: its targets that take calls; `backends` and `replicas` go with them, one by one.
+        weight: sum of its targets' weights.
+        seed: stands for it in the draw among variants.
+    """
+
+    targets: tuple[Target, ...]
+    backends: tuple[Backend, ...]
+    replicas: tuple[Replica, ...]
+    weight: int
+    seed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Where one call goes."""
+    """Where one call goes.
+
+    Attributes:
+        is_last_resort: its backend's breaker is open, and there was no better one.
+    """
 
     route: Route
+    variant: Variant
     target: Target
     backend: Backend
+    is_last_resort: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,18 +148,17 @@ class RoutingTable:
     routes: Mapping[str, Route] = field(default_factory=dict)
     backends: Mapping[str, Backend] = field(default_factory=dict)
     versions: Mapping[str, int] = field(default_factory=dict)
+    _variants: Mapping[str, tuple[Variant, ...]] = field(init=False, repr=False, compare=False)
 
-    def choose(self, model: str, affinity: bytes, healthy: Callable[[str], bool]) -> Choice:
-        """Chooses the target of a call.
+    def __post_init__(self) -> None:
+        variants = {model: _variants_of(route, self.backends) for model, route in self.routes.items()}
+        object.__setattr__(self, "_variants", variants)
 
-        The choice is sticky: the same affinity and the same targets give the same target, and a
-        change of the targets moves as few callers as possible. Targets whose backend is not healthy
-        are passed over as long as another is left; when none is, all are tried, since a health mark
-        may be wrong and refusing every call is never better. A draining backend gets no call.
+    def route(self, model: str) -> Route:
+        """Returns the route of a model.
 
         Raises:
-            RouteNotFound: if there is no such route; says which models are served.
-            BackendUnavailable: if the route has no target with a weight and a known backend.
+            RouteNotFound: if there is none; says which models are served.
         """
         route = self.routes.get(model)
         if route is None:
@@ -141,16 +168,34 @@ class RoutingTable:
                 model=model[:100],
                 served=served,
             )
-        known = [t for t in route.targets if self._takes_calls(t.backend_id)]
-        if len(route.targets) > 1:
-            known = [t for t in known if t.weight > 0]
-        if not known:
+        return route
+
+    def choose(self, model: str, affinity: Affinity, states: BackendStates, avoid: Collection[str] = ()) -> Choice:
+        """Chooses the target of a call: the variant by the attempt, then the replica by the route's balancing.
+
+        The choice is sticky: the same affinity and the same targets give the same target, and a
+        change of the targets moves as few callers as possible. A draining backend gets no call.
+
+        Args:
+            avoid: ids of backends to pass over if the variant has others.
+
+        Raises:
+            RouteNotFound: if there is no such route.
+            BackendUnavailable: if the route has no target with a weight and a known backend.
+        """
+        route = self.route(model)
+        variants = self._variants[model]
+        if not variants:
             raise BackendUnavailable(f"The route of the model '{model}' has no backend.")
-        target = known[0]
-        if len(known) > 1:
-            well = [t for t in known if healthy(t.backend_id)]
-            target = _rendezvous(well or known, affinity)
-        return Choice(route=route, target=target, backend=self.backends[target.backend_id])
+        variant = variants[0] if len(variants) == 1 else rendezvous(variants, affinity.attempt)
+        replica = pick(variant.replicas, states=states, affinity=affinity, balancing=route.balancing, avoid=avoid)
+        return Choice(
+            route=route,
+            variant=variant,
+            target=variant.targets[replica.index],
+            backend=variant.backends[replica.index],
+            is_last_resort=not states.of(replica.backend_id).breaker.admits,
+        )
 
     def version_of(self, model: str, target: Target) -> int | None:
         """Returns the policy version that a route's target has now; None if the route has no such target."""
@@ -160,23 +205,39 @@ class RoutingTable:
                 return held.policy_version
         return None
 
-    def _takes_calls(self, backend_id: str) -> bool:
-        backend = self.backends.get(backend_id)
-        return backend is not None and not backend.draining
 
-
-def _rendezvous(targets: list[Target], affinity: bytes) -> Target:
-    """Weighted rendezvous hashing: each target draws a score, the best score wins.
-
-    Source: Schindelhauer and Schomaker, "Weighted distributed hash tables" (SPAA 2005).
-    """
-    if len(targets) == 1:
-        return targets[0]
-    return max(targets, key=lambda target: _score(target, affinity))
-
-
-def _score(target: Target, affinity: bytes) -> float:
-    digest = hashlib.blake2b(target.key, digest_size=8, key=affinity[:64]).digest()
-    # Half a step up keeps the draw strictly between 0 and 1.
-    draw = (int.from_bytes(digest, "little") + 0.5) / _HASH_SPACE
-    return target.weight / -math.log(draw) if draw < 1.0 else math.inf
+def _variants_of(route: Route, backends: Mapping[str, Backend]) -> tuple[Variant, ...]:
+    """Returns the variants of a route, of the targets that take calls."""
+    grouped: dict[tuple[str, int, str], dict[str, Target]] = {}
+    for target in route.targets:
+        backend = backends.get(target.backend_id)
+        if backend is None or backend.draining or (not target.weight and len(route.targets) > 1):
+            continue
+        members = grouped.setdefault((target.policy, target.policy_version, target.model), {})
+        twin = members.get(target.backend_id)
+        members[target.backend_id] = replace(target, weight=max(1, target.weight) + (twin.weight if twin else 0))
+    variants = []
+    for key, members in grouped.items():
+        targets = tuple(members.values())
+        members_backends = tuple(backends[target.backend_id] for target in targets)
+        replicas = tuple(
+            Replica(
+                index=index,
+                backend_id=backend.id,
+                weight=target.weight,
+                seed=seed_of(backend.id),
+                max_in_flight=backend.max_in_flight,
+                hold_until_s=backend.hold_until_s,
+            )
+            for index, (target, backend) in enumerate(zip(targets, members_backends, strict=True))
+        )
+        variants.append(
+            Variant(
+                targets=targets,
+                backends=members_backends,
+                replicas=replicas,
+                weight=sum(target.weight for target in targets),
+                seed=seed_of("\0".join(map(str, key))),
+            )
+        )
+    return tuple(variants)
