@@ -123,7 +123,7 @@ async def build_proxy(
         metrics=metrics,
         tables=TableHolder(),
         book=ResourceBook(),
-        states=BackendStates(recheck_s=settings.recheck_s, wall_clock=time.time),
+        states=BackendStates(recheck_s=settings.recheck_s, clock=time.monotonic, wall_clock=time.time),
         ledger=ledger,
         guard=AttemptGuard(clock=time.time),
         spool=await open_spool(settings, instance_id, ledger, metrics, stack),

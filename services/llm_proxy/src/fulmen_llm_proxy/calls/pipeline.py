@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from fulmen_llm_proxy.calls.failures import (
 from fulmen_llm_proxy.calls.gate import Gate, Permit
 from fulmen_llm_proxy.calls.sink import Header, Sink, Watch
 from fulmen_llm_proxy.clients.backend import BackendAnswer, BackendClient, Dispatch
+from fulmen_llm_proxy.domain.affinity import CallAffinity
 from fulmen_llm_proxy.domain.apis.api import Api, CallRequest
 from fulmen_llm_proxy.domain.apis.errors import error_document, error_event
 from fulmen_llm_proxy.domain.attempt_guard import AttemptGuard
@@ -51,7 +51,7 @@ class _Call:
     caller: Caller
     head: CallHead
     permit: Permit
-    affinity: bytes
+    affinity: CallAffinity
     start_ns: int
     started: float
     size_bytes: int
@@ -148,7 +148,7 @@ class CallPipeline:
             caller=caller,
             head=head,
             permit=permit,
-            affinity=secrets.token_bytes(16) if attribution is None else attribution.attempt.encode(),
+            affinity=CallAffinity(None if attribution is None else attribution.attempt, request.fields),
             start_ns=time.time_ns(),
             started=time.perf_counter(),
             size_bytes=len(body),
@@ -173,7 +173,7 @@ class CallPipeline:
 
     def _plan(self, call: _Call) -> Dispatch:
         """Chooses where the next try goes, on the routing table of this moment."""
-        choice = self._tables.current.choose(call.request.model, call.affinity, self._states.is_healthy)
+        choice = self._tables.current.choose(call.request.model, call.affinity, self._states)
         call.permit.enter(choice.backend)
         attribution = call.caller.attribution
         mode = "" if attribution is None else attribution.mode
