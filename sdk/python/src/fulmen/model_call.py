@@ -25,6 +25,9 @@ ENTRY_BYTES = 4
 RESEND_COUNT_ATTRIBUTE = "http.request.resend_count"
 """Span attribute: how often the client had sent this request before (OpenTelemetry HTTP conventions)."""
 
+COST_ATTRIBUTE = "fulmen.cost_usd"
+"""Span attribute: what the call cost by the proxy's price table, in US dollars; absent without a price or usage."""
+
 CLIENT_GONE_ATTRIBUTE = "fulmen.client_disconnected"
 """Span attribute: true if the client left before it had the whole answer."""
 

@@ -244,7 +244,7 @@ def _roles(settings: LlmProxySettings, shared: _Shared) -> dict[str, BackgroundR
     delivery = CaptureDelivery(
         queue=shared.queue,
         ledger=shared.ledger,
-        sender=SpanShipper(channel=shared.channel, codec=SpanCodec(instance_id=shared.instance_id)),
+        sender=SpanShipper(channel=shared.channel, codec=SpanCodec(instance_id=shared.instance_id, prices=shared.meter.prices)),
         spool=shared.spool,
         retry=_STORE_RETRY,
         metrics=shared.metrics,

@@ -19,6 +19,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from fulmen.ids import uuid7
+from fulmen.model_call import COST_ATTRIBUTE
 from fulmen.store.v1 import span_pb2
 from fulmen.type.v1 import model_call_pb2
 from fulmen_llm_proxy.clients.call_span import Sampling, number, sampling_of, span_of
@@ -27,6 +28,7 @@ from fulmen_llm_proxy.domain.apis.collected import Collected
 from fulmen_llm_proxy.domain.call import FinishedCall
 from fulmen_llm_proxy.domain.capture import Captured, CapturedChoice, decode_capture
 from fulmen_llm_proxy.domain.packed import PackedCalls
+from fulmen_llm_proxy.domain.prices import NO_PRICES, PriceTable
 
 SCOPE = "fulmen.llm_proxy"
 MAX_PAYLOAD_BYTES = 2 * 1024 * 1024
@@ -65,7 +67,9 @@ class EncodedCall:
 class SpanCodec:
     """Encodes finished calls; has the proxy's own identity."""
 
-    def __init__(self, *, instance_id: str) -> None:
+    def __init__(self, *, instance_id: str, prices: PriceTable = NO_PRICES) -> None:
+        """Takes what this process is called, and what tokens cost."""
+        self._prices = prices
         resource = Resource(
             attributes=[
                 KeyValue(key=key, value=AnyValue(string_value=value))
@@ -95,6 +99,7 @@ class SpanCodec:
             captured = decode_capture(call.collected, default_version=version)
         sampling = sampling_of(call.fields)
         span = span_of(call, captured, sampling)
+        self._add_cost(span, call, captured)
         if captured is None or not trainable:
             spans = [self._record(span, b"")]
             usable = True
@@ -182,6 +187,14 @@ class SpanCodec:
             completion_tokens=sum(call.completion_tokens for call in ended),
             trainable=trainable,
         )
+
+    def _add_cost(self, span: Span, call: FinishedCall, captured: Captured | None) -> None:
+        if captured is None or call.target is None or captured.usage.prompt is None:
+            return
+        price = self._prices.of(call.target.backend_id, call.target.model)
+        if price is not None:
+            cost_usd = price.cost_micros(captured.usage) / 1e6
+            span.attributes.append(KeyValue(key=COST_ATTRIBUTE, value=AnyValue(double_value=cost_usd)))
 
     def _record(self, span: Span, model_call: bytes) -> span_pb2.SpanRecord:
         return span_pb2.SpanRecord(

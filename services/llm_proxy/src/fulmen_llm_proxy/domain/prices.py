@@ -89,3 +89,6 @@ class PriceTable:
 
 def _is_open(pattern: str) -> bool:
     return "*" in pattern or "?" in pattern or "[" in pattern
+
+
+NO_PRICES: Final = PriceTable({})
