@@ -162,4 +162,7 @@ async def test_health_and_metrics_answer_without_a_key(proxy: RunningProxy) -> N
     async with proxy.http.get(f"{root}/healthz") as answer:
         assert (answer.status, await answer.text()) == (200, "ok")
     async with proxy.http.get(f"{root}/metrics") as answer:
-        assert 'fulmen_llm_proxy_calls_total{status="200"} 1.0' in await answer.text()
+        assert (
+            'fulmen_llm_proxy_calls_total{api="chat_completions",backend="one",model="tiny",status="200"} 1.0'
+            in await answer.text()
+        )

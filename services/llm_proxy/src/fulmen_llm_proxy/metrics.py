@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
-_LATENCY_BUCKETS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+from fulmen_llm_proxy.call_metrics import CallMetrics
 
 
 class Metrics:
@@ -12,25 +12,7 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
-        self.calls = Counter(
-            "fulmen_llm_proxy_calls", "Model calls that ended, by HTTP status.", ["status"], registry=registry
-        )
-        self.call_seconds = Histogram(
-            "fulmen_llm_proxy_call_seconds",
-            "Seconds from the request to the end of the answer.",
-            registry=registry,
-            buckets=_LATENCY_BUCKETS_S,
-        )
-        self.first_byte_seconds = Histogram(
-            "fulmen_llm_proxy_first_byte_seconds",
-            "Seconds from the request to the first byte of the answer.",
-            registry=registry,
-            buckets=_LATENCY_BUCKETS_S,
-        )
-        self.in_flight = Gauge("fulmen_llm_proxy_calls_in_flight", "Model calls that run now.", registry=registry)
-        self.caller_gone = Counter(
-            "fulmen_llm_proxy_callers_gone", "Calls whose caller left before the answer ended.", registry=registry
-        )
+        self.calls = CallMetrics(registry)
         self.calls_of_ended_attempts = Counter(
             "fulmen_llm_proxy_calls_of_ended_attempts",
             "Running calls that were ended because their attempt was.",

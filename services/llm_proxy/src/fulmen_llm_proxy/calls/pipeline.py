@@ -96,6 +96,7 @@ class CallPipeline:
         self._gate = gate
         self._guard = guard
         self._metrics = metrics
+        metrics.calls.read_routes(tables)
         self._max_event_bytes = max_event_bytes
         self._running: set[_Call] = set()
         tables.follow(self._note_versions)
@@ -106,10 +107,14 @@ class CallPipeline:
         Raises:
             FulmenError, Refused: if it is refused before it counts as a call; nothing was sent.
         """
-        call = self._begin(api, caller, head, body)
+        try:
+            call = self._begin(api, caller, head, body)
+        except (FulmenError, Refused) as error:
+            self._metrics.calls.failed(code_of(error), status_of(error))
+            raise
         self._running.add(call)
         attribution = caller.attribution
-        self._metrics.in_flight.inc()
+        self._metrics.calls.in_flight += 1
         if attribution is not None:
             self._ledger.begin(attribution.attempt)
         try:
@@ -121,7 +126,6 @@ class CallPipeline:
         except CallerGone:
             call.error_type = CALLER_GONE
             call.status = call.status if call.answering else 0
-            self._metrics.caller_gone.inc()
         except (FulmenError, Refused) as error:
             call.status, call.error_type = status_of(error), code_of(error)
             await _report(call, error, sink)
@@ -257,12 +261,20 @@ class CallPipeline:
             target=None if call.choice is None else call.choice.target,
             failed=bool(call.error_type),
         )
-        metrics = self._metrics
-        metrics.in_flight.dec()
-        metrics.calls.labels(str(call.status)).inc()
-        metrics.call_seconds.observe(elapsed_s)
-        if call.first_byte_s is not None:
-            metrics.first_byte_seconds.observe(call.first_byte_s)
+        metrics, counts = self._metrics.calls, call.counts
+        metrics.in_flight -= 1
+        metrics.ended(
+            choice=call.choice,
+            api=call.request.api.name,
+            status=call.status,
+            elapsed_s=elapsed_s,
+            first_token_s=call.first_byte_s,
+            streamed=call.request.stream,
+            input_tokens=None if counts is None else counts.prompt,
+            output_tokens=None if counts is None else counts.completion,
+        )
+        if call.error_type:
+            metrics.failed(call.error_type, call.status)
         attribution = call.caller.attribution
         if attribution is None or call.place is None:
             return
