@@ -18,14 +18,17 @@ from fulmen_llm_proxy.domain.apis.api import (
     routed_fields,
 )
 from fulmen_llm_proxy.domain.apis.chat import with_usage
+from fulmen_llm_proxy.domain.apis.chat_events import WholeAsEvents
 from fulmen_llm_proxy.domain.apis.collected import Asked, Collected, Fields
 from fulmen_llm_proxy.domain.apis.errors import error_document, refusal_of
 from fulmen_llm_proxy.domain.apis.registry import APIS, CAPTURED
+from fulmen_llm_proxy.domain.engines import PROFILES
 from fulmen_llm_proxy.domain.routing import Choice
 from fulmen_llm_proxy.domain.sse import EventSplitter
 from fulmen_llm_proxy.domain.translation.registry import TRANSLATORS, way
 from fulmen_llm_proxy.domain.translation.translator import Translator
 
+_OF_STREAMS = frozenset({"stream", "stream_options"})
 _MAX_EVENT_BYTES = 1 << 31  # of our own translators' events: bounded by the backend's, which are
 
 
@@ -38,6 +41,9 @@ class Exchange:
         caller_api: the API that the caller called by.
         fields: the request's fields as the backend gets them, without what the capture added.
         captured: token ids and log-probabilities are asked of the backend.
+        stream: the backend is asked for a stream.
+        whole_as_stream: the caller wants a stream, the backend is asked for a whole answer: `reader.event` is given
+            that, and returns the stream.
     """
 
     api: Api
@@ -45,6 +51,8 @@ class Exchange:
     body: bytes
     fields: Fields
     captured: bool
+    stream: bool
+    whole_as_stream: bool
     reader: AnswerReader
 
     def refusal(self, status: int, body: bytes) -> bytes:
@@ -84,20 +92,27 @@ def plan_exchange(
     api = APIS[steps[-1]]
     set_by_route = overrides if request.api.name in GENERATING else {}
     fields = routed_fields(request.fields, model=target.model, asked_model=request.model, overrides=set_by_route)
+    whole_as_stream = request.stream and captured and api.name not in PROFILES[backend.engine].ids_in_streams
+    make_reader = WholeAsEvents if whole_as_stream else api.reader
     reader: AnswerReader
     if len(steps) == 1:
         asked = request.asked if captured else replace(EVERYTHING, stream_usage=request.asked.stream_usage)
-        reader = api.reader(asked)
+        reader = make_reader(asked)
     else:
         translators = [TRANSLATORS[step]() for step in pairwise(steps)]
         fields = _translated(fields, translators, stream=request.stream)
-        reader = TranslatedReader(api.reader(_asked_by(translators)), translators)
+        reader = TranslatedReader(make_reader(_asked_by(translators)), translators)
+    if whole_as_stream:
+        fields = {name: value for name, value in fields.items() if name not in _OF_STREAMS}
+    stream = request.stream and not whole_as_stream
     return Exchange(
         api=api,
         caller_api=request.api,
-        body=api.body(fields, stream=request.stream, capture=captured),
+        body=api.body(fields, stream=stream, capture=captured),
         fields=fields,
         captured=captured,
+        stream=stream,
+        whole_as_stream=whole_as_stream,
         reader=reader,
     )
 
