@@ -193,7 +193,7 @@ class CallPipeline:
             path=exchange.api.path,
             model=choice.target.model,
             body=exchange.body,
-            stream=call.request.stream,
+            stream=exchange.stream,
             headers=call.headers,
         )
 
@@ -212,7 +212,9 @@ class CallPipeline:
                     await _pass_refusal(exchange, answer, sink, watch)
                     return
                 call.answered = True
-                if call.request.stream and answer.content_type.startswith(_EVENT_STREAM):
+                if exchange.whole_as_stream:
+                    await _pass_whole_as_stream(call, exchange, answer, sink, watch)
+                elif exchange.stream and answer.content_type.startswith(_EVENT_STREAM):
                     await self._pass_stream(call, exchange, answer, sink, watch)
                 else:
                     await _pass_whole(call, exchange, answer, sink, watch)
@@ -319,6 +321,19 @@ async def _pass_whole(call: _Call, exchange: Exchange, answer: BackendAnswer, si
     call.first_byte_s = time.perf_counter() - call.started
     watch.settle()
     await sink.whole(200, passed, answer.content_type, answer.headers)
+
+
+async def _pass_whole_as_stream(
+    call: _Call, exchange: Exchange, answer: BackendAnswer, sink: Sink, watch: Watch
+) -> None:
+    call.size_bytes += len(answer.body)
+    passed = exchange.reader.event(answer.body) + exchange.reader.end()
+    call.answering = True
+    call.first_byte_s = time.perf_counter() - call.started
+    await sink.begin(_EVENT_STREAM, answer.headers)
+    await sink.piece(passed)
+    watch.settle()
+    await sink.end()
 
 
 async def _report(call: _Call, error: FulmenError | Refused, sink: Sink) -> None:
