@@ -2,12 +2,15 @@
 
 import logging
 import sys
+import traceback
 
 import structlog
 from opentelemetry import trace
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+_MOST_CAUSES = 8
 
 
 def configure_logs(*, service: str, log_format: str, level: str) -> None:
@@ -41,6 +44,23 @@ def configure_logs(*, service: str, log_format: str, level: str) -> None:
         )
     )
     logging.basicConfig(handlers=[handler], level=max(_LEVELS[level], logging.WARNING), force=True)
+
+
+def places_of(error: BaseException) -> list[str]:
+    """Returns the types and places of an error and of what led to it, the last first, without any of their texts.
+
+    The text of an error that nobody foresaw may hold what a caller sent.
+    """
+    found: list[str] = []
+    while len(found) < _MOST_CAUSES:
+        frames = traceback.extract_tb(error.__traceback__)
+        places = " < ".join(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in reversed(frames))
+        found.append(f"{type(error).__name__} at {places}")
+        cause = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__ or error.__context__
+        if cause is None:
+            break
+        error = cause
+    return found
 
 
 def _add_trace_id(_: WrappedLogger, __: str, event: EventDict) -> EventDict:

@@ -21,6 +21,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from fulmen.errors import ArgumentInvalid, FulmenError, InternalError, NotYetServed, Violation
 from fulmen.rpc.status import STATUS_METADATA_KEY, encode, grpc_code
 from fulmen_service_kit.auth import Authenticator, set_caller
+from fulmen_service_kit.logs import places_of
 from fulmen_service_kit.tokens import Caller
 
 _log = structlog.get_logger()
@@ -31,8 +32,15 @@ _QUIET = ("/grpc.health.", "/grpc.reflection.")
 class RpcEdge(grpc.aio.ServerInterceptor):
     """Wraps every handler of a server."""
 
-    def __init__(self, authenticator: Authenticator) -> None:
+    def __init__(self, authenticator: Authenticator, *, log_error_texts: bool = True) -> None:
+        """Takes who decides about callers.
+
+        Args:
+            authenticator: Decides.
+            log_error_texts: Whether the text of an error that nobody foresaw is logged: not where it may hold prompts.
+        """
         self._authenticator = authenticator
+        self._log_error_texts = log_error_texts
         self._tracer = trace.get_tracer("fulmen.rpc")
         self._duration = metrics.get_meter("fulmen.rpc").create_histogram(
             "rpc.server.duration", unit="s", description="How long rpcs took, by method and code."
@@ -164,7 +172,8 @@ class _Call:
         else:
             error_id = uuid.uuid4().hex[:12]
             known = InternalError(f"Internal error. Quote id {error_id}.", error_id=error_id)
-            _log.error("rpc_failed_unexpectedly", rpc=self._rpc, error_id=error_id, exc_info=error)
+            told = {"exc_info": error} if self._edge._log_error_texts else {"error": places_of(error)}
+            _log.error("rpc_failed_unexpectedly", rpc=self._rpc, error_id=error_id, **told)
         self.end(known.code.value, reason=known.reason)
         await context.abort(
             grpc_code(known.code), known.message, ((STATUS_METADATA_KEY, encode(known).SerializeToString()),)

@@ -37,6 +37,7 @@ def build_server(
     service_names: Sequence[str],
     register: Callable[[grpc.aio.Server], None],
     revoked: Container[str] = frozenset(),
+    log_error_texts: bool = True,
 ) -> RpcServer:
     """Makes and binds a server; `lifecycle.run_service` starts it.
 
@@ -46,13 +47,14 @@ def build_server(
         service_names: Full names of the served services, for health and reflection.
         register: Adds the servicers.
         revoked: Ids of tokens that are refused although they are well signed; may change at any time.
+        log_error_texts: See `RpcEdge`.
 
     Raises:
         StartupError: If the port cannot be bound.
     """
     verifier = TokenVerifier(settings.signing_key.get_secret_value(), revoked=revoked)
     authenticator = Authenticator(verifier=verifier, policy=policy, dev_mode=settings.dev_mode)
-    edge = RpcEdge(authenticator)
+    edge = RpcEdge(authenticator, log_error_texts=log_error_texts)
     server = grpc.aio.server(
         interceptors=[edge],
         options=(

@@ -229,7 +229,14 @@ def _rpc_server(settings: LlmProxySettings, shared: _Shared, calls: CallPipeline
         capture_service_pb2_grpc.add_CaptureServiceServicer_to_server(captures, server)
         completion_service_pb2_grpc.add_CompletionServiceServicer_to_server(completions, server)
 
-    return build_server(settings, policy=_POLICY, service_names=_SERVICES, register=register, revoked=shared.revoked)
+    return build_server(
+        settings,
+        policy=_POLICY,
+        service_names=_SERVICES,
+        register=register,
+        revoked=shared.revoked,
+        log_error_texts=False,
+    )
 
 
 def _roles(settings: LlmProxySettings, shared: _Shared) -> dict[str, BackgroundRole]:
@@ -244,7 +251,9 @@ def _roles(settings: LlmProxySettings, shared: _Shared) -> dict[str, BackgroundR
     delivery = CaptureDelivery(
         queue=shared.queue,
         ledger=shared.ledger,
-        sender=SpanShipper(channel=shared.channel, codec=SpanCodec(instance_id=shared.instance_id, prices=shared.meter.prices)),
+        sender=SpanShipper(
+            channel=shared.channel, codec=SpanCodec(instance_id=shared.instance_id, prices=shared.meter.prices)
+        ),
         spool=shared.spool,
         retry=_STORE_RETRY,
         metrics=shared.metrics,

@@ -23,6 +23,7 @@ from fulmen_llm_proxy.transport.http.auth import HttpAuthenticator, caller_of
 from fulmen_llm_proxy.transport.http.http_sink import HttpSink
 from fulmen_llm_proxy.transport.http.paths import attempt_in, without_attempt
 from fulmen_service_kit.http_wire import CallerGone, Message, Receive, Scope, Send, header, read_body, respond
+from fulmen_service_kit.logs import places_of
 
 SERVED = ", ".join([*(f"POST {path}" for path in BY_PATH), "GET /v1/models", "GET /healthz", "GET /metrics"])
 
@@ -84,7 +85,7 @@ class Door:
             await _refuse(scope, tell, error, unread)
         except Exception as error:  # noqa: BLE001 - the edge: no text of an unknown error leaves the process
             error_id = uuid.uuid4().hex[:12]
-            _log.error("call_failed_unexpectedly", path=scope["path"], error_id=error_id, exc_info=error)
+            _log.error("call_failed_unexpectedly", path=scope["path"], error_id=error_id, error=places_of(error))
             if not started:
                 await _refuse(scope, send, InternalError(f"Internal error. Quote id {error_id}.", error_id=error_id))
             else:
