@@ -55,6 +55,19 @@ async def test_a_project_is_created_changed_shown_and_listed(fulmen: Fulmen) -> 
     assert "for ever" in freed.stdout
 
 
+async def test_limits_of_model_calls_are_set_one_by_one_and_shown(fulmen: Fulmen) -> None:
+    await fulmen("project", "create", "team-a", "--limit", "tokens_per_minute=1000")
+    more = ("--limit", "attempt.concurrent_calls=2", "--limit", "attempt_token_budget=500")
+    changed = await fulmen("project", "update", "team-a", *more)
+    assert "tokens_per_minute=1000, attempt.concurrent_calls=2, attempt_token_budget=500" in changed.stdout
+    await fulmen("project", "update", "team-a", "--limit", "tokens_per_minute=0")
+    shown = json.loads((await fulmen("project", "get", "team-a", "-o", "json")).stdout)
+    assert shown["model_limits"]["attempt"] == {"concurrent_calls": "2"}
+    assert not shown["model_limits"].get("project")
+    for wrong in ("tokens=5", "attempt_token_budget", "requests_per_minute=-1", "project.concurrent_calls=1"):
+        assert (await fulmen("project", "update", "team-a", "--limit", wrong)).exit_code == Exit.USAGE
+
+
 async def test_errors_are_one_message_and_an_exit_status(fulmen: Fulmen) -> None:
     assert (await fulmen("project", "get", "none")).exit_code == Exit.NOT_FOUND
     assert (await fulmen("project", "create", "default")).exit_code == Exit.CONFLICT

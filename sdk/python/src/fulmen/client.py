@@ -19,6 +19,7 @@ from fulmen.store.v1.resource_service_pb2_grpc import ResourceServiceStub
 from fulmen.store.v1.rollout_service_pb2_grpc import RolloutServiceStub
 from fulmen.store.v1.runner_registry_service_pb2_grpc import RunnerRegistryServiceStub
 from fulmen.store.v1.span_service_pb2_grpc import SpanServiceStub
+from fulmen.store.v1.usage_service_pb2_grpc import UsageServiceStub
 
 __all__ = ["Client", "Targets", "connect"]
 
@@ -41,6 +42,7 @@ class Client:
     resources: ResourceServiceStub
     runners: RunnerRegistryServiceStub
     projects: ProjectServiceStub
+    usage: UsageServiceStub
     training_runs: TrainingRunServiceStub
     routes: RouteServiceStub
     backends: BackendServiceStub
@@ -64,6 +66,7 @@ async def connect(targets: Targets, *, token: str | None) -> AsyncIterator[Clien
             resources=ResourceServiceStub(store),
             runners=RunnerRegistryServiceStub(store),
             projects=ProjectServiceStub(store),
+            usage=UsageServiceStub(store),
             training_runs=TrainingRunServiceStub(algorithm),
             routes=RouteServiceStub(llm_proxy),
             backends=BackendServiceStub(llm_proxy),

@@ -21,6 +21,7 @@ from fulmen.cli import (
     token_command,
     trace_command,
     train_command,
+    usage_command,
 )
 
 __all__ = ["app", "main"]
@@ -62,6 +63,7 @@ for module in (
     resource_commands,
     proxy_commands,
     project_commands,
+    usage_command,
     token_command,
     doctor_command,
 ):

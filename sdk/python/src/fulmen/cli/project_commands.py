@@ -1,4 +1,4 @@
-"""`fulmen project`: tenants, their share, quotas, retention and rules."""
+"""`fulmen project`: tenants, their share, quotas, retention, rules and limits of model calls."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from fulmen.cli.connection import Connection
 from fulmen.cli.exits import CommandFailed, Exit
 from fulmen.cli.output import as_dict, console, print_json, print_rows, when
 from fulmen.store.v1 import project_service_pb2 as pb
+from fulmen.store.v1.model_limits_pb2 import CallLimits, ModelLimits
 from fulmen.store.v1.rollout_service_pb2 import QueueRules
 
 __all__ = ["project_name", "register"]
@@ -20,6 +21,9 @@ SECONDS_PER_DAY: Final = 86_400
 PAGE_SIZE: Final = 1000
 AGEING: Final = "ageing_interval"
 SWITCHES: Final = ("match_labels", "affinity", "longest_first", "hedging", "weighted_share")
+LIMITS: Final = ("requests_per_minute", "tokens_per_minute", "concurrent_calls")
+BUDGET: Final = "attempt_token_budget"
+PER_ATTEMPT: Final = "attempt."
 ON_OFF: Final = {"on": True, "off": False}
 
 NameArgument = Annotated[str, typer.Argument(help="Such as team-a, or projects/team-a.")]
@@ -33,11 +37,21 @@ RuleOption = Annotated[
     list[str] | None,
     typer.Option("--rule", help=f"NAME=on|off of {', '.join(SWITCHES)}; or {AGEING}=SECONDS. May be repeated."),
 ]
+LimitOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--limit",
+        help=f"NAME=NUMBER of {', '.join(LIMITS)}, for all model calls; {PER_ATTEMPT}NAME=NUMBER for each attempt's; "
+        f"or {BUDGET}=NUMBER. 0: no limit. May be repeated.",
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
-    projects = new_group("Projects: tenants with their share, quotas, retention and queue rules.")
+    projects = new_group(
+        "Projects: tenants with their share, quotas, retention, queue rules and limits of model calls."
+    )
     app.add_typer(projects, name="project")
     remote_command(projects, "create")(create)
     remote_command(projects, "get")(get)
@@ -53,6 +67,7 @@ async def create(
     max_queued: QueuedOption = None,
     retention_days: RetentionOption = None,
     rule: RuleOption = None,
+    limit: LimitOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Creates a project; a token for all projects is needed.
@@ -65,6 +80,8 @@ async def create(
     """
     project = pb.Project(name=project_name(name))
     _change(project, weight, max_running, max_queued, retention_days, rule or ())
+    for each in limit or ():
+        _set_limit(project.model_limits, each)
     async with connection.open() as client:
         created = (await client.projects.CreateProject(pb.CreateProjectRequest(project=project))).project
     _show(created, output)
@@ -91,6 +108,7 @@ async def update(
     max_queued: QueuedOption = None,
     retention_days: RetentionOption = None,
     rule: RuleOption = None,
+    limit: LimitOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Changes what is given and leaves the rest; fails if somebody else changed the project meanwhile.
@@ -100,10 +118,14 @@ async def update(
         fulmen project update team-a --max-queued 100000
 
         fulmen project update team-a --rule affinity=off --rule ageing_interval=30
+
+        fulmen project update team-a --limit tokens_per_minute=2000000 --limit attempt_token_budget=50000
     """
     async with connection.open() as client:
         project = (await client.projects.GetProject(pb.GetProjectRequest(name=project_name(name)))).project
         _change(project, weight, max_running, max_queued, retention_days, rule or ())
+        for each in limit or ():
+            _set_limit(project.model_limits, each)
         changed = (await client.projects.UpdateProject(pb.UpdateProjectRequest(project=project))).project
     _show(changed, output)
 
@@ -171,6 +193,29 @@ def _set_rule(rules: QueueRules, text: str) -> None:
         )
 
 
+def _set_limit(limits: ModelLimits, text: str) -> None:
+    name, _, value = text.partition("=")
+    target: ModelLimits | CallLimits = limits
+    if name.removeprefix(PER_ATTEMPT) in LIMITS:
+        target = limits.attempt if name.startswith(PER_ATTEMPT) else limits.project
+    elif name != BUDGET:
+        value = ""
+    if not value.isdecimal():
+        raise CommandFailed(
+            f"--limit {text}: give NAME=NUMBER, NAME one of {', '.join(LIMITS)}, the same after {PER_ATTEMPT}, or {BUDGET}.",
+            exit_code=Exit.USAGE,
+        )
+    setattr(target, name.removeprefix(PER_ATTEMPT), int(value))
+
+
+def _limits_set(limits: ModelLimits) -> list[str]:
+    found = [f"{name}={getattr(limits.project, name)}" for name in LIMITS if getattr(limits.project, name)]
+    found += [
+        f"{PER_ATTEMPT}{name}={getattr(limits.attempt, name)}" for name in LIMITS if getattr(limits.attempt, name)
+    ]
+    return [*found, *([f"{BUDGET}={limits.attempt_token_budget}"] if limits.attempt_token_budget else [])]
+
+
 def _show(project: pb.Project, output: Output) -> None:
     if output is Output.JSON:
         print_json(as_dict(project))
@@ -186,6 +231,7 @@ def _show(project: pb.Project, output: Output) -> None:
         ("may wait", _limit(project.max_queued)),
         ("kept", _kept(project)),
         ("rules", ", ".join(switched) or "the defaults"),
+        ("limits", ", ".join(_limits_set(project.model_limits)) or "none"),
         ("created", when(project.create_time)),
     ]
     screen = console()
