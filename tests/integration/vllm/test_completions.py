@@ -9,7 +9,6 @@ from typing import Any
 import openai
 import pytest
 
-from fulmen.ids import parse_rollout_name
 from fulmen.store.v1 import span_service_pb2
 from fulmen.type.v1.model_call_pb2 import ModelCallRecord
 from tests.integration.llm_proxy.fake_store import FakeStore, batch_of
@@ -73,15 +72,15 @@ async def test_a_call_is_read_back_from_a_real_store_as_vllm_sampled_it(vllm: Vl
     dsn = server.fresh_database()
     async with asyncio.timeout(60), real.running_store(dsn) as store:
         stubs = await store.stubs()
-        [rollout] = await real.create(stubs)
+        await real.create(stubs)
+        [held] = await (await real.Runner(stubs).open()).take(1)
         async with running_proxy(store.target, signing_key=real.SIGNING_KEY) as proxy:
             await proxy.register(BACKEND, vllm.url)
             await proxy.put_route(target(BACKEND))
-            attempt, key = proxy.attempt(rollout_id=parse_rollout_name(rollout))
-            status, _ = await proxy.chat(key, PROMPT, **GREEDY)
+            status, _ = await proxy.chat(held.attempt_key, PROMPT, **GREEDY)
             assert status == 200
-            assert (await proxy.flush(attempt)).flushed
-        stream = stubs.spans.StreamSpans(span_service_pb2.StreamSpansRequest(parents=[attempt]))
+            assert (await proxy.flush(held.attempt)).flushed
+        stream = stubs.spans.StreamSpans(span_service_pb2.StreamSpansRequest(parents=[held.attempt]))
         chunks = [chunk async for message in stream for chunk in message.chunks]
     server.drop(dsn)
 
