@@ -6,7 +6,7 @@ does not fit its attribute is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from urllib.parse import urlsplit
 
@@ -16,6 +16,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from fulmen.model_call import CLIENT_GONE_ATTRIBUTE, RESEND_COUNT_ATTRIBUTE
 from fulmen_llm_proxy.clients import genai
+from fulmen_llm_proxy.domain.apis.api import Api
 from fulmen_llm_proxy.domain.apis.collected import Fields
 from fulmen_llm_proxy.domain.call import CALLER_GONE, FinishedCall
 from fulmen_llm_proxy.domain.capture import Captured
@@ -25,6 +26,7 @@ from fulmen_llm_proxy.domain.trace import root_of
 
 _INT64 = 1 << 63
 _MAX_STOPS = 16
+_REPEATED = 4096
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -97,64 +99,73 @@ def _fits(key: str, value: msgspec.Raw) -> bool:
 def span_of(call: FinishedCall, captured: Captured | None, sampling: Sampling) -> Span:
     """Returns the span of a call; `captured` is None if no answer came."""
     place = call.place
-    failed = Status(code=Status.STATUS_CODE_ERROR, message=_clean(call.error_type)) if call.error_type else None
-    return Span(
-        trace_id=bytes.fromhex(place.trace_id),
-        span_id=bytes.fromhex(place.span_id),
-        parent_span_id=bytes.fromhex(place.parent_id or root_of(call.attribution.attempt)),
-        name=_clean(f"{call.api.operation} {call.model}"),
-        kind=Span.SPAN_KIND_CLIENT,
-        start_time_unix_nano=call.start_ns,
-        end_time_unix_nano=call.end_ns,
-        attributes=[
-            *_identity(call),
-            *_request_attributes(call, sampling),
-            *(() if captured is None else _answer_attributes(call, captured)),
-        ],
-        status=failed,
-    )
-
-
-def number(key: str, value: int) -> Iterator[KeyValue]:
-    """Yields an attribute, unless the number is larger than an attribute can be."""
-    if -_INT64 <= value < _INT64:
-        yield KeyValue(key=key, value=AnyValue(int_value=value))
-
-
-def _identity(call: FinishedCall) -> Iterator[KeyValue]:
-    yield _text(genai.OPERATION, call.api.operation)
-    yield _text(genai.PROVIDER, _provider(call))
-    yield _text(genai.REQUEST_MODEL, call.model)
-    yield _text("fulmen.mode", call.attribution.mode)
-    yield from number("fulmen.attempt.epoch", call.attribution.epoch)
-    yield from number(genai.HTTP_STATUS, call.http_status)
-    if call.backend is not None:
-        yield _text("fulmen.backend", call.backend.id)
-        address, port = _server(call.backend.base_url)
-        yield _text(genai.SERVER_ADDRESS, address)
-        yield from number(genai.SERVER_PORT, port)
-    if call.agent_name:
-        yield _text(genai.AGENT_NAME, call.agent_name)
-    if call.resend_count:
-        yield from number(RESEND_COUNT_ATTRIBUTE, call.resend_count)
+    attributes = _circumstances(call)
+    attributes += _request_attributes(call, sampling)
+    if captured is not None:
+        attributes += _answer_attributes(call, captured)
+    span = Span.FromString(_repeated(call.api, call.model, call.attribution.mode, call.backend, call.http_status))
+    span.trace_id = bytes.fromhex(place.trace_id)
+    span.span_id = bytes.fromhex(place.span_id)
+    span.parent_span_id = bytes.fromhex(place.parent_id or root_of(call.attribution.attempt))
+    span.start_time_unix_nano = call.start_ns
+    span.end_time_unix_nano = call.end_ns
+    span.attributes.extend(attributes)
     if call.error_type:
-        yield _text(genai.ERROR_TYPE, call.error_type)
-        if call.error_type == CALLER_GONE:
-            yield KeyValue(key=CLIENT_GONE_ATTRIBUTE, value=AnyValue(bool_value=True))
+        span.status.CopyFrom(Status(code=Status.STATUS_CODE_ERROR, message=_clean(call.error_type)))
+    return span
+
+
+def number(key: str, value: int) -> list[KeyValue]:
+    """Returns an attribute; none if the number is larger than an attribute can be."""
+    if -_INT64 <= value < _INT64:
+        return [KeyValue(key=key, value=AnyValue(int_value=value))]
+    return []
+
+
+@lru_cache(maxsize=_REPEATED)
+def _repeated(api: Api, model: str, mode: str, backend: Backend | None, http_status: int) -> bytes:
+    """Returns what is the same in the spans of many calls, serialised: making it anew would be half of the cost."""
+    attributes = [
+        _text(genai.OPERATION, api.operation),
+        _text(genai.PROVIDER, _provider(api, backend)),
+        _text(genai.REQUEST_MODEL, model),
+        _text("fulmen.mode", mode),
+        *number(genai.HTTP_STATUS, http_status),
+    ]
+    if backend is not None:
+        address, port = _server(backend.base_url)
+        attributes += [
+            _text("fulmen.backend", backend.id),
+            _text(genai.SERVER_ADDRESS, address),
+            *number(genai.SERVER_PORT, port),
+        ]
+    name = _clean(f"{api.operation} {model}")
+    return Span(name=name, kind=Span.SPAN_KIND_CLIENT, attributes=attributes).SerializeToString()
+
+
+def _circumstances(call: FinishedCall) -> list[KeyValue]:
+    found = number("fulmen.attempt.epoch", call.attribution.epoch)
+    if call.agent_name:
+        found.append(_text(genai.AGENT_NAME, call.agent_name))
+    if call.resend_count:
+        found += number(RESEND_COUNT_ATTRIBUTE, call.resend_count)
+    if call.error_type:
+        found.append(_text(genai.ERROR_TYPE, call.error_type))
+    if call.error_type == CALLER_GONE:
+        found.append(KeyValue(key=CLIENT_GONE_ATTRIBUTE, value=AnyValue(bool_value=True)))
     if call.first_byte_s is not None:
-        yield _real(genai.RESPONSE_FIRST_CHUNK_S, call.first_byte_s)
+        found.append(_real(genai.RESPONSE_FIRST_CHUNK_S, call.first_byte_s))
+    return found
 
 
-def _provider(call: FinishedCall) -> str:
-    backend: Backend | None = call.backend
-    if backend is not None and backend.azure:
+def _provider(api: Api, backend: Backend | None) -> str:
+    if backend is None:
+        return api.dialect.value
+    if backend.azure:
         return genai.PROVIDER_AZURE
-    if backend is not None and backend.engine is not Engine.UNKNOWN:
-        return backend.engine.value
-    return (call.api.dialect if backend is None else backend.dialect).value
+    return (backend.dialect if backend.engine is Engine.UNKNOWN else backend.engine).value
 
 
-@lru_cache(maxsize=1024)
 def _server(base_url: str) -> tuple[str, int]:
     parts = urlsplit(base_url)
     try:
@@ -164,9 +175,10 @@ def _server(base_url: str) -> tuple[str, int]:
     return parts.hostname or "", port or _DEFAULT_PORTS.get(parts.scheme, 0)
 
 
-def _request_attributes(call: FinishedCall, sampling: Sampling) -> Iterator[KeyValue]:
+def _request_attributes(call: FinishedCall, sampling: Sampling) -> list[KeyValue]:
+    found: list[KeyValue] = []
     if call.stream:
-        yield KeyValue(key=genai.REQUEST_STREAM, value=AnyValue(bool_value=True))
+        found.append(KeyValue(key=genai.REQUEST_STREAM, value=AnyValue(bool_value=True)))
     for key, real in (
         (genai.REQUEST_TEMPERATURE, sampling.temperature),
         (genai.REQUEST_TOP_P, sampling.top_p),
@@ -175,19 +187,21 @@ def _request_attributes(call: FinishedCall, sampling: Sampling) -> Iterator[KeyV
         (genai.REQUEST_PRESENCE_PENALTY, sampling.presence_penalty),
     ):
         if real is not None:
-            yield _real(key, real)
+            found.append(_real(key, real))
     limit = sampling.max_completion_tokens or sampling.max_tokens or sampling.max_output_tokens
-    for key, whole in ((genai.REQUEST_MAX_TOKENS, limit), (genai.REQUEST_SEED, sampling.seed)):
-        if whole is not None:
-            yield from number(key, whole)
+    if limit is not None:
+        found += number(genai.REQUEST_MAX_TOKENS, limit)
+    if sampling.seed is not None:
+        found += number(genai.REQUEST_SEED, sampling.seed)
     if sampling.n is not None and sampling.n != 1:
-        yield from number(genai.REQUEST_CHOICES, sampling.n)
+        found += number(genai.REQUEST_CHOICES, sampling.n)
     stops = sampling.stop if sampling.stop_sequences is None else sampling.stop_sequences
     if stops:
-        yield _texts(genai.REQUEST_STOP, [stops] if isinstance(stops, str) else stops[:_MAX_STOPS])
+        found.append(_texts(genai.REQUEST_STOP, [stops] if isinstance(stops, str) else stops[:_MAX_STOPS]))
     conversation = _conversation(call.fields)
     if conversation:
-        yield _text(genai.CONVERSATION, conversation)
+        found.append(_text(genai.CONVERSATION, conversation))
+    return found
 
 
 def _conversation(fields: Fields) -> str:
@@ -201,27 +215,29 @@ def _conversation(fields: Fields) -> str:
     return said.id if isinstance(said, _Conversation) else said or ""
 
 
-def _answer_attributes(call: FinishedCall, captured: Captured) -> Iterator[KeyValue]:
+def _answer_attributes(call: FinishedCall, captured: Captured) -> list[KeyValue]:
+    found: list[KeyValue] = []
     named = _named(call)
     if named.id:
-        yield _text(genai.RESPONSE_ID, named.id)
+        found.append(_text(genai.RESPONSE_ID, named.id))
     model = named.model or ("" if call.target is None else call.target.model)
     if model:
-        yield _text(genai.RESPONSE_MODEL, model)
+        found.append(_text(genai.RESPONSE_MODEL, model))
     reasons = [choice.finish_reason for choice in captured.choices if choice.finish_reason]
     if reasons:
-        yield _texts(genai.RESPONSE_FINISH_REASONS, reasons)
+        found.append(_texts(genai.RESPONSE_FINISH_REASONS, reasons))
     usage = captured.usage
-    for key, count in ((genai.USAGE_INPUT, usage.prompt), (genai.USAGE_OUTPUT, usage.completion)):
-        if count is not None:
-            yield from number(key, count)
-    for key, count in (
-        (genai.USAGE_CACHE_READ, usage.cached),
-        (genai.USAGE_CACHE_CREATION, usage.cache_written),
-        (genai.USAGE_REASONING, usage.reasoning),
-    ):
-        if count:
-            yield from number(key, count)
+    if usage.prompt is not None:
+        found += number(genai.USAGE_INPUT, usage.prompt)
+    if usage.completion is not None:
+        found += number(genai.USAGE_OUTPUT, usage.completion)
+    if usage.cached:
+        found += number(genai.USAGE_CACHE_READ, usage.cached)
+    if usage.cache_written:
+        found += number(genai.USAGE_CACHE_CREATION, usage.cache_written)
+    if usage.reasoning:
+        found += number(genai.USAGE_REASONING, usage.reasoning)
+    return found
 
 
 def _named(call: FinishedCall) -> _Named:
@@ -237,7 +253,7 @@ def _named(call: FinishedCall) -> _Named:
 
 def _clean(text: str) -> str:
     """Returns text that UTF-8 can carry."""
-    return text.encode("utf-8", "replace").decode()
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def _text(key: str, value: str) -> KeyValue:
