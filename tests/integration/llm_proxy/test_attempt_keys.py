@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import aiohttp
+import anthropic
 import httpx2
 import openai
 import pytest
@@ -92,9 +93,7 @@ async def test_an_attempt_that_is_over_is_refused_without_a_look_at_the_backend(
     assert (len(backend.received), len(store.checks)) == (seen, questions)
 
 
-async def test_a_vendors_client_does_not_try_again_when_the_attempt_is_over(
-    proxy: RunningProxy, store: FakeStore
-) -> None:
+async def test_vendors_clients_do_not_try_again_when_the_attempt_is_over(proxy: RunningProxy, store: FakeStore) -> None:
     attempt, key = proxy.attempt()
     store.stands(attempt, lease_service_pb2.ATTEMPT_STATUS_ENDED)
     await until_refused(proxy, key)
@@ -107,8 +106,15 @@ async def test_a_vendors_client_does_not_try_again_when_the_attempt_is_over(
         chat = openai.AsyncOpenAI(base_url=proxy.url, api_key=key, max_retries=3, http_client=http)
         with pytest.raises(openai.PermissionDeniedError) as raised:
             await chat.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}])
+        claude = anthropic.AsyncAnthropic(
+            base_url=proxy.url.removesuffix("/v1"), api_key=key, max_retries=3, http_client=http
+        )
+        with pytest.raises(anthropic.PermissionDeniedError) as raised_too:
+            await claude.messages.create(model=MODEL, max_tokens=9, messages=[{"role": "user", "content": "x"}])
     assert raised.value.code == "attempt_over"
-    assert len(sent) == 1
+    assert isinstance(raised_too.value.body, dict)
+    assert raised_too.value.body["error"]["type"] == "permission_error"
+    assert len(sent) == 2
 
 
 async def test_a_whole_call_in_flight_ends_with_its_attempt(

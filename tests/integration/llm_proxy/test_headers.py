@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 
+from fulmen.llm_proxy.v1 import backend_pb2
 from tests.integration.llm_proxy.fake_store import FakeStore
 from tests.integration.llm_proxy.harness import MODEL, RunningProxy, running_proxy, target
 from tests.support.backend import Backend
@@ -33,7 +34,7 @@ SENT = {
     "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     "tracestate": "vendor=1",
     "OpenAI-Beta": "assistants=v2",
-    "anthropic-beta": "not of this dialect",
+    "anthropic-beta": "for-anthropic-only",
     "Idempotency-Key": "one",
 }
 
@@ -90,6 +91,34 @@ async def test_a_backend_gets_the_proxys_key_and_little_of_what_the_caller_sent(
         assert got[name.lower()] == SENT[name]
     # The trace is the caller's; the place in it is that of the proxy's span.
     assert got["traceparent"].split("-")[1] == SENT["traceparent"].split("-")[1]
+
+
+async def test_a_server_of_anthropics_dialect_gets_its_own_headers(store: FakeStore) -> None:
+    got: dict[str, str] = {}
+
+    async def note(request: web.Request) -> web.Response:
+        got.update({name.lower(): value for name, value in request.headers.items()})
+        message = {"id": "m", "type": "message", "role": "assistant", "model": "m", "content": [], "usage": {}}
+        return web.json_response(message)
+
+    app = web.Application()
+    app.router.add_post("/v1/messages", note)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    async with running_proxy(store.target, backend_keys={"vendor": "of-the-proxy"}) as proxy:
+        await proxy.register("keyed", url, key_name="vendor", dialect=backend_pb2.DIALECT_ANTHROPIC)
+        await proxy.put_route(target("keyed"))
+        _, key = proxy.attempt()
+        body = {"model": MODEL, "max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}
+        headers = SENT | {"X-Api-Key": key, "anthropic-version": "2023-06-01"}
+        async with proxy.http.post(f"{proxy.url}/messages", json=body, headers=headers) as answer:
+            assert answer.status == 200
+    await runner.cleanup()
+    assert set(got) <= (MAY_REACH_A_BACKEND | {"x-api-key", "anthropic-beta", "anthropic-version"}) - {"openai-beta"}
+    assert got["x-api-key"] == "of-the-proxy"
+    assert (got["anthropic-beta"], got["anthropic-version"]) == (SENT["anthropic-beta"], "2023-06-01")
 
 
 @pytest.mark.parametrize("asked", [{}, {"stream": True}, {"max_tokens": 400}, {"max_tokens": 429}])
