@@ -26,19 +26,23 @@ class Permit:
     caller: Caller
     request: CallRequest
     hold: Hold | None
-    backend_hold: Hold | None = None
+    backend_holds: dict[str, Hold] | None = None
 
     def enter(self, backend: Backend) -> None:
-        """Lets a try go to a backend; what an earlier try held is given back.
+        """Lets a try go to a backend; what an earlier try held there is given back.
 
         Raises:
             ModelLimitExceeded: if a limit of the backend leaves no room.
         """
-        meter, before = self.gate.meter, self.backend_hold
+        if not (backend.requests_per_minute or backend.tokens_per_minute):
+            return
+        meter = self.gate.meter
+        if self.backend_holds is None:
+            self.backend_holds = {}
+        before = self.backend_holds.pop(backend.id, None)
         if before is not None:
-            self.backend_hold = None
             meter.leave(before)
-        self.backend_hold = meter.enter(backend, self.request)
+        self.backend_holds[backend.id] = meter.enter(backend, self.request)
 
     def close(
         self, counts: TokenCounts | None, *, collected: Collected | None, target: Target | None, failed: bool
@@ -55,7 +59,8 @@ class Permit:
         self.gate.meter.close(
             self.caller,
             self.request,
-            (self.hold, self.backend_hold),
+            self.hold,
+            self.backend_holds,
             counts=counts,
             collected=collected,
             target=target,

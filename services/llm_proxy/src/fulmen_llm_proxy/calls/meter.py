@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from fulmen.errors import ModelLimitExceeded, TokenBudgetSpent
 from fulmen_llm_proxy.domain.apis.api import CallRequest
@@ -75,14 +75,12 @@ class Meter:
             self._refused("attempt_token_budget", "attempt")
             raise
 
-    def enter(self, backend: Backend, request: CallRequest) -> Hold | None:
-        """Lets a call go to a backend; None if nothing limits it.
+    def enter(self, backend: Backend, request: CallRequest) -> Hold:
+        """Lets a call go to a backend that has limits.
 
         Raises:
             ModelLimitExceeded: if a limit of the backend leaves no room.
         """
-        if not (backend.requests_per_minute or backend.tokens_per_minute):
-            return None
         limits = CallLimits(
             requests_per_minute=backend.requests_per_minute, tokens_per_minute=backend.tokens_per_minute
         )
@@ -101,19 +99,22 @@ class Meter:
         self,
         caller: Caller,
         request: CallRequest,
-        holds: tuple[Hold | None, Hold | None],
+        hold: Hold | None,
+        backend_holds: Mapping[str, Hold] | None,
         *,
         counts: TokenCounts | None,
         collected: Collected | None,
         target: Target | None,
         failed: bool,
     ) -> None:
-        """Counts what a call used, and gives back what it held."""
+        """Counts what a call used, and gives back what it held, also at backends that others of its tries went to."""
         known = used(request, counts, collected)
         prompt, completion = known.prompt or 0, known.completion or 0
-        for hold in holds:
-            if hold is not None:
-                self._limiter.settle(hold, prompt + completion)
+        if hold is not None:
+            self._limiter.settle(hold, prompt + completion)
+        for backend_id, each in (backend_holds or {}).items():
+            is_target = target is not None and target.backend_id == backend_id
+            self._limiter.settle(each, prompt + completion if is_target else 0)
         cost, backend = 0.0, ""
         if target is not None:
             cost = self._prices.cost_micros(target.backend_id, target.model, known)
