@@ -24,7 +24,11 @@ class ProxyAdmin:
     async def register(self, base_url: str) -> None:
         """Says where the engine is."""
         backend = backend_pb2.Backend(
-            name=self._backend, base_url=base_url, key_name=self._key_name, returns_token_ids=True
+            name=self._backend,
+            base_url=base_url,
+            key_name=self._key_name,
+            returns_token_ids=True,
+            engine=backend_pb2.ENGINE_FULMEN,
         )
         request = backend_service_pb2.RegisterBackendRequest(backend=backend)
         await self._backends.RegisterBackend(request, timeout=CALL_DEADLINE_S)
