@@ -19,11 +19,20 @@ import uvloop
 from benchmarks.proxy import processes
 from benchmarks.store.stand import running_store
 from fulmen.ids import AttemptName, uuid7
-from fulmen.store.v1 import rollout_pb2, rollout_service_pb2, rollout_service_pb2_grpc
+from fulmen.rpc.channel import FulmenChannel
+from fulmen.store.v1 import (
+    lease_service_pb2,
+    lease_service_pb2_grpc,
+    rollout_pb2,
+    rollout_service_pb2,
+    rollout_service_pb2_grpc,
+)
 from tests.integration.llm_proxy.fake_store import FakeStore
 
 FORGET_EVERY_S = 1.0
 _ROLLOUTS_PER_REQUEST = 500
+_ACQUIRE_WAIT_S = 10
+_RENEW_EVERY_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,18 +62,40 @@ async def real() -> AsyncIterator[Store]:
     with tempfile.TemporaryDirectory(prefix="fulmen-bench-") as folder:
         Path(folder).chmod(0o755)  # PostgreSQL's own user passes through
         async with running_store(Path(folder), short=True, signing_key=signing_key) as bench:
-            rollouts = rollout_service_pb2_grpc.RolloutServiceStub(bench.channel)
+            runner = _Runner(bench.channel)
+            renewing = asyncio.create_task(runner.renew(), name="renew-leases")
+            yield Store(target=bench.target, signing_key=signing_key, attempts=runner.attempts)
+            renewing.cancel()
 
-            async def made(count: int) -> list[str]:
-                names: list[str] = []
-                while len(names) < count:
-                    size = min(_ROLLOUTS_PER_REQUEST, count - len(names))
-                    request = rollout_service_pb2.BatchCreateRolloutsRequest(rollouts=[rollout_pb2.Rollout()] * size)
-                    answer = await rollouts.BatchCreateRollouts(request)
-                    names += [f"{rollout.name}/attempts/1" for rollout in answer.rollouts]
-                return names
 
-            yield Store(target=bench.target, signing_key=signing_key, attempts=made)
+class _Runner:
+    """Holds the leases of attempts: the key of one that does not run is refused."""
+
+    def __init__(self, channel: FulmenChannel) -> None:
+        self._rollouts = rollout_service_pb2_grpc.RolloutServiceStub(channel)
+        self._leases = lease_service_pb2_grpc.LeaseServiceStub(channel)
+        self._session = ""
+
+    async def attempts(self, count: int) -> list[str]:
+        """Makes rollouts and takes their leases; returns the attempts."""
+        names: list[str] = []
+        while len(names) < count:
+            size = min(_ROLLOUTS_PER_REQUEST, count - len(names))
+            request = rollout_service_pb2.BatchCreateRolloutsRequest(rollouts=[rollout_pb2.Rollout()] * size)
+            await self._rollouts.BatchCreateRollouts(request)
+            acquire = lease_service_pb2.AcquireLeasesRequest(session_id=self._session, max_count=size)
+            acquire.wait.FromSeconds(_ACQUIRE_WAIT_S)
+            answer = await self._leases.AcquireLeases(acquire)
+            self._session = answer.session_id
+            names += [assignment.attempt for assignment in answer.assignments]
+        return names
+
+    async def renew(self) -> None:
+        """Keeps the leases until it is cancelled."""
+        while True:
+            await asyncio.sleep(_RENEW_EVERY_S)
+            if self._session:
+                await self._leases.RenewLeases(lease_service_pb2.RenewLeasesRequest(session_id=self._session))
 
 
 async def serve() -> None:
