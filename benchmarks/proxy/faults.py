@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import statistics
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +16,6 @@ from fulmen_service_kit.tokens import TokenSigner
 SOAK_CALLS = 100_000
 _CALLS_PER_ATTEMPT = 50
 _SAMPLES = 40
-_SETTLED_SHARE = 0.25
-"""What a process takes in its first quarter is warming up."""
 _SOAK = Case(name="soak", concurrency=16, calls=SOAK_CALLS, size="rl", injected=True)
 _KILL = Case(name="kill", concurrency=64, calls=512, pace_ms=cases.PACE, ramp_s=0.7)
 _SWAP_AFTER_RAMP_S = 0.5
@@ -42,11 +39,14 @@ async def soak(client: Client, stand: fulmen.Fulmen, *, calls: int) -> dict[str,
     before = cpu_seconds(target.pids())
     outcome = await client.run(job, lambda done: samples.append((done, memory_mb(target.pids()))))
     await target.settle()
-    settled = samples[int(len(samples) * _SETTLED_SHARE) :]
-    slope = statistics.linear_regression([at for at, _ in settled], [mb for _, mb in settled]).slope
+    memory = [mb for _, mb in samples]
+    quarter = len(memory) // 4
+    # The least of a quarter: what is held then is held for good, and not for captures on their way to the store.
+    grown_mb = min(memory[-quarter:]) - min(memory[quarter : 2 * quarter])
     return summary(outcome, cpu_s=cpu_seconds(target.pids()) - before) | {
         "memory_mb": [(at, round(mb, 1)) for at, mb in samples],
-        "growth_mib_per_10k": round(slope * 10_000 / _MIB, 3),
+        "growth_mib_per_10k": round(grown_mb / _MIB / (calls / 2) * 10_000, 3),
+        "peak_mb": round(max(memory), 1),
         "attempts": len(identities),
     }
 

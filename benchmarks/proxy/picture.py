@@ -30,7 +30,7 @@ _ORDER = (
 
 def draw(raw: Raw, path: Path) -> None:
     """Draws what was measured; what was not is left out."""
-    figure, axes = pyplot.subplots(1, 3, figsize=(16, 4.2), layout="constrained")
+    figure, axes = pyplot.subplots(1, 3, figsize=(18, 4.2), layout="constrained")
     for panel, (case, title) in zip(axes, _PANELS, strict=False):
         _bars(panel, raw, case, title)
     _memory(axes[2], raw.get("soak", {}))
@@ -46,19 +46,24 @@ def _bars(axes: Any, raw: Raw, case: str, title: str) -> None:
     bars = axes.barh([label for label, _ in shown], [value or 0 for value in values], color=colors)
     own = median(raw, case, NAME, "cpu_us_per_call")
     axes.set_xscale("log")
-    axes.set_xlim(left=50, right=max([value for value in values if value] or [1000]) * 12)
-    for bar, value in zip(bars, values, strict=True):
-        said = "does not stream" if value is None else f"{value:,.0f} us"
+    axes.set_xlim(left=50, right=max([value for value in values if value] or [1000]) * 30)
+    for number, (bar, value) in enumerate(zip(bars, values, strict=True)):
+        said = _answer(runs[shown[number][1]]) if value is None else f"{value:,.0f} us"
         if value is not None and own and value > own * 1.5:
             said += f" ({value / own:.0f}x)" if value >= own * 10 else f" ({value / own:.1f}x)"
         axes.text(max(value or 0, 55) * 1.08, bar.get_y() + bar.get_height() / 2, said, va="center")
-    axes.set_title(f"CPU of the proxy: {title}", fontsize=10)
+    axes.set_title(f"CPU of the proxy, {title}", fontsize=10)
+
+
+def _answer(runs: list[dict[str, Any]]) -> str:
+    """Says what a proxy that made no stream answered instead."""
+    kinds = {kind for run in runs for kind in run["errors"]}
+    return "refuses streams" if "status 400" in kinds else "does not pass the stream on: " + ", ".join(sorted(kinds))
 
 
 def _memory(axes: Any, soak: dict[str, Any]) -> None:
     samples = soak.get("memory_mb", [])
     axes.plot([at for at, _ in samples], [mb for _, mb in samples])
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(bottom=0, top=max([mb for _, mb in samples], default=100) * 1.2)
     axes.set_xlabel("captured RL-sized calls")
-    growth = soak.get("growth_mib_per_10k", 0)
-    axes.set_title(f"Fulmen, resident MB: {growth:+.2f} MiB per 10,000 calls once warm", fontsize=10)
+    axes.set_title("Resident memory of Fulmen's proxy, MB", fontsize=10)

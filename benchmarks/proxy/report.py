@@ -39,6 +39,8 @@ _ADDED = (
 )
 _GROWTH_MIB = 0.5
 """Growth per 10,000 calls that counts as flat: with a million calls it would be 50 MiB."""
+_WARM_AFTER = 50_000
+"""Fewer calls than these say nothing about growth: a process still takes what it needs."""
 
 
 def median(raw: Raw, case: str, name: str, field: str) -> float | None:
@@ -89,8 +91,9 @@ def _fault_claims(raw: Raw) -> Iterator[outcome.Claim]:
     if "soak" in raw:
         soak = raw["soak"]
         yield none(f"{soak['calls']:,} calls, failed", failed(soak))
-        title, growth = "growth of memory per 10,000 calls, once warm", soak["growth_mib_per_10k"]
-        yield outcome.claim(title, growth, "MiB", goal=_GROWTH_MIB, better="lower")
+        if soak["calls"] >= _WARM_AFTER:
+            title, growth = "growth of memory per 10,000 calls, once warm", soak["growth_mib_per_10k"]
+            yield outcome.claim(title, growth, "MiB", goal=_GROWTH_MIB, better="lower")
     if "swap" in raw:
         yield none("weights swapped under 1,000 streams, failed", failed(raw["swap"]))
         moved = raw["swap"]["calls_after_swap"]
