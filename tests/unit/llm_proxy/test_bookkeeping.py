@@ -101,6 +101,32 @@ def new_state() -> BackendState:
     return BackendStates(recheck_s=5, clock=Clock(), wall_clock=Clock()).of("a")
 
 
+async def test_the_queue_is_crowded_from_half_of_its_bound_until_that_is_free_again() -> None:
+    queue = CaptureQueue(max_bytes=100)
+    queue.put(call(50))
+    crowded = asyncio.create_task(queue.crowded())
+    await asyncio.sleep(0)
+    assert not crowded.done()
+    queue.put(call(1))
+    async with asyncio.timeout(DEADLINE_S):
+        await crowded
+    queue.release(queue.take(max_calls=1, max_bytes=100))
+    again = asyncio.create_task(queue.crowded())
+    await asyncio.sleep(0)
+    assert not again.done()
+    again.cancel()
+
+
+async def test_what_an_earlier_process_recorded_counts_until_it_is_delivered_or_lost() -> None:
+    ledger = AttemptLedger(keep_s=60, clock=Clock())
+    ledger.adopt("a", calls=3)
+    assert not ledger.summary("a").flushed
+    ledger.delivered("a", calls=2, unusable=0)
+    ledger.delivered("a", calls=1, unusable=1)
+    summary = ledger.summary("a")
+    assert (summary.flushed, summary.calls, summary.unusable) == (True, 3, 1)
+
+
 async def test_slots_are_bounded_and_given_in_turn() -> None:
     state = new_state()
     await state.acquire(1, max_waiting=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -223,6 +224,41 @@ def test_a_full_disk_loses_nothing_that_was_written_and_leaves_the_rest_with_the
     assert files(tmp_path)[0].stat().st_size == spool.size_bytes
     spool.append(rest)
     assert drained(DiskSpool(tmp_path, max_bytes=ROOMY_BYTES)) == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Yields a file system of 256 KiB; mounting one needs the rights for it."""
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", tmp_path], check=False).returncode:
+        pytest.skip("no file system can be mounted here")
+    yield tmp_path
+    subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_a_disk_without_space_keeps_what_is_there_and_takes_more_when_it_has_space_again(small_disk: Path) -> None:
+    folder = open_folder(small_disk, "own")
+    spool = DiskSpool(folder.path, max_bytes=ROOMY_BYTES)
+    waiting = [packed(n, size_bytes=50_000) for n in range(10)]
+    spool.append(waiting[:4])
+    del waiting[:4]
+    with pytest.raises(OSError, match="No space left"):
+        spool.append(waiting)
+    assert [path.stat().st_size for path in files(folder.path)] == [spool.size_bytes]
+    assert drained(spool) == [0, 1, 2, 3]
+    spool.append(waiting[:4])
+    assert drained(spool) == [4, 5, 6, 7]
+    spool.close()
+    folder.close()
+
+
+def test_a_file_that_cannot_be_read_at_start_is_left_aside_and_told(tmp_path: Path) -> None:
+    DiskSpool(tmp_path, max_bytes=ROOMY_BYTES).append([packed(0)])
+    [file] = files(tmp_path)
+    file.unlink()
+    file.mkdir()
+    spool = DiskSpool(tmp_path, max_bytes=ROOMY_BYTES)
+    assert [loss.reason for loss in spool.take_losses()] == [UNREADABLE]
+    assert spool.is_empty
 
 
 def test_a_file_that_cannot_be_read_is_left_aside_and_told(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from fulmen_llm_proxy.persistence.spool_folder import SpoolFolder, open_folder
 from fulmen_llm_proxy.settings import LlmProxySettings
 from fulmen_service_kit.errors import StartupError
 
+_DISK_FAILS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
+
 _log = structlog.get_logger(__name__)
 
 
@@ -23,14 +26,20 @@ async def open_spool(
 ) -> DiskSpool | None:
     """Opens the spool of this process, with what processes that are gone left; None without a folder.
 
+    On a disk that is full or fails the proxy starts without: serving calls comes first.
+
     Raises:
-        StartupError: if the folder cannot be used.
+        StartupError: if the folder is wrong: not a folder, or not this user's.
     """
     if not settings.spool_dir:
         return None
     try:
         folder, spool = await asyncio.to_thread(_open, Path(settings.spool_dir), instance_id, settings.spool_bytes)
     except OSError as error:
+        if error.errno in _DISK_FAILS:
+            _log.error("spool_disk_failed", errno=error.errno, error=error.strerror)
+            metrics.disk_failed()
+            return None
         raise StartupError(f"The folder spool_dir={settings.spool_dir} cannot be used: {error.strerror}.") from None
     stack.callback(_close, folder, spool)
     for attempt, calls in spool.waiting().items():

@@ -56,7 +56,7 @@ class DiskSpool:
         self._read: list[tuple[Segment, PackedCalls]] = []
         self._reached: dict[bool, tuple[Segment, int]] = {}
         self._unreadable: Segment | None = None
-        self._losses: list[Loss] = []
+        self._losses: deque[Loss] = deque()
         self._next_sequence = time.time_ns()
         self.size_bytes = 0
         self.records = 0
@@ -172,7 +172,10 @@ class DiskSpool:
 
     def take_losses(self) -> list[Loss]:
         """Returns what was lost since it was asked last."""
-        losses, self._losses = self._losses, []
+        # The disk's thread may add to them meanwhile.
+        losses = []
+        while self._losses:
+            losses.append(self._losses.popleft())
         return losses
 
     def close(self) -> None:
@@ -196,24 +199,32 @@ class DiskSpool:
             name = _NAME.fullmatch(path.name)
             if name is None:
                 continue  # not ours
-            segment = Segment(path=path, sequence=int(name[1]), trainable=name[2] == _LANES[True])
-            scan = Scan(path.read_bytes())
-            for record, _ in scan.records():
-                segment.count(record.packed)
-                self._next_sequence = max(self._next_sequence, record.sequence + 1)
-            torn = scan.end < len(scan.data)
-            segment.size_bytes = len(scan.data)
-            if torn:
-                segment.cut(scan.end)
-                self._lost("", 1, TORN)
-            for _ in range(scan.damaged - torn):
-                self._lost("", 1, DAMAGED)
+            try:
+                data = path.read_bytes()
+            except OSError:
+                path.rename(path.with_suffix(UNREADABLE_SUFFIX))
+                self._lost("", 1, UNREADABLE)
+                continue
+            segment = Segment(path=path, sequence=int(name[1]), trainable=name[2] == _LANES[True], size_bytes=len(data))
+            self._scan(segment, data)
             if not segment.records:
                 segment.remove()
                 continue
             self._lanes[segment.trainable].append(segment)
             self.size_bytes += segment.size_bytes
             self.records += segment.records
+
+    def _scan(self, segment: Segment, data: bytes) -> None:
+        scan = Scan(data)
+        for record, _ in scan.records():
+            segment.count(record.packed)
+            self._next_sequence = max(self._next_sequence, record.sequence + 1)
+        torn = scan.end < len(data)
+        if torn:
+            segment.cut(scan.end)
+            self._lost("", 1, TORN)
+        for _ in range(scan.damaged - torn):
+            self._lost("", 1, DAMAGED)
 
     def _records(self, lane: bool) -> Iterator[tuple[Record, Segment, int]]:
         for segment in self._lanes[lane]:
