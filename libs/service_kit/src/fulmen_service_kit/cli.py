@@ -1,6 +1,7 @@
 """The command line of a service: `serve` and `config`, and what the service adds."""
 
 import sys
+from collections.abc import Callable, Coroutine
 from typing import NoReturn
 
 import typer
@@ -12,13 +13,16 @@ from fulmen_service_kit.lifecycle import Build, run_service
 from fulmen_service_kit.logs import configure_logs
 from fulmen_service_kit.settings import ServiceSettings
 
+Run = Callable[[ServiceSettings, Build], Coroutine[None, None, int]]
 
-def service_cli(settings_class: type[ServiceSettings], build: Build) -> typer.Typer:
+
+def service_cli(settings_class: type[ServiceSettings], build: Build, *, run: Run = run_service) -> typer.Typer:
     """Makes the command line of a service.
 
     Args:
         settings_class: Read from the environment.
         build: The service's composition root.
+        run: Runs the service; for one that runs in several processes.
     """
     app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -28,7 +32,7 @@ def service_cli(settings_class: type[ServiceSettings], build: Build) -> typer.Ty
         settings = load_settings(settings_class)
         configure_logs(service=settings.service_name, log_format=settings.log_format, level=settings.log_level)
         try:
-            status = uvloop.run(run_service(settings, build))
+            status = uvloop.run(run(settings, build))
         except (StartupError, FulmenError) as error:
             fail(str(error))
         sys.exit(status)

@@ -7,6 +7,7 @@ import contextlib
 import json
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final, Protocol
 
 import uvicorn
@@ -57,9 +58,20 @@ class Door(Protocol):
 class HttpServer:
     """Serves the door on a bound socket: a background role, with a drain that lets answers finish."""
 
-    def __init__(self, *, door: Door, listener: socket.socket, grace_s: float) -> None:
+    def __init__(
+        self, *, door: Door, listener: socket.socket, grace_s: float, private: socket.socket | None = None
+    ) -> None:
+        """Takes what answers, and where.
+
+        Args:
+            door: Answers the requests.
+            listener: The bound port.
+            grace_s: How long a drain waits for answers, seconds.
+            private: A second bound socket, for the service's own processes.
+        """
         self._door = door
         self._listener = listener
+        self._private = private
         config = uvicorn.Config(
             door,
             http=BoundedHttpProtocol,
@@ -85,7 +97,7 @@ class HttpServer:
     async def run(self) -> None:
         """Serves until it is drained, and then waits to be cancelled, as a role must."""
         try:
-            await self._server.serve(sockets=[self._listener])
+            await self._server.serve(sockets=[s for s in (self._listener, self._private) if s is not None])
         finally:
             # A cancelled server does not close its own.
             for listening in getattr(self._server, "servers", ()):
@@ -98,6 +110,8 @@ class HttpServer:
     def close(self) -> None:
         """Gives the port back, also if the server never ran."""
         self._listener.close()
+        if self._private is not None:
+            self._private.close()
 
     async def drain(self) -> None:
         """Takes no new calls and returns when the answers under way are complete; the caller limits it."""
@@ -205,8 +219,13 @@ class _EmbeddedServer(uvicorn.Server):
         yield
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
     """Binds the listening socket; from here on connections wait for the server instead of being refused.
+
+    Args:
+        host: The address.
+        port: The port; 0 takes a free one.
+        shared: Other processes listen on the same port too; the kernel spreads the connections.
 
     Raises:
         StartupError: If the address is in use or not allowed.
@@ -214,6 +233,8 @@ def bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         listener.bind((host, port))
         listener.listen(_BACKLOG)
@@ -222,5 +243,34 @@ def bind(host: str, port: int) -> socket.socket:
         raise StartupError(
             f"Cannot listen on {host}:{port} (HTTP): the port is in use or not allowed. Choose another."
         ) from None
+    listener.setblocking(False)
+    return listener
+
+
+def reserve(host: str, port: int) -> socket.socket:
+    """Binds a port without listening, so that it stays this service's while its processes come and go.
+
+    Raises:
+        StartupError: If the port is in use or not allowed.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    held = socket.socket(family, socket.SOCK_STREAM)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        held.bind((host, port))
+    except OSError:
+        held.close()
+        raise StartupError(
+            f"Cannot listen on {host}:{port}: the port is in use or not allowed. Choose another."
+        ) from None
+    return held
+
+
+def bind_private(path: Path) -> socket.socket:
+    """Binds a socket that only processes with access to the file reach; one left behind is replaced."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    listener.listen(_BACKLOG)
     listener.setblocking(False)
     return listener

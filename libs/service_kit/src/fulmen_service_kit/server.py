@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -38,6 +39,7 @@ def build_server(
     register: Callable[[grpc.aio.Server], None],
     revoked: Container[str] = frozenset(),
     log_error_texts: bool = True,
+    private: Path | None = None,
 ) -> RpcServer:
     """Makes and binds a server; `lifecycle.run_service` starts it.
 
@@ -48,6 +50,7 @@ def build_server(
         register: Adds the servicers.
         revoked: Ids of tokens that are refused although they are well signed; may change at any time.
         log_error_texts: See `RpcEdge`.
+        private: A socket on which the service's own processes reach this one; the port is then shared with them.
 
     Raises:
         StartupError: If the port cannot be bound.
@@ -65,7 +68,7 @@ def build_server(
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
             ("grpc.http2.max_ping_strikes", 0),
-            ("grpc.so_reuseport", 0),
+            ("grpc.so_reuseport", 0 if private is None else 1),
         ),
     )
     register(server)
@@ -78,6 +81,9 @@ def build_server(
     address = f"{settings.host}:{settings.port}"
     try:
         port = server.add_insecure_port(address)
+        if private is not None:
+            private.unlink(missing_ok=True)
+            server.add_insecure_port(f"unix:{private}")
     except RuntimeError:
         raise StartupError(f"Cannot listen on {address}: the port is in use or not allowed. Choose another.") from None
     return RpcServer(

@@ -8,6 +8,7 @@ import time
 import uuid
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 import grpc.aio
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -26,6 +27,7 @@ from fulmen_llm_proxy.clients.attempt_watch import AttemptChecks, AttemptWatch
 from fulmen_llm_proxy.clients.backend import BackendClient, open_session
 from fulmen_llm_proxy.clients.backend_hold import BackendHold
 from fulmen_llm_proxy.clients.resources import ResourceBook, ResourceWriter, RoutingWatch
+from fulmen_llm_proxy.clients.siblings import Siblings, WorkerSockets, sockets_of
 from fulmen_llm_proxy.clients.span_codec import SpanCodec
 from fulmen_llm_proxy.clients.span_shipper import SpanShipper
 from fulmen_llm_proxy.domain.attempt_guard import AttemptGuard
@@ -46,9 +48,10 @@ from fulmen_llm_proxy.transport.capture_servicer import CaptureServicer
 from fulmen_llm_proxy.transport.completion_servicer import CompletionServicer
 from fulmen_llm_proxy.transport.http.auth import HttpAuthenticator
 from fulmen_llm_proxy.transport.http.door import Door
+from fulmen_llm_proxy.transport.http.metrics_page import MetricsPage
 from fulmen_llm_proxy.transport.route_servicer import RouteServicer
 from fulmen_service_kit.auth import RolePolicy
-from fulmen_service_kit.http_server import HttpServer, bind
+from fulmen_service_kit.http_server import HttpServer, bind, bind_private
 from fulmen_service_kit.lifecycle import Role as BackgroundRole
 from fulmen_service_kit.lifecycle import ServiceParts
 from fulmen_service_kit.revocation import RevocationFollower, RevokedTokens, revoked_at_store
@@ -107,6 +110,8 @@ class _Shared:
     spool: DiskSpool | None
     revoked: RevokedTokens
     meter: MeterParts
+    siblings: Siblings | None
+    sockets: WorkerSockets | None
 
 
 async def build_proxy(
@@ -116,6 +121,7 @@ async def build_proxy(
     channel = open_channel(settings.store_target, token=settings.token.get_secret_value() or None)
     stack.push_async_callback(channel.close)
     instance_id, metrics = uuid.uuid4().hex, Metrics(registry)
+    siblings, sockets = await _workers(settings, stack)
     ledger = AttemptLedger(keep_s=settings.summary_keep_s, clock=time.monotonic)
     shared = _Shared(
         instance_id=instance_id,
@@ -130,6 +136,8 @@ async def build_proxy(
         queue=CaptureQueue(max_bytes=settings.capture_buffer_bytes),
         revoked=RevokedTokens(),
         meter=wire_meter(settings, channel, instance_id, registry),
+        siblings=siblings,
+        sockets=sockets,
     )
     calls = _call_pipeline(settings, shared, stack)
     http = _http_server(settings, shared, calls, stack)
@@ -148,6 +156,23 @@ async def build_proxy(
         ports={"http_port": http.port},
         serve_metrics=False,
     )
+
+
+async def _workers(
+    settings: LlmProxySettings, stack: AsyncExitStack
+) -> tuple[Siblings, WorkerSockets] | tuple[None, None]:
+    """Returns the way to the other workers and this one's own sockets; nothing for a proxy of one process."""
+    if not settings.workers_dir:
+        return None, None
+    folder = Path(settings.workers_dir)
+    siblings = await Siblings.open(
+        folder,
+        own_index=settings.worker_index,
+        count=settings.workers,
+        token=settings.token.get_secret_value(),
+        stack=stack,
+    )
+    return siblings, sockets_of(folder, settings.worker_index)
 
 
 def _call_pipeline(settings: LlmProxySettings, shared: _Shared, stack: AsyncExitStack) -> CallPipeline:
@@ -192,11 +217,18 @@ def _http_server(settings: LlmProxySettings, shared: _Shared, calls: CallPipelin
         attempts=AttemptBook(AttemptChecks(shared.channel)),
         calls=calls,
         tables=shared.tables,
-        registry=shared.metrics.registry,
+        metrics=MetricsPage(
+            registry=shared.metrics.registry, siblings=shared.siblings, worker_index=settings.worker_index
+        ),
         max_request_bytes=settings.max_request_bytes,
         request_timeout_s=settings.request_timeout_s,
     )
-    http = HttpServer(door=door, listener=bind(settings.host, settings.http_port), grace_s=settings.drain_grace_s)
+    http = HttpServer(
+        door=door,
+        listener=bind(settings.host, settings.http_port, shared=shared.sockets is not None),
+        private=None if shared.sockets is None else bind_private(shared.sockets.http),
+        grace_s=settings.drain_grace_s,
+    )
     stack.callback(http.close)
     return http
 
@@ -214,7 +246,7 @@ def _rpc_server(settings: LlmProxySettings, shared: _Shared, calls: CallPipeline
         instance_id=shared.instance_id,
         wall_clock=time.time,
     )
-    captures = CaptureServicer(ledger=shared.ledger, instance_id=shared.instance_id)
+    captures = CaptureServicer(ledger=shared.ledger, instance_id=shared.instance_id, siblings=shared.siblings)
 
     completions = CompletionServicer(
         calls=calls,
@@ -236,6 +268,7 @@ def _rpc_server(settings: LlmProxySettings, shared: _Shared, calls: CallPipeline
         register=register,
         revoked=shared.revoked,
         log_error_texts=False,
+        private=None if shared.sockets is None else shared.sockets.rpc,
     )
 
 

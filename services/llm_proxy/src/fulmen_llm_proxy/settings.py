@@ -29,6 +29,11 @@ class LlmProxySettings(ServiceSettings):
 
     port: int = Field(default=7201, ge=0, le=65535, description="gRPC port; 0 takes a free one.")
     http_port: int = Field(default=7200, ge=0, le=65535, description="Port of the OpenAI API; 0 takes a free one.")
+    workers: int = Field(
+        default=1, ge=1, le=64, description="Processes behind the two ports; one for each core that calls may use."
+    )
+    workers_dir: str = Field(default="", description="Set by the supervisor of several workers: their sockets' folder.")
+    worker_index: int = Field(default=0, ge=0, le=63, description="Set by the supervisor of several workers.")
     store_target: str = Field(default="127.0.0.1:7101", description="The store's gRPC address, `host:port`.")
     token: SecretStr = Field(default=SecretStr(""), description="Service token for the store. Secret.")
     project: str = Field(default=DEFAULT_PROJECT, description="Project whose routes and backends are served.")

@@ -249,9 +249,7 @@ def _versions_spanned(collected: Collected, default_version: int) -> tuple[int, 
     return tuple(versions) if len(versions) > 1 else ()
 
 
-def _decode_choice(
-    index: int, collected: Collected, default_version: int, spanned: tuple[int, ...]
-) -> CapturedChoice:
+def _decode_choice(index: int, collected: Collected, default_version: int, spanned: tuple[int, ...]) -> CapturedChoice:
     kept = collected.choices[index]
     pieces = [_ids(raw) for raw in kept.token_ids]
     token_ids = pieces[0] if len(pieces) == 1 else [token_id for piece in pieces for token_id in piece]

@@ -9,6 +9,7 @@ import grpc.aio
 from fulmen.errors import ArgumentInvalid, Violation
 from fulmen.ids import parse_attempt_name
 from fulmen.llm_proxy.v1 import capture_service_pb2, capture_service_pb2_grpc
+from fulmen_llm_proxy.clients.siblings import Siblings, combined_instance
 from fulmen_llm_proxy.domain.ledger import AttemptLedger, Summary
 
 MAX_ATTEMPTS = 1000
@@ -22,9 +23,11 @@ _MAX_MARGIN_S = 1.0
 class CaptureServicer(capture_service_pb2_grpc.CaptureServiceServicer):
     """Tells what was recorded of attempts, once the store has it."""
 
-    def __init__(self, *, ledger: AttemptLedger, instance_id: str) -> None:
+    def __init__(self, *, ledger: AttemptLedger, instance_id: str, siblings: Siblings | None = None) -> None:
+        """Takes this process's ledger, and the way to the other workers behind the same port, if there are any."""
         self._ledger = ledger
         self._instance_id = instance_id
+        self._siblings = siblings
 
     async def FlushCaptures(
         self, request: capture_service_pb2.FlushCapturesRequest, context: grpc.aio.ServicerContext
@@ -37,6 +40,14 @@ class CaptureServicer(capture_service_pb2_grpc.CaptureServiceServicer):
         left_s = context.time_remaining()
         wait_s = MAX_WAIT_S if left_s is None else min(left_s, MAX_WAIT_S)
         wait_s -= min(_MAX_MARGIN_S, wait_s * _MARGIN)
+        if self._siblings is None or request.this_process_only:
+            return await self._own(attempts, wait_s)
+        own, others = await asyncio.gather(
+            self._own(attempts, wait_s), self._siblings.flush(attempts, timeout_s=wait_s)
+        )
+        return _combined([own, *others])
+
+    async def _own(self, attempts: list[str], wait_s: float) -> capture_service_pb2.FlushCapturesResponse:
         try:
             async with asyncio.timeout(wait_s):
                 for attempt in attempts:
@@ -47,6 +58,26 @@ class CaptureServicer(capture_service_pb2_grpc.CaptureServiceServicer):
             summaries=[_as_message(self._ledger.summary(attempt)) for attempt in attempts],
             instance_id=self._instance_id,
         )
+
+
+def _combined(
+    answers: list[capture_service_pb2.FlushCapturesResponse],
+) -> capture_service_pb2.FlushCapturesResponse:
+    """Adds up what the workers say of each attempt."""
+    summaries = [
+        capture_service_pb2.CaptureSummary(
+            attempt=parts[0].attempt,
+            flushed=all(part.flushed for part in parts),
+            call_count=sum(part.call_count for part in parts),
+            infra_failure_count=sum(part.infra_failure_count for part in parts),
+            unusable_count=sum(part.unusable_count for part in parts),
+            prompt_token_count=sum(part.prompt_token_count for part in parts),
+            completion_token_count=sum(part.completion_token_count for part in parts),
+        )
+        for parts in zip(*(answer.summaries for answer in answers), strict=True)
+    ]
+    own, *others = (answer.instance_id for answer in answers)
+    return capture_service_pb2.FlushCapturesResponse(summaries=summaries, instance_id=combined_instance(own, others))
 
 
 def _as_message(summary: Summary) -> capture_service_pb2.CaptureSummary:

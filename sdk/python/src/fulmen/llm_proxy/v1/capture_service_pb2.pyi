@@ -6,10 +6,12 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FlushCapturesRequest(_message.Message):
-    __slots__ = ("attempts",)
+    __slots__ = ("attempts", "this_process_only")
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    THIS_PROCESS_ONLY_FIELD_NUMBER: _ClassVar[int]
     attempts: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, attempts: _Optional[_Iterable[str]] = ...) -> None: ...
+    this_process_only: bool
+    def __init__(self, attempts: _Optional[_Iterable[str]] = ..., this_process_only: bool = ...) -> None: ...
 
 class FlushCapturesResponse(_message.Message):
     __slots__ = ("summaries", "instance_id")

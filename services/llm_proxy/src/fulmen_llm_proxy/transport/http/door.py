@@ -7,7 +7,7 @@ import uuid
 
 import msgspec
 import structlog
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from fulmen.errors import Draining, FulmenError, InternalError, MessageTooLarge
 from fulmen_llm_proxy.calls.failures import Refused, call_error, headers_of
@@ -21,6 +21,7 @@ from fulmen_llm_proxy.domain.headers import to_backend
 from fulmen_llm_proxy.domain.table import TableHolder
 from fulmen_llm_proxy.transport.http.auth import HttpAuthenticator, caller_of
 from fulmen_llm_proxy.transport.http.http_sink import HttpSink
+from fulmen_llm_proxy.transport.http.metrics_page import MetricsPage
 from fulmen_llm_proxy.transport.http.paths import attempt_in, without_attempt
 from fulmen_service_kit.http_wire import CallerGone, Message, Receive, Scope, Send, header, read_body, respond
 from fulmen_service_kit.logs import places_of
@@ -46,7 +47,7 @@ class Door:
         attempts: AttemptBook,
         calls: CallPipeline,
         tables: TableHolder,
-        registry: CollectorRegistry,
+        metrics: MetricsPage,
         max_request_bytes: int,
         request_timeout_s: float,
     ) -> None:
@@ -62,7 +63,7 @@ class Door:
         self._max_request_bytes = max_request_bytes
         self._request_timeout_s = request_timeout_s
         self._tables = tables
-        self._registry = registry
+        self._metrics = metrics
         self.draining = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -107,7 +108,8 @@ class Door:
         elif path == "/healthz":
             await respond(send, 503 if self.draining else 200, b"draining" if self.draining else b"ok", _TEXT)
         else:
-            await respond(send, 200, generate_latest(self._registry), CONTENT_TYPE_LATEST.encode())
+            page = await self._metrics.render(own_only=scope["query_string"] == b"own=1")
+            await respond(send, 200, page, CONTENT_TYPE_LATEST.encode())
 
     async def _call(self, api: Api, scope: Scope, receive: Receive, send: Send) -> None:
         if self.draining:

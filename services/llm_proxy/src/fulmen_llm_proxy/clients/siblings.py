@@ -1,0 +1,94 @@
+"""The other workers behind the same ports, each by a socket of its own.
+
+A caller's connection ends at one worker, by chance; what is asked about all of them, that one asks the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+
+from fulmen.llm_proxy.v1 import capture_service_pb2, capture_service_pb2_grpc
+from fulmen.rpc.channel import open_channel
+
+_METRICS_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSockets:
+    """Where one worker listens for its siblings."""
+
+    rpc: Path
+    http: Path
+
+
+def sockets_of(folder: Path, index: int) -> WorkerSockets:
+    """Returns the sockets of the worker with this index."""
+    return WorkerSockets(rpc=folder / f"{index}.rpc", http=folder / f"{index}.http")
+
+
+class Siblings:
+    """The other workers; none of a proxy of one process."""
+
+    def __init__(self) -> None:
+        self._stubs: list[capture_service_pb2_grpc.CaptureServiceStub] = []
+        self._sessions: list[tuple[int, aiohttp.ClientSession]] = []
+
+    @classmethod
+    async def open(cls, folder: Path, *, own_index: int, count: int, token: str, stack: AsyncExitStack) -> Siblings:
+        """Opens the ways to the others; they connect when they are first used."""
+        siblings = cls()
+        for index in range(count):
+            if index == own_index:
+                continue
+            sockets = sockets_of(folder, index)
+            channel = open_channel(f"unix:{sockets.rpc}", token=token or None)
+            stack.push_async_callback(channel.close)
+            siblings._stubs.append(capture_service_pb2_grpc.CaptureServiceStub(channel))
+            session = aiohttp.ClientSession(
+                connector=aiohttp.UnixConnector(path=str(sockets.http)), timeout=aiohttp.ClientTimeout(total=_METRICS_S)
+            )
+            stack.push_async_callback(session.close)
+            siblings._sessions.append((index, session))
+        return siblings
+
+    async def flush(
+        self, attempts: Sequence[str], *, timeout_s: float
+    ) -> list[capture_service_pb2.FlushCapturesResponse]:
+        """Flushes the attempts at every sibling; one that starts again just now is waited for.
+
+        Raises:
+            Unavailable, DeadlineExceeded: if one does not answer in time.
+        """
+        request = capture_service_pb2.FlushCapturesRequest(attempts=attempts, this_process_only=True)
+        return list(
+            await asyncio.gather(
+                *(stub.FlushCaptures(request, timeout=timeout_s, wait_for_ready=True) for stub in self._stubs)
+            )
+        )
+
+    async def metrics(self) -> dict[int, str]:
+        """Returns the metrics pages of the siblings that answer, by index."""
+        pages = await asyncio.gather(*(_page(session) for _, session in self._sessions))
+        return {index: page for (index, _), page in zip(self._sessions, pages, strict=True) if page is not None}
+
+
+async def _page(session: aiohttp.ClientSession) -> str | None:
+    try:
+        async with session.get("http://sibling/metrics?own=1") as answer:
+            return await answer.text() if answer.status == 200 else None
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        return None  # it is starting again: the next scrape has it
+
+
+def combined_instance(own: str, others: Sequence[str]) -> str:
+    """Returns an id that changes when any of the workers restarts."""
+    if not others:
+        return own
+    return hashlib.sha256("\n".join(sorted([own, *others])).encode()).hexdigest()[:32]
