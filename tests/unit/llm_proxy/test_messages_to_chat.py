@@ -1,0 +1,569 @@
+"""An agent that speaks Messages finds the same conversation, tools and answers on a backend that speaks chat."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fulmen.errors import ArgumentInvalid, BackendUnavailable
+from fulmen_llm_proxy.domain.apis.api import decode_fields, encode
+from fulmen_llm_proxy.domain.sse import EventSplitter
+from fulmen_llm_proxy.domain.translation.chat_to_messages import ChatToMessages
+from fulmen_llm_proxy.domain.translation.messages_to_chat import MessagesToChat
+from tests.support.anthropic_dialect import JSON, accumulated, events_of, message_of, slim
+
+PNG = {"type": "base64", "media_type": "image/png", "data": "iVBORw=="}
+DATA_URL = "data:image/png;base64,iVBORw=="
+IMAGE = {"type": "image", "source": PNG}
+
+
+def to_chat(**fields: Any) -> JSON:
+    request = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}], **fields}
+    return json.loads(encode(MessagesToChat().request(decode_fields(json.dumps(request).encode()))))
+
+
+def chat_turns(*turns: JSON) -> list[JSON]:
+    return to_chat(messages=list(turns))["messages"]
+
+
+def user(*blocks: JSON) -> JSON:
+    return {"role": "user", "content": list(blocks)}
+
+
+def text(said: str) -> JSON:
+    return {"type": "text", "text": said}
+
+
+def tool_use(name: str = "add", tool_id: str = "toolu_1", **given_input: Any) -> JSON:
+    return {"type": "tool_use", "id": tool_id, "name": name, "input": given_input}
+
+
+def tool_call(name: str = "add", tool_id: str = "toolu_1", arguments: str = "{}") -> JSON:
+    return {"id": tool_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+# Requests.
+
+
+def test_a_plain_request_keeps_its_words_and_its_limits() -> None:
+    assert to_chat(system="Be brief.", temperature=0.5, top_p=0.9, top_k=3, stop_sequences=["x"], stream=True) == {
+        "model": "m",
+        "stream": True,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 3,
+        "stop": ["x"],
+        "max_completion_tokens": 9,
+        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}],
+    }
+
+
+def test_fields_that_only_engines_know_pass_and_those_of_anthropics_service_do_not() -> None:
+    told = to_chat(seed=4, min_p=0.1, thinking={"type": "adaptive"}, service_tier="auto", cache_control=None)
+    assert {"seed", "min_p"} <= told.keys()
+    assert not {"thinking", "service_tier", "cache_control"} & told.keys()
+
+
+def test_system_blocks_stay_parts_and_lose_their_cache_marks() -> None:
+    marked = {**text("a"), "cache_control": {"type": "ephemeral"}}
+    assert to_chat(system=[marked, text("b")])["messages"][0] == {"role": "system", "content": [text("a"), text("b")]}
+
+
+def test_images_become_addresses() -> None:
+    link = {"type": "image", "source": {"type": "url", "url": "https://x/y.png"}}
+    assert chat_turns(user(text("see"), IMAGE, link)) == [
+        user(
+            text("see"),
+            {"type": "image_url", "image_url": {"url": DATA_URL}},
+            {"type": "image_url", "image_url": {"url": "https://x/y.png"}},
+        )
+    ]
+
+
+def test_documents_become_files_or_their_text() -> None:
+    pdf = {"type": "document", "title": "a.pdf", "source": {**PNG, "media_type": "application/pdf"}}
+    plain = {"type": "document", "title": "T", "source": {"type": "text", "media_type": "text/plain", "data": "d"}}
+    nested = {"type": "document", "source": {"type": "content", "content": [text("c")]}}
+    file = {"filename": "a.pdf", "file_data": "data:application/pdf;base64,iVBORw=="}
+    assert chat_turns(user(pdf, plain, nested)) == [
+        user({"type": "file", "file": file}, text("T"), text("d"), text("c"))
+    ]
+
+
+def test_parallel_tool_calls_and_their_results_keep_order_and_ids() -> None:
+    turns = chat_turns(
+        {"role": "assistant", "content": [text("I call."), tool_use(a=1), tool_use("sub", "toolu_2")]},
+        user(
+            {"type": "tool_result", "tool_use_id": "toolu_1", "content": "3"},
+            {"type": "tool_result", "tool_use_id": "toolu_2", "content": [text("x"), text("y")], "is_error": True},
+            text("and now?"),
+        ),
+    )
+    assert turns == [
+        {
+            "role": "assistant",
+            "content": "I call.",
+            "tool_calls": [tool_call(arguments='{"a": 1}'), tool_call("sub", "toolu_2")],
+        },
+        {"role": "tool", "tool_call_id": "toolu_1", "content": "3"},
+        {"role": "tool", "tool_call_id": "toolu_2", "content": "Error: x\ny"},
+        {"role": "user", "content": "and now?"},
+    ]
+
+
+def test_the_images_of_a_tools_result_follow_the_results_in_the_users_message() -> None:
+    turns = chat_turns(
+        user(
+            {"type": "tool_result", "tool_use_id": "a", "content": [text("shot"), IMAGE]},
+            {"type": "tool_result", "tool_use_id": "b"},
+        )
+    )
+    assert turns == [
+        {"role": "tool", "tool_call_id": "a", "content": "shot"},
+        {"role": "tool", "tool_call_id": "b", "content": ""},
+        user({"type": "image_url", "image_url": {"url": DATA_URL}}),
+    ]
+
+
+def test_thinking_goes_back_to_the_field_that_it_came_from_and_nowhere_else() -> None:
+    assistant = {
+        "role": "assistant",
+        "content": [
+            {"type": "thinking", "thinking": "ours", "signature": "reasoning"},
+            {"type": "thinking", "thinking": "theirs", "signature": "c2lnbmVk"},
+            {"type": "redacted_thinking", "data": "xx"},
+            tool_use(),
+        ],
+    }
+    assert chat_turns(assistant, user({"type": "tool_result", "tool_use_id": "toolu_1"}))[0] == {
+        "role": "assistant",
+        "content": None,
+        "reasoning": "ours",
+        "tool_calls": [tool_call()],
+    }
+
+
+def test_a_conversation_that_ends_with_the_assistant_is_gone_on_with() -> None:
+    told = to_chat(messages=[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "The answer is"}])
+    assert told["messages"][-1] == {"role": "assistant", "content": "The answer is"}
+    assert (told["continue_final_message"], told["add_generation_prompt"]) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("choice", "told"),
+    [
+        ({"type": "auto"}, {"tool_choice": "auto"}),
+        ({"type": "any"}, {"tool_choice": "required"}),
+        ({"type": "none"}, {"tool_choice": "none"}),
+        ({"type": "tool", "name": "add"}, {"tool_choice": {"type": "function", "function": {"name": "add"}}}),
+        (
+            {"type": "auto", "disable_parallel_tool_use": True},
+            {"tool_choice": "auto", "parallel_tool_calls": False},
+        ),
+    ],
+)
+def test_tools_and_how_they_are_chosen(choice: JSON, told: JSON) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "$defs": {}}
+    tool = {"name": "add", "description": "Adds.", "input_schema": schema, "strict": True, "cache_control": None}
+    function = {"name": "add", "description": "Adds.", "parameters": schema, "strict": True}
+    read = to_chat(tools=[tool], tool_choice=choice)
+    assert read["tools"] == [{"type": "function", "function": function}]
+    assert {name: read[name] for name in ("tool_choice", "parallel_tool_calls") if name in read} == told
+
+
+def test_a_schema_an_effort_and_a_user_have_their_own_fields() -> None:
+    config = {"effort": "high", "format": {"type": "json_schema", "schema": {"type": "object"}}}
+    told = to_chat(output_config=config, metadata={"user_id": "u"})
+    assert told["reasoning_effort"] == "high"
+    assert told["user"] == "u"
+    schema = {"name": "answer", "schema": {"type": "object"}, "strict": True}
+    assert told["response_format"] == {"type": "json_schema", "json_schema": schema}
+
+
+def test_everything_that_cannot_be_said_is_named_at_once() -> None:
+    with pytest.raises(ArgumentInvalid) as refused:
+        to_chat(
+            messages=[
+                user({"type": "image", "source": {"type": "file", "file_id": "f"}}),
+                {"role": "assistant", "content": [{"type": "server_tool_use", "id": "s", "name": "web_search"}]},
+            ],
+            tools=[{"type": "web_search_20250305", "name": "web_search"}],
+            mcp_servers=[{"name": "x"}],
+        )
+    for named in ("messages[0].content[0]", "messages[1].content[0]", "tools[0]", "mcp_servers"):
+        assert named in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [{"role": "user"}]},
+        {"messages": "hi"},
+        {"messages": [{"role": "user", "content": 3}]},
+        {"messages": [user({"type": "tool_result", "tool_use_id": "a", "content": 3})]},
+        {"messages": [{"role": "robot", "content": "x"}]},
+        {"tools": {}},
+        {"max_tokens": "9"},
+        {"system": 1},
+        {"tool_choice": {"type": "tool"}},
+    ],
+)
+def test_a_malformed_request_is_refused(fields: JSON) -> None:
+    with pytest.raises(ArgumentInvalid):
+        to_chat(**fields)
+
+
+# Whole answers.
+
+
+def completion(message: JSON, finish: str | None = "stop", **choice: Any) -> bytes:
+    usage = {
+        "prompt_tokens": 10,
+        "completion_tokens": 4,
+        "total_tokens": 14,
+        "prompt_tokens_details": {"cached_tokens": 6},
+        "completion_tokens_details": {"reasoning_tokens": 2},
+    }
+    full = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish, **choice}
+    return json.dumps({"id": "chatcmpl-7", "model": "m", "choices": [full], "usage": usage}).encode()
+
+
+def answered(message: JSON, finish: str | None = "stop", **choice: Any) -> JSON:
+    return message_of(MessagesToChat().whole(completion(message, finish, **choice)))
+
+
+def test_an_answer_is_a_message_with_its_usage() -> None:
+    assert answered({"content": "hello"}) == {
+        "id": "msg_7",
+        "type": "message",
+        "role": "assistant",
+        "model": "m",
+        "content": [text("hello")],
+        "stop_reason": "end_turn",
+        "stop_sequence": None,
+        "usage": {
+            "input_tokens": 4,
+            "output_tokens": 4,
+            "cache_read_input_tokens": 6,
+            "cache_creation_input_tokens": 0,
+            "output_tokens_details": {"thinking_tokens": 2},
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("finish", "matched", "reason", "sequence"),
+    [
+        ("stop", None, "end_turn", None),
+        ("stop", 128009, "end_turn", None),
+        ("stop", "END", "stop_sequence", "END"),
+        ("length", None, "max_tokens", None),
+        ("tool_calls", None, "tool_use", None),
+        ("content_filter", None, "refusal", None),
+        (None, None, "end_turn", None),
+        ("of tomorrow", None, "end_turn", None),
+    ],
+)
+def test_every_finish_reason_is_a_stop_reason(finish: str | None, matched: object, reason: str, sequence: Any) -> None:
+    message = answered({"content": "x"}, finish, stop_reason=matched)
+    assert (message["stop_reason"], message["stop_sequence"]) == (reason, sequence)
+
+
+def test_a_call_of_a_named_tool_stops_for_the_tool_whatever_the_engine_says() -> None:
+    assert answered({"content": None, "tool_calls": [tool_call()]}, "stop")["stop_reason"] == "tool_use"
+
+
+def test_reasoning_comes_first_and_arguments_are_read() -> None:
+    calls = [tool_call(arguments='{"a": 1.50}'), tool_call("sub", "c2", ""), {**tool_call("z"), "id": None}]
+    message = answered({"reasoning_content": "hm", "content": "so", "tool_calls": calls}, "tool_calls")
+    assert message["content"] == [
+        {"type": "thinking", "thinking": "hm", "signature": "reasoning_content"},
+        text("so"),
+        tool_use(a=1.5),
+        tool_use("sub", "c2"),
+        tool_use("z", "toolu_7_2"),
+    ]
+
+
+@pytest.mark.parametrize("written", ['{"a": 1', "[1]", "no JSON", '"x"'])
+def test_arguments_that_are_no_object_are_kept_as_text_and_find_their_way_back(written: str) -> None:
+    message = answered({"content": None, "tool_calls": [tool_call(arguments=written)]}, "tool_calls")
+    assert message["content"][0]["input"] == {"INVALID_JSON": written}
+    back = chat_turns({"role": "assistant", "content": message["content"]})
+    assert back[0]["tool_calls"][0]["function"]["arguments"] == written
+
+
+def test_a_refusal_is_a_text_with_its_own_reason() -> None:
+    message = answered({"content": None, "refusal": "I will not."})
+    assert (message["content"], message["stop_reason"]) == ([text("I will not.")], "refusal")
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b"{}", b'{"choices": []}', b'{"choices": [{"message": 1}]}', b"\xff"])
+def test_what_is_no_answer_is_the_backends_failure(body: bytes) -> None:
+    with pytest.raises(BackendUnavailable):
+        MessagesToChat().whole(body)
+
+
+@pytest.mark.parametrize("finish", ["abort", "error"])
+def test_an_answer_that_was_given_up_is_the_backends_failure(finish: str) -> None:
+    with pytest.raises(BackendUnavailable):
+        MessagesToChat().whole(completion({"content": "half"}, finish))
+
+
+# Streams.
+
+
+def chunk(delta: JSON, finish: str | None = None, **choice: Any) -> JSON:
+    full = {"index": 0, "delta": delta, "finish_reason": finish, **choice}
+    return {"id": "chatcmpl-7", "object": "chat.completion.chunk", "model": "m", "choices": [full]}
+
+
+def call_piece(index: int | None, arguments: str = "", **more: Any) -> JSON:
+    function = {"arguments": arguments} | ({"name": more.pop("name")} if "name" in more else {})
+    return {"tool_calls": [{"function": function, **({} if index is None else {"index": index}), **more}]}
+
+
+USAGE = {"id": "chatcmpl-7", "choices": [], "usage": json.loads(completion({}))["usage"]}
+ROLE = chunk({"role": "assistant", "content": ""})
+
+
+def stream_of(*documents: JSON, done: bool = True) -> bytes:
+    events = [b"data: " + json.dumps(document).encode() for document in documents]
+    return b"".join(event + b"\n\n" for event in [*events, *([b"data: [DONE]"] if done else [])])
+
+
+def translated(stream: bytes, cuts: tuple[int, ...] = ()) -> bytes:
+    translator, splitter, out = MessagesToChat(), EventSplitter(1 << 20), b""
+    bounds = sorted({0, len(stream), *(cut % (len(stream) + 1) for cut in cuts)})
+    for start, end in itertools.pairwise(bounds):
+        out += b"".join(out for event in splitter.feed(stream[start:end]) for out in translator.event(event))
+    return out + b"".join(translator.end())
+
+
+def test_every_kind_of_block_is_streamed_in_order() -> None:
+    stream = stream_of(
+        ROLE,
+        chunk({"reasoning": "h"}),
+        chunk({"reasoning": "m"}),
+        chunk({"content": "so"}),
+        chunk(call_piece(0, id="c1", name="add")),
+        chunk(call_piece(0, '{"a":')),
+        chunk(call_piece(0, "1}")),
+        chunk(call_piece(1, "{}", id="c2", name="sub")),
+        chunk({}, "tool_calls"),
+        USAGE,
+    )
+    out = translated(stream)
+    message = accumulated(out)
+    assert slim(message)["content"] == [
+        {"type": "thinking", "thinking": "hm", "signature": "reasoning"},
+        text("so"),
+        tool_use("add", "c1", a=1),
+        tool_use("sub", "c2"),
+    ]
+    assert message["stop_reason"] == "tool_use"
+    assert (message["usage"]["input_tokens"], message["usage"]["output_tokens"]) == (4, 4)
+    deltas = [event.delta.type for event in events_of(out) if event.type == "content_block_delta"]
+    assert deltas == ["thinking_delta"] * 2 + ["signature_delta", "text_delta"] + ["input_json_delta"] * 3
+
+
+def test_each_piece_is_told_as_soon_as_it_comes() -> None:
+    translator = MessagesToChat()
+    pieces = [ROLE, chunk({"content": "a"}), chunk(call_piece(0, id="c", name="n")), chunk(call_piece(0, '{"x"'))]
+    told = [b"".join(translator.event(stream_of(piece, done=False))) for piece in pieces]
+    assert b"message_start" in told[0]
+    assert b'"text":"a"' in told[1]
+    assert b"content_block_stop" in told[2]
+    assert b'"name":"n"' in told[2]
+    assert b'"partial_json":"{\\"x\\""' in told[3]
+
+
+def test_pieces_of_parallel_calls_that_come_in_turns_make_blocks_that_do_not_overlap() -> None:
+    out = translated(
+        stream_of(
+            ROLE,
+            chunk(call_piece(0, '{"a"', id="c0", name="f")),
+            chunk(call_piece(1, '{"b"', id="c1", name="g")),
+            chunk(call_piece(0, ":1}")),
+            chunk(call_piece(1, ":2}")),
+            chunk({}, "tool_calls"),
+        )
+    )
+    assert slim(accumulated(out))["content"] == [tool_use("f", "c0", a=1), tool_use("g", "c1", b=2)]
+
+
+def test_calls_without_an_index_or_with_the_same_one_are_told_apart_by_their_ids() -> None:
+    for index in (None, 0):
+        out = translated(
+            stream_of(
+                ROLE,
+                chunk(call_piece(index, '{"a":1}', id="c0", name="f")),
+                chunk(call_piece(index, '{"b":', id="c1", name="g")),
+                chunk(call_piece(index, "2}")),
+                chunk({}, "stop"),
+            )
+        )
+        message = accumulated(out)
+        assert slim(message)["content"] == [tool_use("f", "c0", a=1), tool_use("g", "c1", b=2)]
+        assert message["stop_reason"] == "tool_use"
+
+
+def test_text_after_a_call_and_a_name_that_comes_late() -> None:
+    out = translated(
+        stream_of(
+            ROLE,
+            chunk(call_piece(0, id="c0")),
+            chunk({"content": "and"}),
+            chunk(call_piece(0, "{}", name="f")),
+            chunk({}, "tool_calls"),
+        )
+    )
+    assert slim(accumulated(out))["content"] == [tool_use("f", "c0"), text("and")]
+
+
+def test_an_answer_without_content_still_ends_with_a_stop_reason() -> None:
+    message = accumulated(translated(stream_of(ROLE)))
+    assert (message["content"], message["stop_reason"]) == ([], "end_turn")
+    message = accumulated(translated(stream_of(ROLE, chunk({}, "stop", stop_reason="END"), done=False)))
+    assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "END")
+
+
+def test_other_choices_are_left_out_and_comments_are_pings() -> None:
+    other = {"id": "c", "choices": [{"index": 1, "delta": {"content": "no"}, "finish_reason": "length"}]}
+    out = translated(b": alive\n\n" + stream_of(ROLE, other, chunk({"content": "yes"}, "stop")))
+    assert out.startswith(b'event: ping\ndata: {"type":"ping"}\n\n')
+    message = accumulated(out)
+    assert (slim(message)["content"], message["stop_reason"]) == ([text("yes")], "end_turn")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ({"error": {"message": "bad", "type": "BadRequestError", "code": 400}}, "invalid_request_error"),
+        ({"error": {"message": "bad", "type": "server_error", "code": None}}, "api_error"),
+        ({"object": "error", "message": "bad", "code": 429}, "api_error"),
+        ({"error": {"message": "bad", "code": "429"}}, "rate_limit_error"),
+    ],
+)
+def test_an_error_within_a_stream_is_an_error_event_and_the_last_one(error: JSON, kind: str) -> None:
+    out = translated(stream_of(ROLE, chunk({"content": "a"}), error))
+    last = out.rstrip(b"\n").split(b"\n\n")[-1].decode()
+    assert last.startswith("event: error\ndata: ")
+    told = json.loads(last.partition("data: ")[2])
+    assert told["type"] == "error"
+    assert (told["error"]["type"], told["error"]["message"]) == (kind, "bad")
+    assert b"message_stop" not in out
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        b"",
+        b"data: [DONE]\n\n",
+        stream_of(ROLE, chunk({"content": "half"}), done=False),
+        b"data: {\n\n",
+        b"data: []\n\n",
+        b'data: {"choices": 3}\n\n',
+        b"data: \xff\n\n",
+        stream_of(ROLE, chunk({}, "abort")),
+    ],
+)
+def test_a_stream_that_breaks_off_or_is_none_is_the_backends_failure(stream: bytes) -> None:
+    with pytest.raises(BackendUnavailable):
+        translated(stream)
+
+
+words = st.text(st.characters(codec="utf-8"), max_size=8)
+json_objects = st.dictionaries(words, st.integers() | words | st.lists(st.booleans(), max_size=2), max_size=3)
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> tuple[JSON, list[JSON]]:
+    """Draws a chat message and chunks that amount to it: pieces of all sizes, parallel calls mixed or not."""
+    message: JSON = {"role": "assistant", "content": None}
+    deltas: list[JSON] = []
+    for field in ("reasoning_content", "content"):
+        pieces = draw(st.lists(words, max_size=4))
+        if any(pieces):
+            message[field] = "".join(pieces)
+        deltas += [{field: piece} for piece in pieces]
+    queues: list[list[JSON]] = []
+    for index in range(draw(st.integers(0, 3))):
+        arguments = json.dumps(draw(json_objects))
+        cut = draw(st.integers(0, len(arguments)))
+        call = tool_call(f"tool{index}", f"call_{index}", arguments)
+        message.setdefault("tool_calls", []).append(call)
+        queues.append(
+            [
+                call_piece(index, id=call["id"], name=call["function"]["name"]),
+                call_piece(index, arguments[:cut]),
+                call_piece(index, arguments[cut:]),
+            ]
+        )
+    if draw(st.booleans()):
+        opened = [queue.pop(0) for queue in queues]
+        pending = draw(st.permutations([index for index, queue in enumerate(queues) for _ in queue]))
+        deltas += [*opened, *(queues[index].pop(0) for index in pending)]
+    else:
+        deltas += [piece for queue in queues for piece in queue]
+    return message, deltas
+
+
+@given(drawn=answers(), cuts=st.lists(st.integers(0, 1 << 16), max_size=12))
+def test_whole_and_streamed_answers_amount_to_the_same_however_the_network_cuts(
+    drawn: tuple[JSON, list[JSON]], cuts: list[int]
+) -> None:
+    message, deltas = drawn
+    finish = "tool_calls" if "tool_calls" in message else "stop"
+    stream = stream_of(ROLE, *(chunk(delta) for delta in deltas), chunk({}, finish), USAGE)
+    at_once, cut = translated(stream), translated(stream, tuple(cuts))
+    assert cut == at_once
+    whole = message_of(MessagesToChat().whole(completion(message, finish)))
+    assert slim(accumulated(at_once)) == slim(whole)
+
+
+# There and back again.
+
+tool_names = st.sampled_from(["add", "look_up"])
+user_blocks = st.one_of(
+    words.filter(bool).map(text),
+    st.just(IMAGE),
+    st.just({"type": "image", "source": {"type": "url", "url": "https://x/y"}}),
+)
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> list[JSON]:
+    """Draws turns in the form that a round trip leaves as it is; see `docs/dialects.md`."""
+    turns: list[JSON] = [user(*draw(st.lists(user_blocks, min_size=1, max_size=3)))]
+    used = 0
+    for _ in range(draw(st.integers(0, 3))):
+        said = draw(words)
+        calls = draw(st.lists(st.tuples(tool_names, json_objects), max_size=2))
+        blocks = [text(said)] if said else []
+        ids = [f"toolu_{used + number}" for number in range(len(calls))]
+        blocks += [tool_use(name, tool_id) | {"input": i} for tool_id, (name, i) in zip(ids, calls, strict=True)]
+        used += len(calls)
+        if not blocks:
+            continue
+        turns.append({"role": "assistant", "content": blocks})
+        results = [{"type": "tool_result", "tool_use_id": i, "content": draw(words.filter(bool))} for i in ids]
+        asked = draw(st.lists(user_blocks, min_size=0 if results else 1, max_size=2))
+        turns.append(user(*results, *asked))
+    return turns
+
+
+@given(turns=conversations(), system=st.lists(words.filter(bool).map(text), max_size=2))
+def test_a_conversation_comes_back_from_a_round_trip_as_it_was(turns: list[JSON], system: list[JSON]) -> None:
+    tools = [{"name": name, "input_schema": {"type": "object"}} for name in ("add", "look_up")]
+    request = {"model": "m", "max_tokens": 5, "messages": turns, "tools": tools, "stop_sequences": ["x"], "top_k": 2}
+    if system:
+        request["system"] = system
+    chat = MessagesToChat().request(decode_fields(json.dumps(request).encode()))
+    back = ChatToMessages().request(decode_fields(encode(chat)))
+    assert json.loads(encode(back)) == request
