@@ -33,6 +33,7 @@ __all__ = [
     "slot_of",
 ]
 
+UUID_TIME_SHIFT: Final = 80
 SLOT_S: Final = 3
 # The present one, and those before it that lie within a minute.
 SLOTS: Final = 21
@@ -147,6 +148,15 @@ class Selection:
         """Whether it is about attempts; the calls of nobody in particular are then left out."""
         return self.grouping.is_by_attempt or self.run_id is not None or self.rollout_id is not None
 
+    @property
+    def rollouts(self) -> tuple[UUID, UUID]:
+        """The first and the last rollout that it may be about: ids are in order of creation (UUID version 7)."""
+        first = 0 if self.start is None else _unix_ms(self.start) << UUID_TIME_SHIFT
+        last = (1 << 128 if self.end is None else max(1, _unix_ms(self.end) << UUID_TIME_SHIFT)) - 1
+        if self.rollout_id is not None:
+            first, last = max(first, self.rollout_id.int), min(last, self.rollout_id.int)
+        return UUID(int=first), UUID(int=last)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageGroup:
@@ -204,6 +214,10 @@ class UsageExchange:
             return await self._project_id(project)
         except ProjectNotFound:
             return None
+
+
+def _unix_ms(moment: datetime.datetime) -> int:
+    return int(moment.timestamp() * 1000)
 
 
 def slot_of(moment: datetime.datetime) -> int:

@@ -67,7 +67,8 @@ class PgUsage:
         """Returns groups in order of their names."""
         one = selection
         if one.is_by_attempt:
-            what = (one.project_id, one.run_id, one.rollout_id, one.start, one.end, one.grouping, one.after, limit)
+            first, last = one.rollouts
+            what = (one.project_id, one.run_id, first, last, one.grouping, one.after, limit)
             rows = await self._database.fetch("usage_by_attempt", *what)
         else:
             when = (one.project_id, one.start, one.end, one.grouping, one.after, limit)

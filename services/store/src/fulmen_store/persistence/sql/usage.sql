@@ -120,14 +120,15 @@ order by g.name collate "C"
 limit $6;
 
 -- name: usage_by_attempt
--- Grouped by 1: model, 2: backend, 3: training run, 4: rollout, 5: attempt, otherwise all together.
+-- Of rollouts from one id to another; with a training run of this one only. Grouped by 1: model, 2: backend, 3: training
+-- run, 4: rollout, 5: attempt, otherwise all together.
 select
     g.name, sum(g.request_count)::bigint as request_count, sum(g.failure_count)::bigint as failure_count,
     sum(g.prompt_token_count)::bigint as prompt_token_count, sum(g.cached_token_count)::bigint as cached_token_count,
     sum(g.completion_token_count)::bigint as completion_token_count, sum(g.cost_micros)::bigint as cost_micros
 from (
     select
-        case $6::smallint
+        case $5::smallint
             when 1 then u.model
             when 2 then u.backend
             when 3 then coalesce((select t.name from training_run t where t.id = u.run_id), '')
@@ -137,15 +138,18 @@ from (
         end as name,
         u.request_count, u.failure_count, u.prompt_token_count, u.cached_token_count, u.completion_token_count,
         u.cost_micros
-    from usage_attempt u
-    where u.project_id = $1 and ($2::int is null or u.run_id = $2) and ($3::uuid is null or u.rollout_id = $3)
-        and u.rollout_id >= coalesce(uuid7_bound($4::timestamptz), '00000000-0000-0000-0000-000000000000')
-        and u.rollout_id < coalesce(uuid7_bound($5::timestamptz), 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+    from (
+        select p.* from usage_attempt p
+        where $2::int is null and p.project_id = $1 and p.rollout_id between $3::uuid and $4::uuid
+        union all
+        select r.* from usage_attempt r
+        where r.project_id = $1 and r.run_id = $2 and r.rollout_id between $3::uuid and $4::uuid
+    ) u
 ) g
-where $7::text is null or g.name > $7 collate "C"
+where $6::text is null or g.name > $6 collate "C"
 group by g.name
 order by g.name collate "C"
-limit $8;
+limit $7;
 
 -- name: forget_usage_minutes
 delete from usage_minute u where u.ctid = any (array(
