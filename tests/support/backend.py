@@ -21,6 +21,8 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.support.backend_completions import TextCompletions
+
 MODEL = "byte-model"
 JSON = dict[str, Any]
 
@@ -130,6 +132,7 @@ class Backend:
         """Listens, on the same port as before if it ran already."""
         app = web.Application(client_max_size=64 * 1024 * 1024)
         app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/completions", self._completions)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/health", self._health)
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
@@ -151,6 +154,20 @@ class Backend:
         return web.json_response(
             {"object": "list", "data": [{"id": self.model, "object": "model", "owned_by": "tests"}]}
         )
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.received.append(Received(body=body, headers=dict(request.headers)))
+        answer = TextCompletions(body, model=self.model, logprob_of=logprob_of)
+        if not body.get("stream"):
+            return web.json_response(answer.whole())
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(request)
+        for event in answer.events():
+            await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        await response.write_eof()
+        return response
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -192,7 +209,7 @@ class Backend:
                 "function": {"name": name, "arguments": arguments},
             }
             text = arguments
-        token_ids = token_ids_of(text)[: body.get("max_tokens") or None]
+        token_ids = token_ids_of(text)[: body.get("max_completion_tokens") or body.get("max_tokens") or None]
         return Completion(
             request=body,
             text=bytes(token_ids).decode(errors="ignore"),

@@ -21,7 +21,7 @@ _log = structlog.get_logger(__name__)
 
 
 class HttpAuthenticator:
-    """Verifies `Authorization: Bearer <token>` (the OpenAI clients' way) or `x-api-key` (Anthropic's)."""
+    """Verifies `Authorization: Bearer <token>` (OpenAI's way), `x-api-key` (Anthropic's) or `api-key` (Azure's)."""
 
     def __init__(self, *, verifier: TokenVerifier, failed_keys: FailedKeys, metrics: Metrics, dev_mode: bool) -> None:
         self._verifier = verifier
@@ -85,7 +85,8 @@ def caller_of(token: TokenCaller) -> Caller:
 def _token(scope: Scope) -> str:
     authorization = header(scope, b"authorization")
     if not authorization:
-        return header(scope, b"x-api-key").decode("latin-1").strip()
+        given = header(scope, b"x-api-key") or header(scope, b"api-key")
+        return given.decode("latin-1").strip()
     scheme, _, token = authorization.partition(b" ")
     if scheme.lower() != b"bearer":
         raise TokenInvalid("The authorization must be of the form `Bearer <token>`.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import uuid
 
-import msgspec
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST
 
@@ -15,11 +14,13 @@ from fulmen_llm_proxy.calls.pipeline import CallPipeline
 from fulmen_llm_proxy.clients.attempt_book import AttemptBook
 from fulmen_llm_proxy.domain.apis.api import Api, Dialect
 from fulmen_llm_proxy.domain.apis.errors import error_document
+from fulmen_llm_proxy.domain.apis.models import model_document, model_list
 from fulmen_llm_proxy.domain.apis.registry import BY_PATH
 from fulmen_llm_proxy.domain.call import Caller, CallHead
 from fulmen_llm_proxy.domain.headers import to_backend
 from fulmen_llm_proxy.domain.table import TableHolder
 from fulmen_llm_proxy.transport.http.auth import HttpAuthenticator, caller_of
+from fulmen_llm_proxy.transport.http.azure import deployment_in, standard_path, with_model
 from fulmen_llm_proxy.transport.http.http_sink import HttpSink
 from fulmen_llm_proxy.transport.http.metrics_page import MetricsPage
 from fulmen_llm_proxy.transport.http.paths import attempt_in, without_attempt
@@ -29,6 +30,8 @@ from fulmen_service_kit.logs import places_of
 SERVED = ", ".join([*(f"POST {path}" for path in BY_PATH), "GET /v1/models", "GET /healthz", "GET /metrics"])
 
 _METHODS = {**dict.fromkeys(BY_PATH, "POST"), "/v1/models": "GET", "/healthz": "GET", "/metrics": "GET"}
+_MODELS = "/v1/models"
+_MODEL = "/v1/models/"
 _AGENT_HEADER = b"x-fulmen-agent"
 # Set by the clients that vendors generate: their second try has 1, and so on.
 _RESEND_HEADER = b"x-stainless-retry-count"
@@ -93,8 +96,8 @@ class Door:
                 await send({"type": "http.response.body", "body": b""})
 
     async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = without_attempt(scope["path"])
-        expected = _METHODS.get(path)
+        path = standard_path(without_attempt(scope["path"]))
+        expected = "GET" if path.startswith(_MODEL) else _METHODS.get(path)
         if expected is None:
             raise Refused(404, "path_not_found", f"There is nothing at {path[:200]}. Served: {SERVED}.")
         if scope["method"] != expected:
@@ -102,9 +105,9 @@ class Door:
         api = BY_PATH.get(path)
         if api is not None:
             await self._call(api, scope, receive, send)
-        elif path == "/v1/models":
+        elif path.startswith(_MODELS):
             await self._caller(scope)
-            await respond(send, 200, self._models())
+            await respond(send, 200, self._models(path, dialect_of(scope, path)))
         elif path == "/healthz":
             await respond(send, 503 if self.draining else 200, b"draining" if self.draining else b"ok", _TEXT)
         else:
@@ -120,6 +123,9 @@ class Door:
                 body = await read_body(scope, receive, self._max_request_bytes)
         except TimeoutError:
             raise Refused(408, "request_timeout", "The request's body did not arrive in time.") from None
+        deployment = deployment_in(scope["path"])
+        if deployment:
+            body = with_model(body, deployment)
         await self._calls.run(api, caller, _head(scope), body, HttpSink(receive, send))
 
     async def _caller(self, scope: Scope) -> Caller:
@@ -131,12 +137,26 @@ class Door:
         attribution = await self._attempts.attribution(attempt, token)
         return Caller(project=attribution.project, attribution=attribution)
 
-    def _models(self) -> bytes:
-        models = [
-            {"id": name, "object": "model", "created": 0, "owned_by": "fulmen"}
-            for name in sorted(self._tables.current.routes)
-        ]
-        return msgspec.json.encode({"object": "list", "data": models})
+    def _models(self, path: str, dialect: Dialect) -> bytes:
+        """Returns all models, or the one that the path names.
+
+        Raises:
+            RouteNotFound: if that one is not served.
+        """
+        table = self._tables.current
+        if path == _MODELS:
+            return model_list(table.routes, dialect)
+        name = path.removeprefix(_MODEL)
+        table.route(name)
+        return model_document(name, dialect)
+
+
+def dialect_of(scope: Scope, path: str) -> Dialect:
+    """Returns whose shapes a request expects: its API's, else those of the vendor whose client sent it."""
+    api = BY_PATH.get(path)
+    if api is not None:
+        return api.dialect
+    return Dialect.ANTHROPIC if header(scope, b"anthropic-version") else Dialect.OPENAI
 
 
 def _head(scope: Scope) -> CallHead:
@@ -152,7 +172,6 @@ def _head(scope: Scope) -> CallHead:
 
 async def _refuse(scope: Scope, send: Send, error: FulmenError | Refused, unread: Receive | None = None) -> None:
     """Answers with an error before any byte of an answer; `unread` gives what is left of the request."""
-    api = BY_PATH.get(without_attempt(scope["path"]))
     told = call_error(error)
-    document = error_document(told, Dialect.OPENAI if api is None else api.dialect)
+    document = error_document(told, dialect_of(scope, standard_path(without_attempt(scope["path"]))))
     await respond(send, told.status, document, extra=headers_of(error), unread=unread)
