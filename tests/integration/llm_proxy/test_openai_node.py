@@ -1,0 +1,95 @@
+"""The unmodified OpenAI package of Node.js against the proxy."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.llm_proxy.fake_store import FakeStore
+from tests.integration.llm_proxy.harness import MODEL
+from tests.integration.llm_proxy.openai_world import AZURE, CHAT_ONLY, GPT, OpenAiWorld, openai_world
+from tests.support.backend import Backend
+from tests.support.openai_vendor import EMBEDDING, Fault
+
+LIMIT_S = 60
+CALLS = [["add", {"input": "hello"}], ["multiply", {"input": "hello"}]]
+
+
+@pytest.fixture
+async def world(store: FakeStore, backend: Backend) -> AsyncIterator[OpenAiWorld]:
+    """Yields a proxy before four backends."""
+    async with openai_world(store, backend) as running:
+        yield running
+
+
+async def play(root: Path, world: OpenAiWorld, key: str, *, failing: bool = False) -> dict[str, Any]:
+    """Runs the agent; returns what it saw."""
+    node = shutil.which("node")
+    assert node is not None, "Node.js is needed: install it (Debian: apt-get install nodejs npm)"
+    assert (root / "node_modules/openai").is_dir(), "run `make test`, which installs the vendors' packages"
+    agent = await asyncio.create_subprocess_exec(
+        node,
+        "tests/integration/llm_proxy/node/openai_agent.mjs",
+        *(["failing"] if failing else []),
+        cwd=root,
+        env={
+            **os.environ,
+            "PROXY_URL": world.proxy.url,
+            "PROXY_KEY": key,
+            "VENDOR_MODEL": GPT,
+            "CHAT_MODEL": CHAT_ONLY,
+            "CAPTURED_MODEL": MODEL,
+        },
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(LIMIT_S):
+        out, errors = await agent.communicate()
+    assert agent.returncode == 0, errors.decode()
+    return json.loads(out)
+
+
+async def test_a_node_agent_uses_every_api(world: OpenAiWorld, repository_root: Path) -> None:
+    attempt, key = world.proxy.attempt()
+    seen = await play(repository_root, world, key)
+    await world.proxy.flush(attempt)
+    answer = {"text": "You said: hello", "last": "response.completed", "calls": CALLS}
+    refused = {"retryAfter": None}
+    assert seen == {
+        "chat": ["You said: hello", "You said: hello"],
+        "captured": ["You said: hello", "You said: hello"],
+        "toolCalls": CALLS,
+        "responses": answer,
+        "translated": answer,
+        "completion": "You said: one",
+        "embedding": EMBEDDING,
+        "models": sorted([GPT, AZURE, CHAT_ONLY, MODEL]),
+        "model": CHAT_ONLY,
+        "azure": "You said: hello",
+        "unknownModel": {"name": "NotFoundError", "status": 404, "code": "route_not_found"} | refused,
+        "badRequest": {"name": "BadRequestError", "status": 400, "code": "argument_invalid"} | refused,
+    }
+    captured = [record for _, record in world.store.spans(attempt) if record is not None]
+    assert len(captured) == 2
+    assert all(record.usable for record in captured)
+
+
+async def test_a_node_agent_is_told_errors_as_the_vendor_tells_them(world: OpenAiWorld, repository_root: Path) -> None:
+    fault = Fault(status=429, code="rate_limit_exceeded", headers={"Retry-After": "7"})
+    world.vendor.faults.append(fault)
+    world.vendor.error_after = 2
+    seen = await play(repository_root, world, world.key(), failing=True)
+    assert seen["refused"] == {
+        "name": "RateLimitError",
+        "status": 429,
+        "code": "rate_limit_exceeded",
+        "retryAfter": "7",
+    }
+    assert seen["broken"]["name"] == "APIError"
