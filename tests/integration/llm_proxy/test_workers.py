@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -147,15 +148,21 @@ async def test_a_killed_supervisor_takes_its_workers_along(proxy: ProxyProcess) 
     assert (len(gone), alive) == (WORKERS, [])
 
 
-async def test_a_worker_that_cannot_start_ends_the_start_with_one_clear_error(store: FakeStore, tmp_path: Path) -> None:
-    not_a_folder = tmp_path / "file"
-    not_a_folder.write_text("")
-    with pytest.raises(AssertionError, match="Worker 0 ended|Worker 1 ended"):
-        async with proxy_process(
-            store.target,
-            tmp_path / "ready.json",
-            signing_key=SIGNING_KEY,
-            workers=WORKERS,
-            spool_dir=not_a_folder / "spool",
-        ):
-            pass
+async def test_workers_that_cannot_start_end_the_start_with_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    environment = {
+        "PATH": os.environ["PATH"],
+        "FULMEN_LLM_PROXY_SIGNING_KEY": SIGNING_KEY,
+        "FULMEN_LLM_PROXY_PORT": "0",
+        "FULMEN_LLM_PROXY_HTTP_PORT": "0",
+        "FULMEN_LLM_PROXY_WORKERS": str(WORKERS),
+        "FULMEN_LLM_PROXY_SPOOL_DIR": str(tmp_path / "file" / "spool"),
+    }
+    async with asyncio.timeout(DEADLINE_S):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "fulmen_llm_proxy", "serve", env=environment, stderr=asyncio.subprocess.PIPE
+        )
+        _, errors = await process.communicate()
+    assert process.returncode == 1
+    assert b"spool_dir" in errors
+    assert b"before it served" in errors
