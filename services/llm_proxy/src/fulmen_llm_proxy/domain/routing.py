@@ -197,6 +197,19 @@ class RoutingTable:
             is_last_resort=not states.of(replica.backend_id).breaker.admits,
         )
 
+    def pinned(self, model: str, backend_id: str) -> Choice | None:
+        """Returns the choice of one backend, whatever its state; None if the model's route does not lead there.
+
+        Raises:
+            RouteNotFound: if there is no such route.
+        """
+        route = self.route(model)
+        for variant in self._variants[model]:
+            for target, backend in zip(variant.targets, variant.backends, strict=True):
+                if backend.id == backend_id:
+                    return Choice(route=route, variant=variant, target=target, backend=backend)
+        return None
+
     def version_of(self, model: str, target: Target) -> int | None:
         """Returns the policy version that a route's target has now; None if the route has no such target."""
         route = self.routes.get(model)
