@@ -14,7 +14,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fulmen_service_kit.errors import StartupError
-from fulmen_service_kit.http_wire import Receive, Scope, Send
+from fulmen_service_kit.http_wire import DEPARTURES, Departures, Receive, Scope, Send
 
 _BACKLOG = 4096
 _KEEP_ALIVE_S = 75
@@ -121,9 +121,9 @@ class HttpServer:
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, with bounds on the head of a request: the parser by itself would collect it without end.
+    """uvicorn's protocol, with bounds on the head of a request, and news of lost connections.
 
-    A request over them is answered 414 or 431, one that does not arrive in time 408; then its connection is closed.
+    The parser by itself would collect a head without end. A request over them is answered 414 or 431, one that does not arrive in time 408; then its connection is closed.
     """
 
     _in_body = False
@@ -136,12 +136,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         """Awaits the first request."""
         super().connection_made(transport)
+        self._departures = Departures()
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Awaits nothing any more."""
+        """Awaits nothing any more; whoever watches hears of it."""
         self._forget_timer()
         super().connection_lost(exc)
+        self._departures.tell()
 
     def data_received(self, data: bytes) -> None:
         """Parses what came, and counts it while no body is on its way."""
@@ -160,6 +162,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Notes that the first byte of a request has come."""
         self._in_head = True
         super().on_message_begin()
+        self.scope[DEPARTURES] = self._departures  # type: ignore[typeddict-unknown-key]
 
     def on_headers_complete(self) -> None:
         """Checks the head before anything is made of it.

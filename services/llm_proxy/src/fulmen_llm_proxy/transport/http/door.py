@@ -126,7 +126,7 @@ class Door:
         deployment = deployment_in(scope["path"])
         if deployment:
             body = with_model(body, deployment)
-        await self._calls.run(api, caller, _head(scope), body, HttpSink(receive, send))
+        await self._calls.run(api, caller, _head(scope), body, HttpSink(scope, send))
 
     async def _caller(self, scope: Scope) -> Caller:
         """Returns who calls, by the key and by the attempt that the URL may name."""

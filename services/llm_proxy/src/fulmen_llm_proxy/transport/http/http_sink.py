@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fulmen_llm_proxy.calls.sink import Header
-from fulmen_service_kit.http_wire import DisconnectWatch, Receive, Send, respond
+from fulmen_service_kit.http_wire import DisconnectWatch, Scope, Send, respond
 
 
 class HttpSink:
     """Sends one answer to one HTTP request."""
 
-    __slots__ = ("_receive", "_send")
+    __slots__ = ("_scope", "_send")
 
-    def __init__(self, receive: Receive, send: Send) -> None:
-        self._receive = receive
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._scope = scope
         self._send = send
 
     def watch(self) -> DisconnectWatch:
-        """Returns a watch; the request's body must have been read."""
-        return DisconnectWatch(self._receive)
+        """Returns a watch for the loss of the connection."""
+        return DisconnectWatch(self._scope)
 
     async def whole(self, status: int, body: bytes, content_type: bytes, extra: Sequence[Header] = ()) -> None:
         """Sends a whole answer."""
