@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
+from openai.types.responses import ResponseErrorEvent
 
 from fulmen.errors import ArgumentInvalid
 from fulmen_llm_proxy.domain.apis.collected import Asked
+from fulmen_llm_proxy.domain.apis.errors import CallError, error_event
 from fulmen_llm_proxy.domain.apis.responses import ResponsesApi, ResponsesReader
 from fulmen_llm_proxy.domain.capture import decode_capture
-from fulmen_llm_proxy.domain.sse import encode_event
+from fulmen_llm_proxy.domain.sse import encode_event, event_data
 
 API = ResponsesApi()
 USAGE = {"input_tokens": 4, "input_tokens_details": {"cached_tokens": 1}, "output_tokens": 2, "total_tokens": 6}
@@ -70,7 +72,7 @@ def test_an_error_event_is_an_error_and_one_that_is_no_json_is_malformed() -> No
     assert fed([*BEGIN, event("error", message="x")]).collected.error
     assert fed([b"data: {nope\n\n"]).collected.malformed
     comment = fed([b": ping\n\n"]).collected
-    assert not (comment.malformed or comment.payloads)
+    assert (comment.malformed, comment.payloads) == (False, [])
 
 
 def test_a_whole_answer_passes_as_it_is() -> None:
@@ -81,3 +83,11 @@ def test_a_whole_answer_passes_as_it_is() -> None:
     reader = API.reader(Asked())
     assert reader.whole(b"nope") == b"nope"
     assert (reader.collected.complete, reader.collected.malformed) == (False, True)
+
+
+def test_the_error_that_ends_a_broken_stream_has_the_next_number() -> None:
+    reader = fed(BEGIN)
+    told = CallError(status=502, code="backend_unavailable", message="gone")
+    event_bytes = error_event(told, API.name, API.dialect, sequence=reader.collected.sequence)
+    error = ResponseErrorEvent.model_validate_json(event_data(event_bytes) or b"")
+    assert (error.sequence_number, error.code, error.message) == (3, "backend_unavailable", "gone")

@@ -50,6 +50,7 @@ class Collected:
         malformed: part of the answer was not the JSON that its API promises.
         error: the backend reported an error within the stream.
         streamed: `payloads` are the events of a stream.
+        sequence: the number of the stream's next event, in an API that numbers them.
     """
 
     prompt_ids: msgspec.Raw | None = None
@@ -63,6 +64,7 @@ class Collected:
     malformed: bool = False
     error: bool = False
     streamed: bool = False
+    sequence: int = 0
 
     def choice(self, index: int) -> CollectedChoice:
         """Returns the collected choice of that index, new on first use."""

@@ -57,12 +57,17 @@ def error_document(error: CallError, dialect: Dialect) -> bytes:
     return encode({"error": document})
 
 
-def error_event(error: CallError, api: ApiName, dialect: Dialect) -> bytes:
-    """Returns the event that tells the caller of a stream that the answer breaks off here."""
+def error_event(error: CallError, api: ApiName, dialect: Dialect, *, sequence: int = 0) -> bytes:
+    """Returns the event that tells the caller of a stream that the answer breaks off here.
+
+    Args:
+        sequence: its number, in an API that numbers its events.
+    """
     if dialect is Dialect.ANTHROPIC:
         return encode_event(error_document(error, dialect), b"error")
     if api is ApiName.RESPONSES:
-        document = {"type": "error", "code": error.code, "message": error.message, "param": None}
+        document: dict[str, str | int | None] = {"type": "error", "sequence_number": sequence, "code": error.code}
+        document |= {"message": error.message, "param": None}
         return encode_event(encode(document), b"error")
     return encode_event(error_document(error, dialect))
 

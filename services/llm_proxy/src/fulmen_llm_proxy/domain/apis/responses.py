@@ -33,6 +33,7 @@ _KEPT = frozenset({"response.created", _ITEM_DONE, "error"}) | _LAST
 
 class _Event(msgspec.Struct):
     type: str = ""
+    sequence_number: int = 0
     response: msgspec.Raw = NULL
 
 
@@ -128,6 +129,7 @@ class ResponsesReader:
         except (msgspec.DecodeError, UnicodeDecodeError):
             collected.malformed = True
             return event
+        collected.sequence = outline.sequence_number + 1
         if outline.type in _KEPT:
             collected.payloads.append(data)
         if outline.type in _LAST:
