@@ -19,7 +19,7 @@ from tests.support import store as real
 from tests.support.postgres import shared_server
 from tests.support.vllm import MODEL, VllmServer
 
-pytestmark = [pytest.mark.xdist_group("vllm"), pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.xdist_group("vllm"), pytest.mark.timeout(720)]
 
 GREEDY = {"temperature": 0, "max_tokens": 24}
 SEEDED = {"temperature": 1.0, "seed": 7, "max_tokens": 24, "n": 2}

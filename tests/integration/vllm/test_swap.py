@@ -20,7 +20,7 @@ from tests.integration.llm_proxy.harness import MODEL, POLICY, RunningProxy
 from tests.integration.vllm.conftest import BACKEND
 from tests.support.vllm import VllmServer, settled
 
-pytestmark = [pytest.mark.xdist_group("vllm"), pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.xdist_group("vllm"), pytest.mark.timeout(720)]
 
 AGENTS = 16
 TOKENS = 128
