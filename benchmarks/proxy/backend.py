@@ -9,6 +9,7 @@ import asyncio
 import re
 import sys
 from functools import cache
+from typing import cast
 
 import httptools
 import uvloop
@@ -52,7 +53,7 @@ class CannedBackend(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keeps the connection."""
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         """Answers each complete request."""
