@@ -10,6 +10,7 @@ import pytest
 
 from fulmen.ids import DEFAULT_PROJECT, AttemptName, uuid7
 from fulmen.store.v1 import attempt_pb2, lease_service_pb2, rollout_pb2
+from fulmen_llm_proxy.domain.apis.registry import BY_PATH
 from fulmen_service_kit.tokens import Role
 from tests.integration.llm_proxy.fake_store import FakeStore
 from tests.integration.llm_proxy.harness import MODEL, RunningProxy, target
@@ -47,6 +48,16 @@ async def test_a_call_belongs_to_the_attempt_that_its_url_names(
     [(_, record)] = store.spans(attempt)
     assert record is not None
     assert record.usable
+
+
+@pytest.mark.parametrize("path", [*BY_PATH, "/openai/deployments/nobodys/chat/completions"])
+async def test_every_api_is_served_behind_an_attempt(proxy: RunningProxy, path: str) -> None:
+    attempt, _ = proxy.attempt()
+    message = {"role": "user", "content": "x"}
+    body = {"model": "nobodys", "messages": [message], "prompt": "x", "input": "x", "max_tokens": 9}
+    url = url_of(proxy, attempt).removesuffix("/v1") + path
+    async with proxy.http.post(url, json=body, headers={"x-api-key": key_of(proxy)}) as answer:
+        assert (answer.status, (await answer.json())["error"]["code"]) == (404, "route_not_found")
 
 
 async def test_the_store_is_asked_before_the_first_call_only(proxy: RunningProxy, store: FakeStore) -> None:

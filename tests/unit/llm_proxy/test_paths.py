@@ -12,7 +12,7 @@ from fulmen_llm_proxy.domain.apis.registry import BY_PATH
 from fulmen_llm_proxy.transport.http.paths import attempt_in, without_attempt
 
 
-@pytest.mark.parametrize("path", [*BY_PATH, "/v1/models"])
+@pytest.mark.parametrize("path", [*BY_PATH, "/v1/models", "/v1/models/x", "/openai/deployments/x/chat/completions"])
 def test_the_path_of_an_api_is_the_same_behind_an_attempt(path: str) -> None:
     name = AttemptName(rollout_id=uuid7(), number=3)
     assert without_attempt(f"/{name}{path}") == path

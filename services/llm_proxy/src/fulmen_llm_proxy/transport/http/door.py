@@ -123,7 +123,7 @@ class Door:
                 body = await read_body(scope, receive, self._max_request_bytes)
         except TimeoutError:
             raise Refused(408, "request_timeout", "The request's body did not arrive in time.") from None
-        deployment = deployment_in(scope["path"])
+        deployment = deployment_in(without_attempt(scope["path"]))
         if deployment:
             body = with_model(body, deployment)
         await self._calls.run(api, caller, _head(scope), body, HttpSink(scope, send))

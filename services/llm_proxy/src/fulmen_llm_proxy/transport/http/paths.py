@@ -9,7 +9,7 @@ from fulmen.errors import ArgumentInvalid, AttemptNotFound
 from fulmen.ids import AttemptName, parse_attempt_name
 
 _PREFIX = "/rollouts/"
-_VERSION = "v1/"
+_ROOTS = ("v1/", "openai/")
 _PARTS = 5
 """Of a path that names an attempt: nothing, `rollouts`, its id, `attempts`, its number; then the path of an API."""
 
@@ -19,7 +19,7 @@ def without_attempt(path: str) -> str:
     if not path.startswith(_PREFIX):
         return path
     parts = path.split("/", _PARTS)
-    named = len(parts) > _PARTS and parts[_PARTS].startswith(_VERSION)
+    named = len(parts) > _PARTS and parts[_PARTS].startswith(_ROOTS)
     return "/" + parts[_PARTS] if named else path
 
 
