@@ -1,0 +1,13 @@
+"""Tests that are to run one after another do, when the suite runs in several processes."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.xdist_group("grouped")
+
+
+def test_tests_of_a_group_are_known_as_such_to_the_scheduler(request: pytest.FixtureRequest) -> None:
+    if not request.config.getoption("loadgroup", default=False):
+        pytest.skip("not run as tools/test.sh runs it, in groups")
+    assert request.node.nodeid.endswith("@grouped")
