@@ -17,6 +17,7 @@ from fulmen.llm_proxy.v1 import completion_service_pb2, completion_service_pb2_g
 from fulmen.rpc.channel import open_channel
 from fulmen.store.v1 import lease_service_pb2
 from fulmen_llm_proxy.calls.pipeline import CallPipeline
+from fulmen_llm_proxy.domain.apis.registry import BY_PATH
 from tests.integration.llm_proxy.fake_store import FakeStore
 from tests.integration.llm_proxy.harness import RunningProxy, running_proxy
 
@@ -32,6 +33,8 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": PROMPT},
     "/v1/responses": {"input": PROMPT},
     "/v1/messages": {"messages": [MESSAGE], "max_tokens": 9},
+    "/v1/messages/count_tokens": {"messages": [MESSAGE]},
+    "/v1/embeddings": {"input": PROMPT},
 }
 TARGET = route_pb2.RouteTarget(backend="backends/vendor", weight=1, policy="p", policy_version=1)
 REFUSALS = {"e400": 400, "e429": 429, "e500": 500, "e503": 503}
@@ -200,6 +203,10 @@ async def test_no_canary_is_in_any_log_or_error(
         assert not [text for text in errors if canary in text]
     assert key not in logged
     assert not [text for text in errors if key in text]
+
+
+def test_every_api_is_tried() -> None:
+    assert REQUESTS.keys() == BY_PATH.keys()
 
 
 @pytest.mark.parametrize("grpc", [False, True])
