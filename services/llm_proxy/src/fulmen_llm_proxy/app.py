@@ -20,12 +20,11 @@ from fulmen.llm_proxy.v1 import (
     route_service_pb2_grpc,
 )
 from fulmen.rpc.channel import FulmenChannel, open_channel
+from fulmen_llm_proxy.backend_parts import BackendParts, new_states, wire_backends
 from fulmen_llm_proxy.calls.gate import Gate
 from fulmen_llm_proxy.calls.pipeline import CallPipeline
 from fulmen_llm_proxy.clients.attempt_book import AttemptBook
 from fulmen_llm_proxy.clients.attempt_watch import AttemptChecks, AttemptWatch
-from fulmen_llm_proxy.clients.backend import BackendClient, open_session
-from fulmen_llm_proxy.clients.backend_hold import BackendHold
 from fulmen_llm_proxy.clients.resources import ResourceBook, ResourceWriter, RoutingWatch
 from fulmen_llm_proxy.clients.siblings import Siblings, WorkerSockets, sockets_of
 from fulmen_llm_proxy.clients.span_codec import SpanCodec
@@ -110,6 +109,7 @@ class _Shared:
     spool: DiskSpool | None
     revoked: RevokedTokens
     meter: MeterParts
+    backends: BackendParts
     siblings: Siblings | None
     sockets: WorkerSockets | None
 
@@ -123,23 +123,25 @@ async def build_proxy(
     instance_id, metrics = uuid.uuid4().hex, Metrics(registry)
     siblings, sockets = await _workers(settings, stack)
     ledger = AttemptLedger(keep_s=settings.summary_keep_s, clock=time.monotonic)
+    tables, states = TableHolder(), new_states(settings)
     shared = _Shared(
         instance_id=instance_id,
         channel=channel,
         metrics=metrics,
-        tables=TableHolder(),
+        tables=tables,
         book=ResourceBook(),
-        states=BackendStates(recheck_s=settings.recheck_s, clock=time.monotonic, wall_clock=time.time),
+        states=states,
         ledger=ledger,
         guard=AttemptGuard(clock=time.time),
         spool=await open_spool(settings, instance_id, ledger, metrics, stack),
         queue=CaptureQueue(max_bytes=settings.capture_buffer_bytes),
         revoked=RevokedTokens(),
         meter=wire_meter(settings, channel, instance_id, registry),
+        backends=wire_backends(settings, tables=tables, states=states, registry=registry, stack=stack),
         siblings=siblings,
         sockets=sockets,
     )
-    calls = _call_pipeline(settings, shared, stack)
+    calls = _call_pipeline(settings, shared)
     http = _http_server(settings, shared, calls, stack)
     draining = asyncio.Event()
 
@@ -175,20 +177,10 @@ async def _workers(
     return siblings, sockets_of(folder, settings.worker_index)
 
 
-def _call_pipeline(settings: LlmProxySettings, shared: _Shared, stack: AsyncExitStack) -> CallPipeline:
-    session = open_session(connect_timeout_s=settings.connect_timeout_s, read_timeout_s=settings.read_timeout_s)
-    stack.push_async_callback(session.close)
-    client = BackendClient(
-        session=session,
-        states=shared.states,
-        hold=BackendHold(tables=shared.tables, states=shared.states, wall_clock=time.time),
-        keys={name: key.get_secret_value() for name, key in settings.backend_keys.items()},
-        retry=RetryPolicy(deadline_s=settings.retry_deadline_s),
-        max_answer_bytes=settings.max_answer_bytes,
-    )
+def _call_pipeline(settings: LlmProxySettings, shared: _Shared) -> CallPipeline:
     return CallPipeline(
         tables=shared.tables,
-        client=client,
+        sender=shared.backends.sender,
         states=shared.states,
         ledger=shared.ledger,
         queue=shared.queue,
@@ -299,4 +291,5 @@ def _roles(settings: LlmProxySettings, shared: _Shared) -> dict[str, BackgroundR
         "revocations": revocations,
         "attempt-watch": attempts,
         "usage-exchange": shared.meter.exchange,
+        "health-probe": shared.backends.probe,
     }

@@ -74,14 +74,38 @@ class LlmProxySettings(ServiceSettings):
         default=30.0,
         ge=0,
         le=600,
-        description="How long a call is tried again while its backend is away or answers 503, seconds; 0: never.",
+        description="How long a call is tried again while its backend is away or refuses it, seconds; 0: never.",
+    )
+    answer_deadline_s: float = Field(
+        default=900.0,
+        gt=0,
+        le=86_400,
+        description="Longest time to a whole answer, or a stream's first event, tries and waits included; then 504.",
     )
     connect_timeout_s: float = Field(default=5.0, gt=0, le=60, description="Longest wait for a connection, seconds.")
+    first_byte_timeout_s: float = Field(
+        default=600.0, gt=0, description="Longest silence of a backend before its answer begins, seconds."
+    )
     read_timeout_s: float = Field(
-        default=600.0, gt=0, description="Longest silence of a backend, before and within an answer, seconds."
+        default=600.0, gt=0, description="Longest silence of a backend between two pieces of a stream, seconds."
+    )
+    queue_timeout_s: float = Field(
+        default=30.0, gt=0, description="Longest wait for a place at a backend, seconds; then 429 with Retry-After."
+    )
+    max_waiting_per_backend: int = Field(
+        default=1024, ge=0, description="Most calls that wait for a place at one backend; more get 429 at once."
     )
     recheck_s: float = Field(
-        default=2.0, ge=0, le=300, description="After how long a failing backend is tried again, seconds."
+        default=2.0,
+        ge=0,
+        le=300,
+        description="After how long a failing backend whose health cannot be asked is tried again, seconds.",
+    )
+    health_interval_s: float = Field(
+        default=2.0, gt=0, le=300, description="Pause between two questions for a backend's health and load, seconds."
+    )
+    health_timeout_s: float = Field(
+        default=2.0, gt=0, le=60, description="Longest wait for a backend's answer about its health, seconds."
     )
     capture_buffer_bytes: int = Field(
         default=256 * 1024 * 1024,

@@ -19,8 +19,9 @@ from fulmen_llm_proxy.calls.failures import (
     status_of,
 )
 from fulmen_llm_proxy.calls.gate import Gate, Permit
+from fulmen_llm_proxy.calls.sender import CallSender
 from fulmen_llm_proxy.calls.sink import Header, Sink, Watch
-from fulmen_llm_proxy.clients.backend import BackendAnswer, BackendClient, Dispatch
+from fulmen_llm_proxy.clients.backend import BackendAnswer, Dispatch
 from fulmen_llm_proxy.domain.affinity import CallAffinity
 from fulmen_llm_proxy.domain.apis.api import Api, CallRequest
 from fulmen_llm_proxy.domain.apis.errors import error_document, error_event
@@ -32,6 +33,7 @@ from fulmen_llm_proxy.domain.capture_queue import CaptureQueue
 from fulmen_llm_proxy.domain.exchange import Exchange, plan_exchange
 from fulmen_llm_proxy.domain.ledger import AttemptLedger
 from fulmen_llm_proxy.domain.policy_versions import PolicyChange
+from fulmen_llm_proxy.domain.retry import Step
 from fulmen_llm_proxy.domain.routing import Choice, RoutingTable
 from fulmen_llm_proxy.domain.sse import EventSplitter
 from fulmen_llm_proxy.domain.table import TableHolder
@@ -41,6 +43,7 @@ from fulmen_service_kit.http_wire import JSON_TYPE, CallerGone
 
 _KEY_REFUSED = (401, 403)
 _EVENT_STREAM = b"text/event-stream"
+_TRAIN = "train"
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -57,6 +60,7 @@ class _Call:
     size_bytes: int
     place: SpanPlace | None
     headers: Mapping[str, str]
+    models: tuple[str, ...] = ()
     choice: Choice | None = None
     exchange: Exchange | None = None
     answered: bool = False
@@ -74,7 +78,7 @@ class CallPipeline:
         self,
         *,
         tables: TableHolder,
-        client: BackendClient,
+        sender: CallSender,
         states: BackendStates,
         ledger: AttemptLedger,
         queue: CaptureQueue,
@@ -89,7 +93,7 @@ class CallPipeline:
             max_event_bytes: largest single event of a stream.
         """
         self._tables = tables
-        self._client = client
+        self._sender = sender
         self._states = states
         self._ledger = ledger
         self._queue = queue
@@ -175,9 +179,10 @@ class CallPipeline:
             pieces = {index: len(kept.token_ids) for index, kept in collected.choices.items()}
             changes.append(PolicyChange(version=version, pieces=pieces))
 
-    def _plan(self, call: _Call) -> Dispatch:
+    def _plan(self, call: _Call, step: Step) -> Dispatch:
         """Chooses where the next try goes, on the routing table of this moment."""
-        choice = self._tables.current.choose(call.request.model, call.affinity, self._states)
+        model = call.models[step.route] if step.route else call.request.model
+        choice = self._tables.current.choose(model, call.affinity, self._states, step.avoid)
         call.permit.enter(choice.backend)
         attribution = call.caller.attribution
         mode = "" if attribution is None else attribution.mode
@@ -188,21 +193,27 @@ class CallPipeline:
             attributed=attribution is not None,
         )
         call.choice, call.exchange = choice, exchange
-        return Dispatch(
-            backend=choice.backend,
-            path=exchange.api.path,
-            model=choice.target.model,
-            body=exchange.body,
-            stream=exchange.stream,
-            headers=call.headers,
-        )
+        return Dispatch(choice=choice, exchange=exchange, headers=call.headers)
+
+    def _routes(self, call: _Call, choice: Choice | None) -> int:
+        """Says how many routes a call may take; an attempt's training call gets its tokens from its own policy."""
+        route = self._tables.current.routes.get(call.request.model)
+        if route is None:
+            return 1
+        attribution = call.caller.attribution
+        if attribution is not None and attribution.mode == _TRAIN:
+            trained = any(target.policy for target in (route.targets if choice is None else [choice.target]))
+            if trained:
+                return 1
+        call.models = (call.request.model, *route.fallbacks)
+        return len(call.models)
 
     async def _answer(self, call: _Call, sink: Sink) -> None:
         async with sink.watch() as watch:
-            answer = await self._client.send(lambda: self._plan(call))
+            answer = await self._sender.send(lambda step: self._plan(call, step), lambda at: self._routes(call, at))
+            # Of several plans (a hedge makes two) that of the answer counts.
+            call.choice, call.exchange = answer.dispatch.choice, answer.dispatch.exchange
             exchange = call.exchange
-            if exchange is None:
-                raise RuntimeError("a call is planned before it is sent")
             try:
                 if answer.status in _KEY_REFUSED:
                     raise BackendUnavailable("The backend refused the proxy's own key.")

@@ -1,30 +1,27 @@
-"""Calls model backends over HTTP, with retries before the first byte and never after it."""
+"""Calls model backends over HTTP: one try at a time. What a failed try is followed by, `calls.sender` decides."""
 
 from __future__ import annotations
 
-import asyncio
-import random
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
 import aiohttp
 
-from fulmen.errors import BackendUnavailable
-from fulmen_llm_proxy.clients.backend_hold import BackendHold
+from fulmen.errors import BackendUnavailable, DeadlineExceeded, FulmenError
 from fulmen_llm_proxy.domain.apis.api import Dialect
-from fulmen_llm_proxy.domain.backend_state import BackendState, BackendStates
+from fulmen_llm_proxy.domain.backend_state import BackendState
+from fulmen_llm_proxy.domain.exchange import Exchange
 from fulmen_llm_proxy.domain.headers import Header, of_dialect, to_caller
-from fulmen_llm_proxy.domain.retry import RetryPolicy
-from fulmen_llm_proxy.domain.routing import Backend
+from fulmen_llm_proxy.domain.routing import Backend, Choice
 
 KEEP_ALIVE_S = 4.0
 """Below the 5 s after which uvicorn, and with it vLLM, closes an idle connection."""
 
 _ANTHROPIC_VERSION = "2023-06-01"
-STATUS_OVERLOADED = 503
 _JSON = "application/json"
-_MAX_RETRY_AFTER_S = 30.0
+_TOO_MANY_REQUESTS = 429
+_SERVER_ERROR = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,16 +29,36 @@ class Dispatch:
     """One try of a call: where it goes, and with what.
 
     Attributes:
-        path: the API's, below the backend's base address.
-        model: the backend's name of the model.
+        exchange: the body, and how the answer will be read.
     """
 
-    backend: Backend
-    path: str
-    model: str
-    body: bytes
-    stream: bool
+    choice: Choice
+    exchange: Exchange
     headers: Mapping[str, str]
+
+    @property
+    def backend(self) -> Backend:
+        """Where it goes."""
+        return self.choice.backend
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TryFailed:
+    """A try that brought no answer.
+
+    Attributes:
+        kind: in a word, for figures and `BackendHealth.last_failure_kind`.
+        error: what the caller is told if this is the end of it.
+        dispatch: where it went; None if it went nowhere.
+        at_once: the backend never saw it.
+        again: the same backend may do better later.
+    """
+
+    kind: str
+    error: FulmenError
+    dispatch: Dispatch | None = None
+    at_once: bool = False
+    again: bool = True
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,6 +69,7 @@ class BackendAnswer:
     backend's work.
     """
 
+    dispatch: Dispatch
     status: int
     content_type: bytes
     retry_after: str
@@ -59,7 +77,7 @@ class BackendAnswer:
     body: bytes
     _response: aiohttp.ClientResponse | None
     _state: BackendState | None
-    _backend_id: str
+    _period: int
 
     @property
     def is_stream(self) -> bool:
@@ -79,7 +97,10 @@ class BackendAnswer:
             while chunk := await content.readany():
                 yield chunk
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise _unavailable(self._backend_id, "broke off its answer", error) from error
+            if self._state is not None:
+                stalled = isinstance(error, TimeoutError)
+                self._state.failed(self._period, "stream_stalled" if stalled else "stream_broken")
+            raise _unavailable(self.dispatch.backend.id, "broke off its answer", error) from error
 
     def close(self) -> None:
         """Ends the exchange: gives the connection back, or cuts it if the answer is not over."""
@@ -95,127 +116,74 @@ class BackendAnswer:
 
 
 class BackendClient:
-    """Sends calls to backends; keeps their connections and their state."""
+    """Sends calls to backends and counts what becomes of them."""
 
     def __init__(
         self,
         *,
         session: aiohttp.ClientSession,
-        states: BackendStates,
-        hold: BackendHold,
         keys: Mapping[str, str],
-        retry: RetryPolicy,
+        silence_s: float,
         max_answer_bytes: int,
     ) -> None:
-        self._session = session
-        self._states = states
-        self._hold = hold
-        self._keys = keys
-        self._retry = retry
-        self._max_answer_bytes = max_answer_bytes
-
-    async def send(self, plan: Callable[[], Dispatch]) -> BackendAnswer:
-        """Returns the first answer, trying again while the backend is away or overloaded.
-
-        An answer 503 or a connection that fails before the first byte of the answer's body (of a
-        whole answer: before its last) is tried again, with growing waits that respect Retry-After,
-        until `retry.deadline_s` after the first failure; then the last outcome stands.
+        """Takes the connections' pool.
 
         Args:
-            plan: says where the next try goes; asked anew for each, and after each wait, so that a
-                try after a swap goes to the new place.
+            keys: API keys by the name that backends call them by.
+            silence_s: longest wait between two pieces of a stream.
+            max_answer_bytes: largest whole answer.
+        """
+        self._session = session
+        self._keys = keys
+        self._silence_s = silence_s
+        self._max_answer_bytes = max_answer_bytes
+
+    async def ask(self, dispatch: Dispatch, state: BackendState) -> BackendAnswer | TryFailed:
+        """Returns the answer as soon as it is whole, or its first piece is there; takes over a slot of `state`.
 
         Raises:
-            BackendUnavailable: if the last try got no answer.
+            BackendUnavailable: if the answer is too large, or the proxy lacks the backend's key: no other try helps.
         """
-        outcome = await self._try(plan)
-        if isinstance(outcome, BackendAnswer) and not _again(outcome):
-            return outcome
-        loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + self._retry.deadline_s
-        for delay_s in self._retry.delays(random.random):
-            wait_s = max(delay_s, _retry_after_s(outcome))
-            if loop.time() + wait_s > give_up_at:
-                break
-            if isinstance(outcome, BackendAnswer):
-                outcome.close()
-            await asyncio.sleep(wait_s)
-            outcome = await self._try(plan)
-            if not _again(outcome):
-                break
-        if isinstance(outcome, BackendUnavailable):
-            raise outcome
-        return outcome
-
-    async def _admitted(self, plan: Callable[[], Dispatch]) -> Dispatch | BackendUnavailable:
-        """Returns a plan for which a slot of its backend is taken."""
-        while True:
-            dispatch = plan()
-            if self._hold.in_force(dispatch.backend):
-                dispatch = await self._hold.over(plan)
-            backend = dispatch.backend
-            state = self._states.of(backend.id)
-            try:
-                async with asyncio.timeout(max(self._retry.deadline_s, 1.0)):
-                    waited = await state.acquire(backend.max_in_flight, max_waiting=1024)
-            except TimeoutError:
-                return BackendUnavailable(
-                    f"The backend '{backend.id}' has no free place.", backend=f"backends/{backend.id}"
-                )
-            if not waited:
-                return dispatch
-            try:
-                dispatch = plan()
-            except BaseException:
-                state.release()
-                raise
-            if dispatch.backend.id == backend.id and not self._hold.in_force(dispatch.backend):
-                return dispatch
-            state.release()
-
-    async def _try(self, plan: Callable[[], Dispatch]) -> BackendAnswer | BackendUnavailable:
-        dispatch = await self._admitted(plan)
-        if isinstance(dispatch, BackendUnavailable):
-            return dispatch
-        backend = dispatch.backend
-        state = self._states.of(backend.id)
         period = state.begin()
         try:
-            answer = await self._exchange(dispatch, state)
+            answer = await self._exchange(dispatch, state, period)
         except (aiohttp.ClientError, TimeoutError) as error:
             state.release()
-            state.failed(period, "connect")
-            return _unavailable(backend.id, "cannot be reached", error)
+            return _failed(dispatch, state, period, error)
         except BaseException:
             state.release()
+            state.breaker.abandoned(period)
             raise
-        if answer.status == STATUS_OVERLOADED:
+        if answer.status >= _SERVER_ERROR:
             state.failed(period, f"http_{answer.status}")
+        elif answer.status == _TOO_MANY_REQUESTS:
+            state.breaker.abandoned(period)
         else:
             state.answered(period)
         return answer
 
-    async def _exchange(self, dispatch: Dispatch, state: BackendState) -> BackendAnswer:
-        backend = dispatch.backend
+    async def _exchange(self, dispatch: Dispatch, state: BackendState, period: int) -> BackendAnswer:
         response = await self._session.post(
-            _address(dispatch), data=dispatch.body, headers=self._headers(dispatch), allow_redirects=False
+            _address(dispatch), data=dispatch.exchange.body, headers=self._headers(dispatch), allow_redirects=False
         )
         try:
             content_type = response.headers.get("Content-Type", _JSON)
             if not content_type.isascii():
                 content_type = _JSON
-            stream = dispatch.stream and content_type.startswith("text/event-stream")
+            stream = dispatch.exchange.stream and content_type.startswith("text/event-stream")
             if stream:
                 body = await response.content.readany()
                 if not body:
                     raise aiohttp.ClientPayloadError("The stream ended before its first byte.")
+                self._limit_silence(response)
             else:
-                body = await self._whole(response, backend.id)
+                body = await self._whole(response, dispatch.backend.id)
         except BaseException:
             response.close()
             raise
         ended = not stream or response.content.at_eof()
         answer = BackendAnswer(
+            dispatch=dispatch,
             status=response.status,
             content_type=content_type.encode("latin-1"),
             retry_after=response.headers.get("Retry-After", ""),
@@ -223,11 +191,20 @@ class BackendClient:
             body=body,
             _response=response,
             _state=state,
-            _backend_id=backend.id,
+            _period=period,
         )
         if ended:
             answer.close()
         return answer
+
+    def _limit_silence(self, response: aiohttp.ClientResponse) -> None:
+        """Puts the limit between two pieces in place of that before the first one."""
+        connection = response.connection
+        if connection is None or connection.protocol is None:
+            return  # the answer is over
+        if connection.protocol.read_timeout != self._silence_s:
+            connection.protocol.read_timeout = self._silence_s
+            connection.protocol.start_timeout()
 
     async def _whole(self, response: aiohttp.ClientResponse, backend_id: str) -> bytes:
         if response.content_length is not None and response.content_length <= self._max_answer_bytes:
@@ -272,30 +249,51 @@ _OF_A_DEPLOYMENT = frozenset({"/chat/completions", "/completions", "/embeddings"
 
 
 def _address(dispatch: Dispatch) -> str:
-    backend = dispatch.backend
+    backend, path = dispatch.backend, dispatch.exchange.api.path
     if not backend.azure:
-        return backend.base_url + dispatch.path
-    if dispatch.path not in _OF_A_DEPLOYMENT:
-        return f"{backend.base_url}/openai{dispatch.path}?api-version={backend.api_version}"
-    deployment = quote(dispatch.model, safe="")
-    return f"{backend.base_url}/openai/deployments/{deployment}{dispatch.path}?api-version={backend.api_version}"
+        return backend.base_url + path
+    if path not in _OF_A_DEPLOYMENT:
+        return f"{backend.base_url}/openai{path}?api-version={backend.api_version}"
+    deployment = quote(dispatch.choice.target.model, safe="")
+    return f"{backend.base_url}/openai/deployments/{deployment}{path}?api-version={backend.api_version}"
 
 
-def open_session(*, connect_timeout_s: float, read_timeout_s: float) -> aiohttp.ClientSession:
+def open_session(*, connect_timeout_s: float, first_byte_timeout_s: float) -> aiohttp.ClientSession:
     """Opens the connections' pool; to be called in the event loop that will use it.
 
     Args:
         connect_timeout_s: most seconds for a new connection.
-        read_timeout_s: most seconds of silence, before the first byte and between two pieces.
+        first_byte_timeout_s: most seconds of silence before the first byte of an answer, and within a whole one.
     """
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
         cookie_jar=aiohttp.DummyCookieJar(),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=read_timeout_s),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=first_byte_timeout_s),
         headers={"Accept-Encoding": "identity", "Content-Type": "application/json"},
         skip_auto_headers=("User-Agent",),
         auto_decompress=False,
     )
+
+
+def _failed(
+    dispatch: Dispatch, state: BackendState, period: int, error: aiohttp.ClientError | TimeoutError
+) -> TryFailed:
+    """Says what kind of failure an error is, and counts it if it is the backend's."""
+    backend_id = dispatch.backend.id
+    if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
+        state.failed(period, "connect")
+        reason = _unavailable(backend_id, "cannot be reached", error)
+        return TryFailed(kind="connect", error=reason, dispatch=dispatch, at_once=True)
+    if isinstance(error, TimeoutError):
+        # A whole answer that takes its time is no failure of the backend; a stream that does not begin is.
+        if dispatch.exchange.stream:
+            state.failed(period, "timeout")
+        else:
+            state.breaker.abandoned(period)
+        late = DeadlineExceeded(f"The backend '{backend_id}' did not answer in time.", backend=f"backends/{backend_id}")
+        return TryFailed(kind="timeout", error=late, dispatch=dispatch, again=False)
+    state.failed(period, "broken")
+    return TryFailed(kind="broken", error=_unavailable(backend_id, "broke off", error), dispatch=dispatch)
 
 
 def _unavailable(backend_id: str, what: str, error: Exception) -> BackendUnavailable:
@@ -303,14 +301,3 @@ def _unavailable(backend_id: str, what: str, error: Exception) -> BackendUnavail
     return BackendUnavailable(
         f"The backend '{backend_id}' {what} ({type(error).__name__}).", backend=f"backends/{backend_id}"
     )
-
-
-def _again(outcome: BackendAnswer | BackendUnavailable) -> bool:
-    """Tells whether another try may end better."""
-    return isinstance(outcome, BackendUnavailable) or outcome.status == STATUS_OVERLOADED
-
-
-def _retry_after_s(outcome: BackendAnswer | BackendUnavailable) -> float:
-    if isinstance(outcome, BackendUnavailable) or not outcome.retry_after.isdigit():
-        return 0.0
-    return min(float(outcome.retry_after), _MAX_RETRY_AFTER_S)

@@ -122,10 +122,10 @@ class Recovery:
     deadline.
     """
 
-    def __init__(self, *, routes: int, first: int, policy: RetryPolicy, random: Callable[[], float]) -> None:
-        """Begins after a try on the route `first` of `routes`."""
-        self._order = [*range(first, routes), *range(first)]
-        self._place = 0
+    def __init__(self, *, routes: int, policy: RetryPolicy, random: Callable[[], float]) -> None:
+        """Begins after a try on the first of so many routes."""
+        self._routes = routes
+        self._route = 0
         self._policy = policy
         self._delays = policy.delays(random)
         self._tried: set[str] = set()
@@ -145,16 +145,16 @@ class Recovery:
         self._tried.add(failed.backend_id)
         if any(replica not in self._tried for replica in failed.replicas):
             return self._within(0.0 if failed.at_once else self.delay_s(), elapsed_s)
-        if self._place + 1 < len(self._order):
-            self._place += 1
+        if self._route + 1 < self._routes:
+            self._route += 1
             self._tried = set()
-            return Step(route=self._order[self._place])
-        if not failed.again and len(self._order) == 1:
+            return self._within(0.0, elapsed_s)
+        if not failed.again and self._routes == 1:
             return None
         wait_s = self.delay_s()
-        if len(failed.replicas) == 1 and len(self._order) == 1:
+        if len(failed.replicas) <= 1 and self._routes == 1:
             wait_s = max(wait_s, failed.retry_after_s)
-        self._place = 0
+        self._route = 0
         self._tried = {failed.backend_id}
         step = self._within(wait_s, elapsed_s)
         self._tried = set()
@@ -163,7 +163,7 @@ class Recovery:
     def _within(self, wait_s: float, elapsed_s: float) -> Step | None:
         if elapsed_s + wait_s > self._policy.deadline_s:
             return None
-        return Step(route=self._order[self._place], avoid=frozenset(self._tried), wait_s=wait_s)
+        return Step(route=self._route, avoid=frozenset(self._tried), wait_s=wait_s)
 
 
 def retry_after_s(value: str, now_s: float) -> float:
