@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import secrets
 import shutil
 import subprocess
@@ -61,6 +62,13 @@ class Peer:
         return str(HOME / self.folder / "bin" / name) if self.folder else sys.executable
 
 
+def _interpreter(version: str) -> str:
+    """Returns an interpreter of pyenv's, where uv does not look, or the version for uv to find or to fetch."""
+    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    found = sorted(root.glob(f"versions/{version}.*/bin/python{version}"))
+    return str(found[-1]) if found else version
+
+
 def installed(peer: Peer) -> None:
     """Makes the peer's environment, if it is not there.
 
@@ -72,7 +80,7 @@ def installed(peer: Peer) -> None:
         return
     shutil.rmtree(home, ignore_errors=True)
     uv = shutil.which("uv") or str(Path(sys.executable).with_name("uv"))
-    subprocess.run([uv, "venv", "-q", "--python", peer.python, str(home)], check=True)
+    subprocess.run([uv, "venv", "-q", "--python", _interpreter(peer.python), str(home)], check=True)
     subprocess.run([uv, "pip", "install", "-q", "--python", str(home / "bin/python"), *peer.requirements], check=True)
     (home / "complete").touch()
 
