@@ -168,16 +168,8 @@ class CallPipeline:
     def _note_versions(self, table: RoutingTable) -> None:
         """Notes in the calls that run which of them now get tokens of another policy version."""
         for call in self._running:
-            choice, exchange = call.choice, call.exchange
-            if choice is None or exchange is None or not exchange.captured:
-                continue
-            collected = exchange.reader.collected
-            changes = collected.policy_changes
-            version = table.version_of(choice.route.model, choice.target)
-            if version is None or version == (changes[-1].version if changes else choice.target.policy_version):
-                continue
-            pieces = {index: len(kept.token_ids) for index, kept in collected.choices.items()}
-            changes.append(PolicyChange(version=version, pieces=pieces))
+            if call.choice is not None and call.exchange is not None and call.exchange.captured:
+                _note_version(call.choice, call.exchange, table)
 
     def _plan(self, call: _Call, step: Step) -> Dispatch:
         """Chooses where the next try goes, on the routing table of this moment."""
@@ -211,9 +203,12 @@ class CallPipeline:
     async def _answer(self, call: _Call, sink: Sink) -> None:
         async with sink.watch() as watch:
             answer = await self._sender.send(lambda step: self._plan(call, step), lambda at: self._routes(call, at))
-            # Of several plans (a hedge makes two) that of the answer counts.
-            call.choice, call.exchange = answer.dispatch.choice, answer.dispatch.exchange
-            exchange = call.exchange
+            exchange = answer.dispatch.exchange
+            if exchange is not call.exchange:
+                # Of several plans (a hedge makes two) that of the answer counts; versions were noted in the last one.
+                call.choice, call.exchange = answer.dispatch.choice, exchange
+                if exchange.captured:
+                    _note_version(call.choice, exchange, self._tables.current)
             try:
                 if answer.status in _KEY_REFUSED:
                     raise BackendUnavailable("The backend refused the proxy's own key.")
@@ -315,6 +310,16 @@ class CallPipeline:
             )
         )
         self._ledger.end(attribution.attempt, recorded=True, infra_failure=is_infrastructure(call.status))
+
+
+def _note_version(choice: Choice, exchange: Exchange, table: RoutingTable) -> None:
+    collected = exchange.reader.collected
+    changes = collected.policy_changes
+    version = table.version_of(choice.route.model, choice.target)
+    if version is None or version == (changes[-1].version if changes else choice.target.policy_version):
+        return
+    pieces = {index: len(kept.token_ids) for index, kept in collected.choices.items()}
+    changes.append(PolicyChange(version=version, pieces=pieces))
 
 
 async def _pass_refusal(exchange: Exchange, answer: BackendAnswer, sink: Sink, watch: Watch) -> None:
