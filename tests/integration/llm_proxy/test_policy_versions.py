@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 
-from fulmen.llm_proxy.v1 import route_service_pb2
+from fulmen.llm_proxy.v1 import route_pb2, route_service_pb2
 from tests.integration.llm_proxy.fake_store import FakeStore
-from tests.integration.llm_proxy.harness import MODEL, POLICY, RunningProxy
+from tests.integration.llm_proxy.harness import MODEL, POLICY, RunningProxy, target
 from tests.support.backend import Backend
 
 DEADLINE_S = 30
@@ -62,3 +62,34 @@ async def test_a_whole_answer_that_spans_a_promotion_names_both_versions_and_is_
     assert [r.version for r in record.policy_versions] == [1, 2]
     assert (record.usable, record.unusable_reason) == (False, "policy_version_changed")
     assert summary.unusable_count == 1
+
+
+async def test_a_hedged_call_that_the_first_replica_answers_records_the_promotion(
+    proxy: RunningProxy, store: FakeStore, backend: Backend
+) -> None:
+    attempt, key = proxy.attempt()
+    async with Backend() as other:
+        for server in (backend, other):
+            server.switches.gate = asyncio.Event()
+        await proxy.register("two", other.url)
+        route = route_pb2.Route(name=f"routes/{MODEL}", targets=[target("one"), target("two")])
+        route.hedge_delay.FromMilliseconds(100)
+        await proxy.routes.PutRoute(route_service_pb2.PutRouteRequest(route=route))
+        async with asyncio.timeout(DEADLINE_S):
+            call = asyncio.create_task(proxy.chat(key, "hello"))
+            servers = [backend, other]
+            arrivals = [asyncio.create_task(server.arrived.acquire()) for server in servers]
+            await asyncio.wait(arrivals, return_when=asyncio.FIRST_COMPLETED)
+            [first] = [server for server, arrival in zip(servers, arrivals, strict=True) if arrival.done()]
+            await asyncio.wait(arrivals)
+            await promote(proxy, 2)
+            assert first.switches.gate is not None
+            first.switches.gate.set()
+            status, _ = await call
+            await proxy.flush(attempt)
+
+    assert status == 200
+    [(_, record)] = store.spans(attempt)
+    assert record is not None
+    assert [r.version for r in record.policy_versions] == [1, 2]
+    assert record.unusable_reason == "policy_version_changed"
