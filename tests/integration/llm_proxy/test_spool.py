@@ -8,9 +8,12 @@ import uuid
 from array import array
 from pathlib import Path
 
+import pytest
+
 from fulmen.ids import DEFAULT_PROJECT, AttemptName, parse_rollout_name, uuid7
 from fulmen.store.v1 import span_service_pb2
 from fulmen.type.v1.model_call_pb2 import ModelCallRecord
+from fulmen_service_kit.errors import StartupError
 from fulmen_service_kit.tokens import TokenSigner
 from tests.integration.llm_proxy.fake_store import FakeStore, batch_of
 from tests.integration.llm_proxy.harness import MODEL, SIGNING_KEY, RunningProxy, running_proxy, target
@@ -223,6 +226,35 @@ async def test_a_disk_that_fails_hurts_no_caller_and_loses_nothing(
 async def until_spooled(proxy: RunningProxy, calls: int) -> None:
     while proxy_metric(proxy, SPOOLED) < calls:  # noqa: ASYNC110  # a counter tells nobody
         await asyncio.sleep(0.02)
+
+
+async def test_a_proxy_starts_on_a_full_disk_and_keeps_captures_in_memory(
+    store: FakeStore, backend: Backend, tmp_path: Path
+) -> None:
+    # One inode, which is the folder's own: nothing can be made in it.
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4k,nr_inodes=1", "tmpfs", str(tmp_path)]
+    if await (await asyncio.create_subprocess_exec(*mount)).wait():
+        pytest.skip("no file system can be mounted here")
+    try:
+        async with asyncio.timeout(DEADLINE_S), running_proxy(store.target, spool_dir=str(tmp_path)) as proxy:
+            await proxy.register("one", backend.url)
+            await proxy.put_route(target("one"))
+            attempt, key = proxy.attempt()
+            await store.stop()
+            assert (await proxy.chat(key))[0] == 200
+            await store.start()
+            summary = await proxy.flush(attempt)
+            assert proxy_metric(proxy, "fulmen_llm_proxy_spool_errors_total") == 1
+    finally:
+        await (await asyncio.create_subprocess_exec("umount", str(tmp_path))).wait()
+    assert (summary.flushed, summary.call_count, summary.unusable_count) == (True, 1, 0)
+
+
+async def test_a_spool_that_is_no_folder_is_a_mistake_that_the_start_tells(store: FakeStore, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StartupError, match="spool_dir"):
+        async with running_proxy(store.target, spool_dir=str(tmp_path / "file")):
+            pass
 
 
 def proxy_metric(proxy: RunningProxy, name: str) -> float:
