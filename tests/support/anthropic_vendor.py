@@ -34,6 +34,7 @@ from anthropic.types import (
     ToolUseBlock,
     Usage,
 )
+from anthropic.types.beta.message_create_params import MessageCreateParamsStreaming as BetaMessageCreateParamsStreaming
 from anthropic.types.content_block_param import ContentBlockParam
 from anthropic.types.message_count_tokens_params import MessageCountTokensParams
 from anthropic.types.message_create_params import MessageCreateParamsStreaming
@@ -43,16 +44,21 @@ from anthropic.types.shared import ErrorResponse
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 MODEL = "claude-test"
+VERSIONS = ("2023-06-01", "2026-10-21")
 KEY = "vendor-key"
 THOUGHT, SIGNATURE = "Let me think.", "c2lnbmVk"
 JSON = dict[str, Any]
 
 _BLOCK = TypeAdapter(ContentBlockParam)
-_CREATE_FIELDS = frozenset(MessageCreateParamsStreaming.__annotations__) | frozenset(
-    name for base in MessageCreateParamsStreaming.__orig_bases__ for name in base.__annotations__
+CREATE_FIELDS = frozenset(
+    name
+    for params in (MessageCreateParamsStreaming, BetaMessageCreateParamsStreaming)
+    for part in (params, *params.__orig_bases__)
+    for name in part.__annotations__
 )
-# Named here: the package sends what it thinks deprecated, the service still knows it.
-_SAMPLING_FIELDS = frozenset({"temperature", "top_p", "top_k", "max_tokens", "stream", "model", "messages"})
+_SAMPLING = frozenset({"temperature", "top_p", "top_k"})
+"""Fields that the first version has and the second, whose types the package has, refuses."""
+CREATE_FIELDS |= _SAMPLING
 _COUNT_FIELDS = frozenset(MessageCountTokensParams.__annotations__)
 _TYPES = {
     400: "invalid_request_error",
@@ -132,13 +138,13 @@ class AnthropicVendor:
 
     async def _messages(self, request: web.Request) -> web.StreamResponse:
         body = await self._read(request)
-        refusal = self._refusal(request, body, _CREATE_FIELDS | _SAMPLING_FIELDS)
+        refusal = self._refusal(request, body, CREATE_FIELDS)
         if refusal is not None:
             return refusal
         message = self.switches.answers.popleft() if self.switches.answers else answer_to(body)
         if body.get("stream"):
             return await self._stream(request, message)
-        return self._send(message.model_dump_json().encode())
+        return self._send(message.model_dump_json(exclude_unset=True).encode())
 
     async def _count(self, request: web.Request) -> web.Response:
         body = await self._read(request)
@@ -162,17 +168,22 @@ class AnthropicVendor:
             request.headers.get("authorization", "").removeprefix("Bearer "),
         ):
             return self._refuse(401, "invalid x-api-key")
-        if not request.headers.get("anthropic-version"):
+        version = request.headers.get("anthropic-version", "")
+        if version not in VERSIONS:
             return self._refuse(400, "anthropic-version: header is required")
+        if body.get("thread"):
+            return self._refuse(400, "Threads are not supported here.", error_code="thread_unsupported_request")
         try:
-            check(body, known, counts=request.path.endswith("count_tokens"))
+            check(body, known, counts=request.path.endswith("count_tokens"), version=version)
         except Invalid as error:
             return self._refuse(400, str(error))
         return None
 
-    def _refuse(self, status: int, message: str) -> web.Response:
+    def _refuse(self, status: int, message: str, *, error_code: str = "") -> web.Response:
         headers = {} if self.switches.retry_after is None else {"retry-after": self.switches.retry_after}
         document = error_of(_TYPES[status], message)
+        if error_code:
+            document["error"]["details"] = {"error_code": error_code}
         return self._send(json.dumps(document).encode(), status=status, headers=headers)
 
     def _send(self, body: bytes, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
@@ -210,17 +221,17 @@ def error_of(kind: str, message: str) -> JSON:
 
 def encode(event: BaseModel | JSON) -> bytes:
     """Returns an event of a stream as bytes."""
-    document = event if isinstance(event, dict) else json.loads(event.model_dump_json())
+    document = event if isinstance(event, dict) else json.loads(event.model_dump_json(exclude_unset=True))
     return b"event: %s\ndata: %s\n\n" % (document["type"].encode(), json.dumps(document).encode())
 
 
-def check(body: JSON, known: frozenset[str], *, counts: bool = False) -> None:
+def check(body: JSON, known: frozenset[str], *, counts: bool = False, version: str = VERSIONS[0]) -> None:
     """Refuses what the service refuses, as far as the proxy could send it.
 
     Raises:
         Invalid: naming the first thing that is wrong.
     """
-    unknown = sorted(body.keys() - known)
+    unknown = sorted(body.keys() - (known - _SAMPLING if version == VERSIONS[-1] else known))
     if unknown:
         raise Invalid(f"{unknown[0]}: Extra inputs are not permitted")
     if not counts and not isinstance(body.get("max_tokens"), int):

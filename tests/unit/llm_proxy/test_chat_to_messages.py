@@ -37,7 +37,7 @@ def translator() -> ChatToMessages:
 def to_messages(**fields: Any) -> JSON:
     request = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
     told = json.loads(encode(translator().request(decode_fields(json.dumps(request).encode()))))
-    vendor.check(told, vendor._CREATE_FIELDS | vendor._SAMPLING_FIELDS)
+    vendor.check(told, vendor.CREATE_FIELDS)
     return told
 
 
@@ -291,7 +291,7 @@ THOUGHT = ThinkingBlock(type="thinking", thinking="hm", signature="s")
 
 
 def answered(answer: Message) -> JSON:
-    body = translator().whole(answer.model_dump_json().encode())
+    body = translator().whole(answer.model_dump_json(exclude_unset=True).encode())
     ChatCompletion.model_validate_json(body, strict=True)
     return json.loads(body)
 

@@ -199,6 +199,13 @@ def test_everything_that_cannot_be_said_is_named_at_once() -> None:
         assert named in str(refused.value)
 
 
+def test_a_thread_is_refused_with_the_code_that_makes_the_client_send_the_whole_conversation() -> None:
+    with pytest.raises(ArgumentInvalid) as refused:
+        to_chat(thread={"type": "create"})
+    assert refused.value.metadata == {"vendor_code": "thread_unsupported_request"}
+    assert "thread" not in to_chat(thread=None)
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -71,7 +71,10 @@ def is_infrastructure(status: int) -> bool:
 def call_error(error: FulmenError | Refused) -> CallError:
     """Returns the error, ready to be worded in a dialect."""
     source = "backend" if isinstance(error, BackendUnavailable) else "proxy"
-    return CallError(status=status_of(error), code=code_of(error), message=str(error), source=source)
+    vendor_code = error.metadata.get("vendor_code", "") if isinstance(error, FulmenError) else ""
+    return CallError(
+        status=status_of(error), code=code_of(error), message=str(error), source=source, vendor_code=vendor_code
+    )
 
 
 def headers_of(error: FulmenError | Refused) -> list[Header]:

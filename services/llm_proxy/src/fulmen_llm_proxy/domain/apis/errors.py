@@ -30,19 +30,28 @@ class CallError:
     Attributes:
         code: what a program reads, such as `route_not_found`.
         source: "backend" or "proxy": who failed.
+        vendor_code: what the vendor's own client reads to help itself; empty if there is nothing like it.
     """
 
     status: int
     code: str
     message: str
     source: str = "proxy"
+    vendor_code: str = ""
 
 
 def error_document(error: CallError, dialect: Dialect) -> bytes:
     """Returns the error as the JSON document that the vendor's clients understand."""
     if dialect is Dialect.ANTHROPIC:
         fault = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-        inner = {"type": fault, "message": error.message, "code": error.code, "source": error.source}
+        inner: dict[str, object] = {
+            "type": fault,
+            "message": error.message,
+            "code": error.code,
+            "source": error.source,
+        }
+        if error.vendor_code:
+            inner["details"] = {"error_code": error.vendor_code}
         return encode({"type": "error", "error": inner})
     fault = "invalid_request_error" if error.status < 500 else "server_error"
     if error.status == 429:

@@ -1,6 +1,6 @@
 """Anthropic messages: passed through byte for byte; usage, stop reason and the end are read on the way.
 
-Source: the Messages API of Anthropic, version 2023-06-01.
+Source: the Messages API of Anthropic, versions 2023-06-01 and 2026-10-21, which answer alike.
 """
 
 from __future__ import annotations

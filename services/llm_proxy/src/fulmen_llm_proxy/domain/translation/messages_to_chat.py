@@ -1,6 +1,6 @@
 """An agent that speaks Messages, on a backend that serves chat completions; its tokens can be captured there.
 
-Source: the Messages API of Anthropic, version 2023-06-01; the chat completions API of OpenAI, and what vLLM and SGLang
+Source: the Messages API of Anthropic, versions 2023-06-01 and 2026-10-21; the chat completions API of OpenAI, and what vLLM and SGLang
 add to it. `docs/dialects.md` has the table of what becomes what.
 """
 
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from fulmen.errors import BackendUnavailable
-from fulmen_llm_proxy.domain.apis.api import ApiName, encode, given, read
+from fulmen.errors import ArgumentInvalid, BackendUnavailable
+from fulmen_llm_proxy.domain.apis.api import ABSENT, ApiName, encode, given, read
 from fulmen_llm_proxy.domain.apis.collected import Asked, Fields
 from fulmen_llm_proxy.domain.translation.chat_shapes import Choice, Completion
 from fulmen_llm_proxy.domain.translation.equivalents import (
@@ -71,12 +71,17 @@ _DROPPED = frozenset(
         "inference_geo",
         "service_tier",
         "speed",
+        "thread",
         "betas",
         "user_profile_id",
         "workspace_id",
     }
 )
 """Fields that mean something to Anthropic's own service alone, and whose lack changes no answer's meaning."""
+
+
+_NO_THREADS = "No thread of messages is held for this model: send the whole conversation, without `thread`."
+"""The vendor's client does so by itself when it reads the code that goes with this."""
 
 
 class MessagesToChat:
@@ -94,6 +99,8 @@ class MessagesToChat:
         Raises:
             ArgumentInvalid: if the request is malformed, or holds what chat completions cannot say.
         """
+        if given(fields.get("thread", ABSENT)):
+            raise ArgumentInvalid(_NO_THREADS, vendor_code="thread_unsupported_request")
         unsayable = Unsayable(ApiName.CHAT)
         told: JSON = {}
         system = read(fields, "system", _SYSTEM, None)
