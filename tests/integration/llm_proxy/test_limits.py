@@ -183,6 +183,18 @@ async def test_a_backends_limit_is_held_for_all_projects_and_proxies(world: Worl
         await first.register("one", world.backend.url, tokens_per_minute=-1)
 
 
+async def test_a_replica_whose_limit_is_used_up_is_passed_over_for_another(world: World) -> None:
+    proxy, _ = world.proxies
+    for backend_id in ("one", "two"):
+        await proxy.register(backend_id, world.backend.url, requests_per_minute=2)
+    await proxy.put_route(target("one"), target("two"))
+    attempt = await world.attempt()
+    assert [(await proxy.chat(attempt.attempt_key))[0] for _ in range(5)] == [200] * 4 + [429]
+    await world.exchange()
+    used = await world.usage(group_by=usage_pb.USAGE_GROUPING_BACKEND)
+    assert {name: each.request_count for name, each in used.items() if name} == {"backends/one": 2, "backends/two": 2}
+
+
 async def test_usage_and_cost_arrive_once_by_attempt_and_in_the_span(world: World) -> None:
     attempt = await world.attempt()
     for proxy in world.proxies:

@@ -29,20 +29,17 @@ class Permit:
     backend_holds: dict[str, Hold] | None = None
 
     def enter(self, backend: Backend) -> None:
-        """Lets a try go to a backend; what an earlier try held there is given back.
+        """Lets tries of the call go to a backend, where it counts once, however often it is tried or waits there.
 
         Raises:
             ModelLimitExceeded: if a limit of the backend leaves no room.
         """
         if not (backend.requests_per_minute or backend.tokens_per_minute):
             return
-        meter = self.gate.meter
         if self.backend_holds is None:
             self.backend_holds = {}
-        before = self.backend_holds.pop(backend.id, None)
-        if before is not None:
-            meter.leave(before)
-        self.backend_holds[backend.id] = meter.enter(backend, self.request)
+        if backend.id not in self.backend_holds:
+            self.backend_holds[backend.id] = self.gate.meter.enter(backend, self.request)
 
     def close(
         self, counts: TokenCounts | None, *, collected: Collected | None, target: Target | None, failed: bool

@@ -91,10 +91,6 @@ class Meter:
             self._refused(error.metadata["limit"], "backend")
             raise
 
-    def leave(self, hold: Hold) -> None:
-        """Gives back what a try that brought nothing held."""
-        self._limiter.settle(hold, 0)
-
     def close(
         self,
         caller: Caller,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fulmen.errors import BackendUnavailable, Draining, FulmenError
+from fulmen.errors import BackendUnavailable, Draining, FulmenError, ModelLimitExceeded
 from fulmen_llm_proxy.calls.attempt_hold import AttemptHold
 from fulmen_llm_proxy.calls.failures import (
     SOURCE_HEADER,
@@ -173,9 +173,7 @@ class CallPipeline:
 
     def _plan(self, call: _Call, step: Step) -> Dispatch:
         """Chooses where the next try goes, on the routing table of this moment."""
-        model = call.models[step.route] if step.route else call.request.model
-        choice = self._tables.current.choose(model, call.affinity, self._states, step.avoid)
-        call.permit.enter(choice.backend)
+        choice = self._choose(call, step)
         attribution = call.caller.attribution
         mode = "" if attribution is None else attribution.mode
         exchange = plan_exchange(
@@ -186,6 +184,21 @@ class CallPipeline:
         )
         call.choice, call.exchange = choice, exchange
         return Dispatch(choice=choice, exchange=exchange, headers=call.headers)
+
+    def _choose(self, call: _Call, step: Step) -> Choice:
+        """Chooses a target; replicas whose limits are used up are passed over while there is another."""
+        model = call.models[step.route] if step.route else call.request.model
+        avoid = step.avoid
+        while True:
+            choice = self._tables.current.choose(model, call.affinity, self._states, avoid)
+            try:
+                call.permit.enter(choice.backend)
+            except ModelLimitExceeded:
+                if choice.backend.id in avoid or len(choice.variant.replicas) == 1:
+                    raise
+                avoid |= {choice.backend.id}
+            else:
+                return choice
 
     def _routes(self, call: _Call, choice: Choice | None) -> int:
         """Says how many routes a call may take; an attempt's training call gets its tokens from its own policy."""
