@@ -12,7 +12,7 @@ from fulmen_llm_proxy.domain.call import Attribution, FinishedCall
 from fulmen_llm_proxy.domain.capture_queue import CaptureQueue
 from fulmen_llm_proxy.domain.ledger import AttemptLedger
 from fulmen_llm_proxy.domain.retry import RetryPolicy
-from fulmen_llm_proxy.domain.trace import place_of
+from fulmen_llm_proxy.domain.span_place import place_of
 
 DEADLINE_S = 10
 ATTEMPT = "rollouts/0190a0b0-0000-7000-8000-000000000000/attempts/1"

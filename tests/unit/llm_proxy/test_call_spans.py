@@ -23,7 +23,7 @@ from fulmen_llm_proxy.domain.call import Attribution, FinishedCall
 from fulmen_llm_proxy.domain.engines import Engine
 from fulmen_llm_proxy.domain.packed import PackedCalls
 from fulmen_llm_proxy.domain.routing import Backend, Target
-from fulmen_llm_proxy.domain.trace import SpanPlace, place_of, root_of
+from fulmen_llm_proxy.domain.span_place import SpanPlace, place_of, root_of
 from fulmen_runner.agents.environment import traceparent
 
 ATTEMPT = "rollouts/0190a0b0-1234-7000-8000-00000000abcd/attempts/2"

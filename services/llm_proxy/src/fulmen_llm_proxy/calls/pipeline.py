@@ -35,9 +35,9 @@ from fulmen_llm_proxy.domain.ledger import AttemptLedger
 from fulmen_llm_proxy.domain.policy_versions import PolicyChange
 from fulmen_llm_proxy.domain.retry import Step
 from fulmen_llm_proxy.domain.routing import Choice, RoutingTable
+from fulmen_llm_proxy.domain.span_place import SpanPlace, place_of
 from fulmen_llm_proxy.domain.sse import EventSplitter
 from fulmen_llm_proxy.domain.table import TableHolder
-from fulmen_llm_proxy.domain.trace import SpanPlace, place_of
 from fulmen_llm_proxy.metrics import Metrics
 from fulmen_service_kit.http_wire import JSON_TYPE, CallerGone
 

@@ -22,7 +22,7 @@ from fulmen_llm_proxy.domain.call import CALLER_GONE, FinishedCall
 from fulmen_llm_proxy.domain.capture import Captured
 from fulmen_llm_proxy.domain.engines import Engine
 from fulmen_llm_proxy.domain.routing import Backend
-from fulmen_llm_proxy.domain.trace import root_of
+from fulmen_llm_proxy.domain.span_place import root_of
 
 _INT64 = 1 << 63
 _MAX_STOPS = 16

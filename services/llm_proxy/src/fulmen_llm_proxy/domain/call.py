@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from fulmen_llm_proxy.domain.apis.api import Api
 from fulmen_llm_proxy.domain.apis.collected import Collected, Fields
 from fulmen_llm_proxy.domain.routing import Backend, Target
-from fulmen_llm_proxy.domain.trace import SpanPlace
+from fulmen_llm_proxy.domain.span_place import SpanPlace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
