@@ -23,6 +23,7 @@ from fulmen.rpc.channel import FulmenChannel, open_channel
 from fulmen_llm_proxy.backend_parts import BackendParts, new_states, wire_backends
 from fulmen_llm_proxy.calls.gate import Gate
 from fulmen_llm_proxy.calls.pipeline import CallPipeline
+from fulmen_llm_proxy.calls.response_keeper import ResponseKeeper
 from fulmen_llm_proxy.clients.attempt_book import AttemptBook
 from fulmen_llm_proxy.clients.attempt_watch import AttemptChecks, AttemptWatch
 from fulmen_llm_proxy.clients.resources import ResourceBook, ResourceWriter, RoutingWatch
@@ -35,6 +36,7 @@ from fulmen_llm_proxy.domain.capture_queue import CaptureQueue
 from fulmen_llm_proxy.domain.delivery import CaptureDelivery
 from fulmen_llm_proxy.domain.failed_keys import FailedKeys
 from fulmen_llm_proxy.domain.ledger import AttemptLedger
+from fulmen_llm_proxy.domain.response_ids import ResponseIds
 from fulmen_llm_proxy.domain.retry import RetryPolicy
 from fulmen_llm_proxy.domain.table import TableHolder
 from fulmen_llm_proxy.meter_parts import MeterParts, wire_meter
@@ -47,6 +49,7 @@ from fulmen_llm_proxy.transport.capture_servicer import CaptureServicer
 from fulmen_llm_proxy.transport.completion_servicer import CompletionServicer
 from fulmen_llm_proxy.transport.http.auth import HttpAuthenticator
 from fulmen_llm_proxy.transport.http.door import Door
+from fulmen_llm_proxy.transport.http.kept_responses import KeptResponses
 from fulmen_llm_proxy.transport.http.metrics_page import MetricsPage
 from fulmen_llm_proxy.transport.route_servicer import RouteServicer
 from fulmen_service_kit.auth import RolePolicy
@@ -108,6 +111,7 @@ class _Shared:
     queue: CaptureQueue
     spool: DiskSpool | None
     revoked: RevokedTokens
+    response_ids: ResponseIds
     meter: MeterParts
     backends: BackendParts
     siblings: Siblings | None
@@ -136,6 +140,7 @@ async def build_proxy(
         spool=await open_spool(settings, instance_id, ledger, metrics, stack),
         queue=CaptureQueue(max_bytes=settings.capture_buffer_bytes),
         revoked=RevokedTokens(),
+        response_ids=ResponseIds(settings.signing_key.get_secret_value()),
         meter=wire_meter(settings, channel, instance_id, registry),
         backends=wire_backends(settings, tables=tables, states=states, registry=registry, stack=stack),
         siblings=siblings,
@@ -181,6 +186,7 @@ def _call_pipeline(settings: LlmProxySettings, shared: _Shared) -> CallPipeline:
     return CallPipeline(
         tables=shared.tables,
         sender=shared.backends.sender,
+        keeper=ResponseKeeper(shared.response_ids),
         states=shared.states,
         ledger=shared.ledger,
         queue=shared.queue,
@@ -208,6 +214,7 @@ def _http_server(settings: LlmProxySettings, shared: _Shared, calls: CallPipelin
         authenticator=authenticator,
         attempts=AttemptBook(AttemptChecks(shared.channel)),
         calls=calls,
+        kept=KeptResponses(ids=shared.response_ids, client=shared.backends.kept, tables=shared.tables),
         tables=shared.tables,
         metrics=MetricsPage(
             registry=shared.metrics.registry, siblings=shared.siblings, worker_index=settings.worker_index

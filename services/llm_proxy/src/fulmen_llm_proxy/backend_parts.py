@@ -12,6 +12,7 @@ from fulmen_llm_proxy.calls.sender import CallSender, SendLimits
 from fulmen_llm_proxy.clients.backend import BackendClient, open_session
 from fulmen_llm_proxy.clients.backend_hold import BackendHold
 from fulmen_llm_proxy.clients.health_probe import HealthProbe
+from fulmen_llm_proxy.clients.kept_responses import KeptResponsesClient
 from fulmen_llm_proxy.domain.backend_state import BackendStates
 from fulmen_llm_proxy.domain.retry import RetryPolicy
 from fulmen_llm_proxy.domain.table import TableHolder
@@ -24,6 +25,7 @@ class BackendParts:
     """What calls go through, and the role that looks after the backends."""
 
     sender: CallSender
+    kept: KeptResponsesClient
     probe: HealthProbe
     metrics: RoutingMetrics
 
@@ -47,9 +49,10 @@ def wire_backends(
     )
     stack.push_async_callback(session.close)
     metrics = RoutingMetrics(registry, states)
+    keys = {name: key.get_secret_value() for name, key in settings.backend_keys.items()}
     client = BackendClient(
         session=session,
-        keys={name: key.get_secret_value() for name, key in settings.backend_keys.items()},
+        keys=keys,
         silence_s=settings.read_timeout_s,
         max_answer_bytes=settings.max_answer_bytes,
     )
@@ -72,4 +75,5 @@ def wire_backends(
         interval_s=settings.health_interval_s,
         timeout_s=settings.health_timeout_s,
     )
-    return BackendParts(sender=sender, probe=probe, metrics=metrics)
+    kept = KeptResponsesClient(session=session, keys=keys, max_answer_bytes=settings.max_answer_bytes)
+    return BackendParts(sender=sender, kept=kept, probe=probe, metrics=metrics)

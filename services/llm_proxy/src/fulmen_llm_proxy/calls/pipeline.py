@@ -19,11 +19,12 @@ from fulmen_llm_proxy.calls.failures import (
     status_of,
 )
 from fulmen_llm_proxy.calls.gate import Gate, Permit
+from fulmen_llm_proxy.calls.response_keeper import ResponseKeeper
 from fulmen_llm_proxy.calls.sender import CallSender
 from fulmen_llm_proxy.calls.sink import Header, Sink, Watch
 from fulmen_llm_proxy.clients.backend import BackendAnswer, Dispatch
 from fulmen_llm_proxy.domain.affinity import CallAffinity
-from fulmen_llm_proxy.domain.apis.api import Api, CallRequest
+from fulmen_llm_proxy.domain.apis.api import Api, ApiName, CallRequest
 from fulmen_llm_proxy.domain.apis.errors import error_document, error_event
 from fulmen_llm_proxy.domain.attempt_guard import AttemptGuard
 from fulmen_llm_proxy.domain.backend_state import BackendStates
@@ -79,6 +80,7 @@ class CallPipeline:
         *,
         tables: TableHolder,
         sender: CallSender,
+        keeper: ResponseKeeper,
         states: BackendStates,
         ledger: AttemptLedger,
         queue: CaptureQueue,
@@ -94,6 +96,7 @@ class CallPipeline:
         """
         self._tables = tables
         self._sender = sender
+        self._keeper = keeper
         self._states = states
         self._ledger = ledger
         self._queue = queue
@@ -173,15 +176,25 @@ class CallPipeline:
 
     def _plan(self, call: _Call, step: Step) -> Dispatch:
         """Chooses where the next try goes, on the routing table of this moment."""
-        choice = self._choose(call, step)
+        request, kept = call.request, None
+        by_responses = request.api.name is ApiName.RESPONSES
+        if by_responses:
+            request, kept = self._keeper.continued(request, call.caller.project)
+        if kept is None:
+            choice = self._choose(call, step)
+        else:
+            choice = self._keeper.choice(self._tables.current, request.model, kept)
+            call.permit.enter(choice.backend)
         attribution = call.caller.attribution
         mode = "" if attribution is None else attribution.mode
         exchange = plan_exchange(
-            call.request,
+            request,
             choice,
             overrides=choice.route.overrides.get(mode, {}),
             attributed=attribution is not None,
         )
+        if by_responses:
+            exchange = self._keeper.sealed(exchange, choice.backend.id, call.caller.project)
         call.choice, call.exchange = choice, exchange
         return Dispatch(choice=choice, exchange=exchange, headers=call.headers)
 
@@ -371,5 +384,9 @@ async def _report(call: _Call, error: FulmenError | Refused, sink: Sink) -> None
     if not call.answering or isinstance(error, Refused):
         await sink.whole(told.status, error_document(told, api.dialect), JSON_TYPE, headers_of(error))
         return
-    await sink.piece(error_event(told, api.name, api.dialect))
+    last, sequence = b"", 0
+    if api.name is ApiName.RESPONSES and call.exchange is not None:
+        # A translator numbers the events and ends them itself; those of a backend have been counted.
+        last, sequence = call.exchange.reader.end(), call.exchange.reader.collected.sequence
+    await sink.piece(last or error_event(told, api.name, api.dialect, sequence=sequence))
     await sink.end()

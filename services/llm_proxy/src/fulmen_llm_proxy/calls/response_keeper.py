@@ -35,7 +35,11 @@ class ResponseKeeper:
             return request, None
         kept = self._ids.opened(given, project=project)
         if kept is None:
-            raise Refused(400, "previous_response_not_found", f"There is no response '{given[:200]}' here.")
+            message = (
+                f"There is no response '{given[:200]}' here: the backend that made it keeps none, or it was made "
+                "elsewhere. Send the whole input."
+            )
+            raise Refused(400, "previous_response_not_found", message)
         return replace(request, fields={**request.fields, _PREVIOUS: msgspec.Raw(encode(kept.raw_id))}), kept
 
     def choice(self, table: RoutingTable, model: str, kept: KeptResponse) -> Choice:

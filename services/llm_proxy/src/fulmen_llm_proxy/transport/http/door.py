@@ -19,9 +19,11 @@ from fulmen_llm_proxy.domain.apis.registry import BY_PATH
 from fulmen_llm_proxy.domain.call import Caller, CallHead
 from fulmen_llm_proxy.domain.headers import to_backend
 from fulmen_llm_proxy.domain.table import TableHolder
+from fulmen_llm_proxy.transport.http import kept_responses
 from fulmen_llm_proxy.transport.http.auth import HttpAuthenticator, caller_of
 from fulmen_llm_proxy.transport.http.azure import deployment_in, standard_path, with_model
 from fulmen_llm_proxy.transport.http.http_sink import HttpSink
+from fulmen_llm_proxy.transport.http.kept_responses import KeptResponses
 from fulmen_llm_proxy.transport.http.metrics_page import MetricsPage
 from fulmen_llm_proxy.transport.http.paths import attempt_in, without_attempt
 from fulmen_service_kit.http_wire import CallerGone, Message, Receive, Scope, Send, header, read_body, respond
@@ -29,7 +31,8 @@ from fulmen_service_kit.logs import places_of
 
 SERVED = ", ".join([*(f"POST {path}" for path in BY_PATH), "GET /v1/models", "GET /healthz", "GET /metrics"])
 
-_METHODS = {**dict.fromkeys(BY_PATH, "POST"), "/v1/models": "GET", "/healthz": "GET", "/metrics": "GET"}
+_GET = ("GET",)
+_METHODS = {**dict.fromkeys(BY_PATH, ("POST",)), "/v1/models": _GET, "/healthz": _GET, "/metrics": _GET}
 _MODELS = "/v1/models"
 _MODEL = "/v1/models/"
 _AGENT_HEADER = b"x-fulmen-agent"
@@ -49,6 +52,7 @@ class Door:
         authenticator: HttpAuthenticator,
         attempts: AttemptBook,
         calls: CallPipeline,
+        kept: KeptResponses,
         tables: TableHolder,
         metrics: MetricsPage,
         max_request_bytes: int,
@@ -63,6 +67,7 @@ class Door:
         self._authenticator = authenticator
         self._attempts = attempts
         self._calls = calls
+        self._kept = kept
         self._max_request_bytes = max_request_bytes
         self._request_timeout_s = request_timeout_s
         self._tables = tables
@@ -97,17 +102,19 @@ class Door:
 
     async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = standard_path(without_attempt(scope["path"]))
-        expected = "GET" if path.startswith(_MODEL) else _METHODS.get(path)
+        expected = _METHODS.get(path) or _methods_below(path)
         if expected is None:
             raise Refused(404, "path_not_found", f"There is nothing at {path[:200]}. Served: {SERVED}.")
-        if scope["method"] != expected:
-            raise Refused(405, "method_not_allowed", f"{path} answers {expected} only.")
+        if scope["method"] not in expected:
+            raise Refused(405, "method_not_allowed", f"{path[:200]} answers {' and '.join(expected)} only.")
         api = BY_PATH.get(path)
         if api is not None:
             await self._call(api, scope, receive, send)
         elif path.startswith(_MODELS):
             await self._caller(scope)
             await respond(send, 200, self._models(path, dialect_of(scope, path)))
+        elif path.startswith(kept_responses.ROOT):
+            await self._kept.answer(scope, path, (await self._caller(scope)).project, send)
         elif path == "/healthz":
             await respond(send, 503 if self.draining else 200, b"draining" if self.draining else b"ok", _TEXT)
         else:
@@ -149,6 +156,13 @@ class Door:
         name = path.removeprefix(_MODEL)
         table.route(name)
         return model_document(name, dialect)
+
+
+def _methods_below(path: str) -> tuple[str, ...] | None:
+    """Returns the methods of a path that names one model or one response; None if there is nothing there."""
+    if path.startswith(_MODEL):
+        return _GET
+    return kept_responses.methods_of(path) if path.startswith(kept_responses.ROOT) else None
 
 
 def dialect_of(scope: Scope, path: str) -> Dialect:
