@@ -162,7 +162,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Notes that the first byte of a request has come."""
         self._in_head = True
         super().on_message_begin()
-        self.scope[DEPARTURES] = self._departures  # type: ignore[typeddict-unknown-key]
+        self.scope[DEPARTURES] = self._departures  # type: ignore[literal-required]
 
     def on_headers_complete(self) -> None:
         """Checks the head before anything is made of it.

@@ -245,7 +245,9 @@ def _rpc_server(settings: LlmProxySettings, shared: _Shared, calls: CallPipeline
         instance_id=shared.instance_id,
         wall_clock=time.time,
     )
-    captures = CaptureServicer(ledger=shared.ledger, instance_id=shared.instance_id, siblings=shared.siblings)
+    captures = CaptureServicer(
+        ledger=shared.ledger, queue=shared.queue, instance_id=shared.instance_id, siblings=shared.siblings
+    )
 
     completions = CompletionServicer(
         calls=calls,

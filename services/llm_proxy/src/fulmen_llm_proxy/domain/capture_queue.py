@@ -17,6 +17,9 @@ from fulmen_llm_proxy.domain.call import FinishedCall
 _CROWDED_SHARE = 0.5
 """Of the bound: from here on calls go to the disk, if there is one, before any is refused."""
 
+_DUE_CALLS = 32
+"""So many calls go at once: more in one batch save little, and packing them would hold the event loop up."""
+
 
 class CaptureQueue:
     """A queue of finished calls, bounded in bytes; one event loop owns it."""
@@ -31,6 +34,7 @@ class CaptureQueue:
         self._crowded_bytes = int(max_bytes * _CROWDED_SHARE)
         self._emptied = asyncio.Event()
         self._emptied.set()
+        self._due = asyncio.Event()
 
     @property
     def is_full(self) -> bool:
@@ -56,9 +60,20 @@ class CaptureQueue:
         self._emptied.clear()
         if self._size_bytes > self._crowded_bytes:
             self._crowded.set()
+        if len(self._calls) >= _DUE_CALLS:
+            self._due.set()
+
+    def hurry(self) -> None:
+        """Makes what waits, or else what comes next, due at once: somebody waits for its delivery."""
+        self._due.set()
+
+    async def due(self) -> None:
+        """Returns when what waits should not wait for more; the caller gives the deadline."""
+        await self._due.wait()
 
     async def emptied(self) -> None:
         """Returns when nothing is left in memory; the caller gives the deadline."""
+        self.hurry()
         await self._emptied.wait()
 
     async def filled(self) -> None:
@@ -83,6 +98,8 @@ class CaptureQueue:
             taken.append(self._calls.popleft())
         if not self._calls:
             self._filled.clear()
+        if len(self._calls) < _DUE_CALLS:
+            self._due.clear()
         return taken
 
     def release(self, calls: list[FinishedCall]) -> None:

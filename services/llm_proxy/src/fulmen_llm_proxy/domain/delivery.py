@@ -14,6 +14,7 @@ wait in memory, whose bound refuses new ones.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -31,8 +32,9 @@ from fulmen_llm_proxy.domain.retry import RetryPolicy
 from fulmen_llm_proxy.metrics import Metrics
 
 _MAX_CALLS = 256
-_LINGER_S = 0.01
-"""How long calls are gathered before they go: one request of many costs little more than one of one."""
+_LINGER_S = 0.1
+"""How long calls are gathered before they go unless somebody waits for them: a request of many costs little more than
+a request of one, which would cost as much as the capture of its call."""
 _PATIENCE_S = 1.0
 """How long the store may take for one request before the disk takes over."""
 _DISK_RETRY_S = 2.0
@@ -138,7 +140,9 @@ class CaptureDelivery:
 
     async def _gathered(self) -> None:
         await self._queue.filled()
-        await asyncio.sleep(_LINGER_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_S):
+                await self._queue.due()
 
     def _take(self) -> _Batch:
         calls = self._queue.take(max_calls=_MAX_CALLS, max_bytes=MAX_BATCH_BYTES)

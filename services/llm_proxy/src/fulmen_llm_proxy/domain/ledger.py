@@ -98,6 +98,11 @@ class AttemptLedger:
         account.completion_tokens += completion_tokens
         self._settle(account)
 
+    def is_settled(self, attempt: str) -> bool:
+        """Tells whether nothing of an attempt runs or is on its way; true if it made no call here."""
+        account = self._accounts.get(attempt)
+        return account is None or account.is_settled
+
     async def settled(self, attempt: str) -> None:
         """Returns when the attempt is settled; at once if it made no call here.
 

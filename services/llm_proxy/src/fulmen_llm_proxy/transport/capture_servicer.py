@@ -10,6 +10,7 @@ from fulmen.errors import ArgumentInvalid, Violation
 from fulmen.ids import parse_attempt_name
 from fulmen.llm_proxy.v1 import capture_service_pb2, capture_service_pb2_grpc
 from fulmen_llm_proxy.clients.siblings import Siblings, combined_instance
+from fulmen_llm_proxy.domain.capture_queue import CaptureQueue
 from fulmen_llm_proxy.domain.ledger import AttemptLedger, Summary
 
 MAX_ATTEMPTS = 1000
@@ -23,9 +24,12 @@ _MAX_MARGIN_S = 1.0
 class CaptureServicer(capture_service_pb2_grpc.CaptureServiceServicer):
     """Tells what was recorded of attempts, once the store has it."""
 
-    def __init__(self, *, ledger: AttemptLedger, instance_id: str, siblings: Siblings | None = None) -> None:
-        """Takes this process's ledger, and the way to the other workers behind the same port, if there are any."""
+    def __init__(
+        self, *, ledger: AttemptLedger, queue: CaptureQueue, instance_id: str, siblings: Siblings | None = None
+    ) -> None:
+        """Takes this process's ledger and what waits for delivery, and the way to the other workers behind the same port, if there are any."""
         self._ledger = ledger
+        self._queue = queue
         self._instance_id = instance_id
         self._siblings = siblings
 
@@ -51,7 +55,9 @@ class CaptureServicer(capture_service_pb2_grpc.CaptureServiceServicer):
         try:
             async with asyncio.timeout(wait_s):
                 for attempt in attempts:
-                    await self._ledger.settled(attempt)
+                    if not self._ledger.is_settled(attempt):
+                        self._queue.hurry()
+                        await self._ledger.settled(attempt)
         except TimeoutError:
             pass  # the summaries say which are not flushed
         return capture_service_pb2.FlushCapturesResponse(

@@ -14,11 +14,80 @@ _SAID_ONCE = frozenset({"role", "id", "type", "index"})
 """Fields of a delta that are whole in each event; all other strings are pieces."""
 
 
+class _PlainDelta(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
+    role: str | None = None
+    content: str | None = None
+    refusal: None = None
+
+
+class _PlainChoice(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
+    index: int
+    delta: _PlainDelta
+    logprobs: None = None
+    finish_reason: None = None
+    stop_reason: None = None
+    token_ids: None = None
+
+
+class _PlainEvent(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
+    """An event that brings text and nothing else, as nearly all do."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[_PlainChoice]
+    system_fingerprint: str | None = None
+    service_tier: str | None = None
+    usage: None = None
+    prompt_token_ids: None = None
+
+
+_HEAD, _TAIL = 1, 3
+"""The first event tells the role, the last ones how and why the answer ended."""
+_WORTH_MERGING = _HEAD + _TAIL + 4
+_PLAIN = msgspec.json.Decoder(list[_PlainEvent]).decode
+
+
 def assemble_answer(payloads: list[bytes]) -> bytes:
     """Returns the `chat.completion` object that the events of a stream amount to, as JSON.
 
     Events that are not JSON objects are left out: the call is marked malformed by then.
     """
+    return _assemble(_merged(payloads))
+
+
+def _merged(payloads: list[bytes]) -> list[bytes]:
+    """Puts runs of plain events of one choice together as one event each, at a tenth of the cost of adding them up."""
+    if len(payloads) < _WORTH_MERGING:
+        return payloads
+    head, tail = payloads[:_HEAD], payloads[-_TAIL:]
+    try:
+        plain = _PLAIN(b"[%s]" % b",".join(payloads[_HEAD:-_TAIL]))
+    except ValueError:
+        return payloads
+    first = plain[0]
+    if not all(_continues(first, event) for event in plain):
+        return payloads
+    text = "".join([event.choices[0].delta.content or "" for event in plain])
+    first.choices[0].delta.content = text
+    return [*head, _ENCODE(first), *tail]
+
+
+def _continues(first: _PlainEvent, event: _PlainEvent) -> bool:
+    """Tells whether an event brings more text of the same choice, and nothing but that."""
+    if len(event.choices) != 1 or (event.id, event.model, event.system_fingerprint, event.service_tier) != (
+        first.id,
+        first.model,
+        first.system_fingerprint,
+        first.service_tier,
+    ):
+        return False
+    choice = event.choices[0]
+    return choice.index == first.choices[0].index and choice.delta.role is None and choice.delta.content is not None
+
+
+def _assemble(payloads: list[bytes]) -> bytes:
     answer: JSON = {}
     choices: dict[int, JSON] = {}
     for payload in payloads:
