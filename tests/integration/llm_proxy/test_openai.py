@@ -348,7 +348,7 @@ async def test_the_client_without_asyncio(world: OpenAiWorld) -> None:
         (Fault(status=400, code="context_length_exceeded"), openai.BadRequestError),
         (Fault(status=404, code="model_not_found"), openai.NotFoundError),
         (Fault(status=422), openai.UnprocessableEntityError),
-        (Fault(status=429, code="rate_limit_exceeded", headers={"Retry-After": "7"}), openai.RateLimitError),
+        (Fault(status=429, code="rate_limit_exceeded", headers={"Retry-After": "3600"}), openai.RateLimitError),
         (Fault(status=500, type="server_error"), openai.InternalServerError),
     ],
 )

@@ -20,9 +20,15 @@ from fulmen_llm_proxy.clients.route_codec import (
     parse_route,
 )
 from fulmen_llm_proxy.domain.backend_state import BackendStates
+from fulmen_llm_proxy.domain.breaker import BreakerState
 from fulmen_llm_proxy.domain.table import TableHolder
 from fulmen_llm_proxy.transport.paging import page_of
 
+_BREAKERS = {
+    BreakerState.CLOSED: backend_pb2.BREAKER_STATE_CLOSED,
+    BreakerState.OPEN: backend_pb2.BREAKER_STATE_OPEN,
+    BreakerState.HALF_OPEN: backend_pb2.BREAKER_STATE_HALF_OPEN,
+}
 _DEFAULT_HOLD_S = 60.0
 _MAX_HOLD_S = 600.0
 _NS_PER_S = 1_000_000_000
@@ -158,6 +164,10 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
             request_count=state.requests,
             failure_count=state.failures,
             waiting_count=state.waiting,
+            breaker=_BREAKERS[state.breaker.state],
+            last_failure_kind=state.last_failure_kind,
+            engine_waiting_count=state.engine_waiting,
+            engine_cache_use=state.engine_cache_use,
         )
         if state.last_failure_s is not None:
             health.last_failure_time.FromNanoseconds(int(state.last_failure_s * 1e9))
