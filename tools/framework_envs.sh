@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Makes an environment for each agents' framework that the proxy is tested with, or for those that are named:
+# .venv-frameworks/NAME, of the versions in tools/frameworks/NAME.txt. They want other versions than Fulmen does, and than
+# each other. Does nothing for those that are up to date; two that run at once do the work once.
+# With --lock the versions are resolved anew from tools/frameworks/NAME.in.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. tools/distributions.sh
+
+lists=tools/frameworks
+home=.venv-frameworks
+lock=/tmp/fulmen-framework-envs-$(id -u).lock
+# The uv of the main environment will do; one more of 60 MB in each is not needed.
+PATH=$PWD/.venv/bin:$PATH
+
+resolve() {
+  local name=$1
+  { echo "# The versions of the environment for $name. tools/framework_envs.sh --lock $name writes this file anew."
+    "$uv" pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate "$lists/$name.in"
+  } > "$home/$name.txt" || fail "the versions for $name could not be resolved; see above"
+  mv "$home/$name.txt" "$lists/$name.txt"
+}
+
+# Installs what is pinned, all of it and nothing else.
+make_one() {
+  local name=$1 folder=$home/$1 begun=$SECONDS wanted
+  wanted=$(cat "$lists/$name.txt" tools/framework_envs.sh tools/distributions.sh | cksum)
+  [ "$(cat "$folder/.setup-stamp" 2>/dev/null || true)" != "$wanted" ] || return 0
+  rm -rf "$folder"
+  make_environment "$folder"
+  "$uv" pip install --quiet --python "$folder/bin/python" --no-deps --requirement "$lists/$name.txt" ||
+    fail "$name could not be installed; see above"
+  echo "$wanted" > "$folder/.setup-stamp"
+  echo "frameworks: $name done in $((SECONDS - begun)) s"
+}
+
+locking=
+[ "${1:-}" != --lock ] || { locking=yes; shift; }
+names=("$@")
+[ $# -gt 0 ] || mapfile -t names < <(basename --suffix .in $lists/*.in)
+for name in "${names[@]}"; do
+  [ -e "$lists/$name.in" ] || fail "there is no framework '$name'; there are: $(basename --suffix .in $lists/*.in | xargs)"
+done
+
+exec 9>"$lock"
+flock 9 || fail "another framework_envs.sh holds $lock"
+mkdir -p $home
+for name in "${names[@]}"; do
+  if [ -n "$locking" ]; then
+    make_environment "$home/$name"
+    resolve "$name"
+  fi
+  make_one "$name"
+done
