@@ -36,7 +36,7 @@ class EventSplitter:
             BackendUnavailable: if an event grows past `max_event_bytes` without an end.
         """
         pending = self._rest
-        if not pending and chunk.find(b"\n\n") == len(chunk) - 2 and b"\r" not in chunk:
+        if not pending and 0 <= chunk.find(b"\n\n") == len(chunk) - 2 and b"\r" not in chunk:
             return [chunk]  # one whole event, as models send them
         buffer = pending + chunk if pending else chunk
         # An end may begin in what was left over: up to two of its three bytes.
