@@ -305,6 +305,12 @@ def test_arguments_that_are_no_object_are_kept_as_text_and_find_their_way_back(w
     assert back[0]["tool_calls"][0]["function"]["arguments"] == written
 
 
+def test_an_input_that_only_looks_like_kept_text_stays_an_object() -> None:
+    turns = chat_turns({"role": "assistant", "content": [tool_use(INVALID_JSON=3), tool_use(INVALID_JSON="x", a=1)]})
+    arguments = [json.loads(call["function"]["arguments"]) for call in turns[0]["tool_calls"]]
+    assert arguments == [{"INVALID_JSON": 3}, {"INVALID_JSON": "x", "a": 1}]
+
+
 def test_a_refusal_is_a_text_with_its_own_reason() -> None:
     message = answered({"content": None, "refusal": "I will not."})
     assert (message["content"], message["stop_reason"]) == ([text("I will not.")], "refusal")

@@ -23,8 +23,13 @@ TOOL_FAILED = "Error: "
 """What a failed tool's result begins with where there is no field for it."""
 
 _RESULT = msgspec.json.Decoder(str | list[Block])
-_INVALID_INPUT = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_TEXT = msgspec.json.Decoder(str)
+
+
+class _InvalidInput(msgspec.Struct, forbid_unknown_fields=True):
+    text: str = msgspec.field(name=INVALID_JSON)
+
+
+_INVALID_INPUT = msgspec.json.Decoder(_InvalidInput)
 
 
 def chat_messages(system: str | list[Block] | None, turns: list[Turn], unsayable: Unsayable) -> list[JSON]:
@@ -183,7 +188,8 @@ def _arguments(given_input: msgspec.Raw) -> str:
         return "{}"
     text = bytes(given_input)
     if INVALID_JSON.encode() in text:
-        fields = _INVALID_INPUT.decode(text)
-        if fields.keys() == {INVALID_JSON}:
-            return _TEXT.decode(fields[INVALID_JSON])
+        try:
+            return _INVALID_INPUT.decode(text).text
+        except msgspec.DecodeError:
+            pass  # the words alone: an input like any other
     return text.decode()
