@@ -14,7 +14,7 @@ import struct
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from aiohttp import web
 
@@ -183,7 +183,6 @@ class OpenAiVendor:
         found = self.kept.get(name)
         if found is None:
             _refuse(Fault(status=404, message=f"Response with id '{name}' not found."))
-            raise AssertionError
         return found
 
     async def _embeddings(self, request: web.Request) -> web.StreamResponse:
@@ -254,7 +253,7 @@ def _error_event(position: int, *, named: bool) -> bytes:
     return b"data: %s\n\n" % json.dumps({"error": error}).encode()
 
 
-def _refuse(fault: Fault) -> None:
+def _refuse(fault: Fault) -> NoReturn:
     error = {"message": fault.message, "type": fault.type, "param": fault.param, "code": fault.code}
     kinds: dict[int, Any] = {
         kind.status_code: kind for kind in vars(web).values() if isinstance(kind, type) and hasattr(kind, "status_code")
