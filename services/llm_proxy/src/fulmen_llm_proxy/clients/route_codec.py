@@ -112,7 +112,7 @@ def _decode_targets(model: str, message: route_pb2.Route, problems: _Problems) -
     if not 1 <= len(message.targets) <= _MAX_TARGETS:
         problems.add("route.targets", f"needs 1 to {_MAX_TARGETS} targets")
     targets = tuple(_decode_target(model, i, target, problems) for i, target in enumerate(message.targets))
-    if len(targets) > 1 and not any(target.weight for target in targets):
+    if len(targets) > 1 and not any(target.weight > 0 for target in targets):
         problems.add("route.targets", "at least one target needs a weight")
     return targets
 
