@@ -427,6 +427,13 @@ def test_an_error_within_a_stream_is_a_failed_response_and_nothing_follows(event
     assert events[-1]["response"]["error"]["code"] == code
 
 
+def test_an_event_about_the_prompt_before_the_answer_is_not_its_beginning() -> None:
+    answer = message_answer({"content": "hi"})
+    first = {"id": "", "object": "", "created": 0, "model": "", "choices": [], "prompt_filter_results": [{}]}
+    stream = b"data: %s\n\n" % json.dumps(first).encode() + stream_of(answer, 1)
+    assert translated(stream, []) == translated(stream_of(answer, 1), [])
+
+
 def test_a_comment_passes_since_it_keeps_the_connection_alive() -> None:
     translator = ResponsesToChat()
     translator.request(raw({"input": "x"}))

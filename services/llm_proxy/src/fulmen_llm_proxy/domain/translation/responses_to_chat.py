@@ -87,6 +87,8 @@ class ResponsesToChat:
             builder.fail(_RATE_LIMIT if limited else _SERVER_ERROR, fault.message or "The backend failed.")
             return
         if not builder.started:
+            if not (answer.id or answer.choices):
+                return  # Azure says first what its filter made of the prompt, in an event without an id
             builder.start(answer_id=answer.id, created=answer.created, model=answer.model)
         for choice in answer.choices:
             if choice.index == 0:
