@@ -13,7 +13,7 @@ from fulmen_llm_proxy.domain.apis.collected import Fields
 from fulmen_llm_proxy.domain.apis.overrides import parse_overrides
 from fulmen_llm_proxy.domain.balancing import Balancing
 from fulmen_llm_proxy.domain.engines import Engine
-from fulmen_llm_proxy.domain.routing import ANTHROPIC_APIS, OPENAI_APIS, Backend, Route, Target
+from fulmen_llm_proxy.domain.routing import ANTHROPIC_APIS, OPENAI_APIS, VLLM_APIS, Backend, Route, Target
 
 ROUTE_KIND = "route"
 BACKEND_KIND = "backend"
@@ -211,7 +211,8 @@ def decode_backend(message: backend_pb2.Backend) -> Backend:
 
 def _apis(message: backend_pb2.Backend, dialect: Dialect, problems: _Problems) -> frozenset[ApiName]:
     if not message.apis:
-        return ANTHROPIC_APIS if dialect is Dialect.ANTHROPIC else OPENAI_APIS
+        openai = VLLM_APIS if message.engine == backend_pb2.ENGINE_VLLM else OPENAI_APIS
+        return ANTHROPIC_APIS if dialect is Dialect.ANTHROPIC else openai
     unknown = [number for number in message.apis if number not in _API_NAMES]
     if unknown:
         problems.add("backend.apis", f"has unknown values: {unknown}")

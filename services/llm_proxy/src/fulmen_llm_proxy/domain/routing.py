@@ -20,6 +20,9 @@ from fulmen_llm_proxy.domain.engines import Engine
 OPENAI_APIS = frozenset({ApiName.CHAT, ApiName.COMPLETIONS, ApiName.EMBEDDINGS})
 """What an OpenAI-compatible server serves unless its backend says otherwise: responses are seldom among it."""
 
+VLLM_APIS = OPENAI_APIS | {ApiName.COUNT_TOKENS}
+"""vLLM counts a prompt as its chat template renders it. Its own messages and responses do not return token ids."""
+
 ANTHROPIC_APIS = frozenset({ApiName.MESSAGES, ApiName.COUNT_TOKENS})
 
 
