@@ -19,8 +19,9 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response
 from pydantic import BaseModel
 
+from fulmen.llm_proxy.v1 import backend_pb2
 from tests.integration.llm_proxy.fake_store import FakeStore
-from tests.integration.llm_proxy.harness import MODEL
+from tests.integration.llm_proxy.harness import MODEL, target
 from tests.integration.llm_proxy.openai_world import AZURE, CHAT_ONLY, GPT, VENDOR_MODEL, OpenAiWorld, openai_world
 from tests.support.backend import Backend, logprob_of, reply_to, token_ids_of
 from tests.support.openai_turns import LOGPROB
@@ -269,8 +270,11 @@ async def test_structured_responses_images_and_limits(world: OpenAiWorld, model:
     assert (short.status, short.incomplete_details.reason) == ("incomplete", "max_output_tokens")
 
 
+@pytest.mark.parametrize("engine", [backend_pb2.ENGINE_VLLM, backend_pb2.ENGINE_SGLANG])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_responses_on_an_engine_are_captured_by_chat(world: OpenAiWorld, stream: bool) -> None:
+async def test_responses_on_an_engine_are_captured_by_chat(world: OpenAiWorld, stream: bool, engine: int) -> None:
+    await world.proxy.register("engine", world.backend.url, engine=engine)
+    await world.proxy.put_route(target("engine"))
     attempt, key = world.proxy.attempt()
     async with world.agent(key) as agent:
         if stream:
