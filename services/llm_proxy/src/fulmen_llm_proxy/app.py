@@ -186,6 +186,7 @@ def _call_pipeline(settings: LlmProxySettings, shared: _Shared) -> CallPipeline:
     return CallPipeline(
         tables=shared.tables,
         sender=shared.backends.sender,
+        memory=shared.backends.memory,
         keeper=ResponseKeeper(shared.response_ids),
         states=shared.states,
         ledger=shared.ledger,

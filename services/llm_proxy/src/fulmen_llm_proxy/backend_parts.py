@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
+from fulmen_llm_proxy.calls.answer_memory import AnswerMemory
 from fulmen_llm_proxy.calls.sender import CallSender, SendLimits
 from fulmen_llm_proxy.clients.backend import BackendClient, open_session
 from fulmen_llm_proxy.clients.backend_hold import BackendHold
 from fulmen_llm_proxy.clients.health_probe import HealthProbe
 from fulmen_llm_proxy.clients.kept_responses import KeptResponsesClient
+from fulmen_llm_proxy.domain.answer_cache import AnswerCache
 from fulmen_llm_proxy.domain.backend_state import BackendStates
 from fulmen_llm_proxy.domain.retry import RetryPolicy
 from fulmen_llm_proxy.domain.table import TableHolder
@@ -25,6 +27,7 @@ class BackendParts:
     """What calls go through, and the role that looks after the backends."""
 
     sender: CallSender
+    memory: AnswerMemory
     kept: KeptResponsesClient
     probe: HealthProbe
     metrics: RoutingMetrics
@@ -76,4 +79,6 @@ def wire_backends(
         timeout_s=settings.health_timeout_s,
     )
     kept = KeptResponsesClient(session=session, keys=keys, max_answer_bytes=settings.max_answer_bytes)
-    return BackendParts(sender=sender, kept=kept, probe=probe, metrics=metrics)
+    cache = AnswerCache(max_bytes=settings.cache_bytes, ttl_s=settings.cache_ttl_s, clock=time.monotonic)
+    memory = AnswerMemory(cache, metrics.looked_up)
+    return BackendParts(sender=sender, memory=memory, kept=kept, probe=probe, metrics=metrics)

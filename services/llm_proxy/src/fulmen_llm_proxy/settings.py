@@ -107,6 +107,10 @@ class LlmProxySettings(ServiceSettings):
     health_timeout_s: float = Field(
         default=2.0, gt=0, le=60, description="Longest wait for a backend's answer about its health, seconds."
     )
+    cache_bytes: int = Field(
+        default=64 * 1024 * 1024, ge=0, description="Memory for answers of routes that are `cached`; 0 keeps none."
+    )
+    cache_ttl_s: float = Field(default=3600.0, gt=0, description="How long a cached answer is good, seconds.")
     capture_buffer_bytes: int = Field(
         default=256 * 1024 * 1024,
         ge=0,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from fulmen.errors import BackendUnavailable, Draining, FulmenError, ModelLimitExceeded
+from fulmen_llm_proxy.calls.answer_memory import AnswerMemory
 from fulmen_llm_proxy.calls.attempt_hold import AttemptHold
 from fulmen_llm_proxy.calls.failures import (
     SOURCE_HEADER,
@@ -18,25 +17,26 @@ from fulmen_llm_proxy.calls.failures import (
     is_infrastructure,
     status_of,
 )
-from fulmen_llm_proxy.calls.gate import Gate, Permit
+from fulmen_llm_proxy.calls.gate import Gate
 from fulmen_llm_proxy.calls.response_keeper import ResponseKeeper
-from fulmen_llm_proxy.calls.sender import CallSender
+from fulmen_llm_proxy.calls.running_call import RunningCall
+from fulmen_llm_proxy.calls.sender import FIRST, CallSender
 from fulmen_llm_proxy.calls.sink import Header, Sink, Watch
 from fulmen_llm_proxy.clients.backend import BackendAnswer, Dispatch
 from fulmen_llm_proxy.domain.affinity import CallAffinity
-from fulmen_llm_proxy.domain.apis.api import Api, ApiName, CallRequest
+from fulmen_llm_proxy.domain.apis.api import Api, ApiName
 from fulmen_llm_proxy.domain.apis.errors import error_document, error_event
 from fulmen_llm_proxy.domain.attempt_guard import AttemptGuard
 from fulmen_llm_proxy.domain.backend_state import BackendStates
 from fulmen_llm_proxy.domain.call import CALLER_GONE, Caller, CallHead, FinishedCall
-from fulmen_llm_proxy.domain.capture import TokenCounts, token_counts
+from fulmen_llm_proxy.domain.capture import token_counts
 from fulmen_llm_proxy.domain.capture_queue import CaptureQueue
 from fulmen_llm_proxy.domain.exchange import Exchange, plan_exchange
 from fulmen_llm_proxy.domain.ledger import AttemptLedger
 from fulmen_llm_proxy.domain.policy_versions import PolicyChange
 from fulmen_llm_proxy.domain.retry import Step
 from fulmen_llm_proxy.domain.routing import Choice, RoutingTable
-from fulmen_llm_proxy.domain.span_place import SpanPlace, place_of
+from fulmen_llm_proxy.domain.span_place import place_of
 from fulmen_llm_proxy.domain.sse import EventSplitter
 from fulmen_llm_proxy.domain.table import TableHolder
 from fulmen_llm_proxy.metrics import Metrics
@@ -47,31 +47,6 @@ _EVENT_STREAM = b"text/event-stream"
 _TRAIN = "train"
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Call:
-    """A call while it runs; counts as failed by the proxy itself until it is known to be otherwise."""
-
-    request: CallRequest
-    caller: Caller
-    head: CallHead
-    permit: Permit
-    affinity: CallAffinity
-    start_ns: int
-    started: float
-    size_bytes: int
-    place: SpanPlace | None
-    headers: Mapping[str, str]
-    models: tuple[str, ...] = ()
-    choice: Choice | None = None
-    exchange: Exchange | None = None
-    answered: bool = False
-    status: int = 500
-    error_type: str = "internal"
-    first_byte_s: float | None = None
-    answering: bool = False
-    counts: TokenCounts | None = field(default=None)
-
-
 class CallPipeline:
     """Answers calls and leaves what it saw to the capture queue."""
 
@@ -80,6 +55,7 @@ class CallPipeline:
         *,
         tables: TableHolder,
         sender: CallSender,
+        memory: AnswerMemory,
         keeper: ResponseKeeper,
         states: BackendStates,
         ledger: AttemptLedger,
@@ -96,6 +72,7 @@ class CallPipeline:
         """
         self._tables = tables
         self._sender = sender
+        self._memory = memory
         self._keeper = keeper
         self._states = states
         self._ledger = ledger
@@ -105,7 +82,7 @@ class CallPipeline:
         self._metrics = metrics
         metrics.calls.read_routes(tables)
         self._max_event_bytes = max_event_bytes
-        self._running: set[_Call] = set()
+        self._running: set[RunningCall] = set()
         tables.follow(self._note_versions)
 
     async def run(self, api: Api, caller: Caller, head: CallHead, body: bytes, sink: Sink) -> None:
@@ -142,7 +119,7 @@ class CallPipeline:
         finally:
             self._finish(call)
 
-    def _begin(self, api: Api, caller: Caller, head: CallHead, body: bytes) -> _Call:
+    def _begin(self, api: Api, caller: Caller, head: CallHead, body: bytes) -> RunningCall:
         """Decides whether the request becomes a call; a refusal for want of room is no fault of the agent's."""
         request = api.parse(body)
         attribution = caller.attribution
@@ -154,7 +131,7 @@ class CallPipeline:
                 self._ledger.end(attribution.attempt, recorded=False, infra_failure=True)
             raise
         place = None if attribution is None else place_of(head.trace_parent, attribution.attempt)
-        return _Call(
+        return RunningCall(
             request=request,
             caller=caller,
             head=head,
@@ -174,7 +151,7 @@ class CallPipeline:
             if call.choice is not None and call.exchange is not None and call.exchange.captured:
                 _note_version(call.choice, call.exchange, table)
 
-    def _plan(self, call: _Call, step: Step) -> Dispatch:
+    def _plan(self, call: RunningCall, step: Step) -> Dispatch:
         """Chooses where the next try goes, on the routing table of this moment."""
         request, kept = call.request, None
         by_responses = request.api.name is ApiName.RESPONSES
@@ -198,7 +175,7 @@ class CallPipeline:
         call.choice, call.exchange = choice, exchange
         return Dispatch(choice=choice, exchange=exchange, headers=call.headers)
 
-    def _choose(self, call: _Call, step: Step) -> Choice:
+    def _choose(self, call: RunningCall, step: Step) -> Choice:
         """Chooses a target; replicas whose limits are used up are passed over while there is another."""
         model = call.models[step.route] if step.route else call.request.model
         avoid = step.avoid
@@ -213,7 +190,7 @@ class CallPipeline:
             else:
                 return choice
 
-    def _routes(self, call: _Call, choice: Choice | None) -> int:
+    def _routes(self, call: RunningCall, choice: Choice | None) -> int:
         """Says how many routes a call may take; an attempt's training call gets its tokens from its own policy."""
         route = self._tables.current.routes.get(call.request.model)
         if route is None:
@@ -226,9 +203,20 @@ class CallPipeline:
         call.models = (call.request.model, *route.fallbacks)
         return len(call.models)
 
-    async def _answer(self, call: _Call, sink: Sink) -> None:
+    async def _send(self, call: RunningCall) -> BackendAnswer:
+        memory, route = self._memory, self._tables.current.routes.get(call.request.model)
+        remembers = memory.serves(route, call.caller)
+        if remembers and (found := memory.find(self._plan(call, FIRST), call.caller)) is not None:
+            call.remembered = True
+            return found
+        answer = await self._sender.send(lambda step: self._plan(call, step), lambda at: self._routes(call, at))
+        if remembers:
+            call.recording = memory.recording(answer, call.caller)
+        return answer
+
+    async def _answer(self, call: RunningCall, sink: Sink) -> None:
         async with sink.watch() as watch:
-            answer = await self._sender.send(lambda step: self._plan(call, step), lambda at: self._routes(call, at))
+            answer = await self._send(call)
             exchange = answer.dispatch.exchange
             if exchange is not call.exchange:
                 # Of several plans (a hedge makes two) that of the answer counts; versions were noted in the last one.
@@ -251,11 +239,13 @@ class CallPipeline:
                 else:
                     await _pass_whole(call, exchange, answer, sink, watch)
                 call.error_type = ""
+                if call.recording is not None:
+                    call.recording.end(exchange.reader.collected)
             finally:
                 answer.close()
 
     async def _pass_stream(
-        self, call: _Call, exchange: Exchange, answer: BackendAnswer, sink: Sink, watch: Watch
+        self, call: RunningCall, exchange: Exchange, answer: BackendAnswer, sink: Sink, watch: Watch
     ) -> None:
         call.answering = True
         await sink.begin(answer.content_type, answer.headers)
@@ -265,6 +255,8 @@ class CallPipeline:
         rest = answer.rest()
         while chunk:
             call.size_bytes += len(chunk)
+            if call.recording is not None:
+                call.recording.add(chunk)
             passed = b"".join([reader.event(event) for event in splitter.feed(chunk)])
             if passed:
                 if call.first_byte_s is None:
@@ -279,7 +271,7 @@ class CallPipeline:
         watch.settle()
         await sink.end()
 
-    def _finish(self, call: _Call) -> None:
+    def _finish(self, call: RunningCall) -> None:
         self._running.discard(call)
         elapsed_s = time.perf_counter() - call.started
         collected = None
@@ -290,8 +282,8 @@ class CallPipeline:
             except ValueError:  # not JSON, or not UTF-8
                 collected.malformed = True
         call.permit.close(
-            call.counts,
-            collected=collected,
+            None if call.remembered else call.counts,
+            collected=None if call.remembered else collected,
             target=None if call.choice is None else call.choice.target,
             failed=bool(call.error_type),
         )
@@ -355,9 +347,11 @@ async def _pass_refusal(exchange: Exchange, answer: BackendAnswer, sink: Sink, w
     await sink.whole(answer.status, body, answer.content_type if body is answer.body else JSON_TYPE, extra)
 
 
-async def _pass_whole(call: _Call, exchange: Exchange, answer: BackendAnswer, sink: Sink, watch: Watch) -> None:
+async def _pass_whole(call: RunningCall, exchange: Exchange, answer: BackendAnswer, sink: Sink, watch: Watch) -> None:
     body = answer.body
     call.size_bytes += len(body)
+    if call.recording is not None:
+        call.recording.add(body)
     passed = exchange.reader.whole(body)
     call.answering = True
     call.first_byte_s = time.perf_counter() - call.started
@@ -366,7 +360,7 @@ async def _pass_whole(call: _Call, exchange: Exchange, answer: BackendAnswer, si
 
 
 async def _pass_whole_as_stream(
-    call: _Call, exchange: Exchange, answer: BackendAnswer, sink: Sink, watch: Watch
+    call: RunningCall, exchange: Exchange, answer: BackendAnswer, sink: Sink, watch: Watch
 ) -> None:
     call.size_bytes += len(answer.body)
     passed = exchange.reader.event(answer.body) + exchange.reader.end()
@@ -378,7 +372,7 @@ async def _pass_whole_as_stream(
     await sink.end()
 
 
-async def _report(call: _Call, error: FulmenError | Refused, sink: Sink) -> None:
+async def _report(call: RunningCall, error: FulmenError | Refused, sink: Sink) -> None:
     """Tells the caller what failed: as an answer, or within the stream that has begun."""
     api, told = call.request.api, call_error(error)
     if not call.answering or isinstance(error, Refused):

@@ -20,7 +20,7 @@ from fulmen_llm_proxy.domain.retry import Failed, Recovery, RetryPolicy, Step, r
 from fulmen_llm_proxy.domain.routing import Choice
 
 _AGAIN = frozenset({429, 502, 503, 504})
-_FIRST = Step(route=0)
+FIRST = Step(route=0)
 _BREAKER = "breaker"
 _QUEUE_RETRY_AFTER_S = 2.0
 
@@ -96,7 +96,7 @@ class CallSender:
             DeadlineExceeded: if the call's deadline is over.
             ModelLimitExceeded: if there was no place at the backend.
         """
-        first = self._planned(plan, _FIRST)
+        first = self._planned(plan, FIRST)
         deadline_s = self._limits.deadline_s
         if isinstance(first, Dispatch):
             deadline_s = first.choice.route.deadline_s or deadline_s
@@ -114,7 +114,7 @@ class CallSender:
             error = BackendUnavailable(f"The backend '{first.backend.id}' is out of order.")
             outcome = TryFailed(kind=_BREAKER, error=error, dispatch=first)
         else:
-            outcome = await self._try(plan, _FIRST, first)
+            outcome = await self._try(plan, FIRST, first)
         if isinstance(outcome, BackendAnswer) and outcome.status not in _AGAIN:
             return outcome
         outcome = await self._recover(plan, routes, outcome)
@@ -129,7 +129,7 @@ class CallSender:
         except BackendUnavailable as error:
             return TryFailed(kind="no_backend", error=error, again=False)
         except FulmenError as error:
-            if step is _FIRST:
+            if step is FIRST:
                 raise
             return TryFailed(kind="not_planned", error=error, again=False)
 
