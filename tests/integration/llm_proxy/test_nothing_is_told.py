@@ -36,12 +36,15 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "/v1/messages/count_tokens": {"messages": [MESSAGE]},
     "/v1/embeddings": {"input": PROMPT},
 }
-TARGET = route_pb2.RouteTarget(backend="backends/vendor", weight=1, policy="p", policy_version=1)
 REFUSALS = {"e400": 400, "e429": 429, "e500": 500, "e503": 503}
 KEY_REFUSALS = {"e401": 401, "e403": 403}
 MODES = (
     "ok", "tool", *REFUSALS, *KEY_REFUSALS, "text", "half", "drop", "cut", "broken", "big", "lie", "silent", "latin",
 )  # fmt: skip
+
+
+def target_of(mode: str) -> route_pb2.RouteTarget:
+    return route_pb2.RouteTarget(backend=f"backends/{mode}", weight=1, policy="p", policy_version=1)
 
 
 def chunk(content: str = ANSWER) -> bytes:
@@ -129,11 +132,17 @@ async def server() -> AsyncIterator[str]:
 @pytest.fixture
 async def proxy(store: FakeStore, server: str) -> AsyncIterator[RunningProxy]:
     """Yields a proxy with a route to each mode of the backend."""
-    settings: dict[str, Any] = {"backend_keys": {"vendor": BACKEND_KEY}, "read_timeout_s": 0.3, "retry_deadline_s": 0}
+    settings: dict[str, Any] = {
+        "backend_keys": {"vendor": BACKEND_KEY},
+        "first_byte_timeout_s": 0.5,
+        "read_timeout_s": 0.5,
+        "retry_deadline_s": 0,
+    }
     async with running_proxy(store.target, max_answer_bytes=100_000, max_request_bytes=50_000, **settings) as running:
-        await running.register("vendor", server, key_name="vendor")
         for mode in MODES:
-            await running.put_route(TARGET, model=mode)
+            # A backend for each: none is left alone because another fails.
+            await running.register(mode, server, key_name="vendor")
+            await running.put_route(target_of(mode), model=mode)
         yield running
 
 
@@ -174,7 +183,7 @@ async def test_no_canary_is_in_any_log_or_error(
             errors.append(text)
 
     async with asyncio.timeout(DEADLINE_S):
-        await proxy.put_route(TARGET, model="one-more")
+        await proxy.put_route(target_of("ok"), model="one-more")
         calls = [
             call(path, request | {"model": mode, "stream": stream}, key)
             for (path, request), mode, stream in itertools.product(REQUESTS.items(), MODES, (False, True))
