@@ -48,11 +48,14 @@ class OpenAiWorld:
 
 @asynccontextmanager
 async def openai_world(store: FakeStore, backend: Backend, **settings: Any) -> AsyncIterator[OpenAiWorld]:
-    """Runs the vendor and the proxy, with the routes `gpt`, `gpt-azure`, `gpt-chat` and the trainable `tiny`."""
+    """Runs the vendor and the proxy, with the routes `gpt`, `gpt-azure`, `gpt-chat` and the trainable `tiny`.
+
+    Nothing is tried again unless the settings say so: tests see each refusal as it is.
+    """
     plain = {"returns_token_ids": False, "key_name": "vendor"}
     async with (
         OpenAiVendor(models=(VENDOR_MODEL,)) as vendor,
-        running_proxy(store.target, **{"backend_keys": {"vendor": KEY}} | settings) as proxy,
+        running_proxy(store.target, **{"backend_keys": {"vendor": KEY}, "retry_deadline_s": 0} | settings) as proxy,
     ):
         await proxy.register("openai", vendor.url, apis=_EVERY_API, **plain)
         azure = {"dialect": backend_pb2.DIALECT_AZURE_OPENAI, "api_version": API_VERSION}
