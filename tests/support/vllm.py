@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -32,6 +33,7 @@ CALL_LIMIT_S = 60.0
 POLL_S = 0.25
 ASK_AGAIN_S = 0.02
 LOG_TAIL = 6000
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 STATUS_OK = 200
 
 JSON = dict[str, Any]
@@ -138,6 +140,7 @@ def running_vllm(model: Path, log: Path) -> Iterator[VllmServer]:
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=_end_with_parent,
         )
     try:
         server = VllmServer(root=f"http://127.0.0.1:{port}")
@@ -168,6 +171,11 @@ def _environment() -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }
+
+
+def _end_with_parent() -> None:
+    """Lets a process end when the one that started it dies, however that dies."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _await_health(server: VllmServer, process: subprocess.Popen[bytes], log: Path) -> None:
