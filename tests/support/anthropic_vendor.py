@@ -383,6 +383,34 @@ def _cut(text: str, size: int) -> list[str]:
     return [text[start : start + size] for start in range(0, len(text), size)]
 
 
+def message(*content: Any, stop_reason: Any = "end_turn", stop_sequence: str | None = None) -> Message:
+    """Returns an answer with usage: 4 tokens read, 6 from the cache, 1 written to it, 5 said."""
+    usage = Usage(input_tokens=4, output_tokens=5, cache_read_input_tokens=6, cache_creation_input_tokens=1)
+    return Message(
+        id="msg_7",
+        type="message",
+        role="assistant",
+        model="m",
+        content=list(content),
+        stop_reason=stop_reason,
+        stop_sequence=stop_sequence,
+        usage=usage,
+    )
+
+
+def said(words: str) -> TextBlock:
+    """Returns a text."""
+    return TextBlock(type="text", text=words)
+
+
+def used(tool_id: str = "toolu_1", name: str = "add", **given_input: Any) -> ToolUseBlock:
+    """Returns a call of a tool."""
+    return ToolUseBlock(type="tool_use", id=tool_id, name=name, input=given_input)
+
+
+SAID_THOUGHT = ThinkingBlock(type="thinking", thinking="hm", signature="s")
+
+
 async def _serve() -> None:
     async with AnthropicVendor() as vendor:
         print(vendor.url, flush=True)

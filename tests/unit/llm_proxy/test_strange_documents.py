@@ -56,7 +56,7 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
     return more | {"messages": draw(st.lists(turn, max_size=3) | VALUES)}
 
 
-@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(request=requests())
 def test_a_request_is_translated_or_refused(request: dict[str, Any]) -> None:
     for translator in (MessagesToChat(), ChatToMessages(now=lambda: 0.0)):
@@ -67,6 +67,7 @@ def test_a_request_is_translated_or_refused(request: dict[str, Any]) -> None:
         json.loads(encode(translated))
 
 
+@settings(deadline=None)
 @given(body=OBJECTS.map(json.dumps).map(str.encode) | st.binary(max_size=20))
 def test_an_answer_is_translated_or_the_backends_failure(body: bytes) -> None:
     for translator in (MessagesToChat(), ChatToMessages(now=lambda: 0.0)):
@@ -77,6 +78,7 @@ def test_an_answer_is_translated_or_the_backends_failure(body: bytes) -> None:
         json.loads(translated)
 
 
+@settings(deadline=None)
 @given(events=st.lists(OBJECTS.map(json.dumps).map(str.encode) | st.just(b"[DONE]"), max_size=6))
 def test_a_stream_is_translated_or_the_backends_failure(events: list[bytes]) -> None:
     for translator in (MessagesToChat(), ChatToMessages(now=lambda: 0.0)):
@@ -87,6 +89,7 @@ def test_a_stream_is_translated_or_the_backends_failure(events: list[bytes]) -> 
         assert all(piece.endswith(b"\n\n") for piece in out)
 
 
+@settings(deadline=None)
 @given(events=st.lists(OBJECTS.map(json.dumps).map(str.encode) | st.binary(max_size=9), max_size=6))
 def test_a_passed_stream_is_read_without_a_change_and_put_together(events: list[bytes]) -> None:
     reader = MessagesReader()

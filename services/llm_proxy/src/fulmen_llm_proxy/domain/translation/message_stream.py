@@ -126,7 +126,7 @@ class MessageStream:
         out: list[bytes] = []
         if chunk.usage is not None:
             self._usage = chunk.usage
-        if not self._started:
+        if not self._started and chunk.choices:  # Azure tells what it thinks of the prompt before, under no id
             out.append(self._start(chunk))
         for choice in chunk.choices or ():
             if choice.index == 0:
