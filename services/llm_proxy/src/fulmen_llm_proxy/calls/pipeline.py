@@ -24,7 +24,7 @@ from fulmen_llm_proxy.calls.sender import FIRST, CallSender
 from fulmen_llm_proxy.calls.sink import Header, Sink, Watch
 from fulmen_llm_proxy.clients.backend import BackendAnswer, Dispatch
 from fulmen_llm_proxy.domain.affinity import CallAffinity
-from fulmen_llm_proxy.domain.apis.api import Api, ApiName
+from fulmen_llm_proxy.domain.apis.api import Api, ApiName, joined
 from fulmen_llm_proxy.domain.apis.errors import error_document, error_event
 from fulmen_llm_proxy.domain.attempt_guard import AttemptGuard
 from fulmen_llm_proxy.domain.backend_state import BackendStates
@@ -252,17 +252,16 @@ class CallPipeline:
         reader = exchange.reader
         splitter = EventSplitter(self._max_event_bytes)
         chunk: bytes = answer.body
-        rest = answer.rest()
         while chunk:
             call.size_bytes += len(chunk)
             if call.recording is not None:
                 call.recording.add(chunk)
-            passed = b"".join([reader.event(event) for event in splitter.feed(chunk)])
+            passed = joined([reader.event(event) for event in splitter.feed(chunk)])
             if passed:
                 if call.first_byte_s is None:
                     call.first_byte_s = time.perf_counter() - call.started
                 await sink.piece(passed)
-            chunk = await anext(rest, b"")
+            chunk = await answer.piece()
         # A server that does not end its last event; whether it was whole, the capture judges.
         unfinished = splitter.rest()
         last = (reader.event(unfinished) if unfinished else b"") + reader.end()

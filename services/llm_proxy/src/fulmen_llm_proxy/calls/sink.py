@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -45,7 +45,7 @@ class Sink(Protocol):
         """Begins a stream of status 200."""
         ...
 
-    async def piece(self, data: bytes) -> None:
+    def piece(self, data: bytes) -> Awaitable[None]:
         """Sends whole events of the stream."""
         ...
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -84,18 +84,16 @@ class BackendAnswer:
         """True if more than `body` may come."""
         return self._response is not None
 
-    async def rest(self) -> AsyncIterator[bytes]:
-        """Yields what follows `body`, as it comes.
+    async def piece(self) -> bytes:
+        """Returns what comes next after `body`; nothing at the end.
 
         Raises:
             BackendUnavailable: if the stream breaks off or stays silent for too long.
         """
         if self._response is None:
-            return
-        content = self._response.content
+            return b""
         try:
-            while chunk := await content.readany():
-                yield chunk
+            return await self._response.content.readany()
         except (aiohttp.ClientError, TimeoutError) as error:
             if self._state is not None:
                 stalled = isinstance(error, TimeoutError)

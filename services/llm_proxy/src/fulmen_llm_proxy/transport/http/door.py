@@ -22,11 +22,11 @@ from fulmen_llm_proxy.domain.table import TableHolder
 from fulmen_llm_proxy.transport.http import kept_responses
 from fulmen_llm_proxy.transport.http.auth import HttpAuthenticator, caller_of
 from fulmen_llm_proxy.transport.http.azure import deployment_in, standard_path, with_model
-from fulmen_llm_proxy.transport.http.http_sink import HttpSink
+from fulmen_llm_proxy.transport.http.http_sink import STARTED, HttpSink
 from fulmen_llm_proxy.transport.http.kept_responses import KeptResponses
 from fulmen_llm_proxy.transport.http.metrics_page import MetricsPage
 from fulmen_llm_proxy.transport.http.paths import attempt_in, without_attempt
-from fulmen_service_kit.http_wire import CallerGone, Message, Receive, Scope, Send, header, read_body, respond
+from fulmen_service_kit.http_wire import CallerGone, Receive, Scope, Send, header, read_body, respond
 from fulmen_service_kit.logs import places_of
 
 SERVED = ", ".join([*(f"POST {path}" for path in BY_PATH), "GET /v1/models", "GET /healthz", "GET /metrics"])
@@ -78,24 +78,17 @@ class Door:
         """Answers one request (ASGI)."""
         if scope["type"] != "http":
             return
-        started = False
-
-        async def tell(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
         try:
-            await self._dispatch(scope, receive, tell)
+            await self._dispatch(scope, receive, send)
         except CallerGone:
             return
         except (FulmenError, Refused) as error:
             unread = receive if isinstance(error, MessageTooLarge) else None
-            await _refuse(scope, tell, error, unread)
+            await _refuse(scope, send, error, unread)
         except Exception as error:  # noqa: BLE001 - the edge: no text of an unknown error leaves the process
             error_id = uuid.uuid4().hex[:12]
             _log.error("call_failed_unexpectedly", path=scope["path"], error_id=error_id, error=places_of(error))
-            if not started:
+            if STARTED not in scope:
                 await _refuse(scope, send, InternalError(f"Internal error. Quote id {error_id}.", error_id=error_id))
             else:
                 await send({"type": "http.response.body", "body": b""})

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 from fulmen_llm_proxy.calls.sink import Header
 from fulmen_service_kit.http_wire import DisconnectWatch, Scope, Send, respond
+
+STARTED = "fulmen.answer_started"
+"""In the scope of a request whose answer has begun."""
 
 
 class HttpSink:
@@ -23,16 +26,18 @@ class HttpSink:
 
     async def whole(self, status: int, body: bytes, content_type: bytes, extra: Sequence[Header] = ()) -> None:
         """Sends a whole answer."""
+        self._scope[STARTED] = True
         await respond(self._send, status, body, content_type, extra)
 
     async def begin(self, content_type: bytes, extra: Sequence[Header] = ()) -> None:
         """Sends the head of a stream."""
+        self._scope[STARTED] = True
         headers = [(b"content-type", content_type), (b"cache-control", b"no-cache"), *extra]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
-    async def piece(self, data: bytes) -> None:
+    def piece(self, data: bytes) -> Awaitable[None]:
         """Sends events."""
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        return self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self) -> None:
         """Ends the stream."""
