@@ -15,13 +15,15 @@ import pytest
 from anthropic import beta_async_tool
 
 from fulmen.ids import DEFAULT_PROJECT
+from fulmen.llm_proxy.v1 import backend_pb2
 from fulmen_service_kit.tokens import Role
 from tests.integration.llm_proxy.anthropic_world import CLAUDE, AnthropicWorld, anthropic_world
 from tests.integration.llm_proxy.fake_store import FakeStore
-from tests.integration.llm_proxy.harness import MODEL
+from tests.integration.llm_proxy.harness import MODEL, target
 from tests.support.anthropic_dialect import accumulated, message_of
 from tests.support.anthropic_vendor import SIGNATURE, THOUGHT
 from tests.support.backend import Backend, prompt_ids_of, token_ids_of
+from tests.support.sglang import SglangBackend
 
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 TOOL: Any = {
@@ -345,6 +347,23 @@ async def test_an_engine_that_cannot_count_says_so_once_and_the_attempt_goes_on(
     assert "does not serve count_tokens" in refused.value.message
     summary = await world.proxy.flush(attempt)
     assert (summary.call_count, summary.infra_failure_count) == (1, 0)
+
+
+async def test_a_stream_of_a_server_that_captures_whole_answers_only_is_a_stream_and_captured(
+    world: AnthropicWorld, store: FakeStore
+) -> None:
+    async with SglangBackend() as sglang:
+        await world.proxy.register("two", sglang.url, engine=backend_pb2.ENGINE_SGLANG)
+        await world.proxy.put_route(target("two"), model="whole-only")
+        attempt, key = world.proxy.attempt()
+        body = {"model": "whole-only", "max_tokens": 64, "messages": HELLO, "stream": True}
+        message = accumulated(await streamed(world, key, body))
+        await world.proxy.flush(attempt)
+    assert message["content"][0]["text"] == "You said: hello"
+    assert message["usage"]["output_tokens"] == 15
+    [(_, record)] = store.spans(attempt)
+    assert record is not None
+    assert record.usable, record.unusable_reason
 
 
 # OpenAI's client on Anthropic's service.
