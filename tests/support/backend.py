@@ -14,7 +14,7 @@ import argparse
 import asyncio
 import json
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,11 +48,29 @@ def reply_to(messages: list[JSON]) -> str:
     return f"You said: {messages[-1].get('content') or ''}"
 
 
+def echo_or_call(body: JSON) -> tuple[str, JSON | None]:
+    """Returns what the model says to a request, and the tool that it calls, whose arguments it then says."""
+    messages = body["messages"]
+    if not body.get("tools") or messages[-1]["role"] == "tool":
+        return reply_to(messages), None
+    arguments = json.dumps({"input": messages[-1].get("content")})
+    return arguments, call_of(body["tools"][0]["function"]["name"], arguments)
+
+
+def call_of(name: str, arguments: str) -> JSON:
+    """Returns a call of a tool as an answer has it."""
+    return {"id": "call_1", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+Script = Callable[[JSON], tuple[str, JSON | None]]
+
+
 @dataclass(kw_only=True)
 class Completion:
     """What the server will say to one request, and which extras it was asked for."""
 
     request: JSON
+    id: str
     text: str
     tool_call: JSON | None
     prompt_ids: list[int]
@@ -104,7 +122,9 @@ class Received:
 class Backend:
     """The server; `async with Backend() as backend` runs one in the current event loop."""
 
-    def __init__(self, *, port: int = 0, model: str = MODEL, chunk_tokens: int = 1) -> None:
+    def __init__(
+        self, *, port: int = 0, model: str = MODEL, chunk_tokens: int = 1, script: Script = echo_or_call
+    ) -> None:
         self.port = port
         self.model = model
         self.switches = Switches()
@@ -114,6 +134,8 @@ class Backend:
         self.arrived = asyncio.Semaphore(0)
         """Released once for each request that arrives."""
         self._chunk_tokens = chunk_tokens
+        self._script = script
+        self._completions_begun = 0
         self._runner: web.AppRunner | None = None
 
     @property
@@ -198,23 +220,15 @@ class Backend:
         return web.json_response({"error": error}, status=status, headers=headers)
 
     def _complete(self, body: JSON) -> Completion:
-        messages = body["messages"]
-        tool_call, text = None, reply_to(messages)
-        if body.get("tools") and messages[-1]["role"] != "tool":
-            arguments = json.dumps({"input": messages[-1].get("content")})
-            name = body["tools"][0]["function"]["name"]
-            tool_call = {
-                "id": "call_1",
-                "type": "function",
-                "function": {"name": name, "arguments": arguments},
-            }
-            text = arguments
+        text, tool_call = self._script(body)
+        self._completions_begun += 1
         token_ids = token_ids_of(text)[: body.get("max_completion_tokens") or body.get("max_tokens") or None]
         return Completion(
             request=body,
+            id=f"chatcmpl-{self._completions_begun}",
             text=bytes(token_ids).decode(errors="ignore"),
             tool_call=tool_call,
-            prompt_ids=prompt_ids_of(messages),
+            prompt_ids=prompt_ids_of(body["messages"]),
             token_ids=token_ids,
         )
 
@@ -257,16 +271,16 @@ class Backend:
             choice["token_ids"] = completion.token_ids
         if self.switches.weight_versions:
             choice["weight_versions"] = self.switches.weight_versions
-        answer = self._envelope("chat.completion", [choice])
+        answer = self._envelope(completion, "chat.completion", [choice])
         if self._shown(completion, "usage"):
             answer["usage"] = self._usage(completion)
         if self._shown(completion, "prompt_token_ids"):
             answer["prompt_token_ids"] = completion.prompt_ids
         return answer
 
-    def _envelope(self, kind: str, choices: list[JSON]) -> JSON:
+    def _envelope(self, completion: Completion, kind: str, choices: list[JSON]) -> JSON:
         return {
-            "id": "chatcmpl-1",
+            "id": completion.id,
             "object": kind,
             "created": 1_700_000_000,
             "model": self.model,
@@ -275,7 +289,7 @@ class Backend:
         }
 
     def _events(self, completion: Completion) -> Iterator[JSON]:
-        first = self._envelope("chat.completion.chunk", [_chunk({"role": "assistant", "content": ""})])
+        first = self._envelope(completion, "chat.completion.chunk", [_chunk({"role": "assistant", "content": ""})])
         if self._shown(completion, "prompt_token_ids"):
             first["prompt_token_ids"] = completion.prompt_ids
         yield first
@@ -287,15 +301,15 @@ class Backend:
                 choice["logprobs"] = self._logprobs(part, start)
             if self._shown(completion, "token_ids"):
                 choice["token_ids"] = part
-            yield self._envelope("chat.completion.chunk", [choice])
+            yield self._envelope(completion, "chat.completion.chunk", [choice])
         last = _chunk({})
         if self._shown(completion, "finish_reason"):
             last["finish_reason"] = completion.finish_reason
         if self.switches.weight_versions:
             last["weight_versions"] = self.switches.weight_versions
-        yield self._envelope("chat.completion.chunk", [last])
+        yield self._envelope(completion, "chat.completion.chunk", [last])
         if (completion.request.get("stream_options") or {}).get("include_usage"):
-            closing = self._envelope("chat.completion.chunk", [])
+            closing = self._envelope(completion, "chat.completion.chunk", [])
             if self._shown(completion, "usage"):
                 closing["usage"] = self._usage(completion)
             yield closing
