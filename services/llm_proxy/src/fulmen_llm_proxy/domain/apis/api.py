@@ -11,19 +11,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
-from fulmen.errors import ArgumentInvalid
+from fulmen.errors import ArgumentInvalid, Violation
 from fulmen_llm_proxy.domain.apis.collected import Asked, Collected, Fields
 
 T = TypeVar("T")
+
+_MISSING = "It is missing."
 
 TRUE = msgspec.Raw(b"true")
 NULL = msgspec.Raw(b"null")
 ABSENT = msgspec.Raw()
 """The default of a struct's undecoded field. msgspec takes `Raw | None` for a field that can only be null."""
+
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding raises on what is no JSON, no UTF-8, of other types, or nested too deeply."""
 
 decode_fields = msgspec.json.Decoder(Fields).decode
 encode = msgspec.json.Encoder().encode
@@ -138,12 +143,60 @@ def read_fields(body: bytes, api: ApiName) -> Fields:
     """Returns the fields of a request's body as slices.
 
     Raises:
-        ArgumentInvalid: if it is not a JSON object. The text names the place, never the content.
+        ArgumentInvalid: if it is not a JSON object, or not UTF-8. The text names the place, never the content.
     """
     try:
+        if not body.isascii():
+            body.decode()  # slices are not looked into: a backend would be the first to stumble over them
         return decode_fields(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ArgumentInvalid(f"The body is not a {api} request: {error}.") from None
+    except UNREADABLE as error:
+        raise ArgumentInvalid(f"The body is not a {api} request: {wrong(error)}.") from None
+
+
+def wrong(error: Exception) -> str:
+    """Says what one of `UNREADABLE` found, without what it found it in."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is not UTF-8 (byte {error.start})"
+    return str(error)
+
+
+class RequestReader:
+    """Reads the fields that the proxy itself needs of a request, and tells every problem of it at once."""
+
+    __slots__ = ("_api", "_violations", "fields")
+
+    def __init__(self, body: bytes, api: ApiName, required: Sequence[str]) -> None:
+        """Takes a body apart.
+
+        Raises:
+            ArgumentInvalid: if it is not a JSON object, or not UTF-8.
+        """
+        self._api = api
+        self.fields = read_fields(body, api)
+        self._violations = [Violation(field=name, description=_MISSING) for name in required if name not in self.fields]
+
+    def take(self, name: str, decoder: msgspec.json.Decoder[T], default: T) -> T:
+        """Returns one field, decoded; the default if it is absent or wrong."""
+        raw = self.fields.get(name)
+        if raw is None:
+            return default
+        try:
+            return decoder.decode(raw)
+        except UNREADABLE as error:
+            self._violations.append(Violation(field=name, description=f"{wrong(error)}."))
+            return default
+
+    def check(self) -> Fields:
+        """Returns all fields.
+
+        Raises:
+            ArgumentInvalid: if one is missing or of a wrong type; names all of them.
+        """
+        if self._violations:
+            raise ArgumentInvalid(f"The body is not a {self._api} request:", violations=self._violations)
+        return self.fields
 
 
 def read(fields: Fields, name: str, decoder: msgspec.json.Decoder[T], default: T) -> T:
@@ -157,8 +210,8 @@ def read(fields: Fields, name: str, decoder: msgspec.json.Decoder[T], default: T
         return default
     try:
         return decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ArgumentInvalid(f"The field `{name}` is wrong: {error}.") from None
+    except UNREADABLE as error:
+        raise ArgumentInvalid(f"The field `{name}` is wrong: {wrong(error)}.") from None
 
 
 class _StreamFlag(msgspec.Struct):
@@ -172,7 +225,7 @@ def asks_for_stream(body: bytes) -> bool:
     """Tells whether a request of whatever API asks for a stream; what is malformed does not."""
     try:
         return bool(_STREAM_FLAG.decode(body).stream)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return False
 
 

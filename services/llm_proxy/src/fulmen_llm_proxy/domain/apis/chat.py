@@ -12,11 +12,9 @@ from fulmen_llm_proxy.domain.apis.api import (
     ApiName,
     CallRequest,
     Dialect,
+    RequestReader,
     decode_fields,
     encode,
-    read,
-    read_fields,
-    require,
 )
 from fulmen_llm_proxy.domain.apis.chat_assembly import assemble_answer
 from fulmen_llm_proxy.domain.apis.chat_reader import ChatReader
@@ -44,21 +42,20 @@ class ChatApi:
 
     def parse(self, body: bytes) -> CallRequest:
         """Reads a request; see `Api.parse`."""
-        fields = read_fields(body, self.name)
-        require(fields, ("model", "messages"))
-        options = read(fields, "stream_options", _STREAM_OPTIONS, None)
-        max_tokens = read(fields, "max_completion_tokens", _COUNT, None)
+        reader = RequestReader(body, self.name, ("model", "messages"))
+        options = reader.take("stream_options", _STREAM_OPTIONS, None)
+        max_tokens = reader.take("max_completion_tokens", _COUNT, None)
         return CallRequest(
             api=self,
-            model=read(fields, "model", _MODEL, ""),
-            stream=bool(read(fields, "stream", _FLAG, None)),
+            model=reader.take("model", _MODEL, ""),
+            stream=bool(reader.take("stream", _FLAG, None)),
             asked=Asked(
-                token_ids=bool(read(fields, "return_token_ids", _FLAG, None)),
-                logprobs=bool(read(fields, "logprobs", _FLAG, None)),
+                token_ids=bool(reader.take("return_token_ids", _FLAG, None)),
+                logprobs=bool(reader.take("logprobs", _FLAG, None)),
                 stream_usage=bool(options and options.include_usage),
             ),
-            fields=fields,
-            max_tokens=read(fields, "max_tokens", _COUNT, None) if max_tokens is None else max_tokens,
+            max_tokens=reader.take("max_tokens", _COUNT, None) if max_tokens is None else max_tokens,
+            fields=reader.check(),
         )
 
     def body(self, fields: Fields, *, stream: bool, capture: bool) -> bytes:

@@ -14,10 +14,9 @@ from fulmen_llm_proxy.domain.apis.api import (
     ApiName,
     CallRequest,
     Dialect,
+    RequestReader,
     encode,
     read,
-    read_fields,
-    require,
 )
 from fulmen_llm_proxy.domain.apis.chat import with_usage
 from fulmen_llm_proxy.domain.apis.chat_reader import ChatReader
@@ -48,20 +47,19 @@ class CompletionsApi:
 
     def parse(self, body: bytes) -> CallRequest:
         """Reads a request; see `Api.parse`."""
-        fields = read_fields(body, self.name)
-        require(fields, ("model", "prompt"))
-        options = read(fields, "stream_options", _STREAM_OPTIONS, None)
+        reader = RequestReader(body, self.name, ("model", "prompt"))
+        options = reader.take("stream_options", _STREAM_OPTIONS, None)
         return CallRequest(
             api=self,
-            model=read(fields, "model", _MODEL, ""),
-            stream=bool(read(fields, "stream", _FLAG, None)),
+            model=reader.take("model", _MODEL, ""),
+            stream=bool(reader.take("stream", _FLAG, None)),
             asked=Asked(
-                token_ids=bool(read(fields, "return_token_ids", _FLAG, None)),
-                logprobs=read(fields, "logprobs", _COUNT, None) is not None,
+                token_ids=bool(reader.take("return_token_ids", _FLAG, None)),
+                logprobs=reader.take("logprobs", _COUNT, None) is not None,
                 stream_usage=bool(options and options.include_usage),
             ),
-            fields=fields,
-            max_tokens=read(fields, "max_tokens", _COUNT, None),
+            max_tokens=reader.take("max_tokens", _COUNT, None),
+            fields=reader.check(),
         )
 
     def body(self, fields: Fields, *, stream: bool, capture: bool) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from fulmen_llm_proxy.domain.apis.api import ApiName, CallRequest, Dialect, encode, read, read_fields, require
+from fulmen_llm_proxy.domain.apis.api import ApiName, CallRequest, Dialect, RequestReader, encode
 from fulmen_llm_proxy.domain.apis.collected import Asked, Collected, Fields
 
 _MODEL = msgspec.json.Decoder(str)
@@ -28,10 +28,9 @@ class CountTokensApi:
 
     def parse(self, body: bytes) -> CallRequest:
         """Reads a request; see `Api.parse`."""
-        fields = read_fields(body, self.name)
-        require(fields, ("model", "messages"))
-        model = read(fields, "model", _MODEL, "")
-        return CallRequest(api=self, model=model, stream=False, asked=Asked(), fields=fields, max_tokens=0)
+        reader = RequestReader(body, self.name, ("model", "messages"))
+        model = reader.take("model", _MODEL, "")
+        return CallRequest(api=self, model=model, stream=False, asked=Asked(), fields=reader.check(), max_tokens=0)
 
     def body(self, fields: Fields, *, stream: bool, capture: bool) -> bytes:
         """Returns the body for a backend: the fields as they are."""

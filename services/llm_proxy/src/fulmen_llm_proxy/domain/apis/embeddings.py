@@ -8,11 +8,9 @@ from fulmen_llm_proxy.domain.apis.api import (
     ApiName,
     CallRequest,
     Dialect,
+    RequestReader,
     decode_fields,
     encode,
-    read,
-    read_fields,
-    require,
 )
 from fulmen_llm_proxy.domain.apis.collected import Asked, Collected, Fields
 
@@ -30,10 +28,14 @@ class EmbeddingsApi:
 
     def parse(self, body: bytes) -> CallRequest:
         """Reads a request; see `Api.parse`."""
-        fields = read_fields(body, self.name)
-        require(fields, ("model", "input"))
+        reader = RequestReader(body, self.name, ("model", "input"))
         return CallRequest(
-            api=self, model=read(fields, "model", _MODEL, ""), stream=False, asked=Asked(), fields=fields, max_tokens=0
+            api=self,
+            model=reader.take("model", _MODEL, ""),
+            stream=False,
+            asked=Asked(),
+            max_tokens=0,
+            fields=reader.check(),
         )
 
     def body(self, fields: Fields, *, stream: bool, capture: bool) -> bytes:

@@ -12,11 +12,9 @@ from fulmen_llm_proxy.domain.apis.api import (
     ApiName,
     CallRequest,
     Dialect,
+    RequestReader,
     encode,
     given,
-    read,
-    read_fields,
-    require,
 )
 from fulmen_llm_proxy.domain.apis.collected import Asked, Collected, Fields
 from fulmen_llm_proxy.domain.apis.messages_assembly import assemble_message
@@ -38,15 +36,14 @@ class MessagesApi:
 
     def parse(self, body: bytes) -> CallRequest:
         """Reads a request; see `Api.parse`."""
-        fields = read_fields(body, self.name)
-        require(fields, ("model", "messages"))
+        reader = RequestReader(body, self.name, ("model", "messages"))
         return CallRequest(
             api=self,
-            model=read(fields, "model", _MODEL, ""),
-            stream=bool(read(fields, "stream", _FLAG, None)),
+            model=reader.take("model", _MODEL, ""),
+            stream=bool(reader.take("stream", _FLAG, None)),
             asked=Asked(stream_usage=True),
-            fields=fields,
-            max_tokens=read(fields, "max_tokens", _COUNT, None),
+            max_tokens=reader.take("max_tokens", _COUNT, None),
+            fields=reader.check(),
         )
 
     def body(self, fields: Fields, *, stream: bool, capture: bool) -> bytes:

@@ -13,10 +13,8 @@ from fulmen_llm_proxy.domain.apis.api import (
     ApiName,
     CallRequest,
     Dialect,
+    RequestReader,
     encode,
-    read,
-    read_fields,
-    require,
 )
 from fulmen_llm_proxy.domain.apis.collected import Asked, Collected, Fields
 from fulmen_llm_proxy.domain.sse import DONE, event_data
@@ -65,15 +63,14 @@ class ResponsesApi:
 
     def parse(self, body: bytes) -> CallRequest:
         """Reads a request; see `Api.parse`."""
-        fields = read_fields(body, self.name)
-        require(fields, ("model",))
+        reader = RequestReader(body, self.name, ("model",))
         return CallRequest(
             api=self,
-            model=read(fields, "model", _MODEL, ""),
-            stream=bool(read(fields, "stream", _FLAG, None)),
+            model=reader.take("model", _MODEL, ""),
+            stream=bool(reader.take("stream", _FLAG, None)),
             asked=Asked(),
-            fields=fields,
-            max_tokens=read(fields, "max_output_tokens", _COUNT, None),
+            max_tokens=reader.take("max_output_tokens", _COUNT, None),
+            fields=reader.check(),
         )
 
     def body(self, fields: Fields, *, stream: bool, capture: bool) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from fulmen.errors import ArgumentInvalid
-from fulmen_llm_proxy.domain.apis.api import decode_fields, encode
+from fulmen_llm_proxy.domain.apis.api import UNREADABLE, decode_fields, encode, wrong
 
 _ROOT = "/openai/"
 _DEPLOYMENTS = "deployments/"
@@ -41,7 +41,7 @@ def with_model(body: bytes, model: str) -> bytes:
     """
     try:
         fields = decode_fields(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ArgumentInvalid(f"The body is not a JSON object: {error}.") from None
+    except UNREADABLE as error:
+        raise ArgumentInvalid(f"The body is not a JSON object: {wrong(error)}.") from None
     fields["model"] = msgspec.Raw(encode(model))
     return encode(fields)
