@@ -83,16 +83,16 @@ def test_the_fewest_requests_under_way_by_weight_win() -> None:
 @pytest.mark.parametrize("how", ALL)
 def test_a_full_replica_is_passed_over_while_another_has_room(how: Balancing) -> None:
     held, states = replicas(1, 1, most=2), new_states()
-    states.of("a").in_flight, states.of("b").in_flight = 2, 1
+    states.of("a").load, states.of("b").load = 2, 1
     assert {chosen(held, states, key, how) for key in KEYS[:20]} == {"b"}
 
 
 @pytest.mark.parametrize("how", ALL)
 def test_a_saturated_engine_is_left_until_all_are(how: Balancing) -> None:
     held, states = replicas(1, 1), new_states()
-    states.of("a").engine_waiting = 16
+    states.of("a").engine_told(16, 0.1)
     assert {chosen(held, states, key, how) for key in KEYS[:20]} == {"b"}
-    states.of("b").engine_cache_use = 0.99
+    states.of("b").engine_told(0, 0.99)
     assert {chosen(held, states, key, how) for key in KEYS[:20]} == {"a", "b"}
 
 

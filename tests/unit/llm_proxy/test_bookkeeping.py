@@ -142,7 +142,7 @@ async def test_slots_are_bounded_and_given_in_turn() -> None:
         await second
     assert state.in_flight == 1
     state.release()
-    assert state.in_flight == 0
+    assert (state.in_flight, state.load) == (0, 0)
 
 
 async def test_a_slot_handed_to_a_call_that_is_cancelled_at_that_moment_is_not_lost() -> None:
@@ -153,7 +153,7 @@ async def test_a_slot_handed_to_a_call_that_is_cancelled_at_that_moment_is_not_l
     state.release()
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    assert state.in_flight == 0
+    assert (state.in_flight, state.load) == (0, 0)
 
 
 async def test_no_more_calls_wait_for_a_slot_than_may() -> None:

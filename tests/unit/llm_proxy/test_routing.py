@@ -62,7 +62,6 @@ def test_an_attempt_stays_with_its_variant_whatever_becomes_of_its_replicas() ->
         before, after = routing.choose("m", key, well), routing.choose("m", key, ill)
         assert after.target.policy_version == before.target.policy_version
         assert after.backend.id in {1: "a", 2: "c"}[after.target.policy_version]
-        assert after.is_last_resort == (after.backend.id == "a")
 
 
 def test_the_policy_is_part_of_the_variant() -> None:

@@ -110,7 +110,7 @@ class CallSender:
         outcome: _Outcome
         if isinstance(first, TryFailed):
             outcome = first
-        elif first.choice.is_last_resort and self._retry.deadline_s > 0 and routes(first.choice) > 1:
+        elif first.choice.route.fallbacks and self._is_out_of_order(first) and routes(first.choice) > 1:
             error = BackendUnavailable(f"The backend '{first.backend.id}' is out of order.")
             outcome = TryFailed(kind=_BREAKER, error=error, dispatch=first)
         else:
@@ -121,6 +121,10 @@ class CallSender:
         if isinstance(outcome, TryFailed):
             raise outcome.error
         return outcome
+
+    def _is_out_of_order(self, dispatch: Dispatch) -> bool:
+        """Tells whether its breaker would not let the call through, and others may be tried first."""
+        return self._retry.deadline_s > 0 and not self._states.of(dispatch.backend.id).breaker.admits
 
     def _planned(self, plan: Plan, step: Step) -> Dispatch | TryFailed:
         """Plans a try; a route without a backend is a try that failed. The first plan's other errors are the call's."""
@@ -258,7 +262,7 @@ class CallSender:
         if isinstance(planned, TryFailed) or planned.backend.id == dispatch.backend.id:
             return None
         state = self._states.of(planned.backend.id)
-        if planned.choice.is_last_resort or not state.budget.take(state.requests):
+        if not state.breaker.admits or not state.budget.take(state.requests):
             return None
         return self._ask(plan, step, planned)
 

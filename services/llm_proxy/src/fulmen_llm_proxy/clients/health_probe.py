@@ -91,7 +91,7 @@ class HealthProbe:
         except (aiohttp.ClientError, TimeoutError):
             status, text = 0, b""
         waiting, cache_use = read_load(text, profile.load) if status == 200 else (UNKNOWN, float(UNKNOWN))
-        state.engine_waiting, state.engine_cache_use = waiting, cache_use
+        state.engine_told(waiting, cache_use)
 
     async def _get(self, backend: Backend, path: str) -> tuple[int, bytes]:
         url = root_of(backend.base_url) + path
@@ -111,7 +111,7 @@ class HealthProbe:
 
 
 def _forget_load(state: BackendState) -> None:
-    state.engine_waiting, state.engine_cache_use = UNKNOWN, UNKNOWN
+    state.engine_told(UNKNOWN, UNKNOWN)
 
 
 def read_load(text: bytes, metrics: LoadMetrics) -> tuple[int, float]:

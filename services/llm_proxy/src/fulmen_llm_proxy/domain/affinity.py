@@ -6,20 +6,24 @@ Invariant: nothing is computed before it is asked for; a call on a route with on
 from __future__ import annotations
 
 import random
+import re
+from itertools import islice
+
+import msgspec
 
 from fulmen_llm_proxy.domain.apis.collected import Fields
 from fulmen_llm_proxy.domain.balancing import key_of
 
 _SYSTEM_FIELDS = ("system", "instructions")
 _PROMPT_FIELDS = ("messages", "input", "prompt")
-_ROLE = b'"role"'
+_ROLE = re.compile(rb'"role"')
 _MESSAGES = 2
 """So many messages make the beginning of a conversation: what the siblings of a rollout group share."""
 
 _TEXT_BYTES = 512
 """Of a prompt that is no conversation."""
 
-_MOST_BYTES = 4096
+_MOST_BYTES = 2048
 
 
 class CallAffinity:
@@ -56,7 +60,7 @@ def prompt_beginning(fields: Fields) -> bytes:
     next one's `"role"` begins, which no string within a message can contain unescaped.
     """
     parts = [bytes(fields[name]) for name in _SYSTEM_FIELDS if name in fields]
-    parts += [_first_messages(bytes(fields[name])) for name in _PROMPT_FIELDS if name in fields]
+    parts += [_first_messages(fields[name]) for name in _PROMPT_FIELDS if name in fields]
     beginning = b"\0".join(parts)
     if len(beginning) > _MOST_BYTES:
         half = _MOST_BYTES // 2
@@ -64,14 +68,10 @@ def prompt_beginning(fields: Fields) -> bytes:
     return beginning
 
 
-def _first_messages(prompt: bytes) -> bytes:
-    end = found = -1
-    for _ in range(_MESSAGES + 1):
-        found = prompt.find(_ROLE, found + 1)
-        if found < 0:
-            break
-        end = found
-    if end < 0:
-        return prompt[:_TEXT_BYTES]
+def _first_messages(prompt: msgspec.Raw) -> bytes:
+    roles = [found.start() for found in islice(_ROLE.finditer(prompt), _MESSAGES + 1)]
+    if not roles:
+        return bytes(memoryview(prompt)[:_TEXT_BYTES])
     # Up to the end of the message before the next one, or of the last one, without what closes the list.
-    return prompt[: prompt.rfind(b"}", 0, len(prompt) if found < 0 else end) + 1]
+    beginning = bytes(memoryview(prompt)[: roles[-1]] if len(roles) > _MESSAGES else prompt)
+    return beginning[: beginning.rfind(b"}") + 1]

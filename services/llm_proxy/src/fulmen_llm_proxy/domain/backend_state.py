@@ -24,17 +24,21 @@ class BackendState:
     """Counts of one backend; `acquire` and `release` bound the calls in flight.
 
     Attributes:
+        in_flight: calls under way.
+        load: calls under way or waiting for a slot.
         held: calls that wait for the end of a hold.
         last_failure_s: wall clock of the last failure, seconds since 1970; None: never.
         last_failure_kind: what it was; empty: never.
         engine_waiting: requests that wait within the engine itself; UNKNOWN if it does not say.
         engine_cache_use: share of its key-value cache in use; UNKNOWN if it does not say.
+        is_saturated: its engine says that another call would only wait there, or take others' cache.
     """
 
     wall_clock: Callable[[], float]
     breaker: Breaker
     budget: RetryBudget
     in_flight: int = 0
+    load: int = 0
     held: int = 0
     requests: int = 0
     failures: int = 0
@@ -42,6 +46,7 @@ class BackendState:
     last_failure_kind: str = ""
     engine_waiting: int = UNKNOWN
     engine_cache_use: float = UNKNOWN
+    is_saturated: bool = False
     _waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
 
     @property
@@ -49,20 +54,16 @@ class BackendState:
         """Calls that wait for a slot, or for the end of a hold."""
         return len(self._waiting) + self.held
 
-    @property
-    def load(self) -> int:
-        """Calls under way or waiting for a slot."""
-        return self.in_flight + len(self._waiting)
-
-    @property
-    def is_saturated(self) -> bool:
-        """True if its engine says that another call would only wait there, or take others' cache."""
-        return self.engine_waiting >= _SATURATED_WAITING or self.engine_cache_use >= _SATURATED_CACHE
+    def engine_told(self, waiting: int, cache_use: float) -> None:
+        """Takes what the engine says of its load; UNKNOWN for what it does not say."""
+        self.engine_waiting, self.engine_cache_use = waiting, cache_use
+        self.is_saturated = waiting >= _SATURATED_WAITING or cache_use >= _SATURATED_CACHE
 
     def try_acquire(self, limit: int) -> bool:
         """Takes a slot if one of `limit` is free and nobody waits for it."""
         if self.in_flight < limit and not self._waiting:
             self.in_flight += 1
+            self.load += 1
             return True
         return False
 
@@ -81,6 +82,7 @@ class BackendState:
             raise QueueFull
         turn = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
+        self.load += 1
         try:
             await turn
         except asyncio.CancelledError:
@@ -88,11 +90,13 @@ class BackendState:
                 self.release()  # the slot was handed over just before
             else:
                 self._waiting.remove(turn)
+                self.load -= 1
             raise
         return True
 
     def release(self) -> None:
         """Gives a slot back, to the call that has waited longest."""
+        self.load -= 1
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():

@@ -95,23 +95,24 @@ def key_of(data: bytes) -> int:
 
 
 def draw(seed: int, key: int) -> int:
-    """Returns 64 even bits for a pair: the finaliser of splitmix64, shortened to two rounds."""
+    """Returns 64 even bits for a pair: the finaliser of splitmix64, cut short; its high bits are the best."""
     mixed = (seed ^ key) * _MIX_FIRST & _MASK
-    mixed ^= mixed >> 32
-    mixed = mixed * _MIX_SECOND & _MASK
-    mixed ^= mixed >> 29
-    mixed = mixed * _MIX_FIRST & _MASK
-    return mixed ^ mixed >> 32
+    return (mixed ^ mixed >> 32) * _MIX_SECOND & _MASK
 
 
 def rendezvous(choices: Sequence[W], key: int) -> W:
     """Returns the choice with the best score: weighted rendezvous hashing."""
+    best = choices[0]
     if len(choices) == 1:
-        return choices[0]
-    first = choices[0].weight
-    if all(choice.weight == first for choice in choices):
-        return max(choices, key=lambda choice: draw(choice.seed, key))
-    return max(choices, key=lambda choice: _score(choice.weight, draw(choice.seed, key)))
+        return best
+    weight, most = best.weight, -1
+    for choice in choices:
+        if choice.weight != weight:
+            return max(choices, key=lambda one: _score(one.weight, draw(one.seed, key)))
+        drawn = draw(choice.seed, key)
+        if drawn > most:
+            best, most = choice, drawn
+    return best
 
 
 def _score(weight: int, drawn: int) -> float:
@@ -139,10 +140,17 @@ def pick(
     """
     if len(replicas) == 1:
         return replicas[0]
-    candidates = [(replica, states.of(replica.backend_id)) for replica in replicas]
-    candidates = _well(candidates, states.wall_clock, avoid)
-    if len(candidates) == 1:
-        return candidates[0][0]
+    candidates = []
+    well = not avoid
+    for replica in replicas:
+        state = states.of(replica.backend_id)
+        if replica.hold_until_s or state.is_saturated or not state.breaker.admits:
+            well = False
+        candidates.append((replica, state))
+    if not well:
+        candidates = _well(candidates, states.wall_clock, avoid)
+        if len(candidates) == 1:
+            return candidates[0][0]
     if balancing is Balancing.LEAST_OUTSTANDING:
         return _least_outstanding(candidates, affinity.attempt)
     key = affinity.prefix if balancing is Balancing.PREFIX_CACHE else affinity.attempt
@@ -173,11 +181,18 @@ def within_bound(candidates: Sequence[_Candidate]) -> list[Replica]:
     A replica's bound is 1.25 times its share, by weight, of the calls under way, this one included. Those with a free
     slot come before those where the call would wait.
     """
-    total = sum(state.load for _, state in candidates) + 1
-    per_weight = LOAD_FACTOR * total / sum(replica.weight for replica, _ in candidates)
-    below = [(replica, state) for replica, state in candidates if state.load < math.ceil(per_weight * replica.weight)]
-    free = [replica for replica, state in below if state.load < replica.max_in_flight]
-    return free or [replica for replica, _ in below]
+    total, weights = 1, 0
+    for replica, state in candidates:
+        total += state.load
+        weights += replica.weight
+    per_weight = LOAD_FACTOR * total / weights
+    free: list[Replica] = []
+    full: list[Replica] = []
+    for replica, state in candidates:
+        load = state.load
+        if load < math.ceil(per_weight * replica.weight):
+            (free if load < replica.max_in_flight else full).append(replica)
+    return free or full
 
 
 def _least_outstanding(candidates: Sequence[_Candidate], key: int) -> Replica:

@@ -125,17 +125,12 @@ class Variant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Where one call goes.
-
-    Attributes:
-        is_last_resort: its backend's breaker is open, and there was no better one.
-    """
+    """Where one call goes."""
 
     route: Route
     variant: Variant
     target: Target
     backend: Backend
-    is_last_resort: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,10 +147,20 @@ class RoutingTable:
     backends: Mapping[str, Backend] = field(default_factory=dict)
     versions: Mapping[str, int] = field(default_factory=dict)
     _variants: Mapping[str, tuple[Variant, ...]] = field(init=False, repr=False, compare=False)
+    _choices: Mapping[tuple[str, int], tuple[Choice, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         variants = {model: _variants_of(route, self.backends) for model, route in self.routes.items()}
+        choices = {
+            (model, variant.seed): tuple(
+                Choice(route=self.routes[model], variant=variant, target=target, backend=backend)
+                for target, backend in zip(variant.targets, variant.backends, strict=True)
+            )
+            for model, found in variants.items()
+            for variant in found
+        }
         object.__setattr__(self, "_variants", variants)
+        object.__setattr__(self, "_choices", choices)
 
     def route(self, model: str) -> Route:
         """Returns the route of a model.
@@ -192,13 +197,7 @@ class RoutingTable:
             raise BackendUnavailable(f"The route of the model '{model}' has no backend.")
         variant = variants[0] if len(variants) == 1 else rendezvous(variants, affinity.attempt)
         replica = pick(variant.replicas, states=states, affinity=affinity, balancing=route.balancing, avoid=avoid)
-        return Choice(
-            route=route,
-            variant=variant,
-            target=variant.targets[replica.index],
-            backend=variant.backends[replica.index],
-            is_last_resort=not states.of(replica.backend_id).breaker.admits,
-        )
+        return self._choices[model, variant.seed][replica.index]
 
     def pinned(self, model: str, backend_id: str) -> Choice | None:
         """Returns the choice of one backend, whatever its state; None if the model's route does not lead there.
