@@ -217,7 +217,8 @@ async def test_usage_and_cost_arrive_once_by_attempt_and_in_the_span(world: Worl
     assert await world.usage(group_by=usage_pb.USAGE_GROUPING_BACKEND) == {"backends/one": counted}
     assert await world.usage(group_by=usage_pb.USAGE_GROUPING_MODEL) == {MODEL: counted}
     metrics = await _metrics(world.proxies[0])
-    assert f'fulmen_llm_proxy_tokens_total{{kind="prompt"}} {2.0 * PROMPT_TOKENS}' in metrics
+    labels = f'{{backend="one",kind="prompt",model="{MODEL}"}}'
+    assert f"fulmen_llm_proxy_tokens_total{labels} {2.0 * PROMPT_TOKENS}" in metrics
     assert f"fulmen_llm_proxy_cost_dollars_total {2 * CALL_MICROS / 1e6}" in metrics
     for proxy in world.proxies:
         await proxy.flush(attempt.attempt)

@@ -34,8 +34,8 @@ async def test_calls_are_counted_by_model_and_backend(proxy: RunningProxy) -> No
     await stream(proxy, key)
     tokens = len(token_ids_of(reply_to(MESSAGES)))
     assert figure(proxy, "calls_total", api="chat_completions", status="200", **HERE) == 2
-    assert figure(proxy, "model_tokens_total", direction="input", **HERE) == 2 * len(prompt_ids_of(MESSAGES))
-    assert figure(proxy, "model_tokens_total", direction="output", **HERE) == 2 * tokens
+    assert figure(proxy, "tokens_total", kind="prompt", **HERE) == 2 * len(prompt_ids_of(MESSAGES))
+    assert figure(proxy, "tokens_total", kind="completion", **HERE) == 2 * tokens
     assert figure(proxy, "call_seconds_count", **HERE) == 2
     assert figure(proxy, "first_token_seconds_count", **HERE) == 2
     assert figure(proxy, "inter_token_seconds_count", **HERE) == 1  # of the stream, once

@@ -19,12 +19,14 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from fulmen_llm_proxy.domain.call import CALLER_GONE
+from fulmen_llm_proxy.domain.capture import TokenCounts
 from fulmen_llm_proxy.domain.routing import Choice, RoutingTable
 from fulmen_llm_proxy.domain.table import TableHolder
 
 _LATENCY_BOUNDS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _GAP_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
 _PLACE = ("model", "backend")
+_KINDS = ("prompt", "cached", "completion")
 _NOWHERE = ("", "")
 """Of calls that were never sent anywhere."""
 
@@ -51,15 +53,16 @@ class _Distribution:
 class _Figures:
     """Of one model at one backend."""
 
-    __slots__ = ("call_s", "ended", "first_token_s", "gap_s", "input_tokens", "output_tokens")
+    __slots__ = ("cached", "call_s", "completion", "ended", "first_token_s", "gap_s", "prompt")
 
     def __init__(self) -> None:
         self.ended: dict[tuple[str, int], int] = {}
         self.call_s = _Distribution(_LATENCY_BOUNDS_S)
         self.first_token_s = _Distribution(_LATENCY_BOUNDS_S)
         self.gap_s = _Distribution(_GAP_BOUNDS_S)
-        self.input_tokens = 0
-        self.output_tokens = 0
+        self.prompt = 0
+        self.cached = 0
+        self.completion = 0
 
 
 class CallMetrics(Collector):
@@ -97,10 +100,9 @@ class CallMetrics(Collector):
         elapsed_s: float,
         first_token_s: float | None,
         streamed: bool,
-        input_tokens: int | None,
-        output_tokens: int | None,
+        used: TokenCounts,
     ) -> None:
-        """Counts a call that is over; a stream's mean gap between tokens is observed once, here."""
+        """Counts a call that is over and what it used; a stream's mean gap between tokens is observed once, here."""
         place = _NOWHERE if choice is None else (choice.route.model, choice.backend.id)
         figures = self._figures.get(place)
         if figures is None:
@@ -108,14 +110,14 @@ class CallMetrics(Collector):
         outcome = (api, status)
         figures.ended[outcome] = figures.ended.get(outcome, 0) + 1
         figures.call_s.add(elapsed_s)
-        if input_tokens:
-            figures.input_tokens += input_tokens
-        if output_tokens:
-            figures.output_tokens += output_tokens
+        completion = used.completion or 0
+        figures.prompt += used.prompt or 0
+        figures.cached += used.cached
+        figures.completion += completion
         if first_token_s is not None:
             figures.first_token_s.add(first_token_s)
-            if streamed and output_tokens is not None and output_tokens > 1:
-                figures.gap_s.add((elapsed_s - first_token_s) / (output_tokens - 1))
+            if streamed and completion > 1:
+                figures.gap_s.add((elapsed_s - first_token_s) / (completion - 1))
 
     def collect(self) -> Iterator[Metric]:
         """Returns everything that was counted."""
@@ -126,13 +128,15 @@ class CallMetrics(Collector):
             "fulmen_llm_proxy_calls", "Model calls that ended.", labels=[*_PLACE, "api", "status"]
         )
         tokens = CounterMetricFamily(
-            "fulmen_llm_proxy_model_tokens", "Tokens of calls, as backends report them.", labels=[*_PLACE, "direction"]
+            "fulmen_llm_proxy_tokens",
+            "Tokens of calls, as backends say or else estimated; cached ones are among those of prompts.",
+            labels=[*_PLACE, "kind"],
         )
         for place, figures in self._figures.items():
             for (api, status), count in figures.ended.items():
                 calls.add_metric([*place, api, str(status)], count)
-            tokens.add_metric([*place, "input"], figures.input_tokens)
-            tokens.add_metric([*place, "output"], figures.output_tokens)
+            for kind in _KINDS:
+                tokens.add_metric([*place, kind], getattr(figures, kind))
         yield calls
         yield tokens
         yield from self._distributions()

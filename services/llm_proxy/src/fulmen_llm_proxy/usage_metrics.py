@@ -32,19 +32,11 @@ class UsageMetrics(Collector):
         self._refusals.labels(limit, of).inc()
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        """Returns tokens and cost since the process started."""
-        total = self._usage.total
-        tokens = CounterMetricFamily(
-            "fulmen_llm_proxy_tokens", "Tokens of model calls; cached ones are among those of prompts.", labels=["kind"]
-        )
-        tokens.add_metric(["prompt"], total.prompt)
-        tokens.add_metric(["cached"], total.cached)
-        tokens.add_metric(["completion"], total.completion)
-        yield tokens
+        """Returns the cost since the process started, and what could not be counted by attempt."""
         yield CounterMetricFamily(
             "fulmen_llm_proxy_cost_dollars",
             "Cost of model calls by the price table.",
-            value=total.cost_micros / _MICROS,
+            value=self._usage.total.cost_micros / _MICROS,
         )
         yield CounterMetricFamily(
             "fulmen_llm_proxy_usage_without_attempt",

@@ -43,8 +43,8 @@ class Permit:
 
     def close(
         self, counts: TokenCounts | None, *, collected: Collected | None, target: Target | None, failed: bool
-    ) -> None:
-        """Gives the call's place back, and counts what it used.
+    ) -> TokenCounts:
+        """Gives the call's place back, counts what it used, and returns that.
 
         Args:
             counts: its tokens, as the backend says; None if it does not.
@@ -53,7 +53,7 @@ class Permit:
             failed: it was not answered, or with an error.
         """
         self.gate.in_flight -= 1
-        self.gate.meter.close(
+        return self.gate.meter.close(
             self.caller,
             self.request,
             self.hold,

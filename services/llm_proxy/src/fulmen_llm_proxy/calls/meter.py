@@ -102,8 +102,11 @@ class Meter:
         collected: Collected | None,
         target: Target | None,
         failed: bool,
-    ) -> None:
-        """Counts what a call used, and gives back what it held, also at backends that others of its tries went to."""
+    ) -> TokenCounts:
+        """Counts what a call used, and gives back what it held, also at backends that others of its tries went to.
+
+        Returns what it used: as the backend says, or estimated.
+        """
         known = used(request, counts, collected)
         prompt, completion = known.prompt or 0, known.completion or 0
         if hold is not None:
@@ -126,3 +129,4 @@ class Meter:
             ),
             UsageCounts(1, int(failed), prompt, known.cached, completion, cost),
         )
+        return known

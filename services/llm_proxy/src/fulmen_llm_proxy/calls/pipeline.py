@@ -280,13 +280,13 @@ class CallPipeline:
                 call.counts = token_counts(collected.usage)
             except ValueError:  # not JSON, or not UTF-8
                 collected.malformed = True
-        call.permit.close(
+        used = call.permit.close(
             None if call.remembered else call.counts,
             collected=None if call.remembered else collected,
             target=None if call.choice is None else call.choice.target,
             failed=bool(call.error_type),
         )
-        metrics, counts = self._metrics.calls, call.counts
+        metrics = self._metrics.calls
         metrics.in_flight -= 1
         metrics.ended(
             choice=call.choice,
@@ -295,8 +295,7 @@ class CallPipeline:
             elapsed_s=elapsed_s,
             first_token_s=call.first_byte_s,
             streamed=call.request.stream,
-            input_tokens=None if counts is None else counts.prompt,
-            output_tokens=None if counts is None else counts.completion,
+            used=used,
         )
         if call.error_type:
             metrics.failed(call.error_type, call.status)
