@@ -26,6 +26,8 @@ MAX_HEADERS: Final = 128
 MAX_URL_BYTES: Final = 8 * 1024
 HEAD_LIMIT_S = 30.0
 """How long a connection may take for the head of a request, once it is open or has sent its first byte."""
+WRITE_TIMEOUT_S: Final = 60.0
+"""How long a peer may take nothing of an answer that waits for it."""
 
 
 def _refusal(status: bytes, code: str, message: str) -> bytes:
@@ -43,6 +45,7 @@ _HEAD_TOO_LARGE: Final = _refusal(
     f"The headers are over {MAX_HEAD_BYTES} bytes, or more than {MAX_HEADERS}.",
 )
 _HEAD_TOO_LATE: Final = _refusal(b"408 Request Timeout", "request_timeout", "The request did not arrive in time.")
+_MALFORMED: Final = _refusal(b"400 Bad Request", "request_malformed", "The request is not HTTP as it should be.")
 
 
 class Door(Protocol):
@@ -59,7 +62,13 @@ class HttpServer:
     """Serves the door on a bound socket: a background role, with a drain that lets answers finish."""
 
     def __init__(
-        self, *, door: Door, listener: socket.socket, grace_s: float, private: socket.socket | None = None
+        self,
+        *,
+        door: Door,
+        listener: socket.socket,
+        grace_s: float,
+        private: socket.socket | None = None,
+        write_timeout_s: float = WRITE_TIMEOUT_S,
     ) -> None:
         """Takes what answers, and where.
 
@@ -68,13 +77,20 @@ class HttpServer:
             listener: The bound port.
             grace_s: How long a drain waits for answers, seconds.
             private: A second bound socket, for the service's own processes.
+            write_timeout_s: How long a peer may take nothing of an answer that waits for it, seconds; then its
+                connection is cut.
         """
+
+        class Protocol(BoundedHttpProtocol):
+            pass
+
+        Protocol.write_timeout_s = write_timeout_s
         self._door = door
         self._listener = listener
         self._private = private
         config = uvicorn.Config(
             door,
-            http=BoundedHttpProtocol,
+            http=Protocol,
             ws="none",
             lifespan="off",
             access_log=False,
@@ -121,17 +137,23 @@ class HttpServer:
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, with bounds on the head of a request, and news of lost connections.
+    """uvicorn's protocol, with bounds on the head of a request and on a peer's slowness, and news of lost connections.
 
-    The parser by itself would collect a head without end. A request over them is answered 414 or 431, one that does not arrive in time 408; then its connection is closed.
+    The parser by itself would collect a head without end. A request over them is answered 414 or 431, one that does
+    not arrive in time 408, one that is not HTTP 400; then its connection is closed. What was asked before it on the
+    same connection is answered first, and nothing after. A peer that takes nothing of its answer for
+    `write_timeout_s` loses its connection; one that is only slow does not.
     """
 
+    write_timeout_s = WRITE_TIMEOUT_S
     _in_body = False
     _in_head = False
     _head_bytes = 0
     _refusal = b""
     _refused = False
     _head_timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
+    _unsent_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         """Awaits the first request."""
@@ -142,6 +164,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Awaits nothing any more; whoever watches hears of it."""
         self._forget_timer()
+        self._forget_write_timer()
         super().connection_lost(exc)
         self._departures.tell()
 
@@ -190,7 +213,32 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._refusal:
             self._refuse(self._refusal)
         else:
-            super().send_400_response(msg)
+            self._refuse(_MALFORMED)
+
+    def pause_writing(self) -> None:
+        """Begins to watch whether the peer takes its answer."""
+        super().pause_writing()
+        self._await_progress()
+
+    def resume_writing(self) -> None:
+        """Ends the watch."""
+        self._forget_write_timer()
+        super().resume_writing()
+
+    def _await_progress(self) -> None:
+        self._unsent_bytes = self.transport.get_write_buffer_size()
+        self._write_timer = self.loop.call_later(self.write_timeout_s, self._check_progress)
+
+    def _check_progress(self) -> None:
+        if self.transport.get_write_buffer_size() < self._unsent_bytes:
+            self._await_progress()
+        else:
+            self.transport.abort()
+
+    def _forget_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
     def _size(self) -> int:
         # The chunk that brought the end of the head may have brought much of the body too.
@@ -205,9 +253,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._head_timer = None
 
     def _refuse(self, answer: bytes) -> None:
-        # A connection that is closed while its peer still sends is reset, and the peer never sees the answer.
         self._forget_timer()
         self._refused = True
+        if self.cycle is not None and not self.cycle.response_complete:
+            if not self._in_body:
+                # Another request is being answered: a refusal now would land in the midst of that answer.
+                self.cycle.keep_alive = False
+                return
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self._in_body and self.cycle.response_started:
+            self.transport.close()
+            return
+        # A connection that is closed while its peer still sends is reset, and the peer never sees the answer.
         self.transport.write(answer)
         if self.transport.can_write_eof():
             self.transport.write_eof()

@@ -228,6 +228,7 @@ def _http_server(settings: LlmProxySettings, shared: _Shared, calls: CallPipelin
         listener=bind(settings.host, settings.http_port, shared=shared.sockets is not None),
         private=None if shared.sockets is None else bind_private(shared.sockets.http),
         grace_s=settings.drain_grace_s,
+        write_timeout_s=settings.write_timeout_s,
     )
     stack.callback(http.close)
     return http
@@ -255,6 +256,7 @@ def _rpc_server(settings: LlmProxySettings, shared: _Shared, calls: CallPipeline
         draining=draining,
         max_request_bytes=settings.max_request_bytes,
         max_event_bytes=settings.max_answer_bytes,
+        write_timeout_s=settings.write_timeout_s,
     )
 
     def register(server: grpc.aio.Server) -> None:

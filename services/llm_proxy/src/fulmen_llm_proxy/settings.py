@@ -47,6 +47,11 @@ class LlmProxySettings(ServiceSettings):
     request_timeout_s: float = Field(
         default=60.0, gt=0, description="Longest time for a request's body to arrive, seconds; then 408."
     )
+    write_timeout_s: float = Field(
+        default=60.0,
+        gt=0,
+        description="How long a caller may take nothing of an answer that waits for it, seconds; then its call ends.",
+    )
     max_answer_bytes: int = Field(
         default=64 * 1024 * 1024, ge=1024, description="Largest whole answer, and largest event of a stream, bytes."
     )

@@ -28,18 +28,26 @@ class CompletionServicer(completion_service_pb2_grpc.CompletionServiceServicer):
     """Makes calls for callers without an HTTP client."""
 
     def __init__(
-        self, *, calls: CallPipeline, draining: asyncio.Event, max_request_bytes: int, max_event_bytes: int
+        self,
+        *,
+        calls: CallPipeline,
+        draining: asyncio.Event,
+        max_request_bytes: int,
+        max_event_bytes: int,
+        write_timeout_s: float,
     ) -> None:
         """Takes the pipeline that HTTP calls go through too.
 
         Args:
             max_request_bytes: largest body of a request.
             max_event_bytes: largest single event of a stream.
+            write_timeout_s: how long a caller may take no event while many wait for it, seconds; then its call ends.
         """
         self._calls = calls
         self._draining = draining
         self._max_request_bytes = max_request_bytes
         self._max_event_bytes = max_event_bytes
+        self._write_timeout_s = write_timeout_s
 
     async def Complete(
         self, request: completion_service_pb2.CompleteRequest, context: grpc.aio.ServicerContext
@@ -59,11 +67,17 @@ class CompletionServicer(completion_service_pb2_grpc.CompletionServiceServicer):
         """Makes one call whose answer is streamed."""
         api = self._api(request.path, request.body_json)
         over = False
-        sink = EventSink(lambda: over, max_event_bytes=self._max_event_bytes)
+        sink = EventSink(lambda: over, max_event_bytes=self._max_event_bytes, write_timeout_s=self._write_timeout_s)
         call = asyncio.create_task(self._run(api, request, sink), name="stream-complete")
-        # The call may fail without a word to the sink, by a fault of ours: the caller must not wait for ever then.
-        call.add_done_callback(lambda _: ended.set())
-        ended = asyncio.Event()
+        ended, rpc = asyncio.Event(), asyncio.current_task()
+
+        def end(_: asyncio.Task[None]) -> None:
+            # The call may fail without a word to the sink, by a fault of ours: the caller must not wait for ever then.
+            ended.set()
+            if sink.given_up and rpc is not None:
+                rpc.cancel()  # it waits for the caller to take a message
+
+        call.add_done_callback(end)
         try:
             while (message := await _next_message(sink, ended)) is not None:
                 yield message

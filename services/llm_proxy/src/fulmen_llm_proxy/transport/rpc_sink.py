@@ -72,10 +72,13 @@ class WholeSink:
 class EventSink:
     """Hands events on as messages; waits while the caller is behind by many."""
 
-    def __init__(self, is_cancelled: Callable[[], bool], *, max_event_bytes: int) -> None:
+    def __init__(self, is_cancelled: Callable[[], bool], *, max_event_bytes: int, write_timeout_s: float) -> None:
         self._is_cancelled = is_cancelled
         self._splitter = EventSplitter(max_event_bytes)
         self._first = True
+        self._write_timeout_s = write_timeout_s
+        self.given_up = False
+        """The caller took nothing for too long."""
         self.messages: asyncio.Queue[completion_service_pb2.StreamCompleteResponse | None] = asyncio.Queue(
             _BUFFERED_EVENTS
         )
@@ -89,7 +92,7 @@ class EventSink:
         message = completion_service_pb2.StreamCompleteResponse(
             http_status=status, event_json=body, retry_after_seconds=_retry_after_s(extra)
         )
-        await self.messages.put(message)
+        await self._put(message)
         await self.end()
 
     async def begin(self, content_type: bytes, extra: Sequence[Header] = ()) -> None:
@@ -104,11 +107,22 @@ class EventSink:
             message = completion_service_pb2.StreamCompleteResponse(event_json=payload, event_name=event_name(event))
             if self._first:
                 self._first, message.http_status = False, _OK
-            await self.messages.put(message)
+            await self._put(message)
 
     async def end(self) -> None:
         """Ends the stream."""
-        await self.messages.put(None)
+        await self._put(None)
+
+    async def _put(self, message: completion_service_pb2.StreamCompleteResponse | None) -> None:
+        if not self.messages.full():
+            self.messages.put_nowait(message)
+            return
+        try:
+            async with asyncio.timeout(self._write_timeout_s):
+                await self.messages.put(message)
+        except TimeoutError:
+            self.given_up = True
+            raise CallerGone from None
 
 
 def _retry_after_s(extra: Sequence[Header]) -> float:
