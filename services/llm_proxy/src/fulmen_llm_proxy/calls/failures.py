@@ -26,6 +26,8 @@ _STATUS = {
     Code.UNAVAILABLE: 503,
     Code.DEADLINE_EXCEEDED: 504,
 }
+BODY_UNREAD = frozenset({408, 413})
+"""Statuses of requests whose body is not read to its end: their connection cannot be used again."""
 _BACKEND_FAILED = 502
 _TOO_MANY = 429
 _NOT_SERVED = 501
@@ -85,7 +87,6 @@ def headers_of(error: FulmenError | Refused) -> list[Header]:
         extra.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s or RETRY_AFTER_S))))
     if told.status == _NOT_SERVED:
         extra.append((b"x-should-retry", b"false"))  # the vendors' clients send a 5xx again unless told not to
-    if told.status in (408, 413):
-        # The rest of the body is not read: the connection cannot be used again.
+    if told.status in BODY_UNREAD:
         extra.append((b"connection", b"close"))
     return extra

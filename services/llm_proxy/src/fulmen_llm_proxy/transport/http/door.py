@@ -8,8 +8,8 @@ import uuid
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from fulmen.errors import Draining, FulmenError, InternalError, MessageTooLarge
-from fulmen_llm_proxy.calls.failures import Refused, call_error, headers_of
+from fulmen.errors import Draining, FulmenError, InternalError
+from fulmen_llm_proxy.calls.failures import BODY_UNREAD, Refused, call_error, headers_of, status_of
 from fulmen_llm_proxy.calls.pipeline import CallPipeline
 from fulmen_llm_proxy.clients.attempt_book import AttemptBook
 from fulmen_llm_proxy.domain.apis.api import Api, Dialect
@@ -83,7 +83,7 @@ class Door:
         except CallerGone:
             return
         except (FulmenError, Refused) as error:
-            unread = receive if isinstance(error, MessageTooLarge) else None
+            unread = receive if status_of(error) in BODY_UNREAD else None
             await _refuse(scope, send, error, unread)
         except Exception as error:  # noqa: BLE001 - the edge: no text of an unknown error leaves the process
             error_id = uuid.uuid4().hex[:12]
@@ -181,4 +181,8 @@ async def _refuse(scope: Scope, send: Send, error: FulmenError | Refused, unread
     """Answers with an error before any byte of an answer; `unread` gives what is left of the request."""
     told = call_error(error)
     document = error_document(told, dialect_of(scope, standard_path(without_attempt(scope["path"]))))
-    await respond(send, told.status, document, extra=headers_of(error), unread=unread)
+    extra = headers_of(error)
+    if unread is None and header(scope, b"expect"):
+        # Nobody asked for the body yet: the sender may leave it out, and what it sends next would be taken for it.
+        extra.append((b"connection", b"close"))
+    await respond(send, told.status, document, extra=extra, unread=unread)
