@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import quote
 
 import aiohttp
+from aiohttp.connector import Connection
 
 from fulmen.errors import BackendUnavailable, DeadlineExceeded, FulmenError
 from fulmen_llm_proxy.domain.apis.api import Dialect
@@ -20,8 +22,11 @@ KEEP_ALIVE_S = 4.0
 
 _ANTHROPIC_VERSION = "2023-06-01"
 _JSON = "application/json"
+_PLAIN = frozenset({"", "identity"})
+_ANSWERED = 200
 _TOO_MANY_REQUESTS = 429
 _SERVER_ERROR = 500
+_REFUSED, _NO_STATUS = 400, 600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +173,9 @@ class BackendClient:
             content_type = response.headers.get("Content-Type", _JSON)
             if not content_type.isascii():
                 content_type = _JSON
+            encoded = response.headers.get("Content-Encoding", "").lower() not in _PLAIN
+            if response.status != _ANSWERED or encoded:
+                _require_answer(response, dispatch.backend.id, encoded=encoded)
             stream = dispatch.exchange.stream and content_type.startswith("text/event-stream")
             if stream:
                 body = await response.content.readany()
@@ -186,7 +194,7 @@ class BackendClient:
             content_type=content_type.encode("latin-1"),
             retry_after=response.headers.get("Retry-After", ""),
             headers=to_caller(response.raw_headers),
-            body=body,
+            body=b"" if encoded else body,
             _response=response,
             _state=state,
             _period=period,
@@ -256,6 +264,31 @@ def _address(dispatch: Dispatch) -> str:
     return f"{backend.base_url}/openai/deployments/{deployment}{path}?api-version={backend.api_version}"
 
 
+def _require_answer(response: aiohttp.ClientResponse, backend_id: str, *, encoded: bool) -> None:
+    """Checks that a response is an answer or a refusal; a redirection, which is never followed, is neither.
+
+    Raises:
+        BackendUnavailable: if it is neither, or an answer that is `encoded` although a plain one was asked for.
+    """
+    if response.status == _ANSWERED:
+        what = "sent an encoded answer although a plain one was asked for" if encoded else ""
+    else:
+        what = "" if _REFUSED <= response.status < _NO_STATUS else f"answered {response.status}, which is no answer"
+    if what:
+        raise BackendUnavailable(f"The backend '{backend_id}' {what}.", backend=f"backends/{backend_id}")
+
+
+class _CleanConnector(aiohttp.TCPConnector):
+    """Hands out no connection on which something came after its last answer: it would be taken for the next one."""
+
+    async def _get(self, *args: Any) -> Connection | None:  # Any: the library's own, handed on as they come
+        while (connection := await super()._get(*args)) is not None:
+            if connection.protocol is None or not connection.protocol.should_close:
+                return connection
+            connection.close()
+        return None
+
+
 def open_session(*, connect_timeout_s: float, first_byte_timeout_s: float) -> aiohttp.ClientSession:
     """Opens the connections' pool; to be called in the event loop that will use it.
 
@@ -264,7 +297,7 @@ def open_session(*, connect_timeout_s: float, first_byte_timeout_s: float) -> ai
         first_byte_timeout_s: most seconds of silence before the first byte of an answer, and within a whole one.
     """
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+        connector=_CleanConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=first_byte_timeout_s),
         headers={"Accept-Encoding": "identity", "Content-Type": "application/json"},

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from fulmen_llm_proxy.domain.apis.api import UNREADABLE
 from fulmen_llm_proxy.domain.apis.collected import Collected
 from fulmen_llm_proxy.domain.exchange import Exchange
 from fulmen_llm_proxy.domain.routing import Choice
@@ -50,7 +51,7 @@ def cache_key(project: str, choice: Choice, exchange: Exchange, headers: Mapping
     told = {name.lower(): value for name, value in headers.items() if name.lower() not in _IGNORED_HEADERS}
     try:
         values = {name: msgspec.json.decode(raw) for name, raw in counted.items()}
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return None
     document = _sorted_json(
         [

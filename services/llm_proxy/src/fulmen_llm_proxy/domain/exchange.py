@@ -8,13 +8,15 @@ from itertools import pairwise
 
 import msgspec
 
-from fulmen.errors import NotYetServed
+from fulmen.errors import ArgumentInvalid, BackendUnavailable, NotYetServed
 from fulmen_llm_proxy.domain.apis.api import (
     EVERYTHING,
     GENERATING,
+    UNREADABLE,
     AnswerReader,
     Api,
     CallRequest,
+    decode_fields,
     routed_fields,
 )
 from fulmen_llm_proxy.domain.apis.chat import with_usage
@@ -55,11 +57,31 @@ class Exchange:
     whole_as_stream: bool
     reader: AnswerReader
 
+    def whole(self, body: bytes) -> bytes:
+        """Returns a whole answer in the caller's API; as a stream, if the caller wants one and the backend has none.
+
+        Raises:
+            BackendUnavailable: if it is no JSON object. What only has other types than its API promises passes.
+        """
+        reader = self.reader
+        passed = reader.event(body) + reader.end() if self.whole_as_stream else reader.whole(body)
+        if reader.collected.malformed and not _is_object(body):
+            raise BackendUnavailable("The backend's answer is not a JSON object.")
+        return passed
+
     def refusal(self, status: int, body: bytes) -> bytes:
-        """Returns a backend's refusal as the caller's API words it; as it is if the dialect is the same."""
-        if self.api.dialect is self.caller_api.dialect:
+        """Returns a backend's refusal as the caller's API words it; as it is if it is JSON and the dialect is the same."""
+        if self.api.dialect is self.caller_api.dialect and _is_object(body):
             return body
         return error_document(refusal_of(status, body), self.caller_api.dialect)
+
+
+def _is_object(body: bytes) -> bool:
+    try:
+        decode_fields(body)
+    except UNREADABLE:
+        return False
+    return True
 
 
 def plan_exchange(
@@ -100,7 +122,10 @@ def plan_exchange(
         reader = make_reader(asked)
     else:
         translators = [TRANSLATORS[step]() for step in pairwise(steps)]
-        fields = _translated(fields, translators, stream=request.stream)
+        try:
+            fields = _translated(fields, translators, stream=request.stream)
+        except RecursionError:
+            raise ArgumentInvalid("The request is nested too deeply.") from None
         reader = TranslatedReader(make_reader(_asked_by(translators)), translators)
     if whole_as_stream:
         fields = {name: value for name, value in fields.items() if name not in _OF_STREAMS}

@@ -47,7 +47,11 @@ class WholeAsEvents:
         answer = self._reader.whole(event)
         if self.collected.malformed:
             return encode_event(answer.replace(b"\n", b" "))
-        return b"".join(encode_event(document) for document in chunks_of(answer, usage=self._asked.stream_usage))
+        try:
+            return b"".join(encode_event(document) for document in chunks_of(answer, usage=self._asked.stream_usage))
+        except (AttributeError, TypeError):  # a message or a tool call that is no object
+            self.collected.malformed = True
+            return encode_event(answer.replace(b"\n", b" "))
 
     def end(self) -> bytes:
         """Returns nothing: the events of the answer are all."""

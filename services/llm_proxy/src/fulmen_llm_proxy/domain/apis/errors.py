@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from fulmen_llm_proxy.domain.apis.api import ApiName, Dialect, encode
+from fulmen_llm_proxy.domain.apis.api import UNREADABLE, ApiName, Dialect, encode
 from fulmen_llm_proxy.domain.sse import encode_event
 
 _ANTHROPIC_TYPES = {
@@ -100,7 +100,7 @@ def refusal_of(status: int, body: bytes) -> CallError:
     """Reads a backend's refusal in whatever dialect, so that it can be worded in another."""
     try:
         read = _REFUSAL.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         read = _Refusal()
     inner = _Inner(message=read.error) if isinstance(read.error, str) else read.error or _Inner()
     detail = read.detail if isinstance(read.detail, str) else None

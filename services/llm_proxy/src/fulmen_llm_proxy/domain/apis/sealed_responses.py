@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from fulmen_llm_proxy.domain.apis.api import AnswerReader, decode_fields, encode
+from fulmen_llm_proxy.domain.apis.api import UNREADABLE, AnswerReader, decode_fields, encode
 from fulmen_llm_proxy.domain.apis.collected import Collected, Fields
 from fulmen_llm_proxy.domain.sse import encode_event, event_data
 
@@ -23,7 +23,7 @@ def sealed_answer(answer: bytes, seal: Callable[[str], str]) -> bytes:
     """Returns a `response` object with sealed ids; as it is if it is none."""
     try:
         return encode(_sealed(decode_fields(answer), seal))
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return answer
 
 
@@ -58,7 +58,7 @@ class SealedReader:
                 return passed  # a text that looks like it
             fields["response"] = msgspec.Raw(encode(_sealed(decode_fields(fields["response"]), self._seal)))
             return encode_event(encode(fields), _NAME.decode(fields["type"]).encode())
-        except (msgspec.DecodeError, UnicodeDecodeError, KeyError):
+        except (*UNREADABLE, KeyError):
             return passed
 
     def end(self) -> bytes:
