@@ -241,6 +241,8 @@ class CallPipeline:
                 call.error_type = ""
                 if call.recording is not None:
                     call.recording.end(exchange.reader.collected)
+            except RecursionError:
+                raise BackendUnavailable("The backend's answer is nested too deeply.") from None
             finally:
                 answer.close()
 
@@ -278,7 +280,7 @@ class CallPipeline:
             collected = call.exchange.reader.collected
             try:
                 call.counts = token_counts(collected.usage)
-            except ValueError:  # not JSON, or not UTF-8
+            except (ValueError, RecursionError):  # not JSON, not UTF-8, or nested too deeply
                 collected.malformed = True
         used = call.permit.close(
             None if call.remembered else call.counts,
@@ -350,7 +352,7 @@ async def _pass_whole(call: RunningCall, exchange: Exchange, answer: BackendAnsw
     call.size_bytes += len(body)
     if call.recording is not None:
         call.recording.add(body)
-    passed = exchange.reader.whole(body)
+    passed = exchange.whole(body)
     call.answering = True
     call.first_byte_s = time.perf_counter() - call.started
     watch.settle()
@@ -361,7 +363,7 @@ async def _pass_whole_as_stream(
     call: RunningCall, exchange: Exchange, answer: BackendAnswer, sink: Sink, watch: Watch
 ) -> None:
     call.size_bytes += len(answer.body)
-    passed = exchange.reader.event(answer.body) + exchange.reader.end()
+    passed = exchange.whole(answer.body)
     call.answering = True
     call.first_byte_s = time.perf_counter() - call.started
     await sink.begin(_EVENT_STREAM, answer.headers)
