@@ -83,6 +83,19 @@ def test_images_run_without_privileges_and_tell_their_health(service: Distributi
     assert service.project["name"] in service.project["scripts"]
 
 
+@pytest.mark.parametrize("service", SERVICES, ids=lambda s: s.folder.name)
+def test_what_compose_lets_a_service_keep_is_in_a_volume_that_its_user_may_write(service: Distribution) -> None:
+    composed = COMPOSE["services"][service.folder.name]
+    kept = [value for name, value in composed["environment"].items() if name.endswith("_DIR")]
+    mounts = dict(volume.split(":") for volume in composed.get("volumes", []))
+
+    assert mounts.keys() <= COMPOSE["volumes"].keys()
+    for folder in kept:
+        [mount] = [mount for mount in mounts.values() if Path(folder).is_relative_to(mount)]
+        # An empty volume takes over the owner of the image's folder that it is mounted on.
+        assert f"COPY --from=build --chown=10001:10001 /state {mount}\n" in dockerfile(service)
+
+
 def test_compose_publishes_on_loopback_only() -> None:
     published = [port for service in COMPOSE["services"].values() for port in service.get("ports", [])]
 

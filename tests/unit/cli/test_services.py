@@ -57,6 +57,10 @@ def test_every_service_has_its_own_ports_and_ready_file() -> None:
     assert len(set(files)) == len(files)
 
 
+def test_the_proxy_keeps_captures_in_the_folder_of_the_stack() -> None:
+    assert planned({})["llm_proxy"].environment["FULMEN_LLM_PROXY_SPOOL_DIR"] == "/state/llm_proxy/spool"
+
+
 def test_secrets_are_not_shown() -> None:
     assert not any(secret in repr(PLAN) for secret in ("signing", "token-of-admin"))
     assert "signing" not in repr(planned({})["store"])

@@ -194,6 +194,7 @@ def _llm_proxy(plan: StackPlan) -> ServiceSpec:
             **_to_store(plan, "llm_proxy"),
             "FULMEN_LLM_PROXY_HTTP_PORT": str(ports["llm_proxy_http"]),
             "FULMEN_LLM_PROXY_BACKEND_KEYS": json.dumps({ENGINE_KEY_NAME: plan.engine_token}),
+            "FULMEN_LLM_PROXY_SPOOL_DIR": str(plan.folder / "llm_proxy" / "spool"),
         },
     )
 
