@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fulmen.llm_proxy.v1 import backend_pb2
 from tests.integration.llm_proxy.fake_store import FakeStore
 from tests.integration.llm_proxy.harness import RunningProxy, running_proxy, target
 from tests.support.vllm import ENVIRONMENT, VllmServer, build_models, running_vllm
@@ -58,6 +59,6 @@ async def store() -> AsyncIterator[FakeStore]:
 async def proxy(store: FakeStore, vllm: VllmServer) -> AsyncIterator[RunningProxy]:
     """Yields a proxy with a trainable route to the server, policy version 1."""
     async with running_proxy(store.target) as running:
-        await running.register(BACKEND, vllm.url)
+        await running.register(BACKEND, vllm.url, engine=backend_pb2.ENGINE_VLLM)
         await running.put_route(target(BACKEND))
         yield running
