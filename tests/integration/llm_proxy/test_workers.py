@@ -15,7 +15,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fulmen.ids import DEFAULT_PROJECT, AttemptName, uuid7
-from fulmen.llm_proxy.v1 import capture_service_pb2, capture_service_pb2_grpc
+from fulmen.llm_proxy.v1 import (
+    backend_service_pb2,
+    backend_service_pb2_grpc,
+    capture_service_pb2,
+    capture_service_pb2_grpc,
+)
 from fulmen.rpc.channel import open_channel
 from fulmen_service_kit.tokens import TokenSigner
 from tests.integration.llm_proxy.fake_store import FakeStore
@@ -82,6 +87,16 @@ async def flushed(proxy: ProxyProcess, attempt: str) -> capture_service_pb2.Flus
         return await capture_service_pb2_grpc.CaptureServiceStub(channel).FlushCaptures(request, timeout=20)
 
 
+async def in_flight(proxy: ProxyProcess) -> int:
+    """Asks on a connection of its own, so at a worker by chance."""
+    async with open_channel(f"127.0.0.1:{proxy.ports['port']}", token=proxy.token) as channel:
+        stub = backend_service_pb2_grpc.BackendServiceStub(channel)
+        answer = await stub.GetBackendHealth(backend_service_pb2.GetBackendHealthRequest(), timeout=20)
+    [one] = answer.backends
+    assert one.name == "backends/one"
+    return int(one.in_flight_count)
+
+
 def workers_of(proxy: ProxyProcess) -> list[psutil.Process]:
     return psutil.Process(proxy.process.pid).children()
 
@@ -101,6 +116,25 @@ async def test_every_worker_takes_calls_and_any_of_them_flushes_and_counts_them_
         [summary] = (await flushed(proxy, attempt)).summaries
     assert (summary.flushed, summary.call_count, summary.unusable_count) == (True, CONNECTIONS, 0)
     assert len(store.spans(attempt)) == CONNECTIONS
+
+
+async def test_any_worker_tells_of_the_calls_that_all_of_them_have_at_a_backend(
+    proxy: ProxyProcess, backend: Backend
+) -> None:
+    _, key = agent()
+    backend.switches.gate = asyncio.Event()
+    async with asyncio.timeout(DEADLINE_S):
+        while backend.arrived.locked() is False:
+            await backend.arrived.acquire()
+        calls = [asyncio.create_task(one_call(proxy, key)) for _ in range(CONNECTIONS)]
+        for _ in calls:
+            await backend.arrived.acquire()
+        for _ in range(WORKERS * 2):
+            assert await in_flight(proxy) == CONNECTIONS
+        backend.switches.gate.set()
+        assert set(await asyncio.gather(*calls)) == {200}
+        while await in_flight(proxy):  # noqa: ASYNC110  # state of another process
+            await asyncio.sleep(0.02)
 
 
 async def test_a_killed_worker_is_started_again_and_the_flush_tells_that_it_was(proxy: ProxyProcess) -> None:

@@ -246,6 +246,7 @@ def _rpc_server(settings: LlmProxySettings, shared: _Shared, calls: CallPipeline
         changing=changing,
         instance_id=shared.instance_id,
         wall_clock=time.time,
+        siblings=shared.siblings,
     )
     captures = CaptureServicer(
         ledger=shared.ledger, queue=shared.queue, instance_id=shared.instance_id, siblings=shared.siblings

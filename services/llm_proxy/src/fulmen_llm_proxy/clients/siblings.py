@@ -14,7 +14,12 @@ from pathlib import Path
 
 import aiohttp
 
-from fulmen.llm_proxy.v1 import capture_service_pb2, capture_service_pb2_grpc
+from fulmen.llm_proxy.v1 import (
+    backend_service_pb2,
+    backend_service_pb2_grpc,
+    capture_service_pb2,
+    capture_service_pb2_grpc,
+)
 from fulmen.rpc.channel import open_channel
 
 _METRICS_S = 5.0
@@ -37,7 +42,8 @@ class Siblings:
     """The other workers; none of a proxy of one process."""
 
     def __init__(self) -> None:
-        self._stubs: list[capture_service_pb2_grpc.CaptureServiceStub] = []
+        self._captures: list[capture_service_pb2_grpc.CaptureServiceStub] = []
+        self._backends: list[backend_service_pb2_grpc.BackendServiceStub] = []
         self._sessions: list[tuple[int, aiohttp.ClientSession]] = []
 
     @classmethod
@@ -50,7 +56,8 @@ class Siblings:
             sockets = sockets_of(folder, index)
             channel = open_channel(f"unix:{sockets.rpc}", token=token or None)
             stack.push_async_callback(channel.close)
-            siblings._stubs.append(capture_service_pb2_grpc.CaptureServiceStub(channel))
+            siblings._captures.append(capture_service_pb2_grpc.CaptureServiceStub(channel))
+            siblings._backends.append(backend_service_pb2_grpc.BackendServiceStub(channel))
             session = aiohttp.ClientSession(
                 connector=aiohttp.UnixConnector(path=str(sockets.http)), timeout=aiohttp.ClientTimeout(total=_METRICS_S)
             )
@@ -69,7 +76,20 @@ class Siblings:
         request = capture_service_pb2.FlushCapturesRequest(attempts=attempts, this_process_only=True)
         return list(
             await asyncio.gather(
-                *(stub.FlushCaptures(request, timeout=timeout_s, wait_for_ready=True) for stub in self._stubs)
+                *(stub.FlushCaptures(request, timeout=timeout_s, wait_for_ready=True) for stub in self._captures)
+            )
+        )
+
+    async def health(self, *, timeout_s: float) -> list[backend_service_pb2.GetBackendHealthResponse]:
+        """Asks every sibling how backends do; one that starts again just now is waited for.
+
+        Raises:
+            Unavailable, DeadlineExceeded: if one does not answer in time.
+        """
+        request = backend_service_pb2.GetBackendHealthRequest(this_process_only=True)
+        return list(
+            await asyncio.gather(
+                *(stub.GetBackendHealth(request, timeout=timeout_s, wait_for_ready=True) for stub in self._backends)
             )
         )
 

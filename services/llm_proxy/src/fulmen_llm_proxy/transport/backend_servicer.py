@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import grpc.aio
 
-from fulmen.errors import ArgumentInvalid, BackendInUse, BackendNotFound, Violation
+from fulmen.errors import ArgumentInvalid, BackendInUse, BackendNotFound, DeadlineExceeded, Unavailable, Violation
 from fulmen.llm_proxy.v1 import backend_pb2, backend_service_pb2, backend_service_pb2_grpc
 from fulmen_llm_proxy.clients.resources import ResourceBook, ResourceWriter
 from fulmen_llm_proxy.clients.route_codec import (
@@ -19,9 +19,11 @@ from fulmen_llm_proxy.clients.route_codec import (
     parse_backend,
     parse_route,
 )
+from fulmen_llm_proxy.clients.siblings import Siblings
 from fulmen_llm_proxy.domain.backend_state import BackendStates
 from fulmen_llm_proxy.domain.breaker import BreakerState
 from fulmen_llm_proxy.domain.table import TableHolder
+from fulmen_llm_proxy.transport.joint_health import combined_health
 from fulmen_llm_proxy.transport.paging import page_of
 
 _BREAKERS = {
@@ -32,6 +34,7 @@ _BREAKERS = {
 _DEFAULT_HOLD_S = 60.0
 _MAX_HOLD_S = 600.0
 _NS_PER_S = 1_000_000_000
+_SIBLINGS_S = 5.0
 
 
 class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
@@ -47,8 +50,13 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
         changing: asyncio.Lock,
         instance_id: str,
         wall_clock: Callable[[], float],
+        siblings: Siblings | None = None,
     ) -> None:
-        """Takes what it changes and reads; `wall_clock` gives seconds since 1970."""
+        """Takes what it changes and reads, and the way to the other workers behind the same port, if there are any.
+
+        Args:
+            wall_clock: gives seconds since 1970.
+        """
         self._book = book
         self._tables = tables
         self._writer = writer
@@ -56,6 +64,7 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
         self._changing = changing
         self._instance_id = instance_id
         self._wall_clock = wall_clock
+        self._siblings = siblings
 
     async def RegisterBackend(
         self, request: backend_service_pb2.RegisterBackendRequest, _: grpc.aio.ServicerContext
@@ -147,13 +156,20 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
         return backend_service_pb2.DeleteBackendResponse()
 
     async def GetBackendHealth(
-        self, _: backend_service_pb2.GetBackendHealthRequest, __: grpc.aio.ServicerContext
+        self, request: backend_service_pb2.GetBackendHealthRequest, _: grpc.aio.ServicerContext
     ) -> backend_service_pb2.GetBackendHealthResponse:
-        """Tells how backends do, as this process sees them."""
+        """Tells how backends do, as all workers see them together."""
         known = sorted(self._tables.current.backends)
-        return backend_service_pb2.GetBackendHealthResponse(
+        own = backend_service_pb2.GetBackendHealthResponse(
             backends=[self._health(backend_id) for backend_id in known], instance_id=self._instance_id
         )
+        if self._siblings is None or request.this_process_only:
+            return own
+        try:
+            others = await self._siblings.health(timeout_s=_SIBLINGS_S)
+        except DeadlineExceeded:
+            raise Unavailable("A worker of the proxy starts again just now; try again.") from None
+        return combined_health([own, *others])
 
     def _health(self, backend_id: str) -> backend_pb2.BackendHealth:
         state = self._states.of(backend_id)

@@ -48,10 +48,10 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
         """Adds or replaces a route."""
         route = decode_route(request.route)
         self._tables.require_loaded()
-        for target in route.targets:
-            if target.backend_id not in self._tables.current.backends:
-                name = f"backends/{target.backend_id}"
-                raise BackendNotFound(f"There is no backend {name}.", backend=name)
+        named = {target.backend_id for target in route.targets}
+        unknown = [f"backends/{backend_id}" for backend_id in sorted(named - self._tables.current.backends.keys())]
+        if unknown:
+            raise BackendNotFound(f"There is no backend {', '.join(unknown)}.", backend=", ".join(unknown))
         async with self._changing:
             [changed] = await self._put(lambda: [request.route])
         return route_service_pb2.PutRouteResponse(route=changed)

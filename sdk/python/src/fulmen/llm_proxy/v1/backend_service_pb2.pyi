@@ -96,8 +96,10 @@ class DeleteBackendResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class GetBackendHealthRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("this_process_only",)
+    THIS_PROCESS_ONLY_FIELD_NUMBER: _ClassVar[int]
+    this_process_only: bool
+    def __init__(self, this_process_only: bool = ...) -> None: ...
 
 class GetBackendHealthResponse(_message.Message):
     __slots__ = ("backends", "instance_id")

@@ -152,7 +152,9 @@ class BackendServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetBackendHealth(self, request, context):
-        """Tells how backends do, as this process sees them.
+        """Tells how backends do, as all workers of this proxy see them together; other replicas see them in their own way.
+
+        Errors: `UNAVAILABLE`: a worker starts again just now and did not answer within 5 seconds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
