@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
+import msgspec
+import msgspec.structs
 import pytest
 import zstandard
 from hypothesis import given, settings
@@ -66,7 +67,7 @@ def finished(fields: JSON, collected: Collected | None, **changes: Any) -> Finis
         agent_name="",
         size_bytes=1,
     )
-    return replace(call, **changes)
+    return msgspec.structs.replace(call, **changes)
 
 
 def collected_of(document: object) -> Collected:

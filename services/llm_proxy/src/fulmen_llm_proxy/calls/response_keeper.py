@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import msgspec
+import msgspec.structs
 
 from fulmen_llm_proxy.calls.failures import Refused
 from fulmen_llm_proxy.domain.apis.api import ApiName, CallRequest, encode, read
@@ -40,7 +40,9 @@ class ResponseKeeper:
                 "elsewhere. Send the whole input."
             )
             raise Refused(400, "previous_response_not_found", message)
-        return replace(request, fields={**request.fields, _PREVIOUS: msgspec.Raw(encode(kept.raw_id))}), kept
+        return msgspec.structs.replace(
+            request, fields={**request.fields, _PREVIOUS: msgspec.Raw(encode(kept.raw_id))}
+        ), kept
 
     def choice(self, table: RoutingTable, model: str, kept: KeptResponse) -> Choice:
         """Returns the choice of the backend that keeps the response.
@@ -60,4 +62,4 @@ class ResponseKeeper:
         if exchange.api.name is not ApiName.RESPONSES or bytes(exchange.fields.get("store", b"")) == b"false":
             return exchange
         seal = partial(self._ids.sealed, backend_id=backend_id, project=project)
-        return replace(exchange, reader=SealedReader(exchange.reader, seal))
+        return msgspec.structs.replace(exchange, reader=SealedReader(exchange.reader, seal))

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 import aiohttp
+import msgspec
 from aiohttp.connector import Connection
 
 from fulmen.errors import BackendUnavailable, DeadlineExceeded, FulmenError
@@ -29,8 +30,7 @@ _SERVER_ERROR = 500
 _REFUSED, _NO_STATUS = 400, 600
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dispatch:
+class Dispatch(msgspec.Struct, frozen=True, kw_only=True):
     """One try of a call: where it goes, and with what.
 
     Attributes:

@@ -74,6 +74,7 @@ _SAMPLING = msgspec.json.Decoder(Sampling)
 _SAMPLING_FIELDS = frozenset(Sampling.__struct_fields__)
 _TALK = msgspec.json.Decoder(_Talk)
 _ANSWER = msgspec.json.Decoder(_Answer)
+_TEXT_OR_NULL = msgspec.json.Decoder(str | None)
 
 
 def sampling_of(fields: Fields) -> Sampling:
@@ -244,11 +245,18 @@ def _named(call: FinishedCall) -> _Named:
     if call.collected is None or not call.collected.payloads:
         return _Named()
     try:
+        if call.collected.named is not None:
+            answer_id, model = call.collected.named
+            return _Named(id=_text_of(answer_id), model=_text_of(model))
         answer = _ANSWER.decode(call.collected.payloads[0])
     except ValueError:
         return _Named()
     inner = answer.message or answer.response or _Named()
     return _Named(id=answer.id or inner.id, model=answer.model or inner.model)
+
+
+def _text_of(raw: msgspec.Raw | None) -> str | None:
+    return None if raw is None else _TEXT_OR_NULL.decode(raw)
 
 
 def _clean(text: str) -> str:

@@ -9,9 +9,9 @@ import os
 import struct
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 
 import msgspec
+import msgspec.structs
 import structlog
 import zstandard
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
@@ -49,8 +49,7 @@ _ENCODER = msgspec.json.Encoder()
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncodedCall:
+class EncodedCall(msgspec.Struct, frozen=True, kw_only=True):
     """A call as spans of the store, and what its attempt's account should know of it."""
 
     attempt: str
@@ -89,7 +88,9 @@ class SpanCodec:
             return self._encode(call)
         except _STRANGE as error:
             _log.error("call_not_encoded", attempt=call.attribution.attempt, error=type(error).__name__)
-            return self._encode(replace(call, fields={}, collected=_MALFORMED if call.collected else None))
+            return self._encode(
+                msgspec.structs.replace(call, fields={}, collected=_MALFORMED if call.collected else None)
+            )
 
     def _encode(self, call: FinishedCall) -> EncodedCall:
         trainable = call.target is not None and bool(call.target.policy) and call.api.name in GENERATING

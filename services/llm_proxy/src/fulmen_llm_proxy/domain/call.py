@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from fulmen_llm_proxy.domain.apis.api import Api
 from fulmen_llm_proxy.domain.apis.collected import Collected, Fields
@@ -12,8 +13,7 @@ from fulmen_llm_proxy.domain.routing import Backend, Target
 from fulmen_llm_proxy.domain.span_place import SpanPlace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attribution:
+class Attribution(msgspec.Struct, frozen=True, kw_only=True):
     """The attempt that a call belongs to, as its attempt key says.
 
     Attributes:
@@ -32,8 +32,7 @@ class Attribution:
     token_budget: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
+class Caller(msgspec.Struct, frozen=True, kw_only=True):
     """Who makes a call.
 
     Attributes:
@@ -44,8 +43,7 @@ class Caller:
     attribution: Attribution | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallHead:
+class CallHead(msgspec.Struct, frozen=True, kw_only=True):
     """What came with a call beside its body.
 
     Attributes:
@@ -58,15 +56,14 @@ class CallHead:
     trace_parent: str = ""
     agent_name: str = ""
     resend_count: int = 0
-    pass_on: Mapping[str, str] = field(default_factory=dict)
+    pass_on: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
 CALLER_GONE = "caller_gone"
 """The `error_type` of a call whose caller went away before it had its answer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FinishedCall:
+class FinishedCall(msgspec.Struct, frozen=True, kw_only=True):
     """A call that is over, as its handler leaves it for the capture.
 
     Attributes:

@@ -9,7 +9,6 @@ this is kept and marked; text is never tokenised again in place of missing ids.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from enum import StrEnum
 
 import msgspec
@@ -58,8 +57,7 @@ class Usage(msgspec.Struct, frozen=True):
     cache_creation_input_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenCounts:
+class TokenCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of one call; None where the backend did not say.
 
     Attributes:
@@ -111,8 +109,7 @@ def _counts(usage: Usage) -> TokenCounts:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CapturedChoice:
+class CapturedChoice(msgspec.Struct, frozen=True, kw_only=True):
     """One choice of an answer, packed.
 
     Attributes:
@@ -135,8 +132,7 @@ class CapturedChoice:
         return len(self.token_ids) // _INT32_BYTES
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Captured:
+class Captured(msgspec.Struct, frozen=True, kw_only=True):
     """The decoded capture of one call; `flaws` is empty when it is usable for training."""
 
     prompt_ids: bytes

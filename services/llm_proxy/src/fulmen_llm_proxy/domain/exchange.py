@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import msgspec
+import msgspec.structs
 
 from fulmen.errors import ArgumentInvalid, BackendUnavailable, NotYetServed
 from fulmen_llm_proxy.domain.apis.api import (
@@ -34,8 +34,7 @@ _OF_STREAMS = frozenset({"stream", "stream_options"})
 _MAX_EVENT_BYTES = 1 << 31  # of our own translators' events: bounded by the backend's, which are
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
+class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     """One try, planned on the routing table of one moment.
 
     Attributes:
@@ -118,7 +117,9 @@ def plan_exchange(
     make_reader = WholeAsEvents if whole_as_stream else api.reader
     reader: AnswerReader
     if len(steps) == 1:
-        asked = request.asked if captured else replace(EVERYTHING, stream_usage=request.asked.stream_usage)
+        asked = (
+            request.asked if captured else msgspec.structs.replace(EVERYTHING, stream_usage=request.asked.stream_usage)
+        )
         reader = make_reader(asked)
     else:
         translators = [TRANSLATORS[step]() for step in pairwise(steps)]

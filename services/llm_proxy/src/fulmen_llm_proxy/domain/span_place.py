@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import random
 import re
-from dataclasses import dataclass
+
+import msgspec
 
 _TRACE_PARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _UUID = slice(len("rollouts/"), len("rollouts/") + 36)
@@ -17,8 +18,7 @@ _UNSET_TRACE = "0" * 32
 _UNSET_SPAN = "0" * 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpanPlace:
+class SpanPlace(msgspec.Struct, frozen=True, kw_only=True):
     """A span's own id, its trace and its parent, as hexadecimal text.
 
     Attributes:

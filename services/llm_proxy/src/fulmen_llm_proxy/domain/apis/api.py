@@ -9,7 +9,6 @@ write one file here and name it in `registry.py`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol, TypeVar
 
@@ -56,8 +55,7 @@ class Dialect(StrEnum):
     ANTHROPIC = "anthropic"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallRequest:
+class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request: its outline read, its fields kept as slices of the body.
 
     Attributes:
@@ -124,6 +122,10 @@ class Api(Protocol):
 
     def body(self, fields: Fields, *, stream: bool, capture: bool) -> bytes:
         """Returns the body for a backend: the fields, and what the capture adds to them."""
+        ...
+
+    def __hash__(self) -> int:
+        """APIs are told apart by being different objects."""
         ...
 
     def reader(self, asked: Asked) -> AnswerReader:

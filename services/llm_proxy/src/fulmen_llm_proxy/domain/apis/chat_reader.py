@@ -89,6 +89,8 @@ class ChatReader:
 
     def _take_top_level(self, fields: Fields, *, hide_usage: bool) -> bool:
         collected, changed = self.collected, False
+        if collected.named is None:
+            collected.named = (fields.get("id"), fields.get("model"))
         prompt_ids = fields.get("prompt_token_ids")
         if prompt_ids is not None:
             if bytes(prompt_ids) != b"null":

@@ -12,8 +12,7 @@ Fields = dict[str, msgspec.Raw]
 """The fields of a JSON object, each an undecoded slice."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """What the agent itself asked for, and therefore keeps in its answer."""
 
     token_ids: bool = False
@@ -41,6 +40,7 @@ class Collected:
     """Everything one answer brought, not yet decoded.
 
     Attributes:
+        named: the answer's own `id` and `model`, from a reader that had them at hand.
         end_version: the backend's policy version at the end of a whole answer, as the backend says.
         policy_changes: new policy versions of the call's target while it ran, in order.
         usage: the usage objects of the answer, in order; a later one adds to and corrects an earlier one.
@@ -53,6 +53,7 @@ class Collected:
         sequence: the number of the stream's next event, in an API that numbers them.
     """
 
+    named: tuple[msgspec.Raw | None, msgspec.Raw | None] | None = None
     prompt_ids: msgspec.Raw | None = None
     usage: list[msgspec.Raw] = field(default_factory=list)
     weight_versions: msgspec.Raw | None = None
