@@ -5,8 +5,8 @@ PYTHON_BIN := .venv/bin
 NODE_READY := node_modules/.ready
 COMPOSE := docker compose --file deploy/docker-compose.yml
 
-.PHONY: help setup vllm-env demo test test-container chaos chaos-store lint format types proto proto-check lock clean \
-	bench bench-store bench-proxy bench-train up down compose-smoke
+.PHONY: help setup vllm-env demo test test-frameworks test-container chaos chaos-store lint format types proto \
+	proto-check lock clean bench bench-store bench-proxy bench-train up down compose-smoke
 
 help: ## Shows this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,8 +25,12 @@ vllm-env: ## Makes .venv-vllm with vLLM for the CPU (2.1 GB), for the tests with
 demo: setup ## Trains a small model on arithmetic through the four services, on this machine
 	@$(PYTHON_BIN)/python -m benchmarks.demo $(ARGS)
 
-test: setup $(NODE_READY) ## Runs every test
+test: setup $(NODE_READY) ## Runs every test but those of test-frameworks
 	@tools/test.sh
+
+test-frameworks: setup ## Runs LangChain, AutoGen, CrewAI and others against the proxy (1.2 GB in .venv-frameworks)
+	@tools/framework_envs.sh
+	OMP_NUM_THREADS=1 $(PYTHON_BIN)/python -m pytest -n 2 tests/frameworks
 
 test-container: setup ## Runs the store's tests on a container of postgres:17 instead of the wheel's PostgreSQL
 	FULMEN_TEST_POSTGRES=container OMP_NUM_THREADS=1 \
@@ -84,5 +88,5 @@ compose-smoke: setup ## Builds the containers, trains the short form of the demo
 	@tools/compose_smoke.sh
 
 clean: ## Removes what was built here; the state of `fulmen up` (.fulmen) is kept
-	rm -rf .venv .venv-vllm node_modules .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache deploy/wheels/*.whl
+	rm -rf .venv .venv-vllm .venv-frameworks node_modules .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache deploy/wheels/*.whl
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

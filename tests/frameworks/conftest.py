@@ -1,0 +1,5 @@
+"""Asserts in what the tests share tell their values too."""
+
+import pytest
+
+pytest.register_assert_rewrite("tests.frameworks.checks", "tests.frameworks.world")

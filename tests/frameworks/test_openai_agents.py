@@ -1,0 +1,27 @@
+"""OpenAI's Agents SDK against the proxy, unmodified."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.frameworks import checks
+
+DIALECTS = {"responses": "stop", "chat_completions": "stop"}
+"""With how the model ends a structured answer."""
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_an_agent_ends_well_and_every_call_is_captured(tmp_path: Path, dialect: str) -> None:
+    await checks.ends_well_and_is_captured(tmp_path, "openai_agents", dialect, structured=DIALECTS[dialect])
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_its_client_sends_refused_calls_again(tmp_path: Path, dialect: str) -> None:
+    await checks.tries_again(tmp_path, "openai_agents", dialect)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_an_agent_of_an_attempt_that_is_over_gives_up(tmp_path: Path, dialect: str) -> None:
+    await checks.gives_up_when_the_attempt_is_over(tmp_path, "openai_agents", dialect)
