@@ -2,8 +2,8 @@
 
 Its "tokens" are the UTF-8 bytes of the text, so that a test can compute every token id and
 log-probability on its own. It answers chat completions, whole and streamed, with token ids and
-log-probabilities when asked, calls the first tool that it is offered, and has switches for the ways
-in which real servers fail.
+log-probabilities when asked, says what a script says, by default an echo or a call of the first tool
+that it is offered, and has switches for the ways in which real servers fail.
 
 Run `python -m tests.support.backend --port 8100` to have one as a process.
 """
@@ -48,21 +48,21 @@ def reply_to(messages: list[JSON]) -> str:
     return f"You said: {messages[-1].get('content') or ''}"
 
 
-def echo_or_call(body: JSON) -> tuple[str, JSON | None]:
-    """Returns what the model says to a request, and the tool that it calls, whose arguments it then says."""
+def echo_or_call(body: JSON) -> str | list[JSON]:
+    """Returns what the model says to a request, or its call of the first tool."""
     messages = body["messages"]
     if not body.get("tools") or messages[-1]["role"] == "tool":
-        return reply_to(messages), None
-    arguments = json.dumps({"input": messages[-1].get("content")})
-    return arguments, call_of(body["tools"][0]["function"]["name"], arguments)
+        return reply_to(messages)
+    return [call_of(body["tools"][0]["function"]["name"], {"input": messages[-1].get("content")})]
 
 
-def call_of(name: str, arguments: str) -> JSON:
+def call_of(name: str, arguments: JSON, number: int = 1) -> JSON:
     """Returns a call of a tool as an answer has it."""
-    return {"id": "call_1", "type": "function", "function": {"name": name, "arguments": arguments}}
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    return {"id": f"call_{number}", "type": "function", "function": function}
 
 
-Script = Callable[[JSON], tuple[str, JSON | None]]
+Script = Callable[[JSON], str | list[JSON]]
 
 
 @dataclass(kw_only=True)
@@ -72,14 +72,14 @@ class Completion:
     request: JSON
     id: str
     text: str
-    tool_call: JSON | None
+    tool_calls: list[JSON]
     prompt_ids: list[int]
     token_ids: list[int]
 
     @property
     def finish_reason(self) -> str:
         """`tool_calls` when a tool is called, else `stop`."""
-        return "tool_calls" if self.tool_call else "stop"
+        return "tool_calls" if self.tool_calls else "stop"
 
 
 @dataclass(kw_only=True)
@@ -220,14 +220,16 @@ class Backend:
         return web.json_response({"error": error}, status=status, headers=headers)
 
     def _complete(self, body: JSON) -> Completion:
-        text, tool_call = self._script(body)
+        said = self._script(body)
+        tool_calls = [] if isinstance(said, str) else said
+        text = said if isinstance(said, str) else "".join(call["function"]["arguments"] for call in said)
         self._completions_begun += 1
         token_ids = token_ids_of(text)[: body.get("max_completion_tokens") or body.get("max_tokens") or None]
         return Completion(
             request=body,
             id=f"chatcmpl-{self._completions_begun}",
             text=bytes(token_ids).decode(errors="ignore"),
-            tool_call=tool_call,
+            tool_calls=tool_calls,
             prompt_ids=prompt_ids_of(body["messages"]),
             token_ids=token_ids,
         )
@@ -260,8 +262,8 @@ class Backend:
 
     def _whole(self, completion: Completion) -> JSON:
         message: JSON = {"role": "assistant", "content": completion.text}
-        if completion.tool_call:
-            message = {"role": "assistant", "content": None, "tool_calls": [completion.tool_call]}
+        if completion.tool_calls:
+            message = {"role": "assistant", "content": None, "tool_calls": completion.tool_calls}
         choice: JSON = {"index": 0, "message": message, "logprobs": None, "finish_reason": None}
         if self._shown(completion, "finish_reason"):
             choice["finish_reason"] = completion.finish_reason
@@ -337,14 +339,19 @@ def _chunk(delta: JSON) -> JSON:
 
 
 def _delta(completion: Completion, text: str, start: int) -> JSON:
-    if completion.tool_call is None:
+    if not completion.tool_calls:
         return {"content": text}
-    call: JSON = {"index": 0, "function": {"arguments": text}}
-    if start == 0:
-        function = completion.tool_call["function"]
-        call |= {"id": completion.tool_call["id"], "type": "function"}
-        call["function"] = {"name": function["name"], "arguments": text}
-    return {"tool_calls": [call]}
+    pieces, begin = [], 0
+    for index, call in enumerate(completion.tool_calls):
+        end = begin + len(call["function"]["arguments"])
+        arguments = text[max(begin - start, 0) : max(end - start, 0)]
+        piece: JSON = {"index": index, "function": {"arguments": arguments}}
+        if begin >= start:
+            piece = {"index": index} | call | {"function": call["function"] | {"arguments": arguments}}
+        if arguments:
+            pieces.append(piece)
+        begin = end
+    return {"tool_calls": pieces}
 
 
 async def _serve(port: int) -> None:

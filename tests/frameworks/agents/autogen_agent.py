@@ -10,7 +10,7 @@ from autogen_core.models import ModelFamily, UserMessage
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 from pydantic import BaseModel
 
-QUESTION = "What is 6 times 7?"
+QUESTION = "What is 6 times 7, and what is 8 times 9?"
 calls = []
 
 

@@ -9,7 +9,7 @@ from crewai.tools import tool
 from pydantic import BaseModel
 
 MODEL = os.environ["AGENT_MODEL"]
-QUESTION = "What is 6 times 7?"
+QUESTION = "What is 6 times 7, and what is 8 times 9?"
 calls = []
 
 

@@ -7,7 +7,7 @@ import sys
 import litellm
 from pydantic import BaseModel
 
-QUESTION = {"role": "user", "content": "What is 6 times 7?"}
+QUESTION = {"role": "user", "content": "What is 6 times 7, and what is 8 times 9?"}
 TOOL = {
     "type": "function",
     "function": {

@@ -8,7 +8,7 @@ import sys
 from agents import Agent, Runner, function_tool, set_default_openai_api
 from pydantic import BaseModel
 
-QUESTION = "What is 6 times 7?"
+QUESTION = "What is 6 times 7, and what is 8 times 9?"
 calls = []
 
 
