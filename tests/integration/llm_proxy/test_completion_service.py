@@ -11,6 +11,8 @@ import pytest
 from fulmen.errors import ArgumentInvalid, MessageTooLarge, TokenInvalid
 from fulmen.llm_proxy.v1 import completion_service_pb2, completion_service_pb2_grpc
 from fulmen.rpc.channel import open_channel
+from fulmen.store.v1 import lease_service_pb2
+from fulmen_service_kit.http_server import HttpServer
 from tests.integration.llm_proxy.fake_store import FakeStore
 from tests.integration.llm_proxy.harness import MODEL, RunningProxy, running_proxy, target
 from tests.support.backend import Backend
@@ -149,3 +151,63 @@ async def test_too_large_a_body_and_too_many_calls_are_told(store: FakeStore, ba
             assert refused.retry_after_seconds >= 1
             backend.switches.gate.set()
             assert (await running).http_status == 200
+
+
+async def test_a_call_in_flight_ends_with_its_attempt(
+    proxy: RunningProxy, agent: Agent, backend: Backend, store: FakeStore
+) -> None:
+    attempt, stub = agent
+    backend.switches.gate = asyncio.Event()
+    async with asyncio.timeout(DEADLINE_S):
+        call = asyncio.ensure_future(stub.Complete(whole(BODY), timeout=DEADLINE_S))
+        await backend.arrived.acquire()
+        store.stands(attempt, lease_service_pb2.ATTEMPT_STATUS_ENDED)
+        answer = await call
+        await backend.aborted.acquire()
+    assert answer.http_status == 403
+    assert json.loads(answer.body_json)["error"]["code"] == "attempt_over"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_proxy_that_drains_lets_calls_finish_and_has_their_captures_delivered(
+    proxy: RunningProxy, agent: Agent, backend: Backend, store: FakeStore, streamed: bool
+) -> None:
+    attempt, stub = agent
+    ended: list[str] = []
+    backend.switches.gate = asyncio.Event()
+    async with asyncio.timeout(DEADLINE_S):
+        call = asyncio.ensure_future(events(stub) if streamed else stub.Complete(whole(BODY), timeout=DEADLINE_S))
+        call.add_done_callback(lambda _: ended.append("call"))
+        await backend.arrived.acquire()
+        drain = asyncio.create_task(proxy.parts.drain())
+        drain.add_done_callback(lambda _: ended.append("drain"))
+        http = proxy.parts.roles["http-server"]
+        assert isinstance(http, HttpServer)
+        await http.drain()
+        backend.switches.gate.set()
+        await call
+        await drain
+    assert ended == ["call", "drain"]
+    assert len(store.spans(attempt)) == 1
+
+
+async def test_calls_that_outlast_the_drain_are_cut_and_recorded(store: FakeStore, backend: Backend) -> None:
+    async with running_proxy(store.target, drain_grace_s=1) as proxy, asyncio.timeout(DEADLINE_S):
+        await proxy.register("one", backend.url)
+        await proxy.put_route(target("one"))
+        attempt, key = proxy.attempt()
+        backend.switches.gate = asyncio.Event()
+        async with open_channel(f"127.0.0.1:{proxy.parts.server.port}", token=key) as channel:
+            stub = completion_service_pb2_grpc.CompletionServiceStub(channel)
+            call = asyncio.ensure_future(stub.Complete(whole(BODY), timeout=DEADLINE_S))
+            await backend.arrived.acquire()
+            await proxy.parts.drain()
+            call.cancel()
+    [(span, _)] = store.spans(attempt)
+    assert {a.key: a.value.string_value for a in span.attributes}["error.type"] == "proxy_stopped"
+
+
+async def events(
+    stub: completion_service_pb2_grpc.CompletionServiceStub,
+) -> list[completion_service_pb2.StreamCompleteResponse]:
+    return [message async for message in stub.StreamComplete(stream(BODY), timeout=DEADLINE_S)]

@@ -18,7 +18,9 @@ from fulmen_service_kit.http_wire import DEPARTURES, Departures, Receive, Scope,
 
 _BACKLOG = 4096
 _KEEP_ALIVE_S = 75
-_SHARE_OF_GRACE = 0.8
+ANSWERS_SHARE: Final = 0.8
+"""Of the grace of a drain, in which answers may finish: those that are cut then still need some of it to be recorded."""
+
 _LINGER_S = 1.0
 
 MAX_HEAD_BYTES: Final = 64 * 1024
@@ -99,8 +101,7 @@ class HttpServer:
             proxy_headers=False,
             backlog=_BACKLOG,
             timeout_keep_alive=_KEEP_ALIVE_S,
-            # Streams that are cut at the end of the grace still need some of it to reach the store.
-            timeout_graceful_shutdown=max(1, int(grace_s * _SHARE_OF_GRACE)),
+            timeout_graceful_shutdown=max(1, int(grace_s * ANSWERS_SHARE)),
         )
         self._server = _EmbeddedServer(config)
         self._stopped = asyncio.Event()

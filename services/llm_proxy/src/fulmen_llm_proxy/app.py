@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
 import uuid
 from contextlib import AsyncExitStack
@@ -53,7 +52,7 @@ from fulmen_llm_proxy.transport.http.kept_responses import KeptResponses
 from fulmen_llm_proxy.transport.http.metrics_page import MetricsPage
 from fulmen_llm_proxy.transport.route_servicer import RouteServicer
 from fulmen_service_kit.auth import RolePolicy
-from fulmen_service_kit.http_server import HttpServer, bind, bind_private
+from fulmen_service_kit.http_server import ANSWERS_SHARE, HttpServer, bind, bind_private
 from fulmen_service_kit.lifecycle import Role as BackgroundRole
 from fulmen_service_kit.lifecycle import ServiceParts
 from fulmen_service_kit.revocation import RevocationFollower, RevokedTokens, revoked_at_store
@@ -74,7 +73,6 @@ _POLICY = RolePolicy(
     },
     rpcs={},
 )
-_GC_THRESHOLD = 20_000
 _STORE_RETRY = RetryPolicy(deadline_s=float("inf"), first_delay_s=0.05, max_delay_s=0.5)
 """The store is tried again without end, often enough to follow within a second of its return."""
 
@@ -87,13 +85,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     """
     if not isinstance(settings, LlmProxySettings):
         raise TypeError("the proxy is built from LlmProxySettings")
-    parts = await build_proxy(settings, stack, registry=REGISTRY)
-    # What exists by now lives as long as the process: the collector need not look at it again. Calls leave few
-    # cycles behind, so it may also look less often; together this is a tenth of the cost of a call.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(_GC_THRESHOLD, 50, 50)
-    return parts
+    return await build_proxy(settings, stack, registry=REGISTRY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,15 +141,24 @@ async def build_proxy(
     calls = _call_pipeline(settings, shared)
     http = _http_server(settings, shared, calls, stack)
     draining = asyncio.Event()
+    completions = CompletionServicer(
+        calls=calls,
+        draining=draining,
+        max_request_bytes=settings.max_request_bytes,
+        max_event_bytes=settings.max_answer_bytes,
+        write_timeout_s=settings.write_timeout_s,
+    )
 
     async def drain() -> None:
         draining.set()
-        await http.drain()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(http.drain(), name="drain-http")
+            group.create_task(completions.drain(settings.drain_grace_s * ANSWERS_SHARE), name="drain-rpcs")
         await shared.queue.emptied()
         await shared.meter.exchange.told()
 
     return ServiceParts(
-        server=_rpc_server(settings, shared, calls, draining),
+        server=_rpc_server(settings, shared, completions, draining),
         roles={**_roles(settings, shared), "http-server": http},
         drain=drain,
         ports={"http_port": http.port},
@@ -234,7 +235,9 @@ def _http_server(settings: LlmProxySettings, shared: _Shared, calls: CallPipelin
     return http
 
 
-def _rpc_server(settings: LlmProxySettings, shared: _Shared, calls: CallPipeline, draining: asyncio.Event) -> RpcServer:
+def _rpc_server(
+    settings: LlmProxySettings, shared: _Shared, completions: CompletionServicer, draining: asyncio.Event
+) -> RpcServer:
     writer = ResourceWriter(channel=shared.channel, project=settings.project, book=shared.book, tables=shared.tables)
     changing = asyncio.Lock()
     routes = RouteServicer(book=shared.book, tables=shared.tables, writer=writer, changing=changing, draining=draining)
@@ -250,14 +253,6 @@ def _rpc_server(settings: LlmProxySettings, shared: _Shared, calls: CallPipeline
     )
     captures = CaptureServicer(
         ledger=shared.ledger, queue=shared.queue, instance_id=shared.instance_id, siblings=shared.siblings
-    )
-
-    completions = CompletionServicer(
-        calls=calls,
-        draining=draining,
-        max_request_bytes=settings.max_request_bytes,
-        max_event_bytes=settings.max_answer_bytes,
-        write_timeout_s=settings.write_timeout_s,
     )
 
     def register(server: grpc.aio.Server) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from fulmen_llm_proxy.domain.attempt_guard import AttemptGuard, Use, attempt_over
 from fulmen_llm_proxy.domain.call import Attribution
+from fulmen_service_kit.http_wire import CallerGone
 
 
 class AttemptHold:
@@ -45,5 +46,6 @@ class AttemptHold:
         if not self._interrupted or self._task is None:
             return
         mine = self._task.uncancel() <= self._before
-        if mine and kind is asyncio.CancelledError:
+        # Over gRPC the watch for the caller's leaving cannot tell whose cancellation it sees, and takes it for its own.
+        if mine and kind in (asyncio.CancelledError, CallerGone):
             raise attempt_over(self._use.attribution.attempt, self._use.verdict) from error

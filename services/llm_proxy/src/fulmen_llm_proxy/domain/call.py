@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
@@ -11,6 +12,9 @@ from fulmen_llm_proxy.domain.apis.api import Api
 from fulmen_llm_proxy.domain.apis.collected import Collected, Fields
 from fulmen_llm_proxy.domain.routing import Backend, Target
 from fulmen_llm_proxy.domain.span_place import SpanPlace
+
+MAX_AGENT_NAME: Final = 100
+"""Characters of an agent's name that are kept."""
 
 
 class Attribution(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import grpc.aio
 
@@ -15,13 +16,11 @@ from fulmen_llm_proxy.calls.pipeline import CallPipeline
 from fulmen_llm_proxy.domain.apis.api import Api, asks_for_stream
 from fulmen_llm_proxy.domain.apis.errors import error_document
 from fulmen_llm_proxy.domain.apis.registry import BY_PATH
-from fulmen_llm_proxy.domain.call import CallHead
-from fulmen_llm_proxy.transport.http.auth import caller_of
+from fulmen_llm_proxy.domain.call import MAX_AGENT_NAME, CallHead
+from fulmen_llm_proxy.transport.callers import caller_of
 from fulmen_llm_proxy.transport.rpc_sink import EventSink, WholeSink
 from fulmen_service_kit.auth import current_caller
 from fulmen_service_kit.http_wire import JSON_TYPE
-
-_MAX_AGENT_NAME = 100
 
 
 class CompletionServicer(completion_service_pb2_grpc.CompletionServiceServicer):
@@ -48,6 +47,16 @@ class CompletionServicer(completion_service_pb2_grpc.CompletionServiceServicer):
         self._max_request_bytes = max_request_bytes
         self._max_event_bytes = max_event_bytes
         self._write_timeout_s = write_timeout_s
+        self._running: set[asyncio.Task[Any]] = set()
+
+    async def drain(self, limit_s: float) -> None:
+        """Returns when no call runs any more; cuts those that still run after `limit_s` seconds. New ones are refused."""
+        if not self._running:
+            return
+        _, left = await asyncio.wait(self._running, timeout=limit_s)
+        for call in left:
+            call.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
     async def Complete(
         self, request: completion_service_pb2.CompleteRequest, context: grpc.aio.ServicerContext
@@ -56,9 +65,9 @@ class CompletionServicer(completion_service_pb2_grpc.CompletionServiceServicer):
         api = self._api(request.path, request.body_json)
         if asks_for_stream(request.body_json):
             raise ArgumentInvalid("The body asks for a stream; call StreamComplete for one.")
-        # gRPC cancels the handler of a rpc that its caller gave up, and every handler when the server stops.
-        sink = WholeSink(lambda: context.cancelled() or not self._draining.is_set())
-        await self._run(api, request, sink)
+        sink = WholeSink(lambda: self._is_given_up(context))
+        with self._counted():
+            await self._run(api, request, sink)
         return sink.answer
 
     async def StreamComplete(
@@ -78,15 +87,31 @@ class CompletionServicer(completion_service_pb2_grpc.CompletionServiceServicer):
                 rpc.cancel()  # it waits for the caller to take a message
 
         call.add_done_callback(end)
-        try:
-            while (message := await _next_message(sink, ended)) is not None:
-                yield message
-            await call
-        finally:
-            over = not call.done()
-            call.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
+        with self._counted():
+            try:
+                while (message := await _next_message(sink, ended)) is not None:
+                    yield message
                 await call
+            finally:
+                over = not call.done() and self._is_given_up(context)
+                call.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await call
+
+    def _is_given_up(self, context: grpc.aio.ServicerContext) -> bool:
+        """Tells, in a handler that was cancelled, whether its caller gave the rpc up; else the proxy stops."""
+        return bool(context.cancelled()) or not self._draining.is_set()
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        rpc = asyncio.current_task()
+        if rpc is None:
+            raise RuntimeError("a handler runs in a task")
+        self._running.add(rpc)
+        try:
+            yield
+        finally:
+            self._running.discard(rpc)
 
     def _api(self, path: str, body: bytes) -> Api:
         if self._draining.is_set():
@@ -106,7 +131,7 @@ class CompletionServicer(completion_service_pb2_grpc.CompletionServiceServicer):
         request: completion_service_pb2.CompleteRequest | completion_service_pb2.StreamCompleteRequest,
         sink: WholeSink | EventSink,
     ) -> None:
-        head = CallHead(agent_name=request.agent_name[:_MAX_AGENT_NAME])
+        head = CallHead(agent_name=request.agent_name[:MAX_AGENT_NAME])
         try:
             await self._calls.run(api, caller_of(current_caller()), head, request.body_json, sink)
         except Refused as error:

@@ -7,7 +7,6 @@ import structlog
 from fulmen.errors import PermissionDenied, TokenInvalid
 from fulmen.ids import ALL_PROJECTS
 from fulmen_llm_proxy.calls.failures import Refused
-from fulmen_llm_proxy.domain.call import Attribution, Caller
 from fulmen_llm_proxy.domain.failed_keys import FailedKeys
 from fulmen_llm_proxy.metrics import Metrics
 from fulmen_service_kit.http_wire import Scope, header
@@ -65,21 +64,6 @@ class HttpAuthenticator:
             raise Refused(
                 429, "too_many_bad_keys", "Too many keys of this address were not made here.", retry_after_s=wait_s
             ) from error
-
-
-def caller_of(token: TokenCaller) -> Caller:
-    """Returns who calls, and the attempt that the calls belong to; None for everybody but an agent."""
-    attribution = None
-    if token.attempt is not None:
-        attribution = Attribution(
-            attempt=str(token.attempt),
-            project=token.project,
-            epoch=token.epoch,
-            mode=token.mode,
-            expires_s=token.expires_s,
-            token_budget=token.token_budget,
-        )
-    return Caller(project=token.own_project, attribution=attribution)
 
 
 def _token(scope: Scope) -> str:

@@ -16,11 +16,12 @@ from fulmen_llm_proxy.domain.apis.api import Api, Dialect
 from fulmen_llm_proxy.domain.apis.errors import error_document
 from fulmen_llm_proxy.domain.apis.models import model_document, model_list
 from fulmen_llm_proxy.domain.apis.registry import BY_PATH
-from fulmen_llm_proxy.domain.call import Caller, CallHead
+from fulmen_llm_proxy.domain.call import MAX_AGENT_NAME, Caller, CallHead
 from fulmen_llm_proxy.domain.headers import to_backend
 from fulmen_llm_proxy.domain.table import TableHolder
+from fulmen_llm_proxy.transport.callers import caller_of
 from fulmen_llm_proxy.transport.http import kept_responses
-from fulmen_llm_proxy.transport.http.auth import HttpAuthenticator, caller_of
+from fulmen_llm_proxy.transport.http.auth import HttpAuthenticator
 from fulmen_llm_proxy.transport.http.azure import deployment_in, standard_path, with_model
 from fulmen_llm_proxy.transport.http.http_sink import STARTED, HttpSink
 from fulmen_llm_proxy.transport.http.kept_responses import KeptResponses
@@ -171,7 +172,7 @@ def _head(scope: Scope) -> CallHead:
     resent = header(scope, _RESEND_HEADER)
     return CallHead(
         trace_parent=pass_on.get("traceparent", ""),
-        agent_name=header(scope, _AGENT_HEADER).decode("latin-1")[:100],
+        agent_name=header(scope, _AGENT_HEADER).decode("latin-1")[:MAX_AGENT_NAME],
         resend_count=int(resent) if resent.isdigit() and len(resent) < 4 else 0,
         pass_on=pass_on,
     )
