@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from fulmen.algorithm.v1.training_run_service_pb2_grpc import TrainingRunServiceStub
 from fulmen.llm_proxy.v1.backend_service_pb2_grpc import BackendServiceStub
+from fulmen.llm_proxy.v1.completion_service_pb2_grpc import CompletionServiceStub
 from fulmen.llm_proxy.v1.route_service_pb2_grpc import RouteServiceStub
 from fulmen.rpc.channel import open_channel
 from fulmen.store.v1.project_service_pb2_grpc import ProjectServiceStub
@@ -46,6 +47,7 @@ class Client:
     training_runs: TrainingRunServiceStub
     routes: RouteServiceStub
     backends: BackendServiceStub
+    completions: CompletionServiceStub
 
 
 @asynccontextmanager
@@ -70,4 +72,5 @@ async def connect(targets: Targets, *, token: str | None) -> AsyncIterator[Clien
             training_runs=TrainingRunServiceStub(algorithm),
             routes=RouteServiceStub(llm_proxy),
             backends=BackendServiceStub(llm_proxy),
+            completions=CompletionServiceStub(llm_proxy),
         )

@@ -75,7 +75,8 @@ _SHARED: dict[str, tuple[Any, Any]] = {
                 "--llm-proxy-target",
                 envvar="FULMEN_LLM_PROXY_TARGET",
                 rich_help_panel=_PANEL,
-                help="The LLM proxy's gRPC port, HOST:PORT.",
+                help="The LLM proxy's gRPC port, HOST:PORT; several separated by commas: `proxy health` asks all, "
+                "other commands the first.",
             ),
         ],
         None,

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fulmen.cli.exits import CommandFailed
+from fulmen.cli.exits import CommandFailed, Exit
 from fulmen.client import Client, Targets, connect
 from fulmen.local.record import DEFAULT_STATE_DIR, StackFolder
 
@@ -46,7 +46,16 @@ class Connection:
                 "--store-target, --algorithm-target and --llm-proxy-target."
             )
         usual = {"store": "127.0.0.1:7101", "algorithm": "127.0.0.1:7301", "llm_proxy": "127.0.0.1:7201"}
-        return Targets(**{name: given[name] or known.get(name) or usual[name] for name in usual})
+        named = {name: given[name] or known.get(name) or usual[name] for name in usual}
+        return Targets(**{**named, "llm_proxy": _split(named["llm_proxy"])[0]})
+
+    def proxies(self) -> list[str]:
+        """Returns where every LLM proxy listens that was named, separated by commas.
+
+        Raises:
+            CommandFailed: if neither a target nor a running stack is known.
+        """
+        return _split(self.llm_proxy_target) if self.llm_proxy_target else [self.targets().llm_proxy]
 
     def bearer(self) -> str | None:
         """Returns the token to send; None if none is known."""
@@ -66,3 +75,10 @@ class Connection:
         folder = StackFolder(self.state_dir)
         record = folder.read()
         return record.targets if record is not None and folder.is_running() else {}
+
+
+def _split(targets: str) -> list[str]:
+    found = [each.strip() for each in targets.split(",") if each.strip()]
+    if not found:
+        raise CommandFailed("--llm-proxy-target names no proxy: give HOST:PORT.", exit_code=Exit.USAGE)
+    return found

@@ -1,4 +1,4 @@
-"""`fulmen proxy`: where model calls go."""
+"""`fulmen proxy`: where model calls go, how backends do, and changes of both while agents run."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ from typing import Final
 
 import typer
 
+from fulmen.cli import backend_changes, route_changes
+from fulmen.cli.backend_changes import traits
 from fulmen.cli.command import Output, OutputOption, new_group, remote_command
 from fulmen.cli.connection import Connection
 from fulmen.cli.output import print_rows
-from fulmen.llm_proxy.v1 import backend_service_pb2, route_pb2, route_service_pb2
+from fulmen.cli.proxy_call import call
+from fulmen.cli.proxy_health import backend_health, health
+from fulmen.cli.proxy_watch import watch
+from fulmen.cli.route_text import route_facts, target_text
+from fulmen.llm_proxy.v1 import backend_pb2, backend_service_pb2, route_pb2, route_service_pb2
 
 __all__ = ["register"]
 
@@ -22,6 +28,26 @@ def register(app: typer.Typer) -> None:
     app.add_typer(proxy, name="proxy")
     remote_command(proxy, "routes")(routes)
     remote_command(proxy, "backends")(backends)
+    remote_command(proxy, "health")(health)
+    remote_command(proxy, "watch")(watch)
+    remote_command(proxy, "promote")(route_changes.promote)
+    remote_command(proxy, "call")(call)
+    route = new_group("One route: where calls for a model name go.")
+    proxy.add_typer(route, name="route")
+    remote_command(route, "put")(route_changes.put)
+    remote_command(route, "show")(route_changes.show)
+    remote_command(route, "delete")(route_changes.delete)
+    remote_command(route, "roll-back")(route_changes.roll_back)
+    remote_command(route, "split")(route_changes.split)
+    backend = new_group("One backend: a server of models.")
+    proxy.add_typer(backend, name="backend")
+    remote_command(backend, "add")(backend_changes.add)
+    remote_command(backend, "drain")(backend_changes.drain)
+    remote_command(backend, "resume")(backend_changes.resume)
+    remote_command(backend, "hold")(backend_changes.hold)
+    remote_command(backend, "release")(backend_changes.release)
+    remote_command(backend, "delete")(backend_changes.delete)
+    remote_command(backend, "health")(backend_health)
 
 
 async def routes(connection: Connection, output: OutputOption = Output.TABLE) -> None:
@@ -31,43 +57,48 @@ async def routes(connection: Connection, output: OutputOption = Output.TABLE) ->
 
         fulmen proxy routes
     """
+    found: list[route_pb2.Route] = []
+    request = route_service_pb2.ListRoutesRequest(page_size=PAGE_SIZE)
     async with connection.open() as client:
-        answer = await client.routes.ListRoutes(route_service_pb2.ListRoutesRequest(page_size=PAGE_SIZE))
-    found = list(answer.routes)
+        while True:
+            page = await client.routes.ListRoutes(request)
+            found += page.routes
+            if not page.next_page_token:
+                break
+            request.page_token = page.next_page_token
     rows = [
-        (route.name.removeprefix("routes/"), str(route.version), "; ".join(_target(each) for each in route.targets),
-         "; ".join(f"{each.mode} {each.request_fields_json}" for each in route.overrides))
+        (route.name.removeprefix("routes/"), str(route.version), "; ".join(map(target_text, route.targets)),
+         "; ".join(f"{name} {value}" for name, value in route_facts(route)))
         for route in found
     ]  # fmt: skip
-    print_rows(output, ("model", "version", "targets", "overrides"), rows, messages=found, empty="No routes.")
+    print_rows(output, ("model", "version", "targets", "rules"), rows, messages=found, empty="No routes.")
 
 
 async def backends(connection: Connection, output: OutputOption = Output.TABLE) -> None:
-    """Lists the model servers and how they do.
+    """Lists the model servers and what is said of each; `fulmen proxy health` tells how they do.
 
     Example:
 
         fulmen proxy backends
     """
+    found: list[backend_pb2.Backend] = []
+    request = backend_service_pb2.ListBackendsRequest(page_size=PAGE_SIZE)
     async with connection.open() as client:
-        listed = await client.backends.ListBackends(backend_service_pb2.ListBackendsRequest(page_size=PAGE_SIZE))
+        while True:
+            page = await client.backends.ListBackends(request)
+            found += page.backends
+            if not page.next_page_token:
+                break
+            request.page_token = page.next_page_token
         answer = await client.backends.GetBackendHealth(backend_service_pb2.GetBackendHealthRequest())
     health = {each.name: each for each in answer.backends}
-    found = list(listed.backends)
     rows = []
     for backend in found:
         seen = health.get(backend.name)
         state = "draining" if backend.draining else "" if seen is None else "healthy" if seen.healthy else "failing"
+        special = "; ".join(f"{name} {value}" for name, value in traits(backend) if name != "draining")
         numbers = ("", "", "") if seen is None else (seen.in_flight_count, seen.request_count, seen.failure_count)
-        rows.append((backend.name.removeprefix("backends/"), backend.base_url, state, *map(str, numbers)))
-    columns = ("backend", "base URL", "state", "in flight", "requests", "failures")
+        row = (backend.name.removeprefix("backends/"), backend.base_url, state, *map(str, numbers), special)
+        rows.append(row)
+    columns = ("backend", "base URL", "state", "in flight", "requests", "failures", "settings")
     print_rows(output, columns, rows, messages=found, empty="No backends.")
-
-
-def _target(target: route_pb2.RouteTarget) -> str:
-    words = [target.backend.removeprefix("backends/")]
-    if target.weight:
-        words.append(f"weight {target.weight}")
-    if target.policy:
-        words.append(f"policy {target.policy} version {target.policy_version}")
-    return " ".join(words)

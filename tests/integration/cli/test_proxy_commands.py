@@ -1,0 +1,269 @@
+"""`fulmen proxy ...` against real proxies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from structlog.testing import capture_logs
+from typer.testing import CliRunner
+
+from fulmen.cli.exits import INTERRUPTED, Exit
+from fulmen.cli.main import app
+from fulmen_service_kit.tokens import Role
+from tests.integration.llm_proxy.fake_store import FakeStore
+from tests.integration.llm_proxy.harness import MODEL, POLICY, RunningProxy, running_proxy
+from tests.support.backend import Backend
+
+LIMIT_S = 60
+NOBODY = "127.0.0.1:1"
+
+
+class Fulmen:
+    """The command line, connected to proxies as an administrator."""
+
+    def __init__(self, *proxies: RunningProxy) -> None:
+        self.environment = {
+            "FULMEN_LLM_PROXY_TARGET": ",".join(f"127.0.0.1:{proxy.parts.server.port}" for proxy in proxies),
+            "FULMEN_TOKEN": proxies[0].signer.issue(Role.ADMIN, subject="tests", ttl_s=600),
+            "COLUMNS": "300",
+        }
+
+    async def __call__(self, *arguments: str, target: str = "") -> Result:
+        where = self.environment | ({"FULMEN_LLM_PROXY_TARGET": target} if target else {})
+        return await asyncio.to_thread(CliRunner().invoke, app, ["proxy", *arguments], env=where)
+
+    async def ok(self, *arguments: str) -> str:
+        """Returns what a command prints that must succeed."""
+        result = await self(*arguments)
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    async def start(self, *arguments: str, stdout: int) -> asyncio.subprocess.Process:
+        """Starts a command as a process."""
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "fulmen.cli", "proxy", *arguments),
+            env={**os.environ, **self.environment, "TERM": "xterm"},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=stdout,
+        )
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[FakeStore]:
+    """Yields a store."""
+    async with FakeStore() as running:
+        yield running
+
+
+@pytest.fixture
+async def backend() -> AsyncIterator[Backend]:
+    """Yields a model server."""
+    async with Backend() as running:
+        yield running
+
+
+@pytest.fixture
+async def proxy(store: FakeStore) -> AsyncIterator[RunningProxy]:
+    """Yields a proxy without routes and backends."""
+    # It logs in this process: what it writes must not get into a command's output.
+    with capture_logs():
+        async with running_proxy(store.target) as running:
+            yield running
+
+
+@pytest.fixture
+def fulmen(proxy: RunningProxy) -> Fulmen:
+    """Returns the command line."""
+    return Fulmen(proxy)
+
+
+async def served(fulmen: Fulmen, backend: Backend) -> None:
+    """Adds two backends and a route to them."""
+    for name in ("one", "two"):
+        await fulmen.ok("backend", "add", name, backend.url, "--token-ids")
+    targets = ("--target", "one:byte-model@1=3", "--target", "two:byte-model@2")
+    await fulmen.ok("route", "put", MODEL, "--policy", POLICY, *targets)
+
+
+async def test_backends_are_added_drained_held_and_removed(fulmen: Fulmen, backend: Backend) -> None:
+    limits = ("--rpm", "600", "--tpm", "90000", "--max-in-flight", "8")
+    kind = ("--engine", "vllm", "--token-ids", "--api", "chat-completions", "--api", "count-tokens")
+    added = await fulmen.ok("backend", "add", "one", backend.url, *kind, *limits, "--key-name", "k")
+    assert "600 requests a minute, 90,000 tokens a minute, 8 at once" in added
+    assert "apis          chat-completions, count-tokens" in added
+    [listed] = json.loads(await fulmen.ok("backends", "-o", "json"))
+    assert (listed["engine"], listed["returns_token_ids"], listed["key_name"]) == ("ENGINE_VLLM", True, "k")
+    assert "draining      yes" in await fulmen.ok("backend", "drain", "backends/one")
+    assert " draining " in await fulmen.ok("backends")
+    assert "draining" not in await fulmen.ok("backend", "resume", "one")
+    assert "held until" in await fulmen.ok("backend", "hold", "one", "--ttl", "30")
+    assert " held " in await fulmen.ok("backend", "health", "one")
+    assert "held until" not in await fulmen.ok("backend", "release", "one")
+    assert "backends/one is gone." in await fulmen.ok("backend", "delete", "one")
+    assert "No backends." in await fulmen.ok("backends")
+
+
+async def test_a_route_is_put_shown_split_promoted_and_rolled_back(fulmen: Fulmen, backend: Backend) -> None:
+    await served(fulmen, backend)
+    options = ("--balancing", "prefix-cache", "--fallback", "other", "--deadline", "60", "--hedge", "0.25")
+    override = ("--override", 'validation={"temperature": 0}')
+    await fulmen.ok("route", "put", MODEL, "--target", "one:byte-model", *options, *override)
+    shown = json.loads(await fulmen.ok("route", "show", MODEL, "-o", "json"))
+    assert shown["balancing"] == "BALANCING_PREFIX_CACHE"
+    assert (shown["fallbacks"], shown["deadline"], shown["hedge_delay"]) == (["routes/other"], "60s", "0.250s")
+    assert shown["overrides"] == [{"mode": "validation", "request_fields_json": '{"temperature": 0}'}]
+    assert "balancing prefix cache; fallbacks other; deadline 60 s; hedge after 0.25 s" in await fulmen.ok("routes")
+    again = await fulmen.ok("route", "roll-back", MODEL)
+    assert [line.split() for line in again.splitlines()[-2:]] == [
+        ["one", "byte-model", "3", POLICY, "1"],
+        ["two", "byte-model", "1", POLICY, "2"],
+    ]
+    by_version = json.loads(await fulmen.ok("route", "split", MODEL, "@1=5", "@2=95", "-o", "json"))
+    by_backend = json.loads(await fulmen.ok("route", "split", MODEL, "backends/two=0", "-o", "json"))
+    weights = [[target.get("weight", 0) for target in route["targets"]] for route in (by_version, by_backend)]
+    assert weights == [[5, 95], [5, 0]]
+    assert "version 8" in await fulmen.ok("promote", POLICY, "8")
+    await fulmen.ok("route", "delete", MODEL)
+    assert (await fulmen("route", "show", MODEL)).exit_code == Exit.NOT_FOUND
+
+
+async def test_a_route_is_put_from_a_file_as_it_is_shown(fulmen: Fulmen, backend: Backend, tmp_path: Path) -> None:
+    await served(fulmen, backend)
+    file = tmp_path / "route.json"
+    file.write_text(await fulmen.ok("route", "show", MODEL, "-o", "json"))
+    await fulmen.ok("route", "delete", MODEL)
+    put = json.loads(await fulmen.ok("route", "put", MODEL, "--file", str(file), "-o", "json"))
+    assert put.pop("version") != json.loads(file.read_text())["version"]
+    assert put.items() <= json.loads(file.read_text()).items()
+    other = await fulmen("route", "put", "other", "--file", str(file), "--cache")
+    assert other.exit_code == Exit.USAGE
+    assert "give no other options" in other.stderr
+    assert "is the route routes/tiny, not routes/other" in other.stderr
+    file.write_text('{"target": 1}')
+    assert "is no route" in (await fulmen("route", "put", MODEL, "--file", str(file))).stderr
+    assert (await fulmen("route", "put", MODEL, "--file", str(tmp_path / "none"))).exit_code == Exit.USAGE
+
+
+async def test_everything_that_is_wrong_is_told_at_once(fulmen: Fulmen, backend: Backend) -> None:
+    targets = ("--target", "=1", "--target", "one@5", "--target", "one=99999999999")
+    wrong = await fulmen("route", "put", MODEL, *targets, "--override", "train=[]", "--deadline", "0")
+    assert wrong.exit_code == Exit.USAGE
+    for problem in ("--target =1", "give --policy", "number is too large", "--override train=[]", "--deadline 0"):
+        assert problem in wrong.stderr
+    unknown = await fulmen("route", "put", MODEL, "--target", "x", "--target", "y")
+    assert unknown.exit_code == Exit.NOT_FOUND
+    assert "backends/x, backends/y" in unknown.stderr
+    refused = await fulmen("route", "put", "UPPER", "--target", "ONE", "--override", "night={}")
+    assert refused.exit_code == Exit.USAGE
+    for field in ("route.name", "route.targets[0].backend", "route.overrides[0].mode"):
+        assert field in refused.stderr
+    shares = await fulmen("route", "split", MODEL, "one", "@x=1", "one=1", "one=2", "@1=3")
+    assert shares.exit_code == Exit.USAGE
+    for problem in ("one: is neither", "@x=1: is neither", "one=2: is said twice", "either backends or versions"):
+        assert problem in shares.stderr
+    assert (await fulmen("backend", "add", "one", "nowhere")).exit_code == Exit.USAGE
+    assert (await fulmen("backend", "drain", "none")).exit_code == Exit.NOT_FOUND
+    assert (await fulmen("promote", "none", "1")).exit_code == Exit.NOT_FOUND
+    await served(fulmen, backend)
+    assert (await fulmen("backend", "delete", "one")).exit_code == Exit.CONFLICT
+    assert (await fulmen("backend", "health", "none")).exit_code == Exit.NOT_FOUND
+
+
+@pytest.mark.parametrize("api", ["chat", "messages", "responses", "completions"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_a_call_prints_the_answer_and_what_it_took(
+    fulmen: Fulmen, backend: Backend, api: str, stream: bool
+) -> None:
+    await served(fulmen, backend)
+    result = await fulmen("call", MODEL, "hello", "--api", api, *(["--stream"] if stream else []))
+    assert result.exit_code == 0, result.output
+    said = result.stdout.strip()
+    assert said == ("olleh" if api == "completions" else "You said: hello")
+    assert result.stderr.startswith(f"{api}, ")
+    assert result.stderr.strip().endswith("tokens")
+
+
+async def test_a_call_that_is_refused_says_why(fulmen: Fulmen, backend: Backend) -> None:
+    await served(fulmen, backend)
+    for more in ([], ["--stream"]):
+        unknown = await fulmen("call", "none", "hello", *more)
+        assert unknown.exit_code == Exit.NOT_FOUND
+        assert "404: " in unknown.stderr
+        backend.switches.refusals.append(400)
+        assert (await fulmen("call", MODEL, "hello", *more)).exit_code == Exit.USAGE
+    events = (await fulmen.ok("call", MODEL, "hello", "--stream", "-o", "json")).splitlines()
+    assert len(events) > 2
+    assert all(json.loads(event)["object"] == "chat.completion.chunk" for event in events)
+
+
+async def test_health_asks_every_proxy_and_says_which_does_not_answer(store: FakeStore, backend: Backend) -> None:
+    with capture_logs():
+        async with running_proxy(store.target) as first, running_proxy(store.target) as second:
+            fulmen = Fulmen(first, second)
+            await served(fulmen, backend)
+            async with asyncio.timeout(LIMIT_S):
+                while len(json.loads(await fulmen.ok("health", "-o", "json"))[1]["backends"]) < 2:
+                    pass
+            await fulmen.ok("call", MODEL, "hello")
+            seen = json.loads(await fulmen.ok("health", "-o", "json"))
+            counts = [sum(int(each.get("request_count", 0)) for each in proxy["backends"]) for proxy in seen]
+            assert counts == [1, 0]
+            table = await fulmen.ok("health")
+            assert all(
+                f"proxy {target}" in table for target in fulmen.environment["FULMEN_LLM_PROXY_TARGET"].split(",")
+            )
+            assert table.count("healthy") == 4
+            known = f"127.0.0.1:{first.parts.server.port}"
+            partly = await fulmen("health", target=f"{known},{NOBODY}")
+            assert partly.exit_code == Exit.FAILED
+            assert "does not answer" in partly.stdout
+            assert "healthy" in partly.stdout
+            assert (await fulmen("health", target=NOBODY)).exit_code == Exit.FAILED
+
+
+async def test_health_is_drawn_anew_on_a_terminal_until_it_is_interrupted(fulmen: Fulmen, backend: Backend) -> None:
+    await served(fulmen, backend)
+    screen, terminal = pty.openpty()
+    reader, transport = await _reader(screen)
+    process = await fulmen.start("health", "--watch", "--interval", "0.1", stdout=terminal)
+    os.close(terminal)
+    async with asyncio.timeout(LIMIT_S):
+        await reader.readuntil(("░" * 12).encode())
+        backend.switches.gate = asyncio.Event()
+        call = asyncio.create_task(fulmen("call", MODEL, "hello"))
+        await reader.readuntil("█".encode())
+        backend.switches.gate.set()
+        assert (await call).exit_code == 0
+        process.send_signal(signal.SIGINT)
+        assert await process.wait() == INTERRUPTED
+    transport.close()
+
+
+async def test_watch_prints_routes_and_then_each_change(fulmen: Fulmen, backend: Backend) -> None:
+    await served(fulmen, backend)
+    process = await fulmen.start("watch", stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    async with asyncio.timeout(LIMIT_S):
+        assert b"routes/tiny  version 1: one model byte-model weight 3" in await process.stdout.readline()
+        await fulmen.ok("promote", POLICY, "9")
+        assert b"policy arithmetic version 9" in await process.stdout.readline()
+        await fulmen.ok("route", "delete", MODEL)
+        assert b"routes/tiny  is gone" in await process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert await process.wait() == INTERRUPTED
+
+
+async def _reader(screen: int) -> tuple[asyncio.StreamReader, asyncio.BaseTransport]:
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(screen, "rb"))
+    return reader, transport
