@@ -104,7 +104,9 @@ def span_of(call: FinishedCall, captured: Captured | None, sampling: Sampling) -
     attributes += _request_attributes(call, sampling)
     if captured is not None:
         attributes += _answer_attributes(call, captured)
-    span = Span.FromString(_repeated(call.api, call.model, call.attribution.mode, call.backend, call.http_status))
+    # What is not served may have any name of any length: only names that routes have are remembered.
+    repeated = _made if call.backend is None else _repeated
+    span = Span.FromString(repeated(call.api, call.model, call.attribution.mode, call.backend, call.http_status))
     span.trace_id = bytes.fromhex(place.trace_id)
     span.span_id = bytes.fromhex(place.span_id)
     span.parent_span_id = bytes.fromhex(place.parent_id or root_of(call.attribution.attempt))
@@ -123,9 +125,8 @@ def number(key: str, value: int) -> list[KeyValue]:
     return []
 
 
-@lru_cache(maxsize=_REPEATED)
-def _repeated(api: Api, model: str, mode: str, backend: Backend | None, http_status: int) -> bytes:
-    """Returns what is the same in the spans of many calls, serialised: making it anew would be half of the cost."""
+def _made(api: Api, model: str, mode: str, backend: Backend | None, http_status: int) -> bytes:
+    """Returns what is the same in the spans of many calls, serialised."""
     attributes = [
         _text(genai.OPERATION, api.operation),
         _text(genai.PROVIDER, _provider(api, backend)),
@@ -143,6 +144,8 @@ def _repeated(api: Api, model: str, mode: str, backend: Backend | None, http_sta
     name = _clean(f"{api.operation} {model}")
     return Span(name=name, kind=Span.SPAN_KIND_CLIENT, attributes=attributes).SerializeToString()
 
+
+_repeated = lru_cache(maxsize=_REPEATED)(_made)  # making it anew would be half of the cost of a span
 
 def _circumstances(call: FinishedCall) -> list[KeyValue]:
     found = number("fulmen.attempt.epoch", call.attribution.epoch)
