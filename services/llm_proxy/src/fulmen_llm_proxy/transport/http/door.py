@@ -30,12 +30,14 @@ from fulmen_llm_proxy.transport.http.paths import attempt_in, without_attempt
 from fulmen_service_kit.http_wire import CallerGone, Receive, Scope, Send, header, read_body, respond
 from fulmen_service_kit.logs import places_of
 
-SERVED = ", ".join([*(f"POST {path}" for path in BY_PATH), "GET /v1/models", "GET /healthz", "GET /metrics"])
-
 _GET = ("GET",)
-_METHODS = {**dict.fromkeys(BY_PATH, ("POST",)), "/v1/models": _GET, "/healthz": _GET, "/metrics": _GET}
 _MODELS = "/v1/models"
 _MODEL = "/v1/models/"
+_METHODS = {
+    **dict.fromkeys(BY_PATH, ("POST",)),
+    **dict.fromkeys((_MODELS, "/healthz", "/readyz", "/metrics"), _GET),
+}
+SERVED = ", ".join(f"{method} {path}" for path, methods in _METHODS.items() for method in methods)
 _AGENT_HEADER = b"x-fulmen-agent"
 # Set by the clients that vendors generate: their second try has 1, and so on.
 _RESEND_HEADER = b"x-stainless-retry-count"
@@ -111,6 +113,9 @@ class Door:
             await self._kept.answer(scope, path, (await self._caller(scope)).project, send)
         elif path == "/healthz":
             await respond(send, 503 if self.draining else 200, b"draining" if self.draining else b"ok", _TEXT)
+        elif path == "/readyz":
+            missing = b"draining" if self.draining else b"" if self._tables.is_loaded else b"no routes heard yet"
+            await respond(send, 503 if missing else 200, missing or b"ok", _TEXT)
         else:
             page = await self._metrics.render(own_only=scope["query_string"] == b"own=1")
             await respond(send, 200, page, CONTENT_TYPE_LATEST.encode())
