@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from pathlib import Path
 
@@ -77,3 +78,15 @@ async def gives_up_when_the_attempt_is_over(home: Path, framework: str, *argumen
         assert ran.status != 0
         assert "The attempt has ended" in ran.errors, ran.errors
         assert (world.refusals() - refused, len(world.backend.received) - seen) == (requests, 0)
+
+
+async def raises_on_a_broken_stream(home: Path, framework: str, *arguments: str) -> None:
+    """Has a backend break off a stream: the agent fails, rather than take the beginning for the whole answer."""
+    async with a_world(home) as world, asyncio.timeout(LIMIT_S):
+        attempt, key = world.proxy.attempt()
+        world.backend.switches.cut_after_events = 5
+        ran = await world.run(framework, *arguments, "stream", key=key)
+        assert ran.status != 0
+        assert re.search("broke off its answer|ended before it was complete", ran.errors), ran.errors
+        summary = await world.proxy.flush(attempt)
+        assert (summary.call_count, summary.unusable_count, len(world.backend.received)) == (1, 1, 1)

@@ -25,3 +25,8 @@ async def test_its_client_sends_refused_calls_again(tmp_path: Path, dialect: str
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_an_agent_of_an_attempt_that_is_over_gives_up(tmp_path: Path, dialect: str) -> None:
     await checks.gives_up_when_the_attempt_is_over(tmp_path, "langchain", dialect)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_a_stream_that_breaks_off_is_no_answer(tmp_path: Path, dialect: str) -> None:
+    await checks.raises_on_a_broken_stream(tmp_path, "langchain", dialect)
