@@ -9,7 +9,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from fulmen.errors import ArgumentInvalid, BackendNotFound
-from fulmen.llm_proxy.v1 import backend_pb2, backend_service_pb2, route_service_pb2
+from fulmen.llm_proxy.v1 import backend_pb2, backend_service_pb2, route_pb2, route_service_pb2
 from tests.integration.llm_proxy.fake_store import FakeStore
 from tests.integration.llm_proxy.harness import POLICY, RunningProxy, running_proxy, target
 from tests.support.backend import Backend
@@ -27,13 +27,17 @@ async def release(proxy: RunningProxy) -> backend_pb2.Backend:
     return (await proxy.backends.ReleaseBackend(backend_service_pb2.ReleaseBackendRequest(name=NAME))).backend
 
 
+async def waiting_at(proxy: RunningProxy, name: str) -> int:
+    """Returns how many calls wait at a backend."""
+    answer = await proxy.backends.GetBackendHealth(backend_service_pb2.GetBackendHealthRequest())
+    return next(one.waiting_count for one in answer.backends if one.name == name)
+
+
 async def until_waiting(proxy: RunningProxy, count: int) -> None:
-    """Returns when so many calls wait at a replica."""
+    """Returns when so many calls wait at a replica for the backend `one`."""
     async with asyncio.timeout(DEADLINE_S):
-        while True:
-            answer = await proxy.backends.GetBackendHealth(backend_service_pb2.GetBackendHealthRequest())
-            if [health.waiting_count for health in answer.backends] == [count]:
-                return
+        while await waiting_at(proxy, NAME) != count:
+            pass
 
 
 async def statuses(calls: list[asyncio.Task[tuple[int, dict[str, Any]]]]) -> list[int]:
@@ -159,3 +163,17 @@ async def test_a_hold_without_end_is_refused(proxy: RunningProxy, ttl: dict[str,
 async def test_a_backend_that_is_not_there_cannot_be_held(proxy: RunningProxy) -> None:
     with pytest.raises(BackendNotFound):
         await hold(proxy, name="backends/none")
+
+
+async def test_a_call_whose_backend_leaves_while_it_waits_falls_back(proxy: RunningProxy) -> None:
+    async with Backend() as other:
+        await proxy.register("other", other.url)
+        await proxy.put_route(target("other", policy=""), model="spare")
+        route = route_pb2.Route(name="routes/first", targets=[target(policy="")], fallbacks=["routes/spare"])
+        await proxy.routes.PutRoute(route_service_pb2.PutRouteRequest(route=route))
+        await hold(proxy)
+        call = asyncio.create_task(proxy.chat(proxy.attempt()[1], model="first"))
+        await until_waiting(proxy, 1)
+        await proxy.backends.DrainBackend(backend_service_pb2.DrainBackendRequest(name=NAME))
+        assert await statuses([call]) == [200]
+        assert len(other.received) == 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -127,15 +127,15 @@ class CallSender:
         return self._retry.deadline_s > 0 and not self._states.of(dispatch.backend.id).breaker.admits
 
     def _planned(self, plan: Plan, step: Step) -> Dispatch | TryFailed:
-        """Plans a try; a route without a backend is a try that failed. The first plan's other errors are the call's."""
+        """Plans a try.
+
+        Raises:
+            FulmenError: see `_unplanned`.
+        """
         try:
             return plan(step)
-        except BackendUnavailable as error:
-            return TryFailed(kind="no_backend", error=error, again=False)
         except FulmenError as error:
-            if step is FIRST:
-                raise
-            return TryFailed(kind="not_planned", error=error, again=False)
+            return _unplanned(error, step)
 
     async def _recover(self, plan: Plan, routes: Routes, outcome: _Outcome) -> _Outcome:
         choice = None if outcome.dispatch is None else outcome.dispatch.choice
@@ -203,7 +203,10 @@ class CallSender:
         backend = dispatch.backend
         state = self._states.of(backend.id)
         if self._hold.in_force(backend) or not state.try_acquire(backend.max_in_flight):
-            admitted = await self._admit(plan, step, dispatch)
+            try:
+                admitted = await self._admit(plan, step, dispatch)
+            except FulmenError as error:  # of a plan that was made anew
+                return _unplanned(error, step)
             if isinstance(admitted, TryFailed):
                 return admitted
             dispatch, state = admitted
@@ -254,7 +257,7 @@ class CallSender:
             tries.remove(winner)
             return winner.result()
         finally:
-            await _give_up(tries)
+            give_up(tries)
 
     def _second(self, plan: Plan, step: Step, dispatch: Dispatch) -> Coroutine[Any, Any, _Outcome] | None:
         """Returns a try at another replica; None if there is none that is well and has budget for it."""
@@ -265,6 +268,19 @@ class CallSender:
         if not state.breaker.admits or not state.budget.take(state.requests):
             return None
         return self._ask(plan, step, planned)
+
+
+def _unplanned(error: FulmenError, step: Step) -> TryFailed:
+    """Returns what a route without a backend is: a try that failed.
+
+    Raises:
+        FulmenError: the error itself, where it is the call's: any other one of the first route.
+    """
+    if isinstance(error, BackendUnavailable):
+        return TryFailed(kind="no_backend", error=error, again=False)
+    if step is FIRST:
+        raise error
+    return TryFailed(kind="not_planned", error=error, again=False)
 
 
 def _cause(outcome: _Outcome) -> str:
@@ -284,10 +300,16 @@ async def _first_good(tries: list[asyncio.Task[_Outcome]]) -> asyncio.Task[_Outc
             return done.pop()
 
 
-async def _give_up(tries: list[asyncio.Task[_Outcome]]) -> None:
-    """Cancels tries and closes what they brought."""
+def give_up(tries: Iterable[asyncio.Task[_Outcome]]) -> None:
+    """Cancels tries, and closes what they brought or may still bring.
+
+    Waits for none of them: whoever is cancelled in such a wait would lose the answer that it holds already.
+    """
     for task in tries:
         task.cancel()
-    for outcome in await asyncio.gather(*tries, return_exceptions=True):
-        if isinstance(outcome, BackendAnswer):
-            outcome.close()
+        task.add_done_callback(_close_answer)
+
+
+def _close_answer(task: asyncio.Task[_Outcome]) -> None:
+    if not task.cancelled() and task.exception() is None and isinstance(outcome := task.result(), BackendAnswer):
+        outcome.close()
