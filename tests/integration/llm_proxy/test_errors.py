@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 
 import openai
@@ -12,7 +13,9 @@ from fulmen.ids import DEFAULT_PROJECT, AttemptName, uuid7
 from fulmen_service_kit.tokens import Role, TokenSigner
 from tests.integration.llm_proxy.fake_store import FakeStore
 from tests.integration.llm_proxy.harness import MODEL, RunningProxy, running_proxy, target
+from tests.integration.llm_proxy.rogue_world import NATIVE, request_of, rogue_world
 from tests.support.backend import Backend
+from tests.support.rogue_backend import CHAT, STREAM_END, Peer, chunk
 
 
 async def test_a_wrong_or_expired_key_is_refused_and_nothing_is_forwarded(
@@ -167,3 +170,21 @@ async def test_health_and_metrics_answer_without_a_key(proxy: RunningProxy) -> N
             'fulmen_llm_proxy_calls_total{api="chat_completions",backend="one",model="tiny",status="200"} 1.0'
             in await answer.text()
         )
+
+
+async def test_a_refusal_that_comes_in_pieces_is_passed_on_whole_whatever_type_it_has() -> None:
+    first, rest = b'{"error": {"message": "too ', b'long", "code": "context_length_exceeded"}}'
+
+    async def refuse(peer: Peer) -> bool:
+        head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        await peer.send(head + chunk(first))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await peer.left()  # a proxy that takes the first piece for all of it leaves
+        await peer.send(chunk(rest) + STREAM_END)
+        return True
+
+    async with rogue_world() as world:
+        world.backend.act = refuse
+        answer = await world.post(CHAT, request_of(CHAT, NATIVE[CHAT]) | {"stream": True}, world.key())
+    assert (answer.status, answer.body) == (400, first + rest)

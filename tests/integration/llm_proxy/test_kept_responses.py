@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,8 +14,10 @@ from fulmen.llm_proxy.v1 import backend_pb2, route_pb2
 from fulmen_service_kit.tokens import Role
 from tests.integration.llm_proxy.fake_store import FakeStore
 from tests.integration.llm_proxy.openai_world import AZURE, CHAT_ONLY, GPT, VENDOR_MODEL, OpenAiWorld, openai_world
+from tests.integration.llm_proxy.rogue_world import NATIVE, RogueWorld, request_of, rogue_world
 from tests.support.backend import Backend
 from tests.support.openai_vendor import OpenAiVendor
+from tests.support.rogue_backend import RESPONSES, Act, answers, hangs_after
 
 BOTH = "gpt-anywhere"
 
@@ -139,3 +142,27 @@ async def test_a_stream_that_breaks_off_ends_with_a_numbered_event(world: OpenAi
         events = [event async for event in await agent.responses.create(model=model, input="hello", stream=True)]
     assert events[-1].type == ("error" if model == GPT else "response.failed")
     assert [event.sequence_number for event in events] == list(range(len(events)))
+
+
+async def cancelled(world: RogueWorld, act: Act) -> tuple[int, str]:
+    """Asks for the end of a response whose backend then acts so; returns the status and the error's code."""
+    key = world.key()
+    made = await world.post(RESPONSES, request_of(RESPONSES, NATIVE[RESPONSES]), key)
+    world.backend.act = act
+    answer = await world.post(f"{RESPONSES}/{json.loads(made.body)['id']}/cancel", {}, key)
+    return answer.status, answer.code
+
+
+async def test_a_backend_that_does_not_answer_for_a_response_is_given_up_at_the_deadline() -> None:
+    async with rogue_world(answer_deadline_s=0.5) as world:
+        half = hangs_after(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n")
+        assert await cancelled(world, half) == (504, "deadline_exceeded")
+
+
+@pytest.mark.parametrize(
+    "head", [b"HTTP/1.1 302 Found\r\nlocation: /elsewhere", b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip"]
+)
+async def test_what_is_no_answer_for_a_response_is_told_as_the_backends_failure(head: bytes) -> None:
+    async with rogue_world() as world:
+        no_answer = answers(head + b"\r\ncontent-length: 2\r\n\r\n{}")
+        assert await cancelled(world, no_answer) == (502, "backend_unavailable")

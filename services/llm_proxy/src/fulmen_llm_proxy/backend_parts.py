@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from fulmen_llm_proxy.calls.answer_memory import AnswerMemory
 from fulmen_llm_proxy.calls.sender import CallSender, SendLimits
 from fulmen_llm_proxy.clients.backend import BackendClient, open_session
+from fulmen_llm_proxy.clients.backend_access import BackendKeys
 from fulmen_llm_proxy.clients.backend_hold import BackendHold
 from fulmen_llm_proxy.clients.health_probe import HealthProbe
 from fulmen_llm_proxy.clients.kept_responses import KeptResponsesClient
@@ -52,7 +53,7 @@ def wire_backends(
     )
     stack.push_async_callback(session.close)
     metrics = RoutingMetrics(registry, states)
-    keys = {name: key.get_secret_value() for name, key in settings.backend_keys.items()}
+    keys = BackendKeys({name: key.get_secret_value() for name, key in settings.backend_keys.items()})
     client = BackendClient(
         session=session,
         keys=keys,
@@ -78,7 +79,12 @@ def wire_backends(
         interval_s=settings.health_interval_s,
         timeout_s=settings.health_timeout_s,
     )
-    kept = KeptResponsesClient(session=session, keys=keys, max_answer_bytes=settings.max_answer_bytes)
+    kept = KeptResponsesClient(
+        session=session,
+        keys=keys,
+        max_answer_bytes=settings.max_answer_bytes,
+        deadline_s=settings.answer_deadline_s,
+    )
     cache = AnswerCache(max_bytes=settings.cache_bytes, ttl_s=settings.cache_ttl_s, clock=time.monotonic)
     memory = AnswerMemory(cache, metrics.looked_up)
     return BackendParts(sender=sender, memory=memory, kept=kept, probe=probe, metrics=metrics)

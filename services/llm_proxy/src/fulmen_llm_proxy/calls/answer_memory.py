@@ -42,9 +42,6 @@ class AnswerMemory:
             retry_after="",
             headers=(_HIT,),
             body=found.body,
-            _response=None,
-            _state=None,
-            _period=0,
         )
 
     def recording(self, answer: BackendAnswer, caller: Caller) -> Recording | None:

@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
 
 import aiohttp
 import msgspec
 from aiohttp.connector import Connection
 
-from fulmen.errors import BackendUnavailable, DeadlineExceeded, FulmenError
+from fulmen.errors import DeadlineExceeded, FulmenError
+from fulmen_llm_proxy.clients.backend_access import (
+    BackendKeys,
+    address,
+    content_type_of,
+    is_encoded,
+    read_whole,
+    require_answer,
+    unavailable,
+)
 from fulmen_llm_proxy.domain.apis.api import Dialect
 from fulmen_llm_proxy.domain.backend_state import BackendState
 from fulmen_llm_proxy.domain.exchange import Exchange
@@ -22,12 +30,9 @@ KEEP_ALIVE_S = 4.0
 """Below the 5 s after which uvicorn, and with it vLLM, closes an idle connection."""
 
 _ANTHROPIC_VERSION = "2023-06-01"
-_JSON = "application/json"
-_PLAIN = frozenset({"", "identity"})
 _ANSWERED = 200
 _TOO_MANY_REQUESTS = 429
 _SERVER_ERROR = 500
-_REFUSED, _NO_STATUS = 400, 600
 
 
 class Dispatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,9 +85,9 @@ class BackendAnswer:
     retry_after: str
     headers: Sequence[Header]
     body: bytes
-    _response: aiohttp.ClientResponse | None
-    _state: BackendState | None
-    _period: int
+    _response: aiohttp.ClientResponse | None = None
+    _state: BackendState | None = None
+    _period: int = 0
 
     @property
     def is_stream(self) -> bool:
@@ -103,7 +108,7 @@ class BackendAnswer:
             if self._state is not None:
                 stalled = isinstance(error, TimeoutError)
                 self._state.failed(self._period, "stream_stalled" if stalled else "stream_broken")
-            raise _unavailable(self.dispatch.backend.id, "broke off its answer", error) from error
+            raise unavailable(self.dispatch.backend.id, "broke off its answer", error) from error
 
     def close(self) -> None:
         """Ends the exchange: gives the connection back, or cuts it if the answer is not over."""
@@ -125,14 +130,14 @@ class BackendClient:
         self,
         *,
         session: aiohttp.ClientSession,
-        keys: Mapping[str, str],
+        keys: BackendKeys,
         silence_s: float,
         max_answer_bytes: int,
     ) -> None:
         """Takes the connections' pool.
 
         Args:
-            keys: API keys by the name that backends call them by.
+            keys: what backends are shown.
             silence_s: longest wait between two pieces of a stream.
             max_answer_bytes: largest whole answer.
         """
@@ -166,24 +171,25 @@ class BackendClient:
         return answer
 
     async def _exchange(self, dispatch: Dispatch, state: BackendState, period: int) -> BackendAnswer:
+        backend, exchange = dispatch.backend, dispatch.exchange
         response = await self._session.post(
-            _address(dispatch), data=dispatch.exchange.body, headers=self._headers(dispatch), allow_redirects=False
+            address(backend, exchange.api.path, model=dispatch.choice.target.model),
+            data=exchange.body,
+            headers=self._headers(dispatch),
+            allow_redirects=False,
         )
         try:
-            content_type = response.headers.get("Content-Type", _JSON)
-            if not content_type.isascii():
-                content_type = _JSON
-            encoded = response.headers.get("Content-Encoding", "").lower() not in _PLAIN
+            content_type, encoded = content_type_of(response), is_encoded(response)
             if response.status != _ANSWERED or encoded:
-                _require_answer(response, dispatch.backend.id, encoded=encoded)
-            stream = dispatch.exchange.stream and content_type.startswith("text/event-stream")
+                require_answer(response, backend.id, encoded=encoded)
+            stream = exchange.stream and response.status == _ANSWERED and content_type.startswith("text/event-stream")
             if stream:
                 body = await response.content.readany()
                 if not body:
                     raise aiohttp.ClientPayloadError("The stream ended before its first byte.")
                 self._limit_silence(response)
             else:
-                body = await self._whole(response, dispatch.backend.id)
+                body = await read_whole(response, backend.id, self._max_answer_bytes)
         except BaseException:
             response.close()
             raise
@@ -212,70 +218,13 @@ class BackendClient:
             connection.protocol.read_timeout = self._silence_s
             connection.protocol.start_timeout()
 
-    async def _whole(self, response: aiohttp.ClientResponse, backend_id: str) -> bytes:
-        if response.content_length is not None and response.content_length <= self._max_answer_bytes:
-            return await response.read()
-        body = bytearray()
-        async for chunk in response.content.iter_any():
-            body += chunk
-            if len(body) > self._max_answer_bytes:
-                raise BackendUnavailable(
-                    f"The answer of the backend '{backend_id}' is over {self._max_answer_bytes} bytes.",
-                    backend=f"backends/{backend_id}",
-                )
-        return bytes(body)
-
     def _headers(self, dispatch: Dispatch) -> dict[str, str]:
         backend = dispatch.backend
         headers = of_dialect(dispatch.headers, backend.dialect)
         if backend.dialect is Dialect.ANTHROPIC:
             headers.setdefault("anthropic-version", backend.api_version or _ANTHROPIC_VERSION)
-        if backend.key_name:
-            key = self._key(backend)
-            if backend.dialect is Dialect.ANTHROPIC:
-                headers["x-api-key"] = key
-            elif backend.azure:
-                headers["api-key"] = key
-            else:
-                headers["Authorization"] = f"Bearer {key}"
+        headers |= self._keys.headers(backend)
         return headers
-
-    def _key(self, backend: Backend) -> str:
-        key = self._keys.get(backend.key_name)
-        if key is None:
-            raise BackendUnavailable(
-                f"The proxy has no key '{backend.key_name}' for the backend '{backend.id}'.",
-                backend=f"backends/{backend.id}",
-            )
-        return key
-
-
-_OF_A_DEPLOYMENT = frozenset({"/chat/completions", "/completions", "/embeddings"})
-"""The APIs at whose Azure-style addresses the deployment's name stands; at others the body names the model."""
-
-
-def _address(dispatch: Dispatch) -> str:
-    backend, path = dispatch.backend, dispatch.exchange.api.path
-    if not backend.azure:
-        return backend.base_url + path
-    if path not in _OF_A_DEPLOYMENT:
-        return f"{backend.base_url}/openai{path}?api-version={backend.api_version}"
-    deployment = quote(dispatch.choice.target.model, safe="")
-    return f"{backend.base_url}/openai/deployments/{deployment}{path}?api-version={backend.api_version}"
-
-
-def _require_answer(response: aiohttp.ClientResponse, backend_id: str, *, encoded: bool) -> None:
-    """Checks that a response is an answer or a refusal; a redirection, which is never followed, is neither.
-
-    Raises:
-        BackendUnavailable: if it is neither, or an answer that is `encoded` although a plain one was asked for.
-    """
-    if response.status == _ANSWERED:
-        what = "sent an encoded answer although a plain one was asked for" if encoded else ""
-    else:
-        what = "" if _REFUSED <= response.status < _NO_STATUS else f"answered {response.status}, which is no answer"
-    if what:
-        raise BackendUnavailable(f"The backend '{backend_id}' {what}.", backend=f"backends/{backend_id}")
 
 
 class _CleanConnector(aiohttp.TCPConnector):
@@ -313,7 +262,7 @@ def _failed(
     backend_id = dispatch.backend.id
     if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
         state.failed(period, "connect")
-        reason = _unavailable(backend_id, "cannot be reached", error)
+        reason = unavailable(backend_id, "cannot be reached", error)
         return TryFailed(kind="connect", error=reason, dispatch=dispatch, at_once=True)
     if isinstance(error, TimeoutError):
         # A whole answer that takes its time is no failure of the backend; a stream that does not begin is.
@@ -324,11 +273,4 @@ def _failed(
         late = DeadlineExceeded(f"The backend '{backend_id}' did not answer in time.", backend=f"backends/{backend_id}")
         return TryFailed(kind="timeout", error=late, dispatch=dispatch, again=False)
     state.failed(period, "broken")
-    return TryFailed(kind="broken", error=_unavailable(backend_id, "broke off", error), dispatch=dispatch)
-
-
-def _unavailable(backend_id: str, what: str, error: Exception) -> BackendUnavailable:
-    # The kind of the error is told, its text is not: it may hold addresses.
-    return BackendUnavailable(
-        f"The backend '{backend_id}' {what} ({type(error).__name__}).", backend=f"backends/{backend_id}"
-    )
+    return TryFailed(kind="broken", error=unavailable(backend_id, "broke off", error), dispatch=dispatch)

@@ -2,39 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 import aiohttp
 
-from fulmen.errors import BackendUnavailable
+from fulmen.errors import DeadlineExceeded
+from fulmen_llm_proxy.clients.backend_access import (
+    BackendKeys,
+    address,
+    content_type_of,
+    is_encoded,
+    read_whole,
+    require_answer,
+    unavailable,
+)
 from fulmen_llm_proxy.domain.headers import Header, to_caller
 from fulmen_llm_proxy.domain.routing import Backend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptAnswer:
-    """What a backend said."""
+class KeeperAnswer:
+    """What the backend that keeps a response said."""
 
     status: int
     body: bytes
     content_type: bytes
-    headers: list[Header]
+    headers: Sequence[Header]
 
 
 class KeptResponsesClient:
     """Reads, deletes and cancels responses at the backends that keep them. One try each: callers ask again."""
 
-    def __init__(self, *, session: aiohttp.ClientSession, keys: Mapping[str, str], max_answer_bytes: int) -> None:
-        """Takes the connections' pool, the API keys by name, and the size of the largest answer."""
+    def __init__(
+        self, *, session: aiohttp.ClientSession, keys: BackendKeys, max_answer_bytes: int, deadline_s: float
+    ) -> None:
+        """Takes the connections' pool, the size of the largest answer, and how long one may take."""
         self._session = session
         self._keys = keys
         self._max_answer_bytes = max_answer_bytes
+        self._deadline_s = deadline_s
 
     async def ask(
-        self, backend: Backend, *, method: str, raw_id: str, action: str = "", query: tuple[tuple[str, str], ...] = ()
-    ) -> KeptAnswer:
+        self, backend: Backend, *, method: str, raw_id: str, action: str = "", query: Sequence[tuple[str, str]] = ()
+    ) -> KeeperAnswer:
         """Returns the backend's answer.
 
         Args:
@@ -42,46 +55,32 @@ class KeptResponsesClient:
             action: below the response, such as `cancel`; empty for the response itself.
 
         Raises:
-            BackendUnavailable: if it cannot be reached, or its answer is too large.
+            BackendUnavailable: if it cannot be reached, or what it sends is no answer, or too large.
+            DeadlineExceeded: if it takes too long.
         """
+        path = f"/responses/{quote(raw_id, safe='')}" + (f"/{action}" if action else "")
         try:
-            async with self._session.request(
-                method,
-                _address(backend, raw_id, action, query),
-                headers=self._headers(backend),
-                allow_redirects=False,
-            ) as response:
-                body = bytearray()
-                async for chunk in response.content.iter_any():
-                    body += chunk
-                    if len(body) > self._max_answer_bytes:
-                        raise _unavailable(backend, f"answered with more than {self._max_answer_bytes} bytes")
-                return KeptAnswer(
-                    status=response.status,
-                    body=bytes(body),
-                    content_type=response.headers.get("Content-Type", "application/json").encode("latin-1"),
-                    headers=list(to_caller(response.raw_headers)),
-                )
-        except (aiohttp.ClientError, TimeoutError) as error:
-            # The kind of the error is told, its text is not: it may hold addresses.
-            raise _unavailable(backend, f"cannot be reached ({type(error).__name__})") from error
-
-    def _headers(self, backend: Backend) -> dict[str, str]:
-        if not backend.key_name:
-            return {}
-        key = self._keys.get(backend.key_name)
-        if key is None:
-            raise _unavailable(backend, f"needs the key '{backend.key_name}', which the proxy does not have")
-        return {"api-key": key} if backend.azure else {"Authorization": f"Bearer {key}"}
-
-
-def _address(backend: Backend, raw_id: str, action: str, query: tuple[tuple[str, str], ...]) -> str:
-    root = f"{backend.base_url}/openai" if backend.azure else backend.base_url
-    version = (("api-version", backend.api_version),) if backend.azure else ()
-    asked = urlencode((*query, *version))
-    path = f"{root}/responses/{quote(raw_id, safe='')}" + (f"/{action}" if action else "")
-    return f"{path}?{asked}" if asked else path
-
-
-def _unavailable(backend: Backend, what: str) -> BackendUnavailable:
-    return BackendUnavailable(f"The backend '{backend.id}' {what}.", backend=f"backends/{backend.id}")
+            async with (
+                asyncio.timeout(self._deadline_s),
+                self._session.request(
+                    method,
+                    address(backend, path, query=query),
+                    headers=self._keys.headers(backend),
+                    allow_redirects=False,
+                ) as response,
+            ):
+                encoded = is_encoded(response)
+                require_answer(response, backend.id, encoded=encoded)
+                body = await read_whole(response, backend.id, self._max_answer_bytes)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"The backend '{backend.id}' did not answer in time.", backend=f"backends/{backend.id}"
+            ) from None
+        except aiohttp.ClientError as error:
+            raise unavailable(backend.id, "cannot be reached", error) from error
+        return KeeperAnswer(
+            status=response.status,
+            body=b"" if encoded else body,
+            content_type=content_type_of(response).encode(),
+            headers=to_caller(response.raw_headers),
+        )
