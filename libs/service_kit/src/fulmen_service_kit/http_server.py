@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import json
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Protocol
 
+import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -22,6 +24,7 @@ ANSWERS_SHARE: Final = 0.8
 """Of the grace of a drain, in which answers may finish: those that are cut then still need some of it to be recorded."""
 
 _LINGER_S = 1.0
+_OF_UPGRADES = frozenset({b"connection", b"upgrade", b"http2-settings"})
 
 MAX_HEAD_BYTES: Final = 64 * 1024
 MAX_HEADERS: Final = 128
@@ -155,6 +158,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _head_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
     _unsent_bytes = 0
+    _data = b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         """Awaits the first request."""
@@ -175,7 +179,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         if not self._in_body:
             self._head_bytes += len(data)
+        self._data = data
         super().data_received(data)
+        self._data = b""
         if self._in_head and not self._refused:
             if self._head_bytes > MAX_HEAD_BYTES:
                 self._refuse(_HEAD_TOO_LARGE)
@@ -192,7 +198,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Checks the head before anything is made of it.
 
         Raises:
-            ValueError: if it is over a bound; the parser stops, and `send_400_response` says why.
+            ValueError: if it is over a bound, or asks for a tunnel; the parser stops, and `send_400_response` says why.
         """
         if len(self.url) > MAX_URL_BYTES:
             self._refusal = _URL_TOO_LONG
@@ -200,12 +206,18 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refusal = _HEAD_TOO_LARGE
         if self._refusal:
             raise ValueError("the head of the request is too large")
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                raise ValueError("there is nothing to connect to")
+            return  # it comes again, without the offer
+        super().on_headers_complete()
         self._forget_timer()
         self._in_head, self._in_body = False, True
-        super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         """Begins to count anew."""
+        if self.parser.should_upgrade():
+            return
         self._in_body, self._head_bytes = False, 0
         super().on_message_complete()
 
@@ -215,6 +227,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse(self._refusal)
         else:
             self._refuse(_MALFORMED)
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Goes on as if no other protocol had been offered; the parser by itself would stop before the body."""
+        error = sys.exc_info()[1]
+        assert isinstance(error, httptools.HttpParserUpgrade)
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%b: %b" % line for line in self.headers if line[0] not in _OF_UPGRADES]
+        self.parser = httptools.HttpRequestParser(self)
+        self._head_bytes = 0
+        self.data_received(b"\r\n".join(lines) + b"\r\n\r\n" + self._data[error.args[0] :])
 
     def pause_writing(self) -> None:
         """Begins to watch whether the peer takes its answer."""
