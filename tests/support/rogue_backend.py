@@ -196,6 +196,10 @@ class Peer:
             self._writer.write(piece)
             await self._writer.drain()
 
+    def write_now(self, data: bytes) -> None:
+        """Sends bytes without waiting."""
+        self._writer.write(data)
+
     async def stream(self, *events: bytes) -> None:
         """Sends the head of a stream, and events."""
         await self.send(STREAM_HEAD, *map(chunk, events))
