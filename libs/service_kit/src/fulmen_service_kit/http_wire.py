@@ -35,8 +35,13 @@ def header(scope: Scope, name: bytes) -> bytes:
     return b""
 
 
-async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
+async def read_body(
+    scope: Scope, receive: Receive, limit_bytes: int, take: Callable[[int], None] = lambda _: None
+) -> bytes:
     """Reads the request's body; the caller gives the deadline.
+
+    Args:
+        take: Is told the size of each part before the next is read; what it raises ends the reading.
 
     Raises:
         MessageTooLarge: as soon as the length is declared or found to be over the limit.
@@ -55,6 +60,7 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
         size_bytes += len(part)
         if size_bytes > limit_bytes:
             raise _too_large(limit_bytes)
+        take(len(part))
         parts.append(part)
         if not message.get("more_body", False):
             return b"".join(parts) if len(parts) > 1 else parts[0]

@@ -20,6 +20,7 @@ from fulmen.llm_proxy.v1 import (
 )
 from fulmen.rpc.channel import FulmenChannel, open_channel
 from fulmen_llm_proxy.backend_parts import BackendParts, new_states, wire_backends
+from fulmen_llm_proxy.calls.body_room import BodyRoom
 from fulmen_llm_proxy.calls.gate import Gate
 from fulmen_llm_proxy.calls.pipeline import CallPipeline
 from fulmen_llm_proxy.calls.response_keeper import ResponseKeeper
@@ -106,6 +107,7 @@ class _Shared:
     response_ids: ResponseIds
     meter: MeterParts
     backends: BackendParts
+    room: BodyRoom
     siblings: Siblings | None
     sockets: WorkerSockets | None
 
@@ -135,6 +137,7 @@ async def build_proxy(
         response_ids=ResponseIds(settings.signing_key.get_secret_value()),
         meter=wire_meter(settings, channel, instance_id, registry),
         backends=wire_backends(settings, tables=tables, states=states, registry=registry, stack=stack),
+        room=BodyRoom(max(settings.request_buffer_bytes, settings.max_request_bytes)),
         siblings=siblings,
         sockets=sockets,
     )
@@ -144,6 +147,7 @@ async def build_proxy(
     completions = CompletionServicer(
         calls=calls,
         draining=draining,
+        room=shared.room,
         max_request_bytes=settings.max_request_bytes,
         max_event_bytes=settings.max_answer_bytes,
         write_timeout_s=settings.write_timeout_s,
@@ -221,6 +225,7 @@ def _http_server(settings: LlmProxySettings, shared: _Shared, calls: CallPipelin
         metrics=MetricsPage(
             registry=shared.metrics.registry, siblings=shared.siblings, worker_index=settings.worker_index
         ),
+        room=shared.room,
         max_request_bytes=settings.max_request_bytes,
         request_timeout_s=settings.request_timeout_s,
     )

@@ -44,6 +44,11 @@ class LlmProxySettings(ServiceSettings):
     max_request_bytes: int = Field(
         default=32 * 1024 * 1024, ge=1024, description="Largest request body; a larger one is answered 413."
     )
+    request_buffer_bytes: int = Field(
+        default=1024 * 1024 * 1024,
+        ge=1024,
+        description="Memory for the bodies of all requests at once, at least `max_request_bytes`; beyond it new ones get 429.",
+    )
     request_timeout_s: float = Field(
         default=60.0, gt=0, description="Longest time for a request's body to arrive, seconds; then 408."
     )

@@ -119,6 +119,17 @@ class CallPipeline:
         finally:
             self._finish(call)
 
+    def note_refused(self, caller: Caller, error: FulmenError | Refused) -> None:
+        """Counts a request that is refused before it is a call; for want of room, that is no fault of the agent's."""
+        self._metrics.calls.failed(code_of(error), status_of(error))
+        self._note_no_room(caller, error)
+
+    def _note_no_room(self, caller: Caller, error: FulmenError | Refused) -> None:
+        attribution = caller.attribution
+        if attribution is not None and is_infrastructure(status_of(error)):
+            self._ledger.begin(attribution.attempt)
+            self._ledger.end(attribution.attempt, recorded=False, infra_failure=True)
+
     def _begin(self, api: Api, caller: Caller, head: CallHead, body: bytes) -> RunningCall:
         """Decides whether the request becomes a call; a refusal for want of room is no fault of the agent's."""
         request = api.parse(body)
@@ -126,9 +137,7 @@ class CallPipeline:
         try:
             permit = self._gate.admit(caller, request)
         except (FulmenError, Refused) as error:
-            if attribution is not None and is_infrastructure(status_of(error)):
-                self._ledger.begin(attribution.attempt)
-                self._ledger.end(attribution.attempt, recorded=False, infra_failure=True)
+            self._note_no_room(caller, error)
             raise
         place = None if attribution is None else place_of(head.trace_parent, attribution.attempt)
         return RunningCall(

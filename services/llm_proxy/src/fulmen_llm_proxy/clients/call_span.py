@@ -147,6 +147,7 @@ def _made(api: Api, model: str, mode: str, backend: Backend | None, http_status:
 
 _repeated = lru_cache(maxsize=_REPEATED)(_made)  # making it anew would be half of the cost of a span
 
+
 def _circumstances(call: FinishedCall) -> list[KeyValue]:
     found = number("fulmen.attempt.epoch", call.attribution.epoch)
     if call.agent_name:

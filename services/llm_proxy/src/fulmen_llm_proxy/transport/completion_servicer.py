@@ -11,6 +11,7 @@ import grpc.aio
 
 from fulmen.errors import ArgumentInvalid, Draining, MessageTooLarge
 from fulmen.llm_proxy.v1 import completion_service_pb2, completion_service_pb2_grpc
+from fulmen_llm_proxy.calls.body_room import BodyRoom
 from fulmen_llm_proxy.calls.failures import Refused, call_error, headers_of
 from fulmen_llm_proxy.calls.pipeline import CallPipeline
 from fulmen_llm_proxy.domain.apis.api import Api, asks_for_stream
@@ -31,6 +32,7 @@ class CompletionServicer(completion_service_pb2_grpc.CompletionServiceServicer):
         *,
         calls: CallPipeline,
         draining: asyncio.Event,
+        room: BodyRoom,
         max_request_bytes: int,
         max_event_bytes: int,
         write_timeout_s: float,
@@ -44,6 +46,7 @@ class CompletionServicer(completion_service_pb2_grpc.CompletionServiceServicer):
         """
         self._calls = calls
         self._draining = draining
+        self._room = room
         self._max_request_bytes = max_request_bytes
         self._max_event_bytes = max_event_bytes
         self._write_timeout_s = write_timeout_s
@@ -131,9 +134,15 @@ class CompletionServicer(completion_service_pb2_grpc.CompletionServiceServicer):
         request: completion_service_pb2.CompleteRequest | completion_service_pb2.StreamCompleteRequest,
         sink: WholeSink | EventSink,
     ) -> None:
-        head = CallHead(agent_name=request.agent_name[:MAX_AGENT_NAME])
+        head, caller = CallHead(agent_name=request.agent_name[:MAX_AGENT_NAME]), caller_of(current_caller())
         try:
-            await self._calls.run(api, caller_of(current_caller()), head, request.body_json, sink)
+            with self._room.held() as held:
+                try:
+                    held.take(len(request.body_json))
+                except Refused as error:
+                    self._calls.note_refused(caller, error)
+                    raise
+                await self._calls.run(api, caller, head, request.body_json, sink)
         except Refused as error:
             # What only HTTP can say; the errors of the catalogue are the rpc's own.
             await sink.whole(error.status, error_document(call_error(error), api.dialect), JSON_TYPE, headers_of(error))

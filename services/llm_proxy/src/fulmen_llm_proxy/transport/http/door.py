@@ -9,6 +9,7 @@ import structlog
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from fulmen.errors import Draining, FulmenError, InternalError
+from fulmen_llm_proxy.calls.body_room import BodyRoom
 from fulmen_llm_proxy.calls.failures import BODY_UNREAD, Refused, call_error, headers_of, status_of
 from fulmen_llm_proxy.calls.pipeline import CallPipeline
 from fulmen_llm_proxy.clients.attempt_book import AttemptBook
@@ -42,6 +43,10 @@ _AGENT_HEADER = b"x-fulmen-agent"
 # Set by the clients that vendors generate: their second try has 1, and so on.
 _RESEND_HEADER = b"x-stainless-retry-count"
 _TEXT = b"text/plain; charset=utf-8"
+_BODY_READ = "fulmen.body_read"
+"""In the scope of a request whose body was read to its end."""
+_SMALL_BODY_BYTES = 64 * 1024
+"""A body up to this size is here, or will be at once, when its request is refused."""
 
 _log = structlog.get_logger(__name__)
 
@@ -58,6 +63,7 @@ class Door:
         kept: KeptResponses,
         tables: TableHolder,
         metrics: MetricsPage,
+        room: BodyRoom,
         max_request_bytes: int,
         request_timeout_s: float,
     ) -> None:
@@ -71,6 +77,7 @@ class Door:
         self._attempts = attempts
         self._calls = calls
         self._kept = kept
+        self._room = room
         self._max_request_bytes = max_request_bytes
         self._request_timeout_s = request_timeout_s
         self._tables = tables
@@ -86,7 +93,7 @@ class Door:
         except CallerGone:
             return
         except (FulmenError, Refused) as error:
-            unread = receive if status_of(error) in BODY_UNREAD else None
+            unread = receive if status_of(error) in BODY_UNREAD or _is_uploading(scope) else None
             await _refuse(scope, send, error, unread)
         except Exception as error:  # noqa: BLE001 - the edge: no text of an unknown error leaves the process
             error_id = uuid.uuid4().hex[:12]
@@ -124,15 +131,23 @@ class Door:
         if self.draining:
             raise Draining("The proxy is shutting down; try again.")
         caller = await self._caller(scope)
-        try:
-            async with asyncio.timeout(self._request_timeout_s):
-                body = await read_body(scope, receive, self._max_request_bytes)
-        except TimeoutError:
-            raise Refused(408, "request_timeout", "The request's body did not arrive in time.") from None
-        deployment = deployment_in(without_attempt(scope["path"]))
-        if deployment:
-            body = with_model(body, deployment)
-        await self._calls.run(api, caller, _head(scope), body, HttpSink(scope, send))
+        with self._room.held() as held:
+            try:
+                declared_bytes = _declared_bytes(scope)
+                if declared_bytes <= self._max_request_bytes:
+                    held.require(declared_bytes)
+                async with asyncio.timeout(self._request_timeout_s):
+                    body = await read_body(scope, receive, self._max_request_bytes, held.take)
+            except TimeoutError:
+                raise Refused(408, "request_timeout", "The request's body did not arrive in time.") from None
+            except Refused as error:
+                self._calls.note_refused(caller, error)
+                raise
+            scope[_BODY_READ] = True
+            deployment = deployment_in(without_attempt(scope["path"]))
+            if deployment:
+                body = with_model(body, deployment)
+            await self._calls.run(api, caller, _head(scope), body, HttpSink(scope, send))
 
     async def _caller(self, scope: Scope) -> Caller:
         """Returns who calls, by the key and by the attempt that the URL may name."""
@@ -155,6 +170,19 @@ class Door:
         name = path.removeprefix(_MODEL)
         table.route(name)
         return model_document(name, dialect)
+
+
+def _declared_bytes(scope: Scope) -> int:
+    """Returns how large the request's body is said to be; 0 if nothing is said."""
+    declared = header(scope, b"content-length")
+    return int(declared) if declared.isdigit() else 0
+
+
+def _is_uploading(scope: Scope) -> bool:
+    """Tells whether much of the request's body may still come, which nobody asked its sender to hold back."""
+    if _BODY_READ in scope or header(scope, b"expect"):
+        return False
+    return _declared_bytes(scope) > _SMALL_BODY_BYTES or bool(header(scope, b"transfer-encoding"))
 
 
 def _methods_below(path: str) -> tuple[str, ...] | None:
@@ -188,7 +216,7 @@ async def _refuse(scope: Scope, send: Send, error: FulmenError | Refused, unread
     told = call_error(error)
     document = error_document(told, dialect_of(scope, standard_path(without_attempt(scope["path"]))))
     extra = headers_of(error)
-    if unread is None and header(scope, b"expect"):
-        # Nobody asked for the body yet: the sender may leave it out, and what it sends next would be taken for it.
+    # Of a body that nobody asked for yet its sender may leave out all, and what it sends next would be taken for it.
+    if told.status not in BODY_UNREAD and (unread is not None or header(scope, b"expect")):
         extra.append((b"connection", b"close"))
     await respond(send, told.status, document, extra=extra, unread=unread)
