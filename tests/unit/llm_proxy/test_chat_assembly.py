@@ -8,8 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fulmen_llm_proxy.domain.apis import chat_assembly
-from fulmen_llm_proxy.domain.apis.chat_assembly import assemble_answer
+from fulmen_llm_proxy.domain.apis.chat_assembly import add_chunk, assemble_answer, merged, put_together
 
 EXTRA_CHOICE_KEYS = st.sampled_from([{}, {"logprobs": None}, {"logprobs": None, "stop_reason": None}])
 EXTRA_TOP_KEYS = st.sampled_from([{}, {"system_fingerprint": "fp"}, {"service_tier": "default", "usage": None}])
@@ -61,12 +60,12 @@ def test_the_short_way_equals_the_long_way(
     texts: list[str], top: dict[str, Any], choice: dict[str, Any], odd: dict[str, Any], at: int
 ) -> None:
     payloads = stream(texts, top, choice, odd, at)
-    assert json.loads(assemble_answer(payloads)) == json.loads(chat_assembly._assemble(payloads))
+    assert json.loads(assemble_answer(payloads)) == json.loads(put_together(payloads, "chat.completion", add_chunk))
 
 
 def test_plain_events_take_the_short_way() -> None:
     payloads = stream([f"t{i} " for i in range(64)], {}, {"logprobs": None}, {}, 0)
-    assert len(chat_assembly._merged(payloads)) == 5
+    assert len(merged(payloads)) == 5
     content = json.loads(assemble_answer(payloads))["choices"][0]["message"]["content"]
     assert content == "".join(f"t{i} " for i in range(64))
 

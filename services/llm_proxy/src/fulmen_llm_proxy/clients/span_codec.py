@@ -23,7 +23,6 @@ from fulmen.model_call import COST_ATTRIBUTE
 from fulmen.store.v1 import span_pb2
 from fulmen.type.v1 import model_call_pb2
 from fulmen_llm_proxy.clients.call_span import Sampling, number, sampling_of, span_of
-from fulmen_llm_proxy.domain.apis.api import GENERATING
 from fulmen_llm_proxy.domain.apis.collected import Collected
 from fulmen_llm_proxy.domain.call import FinishedCall
 from fulmen_llm_proxy.domain.capture import Captured, CapturedChoice, decode_capture
@@ -93,7 +92,7 @@ class SpanCodec:
             )
 
     def _encode(self, call: FinishedCall) -> EncodedCall:
-        trainable = call.target is not None and bool(call.target.policy) and call.api.name in GENERATING
+        trainable = call.target is not None and bool(call.target.policy) and call.api.generates
         captured = None
         if call.collected is not None:
             version = 0 if call.target is None else call.target.policy_version

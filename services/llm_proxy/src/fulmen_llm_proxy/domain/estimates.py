@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from fulmen_llm_proxy.domain.apis.api import ApiName, CallRequest
+from fulmen_llm_proxy.domain.apis.api import CallRequest
 from fulmen_llm_proxy.domain.apis.collected import Collected
 from fulmen_llm_proxy.domain.capture import TokenCounts
 
@@ -12,7 +12,6 @@ BYTES_PER_TOKEN: Final = 4
 """Of JSON with English text, about; the tokenizers of models differ by less than what is in the text."""
 
 _NOTHING: Final = TokenCounts(prompt=0, completion=0)
-_WITHOUT_COMPLETION: Final = frozenset({ApiName.EMBEDDINGS})
 
 
 def reservation(request: CallRequest, *, assumed_completion: int) -> int:
@@ -21,10 +20,8 @@ def reservation(request: CallRequest, *, assumed_completion: int) -> int:
     Args:
         assumed_completion: what a call may sample that does not say it.
     """
-    if request.api.name is ApiName.COUNT_TOKENS:
+    if not request.api.is_metered:
         return 0
-    if request.api.name in _WITHOUT_COMPLETION:
-        return _prompt(request)
     completion = assumed_completion if request.max_tokens is None else max(0, request.max_tokens)
     return _prompt(request) + completion
 
@@ -34,7 +31,7 @@ def used(request: CallRequest, counts: TokenCounts | None, collected: Collected 
 
     A caller that hangs up before the usage comes has its tokens counted all the same.
     """
-    if request.api.name is ApiName.COUNT_TOKENS or collected is None:
+    if not request.api.is_metered or collected is None:
         return _NOTHING
     if counts is not None and counts.prompt is not None:
         return counts

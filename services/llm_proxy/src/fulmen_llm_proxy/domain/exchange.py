@@ -11,7 +11,6 @@ import msgspec.structs
 from fulmen.errors import ArgumentInvalid, BackendUnavailable, NotYetServed
 from fulmen_llm_proxy.domain.apis.api import (
     EVERYTHING,
-    GENERATING,
     UNREADABLE,
     AnswerReader,
     Api,
@@ -111,7 +110,7 @@ def plan_exchange(
             f"({', '.join(sorted(backend.apis))}) cannot stand in for it.",
         )
     api = APIS[steps[-1]]
-    set_by_route = overrides if request.api.name in GENERATING else {}
+    set_by_route = overrides if request.api.generates else {}
     fields = routed_fields(request.fields, model=target.model, asked_model=request.model, overrides=set_by_route)
     whole_as_stream = request.stream and captured and api.name not in PROFILES[backend.engine].ids_in_streams
     make_reader = WholeAsEvents if whole_as_stream else api.reader

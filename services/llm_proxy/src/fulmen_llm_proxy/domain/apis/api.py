@@ -3,7 +3,8 @@
 An API is one kind of call with its own JSON: chat completions, messages, embeddings. It reads
 requests, makes the body for a backend that serves the same API, and takes a backend's answers
 apart. What it cannot say itself, a translator (`domain.translation`) says for it. To add one,
-write one file here and name it in `registry.py`.
+write one file here, name it in `ApiName` and in `registry.py`, and in the contract
+(`fulmen.llm_proxy.v1.Api`) with its line in `clients/route_codec.py`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,11 @@ ABSENT = msgspec.Raw()
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding raises on what is no JSON, no UTF-8, of other types, or nested too deeply."""
 
+TEXT: Final = msgspec.json.Decoder(str)
+FLAG: Final = msgspec.json.Decoder(bool | None)
+COUNT: Final = msgspec.json.Decoder(int | None)
+"""For the fields that requests have in common."""
+
 decode_fields = msgspec.json.Decoder(Fields).decode
 encode = msgspec.json.Encoder().encode
 
@@ -42,10 +48,6 @@ class ApiName(StrEnum):
     EMBEDDINGS = "embeddings"
     MESSAGES = "messages"
     COUNT_TOKENS = "count_tokens"
-
-
-GENERATING = frozenset({ApiName.CHAT, ApiName.COMPLETIONS, ApiName.RESPONSES, ApiName.MESSAGES})
-"""The APIs whose answers are sampled. Calls of the others are recorded as spans alone, and routes set nothing in them."""
 
 
 class Dialect(StrEnum):
@@ -103,6 +105,8 @@ class Api(Protocol):
     Attributes:
         path: below the version prefix, such as `/chat/completions`.
         operation: `gen_ai.operation.name` of its spans.
+        generates: answers are sampled. Calls of the others are recorded as spans alone, and routes set nothing in them.
+        is_metered: calls use tokens, which limits and costs count.
         can_capture: answers can carry token ids and log-probabilities.
     """
 
@@ -110,6 +114,8 @@ class Api(Protocol):
     dialect: Dialect
     path: str
     operation: str
+    generates: bool
+    is_metered: bool
     can_capture: bool
 
     def parse(self, body: bytes) -> CallRequest:

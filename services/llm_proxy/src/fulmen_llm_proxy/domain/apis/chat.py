@@ -8,6 +8,9 @@ from __future__ import annotations
 import msgspec
 
 from fulmen_llm_proxy.domain.apis.api import (
+    COUNT,
+    FLAG,
+    TEXT,
     TRUE,
     ApiName,
     CallRequest,
@@ -25,9 +28,6 @@ class _StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
-_MODEL = msgspec.json.Decoder(str)
-_FLAG = msgspec.json.Decoder(bool | None)
-_COUNT = msgspec.json.Decoder(int | None)
 _STREAM_OPTIONS = msgspec.json.Decoder(_StreamOptions | None)
 
 
@@ -38,23 +38,24 @@ class ChatApi:
     dialect = Dialect.OPENAI
     path = "/chat/completions"
     operation = "chat"
+    generates = True
+    is_metered = True
     can_capture = True
 
     def parse(self, body: bytes) -> CallRequest:
         """Reads a request; see `Api.parse`."""
         reader = RequestReader(body, self.name, ("model", "messages"))
-        options = reader.take("stream_options", _STREAM_OPTIONS, None)
-        max_tokens = reader.take("max_completion_tokens", _COUNT, None)
+        max_tokens = reader.take("max_completion_tokens", COUNT, None)
         return CallRequest(
             api=self,
-            model=reader.take("model", _MODEL, ""),
-            stream=bool(reader.take("stream", _FLAG, None)),
+            model=reader.take("model", TEXT, ""),
+            stream=bool(reader.take("stream", FLAG, None)),
             asked=Asked(
-                token_ids=bool(reader.take("return_token_ids", _FLAG, None)),
-                logprobs=bool(reader.take("logprobs", _FLAG, None)),
-                stream_usage=bool(options and options.include_usage),
+                token_ids=bool(reader.take("return_token_ids", FLAG, None)),
+                logprobs=bool(reader.take("logprobs", FLAG, None)),
+                stream_usage=wants_usage(reader),
             ),
-            max_tokens=reader.take("max_tokens", _COUNT, None) if max_tokens is None else max_tokens,
+            max_tokens=reader.take("max_tokens", COUNT, None) if max_tokens is None else max_tokens,
             fields=reader.check(),
         )
 
@@ -78,6 +79,12 @@ class ChatApi:
     def assemble(self, payloads: list[bytes]) -> bytes:
         """Returns the `chat.completion` object of a stream's events."""
         return assemble_answer(payloads)
+
+
+def wants_usage(reader: RequestReader) -> bool:
+    """Tells whether a request asks for the usage at the end of its stream."""
+    options = reader.take("stream_options", _STREAM_OPTIONS, None)
+    return bool(options and options.include_usage)
 
 
 def with_usage(options: msgspec.Raw | None) -> msgspec.Raw:

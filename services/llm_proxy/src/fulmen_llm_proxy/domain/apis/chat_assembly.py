@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import msgspec
@@ -54,10 +55,10 @@ def assemble_answer(payloads: list[bytes]) -> bytes:
 
     Events that are not JSON objects are left out: the call is marked malformed by then.
     """
-    return _assemble(_merged(payloads))
+    return put_together(merged(payloads), "chat.completion", add_chunk)
 
 
-def _merged(payloads: list[bytes]) -> list[bytes]:
+def merged(payloads: list[bytes]) -> list[bytes]:
     """Puts runs of plain events of one choice together as one event each, at a tenth of the cost of adding them up."""
     if len(payloads) < _WORTH_MERGING:
         return payloads
@@ -87,7 +88,12 @@ def _continues(first: _PlainEvent, event: _PlainEvent) -> bool:
     return choice.index == first.choices[0].index and choice.delta.role is None and choice.delta.content is not None
 
 
-def _assemble(payloads: list[bytes]) -> bytes:
+def put_together(payloads: list[bytes], kind: str, add: Callable[[JSON, JSON], None]) -> bytes:
+    """Returns the answer of this kind (its `object`) that events amount to, as JSON.
+
+    Args:
+        add: adds what an event says of a choice to that choice.
+    """
     answer: JSON = {}
     choices: dict[int, JSON] = {}
     for payload in payloads:
@@ -96,14 +102,15 @@ def _assemble(payloads: list[bytes]) -> bytes:
         except msgspec.DecodeError:
             continue
         for chunk in event.pop("choices", None) or ():
-            _add_chunk(choices.setdefault(chunk.get("index", 0), {}), chunk)
+            add(choices.setdefault(chunk.get("index", 0), {}), chunk)
         answer.update({key: value for key, value in event.items() if value is not None})
-    answer["object"] = "chat.completion"
+    answer["object"] = kind
     answer["choices"] = [choices[index] for index in sorted(choices)]
     return _ENCODE(answer)
 
 
-def _add_chunk(choice: JSON, chunk: JSON) -> None:
+def add_chunk(choice: JSON, chunk: JSON) -> None:
+    """Adds what one event says of a choice."""
     message = choice.setdefault("message", {})
     for key, value in chunk.items():
         if key == "delta":

@@ -10,6 +10,9 @@ import msgspec
 
 from fulmen.errors import ArgumentInvalid
 from fulmen_llm_proxy.domain.apis.api import (
+    COUNT,
+    FLAG,
+    TEXT,
     TRUE,
     ApiName,
     CallRequest,
@@ -18,20 +21,11 @@ from fulmen_llm_proxy.domain.apis.api import (
     encode,
     read,
 )
-from fulmen_llm_proxy.domain.apis.chat import with_usage
+from fulmen_llm_proxy.domain.apis.chat import wants_usage, with_usage
 from fulmen_llm_proxy.domain.apis.chat_reader import ChatReader
 from fulmen_llm_proxy.domain.apis.collected import Asked, Fields
 from fulmen_llm_proxy.domain.apis.completions_assembly import assemble_completion
 
-
-class _StreamOptions(msgspec.Struct):
-    include_usage: bool | None = None
-
-
-_MODEL = msgspec.json.Decoder(str)
-_FLAG = msgspec.json.Decoder(bool | None)
-_COUNT = msgspec.json.Decoder(int | None)
-_STREAM_OPTIONS = msgspec.json.Decoder(_StreamOptions | None)
 _CHOSEN_ONLY = msgspec.Raw(b"0")
 """As `logprobs`: those of the sampled tokens, and no others."""
 
@@ -43,22 +37,23 @@ class CompletionsApi:
     dialect = Dialect.OPENAI
     path = "/completions"
     operation = "text_completion"
+    generates = True
+    is_metered = True
     can_capture = True
 
     def parse(self, body: bytes) -> CallRequest:
         """Reads a request; see `Api.parse`."""
         reader = RequestReader(body, self.name, ("model", "prompt"))
-        options = reader.take("stream_options", _STREAM_OPTIONS, None)
         return CallRequest(
             api=self,
-            model=reader.take("model", _MODEL, ""),
-            stream=bool(reader.take("stream", _FLAG, None)),
+            model=reader.take("model", TEXT, ""),
+            stream=bool(reader.take("stream", FLAG, None)),
             asked=Asked(
-                token_ids=bool(reader.take("return_token_ids", _FLAG, None)),
-                logprobs=reader.take("logprobs", _COUNT, None) is not None,
-                stream_usage=bool(options and options.include_usage),
+                token_ids=bool(reader.take("return_token_ids", FLAG, None)),
+                logprobs=reader.take("logprobs", COUNT, None) is not None,
+                stream_usage=wants_usage(reader),
             ),
-            max_tokens=reader.take("max_tokens", _COUNT, None),
+            max_tokens=reader.take("max_tokens", COUNT, None),
             fields=reader.check(),
         )
 
@@ -73,12 +68,12 @@ class CompletionsApi:
             return encode(fields)
         asked = dict(fields)
         if capture:
-            if read(fields, "echo", _FLAG, None):
+            if read(fields, "echo", FLAG, None):
                 raise ArgumentInvalid(
                     "`echo` cannot be used on a trainable model: the answer would not tell prompt from completion."
                 )
             asked["return_token_ids"] = TRUE
-            if read(fields, "logprobs", _COUNT, None) is None:
+            if read(fields, "logprobs", COUNT, None) is None:
                 asked["logprobs"] = _CHOSEN_ONLY
         if stream:
             asked["stream_options"] = with_usage(fields.get("stream_options"))

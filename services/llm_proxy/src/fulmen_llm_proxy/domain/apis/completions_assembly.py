@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
-
-JSON = dict[str, Any]  # Any: the events are the backend's own, of any depth
-
-_DECODE = msgspec.json.Decoder(JSON).decode
-_ENCODE = msgspec.json.Encoder().encode
+from fulmen_llm_proxy.domain.apis.chat_assembly import JSON, put_together
 
 
 def assemble_completion(payloads: list[bytes]) -> bytes:
@@ -17,19 +10,7 @@ def assemble_completion(payloads: list[bytes]) -> bytes:
 
     Events that are not JSON objects are left out: the call is marked malformed by then.
     """
-    answer: JSON = {}
-    choices: dict[int, JSON] = {}
-    for payload in payloads:
-        try:
-            event = _DECODE(payload)
-        except msgspec.DecodeError:
-            continue
-        for chunk in event.pop("choices", None) or ():
-            _add(choices.setdefault(chunk.get("index", 0), {}), chunk)
-        answer.update({key: value for key, value in event.items() if value is not None})
-    answer["object"] = "text_completion"
-    answer["choices"] = [choices[index] for index in sorted(choices)]
-    return _ENCODE(answer)
+    return put_together(payloads, "text_completion", _add)
 
 
 def _add(choice: JSON, chunk: JSON) -> None:

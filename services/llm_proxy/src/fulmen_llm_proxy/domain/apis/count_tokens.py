@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from fulmen_llm_proxy.domain.apis.api import ApiName, CallRequest, Dialect, RequestReader, encode
+from fulmen_llm_proxy.domain.apis.api import TEXT, ApiName, CallRequest, Dialect, RequestReader, encode
 from fulmen_llm_proxy.domain.apis.collected import Asked, Collected, Fields
-
-_MODEL = msgspec.json.Decoder(str)
 
 
 class _Count(msgspec.Struct):
@@ -24,12 +22,14 @@ class CountTokensApi:
     dialect = Dialect.ANTHROPIC
     path = "/messages/count_tokens"
     operation = "count_tokens"
+    generates = False
+    is_metered = False
     can_capture = False
 
     def parse(self, body: bytes) -> CallRequest:
         """Reads a request; see `Api.parse`."""
         reader = RequestReader(body, self.name, ("model", "messages"))
-        model = reader.take("model", _MODEL, "")
+        model = reader.take("model", TEXT, "")
         return CallRequest(api=self, model=model, stream=False, asked=Asked(), fields=reader.check(), max_tokens=0)
 
     def body(self, fields: Fields, *, stream: bool, capture: bool) -> bytes:

@@ -4,17 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from fulmen_llm_proxy.domain.apis.api import (
-    ApiName,
-    CallRequest,
-    Dialect,
-    RequestReader,
-    decode_fields,
-    encode,
-)
+from fulmen_llm_proxy.domain.apis.api import TEXT, ApiName, CallRequest, Dialect, RequestReader, decode_fields, encode
 from fulmen_llm_proxy.domain.apis.collected import Asked, Collected, Fields
-
-_MODEL = msgspec.json.Decoder(str)
 
 
 class EmbeddingsApi:
@@ -24,6 +15,8 @@ class EmbeddingsApi:
     dialect = Dialect.OPENAI
     path = "/embeddings"
     operation = "embeddings"
+    generates = False
+    is_metered = True
     can_capture = False
 
     def parse(self, body: bytes) -> CallRequest:
@@ -31,7 +24,7 @@ class EmbeddingsApi:
         reader = RequestReader(body, self.name, ("model", "input"))
         return CallRequest(
             api=self,
-            model=reader.take("model", _MODEL, ""),
+            model=reader.take("model", TEXT, ""),
             stream=False,
             asked=Asked(),
             max_tokens=0,

@@ -9,6 +9,9 @@ import msgspec
 
 from fulmen_llm_proxy.domain.apis.api import (
     ABSENT,
+    COUNT,
+    FLAG,
+    TEXT,
     ApiName,
     CallRequest,
     Dialect,
@@ -20,10 +23,6 @@ from fulmen_llm_proxy.domain.apis.collected import Asked, Collected, Fields
 from fulmen_llm_proxy.domain.apis.messages_assembly import assemble_message
 from fulmen_llm_proxy.domain.sse import event_data
 
-_MODEL = msgspec.json.Decoder(str)
-_FLAG = msgspec.json.Decoder(bool | None)
-_COUNT = msgspec.json.Decoder(int | None)
-
 
 class MessagesApi:
     """`POST /v1/messages`."""
@@ -32,6 +31,8 @@ class MessagesApi:
     dialect = Dialect.ANTHROPIC
     path = "/messages"
     operation = "chat"
+    generates = True
+    is_metered = True
     can_capture = False
 
     def parse(self, body: bytes) -> CallRequest:
@@ -39,10 +40,10 @@ class MessagesApi:
         reader = RequestReader(body, self.name, ("model", "messages"))
         return CallRequest(
             api=self,
-            model=reader.take("model", _MODEL, ""),
-            stream=bool(reader.take("stream", _FLAG, None)),
+            model=reader.take("model", TEXT, ""),
+            stream=bool(reader.take("stream", FLAG, None)),
             asked=Asked(stream_usage=True),
-            max_tokens=reader.take("max_tokens", _COUNT, None),
+            max_tokens=reader.take("max_tokens", COUNT, None),
             fields=reader.check(),
         )
 

@@ -9,7 +9,10 @@ from __future__ import annotations
 import msgspec
 
 from fulmen_llm_proxy.domain.apis.api import (
+    COUNT,
+    FLAG,
     NULL,
+    TEXT,
     ApiName,
     CallRequest,
     Dialect,
@@ -18,10 +21,6 @@ from fulmen_llm_proxy.domain.apis.api import (
 )
 from fulmen_llm_proxy.domain.apis.collected import Asked, Collected, Fields
 from fulmen_llm_proxy.domain.sse import DONE, event_data
-
-_MODEL = msgspec.json.Decoder(str)
-_FLAG = msgspec.json.Decoder(bool | None)
-_COUNT = msgspec.json.Decoder(int | None)
 
 _FAILED = "response.failed"
 _LAST = frozenset({"response.completed", "response.incomplete", _FAILED})
@@ -59,6 +58,8 @@ class ResponsesApi:
     dialect = Dialect.OPENAI
     path = "/responses"
     operation = "generate_content"
+    generates = True
+    is_metered = True
     can_capture = False
 
     def parse(self, body: bytes) -> CallRequest:
@@ -66,10 +67,10 @@ class ResponsesApi:
         reader = RequestReader(body, self.name, ("model",))
         return CallRequest(
             api=self,
-            model=reader.take("model", _MODEL, ""),
-            stream=bool(reader.take("stream", _FLAG, None)),
+            model=reader.take("model", TEXT, ""),
+            stream=bool(reader.take("stream", FLAG, None)),
             asked=Asked(),
-            max_tokens=reader.take("max_output_tokens", _COUNT, None),
+            max_tokens=reader.take("max_output_tokens", COUNT, None),
             fields=reader.check(),
         )
 
