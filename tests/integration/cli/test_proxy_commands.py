@@ -237,7 +237,7 @@ async def test_health_is_drawn_anew_on_a_terminal_until_it_is_interrupted(fulmen
     process = await fulmen.start("health", "--watch", "--interval", "0.1", stdout=terminal)
     os.close(terminal)
     async with asyncio.timeout(LIMIT_S):
-        await reader.readuntil(("░" * 12).encode())
+        await reader.readuntil(("░" * 8).encode())
         backend.switches.gate = asyncio.Event()
         call = asyncio.create_task(fulmen("call", MODEL, "hello"))
         await reader.readuntil("█".encode())

@@ -189,6 +189,14 @@ async def test_fallbacks_answer_in_order_when_no_target_can(store: FakeStore) ->
     assert told['fulmen_llm_proxy_fallbacks_total{cause="breaker"}'] >= 2
 
 
+async def test_a_fallback_that_is_gone_does_not_hide_why_the_call_failed(store: FakeStore) -> None:
+    async with a_pair(store, "answer", retry_deadline_s=0.2) as (proxy, _, _well):
+        await proxy.register("gone", "http://127.0.0.1:9/v1")
+        await put(proxy, target("gone", policy=""), model="first", fallbacks=["routes/nowhere"])
+        status, answer = await proxy.chat(proxy.attempt()[1], model="first")
+    assert (status, answer["error"]["code"]) == (502, "backend_unavailable")
+
+
 async def test_a_training_call_of_a_policy_never_falls_back(store: FakeStore) -> None:
     async with a_pair(store, "answer", retry_deadline_s=0.2) as (proxy, _, well):
         await proxy.register("gone", "http://127.0.0.1:9/v1")

@@ -30,13 +30,14 @@ __all__ = ["backend_health", "health"]
 
 PAGE_SIZE: Final = 1000
 ASK_LIMIT_S: Final = 10.0
-BAR_WIDTH: Final = 12
+BAR_WIDTH: Final = 8
 DEFAULT_IN_FLIGHT: Final = 1024
 UNKNOWN: Final = -1
 STYLES: Final = {"healthy": "green", "failing": "bold red", "open": "bold red", "draining": "yellow", "held": "yellow",
                  "half open": "yellow"}  # fmt: skip
-COLUMNS: Final = ("backend", "state", "breaker", "in flight", "waiting", "engine waits", "cache used", "requests",
-                  "failures", "last failure (UTC)")  # fmt: skip
+COLUMNS: Final = ("backend", "state", "breaker", "in flight", "waiting", "engine", "requests", "failures",
+                  "last failure (UTC)")  # fmt: skip
+FOLDED: Final = frozenset({"backend", "last failure (UTC)"})
 
 
 WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Goes on until it is interrupted.")]
@@ -185,7 +186,7 @@ def _picture(seen: Sequence[Seen]) -> RenderableType:
 def _table(seen: Seen) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in COLUMNS:
-        table.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold", no_wrap=column not in FOLDED)
     health = {each.name: each for each in seen.health}
     for backend in seen.backends:
         one = health.get(backend.name)
@@ -200,8 +201,7 @@ def _table(seen: Seen) -> Table:
             Text(breaker, style=STYLES.get(breaker, "")),
             _in_flight(one.in_flight_count, backend.max_in_flight or DEFAULT_IN_FLIGHT),
             Text(f"{one.waiting_count:,}"),
-            Text("" if one.engine_waiting_count == UNKNOWN else f"{one.engine_waiting_count:,}"),
-            Text("" if one.engine_cache_use == UNKNOWN else f"{one.engine_cache_use:.0%}"),
+            Text(_engine(one)),
             Text(f"{one.request_count:,}"),
             Text(f"{one.failure_count:,}"),
             Text(f"{when(one.last_failure_time)} {one.last_failure_kind}".strip()),
@@ -215,6 +215,13 @@ def _state(backend: backend_pb2.Backend, health: backend_pb2.BackendHealth) -> s
     if backend.HasField("hold_until_time") and backend.hold_until_time.ToDatetime(UTC) > datetime.now(UTC):
         return "held"
     return "healthy" if health.healthy else "failing"
+
+
+def _engine(health: backend_pb2.BackendHealth) -> str:
+    """Writes what the engine says of itself, such as `3 wait, 62 %`: requests, and its cache in use."""
+    waits = "" if health.engine_waiting_count == UNKNOWN else f"{health.engine_waiting_count:,} wait"
+    used = "" if health.engine_cache_use == UNKNOWN else f"{health.engine_cache_use * 100:.0f} %"
+    return ", ".join(each for each in (waits, used) if each)
 
 
 def _in_flight(count: int, most: int) -> Text:

@@ -209,7 +209,9 @@ class CallPipeline:
             trained = any(target.policy for target in (route.targets if choice is None else [choice.target]))
             if trained:
                 return 1
-        call.models = (call.request.model, *route.fallbacks)
+        # One that is gone must not turn a backend's failure into the agent's fault, a model that it never named.
+        there = [model for model in route.fallbacks if model in self._tables.current.routes]
+        call.models = (call.request.model, *there)
         return len(call.models)
 
     async def _send(self, call: RunningCall) -> BackendAnswer:
