@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fulmen.errors import AttemptOver
 from fulmen.ids import DEFAULT_PROJECT
-from fulmen_llm_proxy.calls.attempt_hold import AttemptHold
+from fulmen_llm_proxy.calls.attempt_tie import AttemptTie
 from fulmen_llm_proxy.domain.attempt_guard import AttemptGuard, Standing, Verdict, _key
 from fulmen_llm_proxy.domain.call import Attribution
 
@@ -156,7 +156,7 @@ async def test_a_held_call_ends_with_the_error_of_its_attempt_and_nothing_else_i
     waiting = asyncio.Event()
 
     async def call() -> None:
-        with AttemptHold(guard, of(1)):
+        with AttemptTie(guard, of(1)):
             waiting.set()
             await asyncio.Event().wait()
 
@@ -174,7 +174,7 @@ async def test_a_held_call_that_somebody_else_cancels_is_cancelled() -> None:
     waiting = asyncio.Event()
 
     async def call() -> None:
-        with AttemptHold(guard, of(1)):
+        with AttemptTie(guard, of(1)):
             waiting.set()
             await asyncio.Event().wait()
 

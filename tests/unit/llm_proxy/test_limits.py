@@ -15,8 +15,8 @@ from fulmen_llm_proxy.domain.limits import (
     KEEP_SLOTS,
     CallLimiter,
     CallLimits,
-    Hold,
     ProjectLimits,
+    Reservation,
     Window,
 )
 from fulmen_llm_proxy.domain.sliding_count import SLOT_S, SLOTS, SlidingCount
@@ -42,7 +42,7 @@ def limiter_of(
     return made
 
 
-def admit(limiter: CallLimiter, *, attempt: str = "a", tokens: int = 0, budget: int = 0) -> Hold:
+def admit(limiter: CallLimiter, *, attempt: str = "a", tokens: int = 0, budget: int = 0) -> Reservation:
     return limiter.admit(P, attempt=attempt, budget=budget, tokens=tokens)
 
 
@@ -267,7 +267,7 @@ def test_tokens_of_a_minute_pass_the_limit_by_no_more_than_was_used_beyond_reser
 ) -> None:
     clock = Clock()
     limiter = limiter_of(clock, tokens_per_minute=limit)
-    running: list[tuple[Hold, int, int, float]] = []
+    running: list[tuple[Reservation, int, int, float]] = []
     ended: list[tuple[float, int]] = []
     beyond = 0
     for wait_s, reserved, used, ends in calls:

@@ -13,7 +13,7 @@ from fulmen_llm_proxy.domain.attempt_guard import AttemptGuard
 from fulmen_llm_proxy.domain.call import Caller
 from fulmen_llm_proxy.domain.capture import TokenCounts
 from fulmen_llm_proxy.domain.capture_queue import CaptureQueue
-from fulmen_llm_proxy.domain.limits import Hold
+from fulmen_llm_proxy.domain.limits import Reservation
 from fulmen_llm_proxy.domain.routing import Backend, Target
 from fulmen_llm_proxy.domain.table import TableHolder
 
@@ -25,8 +25,8 @@ class Permit:
     gate: Gate
     caller: Caller
     request: CallRequest
-    hold: Hold | None
-    backend_holds: dict[str, Hold] | None = None
+    reservation: Reservation | None
+    at_backends: dict[str, Reservation] | None = None
 
     def enter(self, backend: Backend) -> None:
         """Lets tries of the call go to a backend, where it counts once, however often it is tried or waits there.
@@ -36,10 +36,10 @@ class Permit:
         """
         if not (backend.requests_per_minute or backend.tokens_per_minute):
             return
-        if self.backend_holds is None:
-            self.backend_holds = {}
-        if backend.id not in self.backend_holds:
-            self.backend_holds[backend.id] = self.gate.meter.enter(backend, self.request)
+        if self.at_backends is None:
+            self.at_backends = {}
+        if backend.id not in self.at_backends:
+            self.at_backends[backend.id] = self.gate.meter.enter(backend, self.request)
 
     def close(
         self, counts: TokenCounts | None, *, collected: Collected | None, target: Target | None, failed: bool
@@ -56,8 +56,8 @@ class Permit:
         return self.gate.meter.close(
             self.caller,
             self.request,
-            self.hold,
-            self.backend_holds,
+            self.reservation,
+            self.at_backends,
             counts=counts,
             collected=collected,
             target=target,
@@ -96,6 +96,6 @@ class Gate:
             raise Refused(429, "too_many_calls", "The proxy has as many calls in flight as it may.")
         if caller.attribution is not None and self._queue.is_full:
             raise Unavailable("The store is away and the proxy holds as many captures as it may.")
-        hold = self.meter.admit(caller, request)
+        reservation = self.meter.admit(caller, request)
         self.in_flight += 1
-        return Permit(self, caller, request, hold)
+        return Permit(self, caller, request, reservation)

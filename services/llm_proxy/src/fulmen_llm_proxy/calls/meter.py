@@ -9,8 +9,8 @@ from fulmen_llm_proxy.domain.apis.api import CallRequest
 from fulmen_llm_proxy.domain.apis.collected import Collected
 from fulmen_llm_proxy.domain.call import Caller
 from fulmen_llm_proxy.domain.capture import TokenCounts
-from fulmen_llm_proxy.domain.estimates import reservation, used
-from fulmen_llm_proxy.domain.limits import CallLimiter, CallLimits, Hold
+from fulmen_llm_proxy.domain.estimates import tokens_to_reserve, used
+from fulmen_llm_proxy.domain.limits import CallLimiter, CallLimits, Reservation
 from fulmen_llm_proxy.domain.prices import PriceTable
 from fulmen_llm_proxy.domain.routing import Backend, Target
 from fulmen_llm_proxy.domain.usage import UsageBook, UsageCounts
@@ -49,7 +49,7 @@ class Meter:
         self._assumed = assumed_completion_tokens
         self._refused = refused
 
-    def admit(self, caller: Caller, request: CallRequest) -> Hold | None:
+    def admit(self, caller: Caller, request: CallRequest) -> Reservation | None:
         """Lets a call in; None if nothing limits it.
 
         Raises:
@@ -65,7 +65,7 @@ class Meter:
                 caller.project,
                 attempt="" if attribution is None else attribution.attempt,
                 budget=budget,
-                tokens=reservation(request, assumed_completion=self._assumed),
+                tokens=tokens_to_reserve(request, assumed_completion=self._assumed),
             )
         except ModelLimitExceeded as error:
             kind = "attempt" if attribution is not None and error.metadata["of"] == attribution.attempt else "project"
@@ -75,7 +75,7 @@ class Meter:
             self._refused("attempt_token_budget", "attempt")
             raise
 
-    def enter(self, backend: Backend, request: CallRequest) -> Hold:
+    def enter(self, backend: Backend, request: CallRequest) -> Reservation:
         """Lets a call go to a backend that has limits.
 
         Raises:
@@ -84,7 +84,7 @@ class Meter:
         limits = CallLimits(
             requests_per_minute=backend.requests_per_minute, tokens_per_minute=backend.tokens_per_minute
         )
-        tokens = reservation(request, assumed_completion=self._assumed)
+        tokens = tokens_to_reserve(request, assumed_completion=self._assumed)
         try:
             return self._limiter.enter(self._project, backend=f"backends/{backend.id}", limits=limits, tokens=tokens)
         except ModelLimitExceeded as error:
@@ -95,8 +95,8 @@ class Meter:
         self,
         caller: Caller,
         request: CallRequest,
-        hold: Hold | None,
-        backend_holds: Mapping[str, Hold] | None,
+        reservation: Reservation | None,
+        at_backends: Mapping[str, Reservation] | None,
         *,
         counts: TokenCounts | None,
         collected: Collected | None,
@@ -109,9 +109,9 @@ class Meter:
         """
         known = used(request, counts, collected)
         prompt, completion = known.prompt or 0, known.completion or 0
-        if hold is not None:
-            self._limiter.settle(hold, prompt + completion)
-        for backend_id, each in (backend_holds or {}).items():
+        if reservation is not None:
+            self._limiter.settle(reservation, prompt + completion)
+        for backend_id, each in (at_backends or {}).items():
             is_target = target is not None and target.backend_id == backend_id
             self._limiter.settle(each, prompt + completion if is_target else 0)
         cost, backend = 0.0, ""

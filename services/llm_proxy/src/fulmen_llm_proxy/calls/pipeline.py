@@ -7,7 +7,7 @@ import time
 
 from fulmen.errors import BackendUnavailable, Draining, FulmenError, ModelLimitExceeded
 from fulmen_llm_proxy.calls.answer_memory import AnswerMemory
-from fulmen_llm_proxy.calls.attempt_hold import AttemptHold
+from fulmen_llm_proxy.calls.attempt_tie import AttemptTie
 from fulmen_llm_proxy.calls.failures import (
     SOURCE_HEADER,
     Refused,
@@ -105,7 +105,7 @@ class CallPipeline:
             if attribution is None:
                 await self._answer(call, sink)
             else:
-                with AttemptHold(self._guard, attribution):
+                with AttemptTie(self._guard, attribution):
                     await self._answer(call, sink)
         except CallerGone:
             call.error_type = CALLER_GONE

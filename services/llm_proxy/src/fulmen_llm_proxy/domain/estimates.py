@@ -14,7 +14,7 @@ BYTES_PER_TOKEN: Final = 4
 _NOTHING: Final = TokenCounts(prompt=0, completion=0)
 
 
-def reservation(request: CallRequest, *, assumed_completion: int) -> int:
+def tokens_to_reserve(request: CallRequest, *, assumed_completion: int) -> int:
     """Returns how many tokens a call reserves: its prompt, by its bytes, and what it may sample at most.
 
     Args:

@@ -97,8 +97,8 @@ class Window:
 
 
 @dataclass(slots=True)
-class Hold:
-    """What one call holds of some limits until it ends.
+class Reservation:
+    """What one call has taken of some limits until it ends.
 
     Attributes:
         slot: when it began.
@@ -131,7 +131,7 @@ class CallLimiter:
         """Tells whether a call of this project, whose key names this budget, needs not be admitted."""
         return not budget and project not in self._projects
 
-    def admit(self, project: str, *, attempt: str, budget: int, tokens: int) -> Hold:
+    def admit(self, project: str, *, attempt: str, budget: int, tokens: int) -> Reservation:
         """Lets a call in, or not.
 
         Args:
@@ -158,9 +158,9 @@ class CallLimiter:
                 if budget:
                     _check_budget(states[-1], budget, attempt)
                 reserved.append(_check(states[-1], limits.attempt, tokens, attempt, slot, now_s))
-        return self._hold(states, slot, reserved)
+        return self._reserve(states, slot, reserved)
 
-    def enter(self, project: str, *, backend: str, limits: CallLimits, tokens: int) -> Hold:
+    def enter(self, project: str, *, backend: str, limits: CallLimits, tokens: int) -> Reservation:
         """Lets a call go to a backend, or not.
 
         Raises:
@@ -169,19 +169,19 @@ class CallLimiter:
         now_s = self._clock()
         slot = int(now_s // SLOT_S)
         state = self._state((project, backend, ""), slot)
-        return self._hold([state], slot, [_check(state, limits, tokens, backend, slot, now_s)])
+        return self._reserve([state], slot, [_check(state, limits, tokens, backend, slot, now_s)])
 
-    def settle(self, hold: Hold, used: int) -> None:
-        """Takes back what a call holds, and counts what it used."""
+    def settle(self, reservation: Reservation, used: int) -> None:
+        """Takes back what a call has reserved, and counts what it used."""
         slot = int(self._clock() // SLOT_S)
-        for state, reserved in zip(hold.states, hold.tokens, strict=True):
+        for state, reserved in zip(reservation.states, reservation.tokens, strict=True):
             state.in_flight -= 1
             state.reserved -= reserved
             if not state.in_flight:
                 del self._busy[state.key]
             self._touch(state, slot)
             if used < reserved:
-                state.tokens.correct(hold.slot, used - reserved)
+                state.tokens.correct(reservation.slot, used - reserved)
             elif used > reserved:
                 state.tokens.add(slot, used - reserved)
             if state.key[2]:
@@ -256,7 +256,7 @@ class CallLimiter:
             state = self._states[key] = LimitState(key=key, touched=slot)
         return state
 
-    def _hold(self, states: list[LimitState], slot: int, tokens: list[int]) -> Hold:
+    def _reserve(self, states: list[LimitState], slot: int, tokens: list[int]) -> Reservation:
         """Takes what was checked; nothing was taken before, so that a refusal has nothing to give back."""
         for state, reserved in zip(states, tokens, strict=True):
             state.requests.add(slot, 1)
@@ -265,7 +265,7 @@ class CallLimiter:
             state.reserved += reserved
             self._busy[state.key] = state
             self._touch(state, slot)
-        return Hold(states, slot, tokens)
+        return Reservation(states, slot, tokens)
 
     def _touch(self, state: LimitState, slot: int) -> None:
         state.touched = slot

@@ -11,7 +11,7 @@ from fulmen_llm_proxy.domain.call import Attribution
 from fulmen_service_kit.http_wire import CallerGone
 
 
-class AttemptHold:
+class AttemptTie:
     """Raises AttemptOver in its block as soon as the attempt is found over.
 
     Its protocol is that of `asyncio.timeout`: only a cancellation that is its own becomes an error.
@@ -36,7 +36,7 @@ class AttemptHold:
             self._interrupted = True
             self._task.cancel()
 
-    def __enter__(self) -> AttemptHold:
+    def __enter__(self) -> AttemptTie:
         return self
 
     def __exit__(
