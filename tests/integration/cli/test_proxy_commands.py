@@ -228,6 +228,8 @@ async def test_health_asks_every_proxy_and_says_which_does_not_answer(store: Fak
             assert "does not answer" in partly.stdout
             assert "healthy" in partly.stdout
             assert (await fulmen("health", target=NOBODY)).exit_code == Exit.FAILED
+            for command in ("health", "routes"):
+                assert (await fulmen(command, target=" , ")).exit_code == Exit.USAGE
 
 
 async def test_health_is_drawn_anew_on_a_terminal_until_it_is_interrupted(fulmen: Fulmen, backend: Backend) -> None:
