@@ -65,12 +65,18 @@ class RunningProxy:
         return capture_service_pb2_grpc.CaptureServiceStub(self.channel)
 
     def attempt(
-        self, *, mode: str = "train", ttl_s: float = 600, rollout_id: uuid.UUID | None = None
+        self, *, mode: str = "train", ttl_s: float = 600, rollout_id: uuid.UUID | None = None, token_budget: int = 0
     ) -> tuple[str, str]:
         """Returns the name of an attempt, of a new rollout if none is given, and its key."""
         name = AttemptName(rollout_id=rollout_id or uuid7(), number=1)
         key = self.signer.attempt_key(
-            name, project=DEFAULT_PROJECT, lease_id="lease-1", epoch=1, mode=mode, ttl_s=ttl_s
+            name,
+            project=DEFAULT_PROJECT,
+            lease_id="lease-1",
+            epoch=1,
+            mode=mode,
+            ttl_s=ttl_s,
+            token_budget=token_budget,
         )
         return str(name), key
 
@@ -153,6 +159,7 @@ async def running_proxy(
         try:
             yield RunningProxy(parts=parts, signer=signer, channel=channel, http=session, registry=registry)
         finally:
+            ended = [role for role in roles if role.done()]
             await session.close()
             await channel.close()
             try:
@@ -164,3 +171,6 @@ async def running_proxy(
             for role in roles:
                 role.cancel()
             await asyncio.gather(*roles, return_exceptions=True)
+            for role in ended:
+                role.result()
+                raise AssertionError(f"The role {role.get_name()} ended: a proxy would have stopped.")

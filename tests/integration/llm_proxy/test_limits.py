@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -17,8 +18,10 @@ from fulmen.store.v1 import lease_pb2, project_service_pb2, span_service_pb2
 from fulmen.store.v1 import usage_service_pb2 as usage_pb
 from fulmen.store.v1.model_limits_pb2 import CallLimits, ModelLimits
 from tests.integration.llm_proxy.harness import MODEL, RunningProxy, running_proxy, target
+from tests.integration.llm_proxy.rogue_world import NATIVE, request_of, rogue_world
 from tests.support.backend import Backend, prompt_ids_of, reply_to, token_ids_of
 from tests.support.postgres import shared_server
+from tests.support.rogue_backend import CHAT, WHOLE, answers, response
 from tests.support.store import LIMIT_S, SIGNING_KEY, Runner, StoreHandle, Stubs, create, running_store
 
 DEFAULT = "projects/default"
@@ -295,3 +298,19 @@ async def _backend(proxy: RunningProxy) -> backend_pb2.Backend:
     answer = await proxy.backends.ListBackends(backend_service_pb2.ListBackendsRequest())
     found: backend_pb2.Backend = answer.backends[0]
     return found
+
+
+@pytest.mark.parametrize("tokens", [10**18, 10**30, -(10**30)])
+async def test_numbers_beyond_all_counts_stop_no_proxy(tokens: int) -> None:
+    async with rogue_world() as world:
+        lie = {"prompt_tokens": tokens, "completion_tokens": 2, "total_tokens": 4}
+        world.backend.act = answers(response(json.dumps(WHOLE[CHAT] | {"usage": lie}).encode()), goes_on=True)
+        _, key = world.proxy.attempt(token_budget=1000)
+        body = request_of(CHAT, NATIVE[CHAT]) | {"max_tokens": tokens}
+        assert (await world.post(CHAT, body, key)).status == 200
+        await world.proxy.parts.drain()
+        counted = world.proxy.registry.get_sample_value(
+            "fulmen_llm_proxy_tokens_total", {"model": NATIVE[CHAT], "backend": "openai", "kind": "prompt"}
+        )
+    assert counted is not None
+    assert 0 < counted < 1000

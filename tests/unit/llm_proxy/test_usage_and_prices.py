@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fulmen_llm_proxy.domain.capture import TokenCounts
+from fulmen_llm_proxy.domain.apis.registry import BY_PATH
+from fulmen_llm_proxy.domain.capture import MAX_TOKENS, TokenCounts
+from fulmen_llm_proxy.domain.estimates import BYTES_PER_TOKEN, tokens_to_reserve
 from fulmen_llm_proxy.domain.prices import Price, PriceTable
 from fulmen_llm_proxy.domain.store_clock import StoreClock
 from fulmen_llm_proxy.domain.usage import BATCH_KEYS, UsageBook, UsageCounts
@@ -122,3 +124,10 @@ def test_the_clock_follows_the_store_and_tells_when_it_was_set_back() -> None:
     assert clock.now() == 6000
     assert clock.hear(4000.0, sent=100.0, received=100.0)
     assert clock.now() == 4000
+
+
+@pytest.mark.parametrize(("asked", "reserved"), [(-5, 0), (7, 7), (10**18, MAX_TOKENS), (10**30, MAX_TOKENS)])
+def test_what_a_call_reserves_can_be_told_whatever_it_asks_for(asked: int, reserved: int) -> None:
+    request = BY_PATH["/v1/chat/completions"].parse(b'{"model": "m", "messages": [], "max_tokens": %d}' % asked)
+    prompt = sum(map(len, request.fields.values())) // BYTES_PER_TOKEN
+    assert tokens_to_reserve(request, assumed_completion=0) == prompt + reserved

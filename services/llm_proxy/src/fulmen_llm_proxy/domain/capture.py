@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from enum import StrEnum
+from typing import Annotated, Final
 
 import msgspec
 
@@ -34,9 +35,15 @@ class Flaw(StrEnum):
     VERSION_CHANGED = "policy_version_changed"
 
 
+MAX_TOKENS: Final = 10**9
+"""Of one call; a backend that tells more, or fewer than none, does not count tokens."""
+
+_Tokens = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
+
+
 class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-    reasoning_tokens: int | None = None
+    cached_tokens: _Tokens | None = None
+    reasoning_tokens: _Tokens | None = None
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -45,16 +52,16 @@ class Usage(msgspec.Struct, frozen=True):
     The OpenAI APIs count cached tokens within the prompt's; Anthropic counts them beside it.
     """
 
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
+    prompt_tokens: _Tokens | None = None
+    completion_tokens: _Tokens | None = None
+    input_tokens: _Tokens | None = None
+    output_tokens: _Tokens | None = None
     prompt_tokens_details: _Details | None = None
     input_tokens_details: _Details | None = None
     completion_tokens_details: _Details | None = None
     output_tokens_details: _Details | None = None
-    cache_read_input_tokens: int | None = None
-    cache_creation_input_tokens: int | None = None
+    cache_read_input_tokens: _Tokens | None = None
+    cache_creation_input_tokens: _Tokens | None = None
 
 
 class TokenCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +88,7 @@ def token_counts(raws: list[msgspec.Raw]) -> TokenCounts:
     """Reads the usage objects of an answer; of a stream, later ones correct earlier ones.
 
     Raises:
-        msgspec.DecodeError: if one is not a usage object.
+        msgspec.DecodeError: if one is not a usage object, or its numbers cannot be counts of tokens.
     """
     if not raws:
         return _NO_COUNTS

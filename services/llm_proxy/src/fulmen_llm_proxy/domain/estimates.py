@@ -6,7 +6,7 @@ from typing import Final
 
 from fulmen_llm_proxy.domain.apis.api import CallRequest
 from fulmen_llm_proxy.domain.apis.collected import Collected
-from fulmen_llm_proxy.domain.capture import TokenCounts
+from fulmen_llm_proxy.domain.capture import MAX_TOKENS, TokenCounts
 
 BYTES_PER_TOKEN: Final = 4
 """Of JSON with English text, about; the tokenizers of models differ by less than what is in the text."""
@@ -22,7 +22,7 @@ def tokens_to_reserve(request: CallRequest, *, assumed_completion: int) -> int:
     """
     if not request.api.is_metered:
         return 0
-    completion = assumed_completion if request.max_tokens is None else max(0, request.max_tokens)
+    completion = assumed_completion if request.max_tokens is None else min(max(0, request.max_tokens), MAX_TOKENS)
     return _prompt(request) + completion
 
 
