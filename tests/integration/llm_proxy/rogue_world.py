@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
+from hypothesis import HealthCheck, settings
+
 from fulmen.llm_proxy.v1 import backend_pb2, capture_service_pb2, route_pb2
 from fulmen_llm_proxy.domain.apis.registry import BY_PATH
 from tests.integration.llm_proxy.fake_store import FakeStore
@@ -50,6 +52,15 @@ REQUESTS: Final[dict[str, dict[str, Any]]] = {
     MESSAGES: {"messages": _TURNS, "max_tokens": 9},
     COUNT: {"messages": _TURNS},
 }
+
+bounded = settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+"""For property tests over a shared proxy: the same examples each time."""
 
 _EVERY_OPENAI_API = [
     backend_pb2.API_CHAT_COMPLETIONS,

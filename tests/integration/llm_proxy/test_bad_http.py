@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fulmen_llm_proxy.domain.apis.registry import BY_PATH
@@ -22,6 +22,7 @@ from tests.integration.llm_proxy.rogue_world import (
     Answer,
     RogueWorld,
     answers_in,
+    bounded,
     head_of,
     request_of,
     rogue_world,
@@ -287,10 +288,9 @@ async def test_what_is_not_http_is_refused_with_an_error_of_either_dialect(world
 async def test_a_connection_is_not_upgraded(world: RogueWorld, upgrade: bytes) -> None:
     lines = [b"connection: Upgrade, HTTP2-Settings", b"upgrade: " + upgrade, b"http2-settings: AAMAAABk"]
     key = world.key()
-    first = head_of(CHAT, key, *lines, sized(BODY))
     second = head_of(MESSAGES, key, *lines, CHUNKED) + chunks_of(BODIES[MESSAGES])
     last = head_of("/healthz", key, LAST, method=b"GET")
-    found = answers_in(await world.exchange(first, BODY[:9], BODY[9:], second, last))
+    found = answers_in(await world.exchange(head_of(CHAT, key, *lines, sized(BODY)), BODY[:9], BODY[9:], second, last))
     assert [answer.status for answer in found] == [200, 200, 200]
     seen = [json.loads(asked.body) for asked in world.backend.asked[-2:]]
     assert seen == [json.loads(BODY), json.loads(BODIES[MESSAGES])]
@@ -313,7 +313,6 @@ async def test_a_path_that_is_none_leads_nowhere(world: RogueWorld, path: str) -
     for method in (b"POST", b"GET", b"DELETE"):
         answer = only(await world.exchange(head_of(path, world.key(), sized(BODY), LAST, method=method), BODY))
         assert answer.status in (400, 404, 405), answer.body
-        assert b"passwd" not in answer.body or answer.status == 404
         error_of(BY_PATH[CHAT].dialect, answer.status, answer.headers, answer.body)
     assert len(world.backend.asked) == before
 
@@ -364,10 +363,7 @@ PARTS = st.sampled_from(
 )
 
 
-@settings(
-    max_examples=150, deadline=None, derandomize=True, database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)  # fmt: skip
+@settings(bounded, max_examples=150)
 @given(
     edits=st.lists(st.tuples(st.integers(0, len(HEAD)), st.integers(0, 3), PARTS | st.binary(max_size=4)), max_size=5)
 )
@@ -389,11 +385,10 @@ async def test_bytes_of_any_kind_end_in_answers_or_the_end_of_the_connection(
 async def test_a_caller_that_leaves_with_its_body_half_sent_is_forgotten(world: RogueWorld) -> None:
     before = len(world.backend.asked)
     for path, body in BODIES.items():
-        reader, writer = await asyncio.open_connection("127.0.0.1", world.port)
+        _, writer = await asyncio.open_connection("127.0.0.1", world.port)
         writer.write(head_of(path, world.key(), sized(body)) + body[:-3])
         await writer.drain()
         writer.transport.abort()
-        del reader
     assert len(world.backend.asked) == before
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fulmen.errors import ArgumentInvalid
@@ -26,6 +26,7 @@ from tests.integration.llm_proxy.rogue_world import (
     WAYS,
     Answer,
     RogueWorld,
+    bounded,
     request_of,
     rogue_world,
 )
@@ -276,13 +277,6 @@ VALUES = st.recursive(
     LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4), max_leaves=10
 )
 FIELDS = st.dictionaries(NAMES | st.text(max_size=5), VALUES, max_size=4)
-bounded = settings(
-    max_examples=60,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
 
 
 def checked(world: RogueWorld, path: str, answer: Answer) -> None:

@@ -86,18 +86,23 @@ async def test_a_caller_that_reads_nothing_holds_its_backend_up_and_is_given_up(
     assert world.in_flight == 0
 
 
-async def test_a_caller_that_reads_slowly_gets_everything(world: RogueWorld) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_caller_that_reads_slowly_gets_everything(world: RogueWorld, stream: bool) -> None:
+    async def large(peer: Peer) -> bool:
+        await peer.send(response(b'{"choices": [], "x": "' + b"x" * 12_000_000 + b'"}'))
+        return True
+
     attempt, key = world.proxy.attempt()
-    world.backend.act = Flood(12_000_000)
-    received, loop = 0, asyncio.get_running_loop()
+    world.backend.act = Flood(12_000_000) if stream else large
+    last = DONE + b"\r\n0\r\n\r\n" if stream else b'"}'
+    received, end, loop = 0, b"", asyncio.get_running_loop()
     begun = loop.time()
     async with asyncio.timeout(DEADLINE_S):
         with socket.create_connection(("127.0.0.1", world.port)) as caller:
             caller.setblocking(False)
-            await loop.sock_sendall(caller, asked_for(key))
-            end = b""
-            while not end.endswith(DONE + b"\r\n0\r\n\r\n"):
-                part = await loop.sock_recv(caller, 200_000)
+            await loop.sock_sendall(caller, asked_for(key, stream=stream))
+            while not end.endswith(last):
+                part = await loop.sock_recv(caller, 100_000)
                 assert part, "the connection was cut"
                 received += len(part)
                 end = (end + part)[-64:]
