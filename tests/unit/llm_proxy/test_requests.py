@@ -60,7 +60,7 @@ def test_a_route_may_not_override_what_is_the_callers_or_the_captures(field: str
         parse_overrides(json.dumps({field: None}))
 
 
-@pytest.mark.parametrize("text", ["[]", "1", "{", '"x"'])
+@pytest.mark.parametrize("text", ["[]", "1", "{", '"x"', '{"a": ' + "[" * 100_000])
 def test_overrides_that_are_no_object_are_refused(text: str) -> None:
     with pytest.raises(ArgumentInvalid):
         parse_overrides(text)

@@ -17,6 +17,9 @@ from fulmen_llm_proxy.domain.routing import Backend
 from fulmen_llm_proxy.domain.table import TableHolder
 
 _MAX_METRICS_BYTES = 8 * 1024 * 1024
+_MOST = 1e9
+"""A larger value is none that an engine can mean."""
+
 _NOT_THERE = frozenset({401, 403, 404, 405, 501})
 """Answers that tell of a wrong path, not of a backend's health."""
 
@@ -138,6 +141,6 @@ def _samples(text: bytes, name: str) -> list[float]:
             value = float(fields[0])
         except (ValueError, IndexError):
             continue
-        if value >= 0:  # NaN is not
+        if 0 <= value <= _MOST:  # NaN is not
             values.append(value)
     return values

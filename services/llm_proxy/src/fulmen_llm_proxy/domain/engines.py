@@ -40,12 +40,10 @@ class LoadMetrics:
     """Names of an engine's own metrics, in the text format of Prometheus.
 
     Attributes:
-        running: requests that are being generated; a gauge.
         waiting: requests that wait within the engine; a gauge.
         cache_use: share of the key-value cache in use, 0 to 1; a gauge.
     """
 
-    running: str
     waiting: str
     cache_use: str
 
@@ -77,7 +75,6 @@ PROFILES: Mapping[Engine, EngineProfile] = {
         health_path="/health",
         metrics_path="/metrics",
         load=LoadMetrics(
-            running="vllm:num_requests_running",
             waiting="vllm:num_requests_waiting",
             cache_use="vllm:kv_cache_usage_perc",
         ),
@@ -88,7 +85,6 @@ PROFILES: Mapping[Engine, EngineProfile] = {
         health_path="/health",
         metrics_path="/metrics",
         load=LoadMetrics(
-            running="sglang:num_running_reqs",
             waiting="sglang:num_queue_reqs",
             cache_use="sglang:token_usage",
         ),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from fulmen.errors import ArgumentInvalid
-from fulmen_llm_proxy.domain.apis.api import decode_fields
+from fulmen_llm_proxy.domain.apis.api import UNREADABLE, decode_fields, wrong
 from fulmen_llm_proxy.domain.apis.collected import Fields
 
 PROTECTED_FIELDS = frozenset(
@@ -24,8 +22,8 @@ def parse_overrides(text: str) -> Fields:
         return {}
     try:
         fields = decode_fields(text.encode())
-    except msgspec.DecodeError as error:
-        raise ArgumentInvalid(f"Sampling overrides must be a JSON object: {error}.") from None
+    except UNREADABLE as error:
+        raise ArgumentInvalid(f"Sampling overrides must be a JSON object: {wrong(error)}.") from None
     refused = sorted(PROTECTED_FIELDS & fields.keys())
     if refused:
         raise ArgumentInvalid(f"A route may not override: {', '.join(refused)}.")
