@@ -281,6 +281,10 @@ async def test_a_stream_that_is_asked_for_and_not_given_is_an_answer_or_an_error
     for path, model in STREAMED:
         page = await call(world, path, model, answers(response(HTML, content_type=b"text/html")), stream=True)
         assert (page.status, world.told(path, page)) == (502, "backend_unavailable")
+        head = STREAM_HEAD[:-2] + b"content-encoding: gzip\r\n\r\n"
+        act = answers(head, chunk(gzip.compress(b"".join(EVENTS[path]))), b"0\r\n\r\n")
+        packed = await call(world, path, model, act, stream=True)
+        assert (packed.status, world.told(path, packed)) == (502, "backend_unavailable")
 
 
 # Connections.
