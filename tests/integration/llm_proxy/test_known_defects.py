@@ -86,7 +86,8 @@ Gateways in general
 - a refused upload goes on -> test_known_defects_of_gateways::test_an_upload_that_is_refused_ends,
   test_errors::test_an_oversized_body_is_refused_and_its_sender_sees_why
 - a slow consumer does not slow the producer
-  -> test_known_defects_of_gateways::test_a_caller_that_takes_nothing_holds_its_backend_back_and_is_cut_in_the_end
+  -> test_slow_callers::test_a_caller_that_reads_nothing_holds_its_backend_up_and_is_given_up,
+  test_slow_callers::test_a_caller_over_grpc_that_takes_no_message_is_given_up
 - no deadlines towards providers
   -> test_reliability::test_past_its_deadline_a_call_is_answered_504_and_its_backend_is_left,
   test_reliability::test_a_stream_that_stalls_ends_with_an_error_and_counts
