@@ -102,6 +102,15 @@ class RunningProxy:
         answer = await self.routes.PutRoute(route_service_pb2.PutRouteRequest(route=route))
         return answer.route
 
+    async def health(self, backend_id: str = "one") -> backend_pb2.BackendHealth:
+        """Returns how a backend does."""
+        answer = await self.backends.GetBackendHealth(backend_service_pb2.GetBackendHealthRequest())
+        return next(one for one in answer.backends if one.name == f"backends/{backend_id}")
+
+    def figure(self, name: str, **labels: str) -> float | None:
+        """Returns one of its figures, by the name without `fulmen_llm_proxy_`; None if it was never counted."""
+        return self.registry.get_sample_value(f"fulmen_llm_proxy_{name}", labels)
+
     async def flush(self, attempt: str, *, timeout: float = 20) -> capture_service_pb2.CaptureSummary:
         """Flushes one attempt; returns its summary."""
         request = capture_service_pb2.FlushCapturesRequest(attempts=[attempt])

@@ -27,16 +27,10 @@ async def release(proxy: RunningProxy) -> backend_pb2.Backend:
     return (await proxy.backends.ReleaseBackend(backend_service_pb2.ReleaseBackendRequest(name=NAME))).backend
 
 
-async def waiting_at(proxy: RunningProxy, name: str) -> int:
-    """Returns how many calls wait at a backend."""
-    answer = await proxy.backends.GetBackendHealth(backend_service_pb2.GetBackendHealthRequest())
-    return next(one.waiting_count for one in answer.backends if one.name == name)
-
-
 async def until_waiting(proxy: RunningProxy, count: int) -> None:
     """Returns when so many calls wait at a replica for the backend `one`."""
     async with asyncio.timeout(DEADLINE_S):
-        while await waiting_at(proxy, NAME) != count:
+        while (await proxy.health()).waiting_count != count:
             pass
 
 

@@ -121,8 +121,7 @@ async def test_a_refusal_tells_the_limit_and_when_to_come_back(world: World) -> 
     assert error["code"] == "model_limit_exceeded"
     assert error["type"] == "rate_limit_error"
     assert "requests_per_minute of projects/default is 1" in error["message"]
-    metrics = await _metrics(proxy)
-    assert 'fulmen_llm_proxy_limit_refusals_total{limit="requests_per_minute",of="project"} 1.0' in metrics
+    assert proxy.figure("limit_refusals_total", limit="requests_per_minute", of="project") == 1
 
 
 async def test_calls_at_once_are_counted_across_proxies(world: World) -> None:
@@ -219,10 +218,9 @@ async def test_usage_and_cost_arrive_once_by_attempt_and_in_the_span(world: Worl
     assert await world.usage(training_run="trainingRuns/r") == {"": counted}
     assert await world.usage(group_by=usage_pb.USAGE_GROUPING_BACKEND) == {"backends/one": counted}
     assert await world.usage(group_by=usage_pb.USAGE_GROUPING_MODEL) == {MODEL: counted}
-    metrics = await _metrics(world.proxies[0])
-    labels = f'{{backend="one",kind="prompt",model="{MODEL}"}}'
-    assert f"fulmen_llm_proxy_tokens_total{labels} {2.0 * PROMPT_TOKENS}" in metrics
-    assert f"fulmen_llm_proxy_cost_dollars_total {2 * CALL_MICROS / 1e6}" in metrics
+    first = world.proxies[0]
+    assert first.figure("tokens_total", backend="one", kind="prompt", model=MODEL) == 2 * PROMPT_TOKENS
+    assert first.figure("cost_dollars_total") == 2 * CALL_MICROS / 1e6
     for proxy in world.proxies:
         await proxy.flush(attempt.attempt)
     listed = await world.stubs.spans.ListSpans(span_service_pb2.ListSpansRequest(parent=attempt.attempt))
@@ -289,11 +287,6 @@ async def _served(proxy: RunningProxy) -> str:
         return await answer.text()
 
 
-async def _metrics(proxy: RunningProxy) -> str:
-    async with proxy.http.get(proxy.url.removesuffix("/v1") + "/metrics") as answer:
-        return await answer.text()
-
-
 async def _backend(proxy: RunningProxy) -> backend_pb2.Backend:
     answer = await proxy.backends.ListBackends(backend_service_pb2.ListBackendsRequest())
     found: backend_pb2.Backend = answer.backends[0]
@@ -309,8 +302,6 @@ async def test_numbers_beyond_all_counts_stop_no_proxy(tokens: int) -> None:
         body = request_of(CHAT, NATIVE[CHAT]) | {"max_tokens": tokens}
         assert (await world.post(CHAT, body, key)).status == 200
         await world.proxy.parts.drain()
-        counted = world.proxy.registry.get_sample_value(
-            "fulmen_llm_proxy_tokens_total", {"model": NATIVE[CHAT], "backend": "openai", "kind": "prompt"}
-        )
+        counted = world.proxy.figure("tokens_total", model=NATIVE[CHAT], backend="openai", kind="prompt")
     assert counted is not None
     assert 0 < counted < 1000

@@ -11,7 +11,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from fulmen.errors import ArgumentInvalid
-from fulmen.llm_proxy.v1 import backend_pb2, backend_service_pb2, route_pb2, route_service_pb2
+from fulmen.llm_proxy.v1 import backend_pb2, route_pb2, route_service_pb2
 from tests.integration.llm_proxy.fake_store import FakeStore
 from tests.integration.llm_proxy.harness import MODEL, RunningProxy, running_proxy, target
 from tests.support.backend import Backend
@@ -54,18 +54,6 @@ async def a_key_of(proxy: RunningProxy, at: ScriptedBackend, **fields: Any) -> s
             return key
 
 
-async def health(proxy: RunningProxy, backend_id: str) -> backend_pb2.BackendHealth:
-    answer = await proxy.backends.GetBackendHealth(backend_service_pb2.GetBackendHealthRequest())
-    return next(one for one in answer.backends if one.name == f"backends/{backend_id}")
-
-
-async def figures(proxy: RunningProxy) -> dict[str, float]:
-    root = proxy.url.removesuffix("/v1")
-    async with proxy.http.get(f"{root}/metrics") as answer:
-        lines = [line for line in (await answer.text()).splitlines() if not line.startswith("#")]
-    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
-
-
 async def stream(proxy: RunningProxy, key: str) -> tuple[int, bytes]:
     body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "stream": True}
     headers = {"Authorization": f"Bearer {key}"}
@@ -80,11 +68,10 @@ async def test_a_backend_that_cannot_be_reached_costs_no_call_and_is_soon_left_a
         for _ in range(20):
             assert (await proxy.chat(proxy.attempt()[1]))[0] == 200
         assert len(well.received) == 20
-        seen = await health(proxy, "gone")
-        told = await figures(proxy)
+        seen = await proxy.health("gone")
     assert (seen.breaker, seen.last_failure_kind, seen.failure_count) == (backend_pb2.BREAKER_STATE_OPEN, "connect", 3)
-    assert told['fulmen_llm_proxy_retries_total{cause="connect"}'] == 3
-    assert told['fulmen_llm_proxy_backend_breaker{backend="gone",state="open"}'] == 1
+    assert proxy.figure("retries_total", cause="connect") == 3
+    assert proxy.figure("backend_breaker", backend="gone", state="open") == 1
 
 
 async def test_an_answer_that_breaks_off_before_its_end_is_asked_for_again_elsewhere(store: FakeStore) -> None:
@@ -93,7 +80,7 @@ async def test_an_answer_that_breaks_off_before_its_end_is_asked_for_again_elsew
         odd.act, before = "half", len(well.received)
         assert (await proxy.chat(key))[0] == 200
         assert len(well.received) == before + 1
-        assert (await health(proxy, "odd")).last_failure_kind == "broken"
+        assert (await proxy.health("odd")).last_failure_kind == "broken"
 
 
 async def test_a_stream_that_dies_is_told_within_it_never_asked_for_again_and_counts(store: FakeStore) -> None:
@@ -101,7 +88,7 @@ async def test_a_stream_that_dies_is_told_within_it_never_asked_for_again_and_co
         key = await a_key_of(proxy, odd)
         odd.act, before = "die", len(well.received)
         status, body = await stream(proxy, key)
-        seen = await health(proxy, "odd")
+        seen = await proxy.health("odd")
     assert status == 200
     assert body.count(b'"content":"s"') == 1
     assert b'"code":"backend_unavailable"' in body
@@ -115,7 +102,7 @@ async def test_a_stream_that_stalls_ends_with_an_error_and_counts(store: FakeSto
         odd.act = "stall"
         _, body = await stream(proxy, key)
         await odd.left.acquire()
-        seen = await health(proxy, "odd")
+        seen = await proxy.health("odd")
     assert b'"code":"backend_unavailable"' in body
     assert seen.last_failure_kind == "stream_stalled"
 
@@ -125,7 +112,7 @@ async def test_a_long_answer_is_no_failure_and_goes_to_another_replica_when_its_
         key = await a_key_of(proxy, odd)
         odd.act = "hang"
         assert (await proxy.chat(key))[0] == 200
-        seen = await health(proxy, "odd")
+        seen = await proxy.health("odd")
     assert (seen.failure_count, seen.breaker) == (0, backend_pb2.BREAKER_STATE_CLOSED)
 
 
@@ -141,7 +128,7 @@ async def test_past_its_deadline_a_call_is_answered_504_and_its_backend_is_left(
         status, answer = await proxy.chat(key)
         await odd.left.acquire()
         summary = await proxy.flush(attempt)
-        assert (await health(proxy, "odd")).in_flight_count == 0
+        assert (await proxy.health("odd")).in_flight_count == 0
     assert (status, answer["error"]["code"]) == (504, "deadline_exceeded")
     assert (odd.calls, summary.infra_failure_count) == (1, 1)
 
@@ -159,7 +146,7 @@ async def test_a_caller_that_leaves_says_nothing_about_the_backend(store: FakeSt
             await asyncio.gather(call, return_exceptions=True)
         for _ in range(5):
             await odd.left.acquire()
-        seen = await health(proxy, "odd")
+        seen = await proxy.health("odd")
     assert (seen.failure_count, seen.in_flight_count, seen.healthy) == (0, 0, True)
 
 
@@ -170,7 +157,7 @@ async def test_retry_after_is_waited_for(proxy: RunningProxy, backend: Backend) 
     began = loop.time()
     assert (await proxy.chat(proxy.attempt()[1]))[0] == 200
     assert loop.time() - began >= 1
-    assert (await health(proxy, "one")).failure_count == 0
+    assert (await proxy.health("one")).failure_count == 0
 
 
 async def test_fallbacks_answer_in_order_when_no_target_can(store: FakeStore) -> None:
@@ -183,10 +170,9 @@ async def test_fallbacks_answer_in_order_when_no_target_can(store: FakeStore) ->
             status, _answer = await proxy.chat(key, model="first")
             assert status == 200
         assert [one.body["model"] for one in well.received] == ["byte-model"] * 5
-        told = await figures(proxy)
         # Once the breaker is open, the dead backend is not even asked.
-        assert (await health(proxy, "gone")).request_count == 3
-    assert told['fulmen_llm_proxy_fallbacks_total{cause="breaker"}'] >= 2
+        assert (await proxy.health("gone")).request_count == 3
+    assert proxy.figure("fallbacks_total", cause="breaker") >= 2
 
 
 async def test_a_fallback_that_is_gone_does_not_hide_why_the_call_failed(store: FakeStore) -> None:
@@ -218,9 +204,8 @@ async def test_a_hedge_asks_a_second_replica_and_cancels_the_slower(store: FakeS
         await odd.left.acquire()
         assert (status, events.count(b"[DONE]")) == (200, 1)
         assert len(well.received) == before + 2
-        told = await figures(proxy)
-        assert ((await health(proxy, "odd")).in_flight_count, (await health(proxy, "well")).in_flight_count) == (0, 0)
-    assert told['fulmen_llm_proxy_hedges_total{outcome="won"}'] == 2
+        assert ((await proxy.health("odd")).in_flight_count, (await proxy.health("well")).in_flight_count) == (0, 0)
+    assert proxy.figure("hedges_total", outcome="won") == 2
 
 
 async def test_past_the_queue_of_a_backend_calls_are_refused_with_retry_after(
@@ -238,10 +223,9 @@ async def test_past_the_queue_of_a_backend_calls_are_refused_with_retry_after(
         backend.switches.gate.set()
         assert (await running)[0] == 200
         assert (await proxy.chat(key))[0] == 200
-        told = await figures(proxy)
     assert [(status, answer["error"]["code"]) for status, answer in refused] == [(429, "model_limit_exceeded")] * 2
     assert len(backend.received) == 2
-    assert told["fulmen_llm_proxy_backend_queue_refusals_total"] == 2
+    assert proxy.figure("backend_queue_refusals_total") == 2
 
 
 async def test_probes_open_and_half_open_the_breaker_and_calls_close_it(store: FakeStore) -> None:
@@ -249,19 +233,19 @@ async def test_probes_open_and_half_open_the_breaker_and_calls_close_it(store: F
         await proxy.register("odd", odd.url, engine=backend_pb2.ENGINE_VLLM)
         key = await a_key_of(proxy, odd)
         odd.health = 503
-        while (await health(proxy, "odd")).breaker != backend_pb2.BREAKER_STATE_OPEN:
+        while (await proxy.health("odd")).breaker != backend_pb2.BREAKER_STATE_OPEN:
             await odd.next_probe()
         before = len(well.received)
         assert (await proxy.chat(key))[0] == 200
         assert len(well.received) == before + 1
         odd.health = 200
-        while (await health(proxy, "odd")).breaker != backend_pb2.BREAKER_STATE_HALF_OPEN:
+        while (await proxy.health("odd")).breaker != backend_pb2.BREAKER_STATE_HALF_OPEN:
             await odd.next_probe()
         before = odd.calls
         for _ in range(2):
             assert (await proxy.chat(key))[0] == 200
         assert odd.calls == before + 2
-        assert (await health(proxy, "odd")).breaker == backend_pb2.BREAKER_STATE_CLOSED
+        assert (await proxy.health("odd")).breaker == backend_pb2.BREAKER_STATE_CLOSED
 
 
 async def test_a_saturated_engine_is_left_and_its_load_is_told(store: FakeStore) -> None:
@@ -273,7 +257,7 @@ async def test_a_saturated_engine_is_left_and_its_load_is_told(store: FakeStore)
             b'vllm:num_requests_waiting{engine="0"} 20.0\nvllm:num_requests_waiting{engine="1"} 5.0\n'
             b'vllm:kv_cache_usage_perc{engine="0"} 0.5\n'
         )
-        while (seen := await health(proxy, "odd")).engine_waiting_count != 25:
+        while (seen := await proxy.health("odd")).engine_waiting_count != 25:
             await odd.next_probe()
         before = len(well.received)
         assert (await proxy.chat(key))[0] == 200
