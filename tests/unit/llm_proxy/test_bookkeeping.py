@@ -117,6 +117,26 @@ async def test_the_queue_is_crowded_from_half_of_its_bound_until_that_is_free_ag
     again.cancel()
 
 
+async def test_what_waits_in_a_crowded_queue_waits_for_no_more() -> None:
+    queue = CaptureQueue(max_bytes=100)
+    queue.put(call(40))
+    due = asyncio.create_task(queue.due())
+    await asyncio.sleep(0)
+    assert not due.done()
+    queue.put(call(40))
+    async with asyncio.timeout(DEADLINE_S):
+        await due
+        taken = queue.take(max_calls=1, max_bytes=100)
+        await queue.due()
+    queue.release([*taken, *queue.take(max_calls=1, max_bytes=100)])
+    queue.put(call(40))
+    queue.release(queue.take(max_calls=1, max_bytes=100))
+    due = asyncio.create_task(queue.due())
+    await asyncio.sleep(0)
+    assert not due.done()
+    due.cancel()
+
+
 async def test_what_an_earlier_process_recorded_counts_until_it_is_delivered_or_lost() -> None:
     ledger = AttemptLedger(keep_s=60, clock=Clock())
     ledger.adopt("a", calls=3)

@@ -15,7 +15,7 @@ from collections import deque
 from fulmen_llm_proxy.domain.call import FinishedCall
 
 _CROWDED_SHARE = 0.5
-"""Of the bound: from here on calls go to the disk, if there is one, before any is refused."""
+"""Of the bound: from here on calls go at once, and to the disk, if there is one, before any is refused."""
 
 _DUE_CALLS = 32
 """So many calls go at once: more in one batch save little, and packing them would hold the event loop up."""
@@ -60,6 +60,7 @@ class CaptureQueue:
         self._emptied.clear()
         if self._size_bytes > self._crowded_bytes:
             self._crowded.set()
+            self._due.set()
         if len(self._calls) >= _DUE_CALLS:
             self._due.set()
 
@@ -98,7 +99,7 @@ class CaptureQueue:
             taken.append(self._calls.popleft())
         if not self._calls:
             self._filled.clear()
-        if len(self._calls) < _DUE_CALLS:
+        if len(self._calls) < _DUE_CALLS and self._size_bytes <= self._crowded_bytes:
             self._due.clear()
         return taken
 
