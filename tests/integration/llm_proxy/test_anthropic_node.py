@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
-import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.integration.llm_proxy import node_agent
 from tests.integration.llm_proxy.anthropic_world import CLAUDE, AnthropicWorld, anthropic_world
 from tests.integration.llm_proxy.fake_store import FakeStore
 from tests.integration.llm_proxy.harness import MODEL
 from tests.support.backend import Backend
 
-LIMIT_S = 60
 SAID = "You said: hello"
 
 
@@ -30,28 +26,16 @@ async def world(store: FakeStore, backend: Backend) -> AsyncIterator[AnthropicWo
 
 async def play(root: Path, world: AnthropicWorld, key: str, *, failing: bool = False) -> dict[str, Any]:
     """Runs the agent; returns what it saw."""
-    node = shutil.which("node")
-    assert node is not None, "Node.js is needed: install it (Debian: apt-get install nodejs npm)"
-    assert (root / "node_modules/@anthropic-ai/sdk").is_dir(), "run `make test`, which installs the vendors' packages"
-    agent = await asyncio.create_subprocess_exec(
-        node,
-        "tests/integration/llm_proxy/node/anthropic_agent.mjs",
-        *(["failing"] if failing else []),
-        cwd=root,
-        env={
-            **os.environ,
-            "PROXY_URL": world.url,
-            "PROXY_KEY": key,
-            "VENDOR_MODEL": CLAUDE,
-            "CAPTURED_MODEL": MODEL,
-        },
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
+    return await node_agent.play(
+        root,
+        "anthropic_agent.mjs",
+        "@anthropic-ai/sdk",
+        failing=failing,
+        PROXY_URL=world.url,
+        PROXY_KEY=key,
+        VENDOR_MODEL=CLAUDE,
+        CAPTURED_MODEL=MODEL,
     )
-    async with asyncio.timeout(LIMIT_S):
-        out, errors = await agent.communicate()
-    assert agent.returncode == 0, errors.decode()
-    return json.loads(out)
 
 
 async def test_a_node_agent_talks_streams_and_calls_tools(world: AnthropicWorld, repository_root: Path) -> None:

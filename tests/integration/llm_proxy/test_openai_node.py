@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
-import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.integration.llm_proxy import node_agent
 from tests.integration.llm_proxy.fake_store import FakeStore
 from tests.integration.llm_proxy.harness import MODEL
 from tests.integration.llm_proxy.openai_world import AZURE, CHAT_ONLY, GPT, OpenAiWorld, openai_world
 from tests.support.backend import Backend
 from tests.support.openai_vendor import EMBEDDING, Fault
 
-LIMIT_S = 60
 CALLS = [["add", {"input": "hello"}], ["multiply", {"input": "hello"}]]
 
 
@@ -31,29 +27,17 @@ async def world(store: FakeStore, backend: Backend) -> AsyncIterator[OpenAiWorld
 
 async def play(root: Path, world: OpenAiWorld, key: str, *, failing: bool = False) -> dict[str, Any]:
     """Runs the agent; returns what it saw."""
-    node = shutil.which("node")
-    assert node is not None, "Node.js is needed: install it (Debian: apt-get install nodejs npm)"
-    assert (root / "node_modules/openai").is_dir(), "run `make test`, which installs the vendors' packages"
-    agent = await asyncio.create_subprocess_exec(
-        node,
-        "tests/integration/llm_proxy/node/openai_agent.mjs",
-        *(["failing"] if failing else []),
-        cwd=root,
-        env={
-            **os.environ,
-            "PROXY_URL": world.proxy.url,
-            "PROXY_KEY": key,
-            "VENDOR_MODEL": GPT,
-            "CHAT_MODEL": CHAT_ONLY,
-            "CAPTURED_MODEL": MODEL,
-        },
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
+    return await node_agent.play(
+        root,
+        "openai_agent.mjs",
+        "openai",
+        failing=failing,
+        PROXY_URL=world.proxy.url,
+        PROXY_KEY=key,
+        VENDOR_MODEL=GPT,
+        CHAT_MODEL=CHAT_ONLY,
+        CAPTURED_MODEL=MODEL,
     )
-    async with asyncio.timeout(LIMIT_S):
-        out, errors = await agent.communicate()
-    assert agent.returncode == 0, errors.decode()
-    return json.loads(out)
 
 
 async def test_a_node_agent_uses_every_api(world: OpenAiWorld, repository_root: Path) -> None:
