@@ -34,7 +34,7 @@ _sorted_json = msgspec.json.Encoder(order="sorted").encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptAnswer:
+class CachedAnswer:
     """The bytes of one answer of status 200, whole or all events of a stream."""
 
     content_type: bytes
@@ -83,13 +83,13 @@ class AnswerCache:
         self._max_bytes = max_bytes
         self._ttl_s = ttl_s
         self._clock = clock
-        self._kept: OrderedDict[bytes, KeptAnswer] = OrderedDict()
+        self._kept: OrderedDict[bytes, CachedAnswer] = OrderedDict()
         self.size_bytes = 0
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def find(self, key: bytes) -> KeptAnswer | None:
+    def find(self, key: bytes) -> CachedAnswer | None:
         """Returns an answer that is still good."""
         found = self._kept.get(key)
         if found is None:
@@ -106,7 +106,7 @@ class AnswerCache:
         if size > self._max_bytes // _LARGEST_SHARE:
             return
         self._drop(key)
-        self._kept[key] = KeptAnswer(content_type=content_type, body=body, expires_s=self._clock() + self._ttl_s)
+        self._kept[key] = CachedAnswer(content_type=content_type, body=body, expires_s=self._clock() + self._ttl_s)
         self.size_bytes += size
         while self.size_bytes > self._max_bytes:
             self._drop(next(iter(self._kept)))
