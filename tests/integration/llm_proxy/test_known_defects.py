@@ -115,7 +115,7 @@ import pytest
 from fulmen.llm_proxy.v1 import route_pb2
 from tests.integration.llm_proxy.fake_store import FakeStore
 from tests.integration.llm_proxy.harness import MODEL, RunningProxy, running_proxy, target
-from tests.integration.llm_proxy.test_reliability import QUIET, a_pair, health, put, stream
+from tests.integration.llm_proxy.test_reliability import QUIET, a_pair, put, stream
 from tests.support.backend import Backend
 from tests.support.scripted_backend import ScriptedBackend
 
@@ -242,7 +242,7 @@ async def test_a_caller_that_leaves_before_the_first_byte_of_a_stream_ends_the_b
         await asyncio.gather(*calls, return_exceptions=True)
         for _ in calls:
             await left.acquire()
-        seen = await health(proxy, "one" if begun else "silent")
+        seen = await proxy.health("one" if begun else "silent")
     assert (seen.in_flight_count, seen.failure_count) == (0, 0)
 
 
