@@ -216,7 +216,7 @@ async def test_a_disk_that_fails_hurts_no_caller_and_loses_nothing(
         await store.stop()
         for number in range(CALLS):
             assert (await proxy.chat(key, f"call {number}"))[0] == 200
-        while proxy_metric(proxy, "fulmen_llm_proxy_spool_errors_total") == 0:  # noqa: ASYNC110  # a counter tells nobody
+        while proxy.figure("spool_errors_total") == 0:  # noqa: ASYNC110  # a counter tells nobody
             await asyncio.sleep(0.02)
         await store.start()
         summary = await proxy.flush(attempt)
@@ -227,7 +227,7 @@ async def test_a_disk_that_fails_hurts_no_caller_and_loses_nothing(
 
 
 async def until_spooled(proxy: RunningProxy, calls: int) -> None:
-    while proxy_metric(proxy, SPOOLED) < calls:  # noqa: ASYNC110  # a counter tells nobody
+    while (proxy.figure("captures_spooled_total") or 0) < calls:  # noqa: ASYNC110  # a counter tells nobody
         await asyncio.sleep(0.02)
 
 
@@ -247,7 +247,7 @@ async def test_a_proxy_starts_on_a_full_disk_and_keeps_captures_in_memory(
             assert (await proxy.chat(key))[0] == 200
             await store.start()
             summary = await proxy.flush(attempt)
-            assert proxy_metric(proxy, "fulmen_llm_proxy_spool_errors_total") == 1
+            assert proxy.figure("spool_errors_total") == 1
     finally:
         await (await asyncio.create_subprocess_exec("umount", str(tmp_path))).wait()
     assert (summary.flushed, summary.call_count, summary.unusable_count) == (True, 1, 0)
@@ -258,12 +258,6 @@ async def test_a_spool_that_is_no_folder_is_a_mistake_that_the_start_tells(store
     with pytest.raises(StartupError, match="spool_dir"):
         async with running_proxy(store.target, spool_dir=str(tmp_path / "file")):
             pass
-
-
-def proxy_metric(proxy: RunningProxy, name: str) -> float:
-    value = proxy.registry.get_sample_value(name)
-    assert value is not None
-    return value
 
 
 def _incompressible(number: int) -> str:
