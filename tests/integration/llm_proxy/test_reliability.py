@@ -175,6 +175,15 @@ async def test_fallbacks_answer_in_order_when_no_target_can(store: FakeStore) ->
     assert proxy.figure("fallbacks_total", cause="breaker") >= 2
 
 
+async def test_a_cached_route_falls_back_as_others_do(store: FakeStore) -> None:
+    async with a_pair(store, "answer") as (proxy, _, well):
+        await put(proxy, target("well", policy=""), model="spare")
+        await proxy.register("drained", "http://127.0.0.1:9/v1", draining=True)
+        await put(proxy, target("drained", policy=""), model="first", fallbacks=["routes/spare"], cached=True)
+        status, _answer = await proxy.chat(proxy.attempt(mode="test")[1], model="first")
+    assert (status, len(well.received)) == (200, 1)
+
+
 async def test_a_fallback_that_is_gone_does_not_hide_why_the_call_failed(store: FakeStore) -> None:
     async with a_pair(store, "answer", retry_deadline_s=0.2) as (proxy, _, _well):
         await proxy.register("gone", "http://127.0.0.1:9/v1")

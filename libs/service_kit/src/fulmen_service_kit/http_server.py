@@ -16,7 +16,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fulmen_service_kit.errors import StartupError
-from fulmen_service_kit.http_wire import DEPARTURES, Departures, Receive, Scope, Send
+from fulmen_service_kit.http_wire import BODY_CAME, DEPARTURES, Departures, Receive, Scope, Send
 
 _BACKLOG = 4096
 _KEEP_ALIVE_S = 75
@@ -219,6 +219,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return
         self._in_body, self._head_bytes = False, 0
+        self.scope[BODY_CAME] = True  # type: ignore[literal-required]
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:

@@ -127,6 +127,9 @@ class Departures:
             watcher()
 
 
+BODY_CAME = "fulmen.body_came"
+"""In the scope of a request whose body has come to its end: reading it waits for nothing, and needs no deadline."""
+
 DEPARTURES = "fulmen.departures"
 """Where a scope of `HttpServer` has its connection's Departures."""
 

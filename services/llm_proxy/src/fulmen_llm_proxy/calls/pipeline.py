@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 
 from fulmen.errors import BackendUnavailable, Draining, FulmenError, ModelLimitExceeded
@@ -217,9 +218,11 @@ class CallPipeline:
     async def _send(self, call: RunningCall) -> BackendAnswer:
         memory, route = self._memory, self._tables.current.routes.get(call.request.model)
         remembers = memory.serves(route, call.caller)
-        if remembers and (found := memory.find(self._plan(call, FIRST), call.caller)) is not None:
-            call.remembered = True
-            return found
+        if remembers:
+            with contextlib.suppress(BackendUnavailable):  # the sender knows what then: fallbacks
+                if (found := memory.find(self._plan(call, FIRST), call.caller)) is not None:
+                    call.remembered = True
+                    return found
         answer = await self._sender.send(lambda step: self._plan(call, step), lambda at: self._routes(call, at))
         if remembers:
             call.recording = memory.recording(answer, call.caller)

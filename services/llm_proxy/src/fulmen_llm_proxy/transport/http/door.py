@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Coroutine
+from typing import Any
 
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -28,7 +30,7 @@ from fulmen_llm_proxy.transport.http.http_sink import STARTED, HttpSink
 from fulmen_llm_proxy.transport.http.kept_responses import KeptResponses
 from fulmen_llm_proxy.transport.http.metrics_page import MetricsPage
 from fulmen_llm_proxy.transport.http.paths import attempt_in, without_attempt
-from fulmen_service_kit.http_wire import CallerGone, Receive, Scope, Send, header, read_body, respond
+from fulmen_service_kit.http_wire import BODY_CAME, CallerGone, Receive, Scope, Send, header, read_body, respond
 from fulmen_service_kit.logs import places_of
 
 _GET = ("GET",)
@@ -136,8 +138,9 @@ class Door:
                 declared_bytes = _declared_bytes(scope)
                 if declared_bytes <= self._max_request_bytes:
                     held.require(declared_bytes)
-                async with asyncio.timeout(self._request_timeout_s):
-                    body = await read_body(scope, receive, self._max_request_bytes, held.take)
+                # Most bodies came with their heads: the timer of a deadline would be a hundredth of their calls' cost.
+                deadline_s = None if BODY_CAME in scope else self._request_timeout_s
+                body = await _within(deadline_s, read_body(scope, receive, self._max_request_bytes, held.take))
             except TimeoutError:
                 raise Refused(408, "request_timeout", "The request's body did not arrive in time.") from None
             except Refused as error:
@@ -170,6 +173,13 @@ class Door:
         name = path.removeprefix(_MODEL)
         table.route(name)
         return model_document(name, dialect)
+
+
+async def _within(deadline_s: float | None, reading: Coroutine[Any, Any, bytes]) -> bytes:
+    if deadline_s is None:
+        return await reading
+    async with asyncio.timeout(deadline_s):
+        return await reading
 
 
 def _declared_bytes(scope: Scope) -> int:
