@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,11 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # What the person who runs the tests has set for real deployments must not reach a test.
 for variable in [name for name in os.environ if name.startswith("FULMEN_") and not name.startswith("FULMEN_TEST_")]:
     del os.environ[variable]
+
+# A shell without job control starts background jobs with SIGINT ignored, and processes inherit that: those that tests
+# interrupt would go on.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # sun_path holds 104 bytes on macOS and 108 on Linux; pytest's own tmp_path is often longer than that.
 SHORT_TEMP_ROOT = "/tmp"

@@ -93,11 +93,11 @@ class VllmServer:
         with urllib.request.urlopen(f"{self.root}/weight_info", timeout=CALL_LIMIT_S) as answer:
             return str(json.load(answer)["weight_version"])
 
-    def gauge(self, name: str) -> float:
-        """Returns a figure of its own metrics, summed over its series."""
+    def gauge(self, name: str, *, labelled: str = "") -> float:
+        """Returns a figure of its own metrics, summed over its series, or over those with a label (`name="value"`)."""
         with urllib.request.urlopen(f"{self.root}/metrics", timeout=CALL_LIMIT_S) as answer:
             text = answer.read().decode()
-        lines = [line for line in text.splitlines() if line.startswith(f"{name}{{")]
+        lines = [line for line in text.splitlines() if line.startswith(f"{name}{{") and labelled in line]
         return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
