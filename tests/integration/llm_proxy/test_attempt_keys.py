@@ -93,6 +93,17 @@ async def test_an_attempt_that_is_over_is_refused_without_a_look_at_the_backend(
     assert (len(backend.received), len(store.checks)) == (seen, questions)
 
 
+async def test_an_attempt_that_is_over_reads_no_kept_response(proxy: RunningProxy, store: FakeStore) -> None:
+    attempt, key = proxy.attempt()
+    kept, headers = f"{proxy.url}/responses/resp_1", {"Authorization": f"Bearer {key}"}
+    async with proxy.http.get(kept, headers=headers) as answer:
+        assert answer.status == 404
+    store.stands(attempt, lease_service_pb2.ATTEMPT_STATUS_ENDED)
+    await until_refused(proxy, key)
+    async with proxy.http.get(kept, headers=headers) as answer:
+        assert (answer.status, (await answer.json())["error"]["code"]) == (403, "attempt_over")
+
+
 async def test_vendors_clients_do_not_try_again_when_the_attempt_is_over(proxy: RunningProxy, store: FakeStore) -> None:
     attempt, key = proxy.attempt()
     store.stands(attempt, lease_service_pb2.ATTEMPT_STATUS_ENDED)

@@ -109,7 +109,7 @@ async def _serve(settings: ServiceSettings, parts: ServiceParts, stop: asyncio.E
     await parts.server.server.start()
     roles = [asyncio.create_task(role.run(), name=name) for name, role in parts.roles.items()]
     await parts.server.set_serving(True)
-    _announce(settings, ports)
+    announce(settings, ports)
     failed = await _wait_for_stop(stop, parts.stop_requested, roles)
     _log.info("draining", grace_s=settings.drain_grace_s)
     await parts.server.set_serving(False)
@@ -139,8 +139,9 @@ async def _wait_for_stop(stop: asyncio.Event, inner: asyncio.Event, roles: Seque
     return bool(dead)
 
 
-def _announce(settings: ServiceSettings, ports: Mapping[str, int]) -> None:
-    _log.info("serving", host=settings.host, pid=os.getpid(), **ports)
+def announce(settings: ServiceSettings, ports: Mapping[str, int], **more: int) -> None:
+    """Says that the service serves: in the log, and in the ready file if there is to be one; `more` is for the log."""
+    _log.info("serving", host=settings.host, pid=os.getpid(), **more, **ports)
     if settings.ready_file:
         path = Path(settings.ready_file)
         temporary = path.with_name(f"{path.name}.{os.getpid()}")

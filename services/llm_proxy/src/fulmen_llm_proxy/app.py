@@ -221,6 +221,7 @@ def _http_server(settings: LlmProxySettings, shared: _Shared, calls: CallPipelin
         attempts=AttemptBook(AttemptChecks(shared.channel)),
         calls=calls,
         kept=KeptResponses(ids=shared.response_ids, client=shared.backends.kept, tables=shared.tables),
+        guard=shared.guard,
         tables=shared.tables,
         metrics=MetricsPage(
             registry=shared.metrics.registry, siblings=shared.siblings, worker_index=settings.worker_index

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -21,10 +20,11 @@ from pathlib import Path
 import structlog
 
 from fulmen.local import launch
+from fulmen.local.process import KILL_LIMIT_S
 from fulmen_llm_proxy.settings import LlmProxySettings
 from fulmen_service_kit.errors import StartupError
 from fulmen_service_kit.http_server import reserve
-from fulmen_service_kit.lifecycle import Build, run_service
+from fulmen_service_kit.lifecycle import Build, announce, run_service
 from fulmen_service_kit.settings import ServiceSettings
 
 _MODULE = "fulmen_llm_proxy"
@@ -79,7 +79,7 @@ class WorkerSupervisor:
             indexes = range(settings.workers)
             try:
                 await asyncio.gather(*(self._start(index, environment) for index in indexes))
-                self._announce(ports)
+                announce(settings, ports, workers=settings.workers)
                 async with asyncio.TaskGroup() as group:
                     keepers = [group.create_task(self._keep(index, environment)) for index in indexes]
                     await self._stop.wait()
@@ -140,7 +140,11 @@ class WorkerSupervisor:
                 pause_s = _FIRST_PAUSE_S
 
     async def _end(self) -> bool:
-        """Stops all workers, all at once; tells whether one failed to stop by itself."""
+        """Stops all workers, all at once; tells whether one failed to stop by itself.
+
+        Raises:
+            TimeoutError: if one is still there 10 s after it was killed, which means that the kernel holds it.
+        """
         workers = [worker for worker in self._running.values() if worker.returncode is None]
         for worker in workers:
             with contextlib.suppress(ProcessLookupError):
@@ -152,17 +156,10 @@ class WorkerSupervisor:
             for worker in workers:
                 with contextlib.suppress(ProcessLookupError):
                     worker.kill()
-            await asyncio.gather(*(worker.wait() for worker in workers))
+            async with asyncio.timeout(KILL_LIMIT_S):
+                await asyncio.gather(*(worker.wait() for worker in workers))
             return True
         return any(statuses)
-
-    def _announce(self, ports: dict[str, int]) -> None:
-        _log.info("serving", host=self._settings.host, pid=os.getpid(), workers=self._settings.workers, **ports)
-        if self._settings.ready_file:
-            path = Path(self._settings.ready_file)
-            temporary = path.with_name(f"{path.name}.{os.getpid()}")
-            temporary.write_text(json.dumps({**ports, "pid": os.getpid()}))
-            temporary.replace(path)
 
 
 def _port_of(held: socket.socket) -> int:

@@ -19,6 +19,7 @@ from fulmen_llm_proxy.domain.apis.api import Api, Dialect
 from fulmen_llm_proxy.domain.apis.errors import error_document
 from fulmen_llm_proxy.domain.apis.models import model_document, model_list
 from fulmen_llm_proxy.domain.apis.registry import BY_PATH
+from fulmen_llm_proxy.domain.attempt_guard import AttemptGuard
 from fulmen_llm_proxy.domain.call import MAX_AGENT_NAME, Caller, CallHead
 from fulmen_llm_proxy.domain.headers import to_backend
 from fulmen_llm_proxy.domain.table import TableHolder
@@ -63,6 +64,7 @@ class Door:
         attempts: AttemptBook,
         calls: CallPipeline,
         kept: KeptResponses,
+        guard: AttemptGuard,
         tables: TableHolder,
         metrics: MetricsPage,
         room: BodyRoom,
@@ -79,6 +81,7 @@ class Door:
         self._attempts = attempts
         self._calls = calls
         self._kept = kept
+        self._guard = guard
         self._room = room
         self._max_request_bytes = max_request_bytes
         self._request_timeout_s = request_timeout_s
@@ -119,7 +122,10 @@ class Door:
             await self._caller(scope)
             await respond(send, 200, self._models(path, dialect_of(scope, path)))
         elif path.startswith(kept_responses.ROOT):
-            await self._kept.answer(scope, path, (await self._caller(scope)).project, send)
+            caller = await self._caller(scope)
+            if caller.attribution is not None:
+                self._guard.require(caller.attribution)
+            await self._kept.answer(scope, path, caller.project, send)
         elif path == "/healthz":
             await respond(send, 503 if self.draining else 200, b"draining" if self.draining else b"ok", _TEXT)
         elif path == "/readyz":
