@@ -98,10 +98,11 @@ class DeadLetters:
             QuotaExceeded: if the project may not have so many waiting.
         """
         for _ in range(MAX_ROUNDS):
+            found = await self._find(project_id, run_id, where, MAX_RETRIED + 1)
+            # Asked for after the search: what the same request ran meanwhile is missing there, but known here.
             first, created = await self._first_result(project_id, request_id)
             if created:
                 return Rerun(rollout_ids=first, more=bool(await self._find(project_id, run_id, where, 1)))
-            found = await self._find(project_id, run_id, where, MAX_RETRIED + 1)
             if len(first) > len(found):
                 # The first try failed before it wrote anything, and fewer are left: it counts for nothing.
                 await self._table.forget_request(project_id, RETRY, request_id, first)
