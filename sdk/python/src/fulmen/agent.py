@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 FINAL_DIMENSION = "reward"
 """The dimension of a reward that names none."""
 
+GRADER_AGENT = "fulmen.grader"
+"""The agent name of model calls that score and are never trained on."""
+
 RewardKey = tuple[str, int | None]
 """A reward's dimension and step; step None is the whole attempt."""
 

@@ -8,13 +8,20 @@ import os
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, assert_never
+from typing import Protocol
 
 from fulmen_runner.agents.bundles import unpack_bundle
 from fulmen_runner.agents.command import Command, CommandAgent, CommandGrader, CommandHost
 from fulmen_runner.agents.loader import load_callable
 from fulmen_runner.agents.python_entry import PythonAgent, PythonGrader, PythonHost, python_callable
-from fulmen_runner.agents.specification import Bundle, CommandTarget, PythonTarget, Specification, Target
+from fulmen_runner.agents.specification import (
+    Bundle,
+    CommandTarget,
+    Entry,
+    GraderEntry,
+    PythonTarget,
+    Specification,
+)
 from fulmen_runner.agents.threads import run_in_thread
 from fulmen_runner.domain.errors import AgentFailed
 from fulmen_runner.domain.outcome import MAX_OUTPUT_BYTES
@@ -94,7 +101,7 @@ class Catalogue:
             environment=dict(specification.environment),
         )
 
-    async def _agent(self, target: Target, directory: Path | None, *, graded: bool) -> Agent:
+    async def _agent(self, target: Entry, directory: Path | None, *, graded: bool) -> Agent:
         match target:
             case PythonTarget():
                 function = await run_in_thread(load_callable, target.target, directory)
@@ -102,9 +109,9 @@ class Catalogue:
             case CommandTarget():
                 return CommandAgent(command=self._command(target, directory), graded=graded)
             case _:
-                assert_never(target)
+                raise AgentFailed("This runner cannot run agents of this kind.")
 
-    async def _grader(self, target: Target, directory: Path | None) -> Grader:
+    async def _grader(self, target: GraderEntry, directory: Path | None) -> Grader:
         match target:
             case PythonTarget():
                 function = await run_in_thread(load_callable, target.target, directory)
@@ -112,7 +119,7 @@ class Catalogue:
             case CommandTarget():
                 return CommandGrader(command=self._command(target, directory))
             case _:
-                assert_never(target)
+                raise AgentFailed("This runner cannot run graders of this kind.")
 
     def _command(self, target: CommandTarget, directory: Path | None) -> Command:
         if not target.argv:

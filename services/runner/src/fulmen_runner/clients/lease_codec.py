@@ -90,4 +90,4 @@ def status_of(ack: lease_pb2.CompletionAck) -> AckStatus | None:
 
 
 def _reward(reward: Reward) -> reward_pb2.Reward:
-    return reward_pb2.Reward(dimension=reward.dimension, value=reward.value, step=reward.step)
+    return reward_pb2.Reward(dimension=reward.dimension, value=reward.value, step=reward.step, span_id=reward.span_id)

@@ -1,13 +1,26 @@
 """Fetches agents and their files from the store."""
 
+from dataclasses import replace
+
 from google.protobuf.message import DecodeError
 
 from fulmen.errors import ArgumentInvalid, FulmenError, ResourceNotFound
 from fulmen.rpc.channel import FulmenChannel
-from fulmen.runner.v1.agent_spec_pb2 import AgentSpec, CommandEntry, Grader, PythonEntry
+from fulmen.runner.v1 import agent_spec_pb2 as pb
 from fulmen.store.v1 import resource_service_pb2, resource_service_pb2_grpc
 from fulmen.store.v1.resource_pb2 import ResourceVersion
-from fulmen_runner.agents.specification import Bundle, CommandTarget, PythonTarget, Specification, Target
+from fulmen_runner.agents.specification import (
+    Bundle,
+    CommandTarget,
+    ContainerTarget,
+    Entry,
+    GraderEntry,
+    JobTarget,
+    JudgeTarget,
+    Limits,
+    PythonTarget,
+    Specification,
+)
 from fulmen_runner.domain.errors import AgentFailed, ProgramUnavailable
 
 FETCH_DEADLINE_S = 30.0
@@ -28,15 +41,10 @@ class StoreLibrary:
         """
         resource = await self._fetch(name, project)
         try:
-            spec = AgentSpec.FromString(resource.content)
+            spec = pb.AgentSpec.FromString(resource.content)
         except DecodeError:
             raise AgentFailed(f"{name} is not an agent specification.") from None
-        entry = _target(spec)
-        if entry is None:
-            raise AgentFailed(f"{name} does not say how the agent is started.")
-        return Specification(
-            bundle=spec.bundle, entry=entry, grader=_target(spec.grader), environment=dict(spec.environment)
-        )
+        return specification_of(spec, name)
 
     async def bundle(self, name: str, project: str) -> Bundle:
         """Returns a version of a bundle.
@@ -59,19 +67,74 @@ class StoreLibrary:
         return answer.resources[0]
 
 
-def _target(holder: AgentSpec | Grader) -> Target | None:
-    match holder.WhichOneof("entry"):
+def specification_of(spec: pb.AgentSpec, name: str) -> Specification:
+    """Reads an agent's specification; `name` is for errors.
+
+    Raises:
+        AgentFailed: If it does not say how the agent is started.
+    """
+    entry = _entry(spec)
+    if entry is None:
+        raise AgentFailed(f"{name} does not say how the agent is started.")
+    limits = Limits(
+        memory_bytes=spec.limits.memory_bytes,
+        cpu_count=spec.limits.cpu_count,
+        process_count=spec.limits.process_count,
+    )
+    return Specification(
+        bundle=spec.bundle,
+        entry=entry,
+        grader=_grader(spec.grader),
+        environment=dict(spec.environment),
+        limits=limits,
+    )
+
+
+def _entry(spec: pb.AgentSpec) -> Entry | None:
+    match spec.WhichOneof("entry"):
         case "python":
-            return _python(holder.python)
+            return _python(spec.python)
         case "command":
-            return _command(holder.command)
+            return _command(spec.command)
+        case "container":
+            entry = spec.container
+            return ContainerTarget(
+                image=entry.image,
+                argv=tuple(entry.argv),
+                output_kept_bytes=entry.max_output_bytes,
+                network=entry.network,
+            )
+        case "job":
+            return JobTarget(template=spec.job.template, output_kept_bytes=spec.job.max_output_bytes)
         case _:
             return None
 
 
-def _python(entry: PythonEntry) -> PythonTarget:
-    return PythonTarget(target=entry.target)
+def _grader(grader: pb.Grader) -> GraderEntry | None:
+    match grader.WhichOneof("entry"):
+        case "python":
+            return _python(grader.python)
+        case "command":
+            return _command(grader.command)
+        case "judge":
+            return _judge(grader.judge)
+        case _:
+            return None
 
 
-def _command(entry: CommandEntry) -> CommandTarget:
+def _python(entry: pb.PythonEntry) -> PythonTarget:
+    in_runner = (pb.Isolation.ISOLATION_UNSPECIFIED, pb.Isolation.ISOLATION_RUNNER)
+    return PythonTarget(target=entry.target, own_process=entry.isolation not in in_runner)
+
+
+def _command(entry: pb.CommandEntry) -> CommandTarget:
     return CommandTarget(argv=tuple(entry.argv), output_kept_bytes=entry.max_output_bytes)
+
+
+def _judge(entry: pb.JudgeEntry) -> JudgeTarget:
+    judge = JudgeTarget(
+        model=entry.model, prompt=entry.prompt, sample_count=entry.sample_count or 1, min_score=entry.min_score
+    )
+    if entry.dimensions:
+        judge = replace(judge, dimensions=tuple(entry.dimensions))
+    return replace(judge, max_score=entry.max_score) if entry.HasField("max_score") else judge

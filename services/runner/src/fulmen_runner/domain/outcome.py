@@ -24,11 +24,12 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
-    """One named, finite reward; step None scores the whole attempt."""
+    """One named, finite reward; without step and span (eight bytes) it scores the whole attempt."""
 
     dimension: str = FINAL_DIMENSION
     value: float
     step: int | None = None
+    span_id: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ __all__ = ["MAX_MESSAGE_CHARS", "RewardValue", "result_problem"]
 MAX_REWARDS: Final = 256
 MAX_OUTPUT_BYTES: Final = 64 * 1024
 MAX_MESSAGE_CHARS: Final = 4096
+SPAN_ID_BYTES: Final = 8
 _DIMENSION: Final = re.compile(r"[a-z0-9_.-]{1,64}")
 _KNOWN: Final = frozenset(FailureKind)
 _REFUSED: Final = frozenset({FailureKind.LEASE_LOST, FailureKind.RELEASED, FailureKind.SUPERSEDED})
@@ -23,11 +24,12 @@ _REFUSED: Final = frozenset({FailureKind.LEASE_LOST, FailureKind.RELEASED, Failu
 # Not frozen: one is made for every rollout, and freezing makes that four times as slow. Never changed.
 @dataclass(slots=True, kw_only=True)
 class RewardValue:
-    """One reward; without a step it is that of the whole attempt."""
+    """One reward; without a step and a span it is that of the whole attempt."""
 
     dimension: str
     value: float
     step: int | None
+    span_id: bytes = b""
 
 
 def result_problem(*, kind: int, rewards: Sequence[RewardValue], output_size: int) -> str:
@@ -47,6 +49,8 @@ def result_problem(*, kind: int, rewards: Sequence[RewardValue], output_size: in
             return f"the reward {reward.dimension} is not a finite number"
         if reward.step is not None and reward.step < 0:
             return f"the reward {reward.dimension} has a negative step"
-    if len({(reward.dimension, reward.step) for reward in rewards}) != len(rewards):
-        return "two rewards have the same dimension and step"
+        if len(reward.span_id) not in (0, SPAN_ID_BYTES):
+            return f"the reward {reward.dimension} has a span_id that is not {SPAN_ID_BYTES} bytes"
+    if len({(reward.dimension, reward.step, reward.span_id) for reward in rewards}) != len(rewards):
+        return "two rewards have the same dimension, step and span"
     return ""

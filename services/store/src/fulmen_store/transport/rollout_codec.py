@@ -189,6 +189,7 @@ def report_of(result: lease_pb2.AttemptResult) -> AttemptReport | str:
             dimension=reward.dimension or "reward",
             value=reward.value,
             step=reward.step if reward.HasField("step") else None,
+            span_id=reward.span_id,
         )
         for reward in result.rewards
     ]

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x66ulmen/store/v1/reward.proto\x12\x0f\x66ulmen.store.v1\"F\n\x06Reward\x12\x11\n\tdimension\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01\x12\x11\n\x04step\x18\x03 \x01(\x05H\x00\x88\x01\x01\x42\x07\n\x05_stepb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x66ulmen/store/v1/reward.proto\x12\x0f\x66ulmen.store.v1\"W\n\x06Reward\x12\x11\n\tdimension\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01\x12\x11\n\x04step\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\x0f\n\x07span_id\x18\x04 \x01(\x0c\x42\x07\n\x05_stepb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,5 +32,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fulmen.store.v1.reward_pb2'
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_REWARD']._serialized_start=49
-  _globals['_REWARD']._serialized_end=119
+  _globals['_REWARD']._serialized_end=136
 # @@protoc_insertion_point(module_scope)
