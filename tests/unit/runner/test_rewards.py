@@ -67,9 +67,11 @@ def test_a_last_line_that_is_nearly_a_reward_is_refused(output: str) -> None:
 
 
 def test_later_rewards_replace_earlier_ones_of_the_same_kind() -> None:
-    assert joined((Reward(value=1.0), Reward(value=2.0, step=1)), (Reward(value=3.0),)) == (
+    of_span = Reward(value=4.0, span_id=b"12345678")
+    assert joined((Reward(value=1.0), Reward(value=2.0, step=1), of_span), (Reward(value=3.0),)) == (
         Reward(value=3.0),
         Reward(value=2.0, step=1),
+        of_span,
     )
 
 

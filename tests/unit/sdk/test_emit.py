@@ -21,7 +21,7 @@ def test_rewards_join_the_attempt_and_the_last_of_a_kind_counts() -> None:
         emit_reward(1)
         emit_reward(2)
         emit_reward(0.5, dimension="style", step=3)
-    assert attempt.rewards == {("reward", None): 2.0, ("style", 3): 0.5}
+    assert attempt.rewards == {("reward", None, b""): 2.0, ("style", 3, b""): 0.5}
     assert current() is None
 
 
@@ -61,4 +61,4 @@ async def test_tasks_of_one_loop_keep_their_attempts_apart() -> None:
             return attempt.rewards
 
     found = await asyncio.gather(*(agent(number) for number in range(50)))
-    assert found == [{("reward", None): n, ("thread", None): n} for n in range(50)]
+    assert found == [{("reward", None, b""): n, ("thread", None, b""): n} for n in range(50)]

@@ -16,8 +16,8 @@ FINAL_DIMENSION = "reward"
 GRADER_AGENT = "fulmen.grader"
 """The agent name of model calls that score and are never trained on."""
 
-RewardKey = tuple[str, int | None]
-"""A reward's dimension and step; step None is the whole attempt."""
+RewardKey = tuple[str, int | None, bytes]
+"""A reward's dimension, step and span. Step None and span b"" score the whole attempt; a span is eight bytes."""
 
 
 class NotInAttempt(RuntimeError):

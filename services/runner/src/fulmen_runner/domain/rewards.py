@@ -51,16 +51,19 @@ def rewards_of_last_line(output: str) -> tuple[Reward, ...]:
 
 def rewards_of_emitted(emitted: Mapping[RewardKey, float]) -> tuple[Reward, ...]:
     """Returns what the agent emitted."""
-    return tuple(Reward(dimension=dimension, step=step, value=value) for (dimension, step), value in emitted.items())
+    return tuple(
+        Reward(dimension=dimension, step=step, span_id=span_id, value=value)
+        for (dimension, step, span_id), value in emitted.items()
+    )
 
 
 def joined(*parts: tuple[Reward, ...]) -> tuple[Reward, ...]:
-    """Joins rewards, unique by dimension and step; later parts replace earlier ones.
+    """Joins rewards, unique by dimension, step and span; later parts replace earlier ones.
 
     Raises:
         AgentFailed: If there are more than an attempt may have.
     """
-    unique = {(reward.dimension, reward.step): reward for part in parts for reward in part}
+    unique = {(reward.dimension, reward.step, reward.span_id): reward for part in parts for reward in part}
     if len(unique) > MAX_REWARDS:
         raise AgentFailed(f"An attempt has at most {MAX_REWARDS} rewards, not {len(unique)}.")
     return tuple(unique.values())
