@@ -5,15 +5,14 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+from fulmen.agent_config import AgentConfig, agent_spec
 from fulmen.cli.training.bundle import Bundle
 from fulmen.cli.training.task_files import Dataset
 from fulmen.client import Client
 from fulmen.errors import ResourceNotFound
-from fulmen.runner.v1 import agent_spec_pb2
 from fulmen.store.v1 import resource_pb2, resource_service_pb2
-from fulmen.train_config import AgentConfig
 
-__all__ = ["Published", "agent_spec", "publish"]
+__all__ = ["Published", "publish"]
 
 AGENT_CONTENT_TYPE = "application/x-protobuf; messageType=fulmen.runner.v1.AgentSpec"
 BUNDLE_CONTENT_TYPE = "application/gzip"
@@ -54,20 +53,6 @@ async def publish(
         resource = f"dataset.{name}.{use}"
         inputs[use] = await publisher.put(resource, "dataset", DATASET_CONTENT_TYPE, dataset.content)
     return Published(inputs=inputs, new=tuple(publisher.new))
-
-
-def agent_spec(agent: AgentConfig, bundle_version: str) -> agent_spec_pb2.AgentSpec:
-    """Makes the message that tells runners how to start and score the agent."""
-    spec = agent_spec_pb2.AgentSpec(bundle=bundle_version, environment=dict(agent.environment))
-    if agent.python:
-        spec.python.target = agent.python
-    else:
-        spec.command.argv.extend(agent.command)
-    if agent.grader:
-        spec.grader.python.target = agent.grader
-    elif agent.grader_command:
-        spec.grader.command.argv.extend(agent.grader_command)
-    return spec
 
 
 class _Publisher:

@@ -1,0 +1,172 @@
+"""Takes parsed TOML tables apart, strictly: an unknown key is a problem with the nearest known key, and every problem
+of a file is found in one reading.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+__all__ = ["ConfigError", "TableReader", "hint"]
+
+_TARGET: Final = re.compile(r"[^:]+:[A-Za-z_][A-Za-z0-9_.]*")
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB|kB|MB|GB|TB)")
+_UNITS: Final[Mapping[str, int]] = {
+    "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
+    "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+}  # fmt: skip
+MAX_INT64: Final = (1 << 63) - 1
+
+
+class ConfigError(Exception):
+    """Raised when a configuration or data file is wrong; `problems` holds every problem, one line each."""
+
+    def __init__(self, summary: str, problems: Iterable[str]) -> None:
+        """Keeps the summary and every problem."""
+        self.summary = summary
+        self.problems = tuple(problems)
+        super().__init__("\n".join([summary, *(f"  {problem}" for problem in self.problems)]))
+
+
+class TableReader:
+    """Reads the values of one table; what is wrong is added to `problems` and read as if it were not there."""
+
+    def __init__(self, table: Mapping[str, Any], where: str, problems: list[str]) -> None:
+        """Takes a table.
+
+        Args:
+            table: the table.
+            where: its name, such as `agent.limits`; empty for the file itself.
+            problems: where every problem is added.
+        """
+        self._table = table
+        self._where = where
+        self._problems = problems
+
+    def __contains__(self, key: str) -> bool:
+        """Tells whether the table has a key."""
+        return key in self._table
+
+    def known(self, *keys: str) -> None:
+        """Finds keys that are none of these."""
+        for key in self._table:
+            if key not in keys:
+                self.problem(key, f"no such key{hint(key, keys)}")
+
+    def problem(self, key: str, what: str) -> None:
+        """Notes what is wrong with a key; an empty key means the table itself."""
+        full = ".".join(part for part in (self._where, key) if part)
+        self._problems.append(f"{full}: {what}" if full else what)
+
+    def nested(self, table: Mapping[str, Any], where: str) -> TableReader:
+        """Makes a reader of another table that adds to the same problems."""
+        return TableReader(table, where, self._problems)
+
+    def table(self, key: str, *, required: bool = False) -> TableReader:
+        """Reads a table in this table; empty if there is none."""
+        value = self._table.get(key)
+        full = f"{self._where}.{key}" if self._where else key
+        if isinstance(value, Mapping):
+            return TableReader(value, full, self._problems)
+        if required or value is not None:
+            self._problems.append(f"{full}: a table [{full}] is needed")
+        return TableReader({}, full, self._problems)
+
+    def text(self, key: str, *, required: bool = False) -> str:
+        """Reads a text that is not empty."""
+        found = self._typed(key, lambda value: isinstance(value, str) and bool(value), "", "a text", required)
+        return str(found)
+
+    def choice(self, key: str, choices: tuple[str, ...]) -> str:
+        """Reads one of some words; the first is the default."""
+        word = self.text(key)
+        if word and word not in choices:
+            self.problem(key, f"must be one of {', '.join(choices)}{hint(word, choices, list_all=False)}")
+        return word if word in choices else choices[0]
+
+    def words(self, key: str, example: str) -> tuple[str, ...]:
+        """Reads a list of texts, not empty."""
+
+        def fits(value: Any) -> bool:
+            return isinstance(value, list) and bool(value) and all(isinstance(word, str) for word in value)
+
+        return tuple(self._typed(key, fits, (), f"a list of texts, such as {example}", required=False))
+
+    def texts(self, key: str) -> dict[str, str]:
+        """Reads a table whose values are texts."""
+
+        def fits(value: Any) -> bool:
+            return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
+
+        return dict(self._typed(key, fits, {}, "a table of texts", required=False))
+
+    def whole_number(self, key: str, *, least: int, most: int) -> int:
+        """Reads a whole number within a range; 0 if it is not given."""
+
+        def fits(value: Any) -> bool:
+            return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+        return int(self._typed(key, fits, 0, f"a whole number from {least} to {most}", required=False))
+
+    def number(self, key: str) -> float | None:
+        """Reads a finite number; None if it is not given."""
+
+        def fits(value: Any) -> bool:
+            return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
+
+        found = self._typed(key, fits, None, "a number", required=False)
+        return None if found is None else float(found)
+
+    def size(self, key: str) -> int:
+        """Reads a size in bytes, as a number or with a unit, such as `"2GiB"`; 0 if it is not given."""
+        value = self._table.get(key)
+        if value is None:
+            return 0
+        size_bytes = _size_bytes(value)
+        if not 0 < size_bytes <= MAX_INT64:
+            self.problem(key, 'must be a size, such as "512MiB" or "2GiB", or a number of bytes')
+            return 0
+        return size_bytes
+
+    def target(self, key: str, folder: Path) -> str:
+        """Reads a Python target; a file that it names must be in the folder."""
+        target = self.text(key)
+        if not target:
+            return ""
+        if not _TARGET.fullmatch(target):
+            self.problem(key, f'write it as "file.py:name" or "package.module:name", not {target!r}')
+            return target
+        module = target.partition(":")[0]
+        if module.endswith(".py") and not (folder / module).is_file():
+            self.problem(key, f"there is no file {folder / module}")
+        return target
+
+    def _typed(self, key: str, fits: Callable[[Any], bool], default: Any, what: str, required: bool) -> Any:
+        if key not in self._table:
+            if required:
+                self.problem(key, f"is needed: {what}")
+            return default
+        if not fits(self._table[key]):
+            self.problem(key, f"must be {what}")
+            return default
+        return self._table[key]
+
+
+def hint(word: str, known: Iterable[str], *, list_all: bool = True) -> str:
+    """Returns the nearest known word as the end of a sentence, or what is known."""
+    choices = list(known)
+    nearest = difflib.get_close_matches(word, choices, n=1)
+    if nearest:
+        return f"; did you mean {nearest[0]!r}?"
+    return f"; known: {', '.join(choices)}" if choices and list_all else ""
+
+
+def _size_bytes(value: object) -> int:
+    """Returns 0 for what is no size."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    parts = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
+    return int(float(parts[1]) * _UNITS[parts[2]]) if parts else 0
