@@ -22,7 +22,7 @@ class FlushCapturesResponse(_message.Message):
     def __init__(self, summaries: _Optional[_Iterable[_Union[CaptureSummary, _Mapping]]] = ..., instance_id: _Optional[str] = ...) -> None: ...
 
 class CaptureSummary(_message.Message):
-    __slots__ = ("attempt", "flushed", "call_count", "infra_failure_count", "unusable_count", "prompt_token_count", "completion_token_count")
+    __slots__ = ("attempt", "flushed", "call_count", "infra_failure_count", "unusable_count", "prompt_token_count", "completion_token_count", "throttled_count")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     FLUSHED_FIELD_NUMBER: _ClassVar[int]
     CALL_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,7 @@ class CaptureSummary(_message.Message):
     UNUSABLE_COUNT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    THROTTLED_COUNT_FIELD_NUMBER: _ClassVar[int]
     attempt: str
     flushed: bool
     call_count: int
@@ -37,4 +38,5 @@ class CaptureSummary(_message.Message):
     unusable_count: int
     prompt_token_count: int
     completion_token_count: int
-    def __init__(self, attempt: _Optional[str] = ..., flushed: bool = ..., call_count: _Optional[int] = ..., infra_failure_count: _Optional[int] = ..., unusable_count: _Optional[int] = ..., prompt_token_count: _Optional[int] = ..., completion_token_count: _Optional[int] = ...) -> None: ...
+    throttled_count: int
+    def __init__(self, attempt: _Optional[str] = ..., flushed: bool = ..., call_count: _Optional[int] = ..., infra_failure_count: _Optional[int] = ..., unusable_count: _Optional[int] = ..., prompt_token_count: _Optional[int] = ..., completion_token_count: _Optional[int] = ..., throttled_count: _Optional[int] = ...) -> None: ...

@@ -26,7 +26,9 @@ if _version_not_supported:
 
 
 class RunnerServiceStub(object):
-    """Looks after one runner process. Needs an admin, service or runner token.
+    """Looks after one runner process. Needs an admin, service or runner token for all projects.
+
+    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`) and `PERMISSION_DENIED` (`PERMISSION_DENIED`).
     """
 
     def __init__(self, channel):
@@ -58,7 +60,9 @@ class RunnerServiceStub(object):
 
 
 class RunnerServiceServicer(object):
-    """Looks after one runner process. Needs an admin, service or runner token.
+    """Looks after one runner process. Needs an admin, service or runner token for all projects.
+
+    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`) and `PERMISSION_DENIED` (`PERMISSION_DENIED`).
     """
 
     def GetStatus(self, request, context):
@@ -76,7 +80,8 @@ class RunnerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SetSlots(self, request, context):
-        """Changes how many attempts may run at once; running ones are not stopped.
+        """Changes how many attempts may run at once, or lets the runner decide; running ones are not stopped. Lasts until the
+        next call or the end of the process. The store hears of it with a renewal that is sent at once.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`).
         """
@@ -85,7 +90,8 @@ class RunnerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DumpStacks(self, request, context):
-        """Returns the stacks of the runner's tasks and threads, for a person. Not yet served.
+        """Returns the stacks of the runner's tasks and threads, for a person: files, lines, functions and names of tasks,
+        never variables or arguments. What is longer than 1 MiB is cut at the end, and says so.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -123,7 +129,9 @@ def add_RunnerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RunnerService(object):
-    """Looks after one runner process. Needs an admin, service or runner token.
+    """Looks after one runner process. Needs an admin, service or runner token for all projects.
+
+    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`) and `PERMISSION_DENIED` (`PERMISSION_DENIED`).
     """
 
     @staticmethod

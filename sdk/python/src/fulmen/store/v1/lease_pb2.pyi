@@ -70,7 +70,7 @@ class CompletionAck(_message.Message):
     def __init__(self, attempt: _Optional[str] = ..., status: _Optional[_Union[CompletionStatus, str]] = ..., message: _Optional[str] = ...) -> None: ...
 
 class RunnerInfo(_message.Message):
-    __slots__ = ("host", "version", "labels", "slot_count")
+    __slots__ = ("host", "version", "labels", "slot_count", "address")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -82,23 +82,39 @@ class RunnerInfo(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     SLOT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
     host: str
     version: str
     labels: _containers.ScalarMap[str, str]
     slot_count: int
-    def __init__(self, host: _Optional[str] = ..., version: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., slot_count: _Optional[int] = ...) -> None: ...
+    address: str
+    def __init__(self, host: _Optional[str] = ..., version: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., slot_count: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
 
 class RunnerLoad(_message.Message):
-    __slots__ = ("cpu_ratio", "memory_bytes", "memory_limit_bytes", "gpus")
+    __slots__ = ("cpu_ratio", "memory_bytes", "memory_limit_bytes", "gpus", "slots")
     CPU_RATIO_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     MEMORY_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
     GPUS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
     cpu_ratio: float
     memory_bytes: int
     memory_limit_bytes: int
     gpus: _containers.RepeatedCompositeFieldContainer[GpuLoad]
-    def __init__(self, cpu_ratio: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., gpus: _Optional[_Iterable[_Union[GpuLoad, _Mapping]]] = ...) -> None: ...
+    slots: SlotLoad
+    def __init__(self, cpu_ratio: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., gpus: _Optional[_Iterable[_Union[GpuLoad, _Mapping]]] = ..., slots: _Optional[_Union[SlotLoad, _Mapping]] = ...) -> None: ...
+
+class SlotLoad(_message.Message):
+    __slots__ = ("configured_count", "in_use_count", "limit_count", "automatic")
+    CONFIGURED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    IN_USE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    AUTOMATIC_FIELD_NUMBER: _ClassVar[int]
+    configured_count: int
+    in_use_count: int
+    limit_count: int
+    automatic: bool
+    def __init__(self, configured_count: _Optional[int] = ..., in_use_count: _Optional[int] = ..., limit_count: _Optional[int] = ..., automatic: bool = ...) -> None: ...
 
 class GpuLoad(_message.Message):
     __slots__ = ("model", "utilization_ratio", "memory_bytes", "memory_limit_bytes")

@@ -23,10 +23,11 @@ _sym_db = _symbol_database.Default()
 
 
 from fulmen.store.v1 import lease_pb2 as fulmen_dot_store_dot_v1_dot_lease__pb2
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-fulmen/store/v1/runner_registry_service.proto\x12\x0f\x66ulmen.store.v1\x1a\x1b\x66ulmen/store/v1/lease.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa8\x02\n\x06Runner\x12\x0c\n\x04name\x18\x01 \x01(\t\x12)\n\x04info\x18\x02 \x01(\x0b\x32\x1b.fulmen.store.v1.RunnerInfo\x12\x15\n\rrunning_count\x18\x03 \x01(\x05\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x35\n\x11lease_expire_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08\x61ttempts\x18\x06 \x03(\t\x12)\n\x04load\x18\x07 \x01(\x0b\x32\x1b.fulmen.store.v1.RunnerLoad\x12\x13\n\x0b\x65nded_count\x18\x08 \x01(\x03\x12\x14\n\x0c\x66\x61iled_count\x18\t \x01(\x03\";\n\x12ListRunnersRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"X\n\x13ListRunnersResponse\x12(\n\x07runners\x18\x01 \x03(\x0b\x32\x17.fulmen.store.v1.Runner\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\" \n\x10GetRunnerRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"<\n\x11GetRunnerResponse\x12\'\n\x06runner\x18\x01 \x01(\x0b\x32\x17.fulmen.store.v1.Runner\"\x86\x01\n\x13WatchRunnersRequest\x12@\n\x06labels\x18\x01 \x03(\x0b\x32\x30.fulmen.store.v1.WatchRunnersRequest.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"l\n\x14WatchRunnersResponse\x12(\n\x07runners\x18\x01 \x03(\x0b\x32\x17.fulmen.store.v1.Runner\x12\x0f\n\x07removed\x18\x02 \x03(\t\x12\x19\n\x11snapshot_complete\x18\x03 \x01(\x08\x32\xa4\x02\n\x15RunnerRegistryService\x12X\n\x0bListRunners\x12#.fulmen.store.v1.ListRunnersRequest\x1a$.fulmen.store.v1.ListRunnersResponse\x12R\n\tGetRunner\x12!.fulmen.store.v1.GetRunnerRequest\x1a\".fulmen.store.v1.GetRunnerResponse\x12]\n\x0cWatchRunners\x12$.fulmen.store.v1.WatchRunnersRequest\x1a%.fulmen.store.v1.WatchRunnersResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-fulmen/store/v1/runner_registry_service.proto\x12\x0f\x66ulmen.store.v1\x1a\x1b\x66ulmen/store/v1/lease.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa8\x02\n\x06Runner\x12\x0c\n\x04name\x18\x01 \x01(\t\x12)\n\x04info\x18\x02 \x01(\x0b\x32\x1b.fulmen.store.v1.RunnerInfo\x12\x15\n\rrunning_count\x18\x03 \x01(\x05\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x35\n\x11lease_expire_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08\x61ttempts\x18\x06 \x03(\t\x12)\n\x04load\x18\x07 \x01(\x0b\x32\x1b.fulmen.store.v1.RunnerLoad\x12\x13\n\x0b\x65nded_count\x18\x08 \x01(\x03\x12\x14\n\x0c\x66\x61iled_count\x18\t \x01(\x03\";\n\x12ListRunnersRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"X\n\x13ListRunnersResponse\x12(\n\x07runners\x18\x01 \x03(\x0b\x32\x17.fulmen.store.v1.Runner\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\" \n\x10GetRunnerRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"<\n\x11GetRunnerResponse\x12\'\n\x06runner\x18\x01 \x01(\x0b\x32\x17.fulmen.store.v1.Runner\"\x86\x01\n\x13WatchRunnersRequest\x12@\n\x06labels\x18\x01 \x03(\x0b\x32\x30.fulmen.store.v1.WatchRunnersRequest.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"l\n\x14WatchRunnersResponse\x12(\n\x07runners\x18\x01 \x03(\x0b\x32\x17.fulmen.store.v1.Runner\x12\x0f\n\x07removed\x18\x02 \x03(\t\x12\x19\n\x11snapshot_complete\x18\x03 \x01(\x08\"\xc5\x02\n\x15GetFleetDemandRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\x42\n\x06labels\x18\x02 \x03(\x0b\x32\x32.fulmen.store.v1.GetFleetDemandRequest.LabelsEntry\x12/\n\x0ctarget_drain\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x18\n\x10slots_per_runner\x18\x04 \x01(\x05\x12\x33\n\x10\x64\x65\x66\x61ult_duration\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0bmin_runners\x18\x06 \x01(\x05\x12\x13\n\x0bmax_runners\x18\x07 \x01(\x05\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xd8\x01\n\x16GetFleetDemandResponse\x12\x1b\n\x13wanted_runner_count\x18\x01 \x01(\x05\x12\x19\n\x11wanted_slot_count\x18\x02 \x01(\x03\x12\x14\n\x0cqueued_count\x18\x03 \x01(\x03\x12\x15\n\rrunning_count\x18\x04 \x01(\x03\x12\x31\n\x0epredicted_work\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x03\x61ge\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration2\x87\x03\n\x15RunnerRegistryService\x12X\n\x0bListRunners\x12#.fulmen.store.v1.ListRunnersRequest\x1a$.fulmen.store.v1.ListRunnersResponse\x12R\n\tGetRunner\x12!.fulmen.store.v1.GetRunnerRequest\x1a\".fulmen.store.v1.GetRunnerResponse\x12]\n\x0cWatchRunners\x12$.fulmen.store.v1.WatchRunnersRequest\x1a%.fulmen.store.v1.WatchRunnersResponse0\x01\x12\x61\n\x0eGetFleetDemand\x12&.fulmen.store.v1.GetFleetDemandRequest\x1a\'.fulmen.store.v1.GetFleetDemandResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,22 +36,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_WATCHRUNNERSREQUEST_LABELSENTRY']._loaded_options = None
   _globals['_WATCHRUNNERSREQUEST_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_RUNNER']._serialized_start=129
-  _globals['_RUNNER']._serialized_end=425
-  _globals['_LISTRUNNERSREQUEST']._serialized_start=427
-  _globals['_LISTRUNNERSREQUEST']._serialized_end=486
-  _globals['_LISTRUNNERSRESPONSE']._serialized_start=488
-  _globals['_LISTRUNNERSRESPONSE']._serialized_end=576
-  _globals['_GETRUNNERREQUEST']._serialized_start=578
-  _globals['_GETRUNNERREQUEST']._serialized_end=610
-  _globals['_GETRUNNERRESPONSE']._serialized_start=612
-  _globals['_GETRUNNERRESPONSE']._serialized_end=672
-  _globals['_WATCHRUNNERSREQUEST']._serialized_start=675
-  _globals['_WATCHRUNNERSREQUEST']._serialized_end=809
-  _globals['_WATCHRUNNERSREQUEST_LABELSENTRY']._serialized_start=764
-  _globals['_WATCHRUNNERSREQUEST_LABELSENTRY']._serialized_end=809
-  _globals['_WATCHRUNNERSRESPONSE']._serialized_start=811
-  _globals['_WATCHRUNNERSRESPONSE']._serialized_end=919
-  _globals['_RUNNERREGISTRYSERVICE']._serialized_start=922
-  _globals['_RUNNERREGISTRYSERVICE']._serialized_end=1214
+  _globals['_GETFLEETDEMANDREQUEST_LABELSENTRY']._loaded_options = None
+  _globals['_GETFLEETDEMANDREQUEST_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_RUNNER']._serialized_start=161
+  _globals['_RUNNER']._serialized_end=457
+  _globals['_LISTRUNNERSREQUEST']._serialized_start=459
+  _globals['_LISTRUNNERSREQUEST']._serialized_end=518
+  _globals['_LISTRUNNERSRESPONSE']._serialized_start=520
+  _globals['_LISTRUNNERSRESPONSE']._serialized_end=608
+  _globals['_GETRUNNERREQUEST']._serialized_start=610
+  _globals['_GETRUNNERREQUEST']._serialized_end=642
+  _globals['_GETRUNNERRESPONSE']._serialized_start=644
+  _globals['_GETRUNNERRESPONSE']._serialized_end=704
+  _globals['_WATCHRUNNERSREQUEST']._serialized_start=707
+  _globals['_WATCHRUNNERSREQUEST']._serialized_end=841
+  _globals['_WATCHRUNNERSREQUEST_LABELSENTRY']._serialized_start=796
+  _globals['_WATCHRUNNERSREQUEST_LABELSENTRY']._serialized_end=841
+  _globals['_WATCHRUNNERSRESPONSE']._serialized_start=843
+  _globals['_WATCHRUNNERSRESPONSE']._serialized_end=951
+  _globals['_GETFLEETDEMANDREQUEST']._serialized_start=954
+  _globals['_GETFLEETDEMANDREQUEST']._serialized_end=1279
+  _globals['_GETFLEETDEMANDREQUEST_LABELSENTRY']._serialized_start=796
+  _globals['_GETFLEETDEMANDREQUEST_LABELSENTRY']._serialized_end=841
+  _globals['_GETFLEETDEMANDRESPONSE']._serialized_start=1282
+  _globals['_GETFLEETDEMANDRESPONSE']._serialized_end=1498
+  _globals['_RUNNERREGISTRYSERVICE']._serialized_start=1501
+  _globals['_RUNNERREGISTRYSERVICE']._serialized_end=1892
 # @@protoc_insertion_point(module_scope)

@@ -1,4 +1,5 @@
 from fulmen.store.v1 import lease_pb2 as _lease_pb2
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -79,3 +80,44 @@ class WatchRunnersResponse(_message.Message):
     removed: _containers.RepeatedScalarFieldContainer[str]
     snapshot_complete: bool
     def __init__(self, runners: _Optional[_Iterable[_Union[Runner, _Mapping]]] = ..., removed: _Optional[_Iterable[str]] = ..., snapshot_complete: bool = ...) -> None: ...
+
+class GetFleetDemandRequest(_message.Message):
+    __slots__ = ("project", "labels", "target_drain", "slots_per_runner", "default_duration", "min_runners", "max_runners")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_DRAIN_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_PER_RUNNER_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_DURATION_FIELD_NUMBER: _ClassVar[int]
+    MIN_RUNNERS_FIELD_NUMBER: _ClassVar[int]
+    MAX_RUNNERS_FIELD_NUMBER: _ClassVar[int]
+    project: str
+    labels: _containers.ScalarMap[str, str]
+    target_drain: _duration_pb2.Duration
+    slots_per_runner: int
+    default_duration: _duration_pb2.Duration
+    min_runners: int
+    max_runners: int
+    def __init__(self, project: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., target_drain: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., slots_per_runner: _Optional[int] = ..., default_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., min_runners: _Optional[int] = ..., max_runners: _Optional[int] = ...) -> None: ...
+
+class GetFleetDemandResponse(_message.Message):
+    __slots__ = ("wanted_runner_count", "wanted_slot_count", "queued_count", "running_count", "predicted_work", "age")
+    WANTED_RUNNER_COUNT_FIELD_NUMBER: _ClassVar[int]
+    WANTED_SLOT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_COUNT_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_WORK_FIELD_NUMBER: _ClassVar[int]
+    AGE_FIELD_NUMBER: _ClassVar[int]
+    wanted_runner_count: int
+    wanted_slot_count: int
+    queued_count: int
+    running_count: int
+    predicted_work: _duration_pb2.Duration
+    age: _duration_pb2.Duration
+    def __init__(self, wanted_runner_count: _Optional[int] = ..., wanted_slot_count: _Optional[int] = ..., queued_count: _Optional[int] = ..., running_count: _Optional[int] = ..., predicted_work: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., age: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...

@@ -50,6 +50,11 @@ class RunnerRegistryServiceStub(object):
                 request_serializer=fulmen_dot_store_dot_v1_dot_runner__registry__service__pb2.WatchRunnersRequest.SerializeToString,
                 response_deserializer=fulmen_dot_store_dot_v1_dot_runner__registry__service__pb2.WatchRunnersResponse.FromString,
                 _registered_method=True)
+        self.GetFleetDemand = channel.unary_unary(
+                '/fulmen.store.v1.RunnerRegistryService/GetFleetDemand',
+                request_serializer=fulmen_dot_store_dot_v1_dot_runner__registry__service__pb2.GetFleetDemandRequest.SerializeToString,
+                response_deserializer=fulmen_dot_store_dot_v1_dot_runner__registry__service__pb2.GetFleetDemandResponse.FromString,
+                _registered_method=True)
 
 
 class RunnerRegistryServiceServicer(object):
@@ -81,6 +86,17 @@ class RunnerRegistryServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetFleetDemand(self, request, context):
+        """Tells how much work there is and how many runners it wants, for whoever starts and stops runners. The figures are at
+        most some seconds old; of a queue that takes long to count, at most twenty times as old as the count takes.
+        docs/fleets.md has the rule.
+
+        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `PERMISSION_DENIED`: the token belongs to another project.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RunnerRegistryServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -98,6 +114,11 @@ def add_RunnerRegistryServiceServicer_to_server(servicer, server):
                     servicer.WatchRunners,
                     request_deserializer=fulmen_dot_store_dot_v1_dot_runner__registry__service__pb2.WatchRunnersRequest.FromString,
                     response_serializer=fulmen_dot_store_dot_v1_dot_runner__registry__service__pb2.WatchRunnersResponse.SerializeToString,
+            ),
+            'GetFleetDemand': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetFleetDemand,
+                    request_deserializer=fulmen_dot_store_dot_v1_dot_runner__registry__service__pb2.GetFleetDemandRequest.FromString,
+                    response_serializer=fulmen_dot_store_dot_v1_dot_runner__registry__service__pb2.GetFleetDemandResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -182,6 +203,33 @@ class RunnerRegistryService(object):
             '/fulmen.store.v1.RunnerRegistryService/WatchRunners',
             fulmen_dot_store_dot_v1_dot_runner__registry__service__pb2.WatchRunnersRequest.SerializeToString,
             fulmen_dot_store_dot_v1_dot_runner__registry__service__pb2.WatchRunnersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetFleetDemand(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fulmen.store.v1.RunnerRegistryService/GetFleetDemand',
+            fulmen_dot_store_dot_v1_dot_runner__registry__service__pb2.GetFleetDemandRequest.SerializeToString,
+            fulmen_dot_store_dot_v1_dot_runner__registry__service__pb2.GetFleetDemandResponse.FromString,
             options,
             channel_credentials,
             insecure,
