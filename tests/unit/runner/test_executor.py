@@ -53,13 +53,20 @@ class Witness:
         return CaptureEvidence(instance_ids=("a",))
 
 
-def executor(body: Body, **more: object) -> AttemptExecutor:
+def executor(
+    body: Body, *, flush_spans: Callable[[str], Awaitable[int]] | None = None, **more: object
+) -> AttemptExecutor:
     return AttemptExecutor(
         captures=more.pop("captures", Witness()),
         programs=HandedOut(body, **more),
         stragglers=Stragglers(),
         environment_of=lambda item: {"OPENAI_API_KEY": item.attempt_key},
+        flush_spans=flush_spans or all_acknowledged,
     )
+
+
+async def all_acknowledged(_: str) -> int:
+    return 0
 
 
 async def one(_: Invocation) -> object:
@@ -100,7 +107,7 @@ async def test_messages_hold_no_key_and_are_cut_at_the_front() -> None:
 
 async def test_output_holds_no_key() -> None:
     async def tell(invocation: Invocation) -> object:
-        invocation.context.rewards["reward", None] = 1.0
+        invocation.context.rewards["reward", None, b""] = 1.0
         return f"my key is {invocation.work.attempt_key}"
 
     outcome = await executor(tell).execute(work(key="secret-key"))
@@ -161,3 +168,13 @@ async def test_what_ignores_its_cancellation_is_counted_until_it_ends(monkeypatc
     let_go.set()
     await changed.wait()
     assert len(subject.stragglers) == 0
+
+
+async def test_an_attempt_whose_spans_were_not_acknowledged_is_not_complete() -> None:
+    async def two_missing(_: str) -> int:
+        return 2
+
+    outcome = await executor(one, flush_spans=two_missing).execute(work())
+    assert isinstance(outcome, Failed)
+    assert outcome.kind is FailureKind.INFRA
+    assert "2 spans" in outcome.message

@@ -52,7 +52,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     inherited = inherited_environment(split(settings.inherit_environment))
     token = settings.token.get_secret_value()
     prepare_process(endpoints)
-    spans = AttemptSpans(otlp_url=endpoints.otlp_url, token=token)
+    spans = AttemptSpans(otlp_url=endpoints.otlp_url, token=token, flush_s=settings.flush_s)
     stack.push_async_callback(spans.close)
 
     store = open_channel(settings.store_target, token=token)
@@ -69,6 +69,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         ),
         stragglers=stragglers,
         environment_of=endpoints.attempt_environment,
+        flush_spans=spans.flush,
     )
     session = LeaseSession(slots=settings.slots)
     pool = AttemptPool(session=session, execute=executor.execute, stragglers=stragglers)

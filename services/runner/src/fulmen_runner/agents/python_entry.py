@@ -5,12 +5,17 @@ Invariant: whatever a callable raises ends its own attempt and nothing else.
 
 import asyncio
 import inspect
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import structlog
+
+from fulmen.agent import GRADER_AGENT, acting_as
+from fulmen_runner.agents.generators import Stopped, Walked, walk, walk_async
 from fulmen_runner.agents.loader import describe_error
 from fulmen_runner.agents.spans import AttemptSpans
-from fulmen_runner.agents.threads import run_in_thread
+from fulmen_runner.agents.threads import start_in_thread
 from fulmen_runner.domain.errors import AgentFailed
 from fulmen_runner.domain.outcome import Reward
 from fulmen_runner.domain.program import Answer, Invocation
@@ -18,6 +23,8 @@ from fulmen_runner.domain.rewards import reward_of_number, rewards_of_grade
 from fulmen_runner.domain.stragglers import Stragglers
 
 _CONTEXT_NAMES = ("context", "ctx")
+
+_log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,87 +45,136 @@ class PythonCallable:
     """A callable of the user's.
 
     Attributes:
-        blocking: True if it is a plain function, which runs in a thread.
-        wants_context: True if an agent takes a second argument.
+        blocking: True if it is a plain function or generator, which runs in a thread.
+        wants_context: True if it takes the context as its last argument.
+        steps_rewarded: True if numbers that it yields are rewards of its steps.
     """
 
     function: Callable[..., object]
     blocking: bool
     wants_context: bool
-    host: PythonHost
+    steps_rewarded: bool
+    stragglers: Stragglers
 
-    async def call(self, *arguments: object) -> object:
-        """Calls it and returns what it returns.
+    async def call(self, invocation: Invocation, *arguments: object) -> Walked:
+        """Calls it to its end; `returned` is False if the value is a generator's last yield.
 
         Raises:
             AgentFailed: With the traceback, if it raises.
         """
+        if self.wants_context:
+            arguments = (*arguments, invocation.context)
         try:
-            if not self.blocking:
-                return await self.function(*arguments)  # type: ignore[misc]  # Checked by `python_callable`.
-            result = await self._call_in_thread(*arguments)
-            return await result if inspect.isawaitable(result) else result
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # The user's code may raise anything.
+            result = await self._in_thread(invocation, arguments) if self.blocking else self.function(*arguments)
+            if inspect.isasyncgen(result):
+                return await walk_async(result, rewarded=self.steps_rewarded)
+            if inspect.isawaitable(result):
+                result = await result
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001  # The user's code may raise anything, SystemExit included.
             raise AgentFailed(describe_error(error)) from None
+        return result if isinstance(result, Walked) else Walked(value=result, returned=True)
 
-    async def _call_in_thread(self, *arguments: object) -> object:
-        thread = asyncio.ensure_future(run_in_thread(self.function, *arguments))
+    async def _in_thread(self, invocation: Invocation, arguments: tuple[object, ...]) -> object:
+        stop = threading.Event()
+        thread = start_in_thread(self._work, arguments, stop)
         try:
             return await asyncio.shield(thread)
         except asyncio.CancelledError:
-            self.host.stragglers.add(thread)
+            stop.set()
+            if not thread.done():
+                self.stragglers.add(thread, invocation.work.attempt)
+                _log.warning(
+                    "agent_blocks", attempt=invocation.work.attempt, setting="FULMEN_RUNNER_ISOLATION=process"
+                )
             raise
 
+    def _work(self, arguments: tuple[object, ...], stop: threading.Event) -> object:
+        result = self.function(*arguments)
+        if not inspect.isgenerator(result):
+            return result
+        try:
+            return walk(result, rewarded=self.steps_rewarded, stop=stop)
+        except Stopped:
+            return None
 
-def python_callable(function: Callable[..., object], host: PythonHost) -> PythonCallable:
-    """Finds out how a callable is to be called.
 
-    The context is passed if the second positional parameter is required, or is called `context` or `ctx`.
-    """
-    call = vars(type(function)).get("__call__")
-    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
-    return PythonCallable(function=function, blocking=not is_async, wants_context=_wants_context(function), host=host)
+def python_agent(function: Callable[..., object], host: PythonHost, *, graded: bool) -> "PythonAgent":
+    """Makes an agent of a callable: `name(task)` or `name(task, context)`."""
+    return PythonAgent(
+        entry=_python_callable(function, host, argument_count=1, steps_rewarded=True), spans=host.spans, graded=graded
+    )
+
+
+def python_grader(function: Callable[..., object], host: PythonHost) -> "PythonGrader":
+    """Makes a grader of a callable: `name(task, outcome)` or `name(task, outcome, context)`."""
+    return PythonGrader(
+        entry=_python_callable(function, host, argument_count=2, steps_rewarded=False), spans=host.spans
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonAgent:
-    """An agent that is called as `name(task)` or `name(task, context)`."""
+    """An agent that is called in the runner."""
 
     entry: PythonCallable
+    spans: AttemptSpans
     graded: bool
 
     async def run(self, invocation: Invocation) -> Answer:
         """Calls the agent."""
-        more = (invocation.context,) if self.entry.wants_context else ()
-        spans = self.entry.host.spans
-        spans.enter(invocation.context.environment["TRACEPARENT"])
+        self.spans.enter(invocation.context.environment["TRACEPARENT"])
         try:
-            value = await self.entry.call(invocation.task, *more)
+            end = await self.entry.call(invocation, invocation.task)
         finally:
-            await spans.flush(invocation.work.attempt)
-        return Answer(value=value, rewards=() if self.graded else reward_of_number(value))
+            await self.spans.flush(invocation.work.attempt)
+        # The last number that a generator yields is the reward of its step already.
+        own = reward_of_number(end.value) if end.returned and not self.graded else ()
+        return Answer(value=end.value, rewards=own)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonGrader:
-    """A grader that is called as `name(task, outcome)`."""
+    """A grader that is called in the runner."""
 
     entry: PythonCallable
+    spans: AttemptSpans
 
     async def grade(self, invocation: Invocation, outcome: object) -> tuple[Reward, ...]:
-        """Calls the grader."""
+        """Calls the grader; its model calls are the grader's, and are never trained on."""
         try:
-            return rewards_of_grade(await self.entry.call(invocation.task, outcome))
+            with acting_as(GRADER_AGENT):
+                end = await self.entry.call(invocation, invocation.task, outcome)
+            return rewards_of_grade(end.value)
         except AgentFailed as error:
             raise AgentFailed(f"The grader failed. {error}") from None
+        finally:
+            await self.spans.flush(invocation.work.attempt)
 
 
-def _wants_context(function: Callable[..., object]) -> bool:
+def _python_callable(
+    function: Callable[..., object], host: PythonHost, *, argument_count: int, steps_rewarded: bool
+) -> PythonCallable:
+    call = getattr(type(function), "__call__", None)
+    is_async = any(inspect.iscoroutinefunction(f) or inspect.isasyncgenfunction(f) for f in (function, call))
+    return PythonCallable(
+        function=function,
+        blocking=not is_async,
+        wants_context=_wants_context(function, argument_count),
+        steps_rewarded=steps_rewarded,
+        stragglers=host.stragglers,
+    )
+
+
+def _wants_context(function: Callable[..., object], argument_count: int) -> bool:
+    """Tells whether the parameter after the arguments is required, or is called `context` or `ctx`."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
         return False
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return len(positional) > 1 and (
-        positional[1].default is positional[1].empty or positional[1].name in _CONTEXT_NAMES
-    )
+    if len(positional) <= argument_count:
+        return False
+    last = positional[argument_count]
+    return last.default is last.empty or last.name in _CONTEXT_NAMES

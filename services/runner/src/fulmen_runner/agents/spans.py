@@ -1,25 +1,23 @@
 """OpenTelemetry spans of in-process agents: each reaches the store as a span of the attempt that made it.
 
 Invariant: a span that begins inside an attempt carries that attempt's names and goes to the store with the runner's
-token; other spans of the process never do. An attempt ends after its spans were sent.
+token; other spans of the process never do. An attempt is complete when the store has acknowledged its spans.
 """
 
 import asyncio
-import threading
-from collections import Counter
+import time
 
 import structlog
 from opentelemetry import context as otel_context
 from opentelemetry import trace
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-from fulmen.agent import current
+from fulmen.agent import current, current_step
+from fulmen.span_delivery import DeliveringProcessor
 
 ROLLOUT_ATTRIBUTE = "fulmen.rollout"
 ATTEMPT_ATTRIBUTE = "fulmen.attempt"
-FLUSH_DEADLINE_S = 10.0
+STEP_ATTRIBUTE = "fulmen.step"
 
 _log = structlog.get_logger()
 
@@ -29,8 +27,6 @@ class AttemptSpanProcessor(SpanProcessor):
 
     def __init__(self, onward: SpanProcessor) -> None:
         self._onward = onward
-        self._lock = threading.Lock()
-        self._unsent: Counter[str] = Counter()
 
     def on_start(self, span: Span, parent_context: otel_context.Context | None = None) -> None:
         """Writes the attempt's names on the span."""
@@ -38,20 +34,14 @@ class AttemptSpanProcessor(SpanProcessor):
         if attempt is not None:
             span.set_attribute(ROLLOUT_ATTRIBUTE, attempt.rollout)
             span.set_attribute(ATTEMPT_ATTRIBUTE, attempt.attempt_number)
+            step = current_step()
+            if step is not None:
+                span.set_attribute(STEP_ATTRIBUTE, step)
 
     def on_end(self, span: ReadableSpan) -> None:
         """Hands the span on."""
-        attributes = span.attributes or {}
-        if ROLLOUT_ATTRIBUTE in attributes:
-            # Agents end spans in threads of their own, too.
-            with self._lock:
-                self._unsent[f"{attributes[ROLLOUT_ATTRIBUTE]!s}/attempts/{attributes[ATTEMPT_ATTRIBUTE]!s}"] += 1
+        if ROLLOUT_ATTRIBUTE in (span.attributes or {}):
             self._onward.on_end(span)
-
-    def take_unsent(self, attempt: str) -> int:
-        """Returns how many spans of an attempt ended since this was last asked."""
-        with self._lock:
-            return self._unsent.pop(attempt, 0)
 
     def shutdown(self) -> None:
         """Sends what is left and ends."""
@@ -65,11 +55,20 @@ class AttemptSpanProcessor(SpanProcessor):
 class AttemptSpans:
     """The tracing of all in-process agents of a runner."""
 
-    def __init__(self, *, otlp_url: str, token: str) -> None:
+    def __init__(self, *, otlp_url: str, token: str, flush_s: float) -> None:
+        """Adds itself to the process's tracer provider.
+
+        Args:
+            otlp_url: Where spans go, OTLP over gRPC.
+            token: The runner's. Secret.
+            flush_s: How long an attempt waits for its spans at its end, and a batch is tried, in seconds.
+        """
         headers = (("authorization", f"Bearer {token}"),)
-        insecure = not otlp_url.startswith("https:")
-        exporter = OTLPSpanExporter(endpoint=otlp_url, insecure=insecure, headers=headers)
-        self._processor = AttemptSpanProcessor(BatchSpanProcessor(exporter))
+        self._delivery = DeliveringProcessor(
+            owner_of=_attempt_of, give_up_s=flush_s, endpoint=otlp_url, headers=headers
+        )
+        self._processor = AttemptSpanProcessor(self._delivery)
+        self._flush_s = flush_s
         self._flushing: asyncio.Task[bool] | None = None
         provider = trace.get_tracer_provider()
         if not isinstance(provider, TracerProvider):
@@ -89,21 +88,28 @@ class AttemptSpans:
         # Never detached: the context is the attempt's own and ends with it.
         otel_context.attach(trace.set_span_in_context(trace.NonRecordingSpan(parent)))
 
-    async def flush(self, attempt: str) -> None:
-        """Returns when the spans that an attempt made were sent, at most `FLUSH_DEADLINE_S` later."""
-        if not self._processor.take_unsent(attempt):
-            return
+    async def flush(self, attempt: str) -> int:
+        """Returns how many spans of an attempt the store has not acknowledged, after waiting for them."""
+        if not self._delivery.undelivered(attempt):
+            return 0
+        deadline = time.monotonic() + self._flush_s
         if self._flushing is not None:
             # That flush may have begun before this attempt's last span.
-            await asyncio.wait((self._flushing,), timeout=FLUSH_DEADLINE_S)
+            await asyncio.wait((self._flushing,), timeout=self._flush_s)
         if self._flushing is None or self._flushing.done():
-            self._flushing = asyncio.create_task(
-                asyncio.to_thread(self._processor.force_flush, int(FLUSH_DEADLINE_S * 1000)), name="flush spans"
-            )
-        done, _ = await asyncio.wait((self._flushing,), timeout=FLUSH_DEADLINE_S)
-        if not done or not self._flushing.result():
-            _log.warning("spans_not_sent", attempt=attempt)
+            self._flushing = asyncio.create_task(asyncio.to_thread(self._processor.force_flush), name="flush spans")
+        await asyncio.wait((self._flushing,), timeout=max(0.0, deadline - time.monotonic()))
+        undelivered = self._delivery.undelivered(attempt)
+        self._delivery.forget(attempt)
+        if undelivered:
+            _log.warning("spans_not_acknowledged", attempt=attempt, count=undelivered)
+        return undelivered
 
     async def close(self) -> None:
         """Sends what is left and ends."""
         await asyncio.to_thread(self._processor.shutdown)
+
+
+def _attempt_of(span: ReadableSpan) -> str:
+    attributes = span.attributes or {}
+    return f"{attributes[ROLLOUT_ATTRIBUTE]!s}/attempts/{attributes[ATTEMPT_ATTRIBUTE]!s}"

@@ -6,7 +6,7 @@ agent does. What an agent leaves running afterwards is counted in `stragglers` a
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -51,12 +51,14 @@ class AttemptExecutor:
 
     Attributes:
         environment_of: Makes the environment of an attempt.
+        flush_spans: Waits for the spans of an attempt; returns how many the store has not acknowledged.
     """
 
     captures: Captures
     programs: Programs
     stragglers: Stragglers
     environment_of: Callable[[Work], dict[str, str]]
+    flush_spans: Callable[[str], Awaitable[int]]
 
     async def execute(self, work: Work) -> Outcome:
         """Runs an attempt; being cancelled, it stops the agent and raises CancelledError."""
@@ -79,7 +81,8 @@ class AttemptExecutor:
             evidence = await self.captures.flush(work.attempt)
         except CapturesUnavailable:
             evidence = None
-        return _without_secret(classify(outcome, before=before, evidence=evidence), work)
+        undelivered = await self.flush_spans(work.attempt)
+        return _without_secret(classify(outcome, before=before, evidence=evidence, undelivered_spans=undelivered), work)
 
     async def _run(self, program: Program, work: Work, deadline: float) -> Outcome:
         environment = {**program.environment, **self.environment_of(work)}
@@ -104,7 +107,7 @@ class AttemptExecutor:
         finally:
             await self._stop(task, work)
         if timed_out:
-            return Failed(kind=FailureKind.TIMEOUT, message=f"The attempt did not end within {work.timeout_s:g} s.")
+            return Failed(kind=FailureKind.TIMEOUT, message=self._too_late(invocation))
         if task.cancelled():
             return _agent_error("The agent cancelled itself.", work)
         try:
@@ -112,12 +115,22 @@ class AttemptExecutor:
         except AgentFailed as error:
             return _agent_error(str(error), work)
 
+    def _too_late(self, invocation: Invocation) -> str:
+        work = invocation.work
+        message = f"The attempt did not end within {work.timeout_s:g} s: its {invocation.progress.part} was at work."
+        if self.stragglers.left_by(work.attempt):
+            message += (
+                " It blocks, could not be stopped, and keeps its slot until it ends. With `isolation = \"process\"`,"
+                " or the runner's setting FULMEN_RUNNER_ISOLATION=process, it runs in a process that can be killed."
+            )
+        return message
+
     async def _stop(self, task: asyncio.Task[Outcome], work: Work) -> None:
         if task.done():
             return
         task.cancel()
         # Counted from the start: this wait itself may be cancelled.
-        self.stragglers.add(task)
+        self.stragglers.add(task, work.attempt)
         await asyncio.wait((task,), timeout=STOP_DEADLINE_S)
         if not task.done():
             _log.warning("agent_ignores_cancellation", attempt=work.attempt)

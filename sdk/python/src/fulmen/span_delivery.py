@@ -1,0 +1,132 @@
+"""Knows which spans their receiver has acknowledged, whatever becomes of the others.
+
+Invariant: a span counts as undelivered from its end until an export that holds it has succeeded. One that a full queue
+dropped, or whose export was given up, is undelivered for good: nothing is lost in silence.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+
+__all__ = ["MAX_QUEUED_SPANS", "DeliveringProcessor"]
+
+MAX_QUEUED_SPANS: Final = 16_384
+"""How many spans wait to be sent at most; of more, the oldest are dropped and counted as undelivered."""
+
+MAX_SPANS_PER_EXPORT: Final = 512
+"""As many as the store packs into one chunk."""
+
+SEND_AFTER_MS: Final = 1000.0
+"""How long a span waits for others, at most, before it is sent."""
+
+OwnerOf = Callable[[ReadableSpan], str]
+
+
+class _Ledger:
+    """Counts undelivered spans by whose they are; threads of agents end spans, another one sends them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._undelivered: Counter[str] = Counter()
+
+    def ended(self, owner: str) -> None:
+        with self._lock:
+            self._undelivered[owner] += 1
+
+    def delivered(self, owners: Counter[str]) -> None:
+        with self._lock:
+            for owner, count in owners.items():
+                if self._undelivered[owner] > count:
+                    self._undelivered[owner] -= count
+                else:
+                    del self._undelivered[owner]
+
+    def undelivered(self, owner: str) -> int:
+        with self._lock:
+            return self._undelivered[owner] if owner in self._undelivered else 0
+
+    def forget(self, owner: str) -> None:
+        with self._lock:
+            self._undelivered.pop(owner, None)
+
+
+class _CountedExporter(SpanExporter):
+    """Hands spans to an exporter and strikes off what it has delivered."""
+
+    def __init__(self, exporter: SpanExporter, ledger: _Ledger, owner_of: OwnerOf) -> None:
+        self._exporter = exporter
+        self._ledger = ledger
+        self._owner_of = owner_of
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = self._exporter.export(spans)
+        if result is SpanExportResult.SUCCESS:
+            self._ledger.delivered(Counter(self._owner_of(span) for span in spans))
+        return result
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
+
+
+class DeliveringProcessor(SpanProcessor):
+    """Sends spans in batches from a thread of its own, and knows of each owner how many have not arrived.
+
+    A receiver that is away is tried again, with growing pauses, for as long as `give_up_s`.
+    """
+
+    def __init__(
+        self,
+        *,
+        owner_of: OwnerOf,
+        give_up_s: float,
+        endpoint: str | None = None,
+        headers: Sequence[tuple[str, str]] | None = None,
+        exporter: SpanExporter | None = None,
+    ) -> None:
+        """Starts the thread.
+
+        Args:
+            owner_of: Says whose a span is, such as an attempt's name.
+            give_up_s: How long one batch is tried, in seconds.
+            endpoint: OTLP over gRPC. None: what the environment says (`OTEL_EXPORTER_OTLP_ENDPOINT`).
+            headers: None: what the environment says.
+            exporter: Instead of an OTLP one; the two before are not used then.
+        """
+        if exporter is None:
+            insecure = None if endpoint is None else not endpoint.startswith("https:")
+            exporter = OTLPSpanExporter(endpoint=endpoint, insecure=insecure, headers=headers, timeout=give_up_s)
+        self._owner_of = owner_of
+        self._ledger = _Ledger()
+        self._batches = BatchSpanProcessor(
+            _CountedExporter(exporter, self._ledger, owner_of),
+            max_queue_size=MAX_QUEUED_SPANS,
+            max_export_batch_size=MAX_SPANS_PER_EXPORT,
+            schedule_delay_millis=SEND_AFTER_MS,
+        )
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Queues a span."""
+        if span.context.trace_flags.sampled:
+            self._ledger.ended(self._owner_of(span))
+            self._batches.on_end(span)
+
+    def undelivered(self, owner: str) -> int:
+        """Returns how many ended spans of an owner were not acknowledged yet."""
+        return self._ledger.undelivered(owner)
+
+    def forget(self, owner: str) -> None:
+        """Forgets what an owner has not had delivered."""
+        self._ledger.forget(owner)
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Sends what is queued, however long that takes; blocks. `undelivered` tells what came of it."""
+        return self._batches.force_flush(timeout_millis)
+
+    def shutdown(self) -> None:
+        """Sends what is queued and ends."""
+        self._batches.shutdown()
