@@ -50,6 +50,11 @@ class Context:
     rewards: dict[RewardKey, float] = field(default_factory=dict)
 
     @property
+    def step(self) -> int | None:
+        """The step, from 0, that this code belongs to, of an agent that is a generator; None in any other."""
+        return _step.get()
+
+    @property
     def remaining_s(self) -> float:
         """Seconds until the attempt is ended; never negative."""
         return max(0.0, self.deadline - time.monotonic())
@@ -66,11 +71,38 @@ class Context:
 
 
 _current: ContextVar[Context | None] = ContextVar("fulmen_attempt", default=None)
+_step: ContextVar[int | None] = ContextVar("fulmen_step", default=None)
+_acting: ContextVar[str] = ContextVar("fulmen_acting", default="")
 
 
 def current() -> Context | None:
     """Returns the attempt that this code runs in, or None outside of one."""
     return _current.get()
+
+
+def current_step() -> int | None:
+    """Returns the step that this code belongs to; None outside of generators of steps."""
+    return _step.get()
+
+
+def begin_step(step: int | None) -> None:
+    """Says which step begins in this context; None ends the last one. For what runs generators of steps."""
+    _step.set(step)
+
+
+def acting_agent() -> str:
+    """Returns the agent name that model calls of this code get where they name none; empty for none."""
+    return _acting.get()
+
+
+@contextmanager
+def acting_as(name: str) -> Iterator[None]:
+    """Gives the model calls of the body an agent name, such as `GRADER_AGENT`."""
+    token = _acting.set(name)
+    try:
+        yield
+    finally:
+        _acting.reset(token)
 
 
 def require_current() -> Context:

@@ -62,5 +62,9 @@ def checked_reward(value: object, *, dimension: str, step: int | None = None, sp
 def as_number(value: object) -> float | None:
     """Returns a number as a float, None for anything else; takes what `float` takes, except text."""
     if isinstance(value, (str, bytes, bytearray)) or not hasattr(type(value), "__float__"):
-        return float(value) if hasattr(type(value), "__index__") and isinstance(value, int) else None
-    return float(value)  # type: ignore[arg-type]  # Checked above: the type defines __float__.
+        return None
+    try:
+        return float(value)  # type: ignore[arg-type]  # Checked above: the type defines __float__.
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        # Arrays and tensors define __float__ and refuse it unless they hold one number; integers may be too large.
+        return None

@@ -13,7 +13,7 @@ from typing import Protocol
 from fulmen_runner.agents.bundles import unpack_bundle
 from fulmen_runner.agents.command import Command, CommandAgent, CommandGrader, CommandHost
 from fulmen_runner.agents.loader import load_callable
-from fulmen_runner.agents.python_entry import PythonAgent, PythonGrader, PythonHost, python_callable
+from fulmen_runner.agents.python_entry import PythonHost, python_agent, python_grader
 from fulmen_runner.agents.specification import (
     Bundle,
     CommandTarget,
@@ -105,7 +105,7 @@ class Catalogue:
         match target:
             case PythonTarget():
                 function = await run_in_thread(load_callable, target.target, directory)
-                return PythonAgent(entry=python_callable(function, self.python), graded=graded)
+                return python_agent(function, self.python, graded=graded)
             case CommandTarget():
                 return CommandAgent(command=self._command(target, directory), graded=graded)
             case _:
@@ -115,7 +115,7 @@ class Catalogue:
         match target:
             case PythonTarget():
                 function = await run_in_thread(load_callable, target.target, directory)
-                return PythonGrader(entry=python_callable(function, self.python))
+                return python_grader(function, self.python)
             case CommandTarget():
                 return CommandGrader(command=self._command(target, directory))
             case _:

@@ -13,9 +13,12 @@ from urllib.parse import urlsplit
 
 import wrapt
 
-from fulmen.agent import NotInAttempt, current
+from fulmen.agent import NotInAttempt, acting_agent, current
 
 _HTTP_LIBRARIES = ("httpx", "httpx2")
+AGENT_HEADER = "x-fulmen-agent"
+"""Which agent makes a model call, where an attempt has several."""
+
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 Origin = tuple[str, str, int | None]
@@ -62,6 +65,8 @@ def _attribute(headers: Any) -> None:
     else:
         headers["authorization"] = f"Bearer {key}"
     headers.setdefault("traceparent", context.environment["TRACEPARENT"])
+    if acting_agent():
+        headers[AGENT_HEADER] = acting_agent()
 
 
 def _origin(scheme: str, host: str, port: int | None) -> Origin:

@@ -6,8 +6,9 @@ Invariant: whatever a callable raises ends its own attempt and nothing else.
 import asyncio
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Generator
 from dataclasses import dataclass
+from typing import cast
 
 import structlog
 
@@ -67,10 +68,10 @@ class PythonCallable:
         try:
             result = await self._in_thread(invocation, arguments) if self.blocking else self.function(*arguments)
             if inspect.isasyncgen(result):
-                return await walk_async(result, rewarded=self.steps_rewarded)
+                return await walk_async(cast("AsyncGenerator[object, None]", result), rewarded=self.steps_rewarded)
             if inspect.isawaitable(result):
                 result = await result
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as error:  # noqa: BLE001  # The user's code may raise anything, SystemExit included.
             raise AgentFailed(describe_error(error)) from None
@@ -85,9 +86,7 @@ class PythonCallable:
             stop.set()
             if not thread.done():
                 self.stragglers.add(thread, invocation.work.attempt)
-                _log.warning(
-                    "agent_blocks", attempt=invocation.work.attempt, setting="FULMEN_RUNNER_ISOLATION=process"
-                )
+                _log.warning("agent_blocks", attempt=invocation.work.attempt, setting="FULMEN_RUNNER_ISOLATION=process")
             raise
 
     def _work(self, arguments: tuple[object, ...], stop: threading.Event) -> object:
@@ -95,7 +94,7 @@ class PythonCallable:
         if not inspect.isgenerator(result):
             return result
         try:
-            return walk(result, rewarded=self.steps_rewarded, stop=stop)
+            return walk(cast("Generator[object, None, object]", result), rewarded=self.steps_rewarded, stop=stop)
         except Stopped:
             return None
 
@@ -156,8 +155,9 @@ class PythonGrader:
 def _python_callable(
     function: Callable[..., object], host: PythonHost, *, argument_count: int, steps_rewarded: bool
 ) -> PythonCallable:
-    call = getattr(type(function), "__call__", None)
-    is_async = any(inspect.iscoroutinefunction(f) or inspect.isasyncgenfunction(f) for f in (function, call))
+    # Of an instance it is the method that counts; the method of a plain function's type is neither.
+    forms = (function, type(function).__call__)
+    is_async = any(inspect.iscoroutinefunction(form) or inspect.isasyncgenfunction(form) for form in forms)
     return PythonCallable(
         function=function,
         blocking=not is_async,

@@ -19,8 +19,16 @@ T = TypeVar("T")
 async def run_in_thread(function: Callable[..., T], *arguments: object) -> T:
     """Calls a blocking function in a daemon thread of its own and returns what it returns.
 
-    A daemon thread, because nothing can end one that hangs: the runner must be able to exit without it. Being
-    cancelled, this raises at once; `asyncio.shield` the task to learn when the thread ends.
+    Being cancelled, this raises at once, and the thread goes on.
+    """
+    return await start_in_thread(function, *arguments)
+
+
+def start_in_thread(function: Callable[..., T], *arguments: object) -> "asyncio.Future[T]":
+    """Calls a blocking function in a daemon thread of its own; returns the future of what it returns.
+
+    A daemon thread, because nothing can end one that hangs: the runner must be able to exit without it. A future and
+    no task: a task that ends by SystemExit ends the event loop, too. `asyncio.shield` it to learn when the thread ends.
     """
     loop = asyncio.get_running_loop()
     result: asyncio.Future[T] = loop.create_future()
@@ -45,7 +53,7 @@ async def run_in_thread(function: Callable[..., T], *arguments: object) -> T:
 
     context = copy_context()
     threading.Thread(target=context.run, args=(work,), name="agent", daemon=True).start()
-    return await result
+    return result
 
 
 def carry_context_into_threads() -> None:

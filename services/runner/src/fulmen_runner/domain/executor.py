@@ -14,7 +14,13 @@ import structlog
 
 from fulmen.agent import Context, entered
 from fulmen_runner.domain.classification import CaptureEvidence, InstanceIds, classify
-from fulmen_runner.domain.errors import AgentFailed, CapturesUnavailable, ProgramUnavailable
+from fulmen_runner.domain.errors import (
+    AgentFailed,
+    AgentTimedOut,
+    CapturesUnavailable,
+    HostUnavailable,
+    ProgramUnavailable,
+)
 from fulmen_runner.domain.outcome import Failed, FailureKind, Outcome, cut_at_front
 from fulmen_runner.domain.program import Invocation, Program
 from fulmen_runner.domain.stragglers import Stragglers
@@ -69,7 +75,7 @@ class AttemptExecutor:
                 program = await self.programs.resolve(work)
         except CapturesUnavailable as error:
             return Failed(kind=FailureKind.INFRA, message=str(error))
-        except ProgramUnavailable as error:
+        except (ProgramUnavailable, HostUnavailable) as error:
             return Failed(kind=FailureKind.INFRA, message=str(error))
         except TimeoutError:
             message = "The attempt's time ended while its agent was being fetched."
@@ -120,7 +126,7 @@ class AttemptExecutor:
         message = f"The attempt did not end within {work.timeout_s:g} s: its {invocation.progress.part} was at work."
         if self.stragglers.left_by(work.attempt):
             message += (
-                " It blocks, could not be stopped, and keeps its slot until it ends. With `isolation = \"process\"`,"
+                ' It blocks, could not be stopped, and keeps its slot until it ends. With `isolation = "process"`,'
                 " or the runner's setting FULMEN_RUNNER_ISOLATION=process, it runs in a process that can be killed."
             )
         return message

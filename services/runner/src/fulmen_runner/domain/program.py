@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from fulmen.agent import Context
@@ -20,6 +20,13 @@ from fulmen_runner.domain.rewards import joined, rewards_of_emitted
 from fulmen_runner.domain.work import JSON_CONTENT_TYPE, TEXT_CONTENT_TYPE, Work
 
 
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """How far an attempt is; `part` is `agent` or `grader`."""
+
+    part: str = "agent"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invocation:
     """One run of a program.
@@ -27,11 +34,13 @@ class Invocation:
     Attributes:
         task: The decoded input.
         context: What the agent may know; its environment is the attempt's.
+        progress: Written by the program while it runs.
     """
 
     work: Work
     task: object
     context: Context
+    progress: Progress = field(default_factory=Progress)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,13 +80,15 @@ class Program:
             AgentFailed: If either fails.
         """
         answer = await self.agent.run(invocation)
+        invocation.progress.part = "grader"
         graded = await self.grader.grade(invocation, answer.value) if self.grader is not None else ()
         # A grader's word goes before the agent's own return value, which may be a number that means something else.
         own = () if self.grader is not None else answer.rewards
         rewards = joined(rewards_of_emitted(invocation.context.rewards), own, graded)
         output = encode_output(answer.value)
         if not rewards:
-            message = "The agent ended well, but neither it nor a grader gave a reward."
+            silent = "it gave none" if self.grader is None else "its grader returned none, and it emitted none"
+            message = f"The agent ended well, but has no reward: {silent}."
             return Failed(kind=FailureKind.REWARD_MISSING, message=message, output=output)
         return Succeeded(rewards=rewards, output=output)
 

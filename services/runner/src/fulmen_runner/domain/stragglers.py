@@ -11,21 +11,25 @@ class Stragglers:
     """
 
     def __init__(self) -> None:
-        self._running: set[asyncio.Future[object]] = set()
+        self._running: dict[asyncio.Future[object], str] = {}
         self.on_change: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
         return len(self._running)
 
-    def add(self, future: "asyncio.Future[object] | asyncio.Task[object]") -> None:
-        """Counts something until it is done; what it raises then is of no interest to anybody."""
+    def left_by(self, attempt: str) -> bool:
+        """Returns whether anything of an attempt still runs."""
+        return attempt in self._running.values()
+
+    def add(self, future: "asyncio.Future[object] | asyncio.Task[object]", attempt: str) -> None:
+        """Counts something of an attempt until it is done; what it raises then is of no interest to anybody."""
         if future.done():
             return
-        self._running.add(future)
+        self._running[future] = attempt
         future.add_done_callback(self._ended)
 
     def _ended(self, future: "asyncio.Future[object]") -> None:
-        self._running.discard(future)
+        del self._running[future]
         if not future.cancelled():
             future.exception()
         self.on_change()
