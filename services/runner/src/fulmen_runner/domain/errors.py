@@ -11,3 +11,11 @@ class CapturesUnavailable(Exception):
 
 class ProgramUnavailable(Exception):
     """The agent's files could not be fetched, for no fault of the agent's."""
+
+
+class AgentTimedOut(Exception):
+    """A limit of time that the agent's own specification sets was passed, earlier than the attempt's."""
+
+
+class HostUnavailable(Exception):
+    """What runs the agent (an engine, a cluster) failed or is not there, for no fault of the agent's."""
