@@ -9,12 +9,13 @@ from prometheus_client import REGISTRY
 
 from fulmen.rpc.channel import open_channel
 from fulmen.runner.v1 import runner_service_pb2_grpc
-from fulmen_runner.agents.catalogue import Catalogue
+from fulmen_runner.agents.catalogue import Catalogue, Library
 from fulmen_runner.agents.command import CommandHost
 from fulmen_runner.agents.environment import PLACEHOLDER_KEY, Endpoints, inherited_environment
 from fulmen_runner.agents.guardian import Guardian
 from fulmen_runner.agents.model_access import attribute_model_calls
 from fulmen_runner.agents.python_entry import PythonHost
+from fulmen_runner.agents.shared_tls import share_tls_contexts
 from fulmen_runner.agents.spans import AttemptSpans
 from fulmen_runner.agents.specification import PythonTarget, Specification
 from fulmen_runner.agents.threads import carry_context_into_threads
@@ -23,9 +24,10 @@ from fulmen_runner.clients.lease_stream import LeaseStream, RunnerIdentity
 from fulmen_runner.clients.library import StoreLibrary
 from fulmen_runner.clients.machine import LoadMeter, Machine
 from fulmen_runner.domain.drain import Drain
-from fulmen_runner.domain.executor import AttemptExecutor
+from fulmen_runner.domain.executor import AttemptExecutor, Captures
 from fulmen_runner.domain.pool import AttemptPool
 from fulmen_runner.domain.session import LeaseSession
+from fulmen_runner.domain.slot_keeper import SlotKeeper
 from fulmen_runner.domain.stragglers import Stragglers
 from fulmen_runner.metrics import RunnerMetrics
 from fulmen_runner.settings import RunnerSettings, split
@@ -44,48 +46,30 @@ POLICY = RolePolicy(services={SERVICE_NAME: frozenset({Role.SERVICE, Role.RUNNER
 async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServiceParts:
     """Makes the runner's parts."""
     assert isinstance(settings, RunnerSettings)  # The command line reads this class.
-    endpoints = Endpoints(
-        llm_proxy_url=settings.llm_proxy_url,
-        otlp_url=settings.agents_otlp_url or f"http://{settings.store_target}",
-    )
-    # Commands get what the runner was started with, not what in-process agents need.
-    inherited = inherited_environment(split(settings.inherit_environment))
     token = settings.token.get_secret_value()
-    prepare_process(endpoints)
-    spans = AttemptSpans(otlp_url=endpoints.otlp_url, token=token, flush_s=settings.flush_s)
-    stack.push_async_callback(spans.close)
-
     store = open_channel(settings.store_target, token=token)
     stack.push_async_callback(store.close)
     stragglers = Stragglers()
-    executor = AttemptExecutor(
-        captures=_captures(settings, stack),
-        programs=_catalogue(
-            settings,
-            stack,
-            StoreLibrary(store),
-            python=PythonHost(stragglers=stragglers, spans=spans),
-            inherited=inherited,
-        ),
-        stragglers=stragglers,
-        environment_of=endpoints.attempt_environment,
-        flush_spans=spans.flush,
+    executor = wire_attempts(
+        settings, stack, library=StoreLibrary(store), captures=_captures(settings, stack), stragglers=stragglers
     )
-    session = LeaseSession(slots=settings.slots)
-    pool = AttemptPool(session=session, execute=executor.execute, stragglers=stragglers)
+    session = LeaseSession(slots=control.limit)
+    pool = AttemptPool(session=session, execute=witness.watched(executor.execute), stragglers=stragglers)
     identity = RunnerIdentity(
         host=settings.runner_host,
         version=VERSION,
         labels=settings.label_map(),
         projects=tuple(split(settings.projects)),
+        address=lambda: settings.address(server.port),
     )
     load_meter = LoadMeter(Machine().measure)
-    lease_stream = LeaseStream(channel=store, pool=pool, identity=identity, load=lambda: load_meter.latest)
-    collector = RunnerMetrics(pool)
+    keeper = SlotKeeper(control=control, pool=pool, measured=lambda: load_meter.latest, configured=settings.most_slots)
+    lease_stream = LeaseStream(channel=store, pool=pool, identity=identity, load=keeper.load)
+    collector = RunnerMetrics(pool, control)
     REGISTRY.register(collector)
     stack.callback(REGISTRY.unregister, collector)
     drain = Drain(pool=pool, release_session=lease_stream.release_session, grace_s=settings.drain_grace_s)
-    servicer = RunnerServicer(pool=pool, drain=drain)
+    servicer = RunnerServicer(pool=pool, drain=drain, keeper=keeper, version=VERSION)
     server = build_server(
         settings,
         policy=POLICY,
@@ -94,9 +78,37 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     )
     return ServiceParts(
         server=server,
-        roles={"lease_stream": lease_stream, "load_meter": load_meter},
+        roles={"lease_stream": lease_stream, "load_meter": load_meter, "slot_keeper": keeper},
         drain=drain.finish,
         stop_requested=drain.requested,
+    )
+
+
+def wire_attempts(
+    settings: RunnerSettings, stack: AsyncExitStack, *, library: Library, captures: Captures, stragglers: Stragglers
+) -> AttemptExecutor:
+    """Makes what runs attempts, wherever they come from."""
+    endpoints = Endpoints(
+        llm_proxy_url=settings.llm_proxy_url,
+        otlp_url=settings.agents_otlp_url or f"http://{settings.store_target}",
+    )
+    # Commands get what the runner was started with, not what in-process agents need.
+    inherited = inherited_environment(split(settings.inherit_environment))
+    prepare_process(endpoints)
+    spans = AttemptSpans(otlp_url=endpoints.otlp_url, token=settings.token.get_secret_value(), flush_s=settings.flush_s)
+    stack.push_async_callback(spans.close)
+    return AttemptExecutor(
+        captures=captures,
+        programs=_catalogue(
+            settings,
+            stack,
+            library,
+            python=PythonHost(stragglers=stragglers, spans=spans),
+            inherited=inherited,
+        ),
+        stragglers=stragglers,
+        environment_of=endpoints.attempt_environment,
+        flush_spans=spans.flush,
     )
 
 
@@ -104,6 +116,7 @@ def prepare_process(endpoints: Endpoints) -> None:
     """Makes this process a place where agents find their models: environment, HTTP clients, threads."""
     os.environ.update(endpoints.environment(PLACEHOLDER_KEY))
     carry_context_into_threads()
+    share_tls_contexts()
     if endpoints.llm_proxy_url:
         attribute_model_calls(endpoints.llm_proxy_url)
 
@@ -120,7 +133,7 @@ def _captures(settings: RunnerSettings, stack: AsyncExitStack) -> CaptureClient:
 def _catalogue(
     settings: RunnerSettings,
     stack: AsyncExitStack,
-    library: StoreLibrary,
+    library: Library,
     *,
     python: PythonHost,
     inherited: dict[str, str],
