@@ -120,6 +120,10 @@ class AttemptExecutor:
             return task.result()
         except AgentFailed as error:
             return _agent_error(str(error), work)
+        except AgentTimedOut as error:
+            return Failed(kind=FailureKind.TIMEOUT, message=str(error))
+        except HostUnavailable as error:
+            return Failed(kind=FailureKind.INFRA, message=str(error))
 
     def _too_late(self, invocation: Invocation) -> str:
         work = invocation.work
