@@ -97,7 +97,7 @@ def conversations(draw: st.DrawFn) -> list[PlainCall]:
 
 
 @given(calls=conversations(), order=st.randoms(use_true_random=False), compressed=st.booleans())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_rows_equal_the_naive_reference_whatever_the_order_of_chunks(
     calls: list[PlainCall], order: object, compressed: bool
 ) -> None:
@@ -117,7 +117,7 @@ def test_rows_equal_the_naive_reference_whatever_the_order_of_chunks(
 
 
 @given(calls=conversations())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_no_sampled_token_is_lost_and_every_call_is_accounted_for(calls: list[PlainCall]) -> None:
     result = trajectory([chunk_of([record_of(call, index) for index, call in enumerate(calls)])])
     assert sum(row.call_count for row in result.rows) + sum(result.drops.values()) == len(calls)

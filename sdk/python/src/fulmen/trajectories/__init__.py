@@ -1,0 +1,35 @@
+"""Turns the captured model calls of an attempt into training rows, by token id. No tensors, no tokenizer.
+
+Invariant: every token of a usable call that is not dropped is in exactly one row's response as a sampled token;
+`loss_mask` is true on sampled tokens and nowhere else. Consecutive calls of one agent merge into one row if and only
+if the next prompt begins, token by token, with everything the row holds; what it adds is masked. Text is never
+tokenised again.
+
+Source: the re-tokenisation drift described in https://blog.vllm.ai/2025/10/22/agent-lightning.html.
+"""
+
+from fulmen.trajectories.calls import DropReason, DroppedCall
+from fulmen.trajectories.reading import MAX_BATCH_BYTES, AttemptSpans, read_attempt, read_calls
+from fulmen.trajectories.roles import SpanTree
+from fulmen.trajectories.chat import Messages
+from fulmen.trajectories.rows import BreakReason, Row, RowCall, why_broken
+from fulmen.trajectories.trajectory import Trajectory, assemble, trajectories, trajectory
+
+__all__ = [
+    "MAX_BATCH_BYTES",
+    "AttemptSpans",
+    "BreakReason",
+    "DropReason",
+    "DroppedCall",
+    "Messages",
+    "Row",
+    "RowCall",
+    "SpanTree",
+    "Trajectory",
+    "assemble",
+    "read_attempt",
+    "read_calls",
+    "trajectories",
+    "trajectory",
+    "why_broken",
+]

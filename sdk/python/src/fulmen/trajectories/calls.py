@@ -1,0 +1,148 @@
+"""Which calls train, and why the others do not.
+
+Invariant: every call is kept or is dropped for one reason. A call is dropped as orphaned only if its agent cannot have
+seen the answer: its client went away, or sent the same request again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from fulmen.agent import GRADER_AGENT
+from fulmen.model_call import RESEND_COUNT_ATTRIBUTE, ModelCall
+
+_REQUEST_MODEL: Final = "gen_ai.request.model"
+
+
+class DropReason(StrEnum):
+    """Why a call is in no row.
+
+    ORPHANED: the agent never saw the answer. UNUSABLE: it was not captured whole. NOT_TRAINABLE: no policy answered,
+    or with no token. GRADER: it scored; the agent's policy did not act.
+    """
+
+    ORPHANED = "orphaned"
+    UNUSABLE = "unusable"
+    NOT_TRAINABLE = "not_trainable"
+    GRADER = "grader"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DroppedCall:
+    """A call that is in no row, and why."""
+
+    call: ModelCall
+    reason: DropReason
+    step: int | None = None
+
+
+def drop_reasons(calls: Sequence[ModelCall], failed: Sequence[Span] = ()) -> list[DropReason | None]:
+    """Tells of each call, given in order of start, why it is dropped; None if it is kept.
+
+    Args:
+        calls: All calls of one attempt.
+        failed: Spans of calls that came to nothing: a resend may have replaced one of them.
+    """
+    orphans = _orphans(calls, failed)
+    return [_why_dropped(call, orphan=index in orphans) for index, call in enumerate(calls)]
+
+
+def _why_dropped(call: ModelCall, *, orphan: bool) -> DropReason | None:
+    if call.agent_name == GRADER_AGENT:
+        return DropReason.GRADER
+    if orphan or call.client_gone:
+        return DropReason.ORPHANED
+    if not call.policy:
+        return DropReason.NOT_TRAINABLE
+    if not call.usable:
+        return DropReason.UNUSABLE
+    if not call.completion:
+        return DropReason.NOT_TRAINABLE
+    return None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Sending:
+    """One time that a request was sent: the places of its choices among the calls; none if it came to nothing."""
+
+    start_time_ns: int
+    resend_count: int
+    calls: list[int]
+    gone: bool
+    replaced: bool = False
+
+
+def _orphans(calls: Sequence[ModelCall], failed: Sequence[Span]) -> set[int]:
+    """Returns the places of calls whose answer the agent never saw, because its client sent the request again.
+
+    A client that resends counts (`http.request.resend_count`): the sending with count n replaces one with count n - 1
+    of the same request, or if that was not recorded one with the next lower count. Of several it is one that came to
+    nothing or whose client went away, else the latest; none is replaced twice. Equal requests that are no resends are
+    several samples, and stay.
+    """
+    if not any(call.resend_count for call in calls):
+        return set()
+    orphans: set[int] = set()
+    lost = _lost_sendings(failed)
+    sent: dict[tuple[str, bytes], list[_Sending]] = defaultdict(list)
+    for request, sending in _sendings(calls):
+        before = sent[request]
+        for count in range(sending.resend_count - 1, -1, -1):
+            replaced = _replaced(sending, count, [*before, *lost.get(request[0], ())])
+            if replaced is None:
+                continue
+            replaced.replaced = True
+            orphans.update(replaced.calls)
+            if replaced.calls:
+                break  # It has replaced those before it; one that came to nothing is not known to have.
+        before.append(sending)
+    return orphans
+
+
+def _replaced(sending: _Sending, count: int, before: Sequence[_Sending]) -> _Sending | None:
+    fitting = [
+        each
+        for each in before
+        if each.resend_count == count and not each.replaced and each.start_time_ns <= sending.start_time_ns
+    ]
+    return max(fitting, key=lambda each: (each.gone, each.start_time_ns), default=None)
+
+
+def _sendings(calls: Sequence[ModelCall]) -> list[tuple[tuple[str, bytes], _Sending]]:
+    """Returns model and request of every sending in order of start; the choices of one answer are one sending."""
+    found: list[tuple[tuple[str, bytes], _Sending]] = []
+    last: dict[tuple[str, bytes], _Sending] = {}
+    for index, call in enumerate(calls):
+        # A record that would have grown too large has no texts; its prompt says as much.
+        request = call.model, call.request_json or call.prompt
+        same = last.get(request)
+        if call.choice and same is not None and same.start_time_ns == call.start_time_ns:
+            same.calls.append(index)
+            continue
+        sending = _Sending(
+            start_time_ns=call.start_time_ns, resend_count=call.resend_count, calls=[index], gone=call.client_gone
+        )
+        last[request] = sending
+        found.append((request, sending))
+    return found
+
+
+def _lost_sendings(failed: Sequence[Span]) -> dict[str, list[_Sending]]:
+    found: dict[str, list[_Sending]] = defaultdict(list)
+    for span in failed:
+        attributes = {a.key: a.value for a in span.attributes if a.key in (_REQUEST_MODEL, RESEND_COUNT_ATTRIBUTE)}
+        model, resend = attributes.get(_REQUEST_MODEL), attributes.get(RESEND_COUNT_ATTRIBUTE)
+        sending = _Sending(
+            start_time_ns=span.start_time_unix_nano,
+            resend_count=resend.int_value if resend is not None else 0,
+            calls=[],
+            gone=True,
+        )
+        found[model.string_value if model is not None else ""].append(sending)
+    return found

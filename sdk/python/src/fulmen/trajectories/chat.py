@@ -1,0 +1,127 @@
+"""The texts of a model call as OpenAI chat messages, whichever API it was made by.
+
+Invariant: nothing is invented: what a document does not say is left out, and a document of an unknown shape has no
+messages. Images and tool calls stay as they were sent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from fulmen.model_call import ModelCall, ModelCallInvalid
+
+Message = Mapping[str, Any]
+Messages = tuple[Message, ...]
+
+
+def request_messages(call: ModelCall) -> Messages:
+    """Returns what the model was given, as chat messages.
+
+    Raises:
+        ModelCallInvalid: If the request is not JSON.
+    """
+    request = _decoded(call.request_json)
+    if "messages" in request:
+        return (*_system(request.get("system")), *_objects(request["messages"]))
+    if "input" in request:
+        return (*_system(request.get("instructions")), *_input(request["input"]))
+    prompt = request.get("prompt")
+    return ({"role": "user", "content": prompt},) if isinstance(prompt, str) else ()
+
+
+def answer_message(call: ModelCall) -> Message | None:
+    """Returns the call's own choice of the answer as a chat message; None if there is none.
+
+    Raises:
+        ModelCallInvalid: If the answer is not JSON.
+    """
+    answer = _decoded(call.response_json)
+    choices = _objects(answer.get("choices"))
+    if choices:
+        choice = next((each for each in choices if each.get("index") == call.choice), None)
+        if choice is None:
+            choice = choices[0] if len(choices) == 1 else {}
+        message, text = choice.get("message"), choice.get("text")
+        if isinstance(message, dict):
+            return message
+        return {"role": "assistant", "content": text} if isinstance(text, str) else None
+    if answer.get("type") == "message" and isinstance(answer.get("content"), list):
+        return {"role": "assistant", "content": answer["content"]}
+    if isinstance(answer.get("output"), list):
+        return _output_message(_objects(answer["output"]))
+    return None
+
+
+def offered_tools(call: ModelCall) -> Messages:
+    """Returns the tools that the model was offered, as the request has them.
+
+    Raises:
+        ModelCallInvalid: If the request is not JSON.
+    """
+    return _objects(_decoded(call.request_json).get("tools"))
+
+
+def same_answer(answer: Message, repeated: Message) -> bool:
+    """Tells whether a message of a request repeats an answer; absent, null and empty fields are the same."""
+    return repeated.get("role") == "assistant" and all(
+        (answer.get(key) or None) == (repeated.get(key) or None) for key in ("content", "tool_calls")
+    )
+
+
+def has_reasoning(message: Message) -> bool:
+    """Tells whether a message carries the model's reasoning."""
+    return bool(message.get("reasoning_content") or message.get("reasoning"))
+
+
+def _system(text: object) -> Messages:
+    return ({"role": "system", "content": text},) if text else ()
+
+
+def _input(value: object) -> Messages:
+    """Turns the input of the responses API into messages; its items of other kinds stay as they are."""
+    if isinstance(value, str):
+        return ({"role": "user", "content": value},)
+    return tuple(_item_message(item) for item in _objects(value))
+
+
+def _item_message(item: Message) -> Message:
+    match item.get("type"):
+        case "function_call":
+            return {"role": "assistant", "content": None, "tool_calls": [_tool_call(item)]}
+        case "function_call_output":
+            return {"role": "tool", "tool_call_id": item.get("call_id", ""), "content": item.get("output")}
+        case _:
+            return {key: value for key, value in item.items() if key in ("role", "content")} or item
+
+
+def _output_message(items: Messages) -> Message:
+    texts = [
+        part["text"]
+        for item in items
+        if item.get("type") == "message"
+        for part in _objects(item.get("content"))
+        if isinstance(part.get("text"), str)
+    ]
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts else None}
+    if calls := [_tool_call(item) for item in items if item.get("type") == "function_call"]:
+        message["tool_calls"] = calls
+    return message
+
+
+def _tool_call(item: Message) -> dict[str, Any]:
+    function = {"name": item.get("name", ""), "arguments": item.get("arguments", "")}
+    return {"id": item.get("call_id", ""), "type": "function", "function": function}
+
+
+def _decoded(document: bytes) -> Mapping[str, Any]:
+    try:
+        value = json.loads(document) if document else {}
+    except ValueError as error:
+        raise ModelCallInvalid("A recorded request or answer is not JSON.") from error
+    return value if isinstance(value, dict) else {}
+
+
+def _objects(value: object) -> Messages:
+    return tuple(item for item in value if isinstance(item, dict)) if isinstance(value, list) else ()

@@ -1,0 +1,89 @@
+"""Reads the chunks of an attempt: its model calls in order, and the tree of all its spans.
+
+Invariant: chunks and spans that come twice count once, in whatever order they come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import zstandard
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
+from fulmen.model_call import ModelCall, ModelCallInvalid, read_model_call
+from fulmen.store.v1.span_pb2 import SpanBatch, SpanChunk, SpanCodec, SpanRecord
+from fulmen.trajectories.roles import SpanTree
+
+MAX_BATCH_BYTES = 64 * 1024 * 1024
+"""The most that one chunk may decompress to."""
+
+PROXY_SCOPE = "fulmen.llm_proxy"
+"""The instrumentation scope of the spans that the proxy writes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptSpans:
+    """What an attempt left in the store.
+
+    Attributes:
+        calls: Captured model calls in order of their start, choices of one call in their own order; the agent's name
+            is that of the nearest ancestor where the caller gave none.
+        failed: Spans of model calls that came to nothing, of which there is no record.
+        tree: All its spans.
+    """
+
+    calls: tuple[ModelCall, ...]
+    failed: tuple[Span, ...]
+    tree: SpanTree
+
+
+def read_attempt(chunks: Iterable[SpanChunk]) -> AttemptSpans:
+    """Reads all chunks of one attempt.
+
+    Raises:
+        ModelCallInvalid: If a record contradicts itself or a chunk cannot be decompressed.
+    """
+    tree = SpanTree()
+    recorded: dict[bytes, tuple[SpanRecord, Span]] = {}
+    failed: dict[bytes, Span] = {}
+    for chunk in chunks:
+        for record in SpanBatch.FromString(_decompressed(chunk)).spans:
+            span = Span.FromString(record.otlp_span)
+            tree.add(span, record.otlp_span)
+            if record.model_call:
+                recorded[span.span_id] = record, span
+            elif record.scope == PROXY_SCOPE and span.status.code == Status.STATUS_CODE_ERROR:
+                failed[span.span_id] = span
+    calls = [_named(read_model_call(record, span=span), tree) for record, span in recorded.values()]
+    calls.sort(key=lambda call: (call.start_time_ns, call.choice, call.span_id))
+    return AttemptSpans(calls=tuple(calls), failed=tuple(failed.values()), tree=tree)
+
+
+def read_calls(chunks: Iterable[SpanChunk]) -> list[ModelCall]:
+    """Reads the captured model calls of one attempt in order of their start; each span counts once.
+
+    Raises:
+        ModelCallInvalid: If a record contradicts itself or a chunk cannot be decompressed.
+    """
+    return list(read_attempt(chunks).calls)
+
+
+def _named(call: ModelCall, tree: SpanTree) -> ModelCall:
+    if call.agent_name:
+        return call
+    name = tree.agent_name(call.span_id)
+    return replace(call, agent_name=name) if name else call
+
+
+def _decompressed(chunk: SpanChunk) -> bytes:
+    match chunk.codec:
+        case SpanCodec.SPAN_CODEC_IDENTITY:
+            return chunk.payload
+        case SpanCodec.SPAN_CODEC_ZSTD:
+            try:
+                return zstandard.ZstdDecompressor().decompress(chunk.payload, max_output_size=MAX_BATCH_BYTES)
+            except zstandard.ZstdError as error:
+                raise ModelCallInvalid(f"Span chunk {chunk.chunk_id} cannot be decompressed: {error}") from error
+        case _:
+            raise ModelCallInvalid(f"Span chunk {chunk.chunk_id} has the unknown codec {chunk.codec}.")

@@ -1,0 +1,80 @@
+"""Whose call it was, and of which step: what a span does not say itself, its nearest ancestor that does says for it.
+
+Invariant: the answer depends on the spans alone, not on their order; spans that are each other's parents, which only a
+broken writer makes, end the search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final, TypeVar
+
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+_T = TypeVar("_T", str, int)
+
+AGENT_NAME_ATTRIBUTE: Final = "gen_ai.agent.name"
+"""Span attribute: the agent that works within the span (OpenTelemetry conventions for generative AI)."""
+
+STEP_ATTRIBUTE: Final = "fulmen.step"
+"""Span attribute: the agent step that the span belongs to, an integer from 0."""
+
+_AGENT_NAME, _STEP = AGENT_NAME_ATTRIBUTE.encode(), STEP_ATTRIBUTE.encode()
+
+
+class SpanTree:
+    """All spans of one attempt: who is whose parent, and what they say of agents and steps."""
+
+    def __init__(self) -> None:
+        """Begins without spans."""
+        self._parents: dict[bytes, bytes] = {}
+        self._names: dict[bytes, str] = {}
+        self._steps: dict[bytes, int] = {}
+
+    def __contains__(self, span_id: object) -> bool:
+        """Tells whether the attempt has such a span."""
+        return span_id in self._parents
+
+    @property
+    def names_steps(self) -> bool:
+        """Whether any span says of which step it is."""
+        return bool(self._steps)
+
+    def add(self, span: Span, packed: bytes) -> None:
+        """Takes a span.
+
+        Args:
+            span: The span.
+            packed: The same, serialised: searching it is many times faster than going through the attributes.
+        """
+        span_id = span.span_id
+        self._parents[span_id] = span.parent_span_id
+        if _AGENT_NAME not in packed and _STEP not in packed:
+            return
+        for attribute in span.attributes:
+            value = attribute.value
+            if attribute.key == AGENT_NAME_ATTRIBUTE and value.string_value:
+                self._names[span_id] = value.string_value
+            elif attribute.key == STEP_ATTRIBUTE and value.WhichOneof("value") == "int_value" and value.int_value >= 0:
+                self._steps[span_id] = value.int_value
+
+    def upward(self, span_id: bytes) -> Iterator[bytes]:
+        """Yields a span's id and those of its ancestors, nearest first; the last may belong to no stored span."""
+        seen: set[bytes] = set()
+        while span_id and span_id not in seen:
+            yield span_id
+            seen.add(span_id)
+            span_id = self._parents.get(span_id, b"")
+
+    def agent_name(self, span_id: bytes) -> str:
+        """Returns the agent that the span or its nearest ancestor names; empty if none does."""
+        return self._nearest(self._names, span_id) or ""
+
+    def step(self, span_id: bytes) -> int | None:
+        """Returns the step that the span or its nearest ancestor names; None if none does."""
+        return self._nearest(self._steps, span_id)
+
+    def _nearest(self, said: Mapping[bytes, _T], span_id: bytes) -> _T | None:
+        if not said:
+            return None
+        return next((said[each] for each in self.upward(span_id) if each in said), None)
