@@ -21,7 +21,7 @@ PIPE_DEADLINE_S = 1.0
 
 # The program waits for a line that comes once the guardian knows its group; if the runner dies before that, the input
 # ends and the program never starts. `read` takes the line and nothing after it.
-_GATE = ("/bin/sh", "-c", 'read -r _ && exec "$@"', "sh")
+GATE = ("/bin/sh", "-c", 'read -r _ && exec "$@"', "sh")
 _STDOUT, _STDERR = 1, 2
 
 
@@ -69,8 +69,8 @@ async def run_process(
     reader, writer = os.pipe()
     try:
         transport, watch = await loop.subprocess_exec(
-            lambda: _Watch(limits),
-            *_GATE,
+            lambda: Watch(limits),
+            *GATE,
             *argv,
             stdin=reader,
             cwd=cwd,
@@ -89,7 +89,7 @@ async def run_process(
     try:
         await asyncio.wait((watch.exited, watch.flooded), return_when=asyncio.FIRST_COMPLETED)
     finally:
-        await _end_group(group, watch)
+        await end_group(group, watch)
         feeding.cancel()
         await asyncio.wait((feeding,), timeout=PIPE_DEADLINE_S)
         await asyncio.wait((watch.closed,), timeout=PIPE_DEADLINE_S)
@@ -104,7 +104,8 @@ async def run_process(
     )
 
 
-async def _end_group(group: int, watch: "_Watch") -> None:
+async def end_group(group: int, watch: "Watch") -> None:
+    """Ends a process group: SIGTERM unless its leader has ended, then SIGKILL."""
     if not watch.exited.done() and not watch.flooded.done():
         _signal_group(group, signal.SIGTERM)
         await asyncio.wait((watch.exited,), timeout=TERMINATE_GRACE_S)
@@ -123,7 +124,7 @@ def _signal_group(group: int, number: signal.Signals) -> None:
         return
 
 
-class _Watch(asyncio.SubprocessProtocol):
+class Watch(asyncio.SubprocessProtocol):
     """Keeps the end of the output and knows when the process has ended."""
 
     def __init__(self, limits: ProcessLimits) -> None:
@@ -135,6 +136,12 @@ class _Watch(asyncio.SubprocessProtocol):
         self._allowed = limits.output_allowed_bytes
         self._seen = 0
         self._buffers = {_STDOUT: bytearray(), _STDERR: bytearray()}
+
+    def begin(self) -> None:
+        """Forgets what was written until now; for processes that are used again."""
+        self._seen = 0
+        for buffer in self._buffers.values():
+            buffer.clear()
 
     def tail(self, fd: int) -> bytes:
         """Returns the end of a stream."""
