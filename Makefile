@@ -6,7 +6,8 @@ NODE_READY := node_modules/.ready
 COMPOSE := docker compose --file deploy/docker-compose.yml
 
 .PHONY: help setup vllm-env demo test test-frameworks test-container chaos chaos-store lint format types proto \
-	proto-check lock clean bench bench-store bench-proxy bench-train up down compose-smoke
+	proto-check lock clean bench bench-store bench-runner bench-proxy bench-train \
+	up down compose-smoke
 
 help: ## Shows this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,10 +65,13 @@ proto-check: setup $(NODE_READY) ## Checks the protos: lint, format, breaking ch
 lock: ## Resolves constraints.txt anew
 	tools/lock.sh
 
-bench: bench-store bench-proxy bench-train ## Runs every benchmark (SHORT=1: the short form)
+bench: bench-store bench-runner bench-proxy bench-train ## Runs every benchmark (SHORT=1: the short form)
 
 bench-store: setup ## Benchmarks the store: rollouts and spans per second, latency, CPU per operation
 	$(PYTHON_BIN)/python -m benchmarks.store $(if $(SHORT),--short)
+
+bench-runner: setup ## Benchmarks the runner beside Agent Lightning's: attempts per second, memory, imports
+	$(PYTHON_BIN)/python -m benchmarks.runner $(if $(SHORT),--short)
 
 bench-proxy: setup ## Benchmarks the LLM proxy beside LiteLLM, Agent Lightning and the vLLM router; faults under load
 	$(PYTHON_BIN)/python -m benchmarks.proxy $(if $(SHORT),--short)
