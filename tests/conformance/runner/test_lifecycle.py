@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 
 import pytest
 
-from fulmen.errors import ArgumentInvalid, NotYetServed, PermissionDenied
+from fulmen.errors import ArgumentInvalid, PermissionDenied
 from fulmen.rpc.channel import open_channel
 from fulmen.runner.v1 import runner_service_pb2 as messages
 from fulmen.runner.v1 import runner_service_pb2_grpc
@@ -145,8 +146,16 @@ async def test_the_rpcs_of_a_runner(
         assert status.session.startswith("runners/")
         with pytest.raises(ArgumentInvalid):
             await stub.SetSlots(messages.SetSlotsRequest(slot_count=0))
-        with pytest.raises(NotYetServed):
-            await stub.DumpStacks(messages.DumpStacksRequest())
+        assert not status.slots.automatic
+        answer = await stub.SetSlots(messages.SetSlotsRequest(automatic=True))
+        assert (answer.slot_count, answer.automatic) == (3, True)
+        with pytest.raises(ArgumentInvalid):
+            await stub.SetSlots(messages.SetSlotsRequest(slot_count=3, automatic=True))
+        stacks = (await stub.DumpStacks(messages.DumpStacksRequest())).text
+        assert "thread MainThread" in stacks
+        # Three attempts wait at the same line of the agent, which is shown without what it holds.
+        assert re.search(r"3 tasks: rollouts/.*\n(  .*\n)*  .*agent\.py:\d+ solve\n", stacks)
+        assert "eyJ" not in stacks
         assert (await stub.Drain(messages.DrainRequest())).running_count == 3
         assert (await stub.GetStatus(messages.GetStatusRequest())).draining is True
         proxy.release()

@@ -27,7 +27,7 @@ from fulmen_runner.domain.drain import Drain
 from fulmen_runner.domain.executor import AttemptExecutor, Captures
 from fulmen_runner.domain.pool import AttemptPool
 from fulmen_runner.domain.session import LeaseSession
-from fulmen_runner.domain.slot_keeper import SlotKeeper
+from fulmen_runner.domain.slot_keeper import SlotKeeper, SlotWitness
 from fulmen_runner.domain.stragglers import Stragglers
 from fulmen_runner.metrics import RunnerMetrics
 from fulmen_runner.settings import RunnerSettings, split
@@ -50,9 +50,9 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     store = open_channel(settings.store_target, token=token)
     stack.push_async_callback(store.close)
     stragglers = Stragglers()
-    executor = wire_attempts(
-        settings, stack, library=StoreLibrary(store), captures=_captures(settings, stack), stragglers=stragglers
-    )
+    control = settings.slot_control()
+    witness = SlotWitness(control, _captures(settings, stack))
+    executor = wire_attempts(settings, stack, library=StoreLibrary(store), captures=witness, stragglers=stragglers)
     session = LeaseSession(slots=control.limit)
     pool = AttemptPool(session=session, execute=witness.watched(executor.execute), stragglers=stragglers)
     identity = RunnerIdentity(

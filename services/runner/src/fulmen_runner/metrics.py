@@ -6,21 +6,25 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from fulmen_runner.domain.pool import AttemptPool
+from fulmen_runner.domain.slots import SlotControl, SlotReason
 
 SUCCESS_LABEL = "none"
 
 
 class RunnerMetrics(Collector):
-    """Reads the pool."""
+    """Reads the pool, and what decides its slots."""
 
-    def __init__(self, pool: AttemptPool) -> None:
+    def __init__(self, pool: AttemptPool, control: SlotControl) -> None:
         self._pool = pool
+        self._control = control
 
     def collect(self) -> Iterator[Metric]:
         """Yields the figures."""
         session = self._pool.session
         gauges = {
             "slots": ("Attempts that may run at once.", session.slots),
+            "slots_automatic": ("1 while the runner decides its slots itself, otherwise 0.", self._control.automatic),
+            "draining": ("1 once the runner drains, otherwise 0.", session.draining),
             "running": ("Attempts that run now.", len(session.running)),
             "unacknowledged": ("Reports that the store has not acknowledged yet.", session.unacknowledged_count),
             "stragglers": ("Threads and tasks that ended attempts left running.", len(self._pool.stragglers)),
@@ -33,3 +37,9 @@ class RunnerMetrics(Collector):
         for kind, count in list(session.ended_counts.items()):
             ended.add_metric([kind.value if kind is not None else SUCCESS_LABEL], count)
         yield ended
+        changes = CounterMetricFamily(
+            "fulmen_runner_slot_changes", "Changes of slots that the runner decided, by reason.", labels=["reason"]
+        )
+        for reason in SlotReason:
+            changes.add_metric([reason.value], self._control.change_counts[reason])
+        yield changes

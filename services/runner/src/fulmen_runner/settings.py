@@ -1,13 +1,19 @@
 """Settings of the runner; environment prefix `FULMEN_RUNNER_`."""
 
 import socket
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
+from fulmen_runner.domain.slots import SlotControl, SlotPolicy
 from fulmen_service_kit.settings import ServiceSettings, settings_config
 
 MAX_SLOTS = 10_000
+AUTOMATIC: Final = "auto"
+FIRST_SLOTS: Final = 16
+"""What `auto` begins with, within its limits."""
+
+_WILDCARD_HOSTS: Final = frozenset({"0.0.0.0", "::", "[::]"})  # noqa: S104  # compared with, not bound to
 
 
 class RunnerSettings(ServiceSettings):
@@ -33,7 +39,19 @@ class RunnerSettings(ServiceSettings):
     agents_otlp_url: str = Field(
         default="", description="Where agents send spans, OTLP over gRPC. Empty means the store: http://<store_target>."
     )
-    slots: int = Field(default=64, ge=1, le=MAX_SLOTS, description="How many attempts run at once.")
+    slots: Literal["auto"] | Annotated[int, Field(ge=1, le=MAX_SLOTS)] = Field(
+        default=64, description="How many attempts run at once; `auto` lets the runner decide."
+    )
+    slots_min: int = Field(default=1, ge=1, le=MAX_SLOTS, description="The fewest slots that `auto` decides.")
+    slots_max: int = Field(default=512, ge=1, le=MAX_SLOTS, description="The most slots that `auto` decides.")
+    slots_memory_share: float = Field(
+        default=0.85, gt=0, le=1, description="Share of the memory limit above which `auto` takes slots away."
+    )
+    advertise_address: str = Field(
+        default="",
+        max_length=256,
+        description="Where people and tools reach this runner, `host:port`. Empty: `host` (or runner_host) and port.",
+    )
     labels: str = Field(default="", description="Labels that rollouts may require, `key=value`, separated by commas.")
     projects: str = Field(default="", description="Only work of these projects, separated by commas. Empty means all.")
     runner_host: str = Field(default_factory=socket.gethostname, max_length=128, description="Host or pod name.")
@@ -61,9 +79,32 @@ class RunnerSettings(ServiceSettings):
     def _consistent(self) -> Self:
         if any("=" not in label for label in split(self.labels)):
             raise ValueError("labels are `key=value`, separated by commas")
+        if self.slots_min > self.slots_max:
+            raise ValueError("slots_min is greater than slots_max")
         if self.llm_proxy_url and not self.llm_proxy_targets:
             raise ValueError("llm_proxy_url needs llm_proxy_targets: spans must be confirmed before an attempt ends")
         return self
+
+    @property
+    def most_slots(self) -> int:
+        """The most slots that these settings allow."""
+        return self.slots_max if self.slots == AUTOMATIC else self.slots
+
+    def slot_control(self) -> SlotControl:
+        """Makes what decides, or keeps, the number of slots."""
+        automatic = self.slots == AUTOMATIC
+        return SlotControl(
+            policy=SlotPolicy(floor=self.slots_min, ceiling=self.slots_max, memory_share=self.slots_memory_share),
+            limit=FIRST_SLOTS if self.slots == AUTOMATIC else self.slots,
+            automatic=automatic,
+        )
+
+    def address(self, port: int) -> str:
+        """Returns where people and tools reach this runner, which listens on a port."""
+        if self.advertise_address:
+            return self.advertise_address
+        host = self.runner_host if self.host in _WILDCARD_HOSTS else self.host
+        return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
     def label_map(self) -> dict[str, str]:
         """Returns the labels by key."""

@@ -40,7 +40,7 @@ async def runners(connection: Connection, output: OutputOption = Output.TABLE) -
             if not token:
                 break
     rows = [
-        (each.info.host, str(each.info.slot_count), str(each.running_count),
+        (each.info.host, _slots(each), str(each.running_count),
          _load(each.load) if each.HasField("load") else "", _failed(each), each.info.version,
          ", ".join(f"{key}={value}" for key, value in sorted(each.info.labels.items())), when(each.create_time),
          each.name)
@@ -48,6 +48,17 @@ async def runners(connection: Connection, output: OutputOption = Output.TABLE) -
     ]  # fmt: skip
     columns = ("host", "slots", "running", "load", "failed", "version", "labels", "since (UTC)", "runner")
     print_rows(output, columns, rows, messages=found, empty="No runner is alive.")
+
+
+def _slots(runner: runner_registry_service_pb2.Runner) -> str:
+    """Writes how many slots are in use, how many there are now and, if the runner decides that, may be: `12/40 (auto, at most 512)`."""
+    if not runner.load.HasField("slots"):
+        return str(runner.info.slot_count)
+    slots = runner.load.slots
+    text = f"{slots.in_use_count}/{slots.limit_count}"
+    if slots.automatic:
+        return f"{text} (auto, at most {slots.configured_count})"
+    return text if slots.limit_count == slots.configured_count else f"{text} (set to {slots.configured_count})"
 
 
 def _load(load: lease_pb2.RunnerLoad) -> str:

@@ -70,6 +70,11 @@ def is_infrastructure(status: int) -> bool:
     return (status >= 500 and status != _NOT_SERVED) or status == 429
 
 
+def is_throttled(status: int) -> bool:
+    """Tells whether a call that ended with this status found no room, so that fewer at once would do better."""
+    return status in (429, 503)
+
+
 def call_error(error: FulmenError | Refused) -> CallError:
     """Returns the error, ready to be worded in a dialect."""
     source = "backend" if isinstance(error, BackendUnavailable) else "proxy"

@@ -16,6 +16,7 @@ from fulmen_llm_proxy.calls.failures import (
     code_of,
     headers_of,
     is_infrastructure,
+    is_throttled,
     status_of,
 )
 from fulmen_llm_proxy.calls.gate import Gate
@@ -127,9 +128,10 @@ class CallPipeline:
 
     def _note_no_room(self, caller: Caller, error: FulmenError | Refused) -> None:
         attribution = caller.attribution
-        if attribution is not None and is_infrastructure(status_of(error)):
+        status = status_of(error)
+        if attribution is not None and is_infrastructure(status):
             self._ledger.begin(attribution.attempt)
-            self._ledger.end(attribution.attempt, recorded=False, infra_failure=True)
+            self._ledger.end(attribution.attempt, recorded=False, infra_failure=True, throttled=is_throttled(status))
 
     def _begin(self, api: Api, caller: Caller, head: CallHead, body: bytes) -> RunningCall:
         """Decides whether the request becomes a call; a refusal for want of room is no fault of the agent's."""
@@ -341,7 +343,12 @@ class CallPipeline:
                 size_bytes=call.size_bytes,
             )
         )
-        self._ledger.end(attribution.attempt, recorded=True, infra_failure=is_infrastructure(call.status))
+        self._ledger.end(
+            attribution.attempt,
+            recorded=True,
+            infra_failure=is_infrastructure(call.status),
+            throttled=is_throttled(call.status),
+        )
 
 
 def _note_version(choice: Choice, exchange: Exchange, table: RoutingTable) -> None:

@@ -19,6 +19,7 @@ class Summary:
         flushed: the store has everything that was recorded.
         infra_failures: calls that failed for a reason that is not the agent's, after all retries.
         unusable: recorded calls that may not be trained on.
+        throttled: calls that were answered with 429 or 503, after all retries.
     """
 
     attempt: str
@@ -28,6 +29,7 @@ class Summary:
     unusable: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    throttled: int = 0
 
 
 @dataclass(slots=True)
@@ -40,6 +42,7 @@ class _Account:
     unusable: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    throttled: int = 0
     settled: asyncio.Event | None = None
 
     @property
@@ -73,12 +76,13 @@ class AttemptLedger:
         account.calls += 1
         account.running += 1
 
-    def end(self, attempt: str, *, recorded: bool, infra_failure: bool) -> None:
+    def end(self, attempt: str, *, recorded: bool, infra_failure: bool, throttled: bool = False) -> None:
         """Counts the end of a call; a recorded one has yet to reach the store."""
         account = self._touch(attempt)
         account.running -= 1
         account.unacknowledged += recorded
         account.infra_failures += infra_failure
+        account.throttled += throttled
         self._settle(account)
 
     def adopt(self, attempt: str, *, calls: int) -> None:
@@ -127,6 +131,7 @@ class AttemptLedger:
             unusable=account.unusable,
             prompt_tokens=account.prompt_tokens,
             completion_tokens=account.completion_tokens,
+            throttled=account.throttled,
         )
 
     def _settle(self, account: _Account) -> None:

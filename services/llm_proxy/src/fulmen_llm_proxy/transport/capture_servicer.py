@@ -79,6 +79,7 @@ def _combined(
             unusable_count=sum(part.unusable_count for part in parts),
             prompt_token_count=sum(part.prompt_token_count for part in parts),
             completion_token_count=sum(part.completion_token_count for part in parts),
+            throttled_count=sum(part.throttled_count for part in parts),
         )
         for parts in zip(*(answer.summaries for answer in answers), strict=True)
     ]
@@ -95,4 +96,5 @@ def _as_message(summary: Summary) -> capture_service_pb2.CaptureSummary:
         unusable_count=summary.unusable,
         prompt_token_count=summary.prompt_tokens,
         completion_token_count=summary.completion_tokens,
+        throttled_count=summary.throttled,
     )

@@ -67,8 +67,8 @@ def result_of(report: Report) -> lease_pb2.AttemptResult:
 
 
 def load_of(load: Load) -> lease_pb2.RunnerLoad:
-    """Writes a measurement of the machine."""
-    return lease_pb2.RunnerLoad(
+    """Writes a measurement of the machine, and how many slots there are."""
+    message = lease_pb2.RunnerLoad(
         cpu_ratio=load.cpu,
         memory_bytes=load.memory_bytes,
         memory_limit_bytes=load.memory_limit_bytes,
@@ -82,6 +82,12 @@ def load_of(load: Load) -> lease_pb2.RunnerLoad:
             for gpu in load.gpus
         ],
     )
+    if load.slots is not None:
+        message.slots.configured_count = load.slots.configured
+        message.slots.in_use_count = load.slots.in_use
+        message.slots.limit_count = load.slots.limit
+        message.slots.automatic = load.slots.automatic
+    return message
 
 
 def status_of(ack: lease_pb2.CompletionAck) -> AckStatus | None:

@@ -49,6 +49,8 @@ class RunnerIdentity:
     version: str
     labels: dict[str, str]
     projects: tuple[str, ...] = ()
+    address: Callable[[], str] = str
+    """Where people and tools reach the runner; known once it listens."""
 
 
 class StreamClosed(Exception):
@@ -69,6 +71,7 @@ class LeaseStream:
         self._load = load
         self._ttl_s = 0.0
         self._was_opened = False
+        self._told_slots = 0
 
     async def run(self) -> None:
         """Keeps a stream open until cancelled.
@@ -124,6 +127,7 @@ class LeaseStream:
             version=self._identity.version,
             labels=self._identity.labels,
             slot_count=self._session.slots,
+            address=self._identity.address(),
         )
         opening = messages.OpenSession(
             session_id=self._session.session_id,
@@ -194,12 +198,14 @@ class LeaseStream:
             self._session.send_again(sent_before_s=time.monotonic() - ACK_DEADLINE_S)
             await self._send_news(stream)
             # Also when there is other news, which would keep the session alive: only this tells the load.
-            if time.monotonic() >= last_s + renew_every_s:
+            # A new number of slots is told at once.
+            if self._told_slots != self._session.slots or time.monotonic() >= last_s + renew_every_s:
                 await self._renew(stream)
                 last_s = time.monotonic()
 
     async def _renew(self, stream: Stream) -> None:
         load = self._load()
+        self._told_slots = self._session.slots
         renewal = messages.RenewSession(load=None if load is None else load_of(load))
         await stream.write(messages.StreamLeasesRequest(renew=renewal))
 

@@ -20,6 +20,23 @@ class GpuLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SlotLoad:
+    """Places for attempts.
+
+    Attributes:
+        configured: the most that the settings allow.
+        in_use: by attempts that run, and by what ended ones left running.
+        limit: how many may be in use now.
+        automatic: whether the runner decides the limit itself.
+    """
+
+    configured: int
+    in_use: int
+    limit: int
+    automatic: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """A measurement.
 
@@ -33,3 +50,4 @@ class Load:
     memory_bytes: int
     memory_limit_bytes: int
     gpus: Sequence[GpuLoad] = ()
+    slots: SlotLoad | None = None

@@ -48,6 +48,7 @@ __all__ = ["LeaseService"]
 MAX_REPORTS = 1000
 MAX_HOST = 128
 MAX_LABELS = 64
+MAX_ADDRESS = 256
 MAX_PROJECTS = 1000
 MAX_WAIT_S = 60.0
 ACKS_IN_FLIGHT = 64
@@ -383,6 +384,7 @@ def _session_id(text: str) -> UUID:
 def _labels(info: lease_pb2.RunnerInfo) -> frozenset[str]:
     require_range("runner.host", len(info.host), 0, MAX_HOST)
     require_range("runner.labels", len(info.labels), 0, MAX_LABELS)
+    require_range("runner.address", len(info.address), 0, MAX_ADDRESS)
     return frozenset(f"{key}={value}" for key, value in info.labels.items())
 
 

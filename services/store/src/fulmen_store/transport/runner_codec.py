@@ -34,6 +34,11 @@ def packed_load(load: lease_pb2.RunnerLoad) -> bytes:
             memory_bytes=max(0, gpu.memory_bytes),
             memory_limit_bytes=max(0, gpu.memory_limit_bytes),
         )
+    if load.HasField("slots"):
+        kept.slots.configured_count = max(0, load.slots.configured_count)
+        kept.slots.in_use_count = max(0, load.slots.in_use_count)
+        kept.slots.limit_count = max(0, load.slots.limit_count)
+        kept.slots.automatic = load.slots.automatic
     return kept.SerializeToString(deterministic=True)
 
 

@@ -1,0 +1,79 @@
+"""Writes down where every thread and task of the process is, for a person who asks why nothing moves.
+
+Invariant: files, lines, functions and names only. A frame's variables and arguments are never looked at, and source lines
+are not quoted: what agents hold, keys included, stays out.
+"""
+
+import asyncio
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from types import FrameType
+
+MAX_TEXT_BYTES = 1024 * 1024
+MAX_FRAMES = 50
+MAX_NAMES = 20
+
+_CUT = "\n… cut here: this is all that fits.\n"
+
+
+def stacks_text() -> str:
+    """Returns the stacks of all threads, then those of the tasks of the running loop, equal ones together.
+
+    Raises:
+        RuntimeError: If no loop runs.
+    """
+    text = "\n".join((*_threads(), *_tasks()))
+    encoded = text.encode(errors="replace")
+    if len(encoded) <= MAX_TEXT_BYTES:
+        return text
+    return encoded[: MAX_TEXT_BYTES - len(_CUT.encode())].decode(errors="ignore") + _CUT
+
+
+def _threads() -> Iterator[str]:
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    for ident, frame in sys._current_frames().items():  # the documented way to them
+        yield f"thread {names.get(ident, ident)}\n{_lines(_outwards(frame))}"
+
+
+def _tasks() -> Iterator[str]:
+    # Hundreds of attempts wait at the same line: that is told once, with how many.
+    same: dict[str, list[str]] = {}
+    for task in asyncio.all_tasks():
+        # asyncio's own: `get_stack` returns one frame of a task that waits, which says where but not by which way.
+        same.setdefault(_lines(_awaited(task)), []).append(task.get_name())
+    for lines, names in sorted(same.items(), key=lambda one: (-len(one[1]), one[0])):
+        counts = Counter(names).most_common(MAX_NAMES + 1)
+        shown = ", ".join(f"{name} x {count}" if count > 1 else name for name, count in counts[:MAX_NAMES])
+        more = ", …" if len(counts) > MAX_NAMES else ""
+        yield f"{len(names)} task{'s' if len(names) > 1 else ''}: {shown}{more}\n{lines}"
+
+
+def _awaited(task: "asyncio.Task[object]") -> list[tuple[str, int, str]]:
+    """Returns where a task is, the innermost frame last: along the chain of what it awaits."""
+    found: list[tuple[str, int, str]] = []
+    at: object = task.get_coro()
+    while at is not None and len(found) < MAX_FRAMES:
+        frame = getattr(at, "cr_frame", None) or getattr(at, "gi_frame", None) or getattr(at, "ag_frame", None)
+        if frame is None:
+            break
+        found.append(_place(frame))
+        at = getattr(at, "cr_await", None) or getattr(at, "gi_yieldfrom", None) or getattr(at, "ag_await", None)
+    return found
+
+
+def _outwards(frame: FrameType | None) -> list[tuple[str, int, str]]:
+    found: list[tuple[str, int, str]] = []
+    while frame is not None and len(found) < MAX_FRAMES:
+        found.append(_place(frame))
+        frame = frame.f_back
+    return found[::-1]
+
+
+def _place(frame: FrameType) -> tuple[str, int, str]:
+    return frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_qualname
+
+
+def _lines(places: list[tuple[str, int, str]]) -> str:
+    return "".join(f"  {file}:{line} {function}\n" for file, line, function in places)
