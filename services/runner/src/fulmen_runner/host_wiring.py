@@ -1,0 +1,89 @@
+"""Makes the hosts of containers and Jobs from the settings; part of the composition root."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from fulmen_runner.agents.container import ContainerHost, container_environment
+from fulmen_runner.agents.environment import Endpoints
+from fulmen_runner.agents.hosts import DOCKER_RUNTIME, RUNTIME_LABEL, Hosts
+from fulmen_runner.agents.ownership import Owner
+from fulmen_runner.agents.specification import Limits
+from fulmen_runner.domain.errors import HostUnavailable
+from fulmen_runner.settings import RunnerSettings, split
+
+DEFAULT_SOCKET = Path("/var/run/docker.sock")
+OFF = "off"
+
+
+def endpoints_of(settings: RunnerSettings) -> Endpoints:
+    """Returns where agents on the runner's machine send model calls and spans."""
+    return Endpoints(
+        llm_proxy_url=settings.llm_proxy_url,
+        otlp_url=settings.agents_otlp_url or f"http://{settings.store_target}",
+    )
+
+
+def make_hosts(settings: RunnerSettings) -> Hosts:
+    """Makes the hosts; none of them is connected yet."""
+    endpoints = endpoints_of(settings)
+    return Hosts(make_containers=lambda: _containers(settings, endpoints))
+
+
+async def announced_labels(settings: RunnerSettings, hosts: Hosts) -> dict[str, str]:
+    """Returns the runner's labels: those of the settings, and `runtime=docker` if an engine answers."""
+    labels = settings.label_map()
+    if RUNTIME_LABEL not in labels and engine_is_named(settings) and await hosts.has_engine():
+        labels[RUNTIME_LABEL] = DOCKER_RUNTIME
+    return labels
+
+
+def engine_is_named(settings: RunnerSettings) -> bool:
+    """Tells whether there seems to be a Docker engine, without asking it."""
+    address = engine_address(settings)
+    scheme, _, path = address.partition("://")
+    return Path(path).is_socket() if scheme == "unix" else bool(address)
+
+
+def engine_address(settings: RunnerSettings) -> str:
+    """Returns where the Docker engine is, empty if there is to be none."""
+    if settings.container_engine == OFF:
+        return ""
+    return settings.container_engine or os.environ.get("DOCKER_HOST", "") or f"unix://{DEFAULT_SOCKET}"
+
+
+def _containers(settings: RunnerSettings, endpoints: Endpoints) -> ContainerHost:
+    # Imported here: a runner without containers does without its client.
+    from fulmen_runner.clients.docker_engine import DockerEngine
+
+    address = engine_address(settings)
+    if not address:
+        raise HostUnavailable(
+            "This runner runs no containers (FULMEN_RUNNER_CONTAINER_ENGINE=off): let rollouts of containers go to "
+            "runners that do, with `runtime=docker` among their required labels."
+        )
+    tls = os.environ.get("DOCKER_TLS_VERIFY", "") not in ("", "0") and not address.startswith("unix://")
+    certificates = Path(os.environ.get("DOCKER_CERT_PATH", "") or Path.home() / ".docker")
+    return ContainerHost(
+        engine=DockerEngine(address, tls_dir=certificates if tls else None),
+        owner=Owner.this_process(settings.runner_host),
+        endpoints=Endpoints(
+            llm_proxy_url=settings.container_llm_proxy_url or endpoints.llm_proxy_url,
+            otlp_url=settings.container_otlp_url or endpoints.otlp_url,
+        ),
+        inherited=container_environment(_names(settings)),
+        networks=split(settings.container_networks),
+        pull=settings.container_pull,
+        capabilities=split(settings.container_capabilities),
+        read_only=settings.container_read_only,
+        limits=Limits(
+            memory_bytes=settings.container_memory_bytes,
+            cpu_count=settings.container_cpu_count,
+            process_count=settings.container_process_count,
+        ),
+        output_allowed_bytes=settings.max_command_output_bytes,
+    )
+
+
+def _names(settings: RunnerSettings) -> Sequence[str]:
+    return split(settings.inherit_environment)
