@@ -1,56 +1,43 @@
 """Gives in-process agents' model calls the key of the attempt that makes them.
 
-Invariant: a request to the model proxy through httpx, from inside an attempt, carries that attempt's key and trace
-context whatever client it comes from; one from outside of any attempt is refused before it leaves. Requests to other
-origins are untouched. Works for clients that were built at import time, by any SDK on httpx or httpx2.
+Invariant: a request to the model proxy from inside an attempt carries that attempt's key and the innermost span's trace
+context, whatever client it comes from; one from outside of any attempt is refused before it leaves. Requests to other
+origins are untouched. Works for clients that were built at import time (`http_clients` names the libraries).
 """
 
-import importlib
-from collections.abc import Callable, Mapping
-from types import ModuleType
-from typing import Any
-from urllib.parse import urlsplit
+from collections.abc import MutableMapping
 
-import wrapt
+from opentelemetry import trace
 
 from fulmen.agent import NotInAttempt, acting_agent, current
+from fulmen_runner.agents.http_clients import Origin, on_every_request, origin_of
 
-_HTTP_LIBRARIES = ("httpx", "httpx2")
 AGENT_HEADER = "x-fulmen-agent"
 """Which agent makes a model call, where an attempt has several."""
 
-_DEFAULT_PORTS = {"http": 80, "https": 443}
-
-Origin = tuple[str, str, int | None]
-
 _origins: set[Origin] = set()
-_hooked: set[str] = set()
 
 
 def attribute_model_calls(llm_proxy_url: str) -> None:
-    """Hooks into httpx and httpx2, now or when an agent imports them. Adds an origin; hooks once for a process."""
-    url = urlsplit(llm_proxy_url)
-    _origins.add(_origin(url.scheme, url.hostname or "", url.port))
-    for library in _HTTP_LIBRARIES:
-        if library not in _hooked:
-            _hooked.add(library)
-            wrapt.register_post_import_hook(_hook, library)
+    """Hooks into HTTP clients, now or when an agent imports them. Adds an origin; hooks once for a process."""
+    _origins.add(origin_of(llm_proxy_url))
+    on_every_request(_on_request)
 
 
-def _hook(module: ModuleType) -> None:
-    client = importlib.import_module(f"{module.__name__}._client")
-    for name in ("Client.send", "AsyncClient.send"):
-        wrapt.wrap_function_wrapper(client, name, _send)
+def current_traceparent() -> str:
+    """Returns the W3C trace context of the current span; empty if there is none that is sent."""
+    span = trace.get_current_span().get_span_context()
+    if not span.is_valid or not span.trace_flags.sampled:
+        return ""
+    return f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}"
 
 
-def _send(wrapped: Callable[..., Any], _: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    request = args[0] if args else kwargs["request"]
-    if _origin(request.url.scheme, request.url.host, request.url.port) in _origins:
-        _attribute(request.headers)
-    return wrapped(*args, **kwargs)
+def _on_request(origin: Origin, headers: MutableMapping[str, str]) -> None:
+    if origin in _origins:
+        _attribute(headers)
 
 
-def _attribute(headers: Any) -> None:
+def _attribute(headers: MutableMapping[str, str]) -> None:
     context = current()
     if context is None:
         raise NotInAttempt(
@@ -64,10 +51,6 @@ def _attribute(headers: Any) -> None:
         headers.pop("authorization", None)
     else:
         headers["authorization"] = f"Bearer {key}"
-    headers.setdefault("traceparent", context.environment["TRACEPARENT"])
+    headers.setdefault("traceparent", current_traceparent() or context.environment["TRACEPARENT"])
     if acting_agent():
         headers[AGENT_HEADER] = acting_agent()
-
-
-def _origin(scheme: str, host: str, port: int | None) -> Origin:
-    return scheme, host.lower(), port if port is not None else _DEFAULT_PORTS.get(scheme)

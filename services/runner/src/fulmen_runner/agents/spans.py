@@ -6,6 +6,7 @@ token; other spans of the process never do. An attempt is complete when the stor
 
 import asyncio
 import time
+from collections.abc import Iterator, Mapping
 
 import structlog
 from opentelemetry import context as otel_context
@@ -14,6 +15,8 @@ from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerPro
 
 from fulmen.agent import current, current_step
 from fulmen.span_delivery import DeliveringProcessor
+from fulmen_runner.agents.current_spans import CurrentSpans
+from fulmen_runner.agents.instrumentation import new_provider
 
 ROLLOUT_ATTRIBUTE = "fulmen.rollout"
 ATTEMPT_ATTRIBUTE = "fulmen.attempt"
@@ -23,7 +26,11 @@ _log = structlog.get_logger()
 
 
 class AttemptSpanProcessor(SpanProcessor):
-    """Names the attempt on its spans and hands those, and only those, on."""
+    """Names the attempt on its spans and hands those, and only those, on.
+
+    A span belongs to the attempt of its parent, if that has one, else to the one that runs here: frameworks end up in
+    threads and tasks that they began for another attempt, but they name the parent.
+    """
 
     def __init__(self, onward: SpanProcessor) -> None:
         self._onward = onward
@@ -31,12 +38,13 @@ class AttemptSpanProcessor(SpanProcessor):
     def on_start(self, span: Span, parent_context: otel_context.Context | None = None) -> None:
         """Writes the attempt's names on the span."""
         attempt = current()
-        if attempt is not None:
-            span.set_attribute(ROLLOUT_ATTRIBUTE, attempt.rollout)
-            span.set_attribute(ATTEMPT_ATTRIBUTE, attempt.attempt_number)
-            step = current_step()
-            if step is not None:
-                span.set_attribute(STEP_ATTRIBUTE, step)
+        named = dict(_names_of(trace.get_current_span(parent_context)))
+        if not named and attempt is not None:
+            named = {ROLLOUT_ATTRIBUTE: attempt.rollout, ATTEMPT_ATTRIBUTE: attempt.attempt_number}
+        span.set_attributes(named)
+        step = current_step()
+        if step is not None and attempt is not None and named.get(ROLLOUT_ATTRIBUTE) == attempt.rollout:
+            span.set_attribute(STEP_ATTRIBUTE, step)
 
     def on_end(self, span: ReadableSpan) -> None:
         """Hands the span on."""
@@ -64,29 +72,15 @@ class AttemptSpans:
             flush_s: How long an attempt waits for its spans at its end, and a batch is tried, in seconds.
         """
         headers = (("authorization", f"Bearer {token}"),)
-        self._delivery = DeliveringProcessor(
-            owner_of=_attempt_of, give_up_s=flush_s, endpoint=otlp_url, headers=headers
-        )
+        self._delivery = DeliveringProcessor(owner_of=attempt_of, give_up_s=flush_s, endpoint=otlp_url, headers=headers)
         self._processor = AttemptSpanProcessor(self._delivery)
         self._flush_s = flush_s
         self._flushing: asyncio.Task[bool] | None = None
-        provider = trace.get_tracer_provider()
-        if not isinstance(provider, TracerProvider):
-            provider = TracerProvider(shutdown_on_exit=False)
-            trace.set_tracer_provider(provider)
-        provider.add_span_processor(self._processor)
+        add_span_processor(self._processor)
 
     def enter(self, traceparent: str) -> None:
         """Makes the attempt's trace the parent of spans in this context."""
-        _, trace_id, span_id, _ = traceparent.split("-")
-        parent = trace.SpanContext(
-            trace_id=int(trace_id, 16),
-            span_id=int(span_id, 16),
-            is_remote=True,
-            trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED),
-        )
-        # Never detached: the context is the attempt's own and ends with it.
-        otel_context.attach(trace.set_span_in_context(trace.NonRecordingSpan(parent)))
+        enter_trace(traceparent)
 
     async def flush(self, attempt: str) -> int:
         """Returns how many spans of an attempt the store has not acknowledged, after waiting for them."""
@@ -110,6 +104,39 @@ class AttemptSpans:
         await asyncio.to_thread(self._processor.shutdown)
 
 
-def _attempt_of(span: ReadableSpan) -> str:
+def add_span_processor(processor: SpanProcessor) -> None:
+    """Adds a processor to the process's tracer provider, which is made if there is none yet."""
+    provider = trace.get_tracer_provider()
+    if not isinstance(provider, TracerProvider):
+        provider = new_provider(shutdown_on_exit=False)
+        trace.set_tracer_provider(provider)
+    # Before the other: a span is named while its parent is still the current one.
+    provider.add_span_processor(processor)
+    provider.add_span_processor(CurrentSpans())
+
+
+def enter_trace(traceparent: str) -> None:
+    """Makes an attempt's trace the parent of spans in this context."""
+    _, trace_id, span_id, _ = traceparent.split("-")
+    parent = trace.SpanContext(
+        trace_id=int(trace_id, 16),
+        span_id=int(span_id, 16),
+        is_remote=True,
+        trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED),
+    )
+    # Never detached: the context is the attempt's own and ends with it.
+    otel_context.attach(trace.set_span_in_context(trace.NonRecordingSpan(parent)))
+
+
+def _names_of(span: trace.Span) -> Iterator[tuple[str, str | int]]:
+    attributes: Mapping[str, object] = getattr(span, "attributes", None) or {}
+    for name in (ROLLOUT_ATTRIBUTE, ATTEMPT_ATTRIBUTE):
+        value = attributes.get(name)
+        if isinstance(value, (str, int)):
+            yield name, value
+
+
+def attempt_of(span: ReadableSpan) -> str:
+    """Returns the name of the attempt that a span carries."""
     attributes = span.attributes or {}
     return f"{attributes[ROLLOUT_ATTRIBUTE]!s}/attempts/{attributes[ATTEMPT_ATTRIBUTE]!s}"
