@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from fulmen_runner.agents.environment import expanded_environment
 from fulmen_runner.domain.classification import CaptureEvidence, InstanceIds
 from fulmen_runner.domain.errors import AgentFailed, CapturesUnavailable, ProgramUnavailable
 from fulmen_runner.domain.executor import MASKED, AttemptExecutor
@@ -15,6 +16,7 @@ from fulmen_runner.domain.program import Answer, Invocation, Program
 from fulmen_runner.domain.rewards import reward_of_number
 from fulmen_runner.domain.stragglers import Stragglers
 from fulmen_runner.domain.work import Work
+from fulmen_runner.domain.workspace import Workspaces
 from tests.unit.runner.support import work
 
 Body = Callable[[Invocation], Awaitable[object]]
@@ -61,6 +63,8 @@ def executor(
         programs=HandedOut(body, **more),
         stragglers=Stragglers(),
         environment_of=lambda item: {"OPENAI_API_KEY": item.attempt_key},
+        expand_environment=expanded_environment,
+        workspaces=Workspaces(),
         flush_spans=flush_spans or all_acknowledged,
     )
 

@@ -21,6 +21,7 @@ from fulmen_runner.domain.errors import AgentFailed
 from fulmen_runner.domain.outcome import Failed, FailureKind, Outcome, Succeeded
 from fulmen_runner.domain.program import Invocation, Program
 from fulmen_runner.domain.stragglers import Stragglers
+from fulmen_runner.domain.workspace import Workspaces
 from tests.unit.runner.support import work
 
 TRACEPARENT = f"00-{'1' * 32}-{'2' * 16}-01"
@@ -50,8 +51,9 @@ async def run(made: Program) -> Outcome:
         deadline=time.monotonic() + 30,
         environment={"TRACEPARENT": TRACEPARENT},
     )
+    invocation = Invocation(work=item, task=item.task(), context=context, workspace=Workspaces().of(item.input))
     with entered(context):
-        return await asyncio.create_task(made.run(Invocation(work=item, task=item.task(), context=context)))
+        return await asyncio.create_task(made.run(invocation))
 
 
 def rewards(outcome: Outcome) -> dict[tuple[str, int | None], float]:

@@ -11,7 +11,12 @@ from fulmen.rpc.channel import open_channel
 from fulmen.runner.v1 import runner_service_pb2_grpc
 from fulmen_runner.agents.catalogue import Catalogue, Library
 from fulmen_runner.agents.command import CommandHost
-from fulmen_runner.agents.environment import PLACEHOLDER_KEY, Endpoints, inherited_environment
+from fulmen_runner.agents.environment import (
+    PLACEHOLDER_KEY,
+    Endpoints,
+    expanded_environment,
+    inherited_environment,
+)
 from fulmen_runner.agents.guardian import Guardian
 from fulmen_runner.agents.model_access import attribute_model_calls
 from fulmen_runner.agents.python_entry import PythonHost
@@ -29,6 +34,7 @@ from fulmen_runner.domain.pool import AttemptPool
 from fulmen_runner.domain.session import LeaseSession
 from fulmen_runner.domain.slot_keeper import SlotKeeper, SlotWitness
 from fulmen_runner.domain.stragglers import Stragglers
+from fulmen_runner.domain.workspace import Workspaces
 from fulmen_runner.metrics import RunnerMetrics
 from fulmen_runner.settings import RunnerSettings, split
 from fulmen_runner.transport.runner_servicer import RunnerServicer
@@ -97,6 +103,15 @@ def wire_attempts(
     prepare_process(endpoints)
     spans = AttemptSpans(otlp_url=endpoints.otlp_url, token=settings.token.get_secret_value(), flush_s=settings.flush_s)
     stack.push_async_callback(spans.close)
+    work_dir = Path(
+        stack.enter_context(
+            tempfile.TemporaryDirectory(
+                prefix="fulmen-runner-", dir=settings.work_dir or None, ignore_cleanup_errors=True
+            )
+        )
+    )
+    workspaces = Workspaces(work_dir)
+    stack.callback(workspaces.close)
     return AttemptExecutor(
         captures=captures,
         programs=_catalogue(
@@ -105,9 +120,12 @@ def wire_attempts(
             library,
             python=PythonHost(stragglers=stragglers, spans=spans),
             inherited=inherited,
+            work_dir=work_dir,
         ),
         stragglers=stragglers,
         environment_of=endpoints.attempt_environment,
+        expand_environment=expanded_environment,
+        workspaces=workspaces,
         flush_spans=spans.flush,
     )
 
@@ -137,16 +155,14 @@ def _catalogue(
     *,
     python: PythonHost,
     inherited: dict[str, str],
+    work_dir: Path,
 ) -> Catalogue:
     guardian = Guardian()
-    work_dir = stack.enter_context(
-        tempfile.TemporaryDirectory(prefix="fulmen-runner-", dir=settings.work_dir or None, ignore_cleanup_errors=True)
-    )
     stack.push_async_callback(guardian.close)
     commands = CommandHost(
         guardian=guardian,
         inherited=inherited,
-        work_dir=Path(work_dir),
+        work_dir=work_dir,
         output_allowed_bytes=settings.max_command_output_bytes,
     )
     default = None

@@ -1,23 +1,24 @@
 """Agents and graders that are commands in any language.
 
-Invariant: a command gets its input on standard input and by `{task_file}`, the attempt's environment, and nothing of
-the runner's own environment but an allow-list.
+Invariant: a command gets its input on standard input and by placeholders, the attempt's environment and files, and
+nothing of the runner's own environment but an allow-list.
 """
 
+import asyncio
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fulmen_runner.agents.environment import files_environment, named_files
 from fulmen_runner.agents.guardian import Guardian
 from fulmen_runner.agents.process import ProcessLimits, ProcessResult, run_process
+from fulmen_runner.agents.rewards_file import read_rewards_file
+from fulmen_runner.agents.templates import expand, placeholders_of
 from fulmen_runner.domain.errors import AgentFailed
 from fulmen_runner.domain.outcome import MAX_MESSAGE_BYTES, MAX_OUTPUT_BYTES, Reward
 from fulmen_runner.domain.program import Answer, Invocation
-from fulmen_runner.domain.rewards import rewards_of_grade, rewards_of_last_line
-
-TASK_FILE = "{task_file}"
+from fulmen_runner.domain.rewards import joined, rewards_of_grade, rewards_of_last_line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +27,7 @@ class CommandHost:
 
     Attributes:
         inherited: The runner's variables that commands get.
-        work_dir: Where task files are written; each is deleted with its attempt.
+        work_dir: Where bundles are unpacked.
         output_allowed_bytes: A command that writes more is killed.
     """
 
@@ -37,12 +38,20 @@ class CommandHost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Printed:
+    """What a command that ended well left: the end of its standard output, and the rewards of its file."""
+
+    text: str
+    emitted: tuple[Reward, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
     """A program with its arguments.
 
     Attributes:
-        argv: `{task_file}` is replaced in each.
-        cwd: The unpacked bundle, or None for the runner's own directory.
+        argv: Each is a template.
+        cwd: The unpacked bundle, or None for the attempt's own directory.
         output_kept_bytes: How much of the end of its standard output is the outcome.
     """
 
@@ -51,36 +60,42 @@ class Command:
     cwd: Path | None
     output_kept_bytes: int = MAX_OUTPUT_BYTES
 
-    async def run(self, invocation: Invocation, stdin: bytes) -> str:
-        """Runs the command once and returns the end of its standard output.
+    async def run(self, invocation: Invocation, stdin: bytes) -> Printed:
+        """Runs the command once; `{task_file}` holds the rollout's input whatever `stdin` is.
 
         Raises:
-            AgentFailed: If it cannot be started, exits with another status than 0, or writes too much.
+            AgentFailed: If its templates do not fit the input, it cannot be started, exits with another status than
+                0, goes beyond its limits, or leaves a rewards file that cannot be read.
         """
-        limits = ProcessLimits(
-            stdout_kept_bytes=self.output_kept_bytes,
-            stderr_kept_bytes=MAX_MESSAGE_BYTES,
-            output_allowed_bytes=self.host.output_allowed_bytes,
-        )
-        with tempfile.TemporaryDirectory(prefix="attempt-", dir=self.host.work_dir) as directory:
-            argv = list(self.argv)
-            if any(TASK_FILE in argument for argument in argv):
-                task_file = Path(directory, "task")
-                task_file.write_bytes(stdin)
-                argv = [argument.replace(TASK_FILE, str(task_file)) for argument in argv]
-            try:
-                result = await run_process(
-                    argv,
-                    cwd=self.cwd,
-                    environment={**self.host.inherited, **invocation.context.environment},
-                    stdin=stdin,
-                    limits=limits,
-                    guardian=self.host.guardian,
-                )
-            except OSError as error:
-                raise AgentFailed(f"The command {argv[0]!r} cannot be started: {error.strerror}") from None
+        files = await invocation.workspace.open()
+        argv = _expanded(self.argv, invocation, named_files(files))
+        rewards_file = files.new_rewards_file()
+        environment = {
+            **self.host.inherited,
+            **invocation.context.environment,
+            **files_environment(files, rewards_file),
+        }
+        try:
+            result = await run_process(
+                argv,
+                cwd=self.cwd or files.work_dir,
+                environment=environment,
+                stdin=stdin,
+                limits=ProcessLimits(
+                    stdout_kept_bytes=self.output_kept_bytes,
+                    stderr_kept_bytes=MAX_MESSAGE_BYTES,
+                    output_allowed_bytes=self.host.output_allowed_bytes,
+                ),
+                guardian=self.host.guardian,
+            )
+        except OSError as error:
+            raise AgentFailed(f"The command {argv[0]!r} cannot be started: {error.strerror}") from None
+        except ValueError as error:
+            # A NUL character that came with the input.
+            raise AgentFailed(f"The command {self.argv[0]!r} cannot be started: {error}") from None
         self._check(result)
-        return result.stdout.decode(errors="replace")
+        emitted = await asyncio.to_thread(read_rewards_file, rewards_file)
+        return Printed(text=result.stdout.decode(errors="replace"), emitted=emitted)
 
     def _check(self, result: ProcessResult) -> None:
         stderr = result.stderr.decode(errors="replace")
@@ -103,13 +118,17 @@ class CommandAgent:
 
     async def run(self, invocation: Invocation) -> Answer:
         """Runs the command on the rollout's input."""
-        output = (await self.command.run(invocation, invocation.work.input)).rstrip("\r\n")
-        return Answer(value=output, rewards=() if self.graded else rewards_of_last_line(output))
+        printed = await self.command.run(invocation, invocation.work.input)
+        output = printed.text.rstrip("\r\n")
+        rewards = () if self.graded else rewards_of_last_line(output)
+        return Answer(value=output, rewards=rewards, emitted=printed.emitted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandGrader:
-    """A grader that is a command; its last line of output is a number or a JSON object from dimension to number."""
+    """A grader that is a command; its last line of output is a number or a JSON object from dimension to number, or
+    it prints nothing and writes its rewards to the rewards file.
+    """
 
     command: Command
 
@@ -119,11 +138,16 @@ class CommandGrader:
             document = json.dumps({"task": invocation.task, "outcome": outcome}).encode()
         except (TypeError, ValueError) as error:
             raise AgentFailed(f"A command cannot grade this outcome, which JSON cannot hold: {error}") from None
-        output = await self.command.run(invocation, document)
-        last_line = output.rstrip().rsplit("\n", maxsplit=1)[-1]
+        printed = await self.command.run(invocation, document)
+        last_line = printed.text.rstrip().rsplit("\n", maxsplit=1)[-1]
         if not last_line:
-            return ()
+            return printed.emitted
         try:
-            return rewards_of_grade(json.loads(last_line))
-        except ValueError:
+            return joined(printed.emitted, rewards_of_grade(json.loads(last_line)))
+        except (ValueError, RecursionError):
             raise AgentFailed(f"The grader's last line is not JSON: {last_line[:200]!r}") from None
+
+
+def _expanded(argv: Sequence[str], invocation: Invocation, named: Mapping[str, str]) -> list[str]:
+    templates = {f"argument {number}": argument for number, argument in enumerate(argv)}
+    return list(expand(templates, placeholders_of(invocation, **named)).values())

@@ -9,7 +9,10 @@ from pathlib import Path
 from urllib.parse import quote
 
 from fulmen.ids import parse_attempt_name
+from fulmen_runner.agents.rewards_file import REWARDS_FILE_VARIABLE
+from fulmen_runner.agents.templates import Placeholders, expand
 from fulmen_runner.domain.work import Work
+from fulmen_runner.domain.workspace import Files, Workspace
 
 PLACEHOLDER_KEY = "fulmen-attempt-key"
 """What in-process agents find as API key; requests to the proxy carry the attempt's own key instead."""
@@ -66,6 +69,38 @@ class Endpoints:
         if len(work.input) <= MAX_TASK_VARIABLE_BYTES and b"\0" not in work.input:
             variables["FULMEN_TASK"] = work.input.decode(errors="replace")
         return variables
+
+
+async def expanded_environment(
+    templates: Mapping[str, str], work: Work, task: object, workspace: Workspace
+) -> dict[str, str]:
+    """Expands the environment that an agent's publisher gave it; makes the attempt's files only if it names them.
+
+    Raises:
+        AgentFailed: With all that is wrong with the templates.
+    """
+    if not any(brace in template for template in templates.values() for brace in "{}"):
+        return dict(templates)
+    named = {}
+    if any(f"{{{name}}}" in template for template in templates.values() for name in ("work_dir", "task_file")):
+        named = named_files(await workspace.open())
+    values = Placeholders(input=work.input, task=task, named=named)
+    labels = {f"environment {name}": template for name, template in templates.items()}
+    return dict(zip(templates, expand(labels, values).values(), strict=True))
+
+
+def named_files(files: Files) -> dict[str, str]:
+    """Returns the placeholders that name an attempt's files."""
+    return {"task_file": str(files.task_file), "work_dir": str(files.work_dir)}
+
+
+def files_environment(files: Files, rewards_file: Path) -> dict[str, str]:
+    """Returns the variables by which a process finds its attempt's files."""
+    return {
+        "FULMEN_WORK_DIR": str(files.work_dir),
+        "TMPDIR": str(files.temporary_dir),
+        REWARDS_FILE_VARIABLE: str(rewards_file),
+    }
 
 
 def traceparent(attempt: str) -> str:

@@ -6,7 +6,7 @@ agent does. What an agent leaves running afterwards is counted in `stragglers` a
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -25,6 +25,7 @@ from fulmen_runner.domain.outcome import Failed, FailureKind, Outcome, cut_at_fr
 from fulmen_runner.domain.program import Invocation, Program
 from fulmen_runner.domain.stragglers import Stragglers
 from fulmen_runner.domain.work import Work
+from fulmen_runner.domain.workspace import Workspace, Workspaces
 
 STOP_DEADLINE_S = 5.0
 """How long an agent that was told to stop may take before it is left behind as a straggler."""
@@ -51,12 +52,23 @@ class Programs(Protocol):
         """Returns the program of an attempt. Raises AgentFailed or ProgramUnavailable."""
 
 
+class ExpandEnvironment(Protocol):
+    """Expands the templates in the environment of an agent; the real one knows how, tests take them as they are."""
+
+    async def __call__(
+        self, templates: Mapping[str, str], work: Work, task: object, workspace: Workspace
+    ) -> dict[str, str]:
+        """Returns the variables. Raises AgentFailed."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptExecutor:
     """Runs attempts, any number at once.
 
     Attributes:
         environment_of: Makes the environment of an attempt.
+        expand_environment: Expands the environment that an agent's publisher gave it; raises AgentFailed.
+        workspaces: Makes the files of attempts.
         flush_spans: Waits for the spans of an attempt; returns how many the store has not acknowledged.
     """
 
@@ -64,6 +76,8 @@ class AttemptExecutor:
     programs: Programs
     stragglers: Stragglers
     environment_of: Callable[[Work], dict[str, str]]
+    expand_environment: ExpandEnvironment
+    workspaces: Workspaces
     flush_spans: Callable[[str], Awaitable[int]]
 
     async def execute(self, work: Work) -> Outcome:
@@ -91,20 +105,28 @@ class AttemptExecutor:
         return _without_secret(classify(outcome, before=before, evidence=evidence, undelivered_spans=undelivered), work)
 
     async def _run(self, program: Program, work: Work, deadline: float) -> Outcome:
-        environment = {**program.environment, **self.environment_of(work)}
+        workspace = self.workspaces.of(work.input)
+        try:
+            return await self._run_in(workspace, program, work, deadline)
+        finally:
+            await workspace.close()
+
+    async def _run_in(self, workspace: Workspace, program: Program, work: Work, deadline: float) -> Outcome:
+        try:
+            decoded = work.task()
+            own = await self.expand_environment(program.environment, work, decoded, workspace)
+        except AgentFailed as error:
+            return _agent_error(str(error), work)
         context = Context(
             rollout=work.rollout,
             attempt=work.attempt,
             attempt_number=work.number,
             mode=work.mode.value,
             deadline=deadline,
-            environment=environment,
+            environment={**own, **self.environment_of(work)},
             resource_versions=work.resource_versions,
         )
-        try:
-            invocation = Invocation(work=work, task=work.task(), context=context)
-        except AgentFailed as error:
-            return _agent_error(str(error), work)
+        invocation = Invocation(work=work, task=decoded, context=context, workspace=workspace)
         with entered(context):
             task = asyncio.create_task(program.run(invocation), name=work.attempt)
         try:

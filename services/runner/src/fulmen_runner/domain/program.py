@@ -18,6 +18,7 @@ from fulmen_runner.domain.outcome import (
 )
 from fulmen_runner.domain.rewards import joined, rewards_of_emitted
 from fulmen_runner.domain.work import JSON_CONTENT_TYPE, TEXT_CONTENT_TYPE, Work
+from fulmen_runner.domain.workspace import Workspace
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,21 +35,29 @@ class Invocation:
     Attributes:
         task: The decoded input.
         context: What the agent may know; its environment is the attempt's.
+        workspace: The attempt's files, for agents that want some.
         progress: Written by the program while it runs.
     """
 
     work: Work
     task: object
     context: Context
+    workspace: Workspace
     progress: Progress = field(default_factory=Progress)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What an agent returned, and the rewards that it gave itself."""
+    """What an agent returned, and the rewards that it gave itself.
+
+    Attributes:
+        rewards: Read from what it returned.
+        emitted: Given while it ran, beside those in the context.
+    """
 
     value: object
     rewards: tuple[Reward, ...] = ()
+    emitted: tuple[Reward, ...] = ()
 
 
 class Agent(Protocol):
@@ -67,7 +76,7 @@ class Grader(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """An agent, how its outcome is scored, and the environment that its publisher gave it."""
+    """An agent, how its outcome is scored, and the environment that its publisher gave it: templates by name."""
 
     agent: Agent
     grader: Grader | None
@@ -84,7 +93,7 @@ class Program:
         graded = await self.grader.grade(invocation, answer.value) if self.grader is not None else ()
         # A grader's word goes before the agent's own return value, which may be a number that means something else.
         own = () if self.grader is not None else answer.rewards
-        rewards = joined(rewards_of_emitted(invocation.context.rewards), own, graded)
+        rewards = joined(rewards_of_emitted(invocation.context.rewards), answer.emitted, own, graded)
         output = encode_output(answer.value)
         if not rewards:
             silent = "it gave none" if self.grader is None else "its grader returned none, and it emitted none"

@@ -15,7 +15,7 @@ def reward_of_number(value: object) -> tuple[Reward, ...]:
     Raises:
         AgentFailed: If it is a number that is not finite.
     """
-    return () if as_number(value) is None else (_reward(FINAL_DIMENSION, None, value),)
+    return () if not _is_number(value) else (checked(value, dimension=FINAL_DIMENSION),)
 
 
 def rewards_of_grade(value: object) -> tuple[Reward, ...]:
@@ -27,10 +27,10 @@ def rewards_of_grade(value: object) -> tuple[Reward, ...]:
     if value is None:
         return ()
     if isinstance(value, Mapping):
-        return tuple(_reward(dimension, None, number) for dimension, number in value.items())
-    if as_number(value) is None:
+        return tuple(checked(number, dimension=dimension) for dimension, number in value.items())
+    if not _is_number(value):
         raise AgentFailed(f"A grade is a number or a mapping from dimension to number, not {type(value).__name__}.")
-    return (_reward(FINAL_DIMENSION, None, value),)
+    return (checked(value, dimension=FINAL_DIMENSION),)
 
 
 def rewards_of_last_line(output: str) -> tuple[Reward, ...]:
@@ -69,10 +69,25 @@ def joined(*parts: tuple[Reward, ...]) -> tuple[Reward, ...]:
     return tuple(unique.values())
 
 
-def _reward(dimension: object, step: int | None, value: object) -> Reward:
+def checked(value: object, *, dimension: object, step: int | None = None, span_id: bytes = b"") -> Reward:
+    """Returns a reward.
+
+    Raises:
+        AgentFailed: If the value is not a finite number, or its dimension, step or span is malformed.
+    """
+    name = str(dimension)
     try:
-        return Reward(
-            dimension=str(dimension), step=step, value=checked_reward(value, dimension=str(dimension), step=step)
-        )
+        number = checked_reward(value, dimension=name, step=step, span_id=span_id)
     except RewardInvalid as error:
         raise AgentFailed(str(error)) from None
+    except OverflowError:
+        raise AgentFailed(f"Reward {name!r} is larger than any float.") from None
+    return Reward(dimension=name, step=step, span_id=span_id, value=number)
+
+
+def _is_number(value: object) -> bool:
+    try:
+        return as_number(value) is not None
+    except OverflowError:
+        # `checked` says what is wrong with it.
+        return True

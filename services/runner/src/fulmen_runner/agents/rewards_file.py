@@ -1,0 +1,107 @@
+"""Reads the rewards that a process appended to the file named by `FULMEN_REWARDS_FILE`.
+
+Invariant: whatever a process made of that file, reading it ends, takes bounded memory, and reads no other file.
+"""
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from fulmen.agent import FINAL_DIMENSION
+from fulmen_runner.domain.errors import AgentFailed
+from fulmen_runner.domain.outcome import Reward
+from fulmen_runner.domain.rewards import checked
+
+REWARDS_FILE_VARIABLE = "FULMEN_REWARDS_FILE"
+
+MAX_REWARDS_FILE_BYTES = 1024 * 1024
+
+_MAX_PROBLEMS_NAMED = 10
+_MAX_PROBLEM_LENGTH = 150
+_MEMBERS = frozenset({"value", "dimension", "step", "span_id"})
+_SPAN_ID_DIGITS = 16
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def read_rewards_file(path: Path) -> tuple[Reward, ...]:
+    """Returns the rewards of a file, none if it is gone; of the same kind, the last one counts. Blocks.
+
+    Each line is a JSON object: `value`, and if wanted `dimension`, `step` and `span_id` (16 hexadecimal digits).
+
+    Raises:
+        AgentFailed: With every line that is wrong, or if the file is too large or no plain file.
+    """
+    content = _content(path)
+    rewards: dict[tuple[str, int | None, bytes], Reward] = {}
+    problems: list[str] = []
+    for number, line in enumerate(_lines(content), start=1):
+        try:
+            reward = _reward(line)
+        except AgentFailed as error:
+            problems.append(f"line {number}: {str(error)[:_MAX_PROBLEM_LENGTH]}")
+            continue
+        if reward is not None:
+            rewards[reward.dimension, reward.step, reward.span_id] = reward
+    if problems:
+        more = len(problems) - _MAX_PROBLEMS_NAMED
+        named = problems[:_MAX_PROBLEMS_NAMED] + ([f"and {more} more"] if more > 0 else [])
+        raise AgentFailed("The rewards file holds what is no reward. " + "; ".join(named))
+    return tuple(rewards.values())
+
+
+def _content(path: Path) -> bytes:
+    try:
+        # Neither a link nor a pipe without a writer: the one is refused here, the other does not block.
+        descriptor = os.open(path, _FLAGS)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise AgentFailed(f"The rewards file cannot be read: {error.strerror}.") from None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+            raise AgentFailed("The rewards file is no plain file of its own any more.")
+        if status.st_size > MAX_REWARDS_FILE_BYTES:
+            raise AgentFailed(f"The rewards file has {status.st_size} bytes, more than {MAX_REWARDS_FILE_BYTES}.")
+        return os.read(descriptor, MAX_REWARDS_FILE_BYTES)
+    finally:
+        os.close(descriptor)
+
+
+def _lines(content: bytes) -> Iterator[bytes]:
+    return (line.strip() for line in content.split(b"\n"))
+
+
+def _reward(line: bytes) -> Reward | None:
+    if not line:
+        return None
+    try:
+        document = json.loads(line)
+    except (ValueError, RecursionError):
+        raise AgentFailed(f"{line[:60]!r} is not JSON.") from None
+    if not isinstance(document, dict) or "value" not in document:
+        raise AgentFailed("not an object with a value.")
+    if unknown := sorted(document.keys() - _MEMBERS):
+        raise AgentFailed(f"unknown member {unknown[0][:60]!r}.")
+    dimension = document.get("dimension", FINAL_DIMENSION)
+    if not isinstance(dimension, str):
+        raise AgentFailed("dimension is not text.")
+    return checked(
+        document["value"],
+        dimension=dimension,
+        step=document.get("step"),
+        span_id=_span_id(document.get("span_id")),
+    )
+
+
+def _span_id(value: object) -> bytes:
+    if value is None:
+        return b""
+    if isinstance(value, str) and len(value) == _SPAN_ID_DIGITS:
+        try:
+            return bytes.fromhex(value)
+        except ValueError:
+            pass
+    raise AgentFailed(f"span_id is not {_SPAN_ID_DIGITS} hexadecimal digits.")
