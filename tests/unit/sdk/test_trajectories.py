@@ -3,133 +3,72 @@
 from __future__ import annotations
 
 import json
+import random
 import struct
-import uuid
 
 import pytest
-import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from fulmen.model_call import (
-    RESEND_COUNT_ATTRIBUTE,
     ModelCallInvalid,
-    VersionRange,
     pack_logprobs,
     pack_model_call,
     pack_token_ids,
     unpack_logprobs,
     unpack_token_ids,
 )
-from fulmen.store.v1.span_pb2 import SpanBatch, SpanChunk, SpanCodec, SpanRecord
+from fulmen.store.v1.span_pb2 import SpanChunk, SpanCodec, SpanRecord
 from fulmen.trajectories import BreakReason, DropReason, trajectories, trajectory
-from tests.unit.sdk.trajectory_reference import PlainCall, reference_rows
-
-ATTEMPT = "rollouts/01890000-0000-7000-8000-000000000001/attempts/1"
-token_ids = st.integers(0, 3)
+from tests.unit.sdk.trajectory_cases import ATTEMPT, attempts, chunk_of, plain, record_of, records_of
+from tests.unit.sdk.trajectory_reference import World, dropped_calls, reference_rows
 
 
-def record_of(call: PlainCall, index: int) -> SpanRecord:
-    """Writes a call as the proxy would."""
-    span = Span(
-        span_id=struct.pack(">Q", index + 1),
-        start_time_unix_nano=1000 + index,
-        attributes=[KeyValue(key=RESEND_COUNT_ATTRIBUTE, value=AnyValue(int_value=call.resend_count))],
-    )
-    record = pack_model_call(
-        model="m",
-        policy="p",
-        prompt_ids=call.prompt,
-        completion_ids=call.completion,
-        logprobs=call.logprobs,
-        versions=[VersionRange(version=call.version, start=0, end=len(call.completion))],
-        temperature=1.0,
-        request_json=call.request.encode(),
-        agent_name=call.agent_name,
-    )
-    record.usable = call.usable
-    return SpanRecord(otlp_span=span.SerializeToString(), model_call=record.SerializeToString())
-
-
-def chunk_of(records: list[SpanRecord], *, compressed: bool = False, attempt: str = ATTEMPT) -> SpanChunk:
-    """Writes a chunk."""
-    payload = SpanBatch(spans=records).SerializeToString()
-    codec = SpanCodec.SPAN_CODEC_IDENTITY
-    if compressed:
-        payload, codec = zstandard.compress(payload), SpanCodec.SPAN_CODEC_ZSTD
-    return SpanChunk(attempt=attempt, chunk_id=str(uuid.uuid4()), span_count=len(records), codec=codec, payload=payload)
-
-
-def plain(prompt: list[int], completion: list[int], **more: object) -> PlainCall:
-    """Makes a call with some log-probabilities."""
-    return PlainCall(
-        prompt=prompt, completion=completion, logprobs=[-0.5 * (i + 1) for i in range(len(completion))],
-        version=more.pop("version", 1), **more,
-    )  # fmt: skip
-
-
-@st.composite
-def conversations(draw: st.DrawFn) -> list[PlainCall]:
-    """Draws calls that continue, branch, restart and are sent again, in any mixture."""
-    calls: list[PlainCall] = []
-    for _ in range(draw(st.integers(1, 8))):
-        agent_name = draw(st.sampled_from(["", "critic"]))
-        before = draw(st.sampled_from([None, *calls]))
-        if before is not None and draw(st.booleans()):
-            prompt = before.prompt + before.completion + draw(st.lists(token_ids, max_size=3))
-        else:
-            prompt = draw(st.lists(token_ids, min_size=1, max_size=5))
-        completion = draw(st.lists(token_ids, max_size=4))
-        call = PlainCall(
-            prompt=prompt,
-            completion=completion,
-            logprobs=[-float(draw(st.integers(0, 8))) / 4 for _ in completion],
-            version=draw(st.integers(1, 3)),
-            agent_name=agent_name,
-            usable=draw(st.sampled_from([True, True, True, False])),
-            resend_count=draw(st.sampled_from([0, 0, 0, 1, 2])),
-            request=json.dumps({"n": draw(st.integers(0, 2))}),
-        )
-        calls.append(call)
-    return calls
-
-
-@given(calls=conversations(), order=st.randoms(use_true_random=False), compressed=st.booleans())
-@settings(max_examples=200, deadline=None)
-def test_rows_equal_the_naive_reference_whatever_the_order_of_chunks(
-    calls: list[PlainCall], order: object, compressed: bool
+@given(world=attempts(), order=st.randoms(use_true_random=False), compressed=st.booleans())
+@settings(max_examples=250, deadline=None)
+def test_rows_and_drops_equal_the_naive_reference_whatever_the_order_of_spans_and_chunks(
+    world: World, order: random.Random, compressed: bool
 ) -> None:
-    records = [record_of(call, index) for index, call in enumerate(calls)]
+    records = records_of(*world)
     order.shuffle(records)
     middle = len(records) // 2
     chunks = [chunk_of(part, compressed=compressed) for part in (records[:middle], records[middle:]) if part]
     chunks += chunks[:1]  # A chunk may come twice.
     order.shuffle(chunks)
-    rows = trajectory(chunks).rows
+    result = trajectory(chunks)
     found = []
-    for row in rows:
+    for row in result.rows:
         tokens = [(token, False, 0.0, -1) for token in row.prompt_ids]
         tokens += zip(row.response_ids, row.loss_mask, row.logprobs, row.version_per_token(masked=-1), strict=True)
         found.append((row.agent_name, tokens))
-    assert found == reference_rows(calls)
+    assert found == reference_rows(world)
+    dropped = dropped_calls(world)
+    expected = [reason for _, reason in sorted(dropped.items()) if reason != "lost"]
+    assert [each.reason for each in result.dropped] == expected
 
 
-@given(calls=conversations())
+@given(world=attempts())
 @settings(max_examples=100, deadline=None)
-def test_no_sampled_token_is_lost_and_every_call_is_accounted_for(calls: list[PlainCall]) -> None:
-    result = trajectory([chunk_of([record_of(call, index) for index, call in enumerate(calls)])])
-    assert sum(row.call_count for row in result.rows) + sum(result.drops.values()) == len(calls)
-    sampled = sum(sum(row.loss_mask) for row in result.rows)
-    kept = sum(result.drops.values())
-    assert kept or sampled == sum(len(call.completion) for call in calls)
+def test_every_sampled_token_of_a_kept_call_is_in_exactly_one_row(world: World) -> None:
+    result = trajectory([chunk_of(records_of(*world))])
+    recorded = [call for call in world[0] if not call.lost]
+    assert sum(row.call_count for row in result.rows) + sum(result.drops.values()) == len(recorded)
     for row in result.rows:
         assert len(row.response_ids) == len(row.loss_mask) == len(row.logprobs)
         assert row.loss_mask[0]
         assert row.loss_mask[-1]
         assert all(p == 0.0 for p, sampled in zip(row.logprobs, row.loss_mask, strict=True) if not sampled)
+        covered = [False] * len(row.response_ids)
+        for each in row.calls:
+            assert pack_token_ids(row.response_ids[each.start : each.end]) == each.call.completion
+            assert pack_token_ids(row.prompt_ids + row.response_ids[: each.start]) == each.call.prompt
+            covered[each.start : each.end] = [True] * (each.end - each.start)
+        assert tuple(covered) == row.loss_mask
     assert sum(result.breaks.values()) <= max(0, len(result.rows) - 1)
+    assert [row for name in result.agents for row in result.of_agent(name)] == sorted(
+        result.rows, key=lambda row: result.agents.index(row.agent_name)
+    )
 
 
 @given(st.lists(st.integers(-(2**31), 2**31 - 1)))

@@ -198,7 +198,8 @@ def read_model_call(record: SpanRecord, *, span: Span | None = None) -> ModelCal
     call = ModelCallRecord.FromString(record.model_call)
     attributes = {}
     # Searching the bytes is many times faster than going through the attributes, and few spans have any of these.
-    if any(key in record.otlp_span for key in _READ_KEYS):
+    packed = record.otlp_span
+    if any(key in packed for key in _READ_KEYS):
         attributes = {a.key: a.value for a in span.attributes if a.key in _READ_ATTRIBUTES}
     resend, gone = attributes.get(RESEND_COUNT_ATTRIBUTE), attributes.get(CLIENT_GONE_ATTRIBUTE)
     choice = attributes.get(CHOICE_ATTRIBUTE)

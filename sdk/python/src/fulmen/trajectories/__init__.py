@@ -8,28 +8,60 @@ tokenised again.
 Source: the re-tokenisation drift described in https://blog.vllm.ai/2025/10/22/agent-lightning.html.
 """
 
-from fulmen.trajectories.calls import DropReason, DroppedCall
-from fulmen.trajectories.reading import MAX_BATCH_BYTES, AttemptSpans, read_attempt, read_calls
-from fulmen.trajectories.roles import SpanTree
+from fulmen.trajectories.calls import DroppedCall, DropReason
 from fulmen.trajectories.chat import Messages
+from fulmen.trajectories.credit import (
+    CreditedRow,
+    CreditOption,
+    Credits,
+    CreditSettings,
+    CreditSettingsInvalid,
+    assign_credit,
+)
+from fulmen.trajectories.reading import MAX_BATCH_BYTES, AttemptSpans, read_attempt, read_calls
+from fulmen.trajectories.rewards import (
+    AttemptReward,
+    RewardRange,
+    ScoredRow,
+    ScoredTrajectory,
+    Unattached,
+    UnattachedReason,
+    attach,
+    read_rewards,
+)
+from fulmen.trajectories.roles import SpanTree
 from fulmen.trajectories.rows import BreakReason, Row, RowCall, why_broken
 from fulmen.trajectories.trajectory import Trajectory, assemble, trajectories, trajectory
 
 __all__ = [
-    "MAX_BATCH_BYTES",
-    "AttemptSpans",
-    "BreakReason",
     "DropReason",
     "DroppedCall",
-    "Messages",
-    "Row",
-    "RowCall",
-    "SpanTree",
-    "Trajectory",
-    "assemble",
+    "CreditedRow",
+    "CreditOption",
+    "Credits",
+    "CreditSettings",
+    "CreditSettingsInvalid",
+    "assign_credit",
+    "MAX_BATCH_BYTES",
+    "AttemptSpans",
     "read_attempt",
     "read_calls",
+    "AttemptReward",
+    "RewardRange",
+    "ScoredRow",
+    "ScoredTrajectory",
+    "Unattached",
+    "UnattachedReason",
+    "attach",
+    "read_rewards",
+    "SpanTree",
+    "Messages",
+    "BreakReason",
+    "Row",
+    "RowCall",
+    "why_broken",
+    "Trajectory",
+    "assemble",
     "trajectories",
     "trajectory",
-    "why_broken",
 ]

@@ -6,10 +6,12 @@ broken writer makes, end the search.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, TypeVar
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from fulmen.model_call import ModelCall
 
 _T = TypeVar("_T", str, int)
 
@@ -30,6 +32,13 @@ class SpanTree:
         self._parents: dict[bytes, bytes] = {}
         self._names: dict[bytes, str] = {}
         self._steps: dict[bytes, int] = {}
+
+    @classmethod
+    def of_calls(cls, calls: Iterable[ModelCall]) -> SpanTree:
+        """Makes the tree of calls whose other spans are not known."""
+        tree = cls()
+        tree._parents = {call.span_id: call.parent_span_id for call in calls}
+        return tree
 
     def __contains__(self, span_id: object) -> bool:
         """Tells whether the attempt has such a span."""

@@ -226,12 +226,11 @@ class _OpenRow:
         versions: list[VersionRange] = []
         calls: list[RowCall] = []
         for call, step, added in self.parts:
-            mask += [False] * added
+            start = len(mask) + added
+            end = start + len(call.completion) // ENTRY_BYTES
+            mask += [False] * added + [True] * (end - start)
             logprobs += [0.0] * added
-            start = len(mask)
             logprobs += unpack_logprobs(call.logprobs)
-            end = len(logprobs)
-            mask += [True] * (end - start)
             versions += [
                 VersionRange(version=v.version, start=start + v.start, end=start + v.end) for v in call.versions
             ]

@@ -78,7 +78,7 @@ def assemble(calls: Sequence[ModelCall], *, tree: SpanTree | None = None, failed
         tree: All its spans; None if only the calls are known.
         failed: Spans of calls that came to nothing.
     """
-    tree = SpanTree() if tree is None else tree
+    tree = SpanTree.of_calls(calls) if tree is None else tree
     reasons = drop_reasons(calls, failed)
     steps = _steps(calls, reasons, tree)
     kept = [index for index, reason in enumerate(reasons) if reason is None]
