@@ -1,0 +1,56 @@
+"""Fulmen's SDK. What agents use is here, and is imported when it is first used: `import fulmen` costs next to nothing."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fulmen.agent import Context, NotInAttempt, current
+    from fulmen.emit import (
+        CURRENT_SPAN,
+        RewardInvalid,
+        emit_annotation,
+        emit_exception,
+        emit_message,
+        emit_object,
+        emit_reward,
+    )
+    from fulmen.operations import operation
+    from fulmen.tracing import flush
+
+__all__ = [
+    "CURRENT_SPAN",
+    "Context",
+    "NotInAttempt",
+    "RewardInvalid",
+    "current",
+    "emit_annotation",
+    "emit_exception",
+    "emit_message",
+    "emit_object",
+    "emit_reward",
+    "flush",
+    "operation",
+]
+
+_MODULES = {
+    "fulmen.agent": ("Context", "NotInAttempt", "current"),
+    "fulmen.emit": (
+        "CURRENT_SPAN", "RewardInvalid", "emit_annotation", "emit_exception", "emit_message", "emit_object",
+        "emit_reward",
+    ),
+    "fulmen.operations": ("operation",),
+    "fulmen.tracing": ("flush",),
+}  # fmt: skip
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fulmen' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,44 +1,219 @@
-"""Lets an agent that runs inside a runner give rewards while it works.
+"""Lets an agent say what its spans and its model calls do not: rewards, notes, messages, objects, errors.
 
-Invariant: a reward that was emitted reaches the store with the attempt's completion, or not at all. The same dimension
-and step emitted again replaces the earlier value. A command reports rewards as its last line of output: a number, or a
-JSON object from dimension to number.
+Invariants: a reward that was emitted reaches the store with the attempt's completion, or not at all; the same dimension,
+step and span emitted again replaces the earlier value. Everything is a span of its own as well, below the one that is
+open, so that it is there even if the agent is stopped in the middle. Only `emit_reward` ever raises.
+
+What needs OpenTelemetry's SDK is imported when it is first used: this module is part of `import fulmen`.
 """
 
-import math
-import re
+from __future__ import annotations
 
-from fulmen.agent import FINAL_DIMENSION, require_current
+import math
+import os
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fulmen import attributes as names
+from fulmen.agent import FINAL_DIMENSION, RewardKey, current, current_step, require_current
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span, SpanContext
 
 MAX_REWARDS = 256
 """How many rewards an attempt may have."""
 
 SPAN_ID_BYTES = 8
 
+CURRENT_SPAN = "current"
+"""Said as `span`: the one that is open where the reward is given."""
+
 _DIMENSION = re.compile(r"[a-z0-9_.-]{1,64}")
 
 
 class RewardInvalid(ValueError):
-    """A reward is not a finite number, or its dimension or step is malformed."""
+    """A reward is not a finite number, or its dimension, step or span is malformed."""
 
 
-def emit_reward(value: float, *, dimension: str = FINAL_DIMENSION, step: int | None = None) -> None:
-    """Gives the current attempt a reward.
+class HasSpanId(Protocol):
+    """An open operation."""
+
+    @property
+    def span_id(self) -> bytes:
+        """Eight bytes."""
+
+
+def emit_reward(
+    value: float | Mapping[str, float],
+    *,
+    dimension: str = FINAL_DIMENSION,
+    step: int | None = None,
+    span: Span | SpanContext | HasSpanId | bytes | str | None = None,
+) -> None:
+    """Gives the current attempt a reward, or several.
 
     Args:
-        value: Finite; unitless.
-        dimension: 1 to 64 characters of [a-z0-9_.-].
+        value: Finite; unitless. A mapping gives one for each dimension that it names.
+        dimension: 1 to 64 characters of [a-z0-9_.-]; of a single value.
         step: The agent step that it scores, from 0. None scores the whole attempt.
+        span: The span that it scores: `CURRENT_SPAN`, a span, its context, an open operation, or its id as eight bytes
+            or 16 hexadecimal digits.
 
     Raises:
-        RewardInvalid: If an argument is out of its range, or the attempt has too many rewards.
+        RewardInvalid: If an argument is out of its range, or the attempt has too many rewards. None is given then.
         NotInAttempt: If no attempt runs here.
     """
-    rewards = require_current().rewards
-    key = (dimension, step, b"")
-    if len(rewards) >= MAX_REWARDS and key not in rewards:
+    span_id = b"" if span is None else _span_id(span)
+    if isinstance(value, Mapping):
+        if dimension != FINAL_DIMENSION:
+            raise RewardInvalid("Give dimensions as the mapping's keys or as `dimension`, not both.")
+        values: Mapping[str, object] = value
+    else:
+        values = {dimension: value}
+    rewards = {
+        (name, step, span_id): checked_reward(number, dimension=name, step=step, span_id=span_id)
+        for name, number in values.items()
+    }
+    _give(rewards)
+    for (name, _, _), number in rewards.items():
+        attributes: dict[str, Any] = {names.REWARD_DIMENSION: name, names.REWARD_VALUE: number}
+        if step is not None:
+            attributes[names.STEP] = step
+        if span_id:
+            attributes[names.REWARD_SPAN_ID] = span_id.hex()
+        _span(names.REWARD_SPAN, attributes, link=span_id)
+
+
+def emit_annotation(attributes: Mapping[str, object]) -> None:
+    """Notes something about the attempt, where it is now.
+
+    Args:
+        attributes: At most 64. Numbers and truth values stay what they are, texts are cut at 8192 characters, and
+            anything else becomes as much JSON.
+    """
+    from fulmen.recorded import plain_attributes
+
+    plain, was_cut = plain_attributes(attributes)
+    _span(names.ANNOTATION_SPAN, plain, was_cut=was_cut)
+
+
+def emit_message(content: str, *, role: str = "assistant", attributes: Mapping[str, object] | None = None) -> None:
+    """Notes something that was said: to the agent, by it, or between agents.
+
+    Args:
+        content: Cut at 8192 characters.
+        role: Who says it: `system`, `user`, `assistant`, `tool`, or another word.
+        attributes: More, as for `emit_annotation`.
+    """
+    from fulmen.recorded import cut, plain_attributes
+
+    text, was_cut = cut(content)
+    more, more_cut = plain_attributes(attributes or {})
+    said = {names.MESSAGE_ROLE: cut(role)[0], names.MESSAGE_CONTENT: text}
+    _span(names.MESSAGE_SPAN, more | said, was_cut=was_cut or more_cut)
+
+
+def emit_object(value: object, *, name: str = "", attributes: Mapping[str, object] | None = None) -> None:
+    """Notes a value that the agent works with.
+
+    Args:
+        value: Anything. As much as 8192 characters of JSON hold; what JSON has no form for is there by its type.
+        name: What it is.
+        attributes: More, as for `emit_annotation`.
+    """
+    from fulmen.recorded import cut, json_text, kind_of, plain_attributes
+
+    text, was_cut = json_text(value)
+    more, more_cut = plain_attributes(attributes or {})
+    noted = {names.OBJECT_NAME: cut(name)[0], names.OBJECT_TYPE: kind_of(value), names.OBJECT_JSON: text}
+    _span(names.OBJECT_SPAN, more | noted, was_cut=was_cut or more_cut)
+
+
+def emit_exception(error: BaseException, *, attributes: Mapping[str, object] | None = None) -> None:
+    """Notes an exception that the agent caught; the attempt goes on.
+
+    Args:
+        error: With its traceback, as OpenTelemetry records exceptions.
+        attributes: More, as for `emit_annotation`.
+    """
+    from fulmen.recorded import plain_attributes
+
+    more, was_cut = plain_attributes(attributes or {})
+    _span(names.EXCEPTION_SPAN, more, was_cut=was_cut, error=error)
+
+
+def _give(rewards: Mapping[RewardKey, float]) -> None:
+    """Hands rewards to the runner: by the attempt's context, or by the file that its environment names."""
+    context = current()
+    if context is None:
+        from fulmen.rewards_file import REWARDS_FILE_VARIABLE, append_rewards
+
+        path = os.environ.get(REWARDS_FILE_VARIABLE)
+        if path:
+            append_rewards(path, rewards.items())
+            return
+    given = require_current().rewards
+    if len(given.keys() | rewards.keys()) > MAX_REWARDS:
         raise RewardInvalid(f"An attempt has at most {MAX_REWARDS} rewards.")
-    rewards[key] = checked_reward(value, dimension=dimension, step=step)
+    given.update(rewards)
+
+
+def _span_id(span: object) -> bytes:
+    if isinstance(span, bytes):
+        return span
+    if isinstance(span, str) and span != CURRENT_SPAN:
+        try:
+            return bytes.fromhex(span)
+        except ValueError:
+            raise RewardInvalid(f"Reward span {span!r} is not 16 hexadecimal digits.") from None
+    from opentelemetry import trace
+
+    if span == CURRENT_SPAN:
+        context = trace.get_current_span().get_span_context()
+        if not context.is_valid or context.is_remote:
+            raise RewardInvalid("No span is open here that a reward could score.")
+    elif isinstance(span, trace.Span):
+        context = span.get_span_context()
+    elif isinstance(span, trace.SpanContext):
+        context = span
+    else:
+        span_id = getattr(span, "span_id", None)
+        return span_id if isinstance(span_id, bytes) else repr(span).encode()
+    return context.span_id.to_bytes(SPAN_ID_BYTES, "big")
+
+
+def _span(
+    name: str,
+    attributes: Mapping[str, Any],
+    *,
+    was_cut: bool = False,
+    link: bytes = b"",
+    error: BaseException | None = None,
+) -> None:
+    """Makes a span that ends as it begins, below the open one."""
+    from opentelemetry import trace
+
+    from fulmen.recorded import cut
+    from fulmen.tracing import parent_context, tracer
+
+    known = dict(attributes)
+    step = current_step()
+    if step is not None:
+        known.setdefault(names.STEP, step)
+    if was_cut:
+        known[names.TRUNCATED] = True
+    parent = parent_context()
+    links = []
+    if link:
+        trace_id = trace.get_current_span(parent).get_span_context().trace_id
+        scored = trace.SpanContext(trace_id=trace_id, span_id=int.from_bytes(link, "big"), is_remote=False)
+        links = [trace.Link(scored)] if scored.is_valid else []
+    span = tracer().start_span(name, context=parent, attributes=known, links=links)
+    if error is not None:
+        span.record_exception(error)
+        span.set_status(trace.StatusCode.ERROR, cut(f"{type(error).__name__}: {error}")[0])
+    span.end()
 
 
 def checked_reward(value: object, *, dimension: str, step: int | None = None, span_id: bytes = b"") -> float:

@@ -1,0 +1,51 @@
+"""Names of spans and attributes that Fulmen's own emitters write. Other spans keep the names that they came with.
+
+Source: `gen_ai.*`, `code.*` and `exception.*` are those of OpenTelemetry's semantic conventions; a reward is written as
+the conventions write the result of an evaluation.
+"""
+
+from typing import Final
+
+ROLLOUT: Final = "fulmen.rollout"
+ATTEMPT: Final = "fulmen.attempt"
+STEP: Final = "fulmen.step"
+"""The agent's step, from 0, that a span belongs to, or that a reward scores."""
+
+SCOPE: Final = "fulmen"
+"""The instrumentation scope of all spans below."""
+
+REWARD_SPAN: Final = "fulmen.reward"
+REWARD_DIMENSION: Final = "gen_ai.evaluation.name"
+REWARD_VALUE: Final = "gen_ai.evaluation.score.value"
+REWARD_SPAN_ID: Final = "fulmen.reward.span_id"
+"""The span that is scored, 16 hexadecimal digits; the span of the reward has a link to it, too."""
+
+ANNOTATION_SPAN: Final = "fulmen.annotation"
+
+MESSAGE_SPAN: Final = "fulmen.message"
+MESSAGE_ROLE: Final = "fulmen.message.role"
+MESSAGE_CONTENT: Final = "fulmen.message.content"
+
+OBJECT_SPAN: Final = "fulmen.object"
+OBJECT_NAME: Final = "fulmen.object.name"
+OBJECT_TYPE: Final = "fulmen.object.type"
+OBJECT_JSON: Final = "fulmen.object.json"
+
+EXCEPTION_SPAN: Final = "fulmen.exception"
+
+OPERATION_NAME: Final = "fulmen.operation.name"
+OPERATION_ARGUMENTS: Final = "fulmen.operation.arguments"
+OPERATION_RESULT: Final = "fulmen.operation.result"
+OPERATION_ITEMS: Final = "fulmen.operation.items"
+"""How many items a generator yielded."""
+FUNCTION: Final = "code.function.name"
+AGENT_NAME: Final = "gen_ai.agent.name"
+GEN_AI_OPERATION: Final = "gen_ai.operation.name"
+INVOKE_AGENT: Final = "invoke_agent"
+
+TRUNCATED: Final = "fulmen.truncated"
+"""True if something of a span was too large and is there in part."""
+
+HOOK_FAILED_EVENT: Final = "fulmen.hook.failed"
+HOOK_NAME: Final = "fulmen.hook.name"
+HOOK_POINT: Final = "fulmen.hook.point"

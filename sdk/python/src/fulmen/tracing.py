@@ -1,0 +1,162 @@
+"""Where the spans of `fulmen.emit_*` and `fulmen.operation` go: to the attempt that runs here.
+
+Invariants: inside a runner they go to the runner's own tracing, in a process that a runner started to the store, by what
+its environment says, and anywhere else to whatever tracing the program has, which may be none. They leave the agent's
+path at once; what a process could not deliver by its end is told to the runner, and the attempt is not complete then.
+"""
+
+import atexit
+import multiprocessing
+import multiprocessing.util
+import os
+import sys
+import threading
+from typing import Final
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import SpanLimits, TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+
+from fulmen.agent import current
+from fulmen.attributes import ATTEMPT, ROLLOUT, SCOPE
+from fulmen.rewards_file import REWARDS_FILE_VARIABLE, append_undelivered_spans
+from fulmen.span_delivery import DeliveringProcessor
+
+__all__ = ["flush", "parent_context", "tracer"]
+
+FLUSH_S: Final = 30.0
+"""How long the end of a process waits for its spans, in seconds."""
+
+MAX_ATTRIBUTE_CHARS: Final = 32_768
+LIMITS: Final = SpanLimits(
+    max_span_attributes=128,
+    max_span_attribute_length=MAX_ATTRIBUTE_CHARS,
+    max_events=128,
+    max_event_attributes=32,
+    max_links=32,
+    max_link_attributes=8,
+)
+"""A span holds no more than this; OpenTelemetry counts in the span what it dropped."""
+
+_OWNER: Final = "this process"
+_NEEDED: Final = ("FULMEN_ROLLOUT", "FULMEN_ATTEMPT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+
+
+def tracer() -> trace.Tracer:
+    """Returns what makes spans of the attempt that runs here; outside of one, that of the program's own tracing."""
+    own = _process.delivery()
+    if own is None or (current() is not None and isinstance(trace.get_tracer_provider(), TracerProvider)):
+        return trace.get_tracer(SCOPE)
+    return own.tracer
+
+
+def parent_context() -> otel_context.Context:
+    """Returns the context of the open span; in a process without one, the attempt's, which `TRACEPARENT` names."""
+    here = otel_context.get_current()
+    if trace.get_current_span(here).get_span_context().is_valid:
+        return here
+    own = _process.delivery()
+    parent = None if own is None or current() is not None else own.parent
+    return here if parent is None else trace.set_span_in_context(trace.NonRecordingSpan(parent), here)
+
+
+def flush(timeout_s: float = FLUSH_S) -> int:
+    """Waits until the spans of this process have arrived; in a runner, which does that by itself, it does nothing.
+
+    Args:
+        timeout_s: How long it waits at most.
+
+    Returns:
+        How many have not arrived, 0 if all is well. They may yet.
+    """
+    own = _process.delivery()
+    return 0 if own is None else own.flush(timeout_s)
+
+
+class _ProcessDelivery:
+    """Tracing of a process of which one attempt is all there is."""
+
+    def __init__(self) -> None:
+        self._delivery = DeliveringProcessor(owner_of=lambda _: _OWNER, give_up_s=FLUSH_S)
+        resource = Resource.create({ROLLOUT: os.environ["FULMEN_ROLLOUT"], ATTEMPT: os.environ["FULMEN_ATTEMPT"]})
+        provider = TracerProvider(sampler=ALWAYS_ON, resource=resource, span_limits=LIMITS, shutdown_on_exit=False)
+        provider.add_span_processor(self._delivery)
+        self.tracer = provider.get_tracer(SCOPE)
+        self.parent = _parent(os.environ.get("TRACEPARENT", ""))
+        # A thread of its own: an export cannot be interrupted, and no thread can be started while a process ends.
+        self._turn = threading.Condition()
+        self._wanted = self._flushed = 0
+        threading.Thread(target=self._send, name="fulmen spans", daemon=True).start()
+
+    def flush(self, timeout_s: float) -> int:
+        if self._delivery.undelivered(_OWNER):
+            with self._turn:
+                self._wanted += 1
+                wanted = self._wanted
+                self._turn.notify_all()
+                self._turn.wait_for(lambda: self._flushed >= wanted, timeout_s)
+        return self._delivery.undelivered(_OWNER)
+
+    def _send(self) -> None:
+        while True:
+            with self._turn:
+                self._turn.wait_for(lambda: self._wanted > self._flushed)
+                wanted = self._wanted
+            self._delivery.force_flush()
+            with self._turn:
+                self._flushed = wanted
+                self._turn.notify_all()
+
+
+class _ThisProcess:
+    """Starts the tracing of this process when it is first used, and again after a fork."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._delivery: _ProcessDelivery | None = None
+
+    def delivery(self) -> _ProcessDelivery | None:
+        """Returns the tracing; None if a runner did not start this process for one attempt."""
+        if not all(os.environ.get(name) for name in _NEEDED):
+            return None
+        with self._lock:
+            if self._delivery is None:
+                self._delivery = _ProcessDelivery()
+                if multiprocessing.parent_process() is None:
+                    atexit.register(self.end)
+                else:
+                    # These processes end without atexit.
+                    multiprocessing.util.Finalize(None, self.end, exitpriority=0)
+            return self._delivery
+
+    def forked(self) -> None:
+        """Forgets what is the parent's."""
+        self._lock = threading.Lock()
+        self._delivery = None
+
+    def end(self) -> None:
+        """Waits for the spans, and says so if some did not arrive."""
+        undelivered = 0 if self._delivery is None else self._delivery.flush(FLUSH_S)
+        if not undelivered:
+            return
+        sys.stderr.write(f"fulmen: {undelivered} spans of this process did not reach the store.\n")
+        path = os.environ.get(REWARDS_FILE_VARIABLE)
+        if path:
+            append_undelivered_spans(path, undelivered)
+
+
+_process = _ThisProcess()
+os.register_at_fork(after_in_child=_process.forked)
+
+
+def _parent(traceparent: str) -> trace.SpanContext | None:
+    try:
+        _, trace_id, span_id, _ = traceparent.split("-")
+        ids = int(trace_id, 16), int(span_id, 16)
+    except ValueError:
+        return None
+    sampled = trace.TraceFlags(trace.TraceFlags.SAMPLED)
+    parent = trace.SpanContext(trace_id=ids[0], span_id=ids[1], is_remote=True, trace_flags=sampled)
+    return parent if parent.is_valid else None
