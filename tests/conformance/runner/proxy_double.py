@@ -25,6 +25,7 @@ class ProxyDouble(capture_service_pb2_grpc.CaptureServiceServicer):
         calls: Model calls by attempt.
         holding: While true, model calls wait for `release`.
         infra_failures: How many failed calls are reported for every attempt.
+        throttled: How many calls without room are reported for every attempt.
         confirming: While false, no attempt is reported as flushed.
         instance_id: As a restart would change it.
     """
@@ -35,6 +36,7 @@ class ProxyDouble(capture_service_pb2_grpc.CaptureServiceServicer):
         self.holding = False
         self._news = asyncio.Condition()
         self.infra_failures = 0
+        self.throttled = 0
         self.confirming = True
         self.instance_id = "instance-1"
         self.flush_call_count = 0
@@ -98,6 +100,7 @@ class ProxyDouble(capture_service_pb2_grpc.CaptureServiceServicer):
                 flushed=self.confirming,
                 call_count=self.calls[attempt],
                 infra_failure_count=self.infra_failures,
+                throttled_count=self.throttled,
             )
             for attempt in request.attempts
         ]

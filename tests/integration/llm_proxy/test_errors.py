@@ -123,6 +123,7 @@ async def test_what_the_backend_refuses_is_passed_on_and_named(proxy: RunningPro
     summary = await proxy.flush(attempt)
     assert seen == [(400, "backend"), (500, "backend"), (429, "backend"), (502, "backend")]
     assert (summary.call_count, summary.infra_failure_count, summary.unusable_count) == (4, 3, 0)
+    assert summary.throttled_count == 1
 
 
 async def test_past_the_limit_of_calls_in_flight_a_call_is_refused_with_retry_after(

@@ -27,6 +27,9 @@ GROWTH_PAUSE_S = 20.0
 BAD_SHARE = 0.1
 """Attempts do not end well if more than this share of them ends by timeouts or by faults around the agent."""
 
+REMEMBERED = 0.97
+"""What share of the ends is remembered from look to look: half of them after 23 looks."""
+
 NEAR_MEMORY_SHARE = 0.9
 """Nothing grows above this part of the memory at which it shrinks."""
 
@@ -80,10 +83,10 @@ class SlotChange:
 
 @dataclass(slots=True)
 class _Window:
-    """What was seen since the number last changed (`well`, `badly`) or was last looked at (the rest)."""
+    """What was seen since the number last changed (`well`, `badly`, older ones less) or was last looked at (the rest)."""
 
-    well: int = 0
-    badly: int = 0
+    well: float = 0.0
+    badly: float = 0.0
     throttled: int = 0
     most_in_use: int = 0
     durations: list[float] = field(default_factory=list)
@@ -144,7 +147,11 @@ class SlotControl:
         slower = self._is_slower()
         change = self._decided(now_s, self._shortage(load, slower=slower), load) if self.automatic else None
         if change is None:
-            self._window = _Window(well=window.well, badly=window.badly, throttled=self._kept_throttles(now_s))
+            self._window = _Window(
+                well=REMEMBERED * window.well,
+                badly=REMEMBERED * window.badly,
+                throttled=self._kept_throttles(now_s),
+            )
         else:
             self._window = _Window()
             self.limit, self.last_change = change.after, change
@@ -189,7 +196,7 @@ class SlotControl:
     def _may_grow(self, now_s: float, load: Load | None) -> bool:
         window = self._window
         rested = now_s >= self._grown_s + GROWTH_INTERVAL_S and now_s >= self._decreased_s + GROWTH_PAUSE_S
-        ended_well = window.well > 0 and window.badly <= BAD_SHARE * (window.well + window.badly)
+        ended_well = window.well >= 1 and window.badly <= BAD_SHARE * (window.well + window.badly)
         roomy = _memory_share(load) < NEAR_MEMORY_SHARE * self.policy.memory_share
         idle_cpu = load is None or load.cpu < BUSY_CPU
         return rested and ended_well and roomy and idle_cpu and window.most_in_use >= self.limit
