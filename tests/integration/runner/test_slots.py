@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import httpx
+import aiohttp
 import pytest
 
 from fulmen.errors import ArgumentInvalid, PermissionDenied, TokenInvalid
@@ -53,8 +53,9 @@ async def test_refused_model_calls_take_slots_away_until_somebody_sets_them(
         assert (await stub.SetSlots(messages.SetSlotsRequest(slot_count=5))).slot_count == 5
         await store.double.until(lambda: loads[-1].slots.limit_count == 5, FINAL_DEADLINE_S)
         assert not loads[-1].slots.automatic
-    async with httpx.AsyncClient(timeout=10) as http:
-        figures = (await http.get(f"http://127.0.0.1:{ports['metrics_port']}/metrics")).text
+    url = f"http://127.0.0.1:{ports['metrics_port']}/metrics"
+    async with aiohttp.ClientSession() as http, http.get(url) as page:
+        figures = await page.text()
     assert 'fulmen_runner_slot_changes_total{reason="throttled"} 1.0' in figures
     assert "\nfulmen_runner_slots 5.0" in figures
     assert "\nfulmen_runner_slots_automatic 0.0" in figures
