@@ -10,8 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fulmen.rewards_file import append_rewards, append_undelivered_spans
 from fulmen_runner.agents.rewards_file import MAX_REWARDS_FILE_BYTES, read_rewards_file
-from fulmen_runner.domain.errors import AgentFailed
+from fulmen_runner.domain.errors import AgentFailed, HostUnavailable
 from fulmen_runner.domain.outcome import Reward
 
 
@@ -31,6 +32,15 @@ def test_each_line_is_a_reward(path: Path) -> None:
         Reward(value=1.0, step=3),
         Reward(value=2.0, span_id=bytes.fromhex("00f067aa0ba902b7")),
     )
+
+
+def test_spans_that_did_not_arrive_are_no_fault_of_the_commands(path: Path) -> None:
+    append_rewards(str(path), [(("reward", 2, b"12345678"), 1.0)])
+    assert read_rewards_file(path) == (Reward(value=1.0, step=2, span_id=b"12345678"),)
+    append_undelivered_spans(str(path), 2)
+    append_undelivered_spans(str(path), 3)
+    with pytest.raises(HostUnavailable, match="5 spans"):
+        read_rewards_file(path)
 
 
 def test_of_the_same_kind_the_last_one_counts(path: Path) -> None:

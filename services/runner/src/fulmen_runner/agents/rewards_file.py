@@ -5,12 +5,13 @@ Invariant: whatever a process made of that file, reading it ends, takes bounded 
 
 import json
 import os
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from fulmen.agent import FINAL_DIMENSION
-from fulmen_runner.domain.errors import AgentFailed
+from fulmen_runner.domain.errors import AgentFailed, HostUnavailable
 from fulmen_runner.domain.outcome import Reward
 from fulmen_runner.domain.rewards import checked
 
@@ -22,6 +23,9 @@ _MAX_PROBLEMS_NAMED = 10
 _MAX_PROBLEM_LENGTH = 150
 _MEMBERS = frozenset({"value", "dimension", "step", "span_id"})
 _SPAN_ID_DIGITS = 16
+_UNDELIVERED = re.compile(rb'{"undelivered_spans": ([0-9]{1,9})}')
+"""What `fulmen.rewards_file.append_undelivered_spans` writes."""
+
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -32,11 +36,16 @@ def read_rewards_file(path: Path) -> tuple[Reward, ...]:
 
     Raises:
         AgentFailed: With every line that is wrong, or if the file is too large or no plain file.
+        HostUnavailable: If the process says that spans of it did not reach the store.
     """
     content = _content(path)
     rewards: dict[tuple[str, int | None, bytes], Reward] = {}
     problems: list[str] = []
+    undelivered = 0
     for number, line in enumerate(_lines(content), start=1):
+        if said := _UNDELIVERED.fullmatch(line):
+            undelivered += int(said[1])
+            continue
         try:
             reward = _reward(line)
         except AgentFailed as error:
@@ -48,6 +57,8 @@ def read_rewards_file(path: Path) -> tuple[Reward, ...]:
         more = len(problems) - _MAX_PROBLEMS_NAMED
         named = problems[:_MAX_PROBLEMS_NAMED] + ([f"and {more} more"] if more > 0 else [])
         raise AgentFailed("The rewards file holds what is no reward. " + "; ".join(named))
+    if undelivered:
+        raise HostUnavailable(f"{undelivered} spans of the command did not reach the store.")
     return tuple(rewards.values())
 
 
