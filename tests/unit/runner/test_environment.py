@@ -7,7 +7,7 @@ from urllib.parse import unquote
 from fulmen_runner.agents.environment import Endpoints, inherited_environment, traceparent
 from tests.unit.runner.support import work
 
-ENDPOINTS = Endpoints(llm_proxy_url="http://proxy:7200/", otlp_url="http://store:7101")
+ENDPOINTS = Endpoints(llm_proxy_url="http://proxy:7200/", otlp_url="http://store:7101", otlp_http_url="http://store:7103")
 
 
 def test_an_agent_finds_models_tracing_and_its_task() -> None:
@@ -21,6 +21,9 @@ def test_an_agent_finds_models_tracing_and_its_task() -> None:
         "ANTHROPIC_API_KEY": "the-key",
         "OTEL_EXPORTER_OTLP_ENDPOINT": "http://store:7101",
         "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
+        "OTEL_METRICS_EXPORTER": "none",
+        "OTEL_LOGS_EXPORTER": "none",
+        "FULMEN_TRACES_URL": "http://store:7103/v1/traces",
         "TRACEPARENT": traceparent(item.attempt),
         "FULMEN_ROLLOUT": item.rollout,
         "FULMEN_ATTEMPT": "1",

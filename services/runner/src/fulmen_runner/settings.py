@@ -41,6 +41,17 @@ class RunnerSettings(ContainerSettings, JobSettings):
     agents_otlp_url: str = Field(
         default="", description="Where agents send spans, OTLP over gRPC. Empty means the store: http://<store_target>."
     )
+    agents_otlp_http_url: str = Field(
+        default="",
+        pattern=r"^(https?://[^/]+/?)?$",
+        description="The same over HTTP, `http://host:7103`: FULMEN_TRACES_URL of agents, for those without gRPC.",
+    )
+    instrument: str = Field(
+        default="auto",
+        pattern=r"^[A-Za-z0-9_., -]+$",
+        description="Installed OpenTelemetry and OpenInference instrumentors for Python agents: `auto`: of models and "
+        "agents; `none`; or names, separated by commas.",
+    )
     slots: Literal["auto"] | Annotated[int, Field(ge=1, le=MAX_SLOTS)] = Field(
         default=64, description="How many attempts run at once; `auto` lets the runner decide."
     )
@@ -61,6 +72,16 @@ class RunnerSettings(ContainerSettings, JobSettings):
         default="", description="Python target (`file.py:name`) of the agent for rollouts that name none."
     )
     grader: str = Field(default="", description="Python target of the grader that goes with `agent`.")
+    isolation: Literal["runner", "process"] = Field(
+        default="runner", description="Where Python agents and graders run that do not say: in the runner or a child."
+    )
+    child_attempts: int = Field(
+        default=100, ge=1, le=1_000_000, description="How many attempts a child runs; 1 gives each its own."
+    )
+    child_idle_count: int = Field(default=8, ge=0, le=1000, description="How many children wait for work at most.")
+    child_idle_s: float = Field(
+        default=60.0, gt=0, le=86_400, description="How long a child waits for work before it is ended, seconds."
+    )
     inherit_environment: str = Field(
         default="", description="Further variables of the runner that commands get, separated by commas."
     )

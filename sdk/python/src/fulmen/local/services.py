@@ -234,6 +234,7 @@ def _runner(plan: StackPlan, name: str) -> ServiceSpec:
             **_to_store(plan, "runner"),
             "FULMEN_RUNNER_LLM_PROXY_URL": targets["llm_proxy_http"],
             "FULMEN_RUNNER_LLM_PROXY_TARGETS": targets["llm_proxy"],
+            "FULMEN_RUNNER_AGENTS_OTLP_HTTP_URL": f"http://{LOOPBACK}:{plan.ports['store_http']}",
             **slots,
         },
     )

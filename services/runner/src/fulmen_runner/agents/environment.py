@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from fulmen.ids import parse_attempt_name
+from fulmen_runner.agents.instrumentation import NONE
 from fulmen_runner.agents.rewards_file import REWARDS_FILE_VARIABLE
 from fulmen_runner.agents.templates import Placeholders, expand
 from fulmen_runner.domain.work import Work
@@ -35,10 +36,14 @@ class Endpoints:
     Attributes:
         llm_proxy_url: Such as `http://proxy:7200`; empty if there is none.
         otlp_url: OTLP over gRPC, such as `http://store:7101`; empty if there is none.
+        otlp_http_url: The same over HTTP, such as `http://store:7103`; empty if there is none.
+        instrument: Which instrumentors are switched on in the Python of agents; see `instrumentation`.
     """
 
     llm_proxy_url: str
     otlp_url: str
+    otlp_http_url: str = ""
+    instrument: str = NONE
 
     def environment(self, key: str) -> dict[str, str]:
         """Returns the variables that name the endpoints, with an API key."""
@@ -52,7 +57,15 @@ class Endpoints:
                 "ANTHROPIC_API_KEY": key,
             }
         if self.otlp_url:
-            variables |= {"OTEL_EXPORTER_OTLP_ENDPOINT": self.otlp_url, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
+            # OpenTelemetry's SDKs would send metrics and logs there as well; the store takes spans alone.
+            variables |= {
+                "OTEL_EXPORTER_OTLP_ENDPOINT": self.otlp_url,
+                "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
+                "OTEL_METRICS_EXPORTER": "none",
+                "OTEL_LOGS_EXPORTER": "none",
+            }
+        if self.otlp_http_url:
+            variables["FULMEN_TRACES_URL"] = f"{self.otlp_http_url.rstrip('/')}/v1/traces"
         return variables
 
     def attempt_environment(self, work: Work) -> dict[str, str]:

@@ -46,7 +46,7 @@ Report = Callable[[str, str], None]
 """Gets the name of an instrumentor that could not be switched on, and why."""
 
 
-def instrument(wanted: str, report: Report) -> tuple[str, ...]:
+def instrument(wanted: str, report: Report, *, provider: Callable[[], TracerProvider] | None = None) -> tuple[str, ...]:
     """Chooses instrumentors; each is switched on when its framework is imported, so that others cost nothing.
 
     Args:
@@ -54,6 +54,7 @@ def instrument(wanted: str, report: Report) -> tuple[str, ...]:
             instrumentors or of their distributions, separated by commas; these may be of any kind.
             OTEL_SDK_DISABLED and OTEL_PYTHON_DISABLED_INSTRUMENTATIONS are heeded.
         report: Called for each that fails, now or later.
+        provider: Makes what they give spans to, when the first is switched on. None: the process's own.
 
     Returns:
         What was chosen, such as `langchain (openinference-instrumentation-langchain 0.1.80)`.
@@ -64,7 +65,7 @@ def instrument(wanted: str, report: Report) -> tuple[str, ...]:
     chosen = dict(_installed()) if wanted == AUTO else _named(wanted, report)
     chosen = {name: entry for name, entry in chosen.items() if not {name, _normal(entry.name)} & disabled}
     for name, entry in chosen.items():
-        _switch_on_with_framework(name, entry, report)
+        _switch_on_with_framework(name, entry, report, provider)
     return tuple(f"{name} ({_distribution_of(entry)})" for name, entry in sorted(chosen.items()))
 
 
@@ -124,7 +125,9 @@ def _requirements(entry: EntryPoint) -> list[str]:
     return [match[1] for match in map(_REQUIREMENT.match, requirements) if match is not None]
 
 
-def _switch_on_with_framework(name: str, entry: EntryPoint, report: Report) -> None:
+def _switch_on_with_framework(
+    name: str, entry: EntryPoint, report: Report, provider: Callable[[], TracerProvider] | None
+) -> None:
     modules = {file.parts[0] for framework in _frameworks(entry) for file in framework.files or () if _is_package(file)}
     if not modules and find_spec(_normal(entry.name)) is not None:
         modules = {_normal(entry.name)}
@@ -133,7 +136,7 @@ def _switch_on_with_framework(name: str, entry: EntryPoint, report: Report) -> N
     def switch_on(_: ModuleType) -> None:
         if not begun:
             begun.append(name)
-            failure = _switch_on(entry)
+            failure = _switch_on(entry, provider)
             if failure:
                 report(name, failure)
 
@@ -147,7 +150,7 @@ def _is_package(file: PackagePath) -> bool:
     return len(file.parts) == 2 and file.name == "__init__.py"  # A folder and its file.
 
 
-def _switch_on(entry: EntryPoint) -> str:
+def _switch_on(entry: EntryPoint, provider: Callable[[], TracerProvider] | None) -> str:
     """Returns why it failed; nothing if it did not."""
     try:
         instrumentor = entry.load()()
@@ -156,7 +159,8 @@ def _switch_on(entry: EntryPoint) -> str:
         conflict = instrumentor._check_dependency_conflicts()
         if conflict:
             return str(conflict)
-        instrumentor.instrument(skip_dep_check=True)
+        given = {} if provider is None else {"tracer_provider": provider()}
+        instrumentor.instrument(skip_dep_check=True, **given)
     except Exception as error:  # noqa: BLE001  # Foreign code against a framework of any version.
         return f"{type(error).__name__}: {error}"
     _call_in_place(instrumentor)
