@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from fulmen.cli import (
+    agent_commands,
     doctor_command,
+    emit_command,
     project_commands,
     proxy_commands,
     queue_command,
@@ -53,6 +55,7 @@ def _root(
 
 for module in (
     stack_commands,
+    agent_commands,
     train_command,
     run_commands,
     rollout_commands,
@@ -60,6 +63,7 @@ for module in (
     runner_commands,
     trace_command,
     span_commands,
+    emit_command,
     resource_commands,
     proxy_commands,
     project_commands,

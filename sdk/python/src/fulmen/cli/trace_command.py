@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from typing import Annotated, Final
 
@@ -15,6 +14,7 @@ from fulmen.cli.command import Output, OutputOption, remote_command
 from fulmen.cli.connection import Connection
 from fulmen.cli.output import as_dict, console, print_json
 from fulmen.cli.rollout_pages import rollout_name
+from fulmen.cli.span_tree import SpanNode, conversation_lines, decoded, grow
 from fulmen.store.v1 import span_service_pb2
 from fulmen.type.v1 import model_call_pb2
 
@@ -22,9 +22,6 @@ __all__ = ["register"]
 
 PAGE_SIZE: Final = 1000
 BYTES_PER_TOKEN_ID: Final = 4
-MAX_TEXT: Final = 160
-NANOSECONDS_PER_MS: Final = 1_000_000
-_ERROR_STYLE: Final = "red"
 
 
 def register(app: typer.Typer) -> None:
@@ -67,43 +64,18 @@ def _tree(name: str, spans: list[span_service_pb2.AttemptSpan]) -> Tree:
     for span in spans:
         by_attempt[span.attempt].append(span)
     for attempt, members in by_attempt.items():
-        _grow(root.add(Text(f"attempt {attempt.rpartition('/')[2]}", style="bold")), members)
+        branch = root.add(Text(f"attempt {attempt.rpartition('/')[2]}", style="bold"))
+        grow(branch, [SpanNode(span=trace_pb2.Span.FromString(e.span.otlp_span), lines=_lines(e)) for e in members])
     return root
 
 
-def _grow(branch: Tree, members: list[span_service_pb2.AttemptSpan]) -> None:
-    """Hangs spans below their parents; those whose parent is not there hang at the branch itself."""
-    parsed = [(each, trace_pb2.Span.FromString(each.span.otlp_span)) for each in members]
-    nodes: dict[bytes, Tree] = {}
-    waiting = sorted(parsed, key=lambda item: item[1].start_time_unix_nano)
-    known = {span.span_id for _, span in parsed}
-    while waiting:
-        later = []
-        for record, span in waiting:
-            has_parent = span.parent_span_id in known and span.parent_span_id != span.span_id
-            if has_parent and span.parent_span_id not in nodes:
-                later.append((record, span))
-                continue
-            parent = nodes[span.parent_span_id] if has_parent else branch
-            nodes[span.span_id] = parent.add(_label(record, span))
-        if len(later) == len(waiting):  # Spans that are each other's parents, which only a broken writer makes.
-            known = set()
-        waiting = later
+def _lines(record: span_service_pb2.AttemptSpan) -> list[str]:
+    if not record.span.model_call:
+        return []
+    return _call_lines(model_call_pb2.ModelCallRecord.FromString(record.span.model_call))
 
 
-def _label(record: span_service_pb2.AttemptSpan, span: trace_pb2.Span) -> Text:
-    milliseconds = (span.end_time_unix_nano - span.start_time_unix_nano) / NANOSECONDS_PER_MS
-    failed = span.status.code == trace_pb2.Status.STATUS_CODE_ERROR
-    text = Text(span.name, style=_ERROR_STYLE if failed else "")
-    text.append(f"  {milliseconds:.0f} ms", style="dim")
-    if failed and span.status.message:
-        text.append(f"  {span.status.message[:MAX_TEXT]}", style=_ERROR_STYLE)
-    if record.span.model_call:
-        text.append("\n" + _call_text(model_call_pb2.ModelCallRecord.FromString(record.span.model_call)), style="dim")
-    return text
-
-
-def _call_text(call: model_call_pb2.ModelCallRecord) -> str:
+def _call_lines(call: model_call_pb2.ModelCallRecord) -> list[str]:
     prompt = len(call.prompt_token_ids) // BYTES_PER_TOKEN_ID
     completion = len(call.completion_token_ids) // BYTES_PER_TOKEN_ID
     versions = ", ".join(str(each.version) for each in call.policy_versions)
@@ -112,33 +84,7 @@ def _call_text(call: model_call_pb2.ModelCallRecord) -> str:
         words.append(f"policy {call.policy} version {versions or '?'}")
     if not call.usable:
         words.append(f"not usable: {call.unusable_reason}")
-    return "\n".join([*words, *_conversation(call)])
-
-
-def _conversation(call: model_call_pb2.ModelCallRecord) -> list[str]:
-    """Returns the last message of the request and the answer, each on a line."""
-    lines = []
-    match _decoded(call.request_json):
-        case {"messages": [*_, {"role": str(role), "content": str(content)}]}:
-            lines.append(_cut(f"{role}: {content}"))
-    match _decoded(call.response_json):
-        case {"choices": [{"message": {"tool_calls": [_, *_] as tool_calls}}, *_]}:
-            lines.append(_cut(f"assistant calls {json.dumps(tool_calls, ensure_ascii=False)}"))
-        case {"choices": [{"message": {"content": str(content)}}, *_]}:
-            lines.append(_cut(f"assistant: {content}"))
-    return lines
-
-
-def _decoded(content: bytes) -> object:
-    try:
-        return json.loads(content)
-    except ValueError:
-        return None
-
-
-def _cut(text: str) -> str:
-    line = text.replace("\n", "⏎")
-    return line if len(line) <= MAX_TEXT else line[:MAX_TEXT] + "…"
+    return [*words, *conversation_lines(decoded(call.request_json), decoded(call.response_json))]
 
 
 def _as_json(record: span_service_pb2.AttemptSpan) -> dict[str, object]:

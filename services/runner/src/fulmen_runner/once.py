@@ -1,0 +1,217 @@
+"""Runs attempts of one agent without a store: the same parts as in a runner, with work, models and spans from the caller.
+
+Used by `fulmen agent check`. The agent's Python callables run in the calling thread, so that breakpoints have the
+terminal; everything else runs in a thread of its own.
+"""
+
+import asyncio
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from fulmen.ids import rollout_name, uuid7
+from fulmen.runner.v1 import agent_spec_pb2 as pb
+from fulmen_runner.agents.loader import load_through
+from fulmen_runner.agents.main_thread import MainThread
+from fulmen_runner.agents.specification import Bundle, PythonTarget, Specification
+from fulmen_runner.app import wire_attempts
+from fulmen_runner.clients.library import specification_of
+from fulmen_runner.domain.classification import CaptureEvidence, InstanceIds
+from fulmen_runner.domain.outcome import Failed, Outcome
+from fulmen_runner.domain.stragglers import Stragglers
+from fulmen_runner.domain.work import Mode, Work
+from fulmen_runner.settings import RunnerSettings
+
+NO_TIMEOUT_S = 30 * 86400.0
+"""Long enough to sit at a breakpoint over a weekend."""
+
+FLUSH_S = 10.0
+_AGENT = "resources/agent.check/versions/1"
+_BUNDLE = "resources/bundle.check/versions/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """An attempt that has ended.
+
+    Attributes:
+        rollout: `rollouts/{uuid}`.
+        outcome: What became of it.
+        seconds: How long it took.
+    """
+
+    rollout: str
+    outcome: Outcome
+    seconds: float
+
+    def as_dict(self) -> dict[str, object]:
+        """Returns it as JSON-ready values."""
+        outcome = self.outcome
+        failed = isinstance(outcome, Failed)
+        rewards = () if isinstance(outcome, Failed) else outcome.rewards
+        return {
+            "rollout": self.rollout,
+            "state": "failed" if failed else "succeeded",
+            "failure": {"kind": outcome.kind.value, "message": outcome.message}
+            if isinstance(outcome, Failed)
+            else None,
+            "rewards": [
+                {"dimension": each.dimension, "step": each.step, "span_id": each.span_id.hex(), "value": each.value}
+                for each in rewards
+            ],
+            "outcome": outcome.output.content.decode(errors="replace"),
+            "seconds": round(self.seconds, 6),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Where an agent is tried.
+
+    Attributes:
+        folder: The agent's files: Python is run from there, in place.
+        archive: The same as a tar.gz, for what runs in processes of its own; empty: those run in this process' folder.
+        archive_sha256_hex: Its digest.
+        llm_proxy_url: Where agents find their models.
+        otlp_url: Where spans go, OTLP over gRPC.
+        calls_of: Counts an attempt's model calls, and those of them that failed for no fault of the agent's.
+        timeout_s: How long an attempt may run; None: as long as it takes.
+        attempt_key: Makes the key of an attempt.
+    """
+
+    folder: Path
+    archive: bytes = field(repr=False)
+    archive_sha256_hex: str
+    llm_proxy_url: str
+    otlp_url: str
+    calls_of: Callable[[str], tuple[int, int]]
+    timeout_s: float | None = None
+    attempt_key: Callable[[], str] = field(default=lambda: f"fulmen-check-{secrets.token_hex(16)}", repr=False)
+
+
+def run_attempts(
+    spec: pb.AgentSpec,
+    inputs: Sequence[tuple[bytes, str]],
+    stage: Stage,
+    *,
+    on_start: Callable[[str, str], None],
+    on_end: Callable[[dict[str, object]], None],
+) -> None:
+    """Runs one attempt after another; call it in the main thread.
+
+    Args:
+        spec: How the agent is started and scored.
+        inputs: The input of each attempt and its content type.
+        stage: Where it happens.
+        on_start: Is told each attempt's rollout and key.
+        on_end: Is given what became of each.
+
+    Raises:
+        AgentFailed: If the spec does not say how the agent is started.
+        KeyboardInterrupt: On Ctrl-C.
+    """
+    main = MainThread()
+    load_through(lambda target, _: main.load(target, stage.folder))
+    library = _Library(
+        _specification(spec, packed=bool(stage.archive)),
+        Bundle(archive=stage.archive, sha256_hex=stage.archive_sha256_hex),
+    )
+    works = [_work(data, content_type, stage) for data, content_type in inputs]
+    failures: list[BaseException] = []
+
+    async def attempts() -> None:
+        async with AsyncExitStack() as stack:
+            executor = wire_attempts(
+                _settings(stage), stack, library=library, captures=_Captures(stage.calls_of), stragglers=Stragglers()
+            )
+            for work in works:
+                on_start(work.rollout, work.attempt_key)
+                started = time.monotonic()
+                outcome = await executor.execute(work)
+                on_end(Ended(rollout=work.rollout, outcome=outcome, seconds=time.monotonic() - started).as_dict())
+
+    def background() -> None:
+        try:
+            asyncio.run(attempts())
+        except BaseException as error:  # noqa: BLE001  # Raised again in the thread that waits.
+            failures.append(error)
+        finally:
+            main.end()
+
+    thread = threading.Thread(target=background, name="attempts", daemon=True)
+    thread.start()
+    main.serve()
+    thread.join(FLUSH_S)
+    if failures:
+        raise failures[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Library:
+    known: Specification
+    files: Bundle
+
+    async def specification(self, name: str, project: str) -> Specification:
+        """Returns the one agent."""
+        return self.known
+
+    async def bundle(self, name: str, project: str) -> Bundle:
+        """Returns its files."""
+        return self.files
+
+
+@dataclass(frozen=True, slots=True)
+class _Captures:
+    count: Callable[[str], tuple[int, int]]
+
+    async def instances(self) -> InstanceIds:
+        """Returns nobody: the calls are recorded in this process."""
+        return ()
+
+    async def flush(self, attempt: str) -> CaptureEvidence:
+        """Returns what was recorded."""
+        calls, failed = self.count(attempt)
+        return CaptureEvidence(call_count=calls, infra_failure_count=failed)
+
+
+def _specification(spec: pb.AgentSpec, *, packed: bool) -> Specification:
+    """Returns the agent as it is tried: Python in this process and from its own folder."""
+    known = specification_of(spec, "The agent")
+    if isinstance(known.entry, PythonTarget):
+        return replace(known, entry=replace(known.entry, own_process=False), bundle="")
+    return replace(known, bundle=_BUNDLE if packed else "")
+
+
+def _work(data: bytes, content_type: str, stage: Stage) -> Work:
+    rollout = rollout_name(uuid7())
+    return Work(
+        attempt=f"{rollout}/attempts/1",
+        rollout=rollout,
+        number=1,
+        lease_id="",
+        epoch=1,
+        project="",
+        mode=Mode.TEST,
+        agent=_AGENT,
+        input=data,
+        input_content_type=content_type,
+        resource_versions={},
+        attempt_key=stage.attempt_key(),
+        timeout_s=stage.timeout_s or NO_TIMEOUT_S,
+    )
+
+
+def _settings(stage: Stage) -> RunnerSettings:
+    values: Mapping[str, object] = {
+        "dev_mode": True,
+        "llm_proxy_url": stage.llm_proxy_url,
+        "llm_proxy_targets": "127.0.0.1:1",  # Never asked: the calls are recorded by the caller.
+        "agents_otlp_url": stage.otlp_url,
+        "token": "check",
+        "flush_s": FLUSH_S,
+    }
+    return RunnerSettings.model_validate(values)

@@ -1,0 +1,252 @@
+"""`fulmen agent check`, as a newcomer types it: real processes, the real runner, models that really are asked."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+AGENT = """
+from openai import AsyncOpenAI, OpenAI
+import fulmen.emit
+
+def _ask(task, **more):
+    turns = [{"role": "user", "content": task["question"]}]
+    return OpenAI(max_retries=0).chat.completions.create(model="mine", messages=turns, **more)
+
+def silent(task):
+    return _ask(task).choices[0].message.content
+
+async def scored(task, context):
+    turns = [{"role": "user", "content": task["question"]}]
+    stream = await AsyncOpenAI().chat.completions.create(model="mine", messages=turns, stream=True)
+    async for _ in stream:
+        pass
+    fulmen.emit.emit_reward(0.25, dimension="short")
+    return 0.5
+
+def walks(task):
+    yield 0.1
+    _ask(task)
+    yield 0.2
+
+def breaks(task):
+    raise ValueError("no good")
+
+def stops(task):
+    found = 41
+    breakpoint()
+    return found
+"""
+CURL = 'curl -s "$OPENAI_BASE_URL/chat/completions" -d @body.json >&2 -H "authorization: Bearer '
+COMMAND = f'{CURL}other"; {CURL}$OPENAI_API_KEY"; cat; echo; echo 0.75'
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("agent")
+    (path / "agent.py").write_text(AGENT)
+    (path / "grader.py").write_text(
+        "def grade(task, outcome):\n    return {'right': float(outcome == task['answer'])}\n"
+    )
+    (path / "body.json").write_text('{"model": "mine", "messages": [{"role": "user", "content": "one two"}]}')
+    tasks = [{"question": f"q {n}", "answer": f"q {n}"} for n in range(3)]
+    (path / "train.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    (path / "train.toml").write_text(
+        'name = "x"\n[policy]\nname = "mine"\n[agent]\npython = "agent.py:silent"\ngrader = "grader.py:grade"\n'
+        '[data]\ntrain = "train.jsonl"\n[[stage]]\nalgorithm = "grpo"\n'
+    )
+    return path
+
+
+def check(folder: Path, *arguments: str, fake: bool = True) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fulmen.cli", "agent", "check", *(["--fake-model"] if fake else []), *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+
+
+def document(folder: Path, *arguments: str, fake: bool = True) -> dict[str, Any]:
+    done = check(folder, "--output", "json", *arguments, fake=fake)
+    assert done.stdout, done.stderr
+    return json.loads(done.stdout)[0]
+
+
+def test_a_configuration_is_checked_on_one_of_its_tasks_with_its_grader(folder: Path) -> None:
+    done = check(folder, "train.toml", "--task", "2", "--times", "2")
+
+    assert done.returncode == 0, done.stderr
+    assert "assistant: q 2" in done.stdout
+    assert "reward    right = 1\n" in done.stdout
+    assert "tokens    2 prompt, 2 completion, in 1 model call\n" in done.stdout
+    assert "2 of 2 attempts ended with a reward." in done.stdout
+
+
+def test_streams_spans_and_emitted_rewards_are_shown_as_what_they_are(folder: Path) -> None:
+    found = document(folder, "agent.py:scored", "--input", '{"question": "a b c"}')
+
+    assert [(each["dimension"], each["value"]) for each in found["rewards"]] == [("short", 0.25), ("reward", 0.5)]
+    assert [(call["prompt_tokens"], call["completion_tokens"]) for call in found["model_calls"]] == [(3, 3)]
+    assert found["failure"] is None
+
+
+def test_a_generator_is_walked_step_by_step(folder: Path) -> None:
+    found = document(folder, "agent.py:walks", "--input", '{"question": "a"}')
+
+    assert [(each["step"], each["value"]) for each in found["rewards"]] == [(0, 0.1), (1, 0.2)]
+    assert len(found["model_calls"]) == 1
+
+
+def test_an_agent_without_a_reward_fails_and_is_told_how_to_give_one(folder: Path) -> None:
+    done = check(folder, "agent.py:silent", "--input", '{"question": "a"}')
+
+    assert done.returncode == 1
+    assert "failed: REWARD_MISSING" in done.stdout
+    assert "Nothing gave a reward: return a number" in done.stdout
+
+
+def test_what_an_agent_raises_is_shown_without_frames_of_others(folder: Path) -> None:
+    found = document(folder, "agent.py:breaks", "--input", "{}")
+
+    assert found["failure"]["kind"] == "AGENT_ERROR"
+    assert "ValueError: no good" in found["failure"]["message"]
+    assert "concurrent/futures" not in found["failure"]["message"]
+
+
+def test_a_command_is_given_input_key_and_models_and_a_wrong_key_is_explained(folder: Path) -> None:
+    found = document(folder, "--command", "--input", "hello", "--", "bash", "-c", COMMAND)
+
+    assert found["rewards"] == [{"dimension": "reward", "step": None, "span_id": "", "value": 0.75}]
+    assert found["outcome"].startswith("hello")
+    assert [call["prompt_tokens"] for call in found["model_calls"]] == [2]
+    assert "1 model call came without the attempt's key" in found["hints"][0]
+
+
+def test_the_end_of_standard_error_says_why_a_command_failed(folder: Path) -> None:
+    done = check(folder, "--command", "--input", "x", "--", "bash", "-c", "echo why >&2; exit 3")
+
+    assert done.returncode == 1
+    assert "exited with status 3" in done.stdout
+    assert "why" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["agent.py:silent"], 2, "Give the agent something to do"),
+        ([], 2, "Name what to check"),
+        (["train.toml", "--task", "3"], 3, "has no task 3: there are 0 to 2"),
+        (["none.py:f", "--input", "1"], 3, "There is no file none.py"),
+        (["none.toml"], 2, "There is no file none.toml"),
+        (["agent.py:silent", "--input", "1", "--task", "1"], 2, "Give one of"),
+    ],
+)
+def test_what_is_missing_is_said_with_the_right_exit_status(
+    folder: Path, arguments: list[str], code: int, message: str
+) -> None:
+    done = check(folder, *arguments)
+
+    assert done.returncode == code
+    assert message in done.stderr
+
+
+def test_without_any_model_the_three_ways_to_have_one_are_named(folder: Path) -> None:
+    done = check(folder, "train.toml", fake=False)
+
+    assert done.returncode == 2
+    assert all(way in done.stderr for way in ("fulmen up", "--model-url", "--fake-model"))
+
+
+class _Vendor(BaseHTTPRequestHandler):
+    """Knows one key and one model."""
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        good = self.headers["Authorization"] == "Bearer real-key" and self.path == "/api/v1/chat/completions"
+        status = 200 if good and body["model"] == "big" else 401
+        choice = {"index": 0, "message": {"role": "assistant", "content": "from afar"}, "finish_reason": "stop"}
+        answer = {"id": "1", "object": "chat.completion", "created": 0, "model": "big", "choices": [choice]}
+        answer["usage"] = {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}
+        content = json.dumps(answer if status == 200 else {"error": {"message": "wrong key"}}).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture(scope="module")
+def vendor() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Vendor)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/api/v1"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_vendor_gets_the_real_key_and_model_and_the_agent_neither(folder: Path, vendor: str) -> None:
+    options = ["train.toml", "--model-url", vendor, "--model", "big"]
+    found = document(folder, *options, "--api-key", "real-key", fake=False)
+    refused = document(folder, *options, "--api-key", "other-key", fake=False)
+
+    assert found["outcome"] == "from afar"
+    assert found["model_calls"][0]["prompt_tokens"] == 7
+    assert "real-key" not in json.dumps(found)
+    assert refused["failure"]["kind"] == "AGENT_ERROR"
+    assert any("refused the key" in hint for hint in refused["hints"])
+
+
+def test_a_breakpoint_in_the_agent_has_the_terminal(folder: Path) -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(folder)
+        command = [
+            sys.executable,
+            "-m",
+            "fulmen.cli",
+            "agent",
+            "check",
+            "agent.py:stops",
+            "--input",
+            "1",
+            "--fake-model",
+        ]
+        os.execv(sys.executable, command)
+    try:
+        read_until(terminal, "(Pdb)")
+        os.write(terminal, b"p found + 1\n")
+        assert "42" in read_until(terminal, "(Pdb)")
+        os.write(terminal, b"continue\n")
+        assert "succeeded" in read_until(terminal, "succeeded")
+    finally:
+        os.close(terminal)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, 9)
+        os.waitpid(pid, 0)
+
+
+def read_until(terminal: int, word: str) -> str:
+    text = ""
+    deadline = time.monotonic() + 30
+    while word not in text and time.monotonic() < deadline:
+        if select.select([terminal], [], [], 1)[0]:
+            try:
+                text += os.read(terminal, 4096).decode(errors="replace")
+            except OSError:
+                break
+    assert word in text, text
+    return text
