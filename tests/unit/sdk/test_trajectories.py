@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from fulmen.agent import GRADER_AGENT
 from fulmen.model_call import (
     ModelCallInvalid,
     pack_logprobs,
@@ -21,8 +22,8 @@ from fulmen.model_call import (
 )
 from fulmen.store.v1.span_pb2 import SpanChunk, SpanCodec, SpanRecord
 from fulmen.trajectories import BreakReason, DropReason, trajectories, trajectory
-from tests.unit.sdk.trajectory_cases import ATTEMPT, attempts, chunk_of, plain, record_of, records_of
-from tests.unit.sdk.trajectory_reference import World, dropped_calls, reference_rows
+from tests.unit.sdk.trajectory_cases import ATTEMPT, attempts, attribute, chunk_of, plain, record_of, records_of
+from tests.unit.sdk.trajectory_reference import PlainCall, PlainSpan, World, dropped_calls, reference_rows
 
 
 @given(world=attempts(), order=st.randoms(use_true_random=False), compressed=st.booleans())
@@ -138,6 +139,95 @@ def test_an_answer_that_the_client_never_saw_is_dropped() -> None:
     result = trajectory([chunk_of([record_of(first, 0), record_of(again, 1)])])
     assert [row.response_ids for row in result.rows] == [(3,)]
     assert result.drops == {DropReason.ORPHANED: 1}
+
+
+def kept_of(calls: list[PlainCall]) -> list[int]:
+    """Returns the first sampled token of every row."""
+    return [row.response_ids[0] for row in trajectory([chunk_of(records_of(calls, []))]).rows]
+
+
+def test_a_resend_replaces_the_call_whose_client_went_away_before_any_other() -> None:
+    again = plain([1], [4], request="{}", resend_count=1)
+    gone = plain([1], [2], request="{}", gone=True)
+    assert kept_of([gone, plain([1], [3], request="{}"), again]) == [3, 4]
+
+
+def test_a_resend_of_a_call_that_came_to_nothing_replaces_no_other_sample() -> None:
+    lost = plain([1], [], request="{}", lost=True)
+    again = plain([1], [4], request="{}", resend_count=1)
+    assert kept_of([plain([1], [2], request="{}"), lost, again]) == [2, 4]
+    refused_twice = plain([1], [], request="{}", lost=True, resend_count=1)
+    third = plain([1], [5], request="{}", resend_count=2)
+    assert kept_of([plain([1], [2], request="{}"), refused_twice, third]) == [5]
+
+
+def test_two_samples_that_were_both_sent_again_are_both_replaced() -> None:
+    calls = [plain([1], [sampled], request="{}", resend_count=sampled // 4) for sampled in (2, 3, 4, 5)]
+    assert kept_of(calls) == [4, 5]
+
+
+def test_all_choices_of_an_answer_are_replaced_by_a_resend() -> None:
+    first = [record_of(plain([1], [2 + i], request="{}"), i, start=0) for i in range(2)]
+    again = [record_of(plain([1], [4 + i], request="{}", resend_count=1), 2 + i, start=1) for i in range(2)]
+    for records in (first, again):
+        span = Span.FromString(records[1].otlp_span)
+        span.attributes.append(attribute("fulmen.choice", 1))
+        records[1].otlp_span = span.SerializeToString()
+    result = trajectory([chunk_of([*again, *first])])
+    assert [row.response_ids for row in result.rows] == [(4,), (5,)]
+    assert result.drops == {DropReason.ORPHANED: 2}
+
+
+def test_a_branch_leaves_the_shared_answer_in_the_first_row() -> None:
+    calls = [plain([1], [2]), plain([1, 2, 7], [3]), plain([1, 2, 8], [4]), plain([1, 2, 8, 4, 9], [5])]
+    rows = trajectory([chunk_of(records_of(calls, []))]).rows
+    assert [(row.prompt_ids, row.response_ids) for row in rows] == [((1,), (2, 7, 3)), ((1, 2, 8), (4, 9, 5))]
+
+
+def test_a_call_continues_the_longest_row_that_it_begins_with() -> None:
+    calls = [plain([1], [2]), plain([1], [2, 3]), plain([1, 2, 3, 4], [5])]
+    rows = trajectory([chunk_of(records_of(calls, []))]).rows
+    assert [row.response_ids for row in rows] == [(2,), (2, 3, 4, 5)]
+
+
+def test_agents_are_named_by_their_nearest_span_and_never_share_a_row() -> None:
+    spans = [
+        PlainSpan(id=101, agent="planner"),
+        PlainSpan(id=102, parent=101),
+        PlainSpan(id=103, parent=102, agent="coder"),
+    ]
+    calls = [
+        plain([1], [2], parent=102),
+        plain([1, 2], [3], parent=103),
+        plain([1, 2], [4], parent=102),
+        plain([1, 2, 3], [5], parent=103, agent_name="given"),
+    ]
+    result = trajectory([chunk_of(records_of(calls, spans))])
+    assert result.agents == ("planner", "coder", "given")
+    assert [row.response_ids for row in result.of_agent("planner")] == [(2, 4)]
+
+
+def test_spans_that_are_each_others_parents_name_nobody() -> None:
+    spans = [PlainSpan(id=101, parent=102), PlainSpan(id=102, parent=101)]
+    result = trajectory([chunk_of(records_of([plain([1], [2], parent=101)], spans))])
+    assert result.agents == ("",)
+
+
+def test_graders_never_train_even_where_they_only_run_below_their_span() -> None:
+    spans = [PlainSpan(id=101, agent=GRADER_AGENT)]
+    calls = [plain([1], [2]), plain([5], [6], parent=101, usable=False), plain([1, 2], [3])]
+    result = trajectory([chunk_of(records_of(calls, spans))])
+    assert [row.response_ids for row in result.rows] == [(2, 3)]
+    assert result.drops == {DropReason.GRADER: 1}
+
+
+def test_a_break_is_explained_by_the_conversation_that_it_broke_whatever_came_between() -> None:
+    answer = json.dumps({"choices": [{"index": 0, "message": SAID}]})
+    first = plain([1, 2], [3, 4], request=_talk([USER]), answer=answer)
+    between = plain([8], [8], request=_talk([MORE]), answer=answer)
+    broken = plain([1, 2, 7, 7, 7, 5], [6], request=_talk([USER, SAID, MORE]), answer=answer)
+    result = trajectory([chunk_of(records_of([first, between, broken], []))])
+    assert result.breaks == {BreakReason.OTHER: 1, BreakReason.RETOKENISATION: 1}
 
 
 def test_several_samples_of_one_prompt_all_stay() -> None:

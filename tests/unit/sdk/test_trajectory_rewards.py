@@ -165,6 +165,13 @@ def test_a_reward_of_several_calls_counts_once_in_a_return() -> None:
     assert credits_of(found, "final") == [(None, None, None)]
 
 
+def test_a_reward_of_interleaved_agents_counts_in_the_last_call_of_all() -> None:
+    inside = {"parent": FIRST_SPAN}
+    calls = [plain([1], [2], **inside), plain([5], [6], agent_name="critic", **inside), plain([1, 2], [3], **inside)]
+    found = scored(calls, [AttemptReward(value=4.0, span_id=span_id(FIRST_SPAN))], [PlainSpan(id=FIRST_SPAN)])
+    assert credits_of(found, "discounted", gamma=0.5) == [(1.0, 4.0), (2.0,)]
+
+
 def test_credit_by_token_covers_what_was_sampled() -> None:
     settings = CreditSettings(option=CreditOption.PER_STEP)
     [row] = assign_credit(scored(TURNS, SCORED_TURNS), settings).rows
