@@ -16,7 +16,7 @@ from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 
-from fulmen.runner.v1.agent_spec_pb2 import AgentSpec, CommandEntry, Grader, PythonEntry
+from fulmen.runner.v1.agent_spec_pb2 import AgentSpec, CommandEntry, Grader, JudgeEntry, PythonEntry
 from fulmen.store.v1.rollout_pb2 import Rollout, RolloutPolicy
 from fulmen_service_kit.tokens import Role, TokenSigner
 
@@ -33,7 +33,14 @@ def token(role: Role = Role.RUNNER) -> str:
 class RunnerProcess:
     """`python -m fulmen_runner serve` as a child; its log is read line by line."""
 
-    def __init__(self, settings: Mapping[str, object], environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        settings: Mapping[str, object],
+        environment: Mapping[str, str] | None = None,
+        *,
+        python: str = sys.executable,
+    ) -> None:
+        self._python = python
         base = {"SIGNING_KEY": SIGNING_KEY, "TOKEN": token(), "PORT": "0", "METRICS_PORT": "0"}
         merged = {**base, **{key.upper(): str(value) for key, value in settings.items()}}
         self._environment = {
@@ -56,7 +63,7 @@ class RunnerProcess:
     async def start(self) -> RunnerProcess:
         """Starts it and waits until its session is open."""
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
+            self._python,
             "-m",
             "fulmen_runner",
             "serve",
@@ -145,17 +152,21 @@ def spec_of(
     command_grader: tuple[str, ...] = (),
     environment: Mapping[str, str] | None = None,
     max_output_bytes: int = 0,
+    isolation: int = 0,
+    judge: JudgeEntry | None = None,
 ) -> bytes:
-    """Serialises an agent specification."""
+    """Serialises an agent specification; `isolation` is that of Python agents and graders."""
     spec = AgentSpec(bundle=bundle, environment=environment or {})
     if python:
-        spec.python.CopyFrom(PythonEntry(target=python))
+        spec.python.CopyFrom(PythonEntry(target=python, isolation=isolation))
     else:
         spec.command.CopyFrom(CommandEntry(argv=command, max_output_bytes=max_output_bytes))
     if python_grader:
-        spec.grader.CopyFrom(Grader(python=PythonEntry(target=python_grader)))
+        spec.grader.CopyFrom(Grader(python=PythonEntry(target=python_grader, isolation=isolation)))
     if command_grader:
         spec.grader.CopyFrom(Grader(command=CommandEntry(argv=command_grader)))
+    if judge is not None:
+        spec.grader.CopyFrom(Grader(judge=judge))
     return spec.SerializeToString()
 
 

@@ -46,10 +46,11 @@ _NEEDED: Final = ("FULMEN_ROLLOUT", "FULMEN_ATTEMPT", "OTEL_EXPORTER_OTLP_ENDPOI
 
 def tracer() -> trace.Tracer:
     """Returns what makes spans of the attempt that runs here; outside of one, that of the program's own tracing."""
-    own = _process.delivery()
-    if own is None or (current() is not None and isinstance(trace.get_tracer_provider(), TracerProvider)):
+    # First: a runner's child has the environment of one attempt after the other, and must begin no tracing for one.
+    if current() is not None and isinstance(trace.get_tracer_provider(), TracerProvider):
         return trace.get_tracer(SCOPE)
-    return own.tracer
+    own = _process.delivery()
+    return trace.get_tracer(SCOPE) if own is None else own.tracer
 
 
 def parent_context() -> otel_context.Context:
@@ -57,8 +58,8 @@ def parent_context() -> otel_context.Context:
     here = otel_context.get_current()
     if trace.get_current_span(here).get_span_context().is_valid:
         return here
-    own = _process.delivery()
-    parent = None if own is None or current() is not None else own.parent
+    own = None if current() is not None else _process.delivery()
+    parent = None if own is None else own.parent
     return here if parent is None else trace.set_span_in_context(trace.NonRecordingSpan(parent), here)
 
 

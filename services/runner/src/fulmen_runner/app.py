@@ -1,6 +1,5 @@
 """Composition root of the runner: the one file that knows all its parts."""
 
-import os
 import tempfile
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -11,19 +10,17 @@ from fulmen.rpc.channel import open_channel
 from fulmen.runner.v1 import runner_service_pb2_grpc
 from fulmen_runner.agents.catalogue import Catalogue, Library
 from fulmen_runner.agents.command import CommandHost
+from fulmen_runner.agents.command_tracing import startup_environment
 from fulmen_runner.agents.environment import (
-    PLACEHOLDER_KEY,
-    Endpoints,
     expanded_environment,
     inherited_environment,
 )
 from fulmen_runner.agents.guardian import Guardian
-from fulmen_runner.agents.model_access import attribute_model_calls
+from fulmen_runner.agents.hosts import Hosts
+from fulmen_runner.agents.preparation import prepare_process
 from fulmen_runner.agents.python_entry import PythonHost
-from fulmen_runner.agents.shared_tls import share_tls_contexts
 from fulmen_runner.agents.spans import AttemptSpans
 from fulmen_runner.agents.specification import PythonTarget, Specification
-from fulmen_runner.agents.threads import carry_context_into_threads
 from fulmen_runner.clients.captures import CaptureClient, ProxyCaptures
 from fulmen_runner.clients.lease_stream import LeaseStream, RunnerIdentity
 from fulmen_runner.clients.library import StoreLibrary
@@ -35,6 +32,7 @@ from fulmen_runner.domain.session import LeaseSession
 from fulmen_runner.domain.slot_keeper import SlotKeeper, SlotWitness
 from fulmen_runner.domain.stragglers import Stragglers
 from fulmen_runner.domain.workspace import Workspaces
+from fulmen_runner.host_wiring import announced_labels, endpoints_of, make_children, make_hosts
 from fulmen_runner.metrics import RunnerMetrics
 from fulmen_runner.settings import RunnerSettings, split
 from fulmen_runner.transport.runner_servicer import RunnerServicer
@@ -58,13 +56,16 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     stragglers = Stragglers()
     control = settings.slot_control()
     witness = SlotWitness(control, _captures(settings, stack))
-    executor = wire_attempts(settings, stack, library=StoreLibrary(store), captures=witness, stragglers=stragglers)
+    hosts = make_hosts(settings)
+    executor = wire_attempts(
+        settings, stack, library=StoreLibrary(store), captures=witness, stragglers=stragglers, hosts=hosts
+    )
     session = LeaseSession(slots=control.limit)
     pool = AttemptPool(session=session, execute=witness.watched(executor.execute), stragglers=stragglers)
     identity = RunnerIdentity(
         host=settings.runner_host,
         version=VERSION,
-        labels=settings.label_map(),
+        labels=await announced_labels(settings, hosts),
         projects=tuple(split(settings.projects)),
         address=lambda: settings.address(server.port),
     )
@@ -84,20 +85,25 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     )
     return ServiceParts(
         server=server,
-        roles={"lease_stream": lease_stream, "load_meter": load_meter, "slot_keeper": keeper},
+        roles={"lease_stream": lease_stream, "load_meter": load_meter, "slot_keeper": keeper, "hosts": hosts},
         drain=drain.finish,
         stop_requested=drain.requested,
     )
 
 
 def wire_attempts(
-    settings: RunnerSettings, stack: AsyncExitStack, *, library: Library, captures: Captures, stragglers: Stragglers
+    settings: RunnerSettings,
+    stack: AsyncExitStack,
+    *,
+    library: Library,
+    captures: Captures,
+    stragglers: Stragglers,
+    hosts: Hosts | None = None,
 ) -> AttemptExecutor:
     """Makes what runs attempts, wherever they come from."""
-    endpoints = Endpoints(
-        llm_proxy_url=settings.llm_proxy_url,
-        otlp_url=settings.agents_otlp_url or f"http://{settings.store_target}",
-    )
+    endpoints = endpoints_of(settings)
+    hosts = hosts or make_hosts(settings)
+    stack.push_async_callback(hosts.close)
     # Commands get what the runner was started with, not what in-process agents need.
     inherited = inherited_environment(split(settings.inherit_environment))
     prepare_process(endpoints)
@@ -112,15 +118,29 @@ def wire_attempts(
     )
     workspaces = Workspaces(work_dir)
     stack.callback(workspaces.close)
+    guardian = Guardian()
+    stack.push_async_callback(guardian.close)
+    commands = CommandHost(
+        guardian=guardian,
+        inherited={**inherited, **startup_environment(settings.instrument, inherited)},
+        work_dir=work_dir,
+        output_allowed_bytes=settings.max_command_output_bytes,
+    )
+    children = make_children(settings, guardian, inherited)
+    stack.push_async_callback(children.close)
     return AttemptExecutor(
         captures=captures,
         programs=_catalogue(
             settings,
-            stack,
             library,
-            python=PythonHost(stragglers=stragglers, spans=spans),
-            inherited=inherited,
-            work_dir=work_dir,
+            python=PythonHost(
+                stragglers=stragglers,
+                spans=spans,
+                children=children,
+                own_process=settings.isolation == "process",
+            ),
+            commands=commands,
+            hosts=hosts,
         ),
         stragglers=stragglers,
         environment_of=endpoints.attempt_environment,
@@ -128,15 +148,6 @@ def wire_attempts(
         workspaces=workspaces,
         flush_spans=spans.flush,
     )
-
-
-def prepare_process(endpoints: Endpoints) -> None:
-    """Makes this process a place where agents find their models: environment, HTTP clients, threads."""
-    os.environ.update(endpoints.environment(PLACEHOLDER_KEY))
-    carry_context_into_threads()
-    share_tls_contexts()
-    if endpoints.llm_proxy_url:
-        attribute_model_calls(endpoints.llm_proxy_url)
 
 
 def _captures(settings: RunnerSettings, stack: AsyncExitStack) -> CaptureClient:
@@ -149,24 +160,10 @@ def _captures(settings: RunnerSettings, stack: AsyncExitStack) -> CaptureClient:
 
 
 def _catalogue(
-    settings: RunnerSettings,
-    stack: AsyncExitStack,
-    library: Library,
-    *,
-    python: PythonHost,
-    inherited: dict[str, str],
-    work_dir: Path,
+    settings: RunnerSettings, library: Library, *, python: PythonHost, commands: CommandHost, hosts: Hosts
 ) -> Catalogue:
-    guardian = Guardian()
-    stack.push_async_callback(guardian.close)
-    commands = CommandHost(
-        guardian=guardian,
-        inherited=inherited,
-        work_dir=work_dir,
-        output_allowed_bytes=settings.max_command_output_bytes,
-    )
     default = None
     if settings.agent:
         grader = PythonTarget(target=settings.grader) if settings.grader else None
         default = Specification(bundle="", entry=PythonTarget(target=settings.agent), grader=grader, environment={})
-    return Catalogue(library=library, commands=commands, python=python, default=default)
+    return Catalogue(library=library, commands=commands, python=python, default=default, hosts=hosts)

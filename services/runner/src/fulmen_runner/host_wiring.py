@@ -1,12 +1,14 @@
 """Makes the hosts of containers and Jobs from the settings; part of the composition root."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fulmen_runner.agents.container import ContainerHost, container_environment
 from fulmen_runner.agents.environment import Endpoints
+from fulmen_runner.agents.guardian import Guardian
 from fulmen_runner.agents.hosts import DOCKER_RUNTIME, RUNTIME_LABEL, Hosts
+from fulmen_runner.agents.own_process import ChildHost, ChildPolicy, Children
 from fulmen_runner.agents.ownership import Owner
 from fulmen_runner.agents.specification import Limits
 from fulmen_runner.domain.errors import HostUnavailable
@@ -21,7 +23,24 @@ def endpoints_of(settings: RunnerSettings) -> Endpoints:
     return Endpoints(
         llm_proxy_url=settings.llm_proxy_url,
         otlp_url=settings.agents_otlp_url or f"http://{settings.store_target}",
+        otlp_http_url=settings.agents_otlp_http_url,
+        instrument=settings.instrument,
     )
+
+
+def make_children(settings: RunnerSettings, guardian: Guardian, inherited: Mapping[str, str]) -> Children:
+    """Makes what runs Python agents in processes of their own; none is started yet."""
+    host = ChildHost(
+        guardian=guardian,
+        inherited=inherited,
+        endpoints=endpoints_of(settings),
+        flush_s=settings.flush_s,
+        output_allowed_bytes=settings.max_command_output_bytes,
+    )
+    policy = ChildPolicy(
+        attempts_each=settings.child_attempts, idle_count=settings.child_idle_count, idle_s=settings.child_idle_s
+    )
+    return Children(host=host, policy=policy)
 
 
 def make_hosts(settings: RunnerSettings) -> Hosts:

@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Protocol
 
 from fulmen_runner.agents.bundles import unpack_bundle
+from fulmen_runner.agents.child_entry import ChildAgent, ChildGrader, child_program
 from fulmen_runner.agents.command import Command, CommandAgent, CommandGrader, CommandHost
+from fulmen_runner.agents.hosts import Hosts
 from fulmen_runner.agents.loader import load_callable
 from fulmen_runner.agents.python_entry import PythonHost, python_agent, python_grader
 from fulmen_runner.agents.specification import (
     Bundle,
     CommandTarget,
-    Entry,
-    GraderEntry,
+    ContainerTarget,
     PythonTarget,
     Specification,
 )
@@ -48,12 +49,14 @@ class Catalogue:
 
     Attributes:
         default: What runs when a rollout names no agent; None if the runner has none.
+        hosts: What runs containers and Jobs.
     """
 
     library: Library
     commands: CommandHost
     python: PythonHost
     default: Specification | None
+    hosts: Hosts
     _programs: "OrderedDict[tuple[str, str], asyncio.Task[Program]]" = field(default_factory=OrderedDict)
 
     async def resolve(self, work: Work) -> Program:
@@ -90,29 +93,44 @@ class Catalogue:
         if specification.bundle:
             bundle = await self.library.bundle(specification.bundle, project)
             directory = await run_in_thread(unpack_bundle, bundle.archive, bundle.sha256_hex, self.commands.work_dir)
-        if isinstance(specification.entry, PythonTarget) or isinstance(specification.grader, PythonTarget):
+        if any(
+            isinstance(target, PythonTarget) and not self.python.isolates(target)
+            for target in (specification.entry, specification.grader)
+        ):
             # In-process agents share one environment: of two that differ, the last one loaded is seen there, and
             # each sees its own in `Context.environment`.
             os.environ.update(specification.environment)
         graded = specification.grader is not None
         return Program(
-            agent=await self._agent(specification.entry, directory, graded=graded),
-            grader=await self._grader(specification.grader, directory) if specification.grader is not None else None,
+            agent=await self._agent(specification, directory, graded=graded),
+            grader=await self._grader(specification, directory),
             environment=dict(specification.environment),
         )
 
-    async def _agent(self, target: Entry, directory: Path | None, *, graded: bool) -> Agent:
-        match target:
+    async def _agent(self, specification: Specification, directory: Path | None, *, graded: bool) -> Agent:
+        match target := specification.entry:
+            case PythonTarget() if self.python.isolates(target):
+                program = child_program(target, directory, specification, grading=False)
+                return ChildAgent(children=self.python.children, program=program)
             case PythonTarget():
                 function = await run_in_thread(load_callable, target.target, directory)
                 return python_agent(function, self.python, graded=graded)
             case CommandTarget():
                 return CommandAgent(command=self._command(target, directory), graded=graded)
+            case ContainerTarget():
+                containers = await self.hosts.containers()
+                environment, limits = specification.environment, specification.limits
+                return await containers.agent(target, directory, environment=environment, limits=limits, graded=graded)
             case _:
                 raise AgentFailed("This runner cannot run agents of this kind.")
 
-    async def _grader(self, target: GraderEntry, directory: Path | None) -> Grader:
-        match target:
+    async def _grader(self, specification: Specification, directory: Path | None) -> Grader | None:
+        match target := specification.grader:
+            case None:
+                return None
+            case PythonTarget() if self.python.isolates(target):
+                program = child_program(target, directory, specification, grading=True)
+                return ChildGrader(children=self.python.children, program=program)
             case PythonTarget():
                 function = await run_in_thread(load_callable, target.target, directory)
                 return python_grader(function, self.python)

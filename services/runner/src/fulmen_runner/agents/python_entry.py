@@ -13,9 +13,11 @@ from typing import cast
 import structlog
 
 from fulmen.agent import GRADER_AGENT, acting_as
-from fulmen_runner.agents.generators import Stopped, Walked, walk, walk_async
+from fulmen_runner.agents.generators import Walked, walk, walk_async
 from fulmen_runner.agents.loader import describe_error
+from fulmen_runner.agents.own_process import Children
 from fulmen_runner.agents.spans import AttemptSpans
+from fulmen_runner.agents.specification import PythonTarget
 from fulmen_runner.agents.threads import start_in_thread
 from fulmen_runner.domain.errors import AgentFailed
 from fulmen_runner.domain.outcome import Reward
@@ -35,10 +37,18 @@ class PythonHost:
     Attributes:
         stragglers: Counts threads that go on after their attempt was stopped.
         spans: Where their OpenTelemetry spans go.
+        children: Where those run that get processes of their own.
+        own_process: Whether those do that do not say.
     """
 
     stragglers: Stragglers
     spans: AttemptSpans
+    children: Children
+    own_process: bool = False
+
+    def isolates(self, target: PythonTarget) -> bool:
+        """Tells whether a target runs in a process of its own."""
+        return self.own_process if target.own_process is None else target.own_process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,23 +73,43 @@ class PythonCallable:
         Raises:
             AgentFailed: With the traceback, if it raises.
         """
-        if self.wants_context:
-            arguments = (*arguments, invocation.context)
+        arguments = self.arguments(invocation, arguments)
         try:
-            result = await self._in_thread(invocation, arguments) if self.blocking else self.function(*arguments)
-            if inspect.isasyncgen(result):
-                return await walk_async(cast("AsyncGenerator[object, None]", result), rewarded=self.steps_rewarded)
-            if inspect.isawaitable(result):
-                result = await result
+            if self.blocking:
+                return await self.finished(await self._in_thread(invocation, arguments))
+            return await self.finished(self.function(*arguments))
         except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as error:  # noqa: BLE001  # The user's code may raise anything, SystemExit included.
             raise AgentFailed(describe_error(error)) from None
+
+    def arguments(self, invocation: Invocation, arguments: tuple[object, ...]) -> tuple[object, ...]:
+        """Returns what it is called with: the arguments, and the context if it takes that."""
+        return (*arguments, invocation.context) if self.wants_context else arguments
+
+    def begun(self, arguments: tuple[object, ...], stop: threading.Event) -> object:
+        """Does what blocks, in this thread; the result is for `finished`.
+
+        Raises:
+            Stopped: If a generator was told to stop.
+        """
+        result = self.function(*arguments)
+        if inspect.isgenerator(result):
+            steps = cast("Generator[object, None, object]", result)
+            return walk(steps, rewarded=self.steps_rewarded, stop=stop)
+        return result
+
+    async def finished(self, result: object) -> Walked:
+        """Awaits what is to be awaited."""
+        if inspect.isasyncgen(result):
+            return await walk_async(cast("AsyncGenerator[object, None]", result), rewarded=self.steps_rewarded)
+        if inspect.isawaitable(result):
+            result = await result
         return result if isinstance(result, Walked) else Walked(value=result, returned=True)
 
     async def _in_thread(self, invocation: Invocation, arguments: tuple[object, ...]) -> object:
         stop = threading.Event()
-        thread = start_in_thread(self._work, arguments, stop)
+        thread = start_in_thread(self.begun, arguments, stop)
         try:
             return await asyncio.shield(thread)
         except asyncio.CancelledError:
@@ -89,27 +119,20 @@ class PythonCallable:
                 _log.warning("agent_blocks", attempt=invocation.work.attempt, setting="FULMEN_RUNNER_ISOLATION=process")
             raise
 
-    def _work(self, arguments: tuple[object, ...], stop: threading.Event) -> object:
-        result = self.function(*arguments)
-        if not inspect.isgenerator(result):
-            return result
-        try:
-            return walk(cast("Generator[object, None, object]", result), rewarded=self.steps_rewarded, stop=stop)
-        except Stopped:
-            return None
-
 
 def python_agent(function: Callable[..., object], host: PythonHost, *, graded: bool) -> "PythonAgent":
     """Makes an agent of a callable: `name(task)` or `name(task, context)`."""
     return PythonAgent(
-        entry=_python_callable(function, host, argument_count=1, steps_rewarded=True), spans=host.spans, graded=graded
+        entry=python_callable(function, host.stragglers, argument_count=1, steps_rewarded=True),
+        spans=host.spans,
+        graded=graded,
     )
 
 
 def python_grader(function: Callable[..., object], host: PythonHost) -> "PythonGrader":
     """Makes a grader of a callable: `name(task, outcome)` or `name(task, outcome, context)`."""
     return PythonGrader(
-        entry=_python_callable(function, host, argument_count=2, steps_rewarded=False), spans=host.spans
+        entry=python_callable(function, host.stragglers, argument_count=2, steps_rewarded=False), spans=host.spans
     )
 
 
@@ -152,9 +175,10 @@ class PythonGrader:
             await self.spans.flush(invocation.work.attempt)
 
 
-def _python_callable(
-    function: Callable[..., object], host: PythonHost, *, argument_count: int, steps_rewarded: bool
+def python_callable(
+    function: Callable[..., object], stragglers: Stragglers, *, argument_count: int, steps_rewarded: bool
 ) -> PythonCallable:
+    """Finds out how a callable is to be called; the context goes after `argument_count` other arguments."""
     # Of an instance it is the method that counts; the method of a plain function's type is neither.
     forms = (function, type(function).__call__)
     is_async = any(inspect.iscoroutinefunction(form) or inspect.isasyncgenfunction(form) for form in forms)
@@ -163,7 +187,7 @@ def _python_callable(
         blocking=not is_async,
         wants_context=_wants_context(function, argument_count),
         steps_rewarded=steps_rewarded,
-        stragglers=host.stragglers,
+        stragglers=stragglers,
     )
 
 

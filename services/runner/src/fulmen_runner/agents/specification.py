@@ -8,10 +8,14 @@ from fulmen.agent import FINAL_DIMENSION
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonTarget:
-    """`file.py:name` or `package.module:name`; `own_process` runs it in a child that can be killed."""
+    """`file.py:name` or `package.module:name`.
+
+    Attributes:
+        own_process: Whether it runs in a child that can be killed; None leaves that to the runner's setting.
+    """
 
     target: str
-    own_process: bool = False
+    own_process: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -123,8 +123,10 @@ def _grader(grader: pb.Grader) -> GraderEntry | None:
 
 
 def _python(entry: pb.PythonEntry) -> PythonTarget:
-    in_runner = (pb.Isolation.ISOLATION_UNSPECIFIED, pb.Isolation.ISOLATION_RUNNER)
-    return PythonTarget(target=entry.target, own_process=entry.isolation not in in_runner)
+    if entry.isolation == pb.Isolation.ISOLATION_UNSPECIFIED:
+        return PythonTarget(target=entry.target)
+    # Values that are newer than this runner mean a process, too: the contract says so.
+    return PythonTarget(target=entry.target, own_process=entry.isolation != pb.Isolation.ISOLATION_RUNNER)
 
 
 def _command(entry: pb.CommandEntry) -> CommandTarget:

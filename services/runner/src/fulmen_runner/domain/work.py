@@ -56,12 +56,21 @@ class Work:
         Raises:
             AgentFailed: If the input is not what its content type says.
         """
-        media_type = self.input_content_type.split(";")[0].strip().lower() or JSON_CONTENT_TYPE
-        try:
-            if media_type == JSON_CONTENT_TYPE:
-                return json.loads(self.input)
-            if media_type.startswith("text/"):
-                return self.input.decode()
-        except ValueError as error:
-            raise AgentFailed(f"The rollout's input is not valid {media_type}: {error}") from None
-        return self.input
+        return decoded_input(self.input, self.input_content_type)
+
+
+def decoded_input(content: bytes, content_type: str) -> object:
+    """Decodes an input: JSON to its value, text to a string, anything else stays bytes.
+
+    Raises:
+        AgentFailed: If it is not what its content type says.
+    """
+    media_type = content_type.split(";")[0].strip().lower() or JSON_CONTENT_TYPE
+    try:
+        if media_type == JSON_CONTENT_TYPE:
+            return json.loads(content)
+        if media_type.startswith("text/"):
+            return content.decode()
+    except ValueError as error:
+        raise AgentFailed(f"The rollout's input is not valid {media_type}: {error}") from None
+    return content

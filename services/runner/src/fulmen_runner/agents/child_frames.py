@@ -1,0 +1,70 @@
+"""The messages between a runner and a child process that runs its agents.
+
+A message is a JSON document and a body of bytes, each behind its length. JSON, and not pickle: what a child sends comes
+from the agent, which must not be able to run anything in the runner.
+"""
+
+import asyncio
+import json
+import socket
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+"""The most that a child may answer with."""
+
+_LENGTHS = struct.Struct(">II")
+
+Document = dict[str, Any]
+
+
+class MessageTooLarge(Exception):
+    """A message is larger than `MAX_MESSAGE_BYTES`."""
+
+
+def encode(document: Mapping[str, object], body: bytes = b"") -> bytes:
+    """Returns a message as bytes.
+
+    Raises:
+        TypeError, ValueError, RecursionError: If JSON cannot hold the document.
+    """
+    head = json.dumps(document).encode()
+    return _LENGTHS.pack(len(head), len(body)) + head + body
+
+
+async def receive(reader: asyncio.StreamReader) -> tuple[Document, bytes]:
+    """Reads a message.
+
+    Raises:
+        IncompleteReadError: If the other side has gone.
+        MessageTooLarge: If it is too large.
+        ValueError: If it is none.
+    """
+    head_length, body_length = _LENGTHS.unpack(await reader.readexactly(_LENGTHS.size))
+    if head_length + body_length > MAX_MESSAGE_BYTES:
+        raise MessageTooLarge
+    head = json.loads(await reader.readexactly(head_length))
+    if not isinstance(head, dict):
+        raise ValueError("a message is a JSON object")
+    return head, await reader.readexactly(body_length)
+
+
+def receive_blocking(connection: socket.socket) -> tuple[Document, bytes] | None:
+    """Reads a message, in a child; None if the runner has closed the connection."""
+    lengths = _exactly(connection, _LENGTHS.size)
+    if lengths is None:
+        return None
+    head_length, body_length = _LENGTHS.unpack(lengths)
+    head, body = _exactly(connection, head_length), _exactly(connection, body_length)
+    return None if head is None or body is None else (json.loads(head), body)
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes | None:
+    parts = bytearray()
+    while len(parts) < count:
+        part = connection.recv(min(count - len(parts), 1 << 20))
+        if not part:
+            return None
+        parts += part
+    return bytes(parts)

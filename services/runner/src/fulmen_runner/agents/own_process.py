@@ -1,0 +1,292 @@
+"""Python agents and graders in child processes: one attempt at a time in each, children used again.
+
+Invariant: when a call returns or raises, its child waits for the next attempt of the same program or is gone with its
+whole process group; a child is given the key of an attempt with that attempt, never before, and forgets it after.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+import psutil
+import structlog
+
+from fulmen_runner.agents.child_frames import Document, MessageTooLarge, encode, receive
+from fulmen_runner.agents.environment import PLACEHOLDER_KEY, Endpoints
+from fulmen_runner.agents.guardian import Guardian
+from fulmen_runner.agents.process import GATE, PIPE_DEADLINE_S, ProcessLimits, Watch, end_group
+from fulmen_runner.domain.errors import AgentFailed
+from fulmen_runner.domain.outcome import MAX_MESSAGE_BYTES
+
+_STDERR = 2
+_MODULE = "fulmen_runner.agents.child_main"
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildProgram:
+    """What a child runs; children are used again only for the same.
+
+    Attributes:
+        target: `file.py:name` or `package.module:name`.
+        directory: The unpacked bundle, which is the working directory; None for the runner's.
+        grading: True for a grader, False for an agent.
+        graded: True for an agent whose outcome a grader gets.
+        environment: What its publisher gave it, without templates; there already while its modules are imported.
+    """
+
+    target: str
+    directory: Path | None
+    grading: bool
+    graded: bool
+    environment: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildPolicy:
+    """How long children live.
+
+    Attributes:
+        attempts_each: How many attempts a child runs; 1 gives each attempt a new one.
+        idle_count: How many may wait for work, of all programs together.
+        idle_s: How long one waits for work before it is ended, in seconds.
+    """
+
+    attempts_each: int
+    idle_count: int
+    idle_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildHost:
+    """What all children of a runner share.
+
+    Attributes:
+        inherited: The runner's variables that they get.
+        flush_s: How long they wait for their spans at the end of an attempt, seconds.
+        output_allowed_bytes: A child that writes more in an attempt is killed.
+    """
+
+    guardian: Guardian
+    inherited: Mapping[str, str]
+    endpoints: Endpoints
+    flush_s: float
+    output_allowed_bytes: int
+
+
+class Child:
+    """One child process."""
+
+    def __init__(
+        self, transport: asyncio.SubprocessTransport, watch: Watch, streams: "_Streams", guardian: Guardian
+    ) -> None:
+        self.attempt_count = 0
+        self.idle_since_s = 0.0
+        self._transport = transport
+        self._watch = watch
+        self._reader, self._writer = streams
+        self._guardian = guardian
+        self._group = transport.get_pid()
+        guardian.watch(self._group)
+
+    @classmethod
+    async def start(cls, program: ChildProgram, host: ChildHost) -> Self:
+        """Starts a child and waits until it has loaded its program.
+
+        Raises:
+            AgentFailed: If the program cannot be loaded, or the child cannot be started.
+        """
+        ours, theirs = socket.socketpair()
+        limits = ProcessLimits(
+            stdout_kept_bytes=MAX_MESSAGE_BYTES,
+            stderr_kept_bytes=MAX_MESSAGE_BYTES,
+            output_allowed_bytes=host.output_allowed_bytes,
+        )
+        environment = {**host.inherited, **dict(program.environment), **host.endpoints.environment(PLACEHOLDER_KEY)}
+        try:
+            reader, writer = await asyncio.open_unix_connection(sock=ours)
+            transport, watch = await asyncio.get_running_loop().subprocess_exec(
+                lambda: Watch(limits),
+                *GATE,
+                *(sys.executable, "-m", _MODULE),
+                stdin=theirs.fileno(),
+                cwd=program.directory,
+                env=environment,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise AgentFailed(f"A process for the agent cannot be started: {error.strerror}") from None
+        finally:
+            theirs.close()
+        child = cls(transport, watch, (reader, writer), host.guardian)
+        setup = {
+            "target": program.target,
+            "directory": str(program.directory or ""),
+            "grading": program.grading,
+            "graded": program.graded,
+            "llm_proxy_url": host.endpoints.llm_proxy_url,
+            "otlp_url": host.endpoints.otlp_url,
+            "instrument": host.endpoints.instrument,
+            "flush_s": host.flush_s,
+        }
+        try:
+            loaded = await child._exchange(b"\n" + encode(setup))
+            if "error" in loaded:
+                raise AgentFailed(str(loaded["error"]))
+        except BaseException:
+            await child.end()
+            raise
+        return child
+
+    async def call(self, request: Document, body: bytes) -> Document:
+        """Runs one attempt and returns the child's answer; being cancelled, the child is still to be ended.
+
+        Raises:
+            AgentFailed: If the agent fails, or the child ends.
+        """
+        self.attempt_count += 1
+        self._watch.begin()
+        return await self._exchange(encode(request, body))
+
+    @property
+    def is_alive(self) -> bool:
+        """True while it has not ended."""
+        return not self._watch.exited.done()
+
+    def is_alone(self) -> bool:
+        """Tells whether no other process is in its group."""
+        for pid in psutil.pids():
+            try:
+                if pid != self._group and os.getpgid(pid) == self._group:
+                    return False
+            except (ProcessLookupError, PermissionError):
+                continue
+        return True
+
+    async def end(self) -> None:
+        """Ends it and its process group."""
+        try:
+            await end_group(self._group, self._watch)
+        finally:
+            self._writer.close()
+            await asyncio.wait((self._watch.closed,), timeout=PIPE_DEADLINE_S)
+            self._transport.close()
+            self._guardian.forget(self._group)
+
+    async def _exchange(self, message: bytes) -> Document:
+        self._writer.write(message)
+        answer = asyncio.ensure_future(receive(self._reader))
+        try:
+            await asyncio.wait((answer, self._watch.flooded, self._watch.exited), return_when=asyncio.FIRST_COMPLETED)
+            if self._watch.flooded.done():
+                raise AgentFailed("The agent wrote more output than is allowed and was killed.")
+            # What it forked may keep the connection open after its own end.
+            async with asyncio.timeout(None if answer.done() else PIPE_DEADLINE_S):
+                document, _ = await answer
+        except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
+            await asyncio.wait((self._watch.exited,), timeout=PIPE_DEADLINE_S)
+            raise AgentFailed(self._how_it_ended()) from None
+        except MessageTooLarge:
+            raise AgentFailed("The agent's process answered with more than is allowed.") from None
+        except ValueError:
+            raise AgentFailed("The agent's process answered with something that is no answer.") from None
+        finally:
+            answer.cancel()
+        return document
+
+    def _how_it_ended(self) -> str:
+        code = self._transport.get_returncode()
+        stderr = self._watch.tail(_STDERR).decode(errors="replace")
+        if code is None:
+            what = "closed its connection to the runner"
+        elif code < 0:
+            what = f"was ended by signal {-code} ({_signal_name(-code)})"
+        else:
+            what = f"exited with status {code} before the agent was done"
+        return f"The agent's process {what}.\n{stderr}".rstrip()
+
+
+@dataclass(slots=True, kw_only=True)
+class Children:
+    """The children of a runner."""
+
+    host: ChildHost
+    policy: ChildPolicy
+    _idle: "OrderedDict[Child, ChildProgram]" = field(default_factory=OrderedDict)
+    _ending: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def call(self, program: ChildProgram, request: Document, body: bytes) -> Document:
+        """Runs one attempt in a child that waits for it, or in a new one; being cancelled, it ends the child.
+
+        Raises:
+            AgentFailed: If the agent fails, or its process ends.
+        """
+        child = self._take(program) or await self._start(program)
+        try:
+            answer = await child.call(request, body)
+        except BaseException:
+            await child.end()
+            raise
+        if answer.get("reusable") is True and child.attempt_count < self.policy.attempts_each and child.is_alone():
+            self._put(child, program)
+        else:
+            await child.end()
+        return answer
+
+    async def close(self) -> None:
+        """Ends all that wait."""
+        while self._idle:
+            self._end_later(self._idle.popitem()[0])
+        if self._ending:
+            await asyncio.wait(set(self._ending))
+
+    async def _start(self, program: ChildProgram) -> Child:
+        child = await Child.start(program, self.host)
+        _log.debug("child_started", target=program.target)
+        return child
+
+    def _take(self, program: ChildProgram) -> Child | None:
+        for child in [child for child, known in reversed(self._idle.items()) if known == program]:
+            del self._idle[child]
+            if child.is_alive:
+                return child
+            self._end_later(child)
+        return None
+
+    def _put(self, child: Child, program: ChildProgram) -> None:
+        child.idle_since_s = time.monotonic()
+        self._idle[child] = program
+        asyncio.get_running_loop().call_later(self.policy.idle_s, self._end_late)
+        while len(self._idle) > self.policy.idle_count:
+            self._end_later(self._idle.popitem(last=False)[0])
+
+    def _end_late(self) -> None:
+        late_s = time.monotonic() - self.policy.idle_s
+        for child in list(self._idle):
+            if not child.is_alive or child.idle_since_s <= late_s:
+                del self._idle[child]
+                self._end_later(child)
+
+    def _end_later(self, child: Child) -> None:
+        task = asyncio.create_task(child.end(), name="end child")
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+
+_Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"

@@ -1,0 +1,29 @@
+"""Makes a process a place where agents find their models: environment, HTTP clients, threads, instrumentors."""
+
+import os
+
+import structlog
+
+from fulmen_runner.agents.environment import PLACEHOLDER_KEY, Endpoints
+from fulmen_runner.agents.instrumentation import instrument
+from fulmen_runner.agents.model_access import attribute_model_calls
+from fulmen_runner.agents.shared_tls import share_tls_contexts
+from fulmen_runner.agents.threads import carry_context_into_threads
+
+_log = structlog.get_logger()
+
+
+def prepare_process(endpoints: Endpoints) -> None:
+    """Prepares this process, once; for runners and for their children."""
+    os.environ.update(endpoints.environment(PLACEHOLDER_KEY))
+    carry_context_into_threads()
+    share_tls_contexts()
+    if endpoints.llm_proxy_url:
+        attribute_model_calls(endpoints.llm_proxy_url)
+    chosen = instrument(endpoints.instrument, _report)
+    if chosen:
+        _log.info("instrumentors_chosen", instrumentors=chosen)
+
+
+def _report(instrumentor: str, reason: str) -> None:
+    _log.warning("instrumentor_failed", instrumentor=instrumentor, reason=reason)

@@ -1,0 +1,222 @@
+"""Python agents in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from fulmen.runner.v1.agent_spec_pb2 import Isolation
+from tests.conformance.runner.fixtures import PublishAgent, StartRunner
+from tests.conformance.runner.harness import rollouts_of, wait_for_exit
+from tests.conformance.runner.proxy_double import ProxyDouble
+from tests.conformance.runner.stores import DoubleStore, Ended
+
+PROCESS = Isolation.ISOLATION_PROCESS
+
+AGENT = """
+import asyncio, ctypes, json, os, signal, sys, threading, time
+import httpx2
+from opentelemetry import trace
+from fulmen import emit_reward
+from fulmen.agent import current
+import helper
+
+tracer = trace.get_tracer("an-agent")
+AT_IMPORT = os.environ.get("FULMEN_ROLLOUT", ""), os.environ["OPENAI_API_KEY"], os.environ["OWN"]
+
+async def steps(task, context):
+    emit_reward(0.5, dimension="format")
+    with tracer.start_as_current_span("first"):
+        yield 1
+    yield {"step": context.step}
+def blocking_steps(task):
+    yield 0.25
+    return 3
+async def number(task): return 0.5
+def pid(task, context):
+    me = {"pid": os.getpid(), "rollout": os.environ["FULMEN_ROLLOUT"], "key": os.environ["OPENAI_API_KEY"][:8]}
+    assert os.environ["FULMEN_ROLLOUT"] == context.rollout == current().rollout
+    assert AT_IMPORT == ("", "fulmen-attempt-key", "1"), AT_IMPORT
+    emit_reward(1)
+    return me
+async def calls(task, context):
+    def ask():
+        return httpx2.post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", json={"model": "m"}).json()
+    said = [(await asyncio.to_thread(ask))["choices"][0]["message"]["content"]]
+    said.append(ask()["choices"][0]["message"]["content"])
+    return float(said == [context.attempt] * 2)
+def raises(task): raise RuntimeError("boom " + helper.WORD)
+def segfault(task): print("last words", file=sys.stderr, flush=True); ctypes.string_at(0)
+def leaves(task): os._exit(7)
+def exits(task): sys.exit("no more")
+def forks_and_leaves(task):
+    if os.fork() == 0: time.sleep(3600)
+    os._exit(8)
+def unsendable(task): return {1, 2}
+def deep(task):
+    nest = []
+    for _ in range(100_000): nest = [nest]
+    return nest
+def recurses(task): return recurses(task)
+def floods(task):
+    while True: sys.stdout.write("x" * 65536)
+def forges(task):
+    import socket
+    for fd in range(3, 64):
+        try: socket.socket(fileno=fd).sendall(b"\\xff" * 4096)
+        except OSError: pass
+    time.sleep(3600)
+def hangs(task):
+    open(task["file"], "w").write(str(os.getpid()))
+    while True:
+        try: time.sleep(3600)
+        except BaseException: pass
+async def waits(task):
+    try: await asyncio.Event().wait()
+    finally: open(task["file"], "w").write("closed")
+def dawdles(task):
+    try: time.sleep(3600)
+    finally: open(task["file"], "w").write("closed")
+def leaves_a_thread(task):
+    threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
+    emit_reward(1)
+    return {"pid": os.getpid()}
+def leaves_a_child(task):
+    import subprocess
+    subprocess.Popen(["sleep", "3600"])
+    emit_reward(1)
+    return {"pid": os.getpid()}
+def grade(task, outcome, context): return {"said": outcome["said"], "had": context.rewards["style", None, b""]}
+def answers(task): emit_reward(0.5, dimension="style"); return {"said": task["said"]}
+"""
+FILES = {"agent.py": AGENT, "helper.py": "WORD = 'helped'\n"}
+
+
+class World:
+    """One runner with agents that are published as they are asked for."""
+
+    def __init__(self, store: DoubleStore, publish: PublishAgent) -> None:
+        self._store, self._publish = store, publish
+
+    async def run(
+        self, target: str, tasks: list[object], *, timeout_s: float = 60, max_attempts: int = 1, **spec: object
+    ) -> list[Ended]:
+        """Runs one agent on each task; returns the last attempts."""
+        agent = await self._publish(
+            FILES, python=f"agent.py:{target}", environment={"OWN": "1"}, **{"isolation": PROCESS, **spec}
+        )
+        rollouts = rollouts_of(agent, tasks, timeout_s=timeout_s, max_attempts=max_attempts)
+        names = await self._store.create(rollouts)
+        ended = await self._store.ended(names)
+        return [ended[name][-1] for name in names]
+
+
+@pytest.fixture
+def world(store: DoubleStore, publish_agent: PublishAgent) -> World:
+    return World(store, publish_agent)
+
+
+async def test_everything_works_as_inside_the_runner(
+    world: World, store: DoubleStore, start_runner: StartRunner
+) -> None:
+    await start_runner(slots=1)
+    [walked] = await world.run("steps", [{}])
+    assert (walked.message, walked.rewards) == ("", {("format", None): 0.5, ("reward", 0): 1.0})
+    assert json.loads(walked.output) == {"step": 1}
+    [span] = [span for span in store.double.otlp_spans if span.name == "first"]
+    attributes = {attribute.key: attribute.value for attribute in span.attributes}
+    assert f"{attributes['fulmen.rollout'].string_value}/attempts/1" == walked.attempt
+    assert attributes["fulmen.step"].int_value == 0
+    assert span.trace_id.hex() == walked.attempt.split("/")[1].replace("-", "")
+    [blocking] = await world.run("blocking_steps", [{}])
+    assert (blocking.message, blocking.rewards) == ("", {("reward", 0): 0.25, ("reward", None): 3.0})
+    for ended in await world.run("calls", [{}] * 3):
+        assert (ended.message, ended.rewards) == ("", {("reward", None): 1.0})
+    [graded] = await world.run("answers", [{"said": 2}], python_grader="agent.py:grade")
+    assert (graded.message, graded.rewards) == (
+        "",
+        {("style", None): 0.5, ("said", None): 2.0, ("had", None): 0.5},
+    )
+
+
+async def test_a_child_is_used_again_only_if_its_attempt_left_nothing_behind(
+    world: World, start_runner: StartRunner
+) -> None:
+    await start_runner(slots=1, child_attempts=3)
+
+    def pids(ended: list[Ended]) -> list[int]:
+        assert [one.message for one in ended] == [""] * len(ended)
+        return [json.loads(one.output)["pid"] for one in ended]
+
+    first, second, third, fourth = pids(await world.run("pid", [{}] * 4))
+    assert first == second == third != fourth
+    for target in ("leaves_a_thread", "leaves_a_child"):
+        first, second = pids(await world.run(target, [{}] * 2))
+        assert first != second
+        await wait_for_exit(first)
+
+
+@pytest.mark.parametrize("batch", [0, 1])
+async def test_every_way_to_die_is_told(world: World, start_runner: StartRunner, batch: int) -> None:
+    await start_runner(slots=2, max_command_output_bytes=1_000_000)
+    says = {
+        "raises": "RuntimeError: boom helped",
+        "segfault": "signal 11 (SIGSEGV).\nFatal|signal 11 (SIGSEGV).\nlast words",
+        "leaves": "exited with status 7",
+        "exits": "SystemExit: no more",
+        "forks_and_leaves": "exited with status 8",
+        "unsendable": "REWARD_MISSING",
+        "deep": "REWARD_MISSING",
+        "recurses": "RecursionError",
+        "floods": "more output than is allowed",
+        "forges": "process",
+        "missing": "has no callable 'missing'",
+    }
+    for target in list(says)[batch::2]:
+        [ended] = await world.run(target, [{}])
+        if says[target] == "REWARD_MISSING":
+            assert ended.kind == "REWARD_MISSING"
+        else:
+            assert ended.kind == "AGENT_ERROR", target
+            assert any(text in ended.message for text in says[target].split("|")), (target, ended.message)
+    [graded] = await world.run("unsendable", [{}], python_grader="agent.py:grade")
+    assert "JSON cannot hold this builtins.set" in graded.message
+    [alive] = await world.run("number", [{}])
+    assert alive.rewards == {("reward", None): 0.5}
+
+
+async def test_what_blocks_is_killed_and_frees_its_slot(
+    world: World, start_runner: StartRunner, tmp_path: Path
+) -> None:
+    await start_runner(slots=1)
+    file = tmp_path / "file"
+    [ended] = await world.run("hangs", [{"file": str(file)}], timeout_s=1.5)
+    assert ended.kind == "TIMEOUT"
+    assert "keeps its slot" not in ended.message
+    await wait_for_exit(int(file.read_text()))
+    for target in ("waits", "dawdles"):
+        [ended] = await world.run(target, [{"file": str(file)}], timeout_s=1.5)
+        assert ended.kind == "TIMEOUT"
+        assert file.read_text() == "closed"
+        file.write_text("")
+    [alive] = await world.run("number", [{}])
+    assert alive.rewards == {("reward", None): 0.5}
+
+
+async def test_no_child_outlives_a_killed_runner(
+    store: DoubleStore, publish_agent: PublishAgent, start_runner: StartRunner, proxy: ProxyDouble
+) -> None:
+    runner = await start_runner(slots=1, isolation="process")
+    proxy.holding = True
+    world = World(store, publish_agent)
+    [idle] = await world.run("pid", [{}], isolation=Isolation.ISOLATION_UNSPECIFIED)
+    agent = await publish_agent(FILES, python="agent.py:calls", environment={"OWN": "1"})
+    await store.create(rollouts_of(agent, [{}]))
+    await proxy.until_waiting(1)
+    runner.send(signal.SIGKILL)
+    await runner.exit_code()
+    await wait_for_exit(json.loads(idle.output)["pid"])
+    proxy.release()
