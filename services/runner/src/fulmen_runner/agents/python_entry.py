@@ -147,10 +147,7 @@ class PythonAgent:
     async def run(self, invocation: Invocation) -> Answer:
         """Calls the agent."""
         self.spans.enter(invocation.context.environment["TRACEPARENT"])
-        try:
-            end = await self.entry.call(invocation, invocation.task)
-        finally:
-            await self.spans.flush(invocation.work.attempt)
+        end = await self.entry.call(invocation, invocation.task)
         # The last number that a generator yields is the reward of its step already.
         own = reward_of_number(end.value) if end.returned and not self.graded else ()
         return Answer(value=end.value, rewards=own)
@@ -171,8 +168,6 @@ class PythonGrader:
             return rewards_of_grade(end.value)
         except AgentFailed as error:
             raise AgentFailed(f"The grader failed. {error}") from None
-        finally:
-            await self.spans.flush(invocation.work.attempt)
 
 
 def python_callable(
