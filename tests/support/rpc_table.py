@@ -12,6 +12,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
 
 from fulmen.ids import rollout_name, uuid7
+from fulmen.keda import externalscaler_pb2
 from fulmen.store.v1 import (
     lease_pb2,
     lease_service_pb2,
@@ -39,6 +40,7 @@ __all__ = [
     "absent",
     "chunk_of",
     "export_of",
+    "scaled_object",
 ]
 
 ROLLOUTS, LEASES, SPANS = (f"/fulmen.store.v1.{name}Service/" for name in ("Rollout", "Lease", "Span"))
@@ -46,6 +48,7 @@ RESOURCES, RUNNERS, PROJECTS = (
     f"/fulmen.store.v1.{name}Service/" for name in ("Resource", "RunnerRegistry", "Project")
 )
 USAGE = "/fulmen.store.v1.UsageService/"
+SCALER = "/externalscaler.ExternalScaler/"
 NOTIFY = "/fulmen.store.v1.PeerService/Notify"
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
@@ -111,6 +114,11 @@ def export_of(things: Things) -> trace_service_pb2.ExportTraceServiceRequest:
 def opened(**fields_of_open: Any) -> lease_service_pb2.StreamLeasesRequest:
     """Returns the first message of a runner."""
     return lease_service_pb2.StreamLeasesRequest(open=lease_service_pb2.OpenSession(**fields_of_open))
+
+
+def scaled_object(**metadata: str) -> externalscaler_pb2.ScaledObjectRef:
+    """Returns what KEDA says of a ScaledObject."""
+    return externalscaler_pb2.ScaledObjectRef(name="runners", namespace="fulmen", scalerMetadata=metadata)
 
 
 def new_version(things: Things, **changes: Any) -> resource_pb2.ResourceVersion:
@@ -196,6 +204,15 @@ PROBES: dict[str, list[Probe]] = {
     ],
     RESOURCES + "WatchResources": [lambda t: [res.WatchResourcesRequest(project=t.project)]],
     RUNNERS + "GetRunner": [lambda t: [runner_registry_service_pb2.GetRunnerRequest(name=f"runners/{t.session}")]],
+    RUNNERS + "GetFleetDemand": [
+        lambda t: [runner_registry_service_pb2.GetFleetDemandRequest(project=t.project)],
+    ],
+    SCALER + "IsActive": [lambda t: [scaled_object(project=t.project)]],
+    SCALER + "StreamIsActive": [lambda t: [scaled_object(project=t.project)]],
+    SCALER + "GetMetricSpec": [lambda t: [scaled_object(project=t.project)]],
+    SCALER + "GetMetrics": [
+        lambda t: [externalscaler_pb2.GetMetricsRequest(scaledObjectRef=scaled_object(project=t.project))],
+    ],
     PROJECTS + "CreateProject": [lambda t: [prj.CreateProjectRequest(project=prj.Project(name=t.project))]],
     PROJECTS + "GetProject": [lambda t: [prj.GetProjectRequest(name=t.project)]],
     PROJECTS + "UpdateProject": [lambda t: [prj.UpdateProjectRequest(project=prj.Project(name=t.project, etag="1"))]],
@@ -231,6 +248,7 @@ LISTINGS: dict[str, Message] = {
     RESOURCES + "WatchResources": res.WatchResourcesRequest(),
     RUNNERS + "ListRunners": runner_registry_service_pb2.ListRunnersRequest(),
     RUNNERS + "WatchRunners": runner_registry_service_pb2.WatchRunnersRequest(),
+    RUNNERS + "GetFleetDemand": runner_registry_service_pb2.GetFleetDemandRequest(),
     PROJECTS + "GetProject": prj.GetProjectRequest(),
     PROJECTS + "ListProjects": prj.ListProjectsRequest(),
     PROJECTS + "ListTokens": prj.ListTokensRequest(),
@@ -267,6 +285,11 @@ MAY_CALL: dict[str, set[Role]] = {
     RUNNERS + "ListRunners": {A, S, C, V},
     RUNNERS + "GetRunner": {A, S, C, V},
     RUNNERS + "WatchRunners": {A, S, C, V},
+    RUNNERS + "GetFleetDemand": {A, S, R, C, V},
+    SCALER + "IsActive": {A, S, R, C, V},
+    SCALER + "StreamIsActive": {A, S, R, C, V},
+    SCALER + "GetMetricSpec": {A, S, R, C, V},
+    SCALER + "GetMetrics": {A, S, R, C, V},
     PROJECTS + "CreateProject": {A},
     PROJECTS + "GetProject": {A, S, R, C, V, K},
     PROJECTS + "UpdateProject": {A},

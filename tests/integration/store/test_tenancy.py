@@ -248,6 +248,7 @@ def _leveled(outcome: Outcome, asked: Things) -> str:
     text = re.sub(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}", "<id>", text)
     # A place in the feed of all projects' changes: a number of a transaction, opaque.
     text = re.sub(r"'cursor': '[^']*'", "<cursor>", text)
+    text = re.sub(r"'age': '[^']*'", "<age>", text)
     return re.sub(r"\d{4}-\d\d-\d\dT[0-9:.]+Z", "<time>", text)
 
 

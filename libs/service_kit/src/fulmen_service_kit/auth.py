@@ -38,16 +38,27 @@ class RolePolicy:
     Attributes:
         services: Roles by full service name, such as `fulmen.store.v1.LeaseService`.
         rpcs: Roles by full rpc name, such as `/fulmen.store.v1.LeaseService/StreamLeases`; goes before `services`.
+        self_checking: Services whose callers may have no authorization header: their servicers find a token in the
+            request and pass it to `Authenticator.identify`. Nothing else may be done before that.
     """
 
     services: Mapping[str, frozenset[Role]]
     rpcs: Mapping[str, frozenset[Role]]
+    self_checking: frozenset[str] = frozenset()
 
     def roles(self, rpc: str) -> frozenset[Role]:
         """Returns the roles that may call an rpc, besides ADMIN."""
         if rpc in self.rpcs:
             return self.rpcs[rpc]
-        return self.services.get(rpc.strip("/").split("/")[0], frozenset())
+        return self.services.get(_service_of(rpc), frozenset())
+
+    def is_self_checking(self, rpc: str) -> bool:
+        """Tells whether the servicer of an rpc finds out itself who calls, if no header says so."""
+        return _service_of(rpc) in self.self_checking
+
+
+def _service_of(rpc: str) -> str:
+    return rpc.strip("/").split("/")[0]
 
 
 class Authenticator:
@@ -59,14 +70,23 @@ class Authenticator:
         self._dev_mode = dev_mode
 
     def authenticate(self, rpc: str, authorization: str) -> Caller | None:
-        """Returns the caller, or None for the rpcs that are open to everybody.
+        """Returns the caller, or None for the rpcs that are open to everybody or find out themselves.
 
         Raises:
             TokenInvalid: There is no good token.
             PermissionDenied: The role may not call this rpc.
         """
-        if rpc.startswith(_OPEN_PREFIXES):
+        if rpc.startswith(_OPEN_PREFIXES) or (not authorization and self._policy.is_self_checking(rpc)):
             return None
+        return self.identify(rpc, authorization)
+
+    def identify(self, rpc: str, authorization: str) -> Caller:
+        """Returns the caller of an rpc that is not open.
+
+        Raises:
+            TokenInvalid: There is no good token.
+            PermissionDenied: The role may not call this rpc.
+        """
         if not authorization and self._dev_mode:
             return Caller(role=Role.ADMIN, subject="dev_mode", project=ALL_PROJECTS)
         scheme, _, token = authorization.partition(" ")

@@ -7,7 +7,7 @@ from typing import Final
 from fulmen_service_kit.auth import RolePolicy
 from fulmen_service_kit.tokens import Role
 
-__all__ = ["ROLE_POLICY", "SERVICE_NAMES"]
+__all__ = ["ROLE_POLICY", "SCALER", "SERVICE_NAMES"]
 
 _PEOPLE: Final = frozenset({Role.CLIENT, Role.SERVICE})
 _WORKERS: Final = frozenset({Role.RUNNER, Role.SERVICE})
@@ -15,6 +15,8 @@ _LOOKERS: Final = _PEOPLE | {Role.READER}
 _READERS: Final = _LOOKERS | {Role.RUNNER}
 _EVERYBODY: Final = frozenset(Role)
 
+# KEDA has no authorization header: the servicer takes the token out of the request.
+SCALER: Final = "externalscaler.ExternalScaler"
 _TRACES: Final = "opentelemetry.proto.collector.trace.v1.TraceService"
 
 SERVICE_NAMES: Final = (
@@ -26,6 +28,7 @@ SERVICE_NAMES: Final = (
     "fulmen.store.v1.ProjectService",
     "fulmen.store.v1.PeerService",
     "fulmen.store.v1.UsageService",
+    SCALER,
     _TRACES,
 )
 
@@ -39,6 +42,7 @@ ROLE_POLICY: Final = RolePolicy(
         "fulmen.store.v1.ProjectService": frozenset(),
         "fulmen.store.v1.PeerService": frozenset({Role.SERVICE}),
         "fulmen.store.v1.UsageService": frozenset({Role.SERVICE}),
+        SCALER: _READERS,
         _TRACES: _EVERYBODY - {Role.CLIENT, Role.READER},
     },
     rpcs={
@@ -53,9 +57,11 @@ ROLE_POLICY: Final = RolePolicy(
         "/fulmen.store.v1.ResourceService/ListResourceVersions": _READERS,
         "/fulmen.store.v1.ResourceService/DiffResources": _LOOKERS,
         "/fulmen.store.v1.ResourceService/WatchResources": _READERS,
+        "/fulmen.store.v1.RunnerRegistryService/GetFleetDemand": _READERS,
         "/fulmen.store.v1.UsageService/GetUsage": _LOOKERS,
         "/fulmen.store.v1.ProjectService/GetProject": _EVERYBODY,
         "/fulmen.store.v1.ProjectService/ListProjects": _LOOKERS,
         "/fulmen.store.v1.ProjectService/ListRevokedTokens": frozenset({Role.SERVICE}),
     },
+    self_checking=frozenset({SCALER}),
 )

@@ -13,6 +13,7 @@ import structlog
 from pydantic import SecretStr
 
 from fulmen.ids import ALL_PROJECTS
+from fulmen.keda import externalscaler_pb2_grpc
 from fulmen.store.v1 import (
     lease_service_pb2_grpc,
     peer_service_pb2_grpc,
@@ -25,8 +26,8 @@ from fulmen.store.v1 import (
 from fulmen_service_kit.lifecycle import ServiceParts
 from fulmen_service_kit.server import build_server
 from fulmen_service_kit.settings import ServiceSettings
+from fulmen_service_kit.tokens import Caller, TokenSigner, new_token_id
 from fulmen_service_kit.tokens import Role as TokenRole
-from fulmen_service_kit.tokens import TokenSigner, new_token_id
 from fulmen_store.access_policy import ROLE_POLICY, SERVICE_NAMES
 from fulmen_store.clients.peers import GrpcPeers
 from fulmen_store.domain.dead_letters import DeadLetters
@@ -53,6 +54,7 @@ from fulmen_store.transport.registry_service import RunnerRegistryService
 from fulmen_store.transport.resource_service import ResourceService
 from fulmen_store.transport.rollout_codec import repeated_rollout
 from fulmen_store.transport.rollout_service import RolloutService
+from fulmen_store.transport.scaler_service import Identify, ScalerService
 from fulmen_store.transport.usage_service import UsageService
 
 __all__ = ["build"]
@@ -77,11 +79,15 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     stack.push_async_callback(peers.close)
     queue = wire_queue(tables, settings, peers)
     await queue.upkeep.work_once()
+
+    def identify(rpc: str, authorization: str) -> Caller:
+        return server.authenticator.identify(rpc, authorization)
+
     server = build_server(
         settings,
         policy=ROLE_POLICY,
         service_names=SERVICE_NAMES,
-        register=lambda server: _register(server, tables, queue, settings),
+        register=lambda grpc_server: _register(grpc_server, tables, queue, settings, identify),
         revoked=queue.revoked,
     )
     membership = MembershipRenewer(
@@ -107,7 +113,9 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     return ServiceParts(server=server, roles=roles, drain=drain, ports={"http_port": http.port})
 
 
-def _register(server: grpc.aio.Server, tables: Tables, queue: Queue, settings: StoreSettings) -> None:
+def _register(
+    server: grpc.aio.Server, tables: Tables, queue: Queue, settings: StoreSettings, identify: Identify
+) -> None:
     stopping, poll_s = queue.stopping.is_set, settings.poll_interval_s
     rollout_service = RolloutService(
         rollouts=queue.rollouts,
@@ -146,8 +154,10 @@ def _register(server: grpc.aio.Server, tables: Tables, queue: Queue, settings: S
     resource_service_pb2_grpc.add_ResourceServiceServicer_to_server(resource_service, server)
     queue.spans.register(server)
     peer_service_pb2_grpc.add_PeerServiceServicer_to_server(PeerService(queue.listener), server)
-    registry = RunnerRegistryService(table=tables.runners, board=queue.board, stopping=stopping)
+    registry = RunnerRegistryService(table=tables.runners, board=queue.board, demand=queue.demand, stopping=stopping)
     runner_registry_service_pb2_grpc.add_RunnerRegistryServiceServicer_to_server(registry, server)
+    scaler = ScalerService(demand=queue.demand, identify=identify, stopping=stopping)
+    externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server(scaler, server)
     project_service = ProjectService(
         projects=Projects(table=tables.projects, changed=lambda: queue.wakeups.announce([PROJECTS_CHANGED])),
         tokens=Tokens(

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, Observation
 
+from fulmen_store.domain.fleet_demand import LabelDemand
+
 __all__ = ["StoreMetrics"]
+
+# A project may have very many sets of labels, and every one is a time series.
+DEMANDS_SHOWN: Final = 100
 
 
 class StoreMetrics:
@@ -77,6 +83,28 @@ class StoreMetrics:
             ("fulmen.store.runners", runners, "Runners connected to this replica."),
         ):
             self._meter.create_observable_gauge(name, callbacks=[_observer(read)], description=text)
+
+    def watch_demand(self, shown: Callable[[], Sequence[LabelDemand]]) -> None:
+        """Reports, at every scrape, the work of the longest queues, by project and labels."""
+
+        def observer(read: Callable[[LabelDemand], float]) -> Callable[[CallbackOptions], Iterable[Observation]]:
+            def observe(_options: CallbackOptions) -> Iterable[Observation]:
+                return [
+                    Observation(read(one), {"project": one.project, "labels": ",".join(sorted(one.labels))})
+                    for one in shown()[:DEMANDS_SHOWN]
+                ]
+
+            return observe
+
+        gauges: tuple[tuple[str, Callable[[LabelDemand], float], str, str], ...] = (
+            ("queued", lambda one: one.queued, "", "Rollouts of all replicas that wait for a runner."),
+            ("running", lambda one: one.running, "", "Rollouts of all replicas that run."),
+            ("predicted_work", lambda one: one.predicted_work_s, "s", "What waits, one after the other, as predicted."),
+        )
+        for name, read, unit, text in gauges:
+            self._meter.create_observable_gauge(
+                f"fulmen.store.demand.{name}", callbacks=[observer(read)], unit=unit, description=text
+            )
 
     def watch_database(self, is_up: Callable[[], int]) -> None:
         """Reports, at every scrape, whether PostgreSQL is there."""

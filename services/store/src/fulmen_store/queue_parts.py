@@ -15,6 +15,7 @@ from fulmen_store.clients.peers import GrpcPeers
 from fulmen_store.domain.attempt_ends import AttemptEnds
 from fulmen_store.domain.dispatcher import Dispatcher
 from fulmen_store.domain.durations import Durations
+from fulmen_store.domain.fleet_demand import FleetDemand
 from fulmen_store.domain.hedging import Hedger
 from fulmen_store.domain.lease_returner import LeaseReturner
 from fulmen_store.domain.leases import EndedAttempt
@@ -56,6 +57,7 @@ class Queue:
     durations: Durations
     notes: SessionNotes
     board: RunnerBoard
+    demand: FleetDemand
     overdue: Overdue
     rollouts: Rollouts
     sessions: Sessions
@@ -137,6 +139,8 @@ def wire_queue(tables: Tables, settings: StoreSettings, peers: GrpcPeers) -> Que
     )
     ends, returner, dispatcher = _wire_leases(tables, settings, shared)
     metrics.watch_database(lambda: int(tables.database.is_up))
+    demand = FleetDemand(table=tables.demand, durations=tables.durations)
+    metrics.watch_demand(demand.shown)
     metrics.watch_queue(known=lambda: len(dispatcher), credit=seats.open_credit, runners=lambda: len(seats))
     return Queue(
         seats=seats,
@@ -148,6 +152,7 @@ def wire_queue(tables: Tables, settings: StoreSettings, peers: GrpcPeers) -> Que
         durations=shared.durations,
         notes=shared.notes,
         board=RunnerBoard(table=tables.runners),
+        demand=demand,
         overdue=Overdue(
             table=tables.overdue,
             ends=ends,
@@ -204,6 +209,7 @@ def roles(tables: Tables, queue: Queue, lease_ttl_s: float) -> dict[str, Role]:
             lease_ttl_s=lease_ttl_s,
         ),
         "runner-board": queue.board,
+        "fleet-demand": queue.demand,
         "lease-sweeper": LeaseSweeper(
             sessions=tables.sessions,
             leases=tables.leases,

@@ -14,7 +14,7 @@ from fulmen_store.persistence.leases import PgFeed, PgLeases, PgSessions, PgUpke
 from fulmen_store.persistence.migrations import migrate
 from fulmen_store.persistence.overdue import PgOverdue
 from fulmen_store.persistence.projects import PgProjects, PgTokens
-from fulmen_store.persistence.queue_rules import PgDurations, PgQueueStats
+from fulmen_store.persistence.queue_rules import PgDemand, PgDurations, PgQueueStats
 from fulmen_store.persistence.replicas import PgReplicas
 from fulmen_store.persistence.resource_gc import PgGarbage
 from fulmen_store.persistence.resources import PgResources
@@ -41,6 +41,7 @@ class Tables:
     attempt_checks: PgAttemptChecks
     queue_stats: PgQueueStats
     durations: PgDurations
+    demand: PgDemand
     sessions: PgSessions
     runners: PgRunners
     overdue: PgOverdue
@@ -78,6 +79,7 @@ async def open_tables(settings: StoreSettings, stack: AsyncExitStack) -> Tables:
         attempt_checks=PgAttemptChecks(database),
         queue_stats=PgQueueStats(database),
         durations=PgDurations(database),
+        demand=PgDemand(database),
         sessions=PgSessions(database),
         runners=PgRunners(database),
         overdue=PgOverdue(database),

@@ -61,9 +61,19 @@ class DurationSketch:
         for bucket in sorted(self.counts):
             seen += self.counts[bucket]
             if seen > rank:
-                # The point of the bucket that is as far, in proportion, from both of its bounds.
-                return SMALLEST_S * 2 * GAMMA**bucket / (GAMMA + 1)
+                return _middle_s(bucket)
         return 0.0
+
+    def mean_s(self) -> float:
+        """Returns the mean duration, seconds, within 2 %; 0 if none was measured."""
+        if not self.total:
+            return 0.0
+        return sum(count * _middle_s(bucket) for bucket, count in self.counts.items()) / self.total
+
+
+def _middle_s(bucket: int) -> float:
+    """Returns the point of a bucket that is as far, in proportion, from both of its bounds."""
+    return SMALLEST_S * 2 * GAMMA**bucket / (GAMMA + 1)
 
 
 class DurationTable(Protocol):

@@ -8,13 +8,14 @@ from typing import Final
 import asyncpg
 
 from fulmen_store.domain.durations import DurationSketch
+from fulmen_store.domain.fleet_demand import WaitingWork
 from fulmen_store.domain.queue_stats import PriorityCount, QueueStats, TaskTypeDurations
 from fulmen_store.domain.quotas import QueueCount
 from fulmen_store.domain.rules import QueueTerms
 from fulmen_store.persistence.database import Database, columns
 from fulmen_store.persistence.rules import decode_rules
 
-__all__ = ["PgDurations", "PgQueueStats", "terms_of"]
+__all__ = ["PgDemand", "PgDurations", "PgQueueStats", "terms_of"]
 
 # A project may have very many task types: of the newest so many, the most frequent are shown.
 TASK_TYPES_CONSIDERED: Final = 1000
@@ -56,6 +57,29 @@ class PgQueueStats:
             terms=terms_of(terms),
             runners=terms["runners"],
         )
+
+
+class PgDemand:
+    """Implements `DemandTable`."""
+
+    def __init__(self, database: Database) -> None:
+        """Takes the database."""
+        self._database = database
+
+    async def work(self) -> list[WaitingWork]:
+        """Counts all live rollouts; looks at each of them."""
+        return [
+            WaitingWork(
+                project=row["project"],
+                max_running=row["max_running"],
+                match_labels=decode_rules(row["rules"]).match_labels,
+                labels=frozenset(row["labels"] or ()),
+                task_type=row["task_type"],
+                queued=row["queued"],
+                running=row["running"],
+            )
+            for row in await self._database.fetch("count_demand")
+        ]
 
 
 class PgDurations:

@@ -11,10 +11,12 @@ import grpc.aio
 from fulmen.errors import Draining, RunnerNotFound
 from fulmen.store.v1 import runner_registry_service_pb2 as pb
 from fulmen.store.v1 import runner_registry_service_pb2_grpc
+from fulmen_store.domain.fleet_demand import FleetDemand
 from fulmen_store.domain.malformed import malformed
 from fulmen_store.domain.runner_registry import FleetChanges, RunnerBoard, RunnerView
 from fulmen_store.persistence.runners import PgRunners
 from fulmen_store.transport.access import project_limit
+from fulmen_store.transport.demand_codec import demand_message, demand_query
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
 from fulmen_store.transport.rollout_codec import runner_name
 from fulmen_store.transport.runner_codec import has_labels, runner_of
@@ -32,9 +34,12 @@ MESSAGE_BYTES = 1024 * 1024
 class RunnerRegistryService(runner_registry_service_pb2_grpc.RunnerRegistryServiceServicer):
     """Serves the live runner sessions."""
 
-    def __init__(self, *, table: PgRunners, board: RunnerBoard, stopping: Callable[[], bool]) -> None:
-        """Takes the table of sessions and the watch; `stopping` tells when streams are to end."""
+    def __init__(
+        self, *, table: PgRunners, board: RunnerBoard, demand: FleetDemand, stopping: Callable[[], bool]
+    ) -> None:
+        """Takes the table of sessions, the watch and the demand; `stopping` tells when streams are to end."""
         self._table = table
+        self._demand = demand
         self._board = board
         self._stopping = stopping
 
@@ -79,6 +84,12 @@ class RunnerRegistryService(runner_registry_service_pb2_grpc.RunnerRegistryServi
                 for message in _messages(changes):
                     yield message
         raise Draining("The store is shutting down: open the stream again.")
+
+    async def GetFleetDemand(
+        self, request: pb.GetFleetDemandRequest, context: grpc.aio.ServicerContext
+    ) -> pb.GetFleetDemandResponse:
+        """Tells how many runners the work wants."""
+        return demand_message(*await self._demand.demand(demand_query(request)))
 
 
 def _messages(changes: FleetChanges) -> Iterator[pb.WatchRunnersResponse]:

@@ -23,6 +23,18 @@ select
 from project p
 where p.id = $1;
 
+-- name: count_demand
+select p.name as project, p.max_running, p.rules, i.labels, i.task_type, i.queued, i.running
+from (
+    select
+        q.project_id, q.labels, q.task_type,
+        count(*) filter (where q.session is null and q.run_at <= now()) as queued,
+        count(*) filter (where q.session is not null) as running
+    from item q
+    group by q.project_id, q.labels, q.task_type
+) i
+join project p on p.id = i.project_id;
+
 -- name: frequent_task_types
 select t.name, t.total, d.buckets, d.counts
 from (

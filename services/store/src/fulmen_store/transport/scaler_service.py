@@ -1,0 +1,148 @@
+"""KEDA's external scaler: tells KEDA how many slots the work wants, and how many one runner has.
+
+KEDA knows no authorization header of ours: the token is part of the trigger's metadata. It is checked as every other
+token, before anything else is looked at, and never logged or repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Final
+
+import grpc.aio
+
+from fulmen.errors import Draining
+from fulmen.keda import externalscaler_pb2 as pb
+from fulmen.keda import externalscaler_pb2_grpc
+from fulmen_service_kit.auth import current_caller
+from fulmen_service_kit.tokens import Caller
+from fulmen_store.access_policy import SCALER
+from fulmen_store.domain.fleet_demand import DemandQuery, FleetDemand
+from fulmen_store.domain.malformed import malformed
+from fulmen_store.transport.demand_codec import checked_query, demand_project
+
+__all__ = ["ScalerService"]
+
+METRIC: Final = "fulmen-wanted-slots"
+LOOK_INTERVAL_S: Final = 2.0
+# As the errors of a stream of ours: KEDA opens it again after any.
+REPEAT_S: Final = 60.0
+
+TOKEN: Final = "token"  # noqa: S105  # the name of a key, no secret
+OWN_KEYS: Final = frozenset(
+    {TOKEN, "project", "labels", "targetDrainSeconds", "slotsPerRunner", "defaultDurationSeconds"}
+)
+# KEDA passes on the whole metadata of the trigger, with what it reads itself.
+KEDA_KEYS: Final = frozenset(
+    {"scalerAddress", "tlsCertFile", "caCert", "tlsClientCert", "tlsClientKey", "enableTLS", "unsafeSsl"}
+)
+MAX_SHOWN_KEY: Final = 64
+
+Identify = Callable[[str, str], Caller]
+
+
+class ScalerService(externalscaler_pb2_grpc.ExternalScalerServicer):
+    """Serves the external scaler."""
+
+    def __init__(self, *, demand: FleetDemand, identify: Identify, stopping: Callable[[], bool]) -> None:
+        """Takes the figures; who tells the caller of an rpc from an authorization; and when streams are to end."""
+        self._demand = demand
+        self._identify = identify
+        self._stopping = stopping
+
+    async def IsActive(self, request: pb.ScaledObjectRef, context: grpc.aio.ServicerContext) -> pb.IsActiveResponse:
+        """Tells whether any runner is wanted."""
+        query = self._query("IsActive", request)
+        demand, _ = await self._demand.demand(query)
+        return pb.IsActiveResponse(result=demand.slots > 0)
+
+    async def StreamIsActive(
+        self, request: pb.ScaledObjectRef, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.IsActiveResponse]:
+        """Tells at once, at every change and now and then, whether any runner is wanted."""
+        told: bool | None = None
+        told_at = -math.inf
+        while not self._stopping():
+            # Each time anew: a token may be revoked or run out meanwhile.
+            query = self._query("StreamIsActive", request)
+            demand, _ = await self._demand.demand(query)
+            is_active, now = demand.slots > 0, time.monotonic()
+            if is_active is not told or now >= told_at + REPEAT_S:
+                told, told_at = is_active, now
+                yield pb.IsActiveResponse(result=is_active)
+            await asyncio.sleep(LOOK_INTERVAL_S)
+        raise Draining("The store is shutting down: open the stream again.")
+
+    async def GetMetricSpec(
+        self, request: pb.ScaledObjectRef, context: grpc.aio.ServicerContext
+    ) -> pb.GetMetricSpecResponse:
+        """Names the metric: the slots that are wanted, of which one runner has so many."""
+        slots = self._query("GetMetricSpec", request).slots_per_runner
+        spec = pb.MetricSpec(metricName=METRIC, targetSize=slots, targetSizeFloat=slots)
+        return pb.GetMetricSpecResponse(metricSpecs=[spec])
+
+    async def GetMetrics(
+        self, request: pb.GetMetricsRequest, context: grpc.aio.ServicerContext
+    ) -> pb.GetMetricsResponse:
+        """Measures it."""
+        query = self._query("GetMetrics", request.scaledObjectRef)
+        if request.metricName and not request.metricName.endswith(METRIC):
+            raise malformed("metricName", f"there is only {METRIC}")
+        demand, _ = await self._demand.demand(query)
+        value = pb.MetricValue(metricName=METRIC, metricValue=demand.slots, metricValueFloat=demand.slots)
+        return pb.GetMetricsResponse(metricValues=[value])
+
+    def _query(self, rpc: str, request: pb.ScaledObjectRef) -> DemandQuery:
+        """Checks who asks, then what for.
+
+        Raises:
+            TokenInvalid: there is no good token.
+            PermissionDenied: its role may not ask, or not for this project.
+            ArgumentInvalid: a key is unknown, or its value malformed.
+        """
+        given = request.scalerMetadata
+        caller = self._caller(f"/{SCALER}/{rpc}", given.get(TOKEN, ""))
+        unknown = sorted(given.keys() - OWN_KEYS - KEDA_KEYS)
+        if unknown:
+            raise malformed("scalerMetadata", f"has no key {unknown[0][:MAX_SHOWN_KEY]!r}; there are {_known()}")
+        return checked_query(
+            project=demand_project(given.get("project", ""), caller),
+            labels=_labels(given.get("labels", "")),
+            target_drain_s=_number(given, "targetDrainSeconds"),
+            slots_per_runner=_number(given, "slotsPerRunner"),
+            default_duration_s=_number(given, "defaultDurationSeconds"),
+            names=("targetDrainSeconds", "slotsPerRunner", "defaultDurationSeconds"),
+        )
+
+    def _caller(self, rpc: str, token: str) -> Caller:
+        try:
+            return current_caller()
+        except LookupError:
+            return self._identify(rpc, f"Bearer {token}" if token else "")
+
+
+def _known() -> str:
+    return ", ".join(sorted(OWN_KEYS))
+
+
+def _number(given: Mapping[str, str], key: str) -> float | None:
+    text = given.get(key, "").strip()
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        raise malformed(f"scalerMetadata.{key}", "is no number") from None
+    if not math.isfinite(value):
+        raise malformed(f"scalerMetadata.{key}", "is no number")
+    return value
+
+
+def _labels(text: str) -> dict[str, str]:
+    pairs = [part.strip().partition("=") for part in text.split(",") if part.strip()]
+    if any(not key or not equals for key, equals, _ in pairs):
+        raise malformed("scalerMetadata.labels", "is written `key=value,key=value`")
+    return {key.strip(): value.strip() for key, _, value in pairs}

@@ -1,0 +1,168 @@
+"""Demand for runners: counted in the real queue, told by rpc, as metrics, and to KEDA as KEDA asks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
+from fulmen.errors import ArgumentInvalid, PermissionDenied
+from fulmen.keda import externalscaler_pb2 as keda
+from fulmen.keda import externalscaler_pb2_grpc
+from fulmen.store.v1 import project_service_pb2 as prj
+from fulmen.store.v1 import runner_registry_service_pb2 as pb
+from fulmen_service_kit.tokens import Role
+from tests.support.store import LIMIT_S, Runner, StoreHandle, Stubs, create, create_project
+
+LABELS = {"gpu": "h200"}
+
+
+@pytest.fixture
+async def scaler(store: StoreHandle) -> AsyncIterator[externalscaler_pb2_grpc.ExternalScalerStub]:
+    """Yields a stub as KEDA's operator has it: a plain channel without any header."""
+    async with grpc.aio.insecure_channel(store.target) as channel:
+        yield externalscaler_pb2_grpc.ExternalScalerStub(channel)
+
+
+def scaled(token: str, **metadata: str) -> keda.ScaledObjectRef:
+    """Makes what KEDA sends: the whole metadata of the trigger, its own keys included."""
+    own = {"scalerAddress": "fulmen-store:7101", "token": token}
+    return keda.ScaledObjectRef(name="runners", namespace="fulmen", scalerMetadata={**own, **metadata})
+
+
+async def demand(stubs: Stubs, **request: object) -> pb.GetFleetDemandResponse:
+    """Asks until the figures are of now: they may be a second old."""
+    return await stubs.runners.GetFleetDemand(pb.GetFleetDemandRequest(**request))
+
+
+async def until(stubs: Stubs, wanted: int, queued: int, **request: object) -> pb.GetFleetDemandResponse:
+    """Asks until so many runners are wanted while so many rollouts wait."""
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            answer = await demand(stubs, **request)
+            if (answer.wanted_runner_count, answer.queued_count) == (wanted, queued):
+                return answer
+            await asyncio.sleep(0.1)
+
+
+async def test_the_demand_follows_the_queue_its_durations_labels_and_quota(store: StoreHandle, stubs: Stubs) -> None:
+    assert (await demand(stubs)).wanted_runner_count == 0
+    assert (await demand(stubs, min_runners=2)).wanted_runner_count == 2
+    runner = await Runner(stubs).open()
+    await create(stubs, 4, task_type="short")
+    taken = await runner.take(4)
+    await runner.complete(taken)
+    await create(stubs, 400, task_type="short")
+    await create(stubs, 30, task_type="new", required_labels=LABELS)
+    minute = Duration(seconds=60)
+    # What is short takes milliseconds each, all of them less than a minute: one slot.
+    answer = await until(stubs, 1, 400, slots_per_runner=1, target_drain=minute)
+    assert (answer.queued_count, answer.running_count) == (400, 0)
+    assert answer.predicted_work.ToTimedelta().total_seconds() < 60
+    # Nothing is known of the others, which take the project's mean; 4 slots a runner, one for each at the most.
+    answer = await demand(stubs, slots_per_runner=4, target_drain=Duration(seconds=1), labels=LABELS)
+    assert answer.queued_count == 430
+    held = await Runner(stubs).open()
+    await held.take(100)
+    assert (await until(stubs, 11, 300, slots_per_runner=10, target_drain=minute)).running_count == 100
+    project = (await stubs.projects.GetProject(prj.GetProjectRequest(name="projects/default"))).project
+    project.max_running = 40
+    await stubs.projects.UpdateProject(prj.UpdateProjectRequest(project=project))
+    # What runs goes on, beyond the quota too; nothing else is wanted.
+    await until(stubs, 10, 300, slots_per_runner=10, target_drain=minute)
+    reader = await store.stubs(role=Role.READER)
+    assert (await demand(reader)).queued_count == 300
+    with pytest.raises(PermissionDenied):
+        await demand(reader, project="projects/*")
+    for bad in ({"target_drain": Duration(nanos=1)}, {"slots_per_runner": -1}, {"min_runners": 5, "max_runners": 2}):
+        with pytest.raises(ArgumentInvalid):
+            await demand(stubs, **bad)
+
+
+async def test_keda_scales_by_it(
+    store: StoreHandle, stubs: Stubs, scaler: externalscaler_pb2_grpc.ExternalScalerStub
+) -> None:
+    token = store.token(Role.RUNNER)
+    plain = scaled(
+        token, slotsPerRunner="8", targetDrainSeconds="1.5", defaultDurationSeconds="30", project="projects/*"
+    )
+    assert not (await scaler.IsActive(plain)).result
+    stream = scaler.StreamIsActive(plain)
+    async with asyncio.timeout(LIMIT_S):
+        assert not (await stream.read()).result
+        await create(stubs, 5)
+        await create(stubs, 3, required_labels=LABELS)
+        assert (await stream.read()).result
+    stream.cancel()
+    (spec,) = (await scaler.GetMetricSpec(plain)).metricSpecs
+    assert (spec.metricName, spec.targetSize, spec.targetSizeFloat) == ("fulmen-wanted-slots", 8, 8.0)
+
+    async def measured(request: keda.ScaledObjectRef) -> tuple[int, float]:
+        # KEDA puts the place of the trigger before the name.
+        asked = keda.GetMetricsRequest(scaledObjectRef=request, metricName="s0-fulmen-wanted-slots")
+        (value,) = (await scaler.GetMetrics(asked)).metricValues
+        return value.metricValue, value.metricValueFloat
+
+    async with asyncio.timeout(LIMIT_S):
+        labelled = scaled(token, labels="gpu=h200", targetDrainSeconds="1")
+        while await measured(labelled) != (8, 8.0):  # noqa: ASYNC110  # state of the store
+            await asyncio.sleep(0.1)
+    assert await measured(plain) == (5, 5.0)
+    assert await measured(scaled(token, project="projects/nobody")) == (0, 0.0)
+
+
+async def test_keda_is_refused_without_a_good_token_or_with_keys_that_nobody_knows(
+    store: StoreHandle,
+    stubs: Stubs,
+    scaler: externalscaler_pb2_grpc.ExternalScalerStub,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    await create_project(stubs, "projects/a")
+    bound, good = store.token(Role.READER, project="projects/a"), store.token(Role.SERVICE)
+    secret = "a-secret-that-is-no-token"
+    denied, missing, invalid = (
+        grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INVALID_ARGUMENT
+    )  # fmt: skip
+    refused = [
+        (keda.ScaledObjectRef(name="x"), missing),
+        (scaled(""), missing),
+        (scaled(secret), missing),
+        # Who may not ask is not told what is wrong with the question.
+        (scaled(secret, nonsense="1"), missing),
+        (scaled(bound, project="projects/b"), denied),
+        (scaled(bound, project="projects/*"), denied),
+        (scaled(good, nonsense=secret), invalid),
+        (scaled(good, targetDrainSeconds="soon"), invalid),
+        (scaled(good, targetDrainSeconds="nan"), invalid),
+        (scaled(good, slotsPerRunner="0"), invalid),
+        (scaled(good, slotsPerRunner="1.5"), invalid),
+        (scaled(good, labels="gpu"), invalid),
+    ]
+    for request, code in refused:
+        for call in (
+            scaler.IsActive(request),
+            scaler.GetMetricSpec(request),
+            scaler.GetMetrics(keda.GetMetricsRequest(scaledObjectRef=request)),
+            scaler.StreamIsActive(request).read(),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call
+            assert caught.value.code() is code, request
+            assert secret not in str(caught.value)
+    assert (await scaler.GetMetricSpec(scaled(bound))).metricSpecs[0].targetSize == 64
+    with pytest.raises(grpc.aio.AioRpcError):
+        await scaler.GetMetrics(keda.GetMetricsRequest(scaledObjectRef=scaled(good), metricName="other"))
+    # A header of another role is not helped by a good token in the metadata.
+    key = store.token(Role.CLIENT, project="projects/a")
+    header = (("authorization", f"Bearer {key}"),)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await scaler.IsActive(scaled(good, project="projects/b"), metadata=header)
+    assert caught.value.code() is denied
+    written = "".join(capfd.readouterr()) + caplog.text
+    assert not any(each in written for each in (secret, bound, good, key))
