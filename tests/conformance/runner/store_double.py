@@ -80,6 +80,7 @@ class StoreDouble(
 
     Attributes:
         swallow_acks: While true, results are recorded and the acknowledgement is lost.
+        labels: Of the runner that opened a stream last.
         refuse_results: How many further results are answered INVALID.
     """
 
@@ -91,6 +92,7 @@ class StoreDouble(
         self.stream_count = 0
         self.message_count = 0
         self.loads: list[lease_pb2.RunnerLoad] = []
+        self.labels: dict[str, str] = {}
         self.otlp_spans: list[Span] = []
         self._signing_key = signing_key
         self._signer = TokenSigner(signing_key)
@@ -202,6 +204,7 @@ class StoreDouble(
         outgoing: asyncio.Queue[messages.StreamLeasesResponse] = asyncio.Queue()
         session.outgoing, session.credits = outgoing, 0
         self.stream_count += 1
+        self.labels = dict(opening.runner.labels)
         named = set(opening.running_attempts)
         for attempt in [a for a in session.held if a not in named]:
             self._conclude(session, attempt, failure_pb2.FAILURE_KIND_RELEASED, None)

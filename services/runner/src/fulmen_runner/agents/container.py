@@ -23,6 +23,7 @@ from fulmen_runner.agents.container_files import (
     bundle_archive,
 )
 from fulmen_runner.agents.environment import Endpoints
+from fulmen_runner.agents.limits_granted import granted
 from fulmen_runner.agents.ownership import Owner, deadline_of
 from fulmen_runner.agents.specification import ContainerTarget, Limits
 from fulmen_runner.agents.templates import expand, placeholders_of
@@ -237,15 +238,6 @@ class ContainerAgent:
             raise AgentFailed(f"The container exited with status {end.exit_code}.\n{end.stderr}".rstrip())
 
 
-def granted(asked: Limits, most: Limits) -> Limits:
-    """Returns what an agent gets: what it asks for, at most `most`; all of that if it asks for nothing."""
-    return Limits(
-        memory_bytes=_least(asked.memory_bytes, most.memory_bytes),
-        cpu_count=_least(asked.cpu_count, most.cpu_count),
-        process_count=_least(asked.process_count, most.process_count),
-    )
-
-
 def container_environment(extra: Sequence[str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Returns the variables of the runner that containers get: those of the network, and `extra`."""
     return {name: environ[name] for name in (*NETWORK_VARIABLES, *extra) if name in environ}
@@ -260,7 +252,3 @@ def _emit(invocation: Invocation, statements: bytes) -> None:
     if said.undelivered_spans:
         raise HostUnavailable(f"{said.undelivered_spans} spans of the agent did not reach the store.")
     invocation.context.rewards.update(said.rewards)
-
-
-def _least(asked: float, most: float) -> Any:
-    return min(asked, most) if asked and most else asked or most
