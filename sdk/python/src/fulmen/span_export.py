@@ -1,16 +1,12 @@
-"""Spans as rows of a file: JSON lines, or Parquet by the extra `fulmen[export]`.
+"""Spans as rows of a file; `fulmen.row_files` writes it.
 
-Invariants: a file is complete or is not there, since it is written under another name first; what is held in memory
-is one group of rows, however many there are; a span that was stored twice is written once.
+Invariant: a span that was stored twice is written once.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import zstandard
 from google.protobuf.json_format import MessageToDict
@@ -18,28 +14,12 @@ from google.protobuf.message import DecodeError
 from opentelemetry.proto.resource.v1 import resource_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
 
+from fulmen.row_files import Column, Row
 from fulmen.store.v1 import span_pb2
 from fulmen.trajectories import MAX_BATCH_BYTES
 from fulmen.type.v1 import model_call_pb2
 
-__all__ = ["ExtraMissing", "RowWriter", "SpanRows", "writing_jsonl", "writing_parquet"]
-
-ROWS_PER_GROUP: Final = 4096
-BYTES_PER_GROUP: Final = 32 * 1024 * 1024
-
-Row = dict[str, Any]
-
-
-class ExtraMissing(Exception):
-    """A library that comes with an extra is not installed; the text says how to install it."""
-
-
-class RowWriter(Protocol):
-    """Takes rows."""
-
-    def write(self, row: Row) -> None:
-        """Takes one row."""
-        ...
+__all__ = ["SPAN_COLUMNS", "SpanRows"]
 
 
 class SpanRows:
@@ -77,64 +57,25 @@ class SpanRows:
             yield _row(chunk.attempt, record, span)
 
 
-@contextmanager
-def writing_jsonl(path: Path) -> Iterator[RowWriter]:
-    """Opens a file of one JSON object per line; it has its name when the block ends without an error."""
-    with _under_another_name(path) as temporary, temporary.open("w", encoding="utf-8") as file:
-
-        class Lines:
-            def write(self, row: Row) -> None:
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
-
-        yield Lines()
-
-
-@contextmanager
-def writing_parquet(path: Path) -> Iterator[RowWriter]:
-    """Opens a Parquet file whose nested columns are JSON texts; it has its name when the block ends without an error.
-
-    Raises:
-        ExtraMissing: if pyarrow is not installed.
-    """
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise ExtraMissing('Parquet needs pyarrow: pip install "fulmen[export]", or choose --format jsonl.') from None
-    kinds = {"start_time_unix_nano": pa.uint64(), "end_time_unix_nano": pa.uint64(), "attempt": pa.int32()}
-    schema = pa.schema([(name, kinds.get(name, pa.string())) for name in _COLUMNS])
-    with _under_another_name(path) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as file:
-        groups = _Groups(lambda rows: file.write_table(pa.Table.from_pylist(rows, schema=schema)))
-        yield groups
-        groups.flush()
-
-
-class _Groups:
-    """Collects rows until they make a row group."""
-
-    def __init__(self, write_group: Any) -> None:
-        self._write_group = write_group
-        self._rows: list[Row] = []
-        self._size_bytes = 0
-
-    def write(self, row: Row) -> None:
-        flat = {name: json.dumps(value) if isinstance(value, dict | list) else value for name, value in row.items()}
-        self._rows.append(flat)
-        self._size_bytes += sum(len(value) for value in flat.values() if isinstance(value, str))
-        if len(self._rows) >= ROWS_PER_GROUP or self._size_bytes >= BYTES_PER_GROUP:
-            self.flush()
-
-    def flush(self) -> None:
-        if self._rows:
-            self._write_group(self._rows)
-        self._rows, self._size_bytes = [], 0
-
-
-_COLUMNS: Final = (
-    "rollout", "attempt", "trace_id", "span_id", "parent_span_id", "name", "kind", "start_time_unix_nano",
-    "end_time_unix_nano", "status", "status_message", "scope", "attributes", "events", "links", "resource",
-    "model_call",
-)  # fmt: skip
+SPAN_COLUMNS: Final = {
+    "rollout": Column.TEXT,
+    "attempt": Column.INT32,
+    "trace_id": Column.TEXT,
+    "span_id": Column.TEXT,
+    "parent_span_id": Column.TEXT,
+    "name": Column.TEXT,
+    "kind": Column.TEXT,
+    "start_time_unix_nano": Column.UINT64,
+    "end_time_unix_nano": Column.UINT64,
+    "status": Column.TEXT,
+    "status_message": Column.TEXT,
+    "scope": Column.TEXT,
+    "attributes": Column.NESTED,
+    "events": Column.NESTED,
+    "links": Column.NESTED,
+    "resource": Column.NESTED,
+    "model_call": Column.NESTED,
+}
 
 
 def _row(attempt: str, record: span_pb2.SpanRecord, span: trace_pb2.Span) -> Row:
@@ -198,13 +139,3 @@ def _unpacked(chunk: span_pb2.SpanChunk) -> span_pb2.SpanBatch:
             raise zstandard.ZstdError("the frame is too large or does not tell its size")
         payload = zstandard.ZstdDecompressor().decompress(payload, max_output_size=MAX_BATCH_BYTES)
     return span_pb2.SpanBatch.FromString(payload)
-
-
-@contextmanager
-def _under_another_name(path: Path) -> Iterator[Path]:
-    temporary = path.with_name(f".{path.name}.partial")
-    try:
-        yield temporary
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

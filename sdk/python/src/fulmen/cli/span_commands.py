@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -16,17 +14,11 @@ from fulmen.cli.connection import Connection
 from fulmen.cli.exits import CommandFailed, Exit
 from fulmen.cli.rollout_pages import rollout_name, run_name
 from fulmen.client import Client
-from fulmen.span_export import ExtraMissing, RowWriter, SpanRows, writing_jsonl, writing_parquet
+from fulmen.row_files import ExtraMissing, FileFormat, RowWriter, writing
+from fulmen.span_export import SPAN_COLUMNS, SpanRows
 from fulmen.store.v1 import span_service_pb2
 
 __all__ = ["register"]
-
-
-class Format(StrEnum):
-    """What the file is."""
-
-    JSONL = "jsonl"
-    PARQUET = "parquet"
 
 
 def register(app: typer.Typer) -> None:
@@ -42,7 +34,7 @@ async def export(
     training_run: Annotated[str, typer.Option(help="Every rollout of this training run.")] = "",
     rollout: Annotated[list[str] | None, typer.Option(help="A rollout, or one attempt of it; may be repeated.")] = None,
     project: Annotated[str, typer.Option(help="The project of the training run; unset: that of the token.")] = "",
-    file_format: Annotated[Format, typer.Option("--format", help="JSON lines, or Parquet.")] = Format.JSONL,
+    file_format: Annotated[FileFormat, typer.Option("--format", help="JSON lines, or Parquet.")] = FileFormat.JSONL,
     name: Annotated[list[str] | None, typer.Option(help="Only spans of this name; may be repeated.")] = None,
     name_prefix: Annotated[str, typer.Option(help="Only spans whose name begins so.")] = "",
     attribute: Annotated[list[str] | None, typer.Option(help="Only spans with KEY=VALUE; may be repeated.")] = None,
@@ -77,17 +69,13 @@ async def export(
     )
     try:
         async with connection.open() as client:
-            with _writing(file_format, out) as writer:
+            with writing(file_format, out, SPAN_COLUMNS) as writer:
                 count = await _copy(client, request, writer)
     except ExtraMissing as error:
         raise CommandFailed(str(error)) from None
     except OSError as error:
         raise CommandFailed(f"{out} cannot be written: {error.strerror or error}.") from None
     Console(stderr=True, highlight=False).print(f"{count} spans in {out}.")
-
-
-def _writing(file_format: Format, out: Path) -> AbstractContextManager[RowWriter]:
-    return writing_parquet(out) if file_format is Format.PARQUET else writing_jsonl(out)
 
 
 async def _copy(client: Client, request: span_service_pb2.StreamSpansRequest, writer: RowWriter) -> int:

@@ -32,8 +32,14 @@ from fulmen.trajectories.rewards import (
 from fulmen.trajectories.roles import SpanTree
 from fulmen.trajectories.rows import BreakReason, Row, RowCall, why_broken
 from fulmen.trajectories.trajectory import Trajectory, assemble, trajectories, trajectory
+from fulmen.trajectories.views import Conversation, Triplet, conversations, transcript, triplets
 
 __all__ = [
+    "Conversation",
+    "Triplet",
+    "conversations",
+    "transcript",
+    "triplets",
     "DropReason",
     "DroppedCall",
     "CreditedRow",

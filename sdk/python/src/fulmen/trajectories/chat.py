@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fulmen.model_call import ModelCall, ModelCallInvalid
+from fulmen.trajectories.message_blocks import answer_of_blocks, chat_messages, chat_tool
 
 Message = Mapping[str, Any]
 Messages = tuple[Message, ...]
@@ -24,7 +25,8 @@ def request_messages(call: ModelCall) -> Messages:
     """
     request = _decoded(call.request_json)
     if "messages" in request:
-        return (*_system(request.get("system")), *_objects(request["messages"]))
+        turns = (each for turn in _objects(request["messages"]) for each in chat_messages(turn))
+        return (*_system(request.get("system")), *turns)
     if "input" in request:
         return (*_system(request.get("instructions")), *_input(request["input"]))
     prompt = request.get("prompt")
@@ -48,19 +50,19 @@ def answer_message(call: ModelCall) -> Message | None:
             return message
         return {"role": "assistant", "content": text} if isinstance(text, str) else None
     if answer.get("type") == "message" and isinstance(answer.get("content"), list):
-        return {"role": "assistant", "content": answer["content"]}
+        return answer_of_blocks(answer["content"])
     if isinstance(answer.get("output"), list):
         return _output_message(_objects(answer["output"]))
     return None
 
 
 def offered_tools(call: ModelCall) -> Messages:
-    """Returns the tools that the model was offered, as the request has them.
+    """Returns the tools that the model was offered, as the chat API defines them.
 
     Raises:
         ModelCallInvalid: If the request is not JSON.
     """
-    return _objects(_decoded(call.request_json).get("tools"))
+    return tuple(map(chat_tool, _objects(_decoded(call.request_json).get("tools"))))
 
 
 def same_answer(answer: Message, repeated: Message) -> bool:

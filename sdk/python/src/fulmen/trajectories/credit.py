@@ -162,9 +162,7 @@ def assign_credit(scored: ScoredTrajectory, settings: CreditSettings) -> Credits
     given = {each.dimension for each in scored.rewards}
     used = set(final_weights) | (set(call_weights) if settings.option in _OF_CALLS else set())
     return Credits(
-        rows=tuple(
-            CreditedRow(scored=row, credits=tuple(each)) for row, each in zip(scored.rows, earned, strict=True)
-        ),
+        rows=tuple(CreditedRow(scored=row, credits=tuple(each)) for row, each in zip(scored.rows, earned, strict=True)),
         missing=tuple(sorted(set(settings.weights or ()) - given)),
         ignored=tuple(sorted(given - used)),
     )
