@@ -50,6 +50,7 @@ def emit_reward(
     dimension: str = FINAL_DIMENSION,
     step: int | None = None,
     span: Span | SpanContext | HasSpanId | bytes | str | None = None,
+    trace: bool = True,
 ) -> None:
     """Gives the current attempt a reward, or several.
 
@@ -59,6 +60,7 @@ def emit_reward(
         step: The agent step that it scores, from 0. None scores the whole attempt.
         span: The span that it scores: `CURRENT_SPAN`, a span, its context, an open operation, or its id as eight bytes
             or 16 hexadecimal digits.
+        trace: Whether the reward is a span, too. Without, it costs next to nothing.
 
     Raises:
         RewardInvalid: If an argument is out of its range, or the attempt has too many rewards. None is given then.
@@ -76,6 +78,8 @@ def emit_reward(
         for name, number in values.items()
     }
     _give(rewards)
+    if not trace:
+        return
     for (name, _, _), number in rewards.items():
         attributes: dict[str, Any] = {names.REWARD_DIMENSION: name, names.REWARD_VALUE: number}
         if step is not None:

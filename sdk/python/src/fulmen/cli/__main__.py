@@ -1,6 +1,6 @@
 """Runs the command line as `python -m fulmen.cli`."""
 
-from fulmen.cli.main import main
+from fulmen.cli.entry import main
 
 if __name__ == "__main__":
     main()

@@ -1,0 +1,27 @@
+"""Where the program `fulmen` begins: agents that call `fulmen emit` do not wait until all other commands are imported."""
+
+from __future__ import annotations
+
+import sys
+
+__all__ = ["main"]
+
+EMIT = "emit"
+
+
+def main() -> None:
+    """Runs the command line."""
+    if sys.argv[1:2] == [EMIT]:
+        import typer
+
+        from fulmen.cli import emit_command
+
+        app = typer.Typer(pretty_exceptions_enable=False)
+        # Without a callback typer would take the only group for the program itself.
+        app.callback()(lambda: None)
+        emit_command.register(app)
+        app(prog_name="fulmen")
+        return
+    from fulmen.cli.main import main as run
+
+    run()
