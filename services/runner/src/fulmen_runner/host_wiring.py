@@ -1,13 +1,18 @@
 """Makes the hosts of containers and Jobs from the settings; part of the composition root."""
 
+import asyncio
+import importlib
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fulmen_runner.agents.container import ContainerHost, container_environment
 from fulmen_runner.agents.environment import Endpoints
 from fulmen_runner.agents.guardian import Guardian
 from fulmen_runner.agents.hosts import DOCKER_RUNTIME, RUNTIME_LABEL, Hosts
+from fulmen_runner.agents.job import JobHost
+from fulmen_runner.agents.job_verdict import Patience
 from fulmen_runner.agents.own_process import ChildHost, ChildPolicy, Children
 from fulmen_runner.agents.ownership import Owner
 from fulmen_runner.agents.specification import Limits
@@ -16,6 +21,7 @@ from fulmen_runner.settings import RunnerSettings, split
 
 DEFAULT_SOCKET = Path("/var/run/docker.sock")
 OFF = "off"
+IN_CLUSTER_VARIABLE = "KUBERNETES_SERVICE_HOST"
 
 
 def endpoints_of(settings: RunnerSettings) -> Endpoints:
@@ -46,7 +52,17 @@ def make_children(settings: RunnerSettings, guardian: Guardian, inherited: Mappi
 def make_hosts(settings: RunnerSettings) -> Hosts:
     """Makes the hosts; none of them is connected yet."""
     endpoints = endpoints_of(settings)
-    return Hosts(make_containers=lambda: _containers(settings, endpoints))
+    return Hosts(make_containers=lambda: _containers(settings, endpoints), make_jobs=lambda: _jobs(settings, endpoints))
+
+
+def cluster_is_named(settings: RunnerSettings) -> bool:
+    """Tells whether there seems to be a Kubernetes cluster, without asking it."""
+    return bool(kubeconfig(settings) or os.environ.get(IN_CLUSTER_VARIABLE))
+
+
+def kubeconfig(settings: RunnerSettings) -> str:
+    """Returns the path of the kubeconfig, empty if there is none."""
+    return settings.job_kubeconfig or os.environ.get("KUBECONFIG", "")
 
 
 async def announced_labels(settings: RunnerSettings, hosts: Hosts) -> dict[str, str]:
@@ -86,7 +102,8 @@ def _containers(settings: RunnerSettings, endpoints: Endpoints) -> ContainerHost
     return ContainerHost(
         engine=DockerEngine(address, tls_dir=certificates if tls else None),
         owner=Owner.this_process(settings.runner_host),
-        endpoints=Endpoints(
+        endpoints=replace(
+            endpoints,
             llm_proxy_url=settings.container_llm_proxy_url or endpoints.llm_proxy_url,
             otlp_url=settings.container_otlp_url or endpoints.otlp_url,
         ),
@@ -100,6 +117,35 @@ def _containers(settings: RunnerSettings, endpoints: Endpoints) -> ContainerHost
             cpu_count=settings.container_cpu_count,
             process_count=settings.container_process_count,
         ),
+        output_allowed_bytes=settings.max_command_output_bytes,
+    )
+
+
+async def _jobs(settings: RunnerSettings, endpoints: Endpoints) -> JobHost:
+    if not cluster_is_named(settings):
+        raise HostUnavailable(
+            "This runner knows no Kubernetes cluster: run it in one, or name a kubeconfig in "
+            "FULMEN_RUNNER_JOB_KUBECONFIG; or let rollouts of Jobs go to runners that know one, by a label of theirs."
+        )
+    # Imported here, in a thread: a runner without Jobs does without it, and it takes about a second.
+    kubernetes = await asyncio.to_thread(importlib.import_module, "fulmen_runner.clients.kubernetes")
+    return JobHost(
+        cluster=await kubernetes.connect(
+            kubeconfig=kubeconfig(settings),
+            context=settings.job_kube_context,
+            namespace=settings.job_namespace,
+            in_cluster=not kubeconfig(settings),
+        ),
+        owner=Owner.this_process(settings.runner_host),
+        endpoints=replace(
+            endpoints,
+            llm_proxy_url=settings.job_llm_proxy_url or endpoints.llm_proxy_url,
+            otlp_url=settings.job_otlp_url or endpoints.otlp_url,
+        ),
+        host_access=settings.job_host_access,
+        limits=Limits(memory_bytes=settings.job_memory_bytes, cpu_count=settings.job_cpu_count),
+        patience=Patience(start_s=settings.job_start_s, image_s=settings.job_image_s),
+        ttl_s=settings.job_ttl_s,
         output_allowed_bytes=settings.max_command_output_bytes,
     )
 

@@ -7,12 +7,13 @@ runner without pays nothing.
 import asyncio
 import importlib.util
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import structlog
 
 from fulmen_runner.agents.container import ContainerHost
+from fulmen_runner.agents.job import JobHost
 from fulmen_runner.domain.errors import HostUnavailable
 
 REAP_INTERVAL_S = 60.0
@@ -33,9 +34,15 @@ class LeavesBehind(Protocol):
 class Hosts:
     """The hosts of a runner, made when they are first needed. Background role: removes what dead runners left there."""
 
-    def __init__(self, *, make_containers: Callable[[], ContainerHost]) -> None:
+    def __init__(
+        self, *, make_containers: Callable[[], ContainerHost], make_jobs: Callable[[], Awaitable[JobHost]]
+    ) -> None:
         self._make_containers = make_containers
+        self._make_jobs = make_jobs
         self._containers: ContainerHost | None = None
+        self._jobs: JobHost | None = None
+        self._connecting = asyncio.Lock()
+        self._connected = asyncio.Event()
         self._complained: set[str] = set()
 
     async def containers(self) -> ContainerHost:
@@ -47,7 +54,21 @@ class Hosts:
         if self._containers is None:
             require("aiodocker", extra="docker", what="containers")
             self._containers = self._make_containers()
+            self._connected.set()
         return self._containers
+
+    async def jobs(self) -> JobHost:
+        """Returns what runs Jobs.
+
+        Raises:
+            HostUnavailable: If its client is not installed, or no cluster is named.
+        """
+        async with self._connecting:
+            if self._jobs is None:
+                require("kubernetes_asyncio", extra="kubernetes", what="Jobs")
+                self._jobs = await self._make_jobs()
+                self._connected.set()
+        return self._jobs
 
     async def has_engine(self) -> bool:
         """Tells whether a Docker engine answers."""
@@ -59,14 +80,19 @@ class Hosts:
         return True
 
     async def run(self) -> None:
-        """Removes what is left behind, at once and every minute, until it is cancelled."""
+        """Removes what is left behind, once a host is connected and every minute, until it is cancelled."""
         while True:
+            self._connected.clear()
             await self.remove_left()
-            await asyncio.sleep(REAP_INTERVAL_S)
+            try:
+                async with asyncio.timeout(REAP_INTERVAL_S):
+                    await self._connected.wait()
+            except TimeoutError:
+                continue
 
     async def remove_left(self) -> None:
         """Removes what dead runners left behind on the hosts that are used."""
-        hosts: dict[str, LeavesBehind | None] = {"docker": self._containers}
+        hosts: dict[str, LeavesBehind | None] = {"docker": self._containers, "kubernetes": self._jobs}
         for name, host in hosts.items():
             if host is None:
                 continue
@@ -85,6 +111,8 @@ class Hosts:
         """Closes the connections."""
         if self._containers is not None:
             await self._containers.engine.close()
+        if self._jobs is not None:
+            await self._jobs.close()
 
 
 def require(module: str, *, extra: str, what: str) -> None:
