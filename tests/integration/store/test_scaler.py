@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import grpc
 import pytest
+import yaml
 from google.protobuf.duration_pb2 import Duration
 
 from fulmen.errors import ArgumentInvalid, PermissionDenied
@@ -113,6 +115,20 @@ async def test_keda_scales_by_it(
             await asyncio.sleep(0.1)
     assert await measured(plain) == (5, 5.0)
     assert await measured(scaled(token, project="projects/nobody")) == (0, 0.0)
+
+
+async def test_the_example_for_kubernetes_has_keys_that_the_store_knows(
+    store: StoreHandle, scaler: externalscaler_pb2_grpc.ExternalScalerStub, repository_root: Path
+) -> None:
+    example = (repository_root / "deploy/kubernetes/runners-keda.yaml").read_text(encoding="utf-8")
+    (scaled_object,) = [each for each in yaml.safe_load_all(example) if each["kind"] == "ScaledObject"]
+    (trigger,) = scaled_object["spec"]["triggers"]
+    metadata = trigger["metadata"]
+    # KEDA replaces this key by the variable's value.
+    assert metadata.pop("tokenFromEnv") == "FULMEN_RUNNER_TOKEN"
+    request = keda.ScaledObjectRef(name="x", scalerMetadata=metadata | {"token": store.token(Role.RUNNER)})
+    assert (await scaler.GetMetricSpec(request)).metricSpecs[0].targetSize == int(metadata["slotsPerRunner"])
+    assert not (await scaler.IsActive(request)).result
 
 
 async def test_keda_is_refused_without_a_good_token_or_with_keys_that_nobody_knows(

@@ -6,6 +6,7 @@ from typing import Final
 
 import typer
 
+from fulmen.cli import runner_group
 from fulmen.cli.command import Output, OutputOption, remote_command
 from fulmen.cli.connection import Connection
 from fulmen.cli.output import print_rows, when
@@ -18,8 +19,9 @@ GIB: Final = 2**30
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command."""
+    """Adds the commands."""
     remote_command(app, "runners")(runners)
+    runner_group.register(app)
 
 
 async def runners(connection: Connection, output: OutputOption = Output.TABLE) -> None:
