@@ -14,12 +14,14 @@ from fulmen_runner.agents.bundles import unpack_bundle
 from fulmen_runner.agents.child_entry import ChildAgent, ChildGrader, child_program
 from fulmen_runner.agents.command import Command, CommandAgent, CommandGrader, CommandHost
 from fulmen_runner.agents.hosts import Hosts
+from fulmen_runner.agents.judge import JudgeClient, judge
 from fulmen_runner.agents.loader import load_callable
 from fulmen_runner.agents.python_entry import PythonHost, python_agent, python_grader
 from fulmen_runner.agents.specification import (
     Bundle,
     CommandTarget,
     ContainerTarget,
+    JudgeTarget,
     PythonTarget,
     Specification,
 )
@@ -50,6 +52,7 @@ class Catalogue:
     Attributes:
         default: What runs when a rollout names no agent; None if the runner has none.
         hosts: What runs containers and Jobs.
+        judges: How judges are asked.
     """
 
     library: Library
@@ -57,6 +60,7 @@ class Catalogue:
     python: PythonHost
     default: Specification | None
     hosts: Hosts
+    judges: JudgeClient
     _programs: "OrderedDict[tuple[str, str], asyncio.Task[Program]]" = field(default_factory=OrderedDict)
 
     async def resolve(self, work: Work) -> Program:
@@ -136,8 +140,8 @@ class Catalogue:
                 return python_grader(function, self.python)
             case CommandTarget():
                 return CommandGrader(command=self._command(target, directory))
-            case _:
-                raise AgentFailed("This runner cannot run graders of this kind.")
+            case JudgeTarget():
+                return judge(target, self.judges)
 
     def _command(self, target: CommandTarget, directory: Path | None) -> Command:
         if not target.argv:

@@ -162,6 +162,7 @@ class PythonGrader:
 
     async def grade(self, invocation: Invocation, outcome: object) -> tuple[Reward, ...]:
         """Calls the grader; its model calls are the grader's, and are never trained on."""
+        self.spans.enter(invocation.context.environment["TRACEPARENT"])
         try:
             with acting_as(GRADER_AGENT):
                 end = await self.entry.call(invocation, invocation.task, outcome)
