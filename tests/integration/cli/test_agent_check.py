@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import pty
-import select
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.terminal import terminal_program
 
 AGENT = """
 from openai import AsyncOpenAI, OpenAI
@@ -211,42 +208,11 @@ def test_a_vendor_gets_the_real_key_and_model_and_the_agent_neither(folder: Path
 
 
 def test_a_breakpoint_in_the_agent_has_the_terminal(folder: Path) -> None:
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.chdir(folder)
-        command = [
-            sys.executable,
-            "-m",
-            "fulmen.cli",
-            "agent",
-            "check",
-            "agent.py:stops",
-            "--input",
-            "1",
-            "--fake-model",
-        ]
-        os.execv(sys.executable, command)
-    try:
-        read_until(terminal, "(Pdb)")
-        os.write(terminal, b"p found + 1\n")
-        assert "42" in read_until(terminal, "(Pdb)")
-        os.write(terminal, b"continue\n")
-        assert "succeeded" in read_until(terminal, "succeeded")
-    finally:
-        os.close(terminal)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, 9)
-        os.waitpid(pid, 0)
-
-
-def read_until(terminal: int, word: str) -> str:
-    text = ""
-    deadline = time.monotonic() + 30
-    while word not in text and time.monotonic() < deadline:
-        if select.select([terminal], [], [], 1)[0]:
-            try:
-                text += os.read(terminal, 4096).decode(errors="replace")
-            except OSError:
-                break
-    assert word in text, text
-    return text
+    command = [sys.executable, "-m", "fulmen.cli", "agent", "check", "agent.py:stops", "--input", "1", "--fake-model"]
+    with terminal_program(command, folder=folder) as program:
+        program.read_until("(Pdb)")
+        program.write("p found + 1\n")
+        assert "42" in program.read_until("(Pdb)")
+        program.write("continue\n")
+        program.read_until("succeeded")
+        assert program.exit_status() == 0

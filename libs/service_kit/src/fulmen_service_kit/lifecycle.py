@@ -12,7 +12,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -87,6 +87,19 @@ async def run_service(settings: ServiceSettings, build: Build) -> int:
             return await _serve(settings, parts, stop)
     finally:
         await asyncio.to_thread(telemetry.close)
+
+
+async def run_inside(settings: ServiceSettings, build: Build, stop: asyncio.Event) -> int:
+    """Runs a service beside others in one process until it is told to stop; returns the status that it would exit with.
+
+    Leaves alone what belongs to the process: signals, /metrics, exporters, the garbage collector. For debugging.
+
+    Raises:
+        StartupError: If it cannot start.
+    """
+    async with AsyncExitStack() as stack:
+        parts = await build(settings, stack)
+        return await _serve(settings, replace(parts, serve_metrics=False), stop)
 
 
 def _quieten_collector() -> None:

@@ -9,7 +9,8 @@ from transformers.utils import logging as transformers_logging
 from fulmen.algorithm.v1.training_run_service_pb2_grpc import add_TrainingRunServiceServicer_to_server
 from fulmen.rpc.channel import FulmenChannel, open_channel
 from fulmen_algorithm.algorithms.registry import ALGORITHMS
-from fulmen_algorithm.clients.engine_process import EngineOptions
+from fulmen_algorithm.clients.engine_inside import start_engine_inside
+from fulmen_algorithm.clients.engine_process import EngineOptions, EngineProcess
 from fulmen_algorithm.clients.engine_supervisor import EngineSupervisor
 from fulmen_algorithm.clients.model_builder import ModelBuilder
 from fulmen_algorithm.clients.patience import Notify, Patience
@@ -69,6 +70,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
             key_name=ENGINE_KEY_NAME if settings.engine_token.get_secret_value() else "",
         ),
         outage_limit_s=settings.outage_limit_s,
+        start=start_engine_inside if settings.engine_in_process else EngineProcess.start,
     )
     connections = _connections(settings, store, supervisor)
     executor = RunExecutor(

@@ -44,6 +44,9 @@ class AlgorithmServiceSettings(ServiceSettings):
         default="engine", pattern=r"^[a-z0-9._-]{1,63}$", description="Id of the engine's backend at the proxy."
     )
     engine_max_batch_size: int = Field(default=64, ge=1, description="Requests that are generated together.")
+    engine_in_process: bool = Field(
+        default=False, description="Runs the engine inside the service, where a debugger reaches it; not for training."
+    )
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="Device of training and engine.")
     torch_threads: int = Field(default=1, ge=1, le=1024, description="Threads of one torch operation.")
     build_deadline_s: float = Field(default=600.0, gt=0, description="Limit of a model-building script, seconds.")

@@ -16,7 +16,7 @@ from fulmen.cli.connection import Connection
 from fulmen.cli.exits import reported
 from fulmen.local.record import DEFAULT_STATE_DIR
 
-__all__ = ["Output", "OutputOption", "StateDirOption", "local_command", "new_group", "remote_command"]
+__all__ = ["Output", "OutputOption", "StateDirOption", "local_command", "new_group", "remote_command", "run_at_once"]
 
 P = ParamSpec("P")
 
@@ -116,10 +116,24 @@ def local_command(app: typer.Typer, name: str) -> Callable[[Callable[P, None]], 
     return register
 
 
+Runner = Callable[[Callable[..., Awaitable[None]], Connection, dict[str, Any]], None]
+
+
+def run_at_once(function: Callable[..., Awaitable[None]], connection: Connection, given: dict[str, Any]) -> None:
+    """Runs a command in an event loop of its own."""
+    asyncio.run(_awaited(function, connection, given))
+
+
 def remote_command(
-    app: typer.Typer, name: str
+    app: typer.Typer, name: str, *, run_by: Runner = run_at_once
 ) -> Callable[[Callable[Concatenate[Connection, P], Awaitable[None]]], Callable[..., None]]:
-    """Registers an asynchronous command whose first argument is the connection, made of the shared options."""
+    """Registers an asynchronous command whose first argument is the connection, made of the shared options.
+
+    Args:
+        app: where it is registered.
+        name: its name.
+        run_by: runs it, given its connection and its own options.
+    """
 
     def register(function: Callable[Concatenate[Connection, P], Awaitable[None]]) -> Callable[..., None]:
         signature = inspect.signature(function, eval_str=True)
@@ -132,7 +146,7 @@ def remote_command(
         def run(**given: Any) -> None:
             connection = Connection(**{key: given.pop(key) for key in _SHARED})
             with reported():
-                asyncio.run(_awaited(function, connection, given))
+                run_by(function, connection, given)
 
         run.__name__, run.__doc__ = function.__name__, function.__doc__
         run.__annotations__ = {p.name: p.annotation for p in (*own, *shared)}

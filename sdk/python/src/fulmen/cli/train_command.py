@@ -20,6 +20,7 @@ from fulmen.cli.connection import Connection
 from fulmen.cli.exits import CommandFailed, Exit
 from fulmen.cli.output import as_dict, console, print_json
 from fulmen.cli.training.bundle import pack_bundle
+from fulmen.cli.training.in_process import run_training, unhurried
 from fulmen.cli.training.plan import run_id, training_run
 from fulmen.cli.training.progress import RunProgress
 from fulmen.cli.training.publish import publish
@@ -41,7 +42,7 @@ INPUTS_PREFIX: Final = "inputs."
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    remote_command(app, "train")(train)
+    remote_command(app, "train", run_by=run_training)(train)
 
 
 async def train(
@@ -55,12 +56,21 @@ async def train(
     report_dir: Annotated[
         Path | None, typer.Option(help="Where the report goes; by default below the folder of the stack.")
     ] = None,
+    in_process: Annotated[
+        bool,
+        typer.Option("--in-process", help="Runs all services in this very process, for debugging; no stack is needed."),
+    ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Trains an agent as a train.toml says.
 
     Checks every file first: if anything is wrong, all of it is reported and nothing is created. Ctrl-C only detaches:
     the run goes on, and the command says how to watch or stop it.
+
+    With --in-process, a `breakpoint()` in the agent, its grader or an algorithm stops where it stands: store, proxy, runner,
+    algorithm and engine are in this process, Python agents run in its main thread one at a time, and no attempt is
+    ended for taking long. The database is a child process, as are the script that builds the first weights and agents
+    that are commands. Everything begins anew each time and ends with the command; take few steps.
 
     Examples:
 
@@ -69,8 +79,12 @@ async def train(
         fulmen train examples/arithmetic/train.toml --seed 7 --set grpo.steps=20
 
         fulmen train train.toml --output json
+
+        fulmen train train.toml --in-process --set sft.steps=20 --set grpo.steps=2
     """
     plan = with_overrides(load_train_config(config), assignments or [], seed=seed)
+    if in_process:
+        plan = unhurried(plan)
     files = (plan.data.train, plan.data.validation, plan.data.demonstrations)
     datasets = read_datasets(plan.data)
     bundle = pack_bundle(plan.folder, data_files=tuple(path for path in files if path is not None))
@@ -82,9 +96,13 @@ async def train(
     async with connection.open() as client:
         counts = ", ".join(f"{each.count} {use.replace('_', ' ')}" for use, each in datasets.items())
         screen.print(f"{plan.name}: {len(bundle.files)} files, {counts}")
-        await _Training(client=client, plan=plan, inputs={}, stamp=stamp, screen=screen).validate()
+        await _Training(
+            client=client, plan=plan, inputs={}, stamp=stamp, screen=screen, in_process=in_process
+        ).validate()
         published = await publish(client, name=plan.name, agent=plan.agent, bundle=bundle, datasets=datasets)
-        training = _Training(client=client, plan=plan, inputs=published.inputs, stamp=stamp, screen=screen)
+        training = _Training(
+            client=client, plan=plan, inputs=published.inputs, stamp=stamp, screen=screen, in_process=in_process
+        )
         await training.validate()
         outcomes = await training.run()
         sample = await sample_before_and_after(client, outcomes[-1].run.name)
@@ -107,6 +125,7 @@ class _Training:
     inputs: dict[str, str]
     stamp: str
     screen: Console
+    in_process: bool
 
     async def validate(self) -> None:
         """Lets the service check every stage; the starting point of a later one is not known yet.
@@ -171,7 +190,9 @@ class _Training:
             ended = await self._follow(created)
         except asyncio.CancelledError:
             self.screen.print(
-                f"Detached; the run goes on. Watch it: fulmen run watch {short}   Stop it: fulmen run stop {short}"
+                "Stopped: the run has ended with this process."
+                if self.in_process
+                else f"Detached; the run goes on. Watch it: fulmen run watch {short}   Stop it: fulmen run stop {short}"
             )
             raise
         if ended.state != training_run_pb2.TRAINING_RUN_STATE_SUCCEEDED:
@@ -195,7 +216,9 @@ class _Training:
     async def _follow(self, run: training_run_pb2.TrainingRun) -> training_run_pb2.TrainingRun:
         ended = run
         quiet = self.screen.quiet
-        with RunProgress(self.screen, run.algorithm, step_count=run.step_count, quiet=quiet) as shown:
+        with RunProgress(
+            self.screen, run.algorithm, step_count=run.step_count, quiet=quiet, lines_only=self.in_process
+        ) as shown:
             async for event in follow_run(self.client, run.name, on_interruption=shown.interrupted):
                 shown.show(event)
                 if event.HasField("run"):

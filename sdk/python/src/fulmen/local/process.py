@@ -8,13 +8,34 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from fulmen.local import launch
 
-__all__ = ["ChildProcess"]
+__all__ = ["ChildProcess", "ServiceProcess"]
 
 KILL_LIMIT_S: Final = 10.0
+
+
+class ServiceProcess(Protocol):
+    """A running service: a child process, or a part of this one."""
+
+    @property
+    def pid(self) -> int:
+        """The id of the process that it runs in."""
+
+    @property
+    def exit_status(self) -> int | None:
+        """The exit status; negative for a signal; None while it runs."""
+
+    async def wait(self) -> int:
+        """Waits for its end and returns its exit status."""
+
+    async def stop(self, grace_s: float) -> int:
+        """Asks it to end, waits as long as the grace, then ends it; returns its exit status."""
+
+    async def kill(self) -> int:
+        """Ends it at once; returns its exit status."""
 
 
 class ChildProcess:

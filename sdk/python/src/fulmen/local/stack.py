@@ -21,7 +21,7 @@ from fulmen.local.errors import ServiceFailedError
 from fulmen.local.health import wait_until_serving
 from fulmen.local.ports import DEFAULT_PORTS, choose_ports
 from fulmen.local.postgres import EmbeddedPostgres
-from fulmen.local.process import ChildProcess
+from fulmen.local.process import ChildProcess, ServiceProcess
 from fulmen.local.record import ServiceRecord, ServiceState, StackFolder, StackRecord, StackState
 from fulmen.local.services import (
     ServiceSpec,
@@ -88,7 +88,7 @@ class LocalStack:
         self._rng = rng or random.Random()
         self._on_change = on_change
         self._specs: dict[str, ServiceSpec] = {}
-        self._processes: dict[str, ChildProcess] = {}
+        self._processes: dict[str, ServiceProcess] = {}
         self._records: dict[str, ServiceRecord] = {}
         self._postgres: EmbeddedPostgres | None = None
         self._credentials = Credentials(self.folder.path)
@@ -113,7 +113,7 @@ class LocalStack:
         """The token that the command line uses."""
         return self._credentials.client_token_file.read_text(encoding="utf-8").strip()
 
-    def process(self, name: str) -> ChildProcess:
+    def process(self, name: str) -> ServiceProcess:
         """Returns the running process of a service.
 
         Raises:
@@ -258,15 +258,19 @@ class LocalStack:
     async def _launch(self, name: str) -> None:
         spec = self._specs[name]
         self._ready_file(name).unlink(missing_ok=True)
-        process = await ChildProcess.start(
+        process = await self.start_process(spec)
+        self._processes[name] = process
+        self._set(name, state=ServiceState.STARTING, pid=process.pid)
+
+    async def start_process(self, spec: ServiceSpec) -> ServiceProcess:
+        """Starts one service, without waiting for it; a stack that runs its services otherwise overrides this."""
+        return await ChildProcess.start(
             spec.module,
             ("serve",),
             environment=spec.environment,
-            log_file=self.folder.log_file(name),
+            log_file=self.folder.log_file(spec.name),
             folder=self.folder.path,
         )
-        self._processes[name] = process
-        self._set(name, state=ServiceState.STARTING, pid=process.pid)
 
     async def _await_ready(self, name: str) -> None:
         process = self._processes[name]

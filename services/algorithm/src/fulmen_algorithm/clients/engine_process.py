@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import PIPE
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 
@@ -53,10 +53,24 @@ class EngineOptions:
     max_batch_size: int
 
 
+class EngineRunner(Protocol):
+    """What an engine runs in: a child process, or this one."""
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+
+    async def wait(self) -> int:
+        """Waits for its end; returns its exit status, negative for a signal."""
+
+    async def end(self, *, grace_s: float) -> None:
+        """Ends it."""
+
+
 class EngineProcess:
     """One running engine."""
 
-    def __init__(self, child: Child, port: int, options: EngineOptions) -> None:
+    def __init__(self, child: EngineRunner, port: int, options: EngineOptions) -> None:
         self._child = child
         self._port = port
         self._options = options

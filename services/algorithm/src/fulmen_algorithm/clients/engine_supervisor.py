@@ -7,6 +7,8 @@ the same weights and the same version, on a port that is registered anew.
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
 
 import structlog
 
@@ -25,6 +27,13 @@ LONGEST_RESTART_WAIT_S = 10.0
 START_ATTEMPTS = 3
 
 
+class StartEngine(Protocol):
+    """Starts an engine; raises EngineFailed."""
+
+    async def __call__(self, options: EngineOptions, *, model: Path, version: int, served_name: str) -> EngineProcess:
+        """Returns an engine that listens."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Served:
     """What is to be served."""
@@ -38,8 +47,16 @@ class _Served:
 class EngineSupervisor:
     """Serves one policy at a time."""
 
-    def __init__(self, options: EngineOptions, proxy: ProxyAdmin, *, outage_limit_s: float) -> None:
+    def __init__(
+        self,
+        options: EngineOptions,
+        proxy: ProxyAdmin,
+        *,
+        outage_limit_s: float,
+        start: StartEngine = EngineProcess.start,
+    ) -> None:
         self._options = options
+        self._start = start
         self._proxy = proxy
         self._outage_limit_s = outage_limit_s
         self._served: _Served | None = None
@@ -142,7 +159,7 @@ class EngineSupervisor:
         policy = self._served.policy
         for attempt in range(START_ATTEMPTS):
             try:
-                self._engine = await EngineProcess.start(
+                self._engine = await self._start(
                     self._options, model=policy.path, version=policy.version, served_name=self._served.model_name
                 )
                 break

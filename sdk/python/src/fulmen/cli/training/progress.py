@@ -36,7 +36,9 @@ PLAIN_INTERVAL_S: Final = 1.0
 class RunProgress:
     """Shows one run; use as a context manager."""
 
-    def __init__(self, screen: Console, title: str, *, step_count: int, quiet: bool = False) -> None:
+    def __init__(
+        self, screen: Console, title: str, *, step_count: int, quiet: bool = False, lines_only: bool = False
+    ) -> None:
         """Prepares the display.
 
         Args:
@@ -44,10 +46,12 @@ class RunProgress:
             title: what runs, such as `grpo`.
             step_count: steps planned; 0 if not known.
             quiet: show nothing, for JSON output.
+            lines_only: print lines on a terminal, too: something else, such as a debugger, writes there.
         """
         self._screen = screen
         self._title = title
         self._quiet = quiet
+        self._lines_only = lines_only
         self._is_interrupted = False
         self._figures: dict[str, float] = {}
         self._printed_at = -PLAIN_INTERVAL_S
@@ -60,7 +64,7 @@ class RunProgress:
 
     @property
     def _is_live(self) -> bool:
-        return self._screen.is_terminal and not self._quiet
+        return self._screen.is_terminal and not (self._quiet or self._lines_only)
 
     def __enter__(self) -> Self:
         if self._live is not None:
