@@ -112,8 +112,8 @@ async def test_the_node_example_with_its_grader(
     ("command", "kind", "says"),
     [
         ("echo gone wrong >&2; exit 3", "AGENT_ERROR", "status 3.\ngone wrong"),
-        ("kill -SEGV $$", "AGENT_ERROR", "signal 11"),
-        ("echo done", "REWARD_MISSING", "neither"),
+        ("kill -SEGV $$", "AGENT_ERROR", "signal 11 (SIGSEGV)"),
+        ("echo done", "REWARD_MISSING", "no reward"),
         ("echo NaN", "AGENT_ERROR", "not a finite number"),
         ("echo $OPENAI_API_KEY >&2; exit 1", "AGENT_ERROR", "[masked]"),
         ("exec sleep 3600", "TIMEOUT", "within 2 s"),
@@ -136,7 +136,7 @@ async def test_a_command_that_does_not_exist_says_so(
     agent = await publish_agent({"x": ""}, command=("no-such-program",))
     ended = await run(store, start_runner, agent, {})
     assert ended.kind == "AGENT_ERROR"
-    assert "not found" in ended.message
+    assert "cannot be started: No such file" in ended.message
 
 
 @pytest.mark.parametrize(("sleep_s", "kind"), [(3600, "TIMEOUT"), (0, "")])

@@ -17,7 +17,6 @@ from fulmen_runner.agents.environment import (
 )
 from fulmen_runner.agents.guardian import Guardian
 from fulmen_runner.agents.hosts import Hosts
-from fulmen_runner.agents.judge import JudgeClient
 from fulmen_runner.agents.preparation import prepare_process
 from fulmen_runner.agents.python_entry import PythonHost
 from fulmen_runner.agents.spans import AttemptSpans
@@ -126,11 +125,11 @@ def wire_attempts(
         inherited={**inherited, **startup_environment(settings.instrument, inherited)},
         work_dir=work_dir,
         output_allowed_bytes=settings.max_command_output_bytes,
+        memory_bytes=settings.attempt_memory_bytes,
+        process_count=settings.attempt_processes,
     )
     children = make_children(settings, guardian, inherited)
     stack.push_async_callback(children.close)
-    judges = JudgeClient()
-    stack.push_async_callback(judges.close)
     return AttemptExecutor(
         captures=captures,
         programs=_catalogue(
@@ -144,7 +143,6 @@ def wire_attempts(
             ),
             commands=commands,
             hosts=hosts,
-            judges=judges,
         ),
         stragglers=stragglers,
         environment_of=endpoints.attempt_environment,
@@ -164,16 +162,10 @@ def _captures(settings: RunnerSettings, stack: AsyncExitStack) -> CaptureClient:
 
 
 def _catalogue(
-    settings: RunnerSettings,
-    library: Library,
-    *,
-    python: PythonHost,
-    commands: CommandHost,
-    hosts: Hosts,
-    judges: JudgeClient,
+    settings: RunnerSettings, library: Library, *, python: PythonHost, commands: CommandHost, hosts: Hosts
 ) -> Catalogue:
     default = None
     if settings.agent:
         grader = PythonTarget(target=settings.grader) if settings.grader else None
         default = Specification(bundle="", entry=PythonTarget(target=settings.agent), grader=grader, environment={})
-    return Catalogue(library=library, commands=commands, python=python, default=default, hosts=hosts, judges=judges)
+    return Catalogue(library=library, commands=commands, python=python, default=default, hosts=hosts)

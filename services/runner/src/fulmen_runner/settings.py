@@ -91,6 +91,12 @@ class RunnerSettings(ContainerSettings, JobSettings):
     max_command_output_bytes: int = Field(
         default=64 * 1024 * 1024, ge=65_536, description="A command that writes more than this is killed, bytes."
     )
+    attempt_memory_bytes: int = Field(
+        default=0, ge=0, description="The most memory of an attempt's processes together, bytes; 0 is no limit."
+    )
+    attempt_processes: int = Field(
+        default=4096, ge=0, description="The most processes and threads of an attempt at once; 0 is no limit."
+    )
     proxy_reach_s: float = Field(
         default=60.0, gt=0, le=3600, description="How long an attempt waits for the proxies before it begins, seconds."
     )

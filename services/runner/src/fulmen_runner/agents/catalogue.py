@@ -14,14 +14,14 @@ from fulmen_runner.agents.bundles import unpack_bundle
 from fulmen_runner.agents.child_entry import ChildAgent, ChildGrader, child_program
 from fulmen_runner.agents.command import Command, CommandAgent, CommandGrader, CommandHost
 from fulmen_runner.agents.hosts import Hosts
-from fulmen_runner.agents.judge import JudgeClient, judge
+from fulmen_runner.agents.limits import allowance
 from fulmen_runner.agents.loader import load_callable
 from fulmen_runner.agents.python_entry import PythonHost, python_agent, python_grader
 from fulmen_runner.agents.specification import (
     Bundle,
     CommandTarget,
     ContainerTarget,
-    JudgeTarget,
+    Limits,
     PythonTarget,
     Specification,
 )
@@ -52,7 +52,6 @@ class Catalogue:
     Attributes:
         default: What runs when a rollout names no agent; None if the runner has none.
         hosts: What runs containers and Jobs.
-        judges: How judges are asked.
     """
 
     library: Library
@@ -60,7 +59,6 @@ class Catalogue:
     python: PythonHost
     default: Specification | None
     hosts: Hosts
-    judges: JudgeClient
     _programs: "OrderedDict[tuple[str, str], asyncio.Task[Program]]" = field(default_factory=OrderedDict)
 
     async def resolve(self, work: Work) -> Program:
@@ -120,7 +118,7 @@ class Catalogue:
                 function = await run_in_thread(load_callable, target.target, directory)
                 return python_agent(function, self.python, graded=graded)
             case CommandTarget():
-                return CommandAgent(command=self._command(target, directory), graded=graded)
+                return CommandAgent(command=self._command(target, directory, specification.limits), graded=graded)
             case ContainerTarget():
                 containers = await self.hosts.containers()
                 environment, limits = specification.environment, specification.limits
@@ -139,11 +137,11 @@ class Catalogue:
                 function = await run_in_thread(load_callable, target.target, directory)
                 return python_grader(function, self.python)
             case CommandTarget():
-                return CommandGrader(command=self._command(target, directory))
-            case JudgeTarget():
-                return judge(target, self.judges)
+                return CommandGrader(command=self._command(target, directory, specification.limits))
+            case _:
+                raise AgentFailed("This runner cannot run graders of this kind.")
 
-    def _command(self, target: CommandTarget, directory: Path | None) -> Command:
+    def _command(self, target: CommandTarget, directory: Path | None, limits: Limits) -> Command:
         if not target.argv:
             raise AgentFailed("The agent's command is empty.")
         if not 0 <= target.output_kept_bytes <= MAX_OUTPUT_BYTES:
@@ -153,4 +151,7 @@ class Catalogue:
             argv=target.argv,
             cwd=directory,
             output_kept_bytes=target.output_kept_bytes or MAX_OUTPUT_BYTES,
+            allowance=allowance(
+                limits, memory_bytes=self.commands.memory_bytes, process_count=self.commands.process_count
+            ),
         )

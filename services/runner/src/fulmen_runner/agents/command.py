@@ -12,7 +12,8 @@ from pathlib import Path
 
 from fulmen_runner.agents.environment import files_environment, named_files
 from fulmen_runner.agents.guardian import Guardian
-from fulmen_runner.agents.process import ProcessLimits, ProcessResult, run_process
+from fulmen_runner.agents.limits import UNLIMITED, Allowance
+from fulmen_runner.agents.process import ProcessLimits, run_process
 from fulmen_runner.agents.rewards_file import read_rewards_file
 from fulmen_runner.agents.templates import expand, placeholders_of
 from fulmen_runner.domain.errors import AgentFailed
@@ -29,12 +30,16 @@ class CommandHost:
         inherited: The runner's variables that commands get.
         work_dir: Where bundles are unpacked.
         output_allowed_bytes: A command that writes more is killed.
+        memory_bytes: The most that is granted to an attempt; 0 is no limit.
+        process_count: The same for processes and threads.
     """
 
     guardian: Guardian
     inherited: Mapping[str, str]
     work_dir: Path
     output_allowed_bytes: int
+    memory_bytes: int = 0
+    process_count: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +58,14 @@ class Command:
         argv: Each is a template.
         cwd: The unpacked bundle, or None for the attempt's own directory.
         output_kept_bytes: How much of the end of its standard output is the outcome.
+        allowance: What it may use.
     """
 
     host: CommandHost
     argv: Sequence[str]
     cwd: Path | None
     output_kept_bytes: int = MAX_OUTPUT_BYTES
+    allowance: Allowance = UNLIMITED
 
     async def run(self, invocation: Invocation, stdin: bytes) -> Printed:
         """Runs the command once; `{task_file}` holds the rollout's input whatever `stdin` is.
@@ -85,6 +92,7 @@ class Command:
                     stdout_kept_bytes=self.output_kept_bytes,
                     stderr_kept_bytes=MAX_MESSAGE_BYTES,
                     output_allowed_bytes=self.host.output_allowed_bytes,
+                    allowance=self.allowance,
                 ),
                 guardian=self.host.guardian,
             )
@@ -93,18 +101,10 @@ class Command:
         except ValueError as error:
             # A NUL character that came with the input.
             raise AgentFailed(f"The command {self.argv[0]!r} cannot be started: {error}") from None
-        self._check(result)
+        if result.failure:
+            raise AgentFailed(f"The command {result.failure}")
         emitted = await asyncio.to_thread(read_rewards_file, rewards_file)
         return Printed(text=result.stdout.decode(errors="replace"), emitted=emitted)
-
-    def _check(self, result: ProcessResult) -> None:
-        stderr = result.stderr.decode(errors="replace")
-        if result.flooded:
-            raise AgentFailed(f"The command wrote more than {self.host.output_allowed_bytes} bytes and was killed.")
-        if result.exit_code < 0:
-            raise AgentFailed(f"The command was ended by signal {-result.exit_code}.\n{stderr}".rstrip())
-        if result.exit_code:
-            raise AgentFailed(f"The command exited with status {result.exit_code}.\n{stderr}".rstrip())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,26 +1,311 @@
-"""Kills the process groups of a runner that died. Run as a script, without site packages; see `guardian`.
+"""Starts commands, and ends all that they start. Run as a script, without site packages; see `guardian`.
 
-Reads lines from standard input: `+<group>` to watch, `-<group>` to forget. At the end of input, which comes when the
-runner is gone for whatever reason, it kills every group that it still watches.
+The guardian forks a keeper for each command. The keeper is the command's parent and, on Linux, the reaper of all its
+descendants: one that leaves its process group or session (`setsid`, a double fork) becomes a child of the keeper when
+its own parent ends, and is killed like one that stayed. A keeper works until nothing of its command is alive; it begins
+to kill when the command ends, when it is told to, and when its connection to the runner closes, which it does when
+the runner is gone for whatever reason. What outlives a keeper that is killed comes to the guardian, which kills it.
+
+Messages to the guardian have eight bytes: `*` with a keeper's connection as file descriptor; `+<group>` and
+`-<group>` to watch and to forget a process group that others started, which is killed when the runner is gone.
+To a keeper: a length of eight bytes, with the command's file descriptors from 0 on; that many bytes of JSON; then `T` to
+send the group SIGTERM, `K` to kill all. From a keeper: the lines `failed <errno>`, or `started <keeper> <group>` and later
+`exited <code>`, where a negative code is a signal; its connection closes when nothing is left.
 """
 
+import errno
+import gc
+import json
 import os
+import select
 import signal
+import socket
 import sys
+from pathlib import Path
+
+MAX_FILES = 16
+MESSAGE_BYTES = 8
+KILL_PAUSE_S = 0.02
+OOM_SCORE = b"500"
+"""Commands go before the runner when the machine's memory ends (0 to 1000)."""
+
+Request = tuple[list[str], str, dict[str, str]]
+"""Arguments, working directory, environment."""
+
+NOTHING: Request = ([], "", {})
+
+_PR_SET_CHILD_SUBREAPER = 36
+_IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_RESTORED = (*_IGNORED, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD)
+_LINUX = sys.platform == "linux"
 
 
 def main() -> None:
-    """Watches until the end of input."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    """Serves until the runner is gone and all keepers are done."""
+    runner = socket.socket(fileno=os.dup(0))
+    wake = _begin()
+    keepers: set[int] = set()
     groups: set[int] = set()
-    for line in sys.stdin:
-        (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
+    gc.freeze()
+    open_ = True
+    while open_ or keepers or _children():
+        ready, _, _ = select.select([wake, runner] if open_ else [wake], [], [])
+        if runner in ready:
+            message, files, _, _ = socket.recv_fds(runner, MESSAGE_BYTES, 1)
+            if files:
+                _fork_keeper(files[0], keepers, (runner, wake))
+            elif message:
+                (groups.add if message[:1] == b"+" else groups.discard)(int(message[1:]))
+            else:
+                open_ = False
+        if wake in ready:
+            wake.recv(4096)
+            _reap_keepers(keepers)
     for group in groups:
+        _signal_group(group, signal.SIGKILL)
+
+
+def _begin() -> socket.socket:
+    """Becomes a reaper; returns what can be read when a child has ended."""
+    if _LINUX:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    wake, waker = socket.socketpair()
+    waker.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    # Kept open by its number.
+    signal.set_wakeup_fd(waker.detach(), warn_on_full_buffer=False)
+    return wake
+
+
+def _fork_keeper(connection: int, keepers: set[int], unwanted: tuple[socket.socket, ...]) -> None:
+    try:
+        keeper = os.fork()
+    except OSError:
+        # The runner sees the connection close.
+        os.close(connection)
+        return
+    if keeper:
+        keepers.add(keeper)
+        os.close(connection)
+        return
+    try:
+        for each in unwanted:
+            each.close()
+        os.set_inheritable(connection, False)
+        _Keeper(socket.socket(fileno=connection)).keep()
+    finally:
+        os._exit(0)
+
+
+def _reap_keepers(keepers: set[int]) -> None:
+    while True:
         try:
-            os.killpg(group, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not pid:
+            break
+        keepers.discard(pid)
+    # Whatever is no keeper was left by one that was killed.
+    for child in _children():
+        if child not in keepers:
+            _kill_tree(child)
+
+
+class _Keeper:
+    """Keeps one command."""
+
+    def __init__(self, runner: socket.socket) -> None:
+        self._runner = runner
+        self._group = 0
+        self._killing = False
+
+    def keep(self) -> None:
+        """Runs the command; returns when nothing of it is alive."""
+        wake = _begin()
+        request, files = _receive(self._runner)
+        if not files:
+            return
+        self._start(request, files)
+        while self._group or _children():
+            waited: list[socket.socket] = [wake] if self._killing else [wake, self._runner]
+            ready, _, _ = select.select(waited, [], [], KILL_PAUSE_S if self._killing else None)
+            if self._runner in ready:
+                self._obey(_order(self._runner))
+            if wake in ready:
+                wake.recv(4096)
+            self._reap()
+            if self._killing:
+                self._kill()
+
+    def _start(self, request: Request, files: list[int]) -> None:
+        read, write = os.pipe()
+        group = os.fork()
+        if not group:
+            _become(request, files, write)
+        os.close(write)
+        for each in files:
+            os.close(each)
+        error = os.read(read, 16)
+        os.close(read)
+        if error:
+            os.waitpid(group, 0)
+            self._tell(b"failed %s\n" % error)
+            return
+        self._group = group
+        self._tell(b"started %d %d\n" % (os.getpid(), group))
+
+    def _obey(self, order: bytes) -> None:
+        if order == b"T":
+            if self._group:
+                _signal_group(self._group, signal.SIGTERM)
+        else:
+            self._killing = True
+
+    def _kill(self) -> None:
+        if self._group:
+            _signal_group(self._group, signal.SIGKILL)
+        for child in _children():
+            _kill_tree(child)
+
+    def _reap(self) -> None:
+        while True:
+            pid, code = _reap_child(self._group)
+            if not pid:
+                return
+            if pid == self._group:
+                self._group = 0
+                self._killing = True
+                self._tell(b"exited %d\n" % code)
+
+    def _tell(self, line: bytes) -> None:
+        try:
+            self._runner.sendall(line)
+        except OSError:
+            self._killing = True
+
+
+def _receive(runner: socket.socket) -> tuple[Request, list[int]]:
+    """Returns a command and its files; no files if the runner is gone."""
+    header, files, _, _ = socket.recv_fds(runner, MESSAGE_BYTES, MAX_FILES)
+    for each in files:
+        os.set_inheritable(each, False)
+    if not header:
+        return NOTHING, []
+    missing = int.from_bytes(header, "big")
+    parts = []
+    while missing:
+        part = runner.recv(min(missing, 1 << 20))
+        if not part:
+            return NOTHING, []
+        parts.append(part)
+        missing -= len(part)
+    document = json.loads(b"".join(parts))
+    return (document["argv"], document["cwd"], document["environment"]), files
+
+
+def _become(request: Request, files: list[int], errors: int) -> None:
+    """Becomes the command; never returns."""
+    import fcntl
+
+    argv, cwd, environment = request
+    number = errno.EINVAL
+    try:
+        signal.set_wakeup_fd(-1)
+        os.setsid()
+        # Out of the way of the numbers that the command gets.
+        errors, *files = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 3 * MAX_FILES) for each in (errors, *files)]
+        for target, each in enumerate(files):
+            os.dup2(each, target)
+        _prefer_for_oom()
+        for each in _RESTORED:
+            signal.signal(each, signal.SIG_DFL)
+        os.chdir(cwd)
+        os.execvpe(argv[0], argv, environment)  # noqa: S606  # Starting programs is what this is for.
+    except OSError as error:
+        number = error.errno or number
+    finally:
+        os.write(errors, b"%d" % number)
+        os._exit(127)
+
+
+def _prefer_for_oom() -> None:
+    try:
+        Path("/proc/self/oom_score_adj").write_bytes(OOM_SCORE)
+    except OSError:
+        return
+
+
+def _order(runner: socket.socket) -> bytes:
+    try:
+        return runner.recv(1)
+    except OSError:
+        return b""
+
+
+def _reap_child(group: int) -> tuple[int, int]:
+    """Reaps a child that has ended; returns its number and exit code, 0 if there is none.
+
+    The leader of the group takes the group with it.
+    """
+    try:
+        if _LINUX:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is not None and ended.si_pid == group:
+                # Before it is reaped: afterwards its number may be another's.
+                _signal_group(group, signal.SIGKILL)
+            pid, status = os.waitpid(ended.si_pid, 0) if ended is not None else (0, 0)
+        else:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return 0, 0
+    if pid == group and not _LINUX:
+        _signal_group(group, signal.SIGKILL)
+    return pid, os.waitstatus_to_exitcode(status) if pid else 0
+
+
+def _children() -> list[int]:
+    """Returns the children of this process; elsewhere than on Linux there is no such list."""
+    if not _LINUX:
+        return []
+    pid = os.getpid()
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_bytes().split()]
+    except FileNotFoundError:
+        return [each for each in _processes() if _parent(each) == pid]
+
+
+def _processes() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def _kill_tree(child: int) -> None:
+    """Kills a child, with its group if it leads one. Its own children become this process's."""
+    try:
+        if os.getpgid(child) == child:
+            os.killpg(child, signal.SIGKILL)
+        os.kill(child, signal.SIGKILL)
+    except OSError:
+        return
+
+
+def _signal_group(group: int, number: int) -> None:
+    try:
+        os.killpg(group, number)
+    except OSError:
+        # Gone; or, on macOS, only a zombie is left.
+        return
 
 
 if __name__ == "__main__":

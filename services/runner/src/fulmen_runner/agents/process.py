@@ -1,17 +1,21 @@
-"""Runs a command as a process group of its own: input, bounded output, and its end.
+"""Runs a command with all that it starts: input, bounded output, limits, and its end.
 
-Invariant: when `run_process` returns or raises, no process of the group is alive.
+Invariant: when `run_process` returns or raises, nothing that the command started is alive.
 """
 
 import asyncio
 import os
 import signal
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import Self
 
-from fulmen_runner.agents.guardian import Guardian
+from fulmen_runner.agents.guardian import Guardian, Kept
+from fulmen_runner.agents.limits import UNLIMITED, Allowance
 
 TERMINATE_GRACE_S = 2.0
 """How long a group may go on after SIGTERM before SIGKILL."""
@@ -27,11 +31,12 @@ _STDOUT, _STDERR = 1, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessLimits:
-    """How much output is kept and how much is allowed, in bytes."""
+    """How much output is kept and how much is allowed, in bytes; and what else a process may use."""
 
     stdout_kept_bytes: int
     stderr_kept_bytes: int
     output_allowed_bytes: int
+    allowance: Allowance = UNLIMITED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +47,26 @@ class ProcessResult:
         exit_code: Negative is the signal that ended it.
         stdout: The end of its standard output.
         stderr: The end of its standard error.
-        flooded: True if it was killed because it wrote more than is allowed.
+        breach: The limit that it exceeded and was killed for, such as "wrote more than 10 bytes"; empty if none.
     """
 
     exit_code: int
     stdout: bytes
     stderr: bytes
-    flooded: bool
+    breach: str
+
+    @property
+    def failure(self) -> str:
+        """Says how it failed, with the end of its standard error; empty if it exited with status 0."""
+        if self.breach:
+            what = self.breach
+        elif self.exit_code < 0:
+            what = f"was ended by signal {-self.exit_code} ({_signal_name(-self.exit_code)})"
+        elif self.exit_code:
+            what = f"exited with status {self.exit_code}"
+        else:
+            return ""
+        return f"{what}.\n{self.stderr.decode(errors='replace')}".rstrip()
 
 
 async def run_process(
@@ -63,45 +81,127 @@ async def run_process(
     """Runs a command to its end; being cancelled, it ends the group: SIGTERM, then SIGKILL.
 
     Raises:
-        OSError: If it cannot be started at all (working directory, limits of the system).
+        OSError: If it cannot be started at all (no such program, working directory, limits of the system).
+        ValueError: If an argument or a variable holds a NUL character.
     """
-    loop = asyncio.get_running_loop()
     reader, writer = os.pipe()
-    try:
-        transport, watch = await loop.subprocess_exec(
-            lambda: Watch(limits),
-            *GATE,
-            *argv,
-            stdin=reader,
-            cwd=cwd,
-            env=dict(environment),
-            start_new_session=True,
+    with FileIO(writer, "wb") as pipe:
+        try:
+            process = await Process.start(
+                argv, cwd=cwd, environment=environment, stdin=reader, limits=limits, guardian=guardian
+            )
+        finally:
+            os.close(reader)
+        try:
+            await process.feed(pipe, stdin)
+            await process.ended_or_breached()
+        finally:
+            await process.end()
+    return process.result()
+
+
+class Process:
+    """A process with its descendants, its output and its limits.
+
+    Attributes:
+        watch: Its output.
+        kept: Its end.
+        breach: What it exceeded beside output; or that its keeper was killed.
+    """
+
+    def __init__(self, kept: Kept, watch: "Watch", limits: ProcessLimits, guardian: Guardian) -> None:
+        self.kept, self.watch = kept, watch
+        self.breach = guardian.limits.watch(kept.keeper, limits.allowance)
+        self._limits, self._guardian = limits, guardian
+        self._transports: list[asyncio.BaseTransport] = []
+
+    @classmethod
+    async def start(
+        cls,
+        argv: Sequence[str],
+        *,
+        cwd: Path | None,
+        environment: Mapping[str, str],
+        stdin: int,
+        limits: ProcessLimits,
+        guardian: Guardian,
+        files: Sequence[int] = (),
+    ) -> Self:
+        """Starts a process; `files` become its file descriptors from 3 on. All of them stay open here.
+
+        Raises:
+            OSError: If it cannot be started.
+            ValueError: If an argument or a variable holds a NUL character.
+        """
+        with ExitStack() as ends:
+            reads: list[FileIO] = []
+            given = [stdin]
+            for _ in (_STDOUT, _STDERR):
+                read, write = os.pipe()
+                reads.append(ends.enter_context(FileIO(read, "rb")))
+                given.append(ends.enter_context(FileIO(write, "wb")).fileno())
+            kept = await guardian.start(argv, cwd=cwd, environment=environment, files=[*given, *files])
+            process = cls(kept, Watch(limits), limits, guardian)
+            try:
+                for number, stream in zip((_STDOUT, _STDERR), reads, strict=True):
+                    await process._read(number, stream)
+            except BaseException:
+                await process.end()
+                raise
+        return process
+
+    async def feed(self, pipe: FileIO, data: bytes) -> None:
+        """Writes all of the input to a pipe and closes it, while the process runs; which may close its end earlier."""
+        writing, _ = await asyncio.get_running_loop().connect_write_pipe(asyncio.BaseProtocol, _taken(pipe))
+        self._transports.append(writing)
+        writing.write(data)
+        writing.write_eof()
+
+    async def _read(self, number: int, pipe: FileIO) -> None:
+        stream = partial(_Stream, self.watch, number)
+        reading, _ = await asyncio.get_running_loop().connect_read_pipe(stream, _taken(pipe))
+        self._transports.append(reading)
+
+    async def ended_or_breached(self) -> None:
+        """Returns when it has ended by itself, or has exceeded a limit."""
+        await asyncio.wait((self.kept.exited, self.watch.flooded, self.breach), return_when=asyncio.FIRST_COMPLETED)
+
+    async def end(self) -> None:
+        """Ends it with all its descendants: SIGTERM unless it has ended or exceeded a limit, then SIGKILL."""
+        kept = self.kept
+        try:
+            if not (kept.exited.done() or self.watch.flooded.done() or self.breach.done()):
+                kept.terminate()
+                await asyncio.wait((kept.exited,), timeout=TERMINATE_GRACE_S)
+            # Also after a good end: what the program left behind goes with it.
+            kept.kill()
+            await asyncio.wait((kept.gone,), timeout=TERMINATE_GRACE_S)
+            await asyncio.wait((self.watch.closed,), timeout=PIPE_DEADLINE_S)
+        finally:
+            self._guardian.limits.forget(kept.keeper)
+            for transport in self._transports:
+                _abandon(transport)
+            await kept.close()
+
+    def result(self) -> ProcessResult:
+        """Returns how it ended, after `end`."""
+        exit_code = self.kept.exited.result() if self.kept.exited.done() else None
+        breach = ""
+        if self.watch.flooded.done():
+            breach = (
+                f"wrote more than {self._limits.output_allowed_bytes} bytes and was killed "
+                "(FULMEN_RUNNER_MAX_COMMAND_OUTPUT_BYTES)"
+            )
+        elif self.breach.done():
+            breach = self.breach.result()
+        elif exit_code is None:
+            breach = "lost the process that watches it, and was killed"
+        return ProcessResult(
+            exit_code=exit_code or 0,
+            stdout=self.watch.tail(_STDOUT),
+            stderr=self.watch.tail(_STDERR),
+            breach=breach,
         )
-    except BaseException:
-        os.close(writer)
-        raise
-    finally:
-        os.close(reader)
-    pipe = os.fdopen(writer, "wb", 0)
-    group = transport.get_pid()
-    guardian.watch(group)
-    feeding = asyncio.create_task(_feed(pipe, b"\n" + stdin), name="stdin")
-    try:
-        await asyncio.wait((watch.exited, watch.flooded), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        await end_group(group, watch)
-        feeding.cancel()
-        await asyncio.wait((feeding,), timeout=PIPE_DEADLINE_S)
-        await asyncio.wait((watch.closed,), timeout=PIPE_DEADLINE_S)
-        pipe.close()
-        transport.close()
-        guardian.forget(group)
-    return ProcessResult(
-        exit_code=transport.get_returncode() or 0,
-        stdout=watch.tail(_STDOUT),
-        stderr=watch.tail(_STDERR),
-        flooded=watch.flooded.done(),
-    )
 
 
 async def end_group(group: int, watch: "Watch") -> None:
@@ -136,6 +236,7 @@ class Watch(asyncio.SubprocessProtocol):
         self._allowed = limits.output_allowed_bytes
         self._seen = 0
         self._buffers = {_STDOUT: bytearray(), _STDERR: bytearray()}
+        self._open = {_STDOUT, _STDERR}
 
     def begin(self) -> None:
         """Forgets what was written until now; for processes that are used again."""
@@ -156,6 +257,11 @@ class Watch(asyncio.SubprocessProtocol):
         if len(buffer) > 2 * self._kept[fd]:
             del buffer[: -self._kept[fd]]
 
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        self._open.discard(fd)
+        if not self._open and not self.closed.done():
+            self.closed.set_result(None)
+
     def process_exited(self) -> None:
         if not self.exited.done():
             self.exited.set_result(None)
@@ -165,23 +271,36 @@ class Watch(asyncio.SubprocessProtocol):
             self.closed.set_result(None)
 
 
-class _PipeWriter(asyncio.Protocol):
-    """Waits until a pipe has room, and notices when nobody reads it."""
+class _Stream(asyncio.Protocol):
+    """One of the two streams of a process."""
 
-    def __init__(self) -> None:
-        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    def __init__(self, watch: Watch, fd: int) -> None:
+        self._watch, self._fd = watch, fd
+
+    def data_received(self, data: bytes) -> None:
+        self._watch.pipe_data_received(self._fd, data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if not self.closed.done():
-            self.closed.set_result(None)
+        self._watch.pipe_connection_lost(self._fd, exc)
 
 
-async def _feed(pipe: BinaryIO, data: bytes) -> None:
-    """Writes all of the input to the pipe and closes it; the process may close its end earlier."""
-    transport, protocol = await asyncio.get_running_loop().connect_write_pipe(_PipeWriter, pipe)
-    try:
-        transport.write(data)
-        transport.write_eof()
-        await protocol.closed
-    finally:
+def _taken(pipe: FileIO) -> FileIO:
+    """Moves a pipe to a file of its own: a transport closes what it gets, and in uvloop by its number."""
+    taken = FileIO(os.dup(pipe.fileno()), pipe.mode)
+    pipe.close()
+    return taken
+
+
+def _abandon(transport: asyncio.BaseTransport) -> None:
+    """Closes a pipe; input that nobody read is dropped."""
+    if isinstance(transport, asyncio.WriteTransport) and transport.get_write_buffer_size():
         transport.abort()
+    else:
+        transport.close()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "a real-time signal"
