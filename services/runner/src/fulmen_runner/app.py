@@ -17,6 +17,7 @@ from fulmen_runner.agents.environment import (
 )
 from fulmen_runner.agents.guardian import Guardian
 from fulmen_runner.agents.hosts import Hosts
+from fulmen_runner.agents.judge import JudgeClient
 from fulmen_runner.agents.preparation import prepare_process
 from fulmen_runner.agents.python_entry import PythonHost
 from fulmen_runner.agents.spans import AttemptSpans
@@ -130,6 +131,8 @@ def wire_attempts(
     )
     children = make_children(settings, guardian, inherited)
     stack.push_async_callback(children.close)
+    judges = JudgeClient()
+    stack.push_async_callback(judges.close)
     return AttemptExecutor(
         captures=captures,
         programs=_catalogue(
@@ -143,6 +146,7 @@ def wire_attempts(
             ),
             commands=commands,
             hosts=hosts,
+            judges=judges,
         ),
         stragglers=stragglers,
         environment_of=endpoints.attempt_environment,
@@ -162,10 +166,16 @@ def _captures(settings: RunnerSettings, stack: AsyncExitStack) -> CaptureClient:
 
 
 def _catalogue(
-    settings: RunnerSettings, library: Library, *, python: PythonHost, commands: CommandHost, hosts: Hosts
+    settings: RunnerSettings,
+    library: Library,
+    *,
+    python: PythonHost,
+    commands: CommandHost,
+    hosts: Hosts,
+    judges: JudgeClient,
 ) -> Catalogue:
     default = None
     if settings.agent:
         grader = PythonTarget(target=settings.grader) if settings.grader else None
         default = Specification(bundle="", entry=PythonTarget(target=settings.agent), grader=grader, environment={})
-    return Catalogue(library=library, commands=commands, python=python, default=default, hosts=hosts)
+    return Catalogue(library=library, commands=commands, python=python, default=default, hosts=hosts, judges=judges)

@@ -14,6 +14,7 @@ from fulmen_runner.agents.bundles import unpack_bundle
 from fulmen_runner.agents.child_entry import ChildAgent, ChildGrader, child_program
 from fulmen_runner.agents.command import Command, CommandAgent, CommandGrader, CommandHost
 from fulmen_runner.agents.hosts import Hosts
+from fulmen_runner.agents.judge import JudgeClient, judge
 from fulmen_runner.agents.limits import allowance
 from fulmen_runner.agents.loader import load_callable
 from fulmen_runner.agents.python_entry import PythonHost, python_agent, python_grader
@@ -21,6 +22,7 @@ from fulmen_runner.agents.specification import (
     Bundle,
     CommandTarget,
     ContainerTarget,
+    JudgeTarget,
     Limits,
     PythonTarget,
     Specification,
@@ -52,6 +54,7 @@ class Catalogue:
     Attributes:
         default: What runs when a rollout names no agent; None if the runner has none.
         hosts: What runs containers and Jobs.
+        judges: How judges are asked.
     """
 
     library: Library
@@ -59,6 +62,7 @@ class Catalogue:
     python: PythonHost
     default: Specification | None
     hosts: Hosts
+    judges: JudgeClient
     _programs: "OrderedDict[tuple[str, str], asyncio.Task[Program]]" = field(default_factory=OrderedDict)
 
     async def resolve(self, work: Work) -> Program:
@@ -138,8 +142,8 @@ class Catalogue:
                 return python_grader(function, self.python)
             case CommandTarget():
                 return CommandGrader(command=self._command(target, directory, specification.limits))
-            case _:
-                raise AgentFailed("This runner cannot run graders of this kind.")
+            case JudgeTarget():
+                return judge(target, self.judges)
 
     def _command(self, target: CommandTarget, directory: Path | None, limits: Limits) -> Command:
         if not target.argv:
