@@ -12,6 +12,7 @@ from fulmen.agent_config import LimitsConfig
 from fulmen.cli.command import run_at_once
 from fulmen.cli.connection import Connection
 from fulmen.local.in_process import DEBUGGING, InProcessStack, run_with_agents_in_main_thread
+from fulmen.local.postgres import EmbeddedPostgres
 from fulmen.local.record import StackFolder
 from fulmen.local.stack import StackSettings
 from fulmen.train_config import TrainConfig
@@ -54,6 +55,9 @@ def run_training(train: Callable[..., Awaitable[None]], connection: Connection, 
                 await stack.stop()
 
     if not folder.is_running():
+        if folder.database.exists():
+            # Left by one that was killed.
+            EmbeddedPostgres(folder.database).stop()
         shutil.rmtree(folder.path, ignore_errors=True)
     folder.create()
     config: Path = given["config"]
