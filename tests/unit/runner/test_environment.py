@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from urllib.parse import unquote
 
-from fulmen_runner.agents.environment import Endpoints, inherited_environment, traceparent
+from fulmen_runner.agents.environment import QUIET, Endpoints, inherited_environment, network_environment, traceparent
 from tests.unit.runner.support import work
 
-ENDPOINTS = Endpoints(llm_proxy_url="http://proxy:7200/", otlp_url="http://store:7101", otlp_http_url="http://store:7103")
+ENDPOINTS = Endpoints(
+    llm_proxy_url="http://proxy:7200/", otlp_url="http://store:7101", otlp_http_url="http://store:7103"
+)
 
 
 def test_an_agent_finds_models_tracing_and_its_task() -> None:
@@ -47,9 +49,26 @@ def test_the_trace_is_named_after_the_rollout() -> None:
 def test_commands_get_an_allow_list_of_the_runners_environment() -> None:
     environ = {"PATH": "/bin", "HOME": "/root", "FULMEN_RUNNER_TOKEN": "secret", "AWS_SECRET": "secret", "MINE": "1"}
     found = inherited_environment(["MINE"], environ)
-    assert found.keys() == {"PATH", "HOME", "MINE"}
+    assert found.keys() - QUIET.keys() == {"PATH", "HOME", "MINE"}
     assert found["PATH"].endswith(":/bin")
 
 
 def test_the_key_is_in_no_representation() -> None:
     assert "secret-key" not in repr(work(key="secret-key"))
+
+
+def test_frameworks_are_quiet_unless_the_runner_says_otherwise() -> None:
+    found = inherited_environment([], {"LANGSMITH_TRACING": "true"})
+    assert found["OPENAI_AGENTS_DISABLE_TRACING"] == "1"
+    assert found["LANGSMITH_TRACING"] == "true"
+
+
+def test_calls_to_our_own_hosts_go_past_a_proxy_of_the_network() -> None:
+    environ = {"https_proxy": "http://gate:3128", "NO_PROXY": "example.org, proxy", "no_proxy": ".internal"}
+    expected = "example.org,proxy,.internal,store"
+    assert network_environment(ENDPOINTS, environ) == {"NO_PROXY": expected, "no_proxy": expected}
+
+
+def test_without_a_proxy_of_the_network_or_with_all_hosts_past_it_nothing_is_set() -> None:
+    assert network_environment(ENDPOINTS, {"NO_PROXY": "x"}) == {}
+    assert network_environment(ENDPOINTS, {"HTTP_PROXY": "http://gate", "NO_PROXY": "*"}) == {}

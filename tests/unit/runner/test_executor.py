@@ -10,7 +10,8 @@ import pytest
 from fulmen_runner.agents.environment import expanded_environment
 from fulmen_runner.domain.classification import CaptureEvidence, InstanceIds
 from fulmen_runner.domain.errors import AgentFailed, CapturesUnavailable, ProgramUnavailable
-from fulmen_runner.domain.executor import MASKED, AttemptExecutor
+from fulmen_runner.domain.executor import AttemptExecutor
+from fulmen_runner.domain.masking import MASKED
 from fulmen_runner.domain.outcome import MAX_MESSAGE_BYTES, Failed, FailureKind, Outcome, Succeeded
 from fulmen_runner.domain.program import Answer, Invocation, Program
 from fulmen_runner.domain.rewards import reward_of_number

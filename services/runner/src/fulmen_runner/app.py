@@ -14,6 +14,7 @@ from fulmen_runner.agents.command_tracing import startup_environment
 from fulmen_runner.agents.environment import (
     expanded_environment,
     inherited_environment,
+    network_environment,
 )
 from fulmen_runner.agents.guardian import Guardian
 from fulmen_runner.agents.hosts import Hosts
@@ -106,7 +107,7 @@ def wire_attempts(
     hosts = hosts or make_hosts(settings)
     stack.push_async_callback(hosts.close)
     # Commands get what the runner was started with, not what in-process agents need.
-    inherited = inherited_environment(split(settings.inherit_environment))
+    inherited = inherited_environment(split(settings.inherit_environment)) | network_environment(endpoints)
     prepare_process(endpoints)
     spans = AttemptSpans(otlp_url=endpoints.otlp_url, token=settings.token.get_secret_value(), flush_s=settings.flush_s)
     stack.push_async_callback(spans.close)

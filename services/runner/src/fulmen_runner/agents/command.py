@@ -7,7 +7,7 @@ nothing of the runner's own environment but an allow-list.
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fulmen_runner.agents.environment import files_environment, named_files
@@ -17,6 +17,7 @@ from fulmen_runner.agents.process import ProcessLimits, run_process
 from fulmen_runner.agents.rewards_file import read_rewards_file
 from fulmen_runner.agents.templates import expand, placeholders_of
 from fulmen_runner.domain.errors import AgentFailed
+from fulmen_runner.domain.masking import masked_bytes
 from fulmen_runner.domain.outcome import MAX_MESSAGE_BYTES, MAX_OUTPUT_BYTES, Reward
 from fulmen_runner.domain.program import Answer, Invocation
 from fulmen_runner.domain.rewards import joined, rewards_of_grade, rewards_of_last_line
@@ -101,6 +102,8 @@ class Command:
         except ValueError as error:
             # A NUL character that came with the input.
             raise AgentFailed(f"The command {self.argv[0]!r} cannot be started: {error}") from None
+        # By itself, since it may begin in the middle of the key.
+        result = replace(result, stderr=masked_bytes(result.stderr, invocation.work.attempt_key))
         if result.failure:
             raise AgentFailed(f"The command {result.failure}")
         emitted = await asyncio.to_thread(read_rewards_file, rewards_file)

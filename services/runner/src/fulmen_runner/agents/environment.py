@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from fulmen.ids import parse_attempt_name
 from fulmen_runner.agents.instrumentation import NONE
@@ -22,11 +22,25 @@ MAX_TASK_VARIABLE_BYTES = 100_000
 """A task larger than this is on standard input and in the task file only: Linux allows 128 KiB for a variable."""
 
 INHERITED = (
-    "HOME", "HTTPS_PROXY", "HTTP_PROXY", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "NODE_EXTRA_CA_CERTS", "NO_PROXY",
+    "ALL_PROXY", "CURL_CA_BUNDLE", "HOME", "HTTPS_PROXY", "HTTP_PROXY", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "NODE_EXTRA_CA_CERTS", "NO_PROXY",
     "PATH", "REQUESTS_CA_BUNDLE", "SHELL", "SSL_CERT_DIR", "SSL_CERT_FILE", "SYSTEMROOT", "TERM", "TMPDIR", "TZ",
-    "USER", "VIRTUAL_ENV", "http_proxy", "https_proxy", "no_proxy",
+    "USER", "VIRTUAL_ENV", "all_proxy", "http_proxy", "https_proxy", "no_proxy",
 )  # fmt: skip
 """Variables of the runner that commands get; everything else, its token above all, they do not."""
+
+QUIET = {
+    "CREWAI_DISABLE_TELEMETRY": "true",
+    "CREWAI_DISABLE_TRACKING": "true",
+    "CREWAI_DISABLE_VERSION_CHECK": "true",
+    "CREWAI_TRACING_ENABLED": "false",
+    "LANGSMITH_TRACING": "false",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "OPENAI_AGENTS_DISABLE_TRACING": "1",
+}
+"""Keeps frameworks from talking to their makers, with the attempt's key at that; agents and runners may set others."""
+
+_PROXIES = ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "all_proxy", "http_proxy", "https_proxy")
+_NO_PROXIES = ("NO_PROXY", "no_proxy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +136,23 @@ def traceparent(attempt: str) -> str:
     return f"00-{rollout_id.hex}-{hashlib.sha256(attempt.encode()).hexdigest()[:16]}-01"
 
 
+def network_environment(endpoints: Endpoints, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Returns what keeps calls to the model proxy and the store from going through a proxy of the network: NO_PROXY
+    with their hosts, if there is such a proxy; otherwise nothing.
+    """
+    if not any(environ.get(name) for name in _PROXIES):
+        return {}
+    known = [host.strip() for name in _NO_PROXIES for host in environ.get(name, "").split(",")]
+    if "*" in known:
+        return {}
+    urls = (endpoints.llm_proxy_url, endpoints.otlp_url, endpoints.otlp_http_url)
+    hosts = [*known, *(urlsplit(url).hostname or "" for url in urls)]
+    value = ",".join(dict.fromkeys(filter(None, hosts)))
+    return dict.fromkeys(_NO_PROXIES, value) if value else {}
+
+
 def inherited_environment(extra: Sequence[str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Returns the variables of the runner that commands get.
+    """Returns the variables of the runner that commands get, and those that keep frameworks quiet.
 
     The runner's own Python goes first on PATH, so that `python` means the one with the packages installed here.
 
@@ -131,6 +160,6 @@ def inherited_environment(extra: Sequence[str], environ: Mapping[str, str] = os.
         extra: Further names to let through.
         environ: The runner's environment.
     """
-    variables = {name: environ[name] for name in (*INHERITED, *extra) if name in environ}
+    variables = QUIET | {name: environ[name] for name in (*INHERITED, *QUIET, *extra) if name in environ}
     path = [str(Path(sys.executable).parent), *variables.get("PATH", os.defpath).split(os.pathsep)]
     return variables | {"PATH": os.pathsep.join(dict.fromkeys(path))}

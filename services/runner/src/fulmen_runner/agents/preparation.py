@@ -4,7 +4,7 @@ import os
 
 import structlog
 
-from fulmen_runner.agents.environment import PLACEHOLDER_KEY, Endpoints
+from fulmen_runner.agents.environment import PLACEHOLDER_KEY, QUIET, Endpoints, network_environment
 from fulmen_runner.agents.instrumentation import instrument
 from fulmen_runner.agents.model_access import attribute_model_calls
 from fulmen_runner.agents.shared_tls import share_tls_contexts
@@ -15,6 +15,8 @@ _log = structlog.get_logger()
 
 def prepare_process(endpoints: Endpoints) -> None:
     """Prepares this process, once; for runners and for their children."""
+    os.environ.update(network_environment(endpoints))
+    os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
     os.environ.update(endpoints.environment(PLACEHOLDER_KEY))
     carry_context_into_threads()
     share_tls_contexts()

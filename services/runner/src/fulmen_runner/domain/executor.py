@@ -21,6 +21,7 @@ from fulmen_runner.domain.errors import (
     HostUnavailable,
     ProgramUnavailable,
 )
+from fulmen_runner.domain.masking import masked, masked_bytes
 from fulmen_runner.domain.outcome import Failed, FailureKind, Outcome, cut_at_front
 from fulmen_runner.domain.program import Invocation, Program
 from fulmen_runner.domain.stragglers import Stragglers
@@ -29,8 +30,6 @@ from fulmen_runner.domain.workspace import Workspace, Workspaces
 
 STOP_DEADLINE_S = 5.0
 """How long an agent that was told to stop may take before it is left behind as a straggler."""
-
-MASKED = "[masked]"
 
 _log = structlog.get_logger()
 
@@ -172,19 +171,15 @@ Execute = Callable[[Work], Coroutine[Any, Any, Outcome]]
 
 
 def _agent_error(message: str, work: Work) -> Failed:
-    return Failed(kind=FailureKind.AGENT_ERROR, message=cut_at_front(_masked(message, work)))
-
-
-def _masked(text: str, work: Work) -> str:
-    """Takes the attempt's key out of what the agent wrote."""
-    return text.replace(work.attempt_key, MASKED) if work.attempt_key else text
+    return Failed(kind=FailureKind.AGENT_ERROR, message=cut_at_front(masked(message, work.attempt_key)))
 
 
 def _without_secret(outcome: Outcome, work: Work) -> Outcome:
     """Takes the attempt's key out of an outcome, and cuts the message to what the contract allows."""
-    output, key = outcome.output, work.attempt_key.encode()
-    if key and key in output.content:
-        output = replace(output, content=output.content.replace(key, MASKED.encode()))
+    output = outcome.output
+    content = masked_bytes(output.content, work.attempt_key)
+    if content is not output.content:
+        output = replace(output, content=content)
     if isinstance(outcome, Failed):
-        return replace(outcome, message=cut_at_front(_masked(outcome.message, work)), output=output)
+        return replace(outcome, message=cut_at_front(masked(outcome.message, work.attempt_key)), output=output)
     return outcome if output is outcome.output else replace(outcome, output=output)

@@ -1,0 +1,38 @@
+"""Takes an attempt's key out of what its agent wrote.
+
+Invariant: what is masked holds the key neither as it is nor percent-encoded, whole or, where text was cut at the front,
+its end. An agent that wants its key to be seen can still write it in another way: it is the attempt's own, and ends
+with the attempt.
+"""
+
+from urllib.parse import quote, quote_plus
+
+MASKED = "[masked]"
+
+_LEAST_END = 8
+"""Fewer characters than this at the front of a text are not taken for the end of the key."""
+
+
+def masked(text: str, key: str) -> str:
+    """Returns the text without the key."""
+    if not key:
+        return text
+    for form in dict.fromkeys((key, quote(key), quote(key, safe=""), quote_plus(key))):
+        text = text.replace(form, MASKED)
+        text = _without_end(text, form)
+    return text
+
+
+def masked_bytes(content: bytes, key: str) -> bytes:
+    """Returns content without the key; what is no UTF-8 is kept."""
+    text = content.decode(errors="surrogateescape")
+    found = masked(text, key)
+    return content if found is text or found == text else found.encode(errors="surrogateescape")
+
+
+def _without_end(text: str, form: str) -> str:
+    """Masks the end of a key with which a text begins, because it was cut there."""
+    for begin in range(1, len(form) - _LEAST_END + 1):
+        if text.startswith(form[begin:]):
+            return MASKED + text[len(form) - begin :]
+    return text
