@@ -194,7 +194,10 @@ def _why_broken(turn: _Turn, held: bytes, call: ModelCall, now: Messages) -> Bre
     thinking_left_out = has_reasoning(answer) and not has_reasoning(repeated)
     # The last token is the end of the turn: a template writes its own there.
     at_the_end = common >= len(held) // ENTRY_BYTES - 1
-    if common < turn.prompt_bytes // ENTRY_BYTES or at_the_end or thinking_left_out:
+    left_out = thinking_left_out or _leaves_something_out(
+        held[common * ENTRY_BYTES :], call.prompt[common * ENTRY_BYTES :]
+    )
+    if common < turn.prompt_bytes // ENTRY_BYTES or at_the_end or left_out:
         return BreakReason.TEMPLATE
     return BreakReason.RETOKENISATION
 
@@ -256,6 +259,13 @@ class _OpenRow:
 def _family(call: ModelCall) -> Family:
     """Calls of different families never share a row: the loss needs one policy and one temperature for each."""
     return call.agent_name, call.policy, call.model, call.temperature
+
+
+def _leaves_something_out(held: bytes, now: bytes) -> bool:
+    """Tells whether tokens go on with an end of what was held: something was cut out, such as reasoning, and no text
+    came back as other tokens.
+    """
+    return any(now.startswith(held[place:]) for place in range(ENTRY_BYTES, len(held), ENTRY_BYTES))
 
 
 def _common_prefix_entries(one: bytes, other: bytes) -> int:

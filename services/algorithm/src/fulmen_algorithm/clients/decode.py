@@ -54,6 +54,7 @@ def rollout_trajectory(chunks: Iterable[SpanChunk]) -> RolloutTrajectory:
     """Turns the spans of one attempt into sequences; what cannot be trained on says why."""
     try:
         found = trajectory(chunks)
+        prompt, answer = _texts(found)
     except ModelCallInvalid as error:
         return RolloutTrajectory(sequences=(), unusable=str(error))
     unusable = ""
@@ -61,7 +62,6 @@ def rollout_trajectory(chunks: Iterable[SpanChunk]) -> RolloutTrajectory:
         unusable = "a model call was not captured whole"
     elif not found.rows:
         unusable = "no model call of the policy was captured"
-    prompt, answer = _texts(found)
     return RolloutTrajectory(
         sequences=tuple(_sequence(row) for row in found.rows),
         truncated=any(row.finish_reason == TRUNCATED for row in found.rows),
