@@ -22,6 +22,7 @@ from fulmen_runner.agents.specification import (
     Bundle,
     CommandTarget,
     ContainerTarget,
+    JobTarget,
     JudgeTarget,
     Limits,
     PythonTarget,
@@ -127,8 +128,10 @@ class Catalogue:
                 containers = await self.hosts.containers()
                 environment, limits = specification.environment, specification.limits
                 return await containers.agent(target, directory, environment=environment, limits=limits, graded=graded)
-            case _:
-                raise AgentFailed("This runner cannot run agents of this kind.")
+            case JobTarget():
+                jobs = await self.hosts.jobs()
+                environment, limits = specification.environment, specification.limits
+                return jobs.agent(target, directory, environment=environment, limits=limits, graded=graded)
 
     async def _grader(self, specification: Specification, directory: Path | None) -> Grader | None:
         match target := specification.grader:
