@@ -108,13 +108,21 @@ class JobHost:
         )
 
     async def remove(self, name: str) -> None:
-        """Deletes a Job and its Secret; what fails is left to `remove_left` and to the cluster."""
+        """Deletes a Job and its Secret; what cannot be deleted in time is left to the cluster and to `remove_left`."""
+        problem = "it took too long"
         try:
             async with asyncio.timeout(REMOVE_DEADLINE_S):
-                await self.cluster.delete_job(name)
-                await self.cluster.delete_secret(name)
-        except (HostUnavailable, TimeoutError) as error:
-            _log.warning("job_not_removed", job=name, error=str(error))
+                while True:
+                    try:
+                        await self.cluster.delete_job(name)
+                        await self.cluster.delete_secret(name)
+                    except HostUnavailable as error:
+                        problem = str(error)
+                        await asyncio.sleep(RETRY_PAUSE_S)
+                    else:
+                        return
+        except TimeoutError:
+            _log.warning("job_not_removed", job=name, error=problem)
 
     async def remove_left(self, now_unix_s: float) -> int:
         """Deletes Jobs and Secrets that runners left behind; returns how many. Raises HostUnavailable."""

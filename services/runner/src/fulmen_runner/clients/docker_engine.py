@@ -30,6 +30,7 @@ CALL_DEADLINE_S = 60.0
 CONNECT_DEADLINE_S = 5.0
 PULL_DEADLINE_S = 1800.0
 REMOVE_DEADLINE_S = 60.0
+RETRY_PAUSE_S = 1.0
 STOP_GRACE_S = 2
 """How long a container may go on after SIGTERM before SIGKILL."""
 
@@ -197,15 +198,23 @@ class DockerEngine:
         return _first_file(bytes(archive), limit_bytes)
 
     async def _remove(self, name: str, *, stop: bool) -> None:
-        """Removes a container with its volume; what fails is left to `remove_left`."""
+        """Removes a container with its volume; what cannot be removed in time is left to `remove_left`."""
         container = self._docker.containers.container(name)
+        problem = "it took too long"
         try:
             async with asyncio.timeout(REMOVE_DEADLINE_S):
-                if stop:
-                    await _unless_gone(container.stop(t=STOP_GRACE_S))
-                await _unless_gone(container.delete(force=True, v=True))
-        except (aiodocker.DockerError, aiohttp.ClientError, TimeoutError) as error:
-            _log.warning("container_not_removed", container=name, error=str(error))
+                while True:
+                    try:
+                        if stop:
+                            await _unless_gone(container.stop(t=STOP_GRACE_S))
+                        await _unless_gone(container.delete(force=True, v=True))
+                    except (aiodocker.DockerError, aiohttp.ClientError) as error:
+                        problem = str(error)
+                        await asyncio.sleep(RETRY_PAUSE_S)
+                    else:
+                        return
+        except TimeoutError:
+            _log.warning("container_not_removed", container=name, error=problem)
 
     async def remove_left(self, label: str, is_left: Callable[[Mapping[str, str]], bool]) -> int:
         """Removes containers that have a label and of whose labels `is_left` is true; returns how many.
