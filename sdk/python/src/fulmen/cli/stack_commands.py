@@ -23,6 +23,7 @@ from fulmen.cli.output import console, print_json
 from fulmen.cli.stack_status import status_of
 from fulmen.cli.stack_table import stack_table
 from fulmen.local import launch
+from fulmen.local.fleet import FleetRange, fleet_range
 from fulmen.local.ports import DEFAULT_PORTS
 from fulmen.local.postgres import EmbeddedPostgres
 from fulmen.local.record import DEFAULT_STATE_DIR, StackFolder, StackRecord, StackState
@@ -50,7 +51,14 @@ def up(
     detach: Annotated[
         bool, typer.Option("--detach/--foreground", help="Return when everything serves, or stay until Ctrl-C.")
     ] = True,
-    runners: Annotated[int, typer.Option(min=1, max=64, help="How many runner processes.")] = 1,
+    runners: Annotated[
+        str,
+        typer.Option(
+            metavar="N|auto[:MIN-MAX]",
+            help="How many runner processes; `auto` starts and drains them as the queue wants, by default up to one per "
+            "processor and 512 MiB of memory.",
+        ),
+    ] = "1",
     slots: Annotated[
         int | None, typer.Option(min=1, max=10_000, help="How many attempts each runner runs at once.")
     ] = None,
@@ -69,10 +77,13 @@ def up(
 
         fulmen up --runners 2 --slots 32
 
+        fulmen up --runners auto:1-4
+
         fulmen up --port store=7101 --port llm_proxy_http=7200
 
         fulmen up --foreground
     """
+    wanted = _runners(runners)
     folder = StackFolder(state_dir.resolve())
     if folder.is_running():
         _say_running(folder)
@@ -80,9 +91,10 @@ def up(
     require_installed()
     settings = {
         "state_dir": str(folder.path),
-        "runners": runners,
+        "runners": wanted.least,
+        "most_runners": wanted.most if runners.startswith("auto") else None,
         "slots": slots,
-        "ports": _ports(port or [], port_names(runners)),
+        "ports": _ports(port or [], port_names(wanted.most)),
     }
     folder.create()
     supervisor = _start_supervisor(folder, settings, tied=not detach)
@@ -180,6 +192,13 @@ def _say_running(folder: StackFolder) -> None:
     console().print(f"A stack already runs on {folder.path}; nothing was changed. Stop it with `fulmen down`.")
     if record is not None:
         console().print(stack_table(record))
+
+
+def _runners(text: str) -> FleetRange:
+    try:
+        return fleet_range(text)
+    except ValueError as error:
+        raise CommandFailed(f"--runners {text}: {error}.", exit_code=Exit.USAGE) from None
 
 
 def _ports(given: list[str], names: list[str]) -> dict[str, int]:

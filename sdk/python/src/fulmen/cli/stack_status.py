@@ -46,8 +46,12 @@ class StackStatus:
     @property
     def healthy(self) -> bool:
         """True if every process is there and serves."""
-        ready = all(service.state is ServiceState.READY for service in self.record.services)
-        return ready and all(answer == "serving" for answer in self.health.values())
+        # A runner that drains is about to go, and may no longer serve.
+        staying = [service for service in self.record.services if service.state is not ServiceState.DRAINING]
+        return all(
+            service.state is ServiceState.READY and self.health.get(service.name, "serving") == "serving"
+            for service in staying
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Returns everything as JSON-ready values."""
@@ -58,6 +62,8 @@ class StackStatus:
         screen.print(f"stack: {self.record.state}, supervisor {self.record.supervisor_pid}")
         screen.print(stack_table(self.record, health=self.health))
         screen.print("versions: " + ", ".join(f"{name} {version}" for name, version in self.versions.items()))
+        if self.record.fleet:
+            screen.print(f"runners: {self.record.fleet}")
         if self.queue is None:
             screen.print(f"queue: unknown ({self.queue_error})")
         else:

@@ -13,6 +13,7 @@ _STYLES = {
     ServiceState.WAITING: "dim",
     ServiceState.STARTING: "yellow",
     ServiceState.READY: "green",
+    ServiceState.DRAINING: "yellow",
     ServiceState.RESTARTING: "yellow",
     ServiceState.STOPPED: "dim",
     ServiceState.FAILED: "bold red",

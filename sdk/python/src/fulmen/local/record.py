@@ -43,6 +43,7 @@ class ServiceState(StrEnum):
     WAITING = "waiting"
     STARTING = "starting"
     READY = "ready"
+    DRAINING = "draining"
     RESTARTING = "restarting"
     STOPPED = "stopped"
     FAILED = "failed"
@@ -73,6 +74,7 @@ class StackRecord:
     services: tuple[ServiceRecord, ...]
     started_at: str = ""
     message: str = ""
+    fleet: str = ""
     record_version: int = RECORD_VERSION
 
     def service(self, name: str) -> ServiceRecord:

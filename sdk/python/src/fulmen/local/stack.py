@@ -10,7 +10,7 @@ import datetime
 import os
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
@@ -29,8 +29,10 @@ from fulmen.local.services import (
     plan_services,
     port_names,
     require_installed,
+    runner_names,
     targets_of,
 )
+from fulmen.local.stack_settings import StackSettings
 from fulmen.local.tokens import issue_token
 
 __all__ = ["LocalStack", "StackSettings"]
@@ -43,27 +45,6 @@ DATABASE: Final = "database"
 LOG_TAIL_LINES: Final = 15
 # Small: the whole stack shares one machine, and the demo's database is a few MB.
 DATABASE_SETTINGS: Final[Mapping[str, str]] = MappingProxyType({"shared_buffers": "64MB", "max_connections": "60"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StackSettings:
-    """What the caller decides about a stack.
-
-    Attributes:
-        state_dir: folder of everything that the stack keeps.
-        runners: how many runner processes; at least 1.
-        slots: how many attempts each runner runs at once; None leaves it to the runner.
-        ports: ports asked for by number; the others are the last ones, the defaults, or free ones.
-        use_default_ports: whether the well-known ports are tried at all; tests take free ones at once.
-        environment: variables that are added to the environment of the services.
-    """
-
-    state_dir: Path
-    runners: int = 1
-    slots: int | None = None
-    ports: dict[str, int] = field(default_factory=dict)
-    use_default_ports: bool = True
-    environment: dict[str, str] = field(default_factory=dict)
 
 
 class LocalStack:
@@ -94,14 +75,15 @@ class LocalStack:
         self._credentials = Credentials(self.folder.path)
         self._state = StackState.STARTING
         self._message = ""
+        self._fleet = ""
         self._started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self._ports: dict[str, int] = {}
         self._database_lock = asyncio.Lock()
 
     @property
     def service_names(self) -> list[str]:
-        """The services in the order in which they start; the database is not among them."""
-        return list(self._specs)
+        """The services in the order in which they start; the database and spare runners are not among them."""
+        return [name for name in self._specs if name in self._records]
 
     @property
     def targets(self) -> dict[str, str]:
@@ -130,7 +112,7 @@ class LocalStack:
         """
         require_installed()
         self.folder.create()
-        names = port_names(self._settings.runners)
+        names = port_names(self._settings.room_for_runners)
         self._ports = choose_ports(names, self._settings.ports, self._preferred_ports(), rng=self._rng)
         self._postgres = EmbeddedPostgres(self.folder.database, settings=dict(DATABASE_SETTINGS))
         self._set(DATABASE, state=ServiceState.STARTING, log=str(self._postgres.log_file))
@@ -141,8 +123,10 @@ class LocalStack:
         self._set(DATABASE, state=ServiceState.READY)
         specs = plan_services(self._plan(database_url), {**os.environ, **self._settings.environment})
         self._specs = {spec.name: spec for spec in specs}
+        spare = runner_names(self._settings.room_for_runners)[self._settings.runners :]
         for spec in specs:
-            self._set(spec.name, state=ServiceState.WAITING, ports=spec.ports, log=str(self.folder.log_file(spec.name)))
+            if spec.name not in spare:
+                self._plan_to_start(spec)
 
     async def start(self) -> None:
         """Starts everything and returns when all of it serves.
@@ -174,6 +158,44 @@ class LocalStack:
         """
         await self._launch(name)
         await self._await_ready(name)
+
+    async def start_spare_runner(self) -> str:
+        """Starts one more runner and returns its name when it serves.
+
+        Raises:
+            ServiceFailedError: if there is no room for one, or as `start_service`.
+        """
+        spare = [name for name, spec in self._specs.items() if spec.kind == "runner" and name not in self._records]
+        if not spare:
+            raise ServiceFailedError("There is no port for one more runner.")
+        name = spare[0]
+        self._plan_to_start(self._specs[name])
+        try:
+            await self.start_service(name)
+        except ServiceFailedError:
+            self.forget_service(name)
+            raise
+        return name
+
+    def note_draining(self, name: str) -> None:
+        """Notes that a service finishes what it does, and then ends."""
+        self._set(name, state=ServiceState.DRAINING)
+
+    def forget_service(self, name: str) -> None:
+        """Takes a service that has ended off the record; its runner is spare again."""
+        self._processes.pop(name, None)
+        self._records.pop(name, None)
+        self._announce()
+
+    def show_fleet(self, text: str) -> None:
+        """Notes how the runners do, in a line."""
+        if text != self._fleet:
+            self._fleet = text
+            self._announce()
+
+    def _plan_to_start(self, spec: ServiceSpec) -> None:
+        log = str(self.folder.log_file(spec.name))
+        self._set(spec.name, state=ServiceState.WAITING, ports=spec.ports, log=log)
 
     async def stop_service(self, name: str, *, grace_s: float = STOP_GRACE_S) -> None:
         """Asks one service to end (SIGTERM), and kills it after the grace."""
@@ -244,6 +266,7 @@ class LocalStack:
             services=tuple(self._records.values()),
             started_at=self._started_at,
             message=self._message,
+            fleet=self._fleet,
         )
 
     async def _on_database(self, work: Callable[[], object]) -> None:
@@ -305,7 +328,7 @@ class LocalStack:
         return StackPlan(
             folder=self.folder.path,
             ports=self._ports,
-            runners=self._settings.runners,
+            runners=self._settings.room_for_runners,
             slots=self._settings.slots,
             database_url=database_url,
             signing_key=signing_key,
@@ -316,7 +339,7 @@ class LocalStack:
     def _preferred_ports(self) -> dict[str, int]:
         if not self._settings.use_default_ports:
             return {}
-        names = port_names(self._settings.runners)
+        names = port_names(self._settings.room_for_runners)
         preferred = {name: DEFAULT_PORTS[name] for name in names if name in DEFAULT_PORTS}
         return preferred | {"runner-1": DEFAULT_PORTS["runner"], "runner-1_metrics": DEFAULT_PORTS["runner_metrics"]}
 

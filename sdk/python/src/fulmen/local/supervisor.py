@@ -8,17 +8,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from fulmen.local.errors import ServiceFailedError, StackError
+from fulmen.local.fleet import FleetPace, FleetRange
+from fulmen.local.fleet_keeper import DEFAULT_SLOTS, FleetKeeper
+from fulmen.local.ports import LOOPBACK
 from fulmen.local.postgres import EmbeddedPostgresError
-from fulmen.local.record import StackFolder, StackState
+from fulmen.local.record import ServiceRecord, ServiceState, StackFolder, StackState
 from fulmen.local.stack import LocalStack, StackSettings
 
 __all__ = ["RestartPolicy", "Supervisor", "main"]
@@ -29,6 +33,7 @@ FIRST_BACKOFF_S: Final = 0.5
 LONGEST_BACKOFF_S: Final = 8.0
 DATABASE_CHECK_INTERVAL_S: Final = 5.0
 EXIT_FAILED: Final = 1
+SLOTS_VARIABLE: Final = "FULMEN_RUNNER_SLOTS"
 
 
 class RestartPolicy:
@@ -56,11 +61,15 @@ class RestartPolicy:
 class Supervisor:
     """Runs one stack until it is told to stop or cannot go on."""
 
-    def __init__(self, settings: StackSettings) -> None:
-        """Describes the stack; nothing is started yet."""
+    def __init__(self, settings: StackSettings, *, pace: FleetPace | None = None) -> None:
+        """Describes the stack; nothing is started yet. `pace` is how the runners change, where they may."""
         self._folder = StackFolder(settings.state_dir.resolve())
+        self._settings = settings
+        self._pace = pace
         self._stack = LocalStack(settings, on_change=self._folder.write)
         self._stop = asyncio.Event()
+        self._keepers: dict[str, asyncio.Task[None]] = {}
+        self._gave_up: asyncio.Event = asyncio.Event()
 
     async def run(self) -> None:
         """Starts the stack, keeps it alive, and stops it on SIGTERM or SIGINT.
@@ -97,17 +106,80 @@ class Supervisor:
 
     async def _keep_alive(self, stopping: asyncio.Task[bool]) -> None:
         """Returns when the stack is told to stop; raises when a keeper gives up."""
-        keepers = [
-            asyncio.create_task(self._keep_service(name), name=f"keep-{name}") for name in self._stack.service_names
-        ]
-        keepers.append(asyncio.create_task(self._keep_database(), name="keep-database"))
-        await asyncio.wait({stopping, *keepers}, return_when=asyncio.FIRST_COMPLETED)
-        ended = [keeper for keeper in keepers if keeper.done()]
-        for keeper in keepers:
+        for name in self._stack.service_names:
+            self._keep(name, self._keep_service(name))
+        self._keep("database", self._keep_database())
+        if self._settings.most_runners is not None:
+            limits = FleetRange(least=self._settings.runners, most=self._settings.most_runners)
+            fleet = FleetKeeper(
+                runners=self,
+                pace=self._pace or FleetPace(limits),
+                store_target=self._stack.targets["store"],
+                token=self._stack.client_token,
+                slots_per_runner=self._slots_per_runner(),
+            )
+            self._keep("fleet", fleet.run())
+        gave_up = asyncio.create_task(self._gave_up.wait(), name="gave-up")
+        await asyncio.wait({stopping, gave_up}, return_when=asyncio.FIRST_COMPLETED)
+        gave_up.cancel()
+        ended = [keeper for keeper in self._keepers.values() if keeper.done()]
+        for keeper in self._keepers.values():
             keeper.cancel()
-        await asyncio.wait(keepers)
+        await asyncio.wait(self._keepers.values())
         for keeper in ended:
             keeper.result()
+
+    def ready_runners(self) -> dict[str, str]:
+        """Returns the targets of the runners that work, by name."""
+        return {
+            each.name: f"{LOOPBACK}:{each.ports[each.name]}"
+            for each in self._stack.record().services
+            if _is_runner(each) and each.state is ServiceState.READY
+        }
+
+    def runner_count(self) -> int:
+        """Counts the runners that are there, those that drain left out."""
+        services = self._stack.record().services
+        return sum(_is_runner(each) and each.state is not ServiceState.DRAINING for each in services)
+
+    async def start_runner(self) -> None:
+        """Starts one more, and keeps it alive from then on.
+
+        Raises:
+            ServiceFailedError: if it does not start.
+        """
+        name = await self._stack.start_spare_runner()
+        self._keep(name, self._keep_service(name))
+
+    async def retire_runner(self, name: str) -> None:
+        """Takes note that a runner drains: it is not started again."""
+        keeper = self._keepers.pop(name)
+        keeper.cancel()
+        await asyncio.wait({keeper})
+        self._stack.note_draining(name)
+        self._keep(name, self._await_end(name))
+
+    def fleet_changed(self, text: str) -> None:
+        """Shows how the fleet does, in a line."""
+        self._stack.show_fleet(text)
+
+    def _slots_per_runner(self) -> int:
+        inherited = os.environ.get(SLOTS_VARIABLE, "")
+        return self._settings.slots or (int(inherited) if inherited.isdecimal() else DEFAULT_SLOTS)
+
+    def _keep(self, name: str, keeper: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(keeper, name=f"keep-{name}")
+        self._keepers[name] = task
+        task.add_done_callback(self._keeper_ended)
+
+    def _keeper_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self._gave_up.set()
+
+    async def _await_end(self, name: str) -> None:
+        """Waits for the end of a runner that drains, however long that takes."""
+        await self._stack.process(name).wait()
+        self._stack.forget_service(name)
 
     async def _keep_service(self, name: str) -> None:
         policy = RestartPolicy()
@@ -136,6 +208,10 @@ class Supervisor:
         while True:
             await asyncio.sleep(DATABASE_CHECK_INTERVAL_S)
             await self._stack.check_database()
+
+
+def _is_runner(service: ServiceRecord) -> bool:
+    return service.name.startswith("runner-")
 
 
 def _describe(status: int) -> str:
