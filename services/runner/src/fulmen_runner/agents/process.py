@@ -16,6 +16,7 @@ from typing import Self
 
 from fulmen_runner.agents.guardian import Guardian, Kept
 from fulmen_runner.agents.limits import UNLIMITED, Allowance
+from fulmen_runner.domain.outcome import MAX_MESSAGE_BYTES, cut_at_front
 
 TERMINATE_GRACE_S = 2.0
 """How long a group may go on after SIGTERM before SIGKILL."""
@@ -27,6 +28,9 @@ PIPE_DEADLINE_S = 1.0
 # ends and the program never starts. `read` takes the line and nothing after it.
 GATE = ("/bin/sh", "-c", 'read -r _ && exec "$@"', "sh")
 _STDOUT, _STDERR = 1, 2
+
+_STDERR_TOLD_BYTES = MAX_MESSAGE_BYTES - 1024
+"""How much of the standard error a message has room for beside what happened."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +70,9 @@ class ProcessResult:
             what = f"exited with status {self.exit_code}"
         else:
             return ""
-        return f"{what}.\n{self.stderr.decode(errors='replace')}".rstrip()
+        # NUL is no character of a text in a database.
+        said = self.stderr.decode(errors="replace").replace("\0", "\ufffd")
+        return f"{what}.\n{cut_at_front(said, _STDERR_TOLD_BYTES)}".rstrip()
 
 
 async def run_process(
