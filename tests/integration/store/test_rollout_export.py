@@ -16,7 +16,7 @@ from fulmen.cli.main import app
 from fulmen_service_kit.tokens import Role
 from tests.integration.store.test_spans import append
 from tests.support.store import Runner, StoreHandle, Stubs, create
-from tests.unit.sdk.trajectory_cases import FIRST_SPAN, PlainSpan, chunk_of, plain, records_of
+from tests.unit.sdk.trajectory_cases import FIRST_SPAN, PlainSpan, chunk_of, plain, records_of, span_id
 
 RUN = "trainingRuns/exported"
 QUESTION = {"role": "user", "content": "2+3=é"}
@@ -58,6 +58,7 @@ async def rollouts(store: StoreHandle, stubs: Stubs) -> list[str]:
     for each in taken:
         await append(proxy, chunk_of(records_of(CONVERSATION, spans), attempt=each.attempt))
     rewards = [{"value": 1.0}, {"value": 0.25, "step": 0}, {"value": 0.5, "step": 9}]
+    rewards.append({"value": 0.125, "dimension": "style", "span_id": span_id(2)})
     await runner.complete(taken, rewards=rewards)
     await create(stubs, 1, training_run=RUN)
     return names
@@ -78,7 +79,10 @@ async def test_rows_hold_tokens_and_rewards_by_token_range(
     assert row["loss_mask"] == [True, False, True, True]
     assert row["policy_versions"] == [1, -1, 1, 1]
     assert row["final_rewards"] == {"reward": 1.0}
-    assert [(each["value"], each["start"], each["end"]) for each in row["reward_ranges"]] == [(0.25, 0, 1)]
+    assert [(each["value"], each["start"], each["end"]) for each in row["reward_ranges"]] == [
+        (0.25, 0, 1),
+        (0.125, 2, 4),
+    ]
     assert [each["reward"] for each in row["calls"]] == [0.25, 1.0]
     assert row["messages"] == [QUESTION, CALLS, RESULT, ANSWER]
     assert "2 rows of 2 rollouts in" in result.stderr

@@ -85,6 +85,13 @@ def test_a_span_that_names_a_step_goes_before_counting() -> None:
     assert ranges_of(found) == [[(1.0, 0, 1)]]
 
 
+def test_spans_of_rewards_that_name_the_step_that_they_score_name_no_calls() -> None:
+    spans = [PlainSpan(id=FIRST_SPAN), PlainSpan(id=FIRST_SPAN + 1, parent=FIRST_SPAN, step=1)]
+    calls = [plain([1], [2], parent=FIRST_SPAN), plain([1, 2], [3], parent=FIRST_SPAN)]
+    found = scored(calls, [AttemptReward(value=1.0, step=1)], spans)
+    assert ranges_of(found) == [[(1.0, 1, 2)]]
+
+
 def test_steps_without_names_are_the_answers_that_the_agent_saw() -> None:
     calls = [
         plain([1], [2], request="{}"),

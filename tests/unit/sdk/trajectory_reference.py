@@ -151,18 +151,16 @@ def steps(world: World) -> dict[int, int]:
     """Returns the step of each call that has one; calls that are lost have none."""
     calls, spans = world
     said = {each.id: each.step for each in spans if each.step is not None}
-    found = {}
-    if said:
-        for index, call in enumerate(calls):
-            above = [said[span] for span in ancestors(world, index + 1) if span in said]
-            if above and not call.lost:
-                found[index] = above[0]
-        return found
+    named = {}
+    for index, call in enumerate(calls):
+        above = [said[span] for span in ancestors(world, index + 1) if span in said]
+        if above and not call.lost:
+            named[index] = above[0]
     dropped = dropped_calls(world)
-    for index in range(len(calls)):
-        if dropped.get(index) in (None, "unusable"):
-            found[index] = len(found)
-    return found
+    seen = [index for index in range(len(calls)) if dropped.get(index) in (None, "unusable")]
+    if any(index in named for index in seen):
+        return named
+    return {index: place for place, index in enumerate(seen)}
 
 
 def scored_calls(world: World, reward: PlainReward) -> list[int] | str:

@@ -7,21 +7,16 @@ broken writer makes, end the search.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from fulmen import attributes
 from fulmen.model_call import ModelCall
 
 _T = TypeVar("_T", str, int)
 
-AGENT_NAME_ATTRIBUTE: Final = "gen_ai.agent.name"
-"""Span attribute: the agent that works within the span (OpenTelemetry conventions for generative AI)."""
-
-STEP_ATTRIBUTE: Final = "fulmen.step"
-"""Span attribute: the agent step that the span belongs to, an integer from 0."""
-
-_AGENT_NAME, _STEP = AGENT_NAME_ATTRIBUTE.encode(), STEP_ATTRIBUTE.encode()
+_AGENT_NAME, _STEP = attributes.AGENT_NAME.encode(), attributes.STEP.encode()
 
 
 class SpanTree:
@@ -44,11 +39,6 @@ class SpanTree:
         """Tells whether the attempt has such a span."""
         return span_id in self._parents
 
-    @property
-    def names_steps(self) -> bool:
-        """Whether any span says of which step it is."""
-        return bool(self._steps)
-
     def add(self, span: Span, packed: bytes) -> None:
         """Takes a span.
 
@@ -62,9 +52,9 @@ class SpanTree:
             return
         for attribute in span.attributes:
             value = attribute.value
-            if attribute.key == AGENT_NAME_ATTRIBUTE and value.string_value:
+            if attribute.key == attributes.AGENT_NAME and value.string_value:
                 self._names[span_id] = value.string_value
-            elif attribute.key == STEP_ATTRIBUTE and value.WhichOneof("value") == "int_value" and value.int_value >= 0:
+            elif attribute.key == attributes.STEP and value.WhichOneof("value") == "int_value" and value.int_value >= 0:
                 self._steps[span_id] = value.int_value
 
     def upward(self, span_id: bytes) -> Iterator[bytes]:

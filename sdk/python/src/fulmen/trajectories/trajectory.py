@@ -97,12 +97,14 @@ _NO_STEP = frozenset({DropReason.ORPHANED, DropReason.GRADER, DropReason.NOT_TRA
 def _steps(calls: Sequence[ModelCall], reasons: Sequence[DropReason | None], tree: SpanTree) -> list[int | None]:
     """Returns the step of each call.
 
-    If any span of the attempt names a step, it is that of the nearest span from the call upward that does, and calls
-    below none have no step. Otherwise the steps are the policy's answers that the agent saw, of all its roles, counted
-    from 0 in order of start; the choices of one answer are one step. Answers that were not captured whole count, too.
+    If any answer of the policy that the agent saw lies in a span that names a step, the step of every call is that of
+    the nearest span from it upward that names one, and calls below none have no step. Otherwise the steps are the
+    policy's answers that the agent saw, of all its roles, counted from 0 in order of start; the choices of one answer
+    are one step. Answers that were not captured whole count, too.
     """
-    if tree.names_steps:
-        return [tree.step(call.span_id) for call in calls]
+    named = [tree.step(call.span_id) for call in calls]
+    if any(step is not None and reason not in _NO_STEP for step, reason in zip(named, reasons, strict=True)):
+        return named
     found: list[int | None] = []
     count = -1
     for call, reason in zip(calls, reasons, strict=True):

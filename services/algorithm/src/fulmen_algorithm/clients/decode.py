@@ -42,9 +42,11 @@ def _rollout(message: rollout_pb2.Rollout) -> FinishedRollout:
 def final_reward(attempt: attempt_pb2.Attempt) -> float | None:
     """Picks the attempt's final reward: the dimension `reward`, or the only dimension there is; of several, the last.
 
-    Rewards of single agent steps do not count.
+    Rewards of single agent steps and spans do not count.
     """
-    finals = {(r.dimension or FINAL_REWARD): r.value for r in attempt.rewards if not r.HasField("step")}
+    finals = {
+        (r.dimension or FINAL_REWARD): r.value for r in attempt.rewards if not r.HasField("step") and not r.span_id
+    }
     if FINAL_REWARD in finals:
         return finals[FINAL_REWARD]
     return next(iter(finals.values())) if len(finals) == 1 else None

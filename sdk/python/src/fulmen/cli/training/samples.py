@@ -73,7 +73,8 @@ async def _sample(client: Client, name: str) -> Sample:
     answer = await client.rollouts.GetRollout(rollout_service_pb2.GetRolloutRequest(name=name))
     rollout = answer.rollout
     attempt = rollout.attempts[-1] if rollout.attempts else None
-    rewards = [] if attempt is None else [each.value for each in attempt.rewards if not each.HasField("step")]
+    given = [] if attempt is None else attempt.rewards
+    rewards = [each.value for each in given if not each.HasField("step") and not each.span_id]
     return Sample(
         rollout=name,
         task=_readable(rollout.input),
