@@ -46,6 +46,8 @@ INVOKE_AGENT: Final = "invoke_agent"
 TRUNCATED: Final = "fulmen.truncated"
 """True if something of a span was too large and is there in part."""
 
+HOOK_SPAN: Final = "fulmen.hook"
 HOOK_FAILED_EVENT: Final = "fulmen.hook.failed"
 HOOK_NAME: Final = "fulmen.hook.name"
 HOOK_POINT: Final = "fulmen.hook.point"
+ERROR: Final = "exception.message"

@@ -34,6 +34,7 @@ from fulmen_runner.domain.session import LeaseSession
 from fulmen_runner.domain.slot_keeper import SlotKeeper, SlotWitness
 from fulmen_runner.domain.stragglers import Stragglers
 from fulmen_runner.domain.workspace import Workspaces
+from fulmen_runner.hook_wiring import make_hooks
 from fulmen_runner.host_wiring import announced_labels, endpoints_of, make_children, make_hosts
 from fulmen_runner.metrics import RunnerMetrics
 from fulmen_runner.settings import RunnerSettings, split
@@ -154,6 +155,7 @@ def wire_attempts(
         expand_environment=expanded_environment,
         workspaces=workspaces,
         flush_spans=spans.flush,
+        hooks=make_hooks(settings, stack, spans),
     )
 
 

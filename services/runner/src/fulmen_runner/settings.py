@@ -104,6 +104,17 @@ class RunnerSettings(ContainerSettings, JobSettings):
         default=30.0, gt=0, le=3600, description="How long an attempt waits for its spans at its end, seconds."
     )
 
+    hooks: str = Field(
+        default="",
+        description="Hooks around attempts, `module:name` separated by commas, such as `fulmen_runner.hooks.monitor:Monitor`.",
+    )
+    hook_deadline_s: float = Field(
+        default=10.0,
+        gt=0,
+        le=600,
+        description="How long one call of a hook may take before it is left behind, seconds.",
+    )
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if any("=" not in label for label in split(self.labels)):

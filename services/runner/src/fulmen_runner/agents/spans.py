@@ -99,6 +99,12 @@ class AttemptSpans:
             _log.warning("spans_not_acknowledged", attempt=attempt, count=undelivered)
         return undelivered
 
+    def add_processor(self, processor: SpanProcessor) -> None:
+        """Shows every span of the process to a processor, once it has its attempt's names."""
+        provider = trace.get_tracer_provider()
+        assert isinstance(provider, TracerProvider)  # Made in the beginning, if there was none.
+        provider.add_span_processor(processor)
+
     async def close(self) -> None:
         """Sends what is left and ends."""
         await asyncio.to_thread(self._processor.shutdown)

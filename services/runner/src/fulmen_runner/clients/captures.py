@@ -182,5 +182,7 @@ class CaptureClient:
             instance_ids=tuple(instance for instance, _ in answers),
             call_count=sum(summary.call_count for _, summary in answers),
             infra_failure_count=sum(summary.infra_failure_count for _, summary in answers),
+            prompt_token_count=sum(summary.prompt_token_count for _, summary in answers),
+            completion_token_count=sum(summary.completion_token_count for _, summary in answers),
             throttled_count=sum(summary.throttled_count for _, summary in answers),
         )

@@ -1,7 +1,8 @@
 """Decides whose fault a failure is, by what the model proxy recorded of the attempt.
 
 Invariant: an attempt is only ever reported as succeeded when the store has acknowledged every span that it made, and
-every span of its model calls is known to be stored, by the same proxy instances that ran when it began. Otherwise it is INFRA: tried again, never a reward.
+every span of its model calls is known to be stored, by the same proxy instances that ran when it began. Otherwise it
+is INFRA: tried again, never a reward.
 """
 
 from dataclasses import dataclass
@@ -21,12 +22,16 @@ class CaptureEvidence:
         call_count: Model calls of the attempt.
         infra_failure_count: Calls that failed because a backend, the proxy or the network did.
         throttled_count: Calls that were refused for want of room (429 or 503).
+        prompt_token_count: Tokens of the prompts of all calls.
+        completion_token_count: Tokens of the answers of all calls.
     """
 
     instance_ids: InstanceIds = ()
     call_count: int = 0
     infra_failure_count: int = 0
     throttled_count: int = 0
+    prompt_token_count: int = 0
+    completion_token_count: int = 0
 
 
 def classify(

@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import structlog
@@ -21,6 +22,7 @@ from fulmen_runner.domain.errors import (
     HostUnavailable,
     ProgramUnavailable,
 )
+from fulmen_runner.domain.hooks import AttemptHooks, HookedAttempt
 from fulmen_runner.domain.masking import masked, masked_bytes
 from fulmen_runner.domain.outcome import Failed, FailureKind, Outcome, cut_at_front
 from fulmen_runner.domain.program import Invocation, Program
@@ -69,6 +71,7 @@ class AttemptExecutor:
         expand_environment: Expands the environment that an agent's publisher gave it; raises AgentFailed.
         workspaces: Makes the files of attempts.
         flush_spans: Waits for the spans of an attempt; returns how many the store has not acknowledged.
+        hooks: What is called around attempts; None, and free of charge, if that is nothing.
     """
 
     captures: Captures
@@ -78,9 +81,15 @@ class AttemptExecutor:
     expand_environment: ExpandEnvironment
     workspaces: Workspaces
     flush_spans: Callable[[str], Awaitable[int]]
+    hooks: AttemptHooks | None = None
 
     async def execute(self, work: Work) -> Outcome:
         """Runs an attempt; being cancelled, it stops the agent and raises CancelledError."""
+        if self.hooks is None:
+            return await self._execute(work, None)
+        return await self.hooks.around(work, partial(self._execute, work))
+
+    async def _execute(self, work: Work, hooked: HookedAttempt | None) -> Outcome:
         deadline = time.monotonic() + work.timeout_s
         try:
             async with asyncio.timeout(work.timeout_s):
@@ -95,12 +104,16 @@ class AttemptExecutor:
             return Failed(kind=FailureKind.INFRA, message=message)
         except AgentFailed as error:
             return _agent_error(str(error), work)
+        if hooked is not None and (failed := await hooked.trace_start()) is not None:
+            return failed
         outcome = await self._run(program, work, deadline)
         try:
             evidence = await self.captures.flush(work.attempt)
         except CapturesUnavailable:
             evidence = None
         undelivered = await self.flush_spans(work.attempt)
+        if hooked is not None:
+            await hooked.trace_end(evidence, undelivered)
         return _without_secret(classify(outcome, before=before, evidence=evidence, undelivered_spans=undelivered), work)
 
     async def _run(self, program: Program, work: Work, deadline: float) -> Outcome:

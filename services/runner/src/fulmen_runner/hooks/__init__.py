@@ -1,0 +1,1 @@
+"""Hooks that come with the runner: `monitor:Monitor` and `alerts:Alerts`."""

@@ -1,0 +1,198 @@
+"""`FULMEN_RUNNER_HOOKS=fulmen_runner.hooks.alerts:Alerts`: tells a webhook when agents do badly.
+
+Invariants: an attempt never waits for a webhook; what cannot be delivered is tried a bounded number of times, then
+logged and counted. A rule of an agent that has told is quiet for `cooldown_s`.
+"""
+
+import asyncio
+import os
+import random
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import structlog
+from prometheus_client import REGISTRY
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector, CollectorRegistry
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings
+
+from fulmen.hooks import AttemptEnd, AttemptFacts, Hook
+from fulmen_runner.hooks.figures import Figures, Windows, agent_of
+from fulmen_runner.hooks.webhook import Message, Webhook
+from fulmen_service_kit.settings import settings_config
+
+PREFIX = "FULMEN_ALERTS_"
+MAX_WAITING = 100
+FIRST_PAUSE_S = 1.0
+CLOSE_DEADLINE_S = 4.0
+
+_log = structlog.get_logger()
+
+
+class AlertSettings(BaseSettings):
+    """Settings of alerts; environment prefix `FULMEN_ALERTS_`."""
+
+    model_config = settings_config(PREFIX)
+
+    url: str = Field(pattern=r"^https?://[^/]+", description="Where alerts are sent, by POST.")
+    secret: SecretStr = Field(min_length=16, description="Signs what is sent (HMAC with SHA-256). Secret.")
+    window_s: float = Field(default=300.0, gt=0, le=86_400, description="Over which time rules look, seconds.")
+    min_attempts: int = Field(default=20, ge=1, description="No rule speaks of fewer attempts than this.")
+    max_error_rate: float | None = Field(default=0.5, ge=0, le=1, description="Share of attempts that may fail.")
+    max_mean_duration_s: float | None = Field(default=None, gt=0, description="How long attempts may take on average.")
+    min_mean_reward: float | None = Field(default=None, description="The least mean reward.")
+    max_reward_drop: float | None = Field(
+        default=None, gt=0, description="By how much later rewards of the window may be less than earlier ones."
+    )
+    cooldown_s: float = Field(default=900.0, ge=0, description="How long a rule is quiet after it has told, seconds.")
+    timeout_s: float = Field(default=10.0, gt=0, le=60, description="Of one request, seconds.")
+    tries: int = Field(default=5, ge=1, le=10, description="How often one alert is sent at most.")
+
+    @classmethod
+    def from_environment(cls) -> "AlertSettings":
+        """Reads the settings.
+
+        Raises:
+            ValueError: If one is not valid, or unknown.
+        """
+        known = {f"{PREFIX}{name.upper()}" for name in cls.model_fields}
+        unknown = sorted(name for name in os.environ if name.upper().startswith(PREFIX) and name.upper() not in known)
+        if unknown:
+            raise ValueError(f"no such setting: {', '.join(unknown)}")
+        return cls()  # type: ignore[call-arg]  # The environment has them.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breach:
+    """A rule that does not hold."""
+
+    rule: str
+    value: float
+    limit: float
+
+
+def breaches(figures: Figures, settings: AlertSettings) -> Iterator[Breach]:
+    """Yields the rules that figures break."""
+    if figures.attempt_count < settings.min_attempts:
+        return
+    at_most = (
+        ("error_rate", figures.error_rate, settings.max_error_rate),
+        ("mean_duration", figures.mean_duration_s, settings.max_mean_duration_s),
+        ("reward_drop", figures.reward_drop, settings.max_reward_drop),
+    )
+    for rule, value, limit in at_most:
+        if value is not None and limit is not None and value > limit:
+            yield Breach(rule=rule, value=value, limit=limit)
+    reward, least = figures.mean_reward, settings.min_mean_reward
+    if reward is not None and least is not None and reward < least:
+        yield Breach(rule="mean_reward", value=reward, limit=least)
+
+
+class Alerts(Hook):
+    """Looks at the figures when attempts end, and tells a webhook."""
+
+    def __init__(
+        self,
+        settings: AlertSettings | None = None,
+        *,
+        registry: CollectorRegistry = REGISTRY,
+        clock: Callable[[], float] = time.monotonic,
+        first_pause_s: float = FIRST_PAUSE_S,
+    ) -> None:
+        """Reads the settings from the environment, if none are given."""
+        self._settings = settings or AlertSettings.from_environment()
+        self._clock = clock
+        self._first_pause_s = first_pause_s
+        self._windows = Windows(window_s=self._settings.window_s)
+        self._quiet_until_s: dict[tuple[str, str], float] = {}
+        self._webhook = Webhook(
+            url=self._settings.url,
+            secret=self._settings.secret.get_secret_value(),
+            timeout_s=self._settings.timeout_s,
+        )
+        self._sending: set[asyncio.Task[None]] = set()
+        self.counts: Counter[str] = Counter()
+        self._registry = registry
+        self._metrics = _AlertMetrics(self)
+        registry.register(self._metrics)
+
+    async def on_rollout_end(self, attempt: AttemptFacts, end: AttemptEnd) -> None:
+        """Looks at the rules; what is to be told is sent in the background."""
+        agent, now_s = agent_of(attempt), self._clock()
+        window = self._windows.of(agent)
+        window.add(end, now_s=now_s)
+        figures = window.figures(now_s=now_s)
+        for breach in breaches(figures, self._settings):
+            if self._quiet_until_s.get((agent, breach.rule), now_s) > now_s:
+                continue
+            self._forget_old(now_s)
+            self._quiet_until_s[agent, breach.rule] = now_s + self._settings.cooldown_s
+            self._tell(agent, breach, figures)
+
+    async def close(self) -> None:
+        """Gives alerts under way a moment, then ends."""
+        if self._sending:
+            await asyncio.wait(set(self._sending), timeout=CLOSE_DEADLINE_S)
+        for task in set(self._sending):
+            task.cancel()
+        await asyncio.gather(*self._sending, return_exceptions=True)
+        await self._webhook.close()
+        self._registry.unregister(self._metrics)
+
+    def _forget_old(self, now_s: float) -> None:
+        self._quiet_until_s = {key: until_s for key, until_s in self._quiet_until_s.items() if until_s > now_s}
+
+    def _tell(self, agent: str, breach: Breach, figures: Figures) -> None:
+        if len(self._sending) >= MAX_WAITING:
+            self._lost(breach.rule, "too many alerts wait")
+            return
+        message = Message.of({
+            "rule": breach.rule,
+            "agent": agent,
+            "runner": socket.gethostname(),
+            "value": breach.value,
+            "limit": breach.limit,
+            "window_s": self._settings.window_s,
+            "attempt_count": figures.attempt_count,
+            "error_rate": figures.error_rate,
+            "mean_duration_s": figures.mean_duration_s,
+            "mean_reward": figures.mean_reward,
+        })  # fmt: skip
+        _log.warning("alert", rule=breach.rule, agent=agent, value=breach.value, limit=breach.limit)
+        task = asyncio.create_task(self._send(message, breach.rule), name=f"alert {breach.rule}")
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    async def _send(self, message: Message, rule: str) -> None:
+        problem = ""
+        for attempt in range(self._settings.tries):
+            if attempt:
+                # Full jitter: many runners that saw the same do not come back together.
+                await asyncio.sleep(self._first_pause_s * 2 ** (attempt - 1) * random.uniform(0.5, 1.0))
+            delivery = await self._webhook.send(message)
+            if delivery.delivered:
+                self.counts["delivered"] += 1
+                return
+            problem = delivery.problem
+            if delivery.final:
+                break
+        self._lost(rule, problem)
+
+    def _lost(self, rule: str, problem: str) -> None:
+        self.counts["lost"] += 1
+        _log.error("alert_not_delivered", rule=rule, problem=problem)
+
+
+class _AlertMetrics(Collector):
+    def __init__(self, alerts: Alerts) -> None:
+        self._alerts = alerts
+
+    def collect(self) -> Iterator[Metric]:
+        counts = CounterMetricFamily("fulmen_agent_alerts", "Alerts, by what became of them.", labels=["result"])
+        for result in ("delivered", "lost"):
+            counts.add_metric([result], self._alerts.counts[result])
+        yield counts

@@ -1,0 +1,111 @@
+"""Figures over the attempts that ended last.
+
+Invariant: an attempt counts for as long as the window is; of more attempts than `MAX_SAMPLES` the oldest ones go first.
+Attempts that were stopped (cancelled, given back) count in nothing: they say nothing of the agent.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from fulmen.hooks import STOPPED, AttemptEnd, AttemptFacts
+
+MAX_SAMPLES = 10_000
+MAX_AGENTS = 100
+DEFAULT_AGENT = "default"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What attempts were like, on average; None of nothing.
+
+    Attributes:
+        error_rate: Share of attempts that failed, from 0 to 1.
+        mean_reward: Of those that succeeded, of the whole attempt.
+        mean_tokens: Prompt and completion tokens of an attempt.
+        reward_drop: By how much rewards of the later half of attempts are less than those of the earlier half.
+    """
+
+    attempt_count: int
+    error_rate: float | None
+    mean_duration_s: float | None
+    mean_reward: float | None
+    mean_tokens: float | None
+    reward_drop: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sample:
+    at_s: float
+    failed: bool
+    duration_s: float
+    reward: float | None
+    tokens: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Window:
+    """The attempts of one agent that ended last; times are seconds of one monotonic clock, given by the caller."""
+
+    window_s: float
+    _samples: deque[_Sample] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
+
+    def add(self, end: AttemptEnd, *, now_s: float) -> None:
+        """Adds an attempt that ended now."""
+        if end.failure_kind == STOPPED:
+            return
+        self._samples.append(
+            _Sample(
+                at_s=now_s,
+                failed=not end.succeeded,
+                duration_s=end.duration_s,
+                reward=end.reward,
+                tokens=end.spans.prompt_token_count + end.spans.completion_token_count if end.spans else 0,
+            )
+        )
+
+    def figures(self, *, now_s: float) -> Figures:
+        """Returns the figures of the attempts in the window."""
+        while self._samples and self._samples[0].at_s <= now_s - self.window_s:
+            self._samples.popleft()
+        samples = list(self._samples)
+        rewards = [sample.reward for sample in samples if sample.reward is not None]
+        half = len(rewards) // 2
+        earlier, later = _mean(rewards[:half]), _mean(rewards[half:])
+        return Figures(
+            attempt_count=len(samples),
+            error_rate=_mean([sample.failed for sample in samples]),
+            mean_duration_s=_mean([sample.duration_s for sample in samples]),
+            mean_reward=_mean(rewards),
+            mean_tokens=_mean([sample.tokens for sample in samples]),
+            reward_drop=None if earlier is None or later is None else earlier - later,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Windows:
+    """A window for each agent; of more than `MAX_AGENTS` the one that was quiet for longest goes."""
+
+    window_s: float
+    _windows: "OrderedDict[str, Window]" = field(default_factory=OrderedDict)
+
+    def of(self, agent: str) -> Window:
+        """Returns the window of an agent."""
+        window = self._windows.setdefault(agent, Window(window_s=self.window_s))
+        self._windows.move_to_end(agent)
+        if len(self._windows) > MAX_AGENTS:
+            self._windows.popitem(last=False)
+        return window
+
+    def __iter__(self) -> Iterator[tuple[str, Window]]:
+        """Yields agents and their windows."""
+        return iter(list(self._windows.items()))
+
+
+def agent_of(attempt: AttemptFacts) -> str:
+    """Returns the id of an agent without its version, `default` if the rollout names none."""
+    return attempt.agent.removeprefix("resources/").partition("/versions/")[0] or DEFAULT_AGENT
+
+
+def _mean(values: list[float] | list[int] | list[bool]) -> float | None:
+    return sum(values) / len(values) if values else None
