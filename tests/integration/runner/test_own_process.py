@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 from pathlib import Path
@@ -13,6 +14,9 @@ from tests.conformance.runner.fixtures import PublishAgent, StartRunner
 from tests.conformance.runner.harness import rollouts_of, wait_for_exit
 from tests.conformance.runner.proxy_double import ProxyDouble
 from tests.conformance.runner.stores import DoubleStore, Ended
+
+TIMEOUT_S = 6
+"""Long enough for a child to start on a busy machine."""
 
 PROCESS = Isolation.ISOLATION_PROCESS
 
@@ -61,6 +65,9 @@ def deep(task):
     for _ in range(100_000): nest = [nest]
     return nest
 def recurses(task): return recurses(task)
+def grows(task):
+    kept = []
+    while True: kept.append(bytearray(20_000_000))
 def floods(task):
     while True: sys.stdout.write("x" * 65536)
 def forges(task):
@@ -161,7 +168,7 @@ async def test_a_child_is_used_again_only_if_its_attempt_left_nothing_behind(
 
 @pytest.mark.parametrize("batch", [0, 1])
 async def test_every_way_to_die_is_told(world: World, start_runner: StartRunner, batch: int) -> None:
-    await start_runner(slots=2, max_command_output_bytes=1_000_000)
+    await start_runner(slots=2, max_command_output_bytes=1_000_000, attempt_memory_bytes=300_000_000)
     says = {
         "raises": "RuntimeError: boom helped",
         "segfault": "signal 11 (SIGSEGV).\nFatal|signal 11 (SIGSEGV).\nlast words",
@@ -171,9 +178,10 @@ async def test_every_way_to_die_is_told(world: World, start_runner: StartRunner,
         "unsendable": "REWARD_MISSING",
         "deep": "REWARD_MISSING",
         "recurses": "RecursionError",
-        "floods": "more output than is allowed",
-        "forges": "process",
+        "floods": "wrote more than 1000000 bytes",
+        "forges": "The agent's process",
         "missing": "has no callable 'missing'",
+        "grows": "of memory in",
     }
     for target in list(says)[batch::2]:
         [ended] = await world.run(target, [{}])
@@ -191,17 +199,18 @@ async def test_every_way_to_die_is_told(world: World, start_runner: StartRunner,
 async def test_what_blocks_is_killed_and_frees_its_slot(
     world: World, start_runner: StartRunner, tmp_path: Path
 ) -> None:
-    await start_runner(slots=1)
-    file = tmp_path / "file"
-    [ended] = await world.run("hangs", [{"file": str(file)}], timeout_s=1.5)
-    assert ended.kind == "TIMEOUT"
-    assert "keeps its slot" not in ended.message
-    await wait_for_exit(int(file.read_text()))
-    for target in ("waits", "dawdles"):
-        [ended] = await world.run(target, [{"file": str(file)}], timeout_s=1.5)
+    await start_runner(slots=3)
+    targets = ("hangs", "waits", "dawdles")
+    files = [tmp_path / target for target in targets]
+    runs = (
+        world.run(target, [{"file": str(file)}], timeout_s=TIMEOUT_S)
+        for target, file in zip(targets, files, strict=True)
+    )
+    for [ended] in await asyncio.gather(*runs):
         assert ended.kind == "TIMEOUT"
-        assert file.read_text() == "closed"
-        file.write_text("")
+        assert "keeps its slot" not in ended.message
+    await wait_for_exit(int(files[0].read_text()))
+    assert [file.read_text() for file in files[1:]] == ["closed", "closed"]
     [alive] = await world.run("number", [{}])
     assert alive.rewards == {("reward", None): 0.5}
 

@@ -15,8 +15,12 @@ import pytest
 
 from fulmen.agent import GRADER_AGENT, Context, acting_agent, entered
 from fulmen.emit import emit_reward
+from fulmen_runner.agents.environment import Endpoints
+from fulmen_runner.agents.guardian import Guardian
+from fulmen_runner.agents.own_process import ChildHost, ChildPolicy, Children
 from fulmen_runner.agents.python_entry import PythonHost, python_agent, python_grader
 from fulmen_runner.agents.spans import AttemptSpans
+from fulmen_runner.agents.specification import NO_LIMITS
 from fulmen_runner.domain.errors import AgentFailed
 from fulmen_runner.domain.outcome import Failed, FailureKind, Outcome, Succeeded
 from fulmen_runner.domain.program import Invocation, Program
@@ -30,7 +34,15 @@ Function = Callable[..., object]
 
 @pytest.fixture
 def host() -> PythonHost:
-    return PythonHost(stragglers=Stragglers(), spans=AttemptSpans(otlp_url="http://127.0.0.1:9", token="", flush_s=1))
+    endpoints = Endpoints(llm_proxy_url="", otlp_url="http://127.0.0.1:9")
+    child_host = ChildHost(
+        guardian=Guardian(), inherited={}, endpoints=endpoints, flush_s=1, output_allowed_bytes=1, limits=NO_LIMITS
+    )
+    return PythonHost(
+        stragglers=Stragglers(),
+        spans=AttemptSpans(otlp_url=endpoints.otlp_url, token="", flush_s=1),
+        children=Children(host=child_host, policy=ChildPolicy(attempts_each=1, idle_count=0, idle_s=1)),
+    )
 
 
 def program(host: PythonHost, agent: Function, grader: Function | None = None) -> Program:
@@ -199,7 +211,7 @@ async def test_a_grader_that_returns_nothing_is_a_missing_reward(host: PythonHos
     outcome = await run(program(host, lambda task: "text", lambda task, outcome: None))
     assert isinstance(outcome, Failed)
     assert outcome.kind is FailureKind.REWARD_MISSING
-    assert "its grader returned none" in outcome.message
+    assert "its grader returned no reward" in outcome.message
 
 
 async def test_an_array_that_an_agent_returns_is_no_reward(host: PythonHost) -> None:

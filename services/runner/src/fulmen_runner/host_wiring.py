@@ -42,6 +42,7 @@ def make_children(settings: RunnerSettings, guardian: Guardian, inherited: Mappi
         endpoints=endpoints_of(settings),
         flush_s=settings.flush_s,
         output_allowed_bytes=settings.max_command_output_bytes,
+        limits=Limits(memory_bytes=settings.attempt_memory_bytes, process_count=settings.attempt_processes),
     )
     policy = ChildPolicy(
         attempts_each=settings.child_attempts, idle_count=settings.child_idle_count, idle_s=settings.child_idle_s

@@ -4,15 +4,15 @@ Invariant: one version of an agent is fetched and loaded at most once at a time;
 """
 
 import asyncio
-import os
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from fulmen_runner.agents.bundles import unpack_bundle
-from fulmen_runner.agents.child_entry import ChildAgent, ChildGrader, child_program
+from fulmen_runner.agents.child_entry import ChildAgent, ChildGrader, child_program, plain_environment
 from fulmen_runner.agents.command import Command, CommandAgent, CommandGrader, CommandHost
+from fulmen_runner.agents.environment_view import viewing
 from fulmen_runner.agents.hosts import Hosts
 from fulmen_runner.agents.judge import JudgeClient, judge
 from fulmen_runner.agents.limits import allowance
@@ -100,19 +100,14 @@ class Catalogue:
         if specification.bundle:
             bundle = await self.library.bundle(specification.bundle, project)
             directory = await run_in_thread(unpack_bundle, bundle.archive, bundle.sha256_hex, self.commands.work_dir)
-        if any(
-            isinstance(target, PythonTarget) and not self.python.isolates(target)
-            for target in (specification.entry, specification.grader)
-        ):
-            # In-process agents share one environment: of two that differ, the last one loaded is seen there, and
-            # each sees its own in `Context.environment`.
-            os.environ.update(specification.environment)
         graded = specification.grader is not None
-        return Program(
-            agent=await self._agent(specification, directory, graded=graded),
-            grader=await self._grader(specification, directory),
-            environment=dict(specification.environment),
-        )
+        # Modules of in-process agents see it while they are imported, the agents themselves in each attempt.
+        with viewing(plain_environment(specification)):
+            return Program(
+                agent=await self._agent(specification, directory, graded=graded),
+                grader=await self._grader(specification, directory),
+                environment=dict(specification.environment),
+            )
 
     async def _agent(self, specification: Specification, directory: Path | None, *, graded: bool) -> Agent:
         match target := specification.entry:

@@ -46,14 +46,19 @@ def child_program(
     target: PythonTarget, directory: Path | None, specification: Specification, *, grading: bool
 ) -> ChildProgram:
     """Returns what a child runs for a Python target of an agent's specification."""
-    plain = {name: text for name, text in specification.environment.items() if "{" not in text and "}" not in text}
     return ChildProgram(
         target=target.target,
         directory=directory,
         grading=grading,
         graded=specification.grader is not None,
-        environment=tuple(sorted(plain.items())),
+        environment=tuple(sorted(plain_environment(specification).items())),
+        limits=specification.limits,
     )
+
+
+def plain_environment(specification: Specification) -> dict[str, str]:
+    """Returns the publisher's variables that are no templates: those that are there before any attempt."""
+    return {name: text for name, text in specification.environment.items() if "{" not in text and "}" not in text}
 
 
 async def _called(children: Children, program: ChildProgram, invocation: Invocation, *, outcome: object) -> Document:

@@ -97,10 +97,9 @@ class Child:
     def __init__(self, setup: Document) -> None:
         self._grading = bool(setup["grading"])
         self._graded = bool(setup["graded"])
-        prepare_process(
-            Endpoints(llm_proxy_url=setup["llm_proxy_url"], otlp_url=setup["otlp_url"], instrument=setup["instrument"])
-        )
-        self._spans = ChildSpans(otlp_url=setup["otlp_url"], flush_s=setup["flush_s"])
+        endpoints = Endpoints(**setup["endpoints"])
+        prepare_process(endpoints)
+        self._spans = ChildSpans(otlp_url=endpoints.otlp_url, flush_s=setup["flush_s"])
         directory = Path(setup["directory"]) if setup["directory"] else None
         self._entry = python_callable(
             load_callable(setup["target"], directory),

@@ -1,32 +1,30 @@
 """Python agents and graders in child processes: one attempt at a time in each, children used again.
 
-Invariant: when a call returns or raises, its child waits for the next attempt of the same program or is gone with its
-whole process group; a child is given the key of an attempt with that attempt, never before, and forgets it after.
+Invariant: when a call returns or raises, its child waits for the next attempt of the same program or is gone with all
+that it started; a child is given the key of an attempt with that attempt, never before, and forgets it after.
 """
 
 import asyncio
-import os
-import signal
 import socket
 import sys
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Self
 
-import psutil
 import structlog
 
 from fulmen_runner.agents.child_frames import Document, MessageTooLarge, encode, receive
 from fulmen_runner.agents.environment import PLACEHOLDER_KEY, Endpoints
 from fulmen_runner.agents.guardian import Guardian
-from fulmen_runner.agents.process import GATE, PIPE_DEADLINE_S, ProcessLimits, Watch, end_group
+from fulmen_runner.agents.limits import allowance, measure
+from fulmen_runner.agents.process import PIPE_DEADLINE_S, Process, ProcessLimits
+from fulmen_runner.agents.specification import Limits
 from fulmen_runner.domain.errors import AgentFailed
 from fulmen_runner.domain.outcome import MAX_MESSAGE_BYTES
 
-_STDERR = 2
 _MODULE = "fulmen_runner.agents.child_main"
 
 _log = structlog.get_logger()
@@ -42,6 +40,7 @@ class ChildProgram:
         grading: True for a grader, False for an agent.
         graded: True for an agent whose outcome a grader gets.
         environment: What its publisher gave it, without templates; there already while its modules are imported.
+        limits: What it may use.
     """
 
     target: str
@@ -49,6 +48,7 @@ class ChildProgram:
     grading: bool
     graded: bool
     environment: tuple[tuple[str, str], ...]
+    limits: Limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +74,7 @@ class ChildHost:
         inherited: The runner's variables that they get.
         flush_s: How long they wait for their spans at the end of an attempt, seconds.
         output_allowed_bytes: A child that writes more in an attempt is killed.
+        limits: The most that any of them may use.
     """
 
     guardian: Guardian
@@ -81,22 +82,17 @@ class ChildHost:
     endpoints: Endpoints
     flush_s: float
     output_allowed_bytes: int
+    limits: Limits
 
 
 class Child:
     """One child process."""
 
-    def __init__(
-        self, transport: asyncio.SubprocessTransport, watch: Watch, streams: "_Streams", guardian: Guardian
-    ) -> None:
+    def __init__(self, process: Process, streams: "_Streams") -> None:
         self.attempt_count = 0
         self.idle_since_s = 0.0
-        self._transport = transport
-        self._watch = watch
+        self._process = process
         self._reader, self._writer = streams
-        self._guardian = guardian
-        self._group = transport.get_pid()
-        guardian.watch(self._group)
 
     @classmethod
     async def start(cls, program: ChildProgram, host: ChildHost) -> Self:
@@ -105,41 +101,44 @@ class Child:
         Raises:
             AgentFailed: If the program cannot be loaded, or the child cannot be started.
         """
-        ours, theirs = socket.socketpair()
+        allowed = allowance(
+            program.limits, memory_bytes=host.limits.memory_bytes, process_count=host.limits.process_count
+        )
         limits = ProcessLimits(
             stdout_kept_bytes=MAX_MESSAGE_BYTES,
             stderr_kept_bytes=MAX_MESSAGE_BYTES,
             output_allowed_bytes=host.output_allowed_bytes,
+            allowance=allowed,
         )
         environment = {**host.inherited, **dict(program.environment), **host.endpoints.environment(PLACEHOLDER_KEY)}
-        try:
-            reader, writer = await asyncio.open_unix_connection(sock=ours)
-            transport, watch = await asyncio.get_running_loop().subprocess_exec(
-                lambda: Watch(limits),
-                *GATE,
-                *(sys.executable, "-m", _MODULE),
-                stdin=theirs.fileno(),
-                cwd=program.directory,
-                env=environment,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise AgentFailed(f"A process for the agent cannot be started: {error.strerror}") from None
-        finally:
-            theirs.close()
-        child = cls(transport, watch, (reader, writer), host.guardian)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                process = await Process.start(
+                    (sys.executable, "-m", _MODULE),
+                    cwd=program.directory,
+                    environment=environment,
+                    stdin=theirs.fileno(),
+                    limits=limits,
+                    guardian=host.guardian,
+                )
+            except (OSError, ValueError) as error:
+                ours.close()
+                raise AgentFailed(f"A process for the agent cannot be started: {error}") from None
+            except BaseException:
+                ours.close()
+                raise
+        child = cls(process, await asyncio.open_unix_connection(sock=ours))
         setup = {
             "target": program.target,
             "directory": str(program.directory or ""),
             "grading": program.grading,
             "graded": program.graded,
-            "llm_proxy_url": host.endpoints.llm_proxy_url,
-            "otlp_url": host.endpoints.otlp_url,
-            "instrument": host.endpoints.instrument,
+            "endpoints": asdict(host.endpoints),
             "flush_s": host.flush_s,
         }
         try:
-            loaded = await child._exchange(b"\n" + encode(setup))
+            loaded = await child._exchange(encode(setup))
             if "error" in loaded:
                 raise AgentFailed(str(loaded["error"]))
         except BaseException:
@@ -154,47 +153,42 @@ class Child:
             AgentFailed: If the agent fails, or the child ends.
         """
         self.attempt_count += 1
-        self._watch.begin()
+        self._process.watch.begin()
         return await self._exchange(encode(request, body))
 
     @property
     def is_alive(self) -> bool:
         """True while it has not ended."""
-        return not self._watch.exited.done()
+        return not (self._process.kept.exited.done() or self._process.breach.done())
 
-    def is_alone(self) -> bool:
-        """Tells whether no other process is in its group."""
-        for pid in psutil.pids():
-            try:
-                if pid != self._group and os.getpgid(pid) == self._group:
-                    return False
-            except (ProcessLookupError, PermissionError):
-                continue
-        return True
+    async def is_alone(self) -> bool:
+        """Tells whether nothing that it started is alive. Where there is no /proc, it cannot be told: False."""
+        if not Path("/proc/self/stat").exists():
+            return False
+        keeper = self._process.kept.keeper
+        return len((await asyncio.to_thread(measure, (keeper,)))[keeper].processes) == 1
 
     async def end(self) -> None:
-        """Ends it and its process group."""
+        """Ends it with all that it started."""
         try:
-            await end_group(self._group, self._watch)
+            await self._process.end()
         finally:
             self._writer.close()
-            await asyncio.wait((self._watch.closed,), timeout=PIPE_DEADLINE_S)
-            self._transport.close()
-            self._guardian.forget(self._group)
 
     async def _exchange(self, message: bytes) -> Document:
+        process = self._process
         self._writer.write(message)
         answer = asyncio.ensure_future(receive(self._reader))
         try:
-            await asyncio.wait((answer, self._watch.flooded, self._watch.exited), return_when=asyncio.FIRST_COMPLETED)
-            if self._watch.flooded.done():
-                raise AgentFailed("The agent wrote more output than is allowed and was killed.")
+            ends = (process.watch.flooded, process.breach, process.kept.exited)
+            await asyncio.wait((answer, *ends), return_when=asyncio.FIRST_COMPLETED)
+            if process.watch.flooded.done() or process.breach.done():
+                raise AgentFailed(await self._how_it_ended())
             # What it forked may keep the connection open after its own end.
             async with asyncio.timeout(None if answer.done() else PIPE_DEADLINE_S):
                 document, _ = await answer
         except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
-            await asyncio.wait((self._watch.exited,), timeout=PIPE_DEADLINE_S)
-            raise AgentFailed(self._how_it_ended()) from None
+            raise AgentFailed(await self._how_it_ended()) from None
         except MessageTooLarge:
             raise AgentFailed("The agent's process answered with more than is allowed.") from None
         except ValueError:
@@ -203,16 +197,19 @@ class Child:
             answer.cancel()
         return document
 
-    def _how_it_ended(self) -> str:
-        code = self._transport.get_returncode()
-        stderr = self._watch.tail(_STDERR).decode(errors="replace")
-        if code is None:
-            what = "closed its connection to the runner"
-        elif code < 0:
-            what = f"was ended by signal {-code} ({_signal_name(-code)})"
-        else:
-            what = f"exited with status {code} before the agent was done"
-        return f"The agent's process {what}.\n{stderr}".rstrip()
+    async def _how_it_ended(self) -> str:
+        closed = not await self._ended_by_itself()
+        await self._process.end()
+        if closed:
+            return "The agent's process closed its connection to the runner."
+        result = self._process.result()
+        what = result.failure or f"exited with status 0.\n{result.stderr.decode(errors='replace')}".rstrip()
+        return f"The agent's process {what}" if result.breach else f"The agent's process ended too soon: it {what}"
+
+    async def _ended_by_itself(self) -> bool:
+        ends = (self._process.watch.flooded, self._process.breach, self._process.kept.exited)
+        done, _ = await asyncio.wait(ends, timeout=PIPE_DEADLINE_S, return_when=asyncio.FIRST_COMPLETED)
+        return bool(done)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -236,7 +233,11 @@ class Children:
         except BaseException:
             await child.end()
             raise
-        if answer.get("reusable") is True and child.attempt_count < self.policy.attempts_each and child.is_alone():
+        if (
+            answer.get("reusable") is True
+            and child.attempt_count < self.policy.attempts_each
+            and await child.is_alone()
+        ):
             self._put(child, program)
         else:
             await child.end()
@@ -283,10 +284,3 @@ class Children:
 
 
 _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return "unknown"

@@ -5,6 +5,7 @@ import os
 import structlog
 
 from fulmen_runner.agents.environment import PLACEHOLDER_KEY, QUIET, Endpoints, network_environment
+from fulmen_runner.agents.environment_view import show_attempts_environments
 from fulmen_runner.agents.instrumentation import instrument
 from fulmen_runner.agents.model_access import attribute_model_calls
 from fulmen_runner.agents.shared_tls import share_tls_contexts
@@ -19,6 +20,7 @@ def prepare_process(endpoints: Endpoints) -> None:
     os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
     os.environ.update(endpoints.environment(PLACEHOLDER_KEY))
     carry_context_into_threads()
+    show_attempts_environments()
     share_tls_contexts()
     if endpoints.llm_proxy_url:
         attribute_model_calls(endpoints.llm_proxy_url)

@@ -13,6 +13,7 @@ from typing import cast
 import structlog
 
 from fulmen.agent import GRADER_AGENT, acting_as
+from fulmen_runner.agents.environment_view import viewing
 from fulmen_runner.agents.generators import Walked, walk, walk_async
 from fulmen_runner.agents.loader import describe_error
 from fulmen_runner.agents.own_process import Children
@@ -147,7 +148,8 @@ class PythonAgent:
     async def run(self, invocation: Invocation) -> Answer:
         """Calls the agent."""
         self.spans.enter(invocation.context.environment["TRACEPARENT"])
-        end = await self.entry.call(invocation, invocation.task)
+        with viewing(invocation.context.environment):
+            end = await self.entry.call(invocation, invocation.task)
         # The last number that a generator yields is the reward of its step already.
         own = reward_of_number(end.value) if end.returned and not self.graded else ()
         return Answer(value=end.value, rewards=own)
@@ -164,7 +166,7 @@ class PythonGrader:
         """Calls the grader; its model calls are the grader's, and are never trained on."""
         self.spans.enter(invocation.context.environment["TRACEPARENT"])
         try:
-            with acting_as(GRADER_AGENT):
+            with acting_as(GRADER_AGENT), viewing(invocation.context.environment):
                 end = await self.entry.call(invocation, invocation.task, outcome)
             return rewards_of_grade(end.value)
         except AgentFailed as error:

@@ -96,8 +96,9 @@ class Program:
         rewards = joined(rewards_of_emitted(invocation.context.rewards), answer.emitted, own, graded)
         output = encode_output(answer.value)
         if not rewards:
-            silent = "it gave none" if self.grader is None else "its grader returned none, and it emitted none"
-            message = f"The agent ended well, but has no reward: {silent}."
+            message = "The agent ended well, but neither it nor a grader gave a reward."
+            if self.grader is not None:
+                message = "The agent ended well, but its grader returned no reward, and neither of them emitted one."
             return Failed(kind=FailureKind.REWARD_MISSING, message=message, output=output)
         return Succeeded(rewards=rewards, output=output)
 
