@@ -126,7 +126,7 @@ class Catalogue:
             case JobTarget():
                 jobs = await self.hosts.jobs()
                 environment, limits = specification.environment, specification.limits
-                return jobs.agent(target, directory, environment=environment, limits=limits, graded=graded)
+                return await jobs.agent(target, directory, environment=environment, limits=limits, graded=graded)
 
     async def _grader(self, specification: Specification, directory: Path | None) -> Grader | None:
         match target := specification.grader:
