@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ from fulmen_runner.agents.limits_granted import granted
 from fulmen_runner.agents.ownership import Owner, deadline_of
 from fulmen_runner.agents.specification import JobTarget, Limits
 from fulmen_runner.agents.templates import expand, placeholders_of
+from fulmen_runner.agents.threads import run_in_thread
 from fulmen_runner.domain.errors import AgentFailed, AgentTimedOut, HostUnavailable
 from fulmen_runner.domain.outcome import MAX_OUTPUT_BYTES
 from fulmen_runner.domain.program import Answer, Invocation
@@ -77,7 +79,7 @@ class JobHost:
     output_allowed_bytes: int
     removals: "set[asyncio.Task[None]]" = field(default_factory=set)
 
-    def agent(
+    async def agent(
         self,
         target: JobTarget,
         directory: Path | None,
@@ -102,7 +104,9 @@ class JobHost:
             raise AgentFailed(f"max_output_bytes must lie in 1 to {MAX_OUTPUT_BYTES}.")
         if directory is not None and not graded:
             raise AgentFailed("A Job does not get the agent's bundle: put its files into the image.")
-        template = read_template(target.template, host_access=self.host_access, most=self.limits)
+        template = await run_in_thread(
+            partial(read_template, target.template, host_access=self.host_access, most=self.limits)
+        )
         return JobAgent(
             host=self, target=target, template=template, environment=environment, limits=limits, graded=graded
         )

@@ -17,6 +17,8 @@ from fulmen_runner.domain.errors import AgentFailed
 MAX_TEMPLATE_BYTES = 64 * 1024
 AGENT_CONTAINER = "agent"
 
+_MAX_DEPTH = 100
+
 _POD_SWITCHES = ("hostNetwork", "hostPID", "hostIPC")
 _CONTAINER_LISTS = ("containers", "initContainers", "ephemeralContainers")
 _OWN_FIELDS = ("selector", "manualSelector", "suspend", "managedBy")
@@ -82,14 +84,18 @@ def _parsed(text: str) -> tuple[dict[str, Any], list[str]]:
     if len(text.encode(errors="replace")) > MAX_TEMPLATE_BYTES:
         return {}, [f"it is larger than {MAX_TEMPLATE_BYTES} bytes"]
     try:
-        # An alias of an alias may stand for more than any memory holds.
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-            return {}, ["it uses YAML aliases (`*name`), which are not supported"]
+        depth = 0
+        for event in yaml.parse(text, yaml.SafeLoader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            # The time that reading takes grows with the square of the depth.
+            if depth > _MAX_DEPTH:
+                return {}, ["it is nested too deep"]
+            # An alias of an alias may stand for more than any memory holds.
+            if isinstance(event, yaml.AliasEvent):
+                return {}, ["it uses YAML aliases (`*name`), which are not supported"]
         manifest = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError) as error:
         return {}, ["it is not YAML: " + " ".join(str(error).split())]
-    except RecursionError:
-        return {}, ["it is nested too deep"]
     if not isinstance(manifest, dict):
         return {}, ["it is not a single YAML object"]
     return manifest, [f"{path} is neither text, number, list nor object" for path in _not_json(manifest, "")]
