@@ -1,0 +1,45 @@
+"""A runner that is stopped in the middle of much work: it ends in time, and no attempt is lost, doubled or charged."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from tests.conformance.runner.fixtures import PublishAgent, StartRunner
+from tests.conformance.runner.harness import rollouts_of
+from tests.conformance.runner.stores import Store
+
+LONG, COUNT = 4, 120
+# The first few attempts in a process do not end before the gate is there.
+AGENT = """
+import asyncio, itertools, pathlib
+gate, numbers = pathlib.Path({gate!r}), itertools.count()
+async def solve(task, context):
+    number = next(numbers)
+    await asyncio.sleep(0.05)
+    while number < {long} and not gate.exists():
+        await asyncio.sleep(0.05)
+    return 1.0
+"""
+
+
+async def test_a_runner_that_is_stopped_under_load_exits_0_and_every_rollout_ends_exactly_once(
+    store: Store, start_runner: StartRunner, publish_agent: PublishAgent, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    agent = await publish_agent({"agent.py": AGENT.format(gate=str(gate), long=LONG)}, python="agent.py:solve")
+    names = await store.create(rollouts_of(agent, [{}] * COUNT, max_attempts=1))
+    runner = await start_runner(slots=8, drain_grace_s=2)
+    await runner.logged("attempt_finished", count=20)
+    runner.send(signal.SIGTERM)
+    assert await runner.exit_code() == 0
+    finished = sum(line["event"] == "attempt_finished" and not line["released"] for line in runner.log)
+    assert finished < COUNT - LONG, "it was stopped too late to have anything left"
+    gate.touch()
+    await start_runner(slots=8)
+    ended = await store.ended(names)
+    kinds = [[attempt.kind for attempt in ended[name]] for name in names]
+    # What ran or had just been assigned is given back; each has one attempt that counts, the one that it may have.
+    assert all(one in ([""], ["RELEASED", ""]) for one in kinds)
+    assert kinds.count(["RELEASED", ""]) >= LONG
+    assert kinds.count([""]) >= finished
