@@ -30,7 +30,8 @@ class SpanCounts(SpanProcessor):
 
     def on_end(self, span: ReadableSpan) -> None:
         """Counts a span; agents end spans in threads of their own, too."""
-        if names.ROLLOUT not in (span.attributes or {}):
+        # What the runner says of hooks is not the agent's.
+        if names.ROLLOUT not in (span.attributes or {}) or span.name == names.HOOK_SPAN:
             return
         attempt = attempt_of(span)
         with self._lock:
