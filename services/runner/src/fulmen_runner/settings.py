@@ -5,9 +5,8 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
-from fulmen_runner.container_settings import ContainerSettings
+from fulmen_runner import container_settings, job_settings
 from fulmen_runner.domain.slots import SlotControl, SlotPolicy
-from fulmen_runner.job_settings import JobSettings
 from fulmen_service_kit.settings import settings_config
 
 MAX_SLOTS = 10_000
@@ -18,7 +17,7 @@ FIRST_SLOTS: Final = 16
 _WILDCARD_HOSTS: Final = frozenset({"0.0.0.0", "::", "[::]"})  # noqa: S104  # compared with, not bound to
 
 
-class RunnerSettings(ContainerSettings, JobSettings):
+class RunnerSettings(container_settings.ContainerSettings, job_settings.JobSettings):
     """Settings of the runner."""
 
     model_config = settings_config("FULMEN_RUNNER_")
