@@ -1,0 +1,70 @@
+"""The manifests in deploy/kubernetes, and what the runner makes of a template, hold against the API's schema."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fulmen_runner.agents.job_manifest import JobOrder, job_of, secret_of
+from fulmen_runner.agents.job_template import read_template
+from fulmen_runner.agents.ownership import Owner
+from fulmen_runner.agents.specification import Limits
+from fulmen_runner.agents.templates import Placeholders
+from tests.support.kubernetes_api import schema_problems
+
+MOST = Limits(memory_bytes=4 << 30, cpu_count=2)
+KEY = "the attempt's key"
+
+
+def order(**changes: object) -> JobOrder:
+    values = {
+        "name": "fulmen-a",
+        "rollout_id": "a",
+        "attempt": "rollouts/a/attempts/1",
+        "owner": Owner(host="here", process="1-1-1"),
+        "variables": {"OPENAI_API_KEY": KEY, "DATABASE_URL": "the runner's"},
+        "input": b'{"difficulty": "hard"}',
+        "timeout_s": 60.0,
+        "ttl_s": 600,
+        "limits": MOST,
+        "limits_asked": Limits(),
+        "created_unix_s": 0.0,
+    }
+    return JobOrder(**{**values, **changes})
+
+
+@pytest.mark.parametrize("name", ["agent-job.yaml", "runner-jobs.yaml"])
+def test_the_manifests_are_valid(repository_root: Path, name: str) -> None:
+    documents = list(yaml.safe_load_all((repository_root / "deploy" / "kubernetes" / name).read_text()))
+    assert [problem for document in documents if (problem := schema_problems(document))] == []
+
+
+def test_what_the_runner_makes_of_the_example_is_valid(repository_root: Path) -> None:
+    text = (repository_root / "deploy" / "kubernetes" / "agent-job.yaml").read_text()
+    template = read_template(text, host_access=False, most=MOST)
+    named = {"task_file": "/fulmen/input/task", "work_dir": "/fulmen/work"}
+    placeholders = Placeholders(input=b"", task={"difficulty": "hard"}, named=named)
+    job, secret = job_of(template, placeholders, order()), secret_of(order())
+    assert (schema_problems(job), schema_problems(secret)) == ("", "")
+    assert KEY not in json.dumps(job)
+    [agent] = job["spec"]["template"]["spec"]["containers"]
+    assert agent["command"][-3:] == ["/fulmen/input/task", "--difficulty", "hard"]
+    assert [each["name"] for each in agent["env"]] == ["OPENAI_API_KEY", "DATABASE_URL"]
+    # Its own limits stay, unless its publisher asks for others in the specification.
+    assert agent["resources"]["limits"] == {"cpu": "1", "memory": "1Gi"}
+    asked = Limits(memory_bytes=1 << 29)
+    other = job_of(template, placeholders, order(limits=Limits(memory_bytes=1 << 29, cpu_count=2), limits_asked=asked))
+    assert other["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"] == {
+        "cpu": "1",
+        "memory": "536870912",
+    }
+
+
+def test_a_misspelt_field_is_found() -> None:
+    pod = {"metadata": {}, "spec": {"containers": [{"name": "a", "image": "b"}], "restartPolicy": "Never"}}
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "a"}, "spec": {"template": pod}}
+    assert schema_problems(job) == ""
+    assert "backofLimit" in schema_problems({**job, "spec": {"template": pod, "backofLimit": 1}})
