@@ -7,7 +7,9 @@ another bundle is loaded, plain module names that came from an earlier one are f
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
+import sysconfig
 import threading
 import traceback
 from collections.abc import Callable
@@ -20,6 +22,10 @@ _loading = threading.Lock()
 """One import at a time: it changes the import path of the process. Taken in threads only."""
 
 _bundle_roots: set[Path] = set()
+
+_HERE = str(Path(__file__).parent)
+_PYTHONS_OWN = (f"{sysconfig.get_path('stdlib')}{os.sep}", "<frozen ")
+_INSTALLED = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
 
 Load = Callable[[str, Path | None], Callable[..., object]]
 _instead: list[Load] = []
@@ -69,13 +75,25 @@ def load_in_place(target: str, bundle_dir: Path | None) -> Callable[..., object]
 
 
 def describe_error(error: BaseException) -> str:
-    """Formats what an agent raised, without the runner's own frames."""
-    here = str(Path(__file__).parent)
+    """Formats what an agent raised: from the first frame that is neither the runner's nor Python's own, with the names
+    of a bundle's files as its author knows them.
+    """
     summary = traceback.TracebackException.from_exception(error)
-    summary.stack = traceback.StackSummary.from_list(
-        [frame for frame in summary.stack if not frame.filename.startswith(here)]
-    )
-    return "".join(summary.format()).rstrip()
+    seen: list[traceback.TracebackException] = [summary]
+    for part in seen:
+        part.stack = traceback.StackSummary.from_list(_frames_of_agent(part.stack))
+        seen += [each for each in (part.__cause__, part.__context__, *(part.exceptions or ())) if each is not None]
+    text = "".join(summary.format()).rstrip()
+    for root in _bundle_roots:
+        text = text.replace(f'"{root}{os.sep}', '"')
+    return text
+
+
+def _frames_of_agent(frames: traceback.StackSummary) -> list[traceback.FrameSummary]:
+    left = [frame for frame in frames if not frame.filename.startswith(_HERE)]
+    while left and left[0].filename.startswith(_PYTHONS_OWN) and not left[0].filename.startswith(_INSTALLED):
+        left.pop(0)
+    return left
 
 
 def _enter_bundle(bundle_dir: Path) -> None:
