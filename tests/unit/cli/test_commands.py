@@ -52,8 +52,19 @@ def test_every_command_has_help_that_teaches_by_example(command: tuple[str, ...]
     assert f"fulmen {' '.join(command)}" in result.output
 
 
-def test_an_unknown_option_is_wrong_usage() -> None:
-    assert runner.invoke(app, ["status", "--nonsense"]).exit_code == Exit.USAGE
+# Print no data: a log, a file, a token, or only that something was done.
+WITHOUT_DATA = frozenset(
+    {"up", "down", "logs", "spans export", "proxy route delete", "proxy backend delete", "token revoke"}
+)
+
+
+@pytest.mark.parametrize("command", list(all_commands()), ids=" ".join)
+def test_every_command_refuses_an_unknown_option_and_prints_its_data_as_json_too(command: tuple[str, ...]) -> None:
+    assert runner.invoke(app, [*command, "--nonsense"]).exit_code == Exit.USAGE
+
+    options = runner.invoke(app, [*command, "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
+    name = " ".join(command)
+    assert ("--output" in options) != (name in WITHOUT_DATA or command[0] == "emit"), options
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,13 @@ MAX_TIMES: Final = 1000
 _MODEL_PANEL: Final = "Which model answers"
 _INPUT_PANEL: Final = "What the agent is given"
 
+TimesOption = Annotated[
+    int, typer.Option(min=1, max=MAX_TIMES, rich_help_panel=_INPUT_PANEL, help="How often it is run.")
+]
+TimeoutOption = Annotated[
+    float | None, typer.Option(min=0.1, help="Ends an attempt after so many seconds; by default none is ended.")
+]
+
 
 def register(app: typer.Typer) -> None:
     """Adds the group."""
@@ -60,9 +67,7 @@ def check(
     input_file: Annotated[
         Path | None, typer.Option(rich_help_panel=_INPUT_PANEL, help="A file with the input.")
     ] = None,
-    times: Annotated[
-        int, typer.Option(min=1, max=MAX_TIMES, rich_help_panel=_INPUT_PANEL, help="How often it is run.")
-    ] = 1,
+    times: TimesOption = 1,
     model_url: Annotated[
         str | None,
         typer.Option(rich_help_panel=_MODEL_PANEL, help="An OpenAI-compatible endpoint, such as https://host/v1."),
@@ -80,9 +85,7 @@ def check(
     fake_model: Annotated[
         bool, typer.Option("--fake-model", rich_help_panel=_MODEL_PANEL, help="A built-in model that only repeats.")
     ] = False,
-    timeout: Annotated[
-        float | None, typer.Option(min=0.1, help="Ends an attempt after so many seconds; by default none is ended.")
-    ] = None,
+    timeout: TimeoutOption = None,
     state_dir: StateDirOption = Path(DEFAULT_STATE_DIR),
     output: OutputOption = Output.TABLE,
 ) -> None:

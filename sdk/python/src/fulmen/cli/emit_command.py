@@ -37,10 +37,14 @@ def reward(
     span: Annotated[str | None, typer.Option("--span", help="The span that it scores, 16 hexadecimal digits.")] = None,
     trace: Annotated[bool, typer.Option(help="Also make a span of it.")] = True,
 ) -> None:
-    """Gives the attempt a reward: `fulmen emit reward 0.5 --dimension style`.
+    """Gives the attempt a reward.
 
     The same dimension, step and span again replaces the earlier value. Exit status 2 if it is malformed, or no attempt
     runs here.
+
+    Example:
+
+        fulmen emit reward 0.5 --dimension style
     """
     try:
         emit_reward(value, dimension=dimension, step=step, span=span, trace=trace)
@@ -54,7 +58,12 @@ def reward(
 def annotation(
     pairs: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", help="Values are JSON, or else text.")],
 ) -> None:
-    """Notes something about the attempt: `fulmen emit annotation phase=plan tries=3`."""
+    """Notes something about the attempt.
+
+    Example:
+
+        fulmen emit annotation phase=plan tries=3
+    """
     if any("=" not in pair or pair.startswith("=") for pair in pairs):
         typer.echo("fulmen emit: an annotation is KEY=VALUE.", err=True)
         raise typer.Exit(WRONG_INPUT)
@@ -66,7 +75,12 @@ def message(
     content: Annotated[str, typer.Argument(help="What is said.")],
     role: Annotated[str, typer.Option("--role", "-r", help="Who says it.")] = "assistant",
 ) -> None:
-    """Notes something that was said: `fulmen emit message "no such file" --role tool`."""
+    """Notes something that was said.
+
+    Example:
+
+        fulmen emit message "no such file" --role tool
+    """
     emit_message(content, role=role)
     _deliver()
 

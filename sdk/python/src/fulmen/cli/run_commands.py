@@ -13,6 +13,7 @@ from fulmen.cli.command import Output, OutputOption, new_group, remote_command
 from fulmen.cli.connection import Connection
 from fulmen.cli.exits import CommandFailed
 from fulmen.cli.output import as_dict, console, enum_word, print_json, print_rows, when
+from fulmen.cli.run_compare import compare
 from fulmen.cli.training.progress import RunProgress
 from fulmen.cli.training.watch import follow_run
 
@@ -23,12 +24,13 @@ PAGE_SIZE: Final = 1000
 
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
-    run = new_group("Training runs: list, watch, stop. `fulmen train` creates them.")
+    run = new_group("Training runs: list, watch, compare, stop. `fulmen train` creates them.")
     app.add_typer(run, name="run")
     remote_command(run, "list")(list_runs)
     remote_command(run, "show")(show)
     remote_command(run, "watch")(watch)
     remote_command(run, "stop")(stop)
+    remote_command(run, "compare")(compare)
 
 
 RunArgument = Annotated[str, typer.Argument(help="trainingRuns/ID, or the ID.")]

@@ -102,9 +102,19 @@ def _work(
         done.set_result((None, stop))
         raise
     except BaseException as error:  # noqa: BLE001  # Handed to the caller, SystemExit included.
-        done.set_result((None, error))
+        done.set_result((None, _of_the_agent(error)))
     else:
         done.set_result((value, None))
+
+
+def _of_the_agent(error: BaseException) -> BaseException:
+    """Leaves the frames of this module, and of the event loop that it runs, out of a traceback."""
+    last, each = None, error.__traceback__
+    while each is not None:
+        if each.tb_frame.f_code.co_filename == __file__:
+            last = each
+        each = each.tb_next
+    return error if last is None else error.with_traceback(last.tb_next)
 
 
 async def _awaited(value: Awaitable[object]) -> object:

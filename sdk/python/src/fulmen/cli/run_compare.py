@@ -1,0 +1,164 @@
+"""`fulmen run compare`: two training runs side by side: what was set otherwise, what came of it, and the curves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
+from fulmen.cli.command import Output, OutputOption
+from fulmen.cli.connection import Connection
+from fulmen.cli.output import console, enum_word, print_json, working
+from fulmen.cli.training.watch import FINAL_STATES
+from fulmen.client import Client
+
+__all__ = ["compare"]
+
+CURVE_WIDTH: Final = 60
+IDLE_LIMIT_S: Final = 10.0
+_BARS: Final = "▁▂▃▄▅▆▇█"
+_CURVES: Final = ("reward_mean", "validation_accuracy", "loss")
+
+RunArgument = Annotated[str, typer.Argument(help="trainingRuns/ID, or the ID.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Told:
+    """A run and the figures of its steps."""
+
+    run: training_run_pb2.TrainingRun
+    steps: Sequence[training_run_pb2.StepMetrics]
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What was given: algorithm, settings and inputs."""
+        settings = json.loads(self.run.settings_json or "{}")
+        return {
+            "algorithm": self.run.algorithm,
+            **{name: json.dumps(value, ensure_ascii=False) for name, value in sorted(settings.items())},
+            **{f"input {use}": version for use, version in sorted(self.run.inputs.items())},
+        }
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """What came of it: the figures of the last step that has each, and the results."""
+        last = {name: value for step in self.steps for name, value in sorted(step.values.items())}
+        return {**last, **dict(sorted(self.run.results.items()))}
+
+    def curve(self, name: str) -> list[tuple[int, float]]:
+        """The steps that measured a figure, with its values."""
+        return [(step.step, step.values[name]) for step in self.steps if name in step.values]
+
+
+async def compare(
+    connection: Connection, first: RunArgument, second: RunArgument, output: OutputOption = Output.TABLE
+) -> None:
+    """Compares two training runs: settings that differ, figures side by side, and the curves on one scale.
+
+    A run that goes on is compared as far as it is.
+
+    Example:
+
+        fulmen run compare arithmetic-20260314-101500-x7k2-2-grpo arithmetic-20260314-113000-p3ab-2-grpo
+    """
+    async with connection.open() as client:
+        with working("Reading both runs…"):
+            told = [await _told(client, name) for name in (first, second)]
+    differing = _differing(told[0].facts, told[1].facts)
+    if output is Output.JSON:
+        print_json(_as_json(told, differing))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("", *(each.run.name.removeprefix("trainingRuns/") for each in told)):
+        table.add_column(column, overflow="fold")
+    table.add_row("state", *(enum_word(each.run, "state") for each in told))
+    table.add_row("step", *(f"{each.run.step}/{each.run.step_count}" for each in told))
+    for name, pair in differing.items():
+        table.add_row(Text(name), *(Text(value) for value in pair))
+    table.add_section()
+    for name in sorted(told[0].figures.keys() | told[1].figures.keys()):
+        table.add_row(Text(name), *(_number(each.figures.get(name)) for each in told))
+    console().print(table)
+    if not differing:
+        console().print("Both have the same algorithm, settings and inputs.")
+    for name in _CURVES:
+        _print_curves(name, told)
+
+
+async def _told(client: Client, name: str) -> _Told:
+    full = name if name.startswith("trainingRuns/") else f"trainingRuns/{name}"
+    request = training_run_service_pb2.GetTrainingRunRequest(name=full)
+    run = (await client.training_runs.GetTrainingRun(request)).training_run
+    return _Told(run=run, steps=await _steps(client, run))
+
+
+async def _steps(client: Client, run: training_run_pb2.TrainingRun) -> list[training_run_pb2.StepMetrics]:
+    """Reads the run's events up to where it was, and waits for no more."""
+    steps: list[training_run_pb2.StepMetrics] = []
+    stream = client.training_runs.WatchTrainingRun(training_run_service_pb2.WatchTrainingRunRequest(name=run.name))
+    try:
+        async with asyncio.timeout(IDLE_LIMIT_S):
+            async for answer in stream:
+                event = answer.event
+                if event.HasField("step"):
+                    steps.append(event.step)
+                if event.HasField("run") and event.run.state in FINAL_STATES:
+                    break
+                if run.state not in FINAL_STATES and event.HasField("step") and event.step.step >= run.step:
+                    break
+    except TimeoutError:
+        pass  # It has not come to its first step.
+    finally:
+        stream.cancel()
+    return steps
+
+
+def _differing(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    names = [*first, *(name for name in second if name not in first)]
+    pairs = {name: (first.get(name, "–"), second.get(name, "–")) for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _print_curves(name: str, told: Sequence[_Told]) -> None:
+    curves = [each.curve(name) for each in told]
+    values = [value for curve in curves for _, value in curve if math.isfinite(value)]
+    if not values:
+        return
+    low, high = min(values), max(values)
+    last_step = max(step for curve in curves for step, _ in curve)
+    console().print(Text(f"\n{name}: {low:g} to {high:g} over {last_step} steps", style="bold"))
+    for curve in curves:
+        console().print(Text(_drawn(curve, low=low, high=high, last_step=last_step)), soft_wrap=True)
+
+
+def _drawn(curve: Sequence[tuple[int, float]], *, low: float, high: float, last_step: int) -> str:
+    """Draws a curve as a row of bars: the mean of what each column holds, a dot where it holds nothing."""
+    width = min(CURVE_WIDTH, last_step + 1)
+    columns: list[list[float]] = [[] for _ in range(width)]
+    for step, value in curve:
+        if math.isfinite(value):
+            columns[min(width - 1, step * width // (last_step + 1))].append(value)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((sum(column) / len(column) - low) * scale)] if column else "·" for column in columns)
+
+
+def _number(value: float | None) -> Text:
+    return Text("–" if value is None else f"{value:g}")
+
+
+def _as_json(told: Sequence[_Told], differing: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
+    return {
+        "runs": [each.run.name for each in told],
+        "states": [enum_word(each.run, "state") for each in told],
+        "differing": {name: list(pair) for name, pair in differing.items()},
+        "figures": [each.figures for each in told],
+        "curves": [{name: each.curve(name) for name in _CURVES if each.curve(name)} for each in told],
+    }

@@ -1,0 +1,89 @@
+"""`fulmen doctor`: each check fails on what it is there for, and says what to do."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fulmen.cli import doctor_checks as checks
+from fulmen.cli.main import app
+from fulmen.local.record import StackRecord, StackState
+
+NOW = datetime.datetime(2026, 5, 1, 12, tzinfo=datetime.UTC)
+
+
+def record(*, version: str = "0.1.0", started_at: str = "2026-05-01T11:00:00+00:00") -> StackRecord:
+    return StackRecord(
+        state=StackState.READY,
+        supervisor_pid=1,
+        version=version,
+        targets={},
+        client_token_file="",
+        services=(),
+        started_at=started_at,
+        message="",
+    )
+
+
+def test_everything_is_reported_as_json_too_with_what_to_do(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["doctor", "--output", "json", "--state-dir", str(tmp_path)])
+
+    found = {each["what"]: each for each in json.loads(result.stdout)}
+    looked_at = {"python", "versions", "disk", "memory", "clock", "ports", "stack", "tracing", "docker", "node", "gpu"}
+    assert looked_at <= found.keys()
+    assert found["stack"]["advice"] == "Start one with `fulmen up`."
+    assert all(each["advice"] for each in found.values() if each["ok"] is False)
+
+
+def test_little_memory_is_a_failure(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 9 kB\nMemAvailable:     100000 kB\n")
+
+    assert checks.memory(meminfo).ok is False
+    assert checks.memory(tmp_path / "none").ok is None
+
+
+@pytest.mark.parametrize(
+    ("now", "started_at", "ok"),
+    [
+        (NOW, "2026-05-01T11:00:00+00:00", True),
+        (NOW, "2026-05-01T13:00:00+00:00", False),  # The stack was started in what is now the future.
+        (datetime.datetime(1970, 1, 2, tzinfo=datetime.UTC), "1970-01-01T00:00:00+00:00", False),
+    ],
+)
+def test_a_clock_that_cannot_be_right_is_a_failure(now: datetime.datetime, started_at: str, ok: bool) -> None:
+    assert checks.clock(record(started_at=started_at), now).ok is ok
+
+
+def test_a_stack_of_another_release_is_a_failure() -> None:
+    assert checks.stack_version(record()).ok is True
+    older = checks.stack_version(record(version="0.0.9"))
+    assert older.ok is False
+    assert "fulmen down && fulmen up" in older.advice
+
+
+def test_a_docker_engine_is_found_where_docker_host_says(short_tmp_path: Path) -> None:
+    path = str(short_tmp_path / "d.sock")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nApi-Version: 1.47\r\nContent-Length: 2\r\n\r\nOK")
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        found = checks.docker({"DOCKER_HOST": f"unix://{path}"})
+        thread.join(10)
+
+    assert (found.ok, "1.47" in found.text) == (True, True)
+    assert checks.docker({"DOCKER_HOST": f"unix://{path}.none"}).ok is None
