@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TypeVar
 
+import aiohttp
 import pytest
 
 from fulmen.client import Client, Targets, connect
@@ -166,9 +168,20 @@ async def test_runners_come_with_the_queue_and_go_when_their_work_is_done(stack:
 
 
 async def _the_command_line_shows_and_sets_it(stack: Stack) -> None:
+    await until(stack.record_if(lambda one: one.fleet.startswith("auto 1-2: 2 there, 2 wanted")))
     status = json.loads(await fulmen(stack, "status", "--output", "json"))
     assert status["healthy"]
     assert status["record"]["fleet"].startswith("auto 1-2: 2 there, 2 wanted")
+    store = next(each for each in status["record"]["services"] if each["name"] == "store")
+    async with (
+        aiohttp.ClientSession() as http,
+        http.get(f"http://127.0.0.1:{store['ports']['store_metrics']}/metrics") as page,
+    ):
+        figures = await page.text()
+    running = re.search(r'^fulmen_store_demand_running\{.*project="projects/default".*\} (\S+)$', figures, re.MULTILINE)
+    assert running is not None, figures
+    assert float(running[1]) > 0
+    assert "fulmen_store_demand_predicted_work_seconds{" in figures
     one = json.loads(await fulmen(stack, "runner", "status", "runner-2", "--output", "json"))
     assert (one["slot_count"], len(one["running"])) == (2, 2)
     # By its session, which the store knows the address of.

@@ -53,14 +53,14 @@ async def runners(connection: Connection, output: OutputOption = Output.TABLE) -
 
 
 def _slots(runner: runner_registry_service_pb2.Runner) -> str:
-    """Writes how many slots are in use, how many there are now and, if the runner decides that, may be: `12/40 (auto, at most 512)`."""
+    """Writes the slots in use, those that there are and, if that differs, may be: `12/40 (auto, at most 512)`."""
     if not runner.load.HasField("slots"):
         return str(runner.info.slot_count)
     slots = runner.load.slots
     text = f"{slots.in_use_count}/{slots.limit_count}"
     if slots.automatic:
         return f"{text} (auto, at most {slots.configured_count})"
-    return text if slots.limit_count == slots.configured_count else f"{text} (set to {slots.configured_count})"
+    return text if slots.limit_count == slots.configured_count else f"{text} (setting: {slots.configured_count})"
 
 
 def _load(load: lease_pb2.RunnerLoad) -> str:
