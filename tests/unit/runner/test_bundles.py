@@ -65,6 +65,11 @@ def test_unsafe_or_broken_archives_leave_nothing(tmp_path: Path, data: bytes) ->
     assert [path.name for path in tmp_path.iterdir()] == ["work"]
 
 
+def test_attempts_cannot_write_to_the_bundle_that_they_share(tmp_path: Path) -> None:
+    directory = unpack_bundle(archive(file("agent.py", b"1"), file("lib/helper.py", b"2")), "abc", tmp_path)
+    assert [path.stat().st_mode & 0o222 for path in (directory, *directory.rglob("*"))] == [0, 0, 0, 0]
+
+
 def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundles, "MAX_UNPACKED_BYTES", 1000)
     with pytest.raises(AgentFailed, match="1000 bytes"):

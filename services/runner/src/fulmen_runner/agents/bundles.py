@@ -2,6 +2,7 @@
 
 Invariant: a bundle's directory appears whole or not at all, and holds nothing from outside of its archive: links and
 names that lead elsewhere, devices and permissions beyond reading are refused by tarfile's `data` filter (PEP 706).
+Attempts share it: nothing in it can be written to (by root it can).
 """
 
 import io
@@ -13,6 +14,9 @@ from fulmen_runner.domain.errors import AgentFailed
 
 MAX_UNPACKED_BYTES = 256 * 1024 * 1024
 MAX_MEMBERS = 20_000
+
+_READ_ONLY_DIRECTORY = 0o555
+_WRITABLE = 0o222
 
 
 def unpack_bundle(archive: bytes, sha256_hex: str, work_dir: Path) -> Path:
@@ -33,13 +37,23 @@ def unpack_bundle(archive: bytes, sha256_hex: str, work_dir: Path) -> Path:
             _extract(archive, inside)
         except (tarfile.TarError, EOFError, OSError) as error:
             raise AgentFailed(f"The agent's bundle cannot be unpacked: {error}") from None
+        _protect(inside)
         try:
             inside.rename(target)
+            # Only now: a directory that cannot be written to cannot be moved.
+            target.chmod(_READ_ONLY_DIRECTORY)
         except OSError:
             # Another attempt was faster; the content is the same.
             if not target.is_dir():
                 raise
     return target
+
+
+def _protect(directory: Path) -> None:
+    """Takes the right to write to what is in a directory from everybody."""
+    for path in directory.rglob("*"):
+        if not path.is_symlink():
+            path.chmod(path.stat().st_mode & ~_WRITABLE)
 
 
 def _extract(archive: bytes, directory: Path) -> None:

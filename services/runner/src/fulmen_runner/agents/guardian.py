@@ -19,7 +19,7 @@ from pathlib import Path
 
 import structlog
 
-from fulmen_runner.agents.guardian_main import MAX_FILES, MESSAGE_BYTES
+from fulmen_runner.agents.guardian_main import LENGTH_BYTES, MAX_FILES
 from fulmen_runner.agents.limits import LimitKeeper
 
 START_DEADLINE_S = 30.0
@@ -28,6 +28,7 @@ START_DEADLINE_S = 30.0
 _SCRIPT = Path(__file__).with_name("guardian_main.py")
 _EXIT_DEADLINE_S = 5.0
 _RETRY_PAUSE_S = 0.01
+_START = b"*"
 _STARTING_AT_ONCE = 32
 """File descriptors on their way count against the limit of open files."""
 
@@ -99,7 +100,6 @@ class Guardian:
         self.limits = LimitKeeper()
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
-        self._groups: set[int] = set()
         self._starting = asyncio.Semaphore(_STARTING_AT_ONCE)
 
     async def start(
@@ -128,16 +128,6 @@ class Guardian:
             ours.close()
             raise
 
-    def watch(self, group: int) -> None:
-        """Has a process group that others started killed if this process dies."""
-        self._groups.add(group)
-        self._send(b"+%07d" % group)
-
-    def forget(self, group: int) -> None:
-        """Ends the watch: the group is gone."""
-        self._groups.discard(group)
-        self._send(b"-%07d" % group)
-
     async def close(self) -> None:
         """Ends the guardian, which kills what is left."""
         await self.limits.close()
@@ -153,20 +143,16 @@ class Guardian:
     async def _hand_over(self, connection: socket.socket) -> None:
         while True:
             with suppress(BlockingIOError):
-                self._send(b"*" * MESSAGE_BYTES, connection.fileno())
-                return
+                if self._send(connection.fileno()):
+                    return
+                self._restart()
             await asyncio.sleep(_RETRY_PAUSE_S)
 
-    def _send(self, message: bytes, *files: int) -> None:
-        if not self._try_to_send(message, files):
-            self._restart()
-            self._try_to_send(message, files)
-
-    def _try_to_send(self, message: bytes, files: Sequence[int]) -> bool:
+    def _send(self, file: int) -> bool:
         if self._socket is None or self._process is None:
             return False
         try:
-            socket.send_fds(self._socket, [message], files)
+            socket.send_fds(self._socket, [_START], [file])
         except (BrokenPipeError, ConnectionResetError):
             _log.warning("guardian_died", pid=self._process.pid)
             return False
@@ -186,8 +172,6 @@ class Guardian:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        for group in self._groups:
-            self._try_to_send(b"+%07d" % group, ())
 
     def _disconnect(self) -> None:
         if self._socket is not None:
@@ -198,7 +182,7 @@ class Guardian:
 async def _start(connection: socket.socket, request: bytes, files: Sequence[int]) -> Kept:
     connection.setblocking(False)
     # The first thing on a new connection: there is room for it.
-    socket.send_fds(connection, [len(request).to_bytes(MESSAGE_BYTES, "big")], files)
+    socket.send_fds(connection, [len(request).to_bytes(LENGTH_BYTES, "big")], files)
     reader, writer = await asyncio.open_unix_connection(sock=connection)
     try:
         writer.write(request)

@@ -6,8 +6,7 @@ its own parent ends, and is killed like one that stayed. A keeper works until no
 to kill when the command ends, when it is told to, and when its connection to the runner closes, which it does when
 the runner is gone for whatever reason. What outlives a keeper that is killed comes to the guardian, which kills it.
 
-Messages to the guardian have eight bytes: `*` with a keeper's connection as file descriptor; `+<group>` and
-`-<group>` to watch and to forget a process group that others started, which is killed when the runner is gone.
+A message to the guardian is one byte with a keeper's connection as file descriptor.
 To a keeper: a length of eight bytes, with the command's file descriptors from 0 on; that many bytes of JSON; then `T` to
 send the group SIGTERM, `K` to kill all. From a keeper: the lines `failed <errno>`, or `started <keeper> <group>` and later
 `exited <code>`, where a negative code is a signal; its connection closes when nothing is left.
@@ -24,7 +23,7 @@ import sys
 from pathlib import Path
 
 MAX_FILES = 16
-MESSAGE_BYTES = 8
+LENGTH_BYTES = 8
 KILL_PAUSE_S = 0.02
 OOM_SCORE = b"500"
 """Commands go before the runner when the machine's memory ends (0 to 1000)."""
@@ -42,27 +41,31 @@ _LINUX = sys.platform == "linux"
 
 def main() -> None:
     """Serves until the runner is gone and all keepers are done."""
-    runner = socket.socket(fileno=os.dup(0))
+    runner = _connection()
     wake = _begin()
     keepers: set[int] = set()
-    groups: set[int] = set()
     gc.freeze()
     open_ = True
     while open_ or keepers or _children():
         ready, _, _ = select.select([wake, runner] if open_ else [wake], [], [])
         if runner in ready:
-            message, files, _, _ = socket.recv_fds(runner, MESSAGE_BYTES, 1)
+            _, files, _, _ = socket.recv_fds(runner, 1, 1)
             if files:
                 _fork_keeper(files[0], keepers, (runner, wake))
-            elif message:
-                (groups.add if message[:1] == b"+" else groups.discard)(int(message[1:]))
             else:
                 open_ = False
         if wake in ready:
             wake.recv(4096)
             _reap_keepers(keepers)
-    for group in groups:
-        _signal_group(group, signal.SIGKILL)
+
+
+def _connection() -> socket.socket:
+    """Moves the connection to the runner away from standard input, which keepers would keep open."""
+    runner = socket.socket(fileno=os.dup(0))
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return runner
 
 
 def _begin() -> socket.socket:
@@ -191,7 +194,7 @@ class _Keeper:
 
 def _receive(runner: socket.socket) -> tuple[Request, list[int]]:
     """Returns a command and its files; no files if the runner is gone."""
-    header, files, _, _ = socket.recv_fds(runner, MESSAGE_BYTES, MAX_FILES)
+    header, files, _, _ = socket.recv_fds(runner, LENGTH_BYTES, MAX_FILES)
     for each in files:
         os.set_inheritable(each, False)
     if not header:

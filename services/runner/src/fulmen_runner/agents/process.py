@@ -24,9 +24,6 @@ TERMINATE_GRACE_S = 2.0
 PIPE_DEADLINE_S = 1.0
 """How long output is awaited after the group was killed: a process outside the group may hold the pipe."""
 
-# The program waits for a line that comes once the guardian knows its group; if the runner dies before that, the input
-# ends and the program never starts. `read` takes the line and nothing after it.
-GATE = ("/bin/sh", "-c", 'read -r _ && exec "$@"', "sh")
 _STDOUT, _STDERR = 1, 2
 
 _STDERR_TOLD_BYTES = MAX_MESSAGE_BYTES - 1024
@@ -210,32 +207,16 @@ class Process:
         )
 
 
-async def end_group(group: int, watch: "Watch") -> None:
-    """Ends a process group: SIGTERM unless its leader has ended, then SIGKILL."""
-    if not watch.exited.done() and not watch.flooded.done():
-        _signal_group(group, signal.SIGTERM)
-        await asyncio.wait((watch.exited,), timeout=TERMINATE_GRACE_S)
-    # Also after a good end: what the program left behind in its group goes with it.
-    _signal_group(group, signal.SIGKILL)
-    await asyncio.wait((watch.exited,), timeout=TERMINATE_GRACE_S)
+class Watch:
+    """Keeps the end of the output.
 
-
-def _signal_group(group: int, number: signal.Signals) -> None:
-    try:
-        os.killpg(group, number)
-    except ProcessLookupError:
-        return
-    except PermissionError:
-        # macOS says so of a group that holds only a zombie.
-        return
-
-
-class Watch(asyncio.SubprocessProtocol):
-    """Keeps the end of the output and knows when the process has ended."""
+    Attributes:
+        closed: Done when nobody can write any more.
+        flooded: Done when more was written than is allowed.
+    """
 
     def __init__(self, limits: ProcessLimits) -> None:
         loop = asyncio.get_running_loop()
-        self.exited: asyncio.Future[None] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
         self.flooded: asyncio.Future[None] = loop.create_future()
         self._kept = {_STDOUT: limits.stdout_kept_bytes, _STDERR: limits.stderr_kept_bytes}
@@ -254,7 +235,8 @@ class Watch(asyncio.SubprocessProtocol):
         """Returns the end of a stream."""
         return bytes(self._buffers[fd][-self._kept[fd] :])
 
-    def pipe_data_received(self, fd: int, data: bytes) -> None:
+    def add(self, fd: int, data: bytes) -> None:
+        """Takes output."""
         self._seen += len(data)
         if self._seen > self._allowed and not self.flooded.done():
             self.flooded.set_result(None)
@@ -263,17 +245,10 @@ class Watch(asyncio.SubprocessProtocol):
         if len(buffer) > 2 * self._kept[fd]:
             del buffer[: -self._kept[fd]]
 
-    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+    def close(self, fd: int) -> None:
+        """Notes the end of a stream."""
         self._open.discard(fd)
         if not self._open and not self.closed.done():
-            self.closed.set_result(None)
-
-    def process_exited(self) -> None:
-        if not self.exited.done():
-            self.exited.set_result(None)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self.closed.done():
             self.closed.set_result(None)
 
 
@@ -284,10 +259,10 @@ class _Stream(asyncio.Protocol):
         self._watch, self._fd = watch, fd
 
     def data_received(self, data: bytes) -> None:
-        self._watch.pipe_data_received(self._fd, data)
+        self._watch.add(self._fd, data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._watch.pipe_connection_lost(self._fd, exc)
+        self._watch.close(self._fd)
 
 
 def _taken(pipe: FileIO) -> FileIO:
