@@ -29,7 +29,7 @@ demo: setup ## Trains a small model on arithmetic through the four services, on 
 test: setup $(NODE_READY) ## Runs every test but those of test-frameworks
 	@tools/test.sh
 
-test-frameworks: setup ## Runs LangChain, AutoGen, CrewAI and others against the proxy (1.2 GB in .venv-frameworks)
+test-frameworks: setup $(NODE_READY) ## Runs agents on LangChain, AutoGen, CrewAI and others, as they are (1.3 GB in .venv-frameworks)
 	@tools/framework_envs.sh
 	OMP_NUM_THREADS=1 $(PYTHON_BIN)/python -m pytest -n 2 tests/frameworks
 

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from importlib import import_module
 from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, PackagePath, distribution, entry_points
 from importlib.util import find_spec
 from types import ModuleType
@@ -161,20 +162,24 @@ def _switch_on(entry: EntryPoint, provider: Callable[[], TracerProvider] | None)
             return str(conflict)
         given = {} if provider is None else {"tracer_provider": provider()}
         instrumentor.instrument(skip_dep_check=True, **given)
+        _settle(_normal(entry.name), instrumentor)
     except Exception as error:  # noqa: BLE001  # Foreign code against a framework of any version.
         return f"{type(error).__name__}: {error}"
-    _call_in_place(instrumentor)
     return ""
 
 
-def _call_in_place(instrumentor: object) -> None:
-    """Has LangChain call its tracer where the run is, not in another thread, as it does LangChain's own tracer.
+def _settle(name: str, instrumentor: object) -> None:
+    """Sets what two instrumentors need beside being switched on.
 
-    Only there can a span become current (`current_spans`); it is faster, too.
+    LangChain calls its tracer where the run is, not in another thread, as it does LangChain's own tracer: only there can
+    a span become current (`current_spans`). OpenAI's Agents SDK traces again where a variable had switched that off: the
+    instrumentor has taken the place of the exporter to OpenAI, for whose sake it was.
     """
     tracer: Any = getattr(instrumentor, "_tracer", None)
     if tracer is not None and hasattr(tracer, "run_inline"):
         tracer.run_inline = True
+    if name == "openai_agents":
+        import_module("agents").set_tracing_disabled(disabled=False)
 
 
 def _distribution_of(entry: EntryPoint) -> str:

@@ -1,0 +1,52 @@
+"""An agent on OpenAI's Python SDK: it answers with the help of a calculator.
+
+By hand: echo '{"question": "What is 6 times 7, and what is 8 times 9?"}' | python openai_agent.py
+"""
+
+import asyncio
+import json
+import os
+import sys
+
+from openai import AsyncOpenAI
+
+MODEL = os.environ.get("AGENT_MODEL", "gpt-4.1-mini")
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "calculator",
+            "description": "Multiplies two numbers below 100.",
+            "parameters": {
+                "type": "object",
+                "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+                "required": ["a", "b"],
+            },
+        },
+    }
+]
+
+client = AsyncOpenAI()
+
+
+def calculator(a: int, b: int) -> int:
+    if max(a, b) >= 100:
+        raise ValueError("the calculator takes numbers below 100")
+    return a * b
+
+
+async def solve(task):
+    messages = [{"role": "user", "content": task["question"]}]
+    while True:
+        completion = await client.chat.completions.create(model=MODEL, messages=messages, tools=TOOLS)
+        message = completion.choices[0].message
+        if not message.tool_calls:
+            return message.content
+        messages.append(message.model_dump(exclude_none=True))
+        for call in message.tool_calls:
+            product = calculator(**json.loads(call.function.arguments))
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": str(product)})
+
+
+if __name__ == "__main__":
+    print(asyncio.run(solve(json.load(sys.stdin))))
