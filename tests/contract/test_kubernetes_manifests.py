@@ -26,6 +26,7 @@ def order(**changes: object) -> JobOrder:
         "attempt": "rollouts/a/attempts/1",
         "owner": Owner(host="here", process="1-1-1"),
         "variables": {"OPENAI_API_KEY": KEY, "DATABASE_URL": "the runner's"},
+        "defaults": {"QUIET": "1", "DATABASE_URL": "no"},
         "input": b'{"difficulty": "hard"}',
         "timeout_s": 60.0,
         "ttl_s": 600,
@@ -52,7 +53,7 @@ def test_what_the_runner_makes_of_the_example_is_valid(repository_root: Path) ->
     assert KEY not in json.dumps(job)
     [agent] = job["spec"]["template"]["spec"]["containers"]
     assert agent["command"][-3:] == ["/fulmen/input/task", "--difficulty", "hard"]
-    assert [each["name"] for each in agent["env"]] == ["OPENAI_API_KEY", "DATABASE_URL"]
+    assert [each["name"] for each in agent["env"]] == ["QUIET", "OPENAI_API_KEY", "DATABASE_URL"]
     # Its own limits stay, unless its publisher asks for others in the specification.
     assert agent["resources"]["limits"] == {"cpu": "1", "memory": "1Gi"}
     asked = Limits(memory_bytes=1 << 29)

@@ -98,7 +98,7 @@ CASES = {
     "a signal": Case(
         script="import os; os.kill(os.getpid(), 11)", kind="AGENT_ERROR", says="signal 11"
     ),
-    "no reward": Case(script="print('done')", kind="REWARD_MISSING", says="has no reward"),
+    "no reward": Case(script="print('done')", kind="REWARD_MISSING", says="ended well"),
     "memory": Case(
         script=HOG, limits=Limits(memory_bytes=64 * MEBIBYTE), kind="AGENT_ERROR", says="its 67108864 bytes of memory"
     ),

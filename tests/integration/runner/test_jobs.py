@@ -85,7 +85,7 @@ CASES = {
         template=template("import sys; sys.exit('gone wrong')"), kind="AGENT_ERROR", says=("status 1.\ngone wrong",)
     ),
     "a signal": Case(template=template("import os; os.kill(os.getpid(), 11)"), kind="AGENT_ERROR", says=("signal 11",)),
-    "no reward": Case(template=template("print('done')"), kind="REWARD_MISSING", says=("no reward",)),
+    "no reward": Case(template=template("print('done')"), kind="REWARD_MISSING", says=("ended well",)),
     "a secret in the log": Case(
         template=template("import os, sys; sys.exit(os.environ['OPENAI_API_KEY'])"),
         kind="AGENT_ERROR",

@@ -26,6 +26,11 @@ class ContainerSettings(ServiceSettings):
     container_otlp_url: str = Field(
         default="", description="Where containers send spans, OTLP over gRPC. Empty means agents_otlp_url."
     )
+    container_otlp_http_url: str = Field(
+        default="",
+        pattern=r"^(https?://[^/]+/?)?$",
+        description="The same over HTTP. Empty means agents_otlp_http_url, or none if container_otlp_url is set.",
+    )
     container_networks: str = Field(
         default="bridge",
         min_length=1,

@@ -3,7 +3,7 @@
 import asyncio
 import importlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,15 +100,17 @@ def _containers(settings: RunnerSettings, endpoints: Endpoints) -> ContainerHost
         )
     tls = os.environ.get("DOCKER_TLS_VERIFY", "") not in ("", "0") and not address.startswith("unix://")
     certificates = Path(os.environ.get("DOCKER_CERT_PATH", "") or Path.home() / ".docker")
+    reached = _reached(
+        endpoints,
+        llm_proxy_url=settings.container_llm_proxy_url,
+        otlp_url=settings.container_otlp_url,
+        otlp_http_url=settings.container_otlp_http_url,
+    )
     return ContainerHost(
         engine=DockerEngine(address, tls_dir=certificates if tls else None),
         owner=Owner.this_process(settings.runner_host),
-        endpoints=replace(
-            endpoints,
-            llm_proxy_url=settings.container_llm_proxy_url or endpoints.llm_proxy_url,
-            otlp_url=settings.container_otlp_url or endpoints.otlp_url,
-        ),
-        inherited=container_environment(_names(settings)),
+        endpoints=reached,
+        inherited=container_environment(split(settings.inherit_environment), reached),
         networks=split(settings.container_networks),
         pull=settings.container_pull,
         capabilities=split(settings.container_capabilities),
@@ -138,10 +140,11 @@ async def _jobs(settings: RunnerSettings, endpoints: Endpoints) -> JobHost:
             in_cluster=not kubeconfig(settings),
         ),
         owner=Owner.this_process(settings.runner_host),
-        endpoints=replace(
+        endpoints=_reached(
             endpoints,
-            llm_proxy_url=settings.job_llm_proxy_url or endpoints.llm_proxy_url,
-            otlp_url=settings.job_otlp_url or endpoints.otlp_url,
+            llm_proxy_url=settings.job_llm_proxy_url,
+            otlp_url=settings.job_otlp_url,
+            otlp_http_url=settings.job_otlp_http_url,
         ),
         host_access=settings.job_host_access,
         limits=Limits(memory_bytes=settings.job_memory_bytes, cpu_count=settings.job_cpu_count),
@@ -151,5 +154,13 @@ async def _jobs(settings: RunnerSettings, endpoints: Endpoints) -> JobHost:
     )
 
 
-def _names(settings: RunnerSettings) -> Sequence[str]:
-    return split(settings.inherit_environment)
+def _reached(endpoints: Endpoints, *, llm_proxy_url: str, otlp_url: str, otlp_http_url: str) -> Endpoints:
+    """Returns the endpoints as agents elsewhere reach them; an empty address is that of agents on this machine."""
+    # With the store at another address for them, its HTTP port is not where it is for others.
+    same_store = endpoints.otlp_http_url if not otlp_url else ""
+    return replace(
+        endpoints,
+        llm_proxy_url=llm_proxy_url or endpoints.llm_proxy_url,
+        otlp_url=otlp_url or endpoints.otlp_url,
+        otlp_http_url=otlp_http_url or same_store,
+    )

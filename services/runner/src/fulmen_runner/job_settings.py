@@ -28,6 +28,11 @@ class JobSettings(ServiceSettings):
     job_otlp_url: str = Field(
         default="", description="Where pods send spans, OTLP over gRPC. Empty means agents_otlp_url."
     )
+    job_otlp_http_url: str = Field(
+        default="",
+        pattern=r"^(https?://[^/]+/?)?$",
+        description="The same over HTTP. Empty means agents_otlp_http_url, or none if job_otlp_url is set.",
+    )
     job_host_access: bool = Field(
         default=False,
         description="Whether templates may use the node: hostPath, hostNetwork, hostPID, hostIPC, privileged.",

@@ -19,14 +19,15 @@ from fulmen_runner.agents.container_files import (
     ROOT,
     TASK_FILE,
     WORK_DIR,
+    WORK_DIR_VARIABLE,
     attempt_archive,
     bundle_archive,
 )
-from fulmen_runner.agents.environment import Endpoints
+from fulmen_runner.agents.environment import QUIET, Endpoints, network_environment
 from fulmen_runner.agents.limits_granted import granted
 from fulmen_runner.agents.ownership import Owner, deadline_of
 from fulmen_runner.agents.specification import ContainerTarget, Limits
-from fulmen_runner.agents.templates import expand, placeholders_of
+from fulmen_runner.agents.templates import expand, expanded_variables, placeholders_of
 from fulmen_runner.agents.threads import run_in_thread
 from fulmen_runner.clients.container_order import ContainerEnd, ContainerOrder, PullPolicy
 from fulmen_runner.domain.errors import AgentFailed, HostUnavailable
@@ -174,12 +175,13 @@ class ContainerAgent:
         """Returns the container as the engine's API takes it (Docker Engine API 1.41, `ContainerCreate`)."""
         work, host = invocation.work, self.host
         placeholders = placeholders_of(invocation, task_file=TASK_FILE, work_dir=WORK_DIR)
-        arguments = {f"argv[{index}]": argument for index, argument in enumerate(self.target.argv)}
+        arguments = {f"argument {number}": argument for number, argument in enumerate(self.target.argv)}
         argv = list(expand(arguments, placeholders).values())
         variables = {
             **host.inherited,
-            **expand(self.environment, placeholders),
+            **expanded_variables(self.environment, placeholders),
             **host.endpoints.attempt_environment(work),
+            WORK_DIR_VARIABLE: WORK_DIR,
             REWARDS_FILE_VARIABLE: REWARDS_FILE,
         }
         config: dict[str, Any] = {
@@ -238,9 +240,15 @@ class ContainerAgent:
             raise AgentFailed(f"The container exited with status {end.exit_code}.\n{end.stderr}".rstrip())
 
 
-def container_environment(extra: Sequence[str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Returns the variables of the runner that containers get: those of the network, and `extra`."""
-    return {name: environ[name] for name in (*NETWORK_VARIABLES, *extra) if name in environ}
+def container_environment(
+    extra: Sequence[str], endpoints: Endpoints, environ: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """Returns the variables of the runner that containers get: those of the network, what keeps frameworks quiet, and
+    `extra`.
+    """
+    names = (*NETWORK_VARIABLES, *QUIET, *extra)
+    found = {name: environ[name] for name in names if name in environ}
+    return QUIET | found | network_environment(endpoints, environ)
 
 
 def _emit(invocation: Invocation, statements: bytes) -> None:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from fulmen_runner.agents.environment import Endpoints
+from fulmen_runner.agents.container_files import WORK_DIR_VARIABLE
+from fulmen_runner.agents.environment import QUIET, Endpoints
 from fulmen_runner.agents.job_manifest import (
     DEADLINE_ANNOTATION,
     HOST_ANNOTATION,
@@ -34,7 +35,7 @@ from fulmen_runner.agents.job_verdict import Ended, Lost, Patience, Refused, Too
 from fulmen_runner.agents.limits_granted import granted
 from fulmen_runner.agents.ownership import Owner, deadline_of
 from fulmen_runner.agents.specification import JobTarget, Limits
-from fulmen_runner.agents.templates import expand, placeholders_of
+from fulmen_runner.agents.templates import expanded_variables, placeholders_of
 from fulmen_runner.agents.threads import run_in_thread
 from fulmen_runner.domain.errors import AgentFailed, AgentTimedOut, HostUnavailable
 from fulmen_runner.domain.outcome import MAX_OUTPUT_BYTES
@@ -169,7 +170,7 @@ class JobAgent:
         if len(invocation.work.input) > MAX_INPUT_BYTES:
             raise AgentFailed(f"The rollout's input is larger than the {MAX_INPUT_BYTES} bytes that a Job can get.")
         placeholders = placeholders_of(invocation, task_file=TASK_FILE, work_dir=WORK_DIR)
-        order = self._order(invocation, expand(self.environment, placeholders))
+        order = self._order(invocation, expanded_variables(self.environment, placeholders))
         job = job_of(self.template, placeholders, order)
         try:
             await self.host.cluster.create_secret(secret_of(order))
@@ -191,7 +192,8 @@ class JobAgent:
             rollout_id=rollout_id,
             attempt=work.attempt,
             owner=host.owner,
-            variables={**environment, **host.endpoints.attempt_environment(work)},
+            variables={**environment, **host.endpoints.attempt_environment(work), WORK_DIR_VARIABLE: WORK_DIR},
+            defaults=QUIET,
             input=work.input,
             timeout_s=work.timeout_s,
             ttl_s=host.ttl_s,

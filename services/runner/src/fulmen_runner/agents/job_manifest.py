@@ -46,6 +46,7 @@ class JobOrder:
     Attributes:
         name: Of the Job and the Secret.
         variables: The agent's environment; secret.
+        defaults: Variables that the template may set otherwise.
         input: The task.
         timeout_s: The attempt's time.
         ttl_s: When the cluster deletes the Job after its end.
@@ -59,6 +60,7 @@ class JobOrder:
     attempt: str
     owner: Owner
     variables: Mapping[str, str] = field(repr=False)
+    defaults: Mapping[str, str]
     input: bytes = field(repr=False)
     timeout_s: float
     ttl_s: int
@@ -129,8 +131,11 @@ def owner_patch(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _complete_agent(agent: dict[str, Any], order: JobOrder) -> None:
+    given = [each for each in agent.get("env") or [] if each.get("name") not in order.variables]
+    named = {each.get("name") for each in given} | order.variables.keys()
     agent["env"] = [
-        *(each for each in agent.get("env") or [] if each.get("name") not in order.variables),
+        *({"name": name, "value": value} for name, value in order.defaults.items() if name not in named),
+        *given,
         *({"name": name, "valueFrom": {"secretKeyRef": {"name": order.name, "key": name}}} for name in order.variables),
     ]
     agent["volumeMounts"] = [

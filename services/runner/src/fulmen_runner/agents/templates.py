@@ -88,6 +88,12 @@ def expand(templates: Mapping[str, str], placeholders: Placeholders) -> dict[str
     return expanded
 
 
+def expanded_variables(templates: Mapping[str, str], placeholders: Placeholders) -> dict[str, str]:
+    """Expands the values of an environment. Raises AgentFailed."""
+    labels = {f"environment {name}": template for name, template in templates.items()}
+    return dict(zip(templates, expand(labels, placeholders).values(), strict=True))
+
+
 def escaped(text: str) -> str:
     """Returns a template that expands to a text."""
     return text.replace("{", "{{").replace("}", "}}")
