@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from fulmen.runner.v1.agent_spec_pb2 import ISOLATION_PROCESS
 from tests.frameworks.traced import OWN_PYTHON, Node, Stage, Traced, a_stage, asked
 from tests.frameworks.world import ROOT
 from tests.support.backend import prompt_ids_of
@@ -201,7 +202,9 @@ async def test_what_is_captured_is_what_the_program_did(stage: Stage, environmen
 def ways_to_run(program: str) -> list[tuple[dict[str, Any], str]]:
     inside: dict[str, Any] = {"python": f"{program}_agent.py:solve"}
     command: dict[str, Any] = {"command": ("python", f"{program}_agent.py")}
-    return [(dict(inside), QUESTION), (dict(inside), HARD_QUESTION), (dict(command), QUESTION)]
+    ways = [(dict(inside), QUESTION), (dict(inside), HARD_QUESTION), (dict(command), QUESTION)]
+    # Once is enough: a child of the runner is set up as the runner is.
+    return [*ways, ({**inside, "isolation": ISOLATION_PROCESS}, QUESTION)] if program == "openai" else ways
 
 
 def check_success(example: Example, run: Traced) -> None:
