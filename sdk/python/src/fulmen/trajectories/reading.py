@@ -50,11 +50,16 @@ def read_attempt(chunks: Iterable[SpanChunk]) -> AttemptSpans:
     for chunk in chunks:
         for record in SpanBatch.FromString(_decompressed(chunk)).spans:
             span = Span.FromString(record.otlp_span)
-            tree.add(span, record.otlp_span)
-            if record.model_call:
+            # Every access to a field of bytes copies it.
+            is_recorded = bool(record.model_call)
+            is_call = is_recorded or record.scope == PROXY_SCOPE
+            tree.add(span, record.otlp_span, is_call=is_call)
+            if is_recorded:
                 recorded[span.span_id] = record, span
-            elif record.scope == PROXY_SCOPE and span.status.code == Status.STATUS_CODE_ERROR:
+            elif is_call and span.status.code == Status.STATUS_CODE_ERROR:
                 failed[span.span_id] = span
+    for _, span in recorded.values():
+        tree.put_below_client(span)
     calls = [_named(read_model_call(record, span=span), tree) for record, span in recorded.values()]
     calls.sort(key=lambda call: (call.start_time_ns, call.choice, call.span_id))
     return AttemptSpans(calls=tuple(calls), failed=tuple(failed.values()), tree=tree)

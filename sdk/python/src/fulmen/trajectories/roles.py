@@ -1,13 +1,13 @@
 """Whose call it was, and of which step: what a span does not say itself, its nearest ancestor that does says for it.
 
-Invariant: the answer depends on the spans alone, not on their order; spans that are each other's parents, which only a
-broken writer makes, end the search.
+Invariants: the answer depends on the spans alone, not on their order; spans that are each other's parents, which only a
+broken writer makes, end the search; nothing is guessed from times.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
@@ -16,7 +16,11 @@ from fulmen.model_call import ModelCall
 
 _T = TypeVar("_T", str, int)
 
+RESPONSE_ID_ATTRIBUTE: Final = "gen_ai.response.id"
+"""Span attribute: the id that the answer of a model call has (OpenTelemetry conventions for generative AI)."""
+
 _AGENT_NAME, _STEP = attributes.AGENT_NAME.encode(), attributes.STEP.encode()
+_RESPONSE_ID = RESPONSE_ID_ATTRIBUTE.encode()
 
 
 class SpanTree:
@@ -27,6 +31,7 @@ class SpanTree:
         self._parents: dict[bytes, bytes] = {}
         self._names: dict[bytes, str] = {}
         self._steps: dict[bytes, int] = {}
+        self._answered: dict[str, list[bytes]] = {}
 
     @classmethod
     def of_calls(cls, calls: Iterable[ModelCall]) -> SpanTree:
@@ -39,23 +44,40 @@ class SpanTree:
         """Tells whether the attempt has such a span."""
         return span_id in self._parents
 
-    def add(self, span: Span, packed: bytes) -> None:
+    def add(self, span: Span, packed: bytes, *, is_call: bool) -> None:
         """Takes a span.
 
         Args:
             span: The span.
             packed: The same, serialised: searching it is many times faster than going through the attributes.
+            is_call: Whether the proxy wrote it for a model call.
         """
         span_id = span.span_id
         self._parents[span_id] = span.parent_span_id
-        if _AGENT_NAME not in packed and _STEP not in packed:
+        if _AGENT_NAME not in packed and _STEP not in packed and (is_call or _RESPONSE_ID not in packed):
             return
         for attribute in span.attributes:
             value = attribute.value
+            if attribute.key == RESPONSE_ID_ATTRIBUTE and not is_call and value.string_value:
+                self._answered.setdefault(value.string_value, []).append(span_id)
             if attribute.key == attributes.AGENT_NAME and value.string_value:
                 self._names[span_id] = value.string_value
-            elif attribute.key == attributes.STEP and value.WhichOneof("value") == "int_value" and value.int_value >= 0:
+            if attribute.key == attributes.STEP and value.WhichOneof("value") == "int_value" and value.int_value >= 0:
                 self._steps[span_id] = value.int_value
+
+    def put_below_client(self, call: Span) -> None:
+        """Puts a call below the agent's own span of the same answer, if the agent's client did not say so itself.
+
+        Such a span has the answer's id (`gen_ai.response.id`). Of several the innermost counts, and of those the one with
+        the smallest id. To be called when all spans are there.
+        """
+        if not self._answered:
+            return
+        answer = next((a.value.string_value for a in call.attributes if a.key == RESPONSE_ID_ATTRIBUTE), "")
+        above = set(self.upward(call.span_id))
+        clients = [each for each in self._answered.get(answer, ()) if call.span_id not in self.upward(each)]
+        if clients and above.isdisjoint(clients):
+            self._parents[call.span_id] = min(clients, key=lambda each: (-len(list(self.upward(each))), each))
 
     def upward(self, span_id: bytes) -> Iterator[bytes]:
         """Yields a span's id and those of its ancestors, nearest first; the last may belong to no stored span."""
