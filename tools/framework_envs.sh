@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes an environment for each agents' framework that the proxy is tested with, or for those that are named:
+# Makes an environment for each agents' framework that Fulmen is tested with, or for those that are named:
 # .venv-frameworks/NAME, of the versions in tools/frameworks/NAME.txt. They want other versions than Fulmen does, and than
 # each other. Does nothing for those that are up to date; two that run at once do the work once.
 # With --lock the versions are resolved anew from tools/frameworks/NAME.in.
