@@ -179,8 +179,7 @@ def run_with_agents_in_main_thread(
 
 def _log_to(path: Path) -> None:
     """Sends the logs of all services to one file: standard error belongs to the debugger."""
-    import structlog  # The services bring it; this package does not.
-
+    structlog = importlib.import_module("structlog")  # The services bring it; this package does not.
     stream = path.open("a", encoding="utf-8", buffering=1)
     structlog.configure(
         processors=[
