@@ -29,6 +29,7 @@ from tests.conformance.runner.stores import DoubleStore
 from tests.integration.llm_proxy.fake_store import FakeStore
 from tests.integration.llm_proxy.harness import MODEL, RunningProxy, running_proxy, target
 from tests.support.backend import JSON, Backend
+from tests.unit.runner.support import tracing_restored
 
 Says = Callable[[JSON], str]
 
@@ -109,7 +110,8 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
     async with FakeStore() as store, Backend() as backend, running_proxy(store.target) as proxy:
         await proxy.register("one", backend.url)
         await proxy.put_route(target("one"))
-        yield World(proxy=proxy, backend=backend, store=store, workspaces=workspaces)
+        with tracing_restored():
+            yield World(proxy=proxy, backend=backend, store=store, workspaces=workspaces)
     workspaces.close()
 
 

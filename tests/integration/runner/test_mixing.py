@@ -35,7 +35,7 @@ from fulmen_runner.domain.program import Invocation, Program
 from fulmen_runner.domain.stragglers import Stragglers
 from fulmen_runner.domain.work import Work
 from fulmen_runner.domain.workspace import Workspaces
-from tests.unit.runner.support import work
+from tests.unit.runner.support import tracing_restored, work
 
 AGENTS_AT_ONCE = 100
 tracer = trace.get_tracer("mixing")
@@ -217,7 +217,8 @@ async def _with_world(workspaces: Workspaces, check: Callable[[World], object]) 
 @pytest.fixture
 def workspaces(tmp_path_factory: pytest.TempPathFactory):
     made = Workspaces(tmp_path_factory.mktemp("mixing"))
-    yield made
+    with tracing_restored():
+        yield made
     made.close()
 
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+
 from fulmen.ids import attempt_name, rollout_name, uuid7
 from fulmen_runner.domain.work import JSON_CONTENT_TYPE, Mode, Work
 
@@ -26,3 +32,18 @@ def work(
         attempt_key=key,
         timeout_s=timeout_s,
     )
+
+
+@contextmanager
+def tracing_restored() -> Iterator[None]:
+    """Takes what the body adds to the process's tracing away again: other tests of this process look at it, too."""
+    provider = trace.get_tracer_provider()
+    if not isinstance(provider, TracerProvider):
+        provider = TracerProvider(shutdown_on_exit=False)
+        trace.set_tracer_provider(provider)
+    active = provider._active_span_processor
+    before = active._span_processors
+    try:
+        yield
+    finally:
+        active._span_processors = before

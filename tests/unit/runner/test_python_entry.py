@@ -7,7 +7,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
@@ -26,23 +26,24 @@ from fulmen_runner.domain.outcome import Failed, FailureKind, Outcome, Succeeded
 from fulmen_runner.domain.program import Invocation, Program
 from fulmen_runner.domain.stragglers import Stragglers
 from fulmen_runner.domain.workspace import Workspaces
-from tests.unit.runner.support import work
+from tests.unit.runner.support import tracing_restored, work
 
 TRACEPARENT = f"00-{'1' * 32}-{'2' * 16}-01"
 Function = Callable[..., object]
 
 
 @pytest.fixture
-def host() -> PythonHost:
+def host() -> Iterator[PythonHost]:
     endpoints = Endpoints(llm_proxy_url="", otlp_url="http://127.0.0.1:9")
     child_host = ChildHost(
         guardian=Guardian(), inherited={}, endpoints=endpoints, flush_s=1, output_allowed_bytes=1, limits=NO_LIMITS
     )
-    return PythonHost(
-        stragglers=Stragglers(),
-        spans=AttemptSpans(otlp_url=endpoints.otlp_url, token="", flush_s=1),
-        children=Children(host=child_host, policy=ChildPolicy(attempts_each=1, idle_count=0, idle_s=1)),
-    )
+    with tracing_restored():
+        yield PythonHost(
+            stragglers=Stragglers(),
+            spans=AttemptSpans(otlp_url=endpoints.otlp_url, token="", flush_s=1),
+            children=Children(host=child_host, policy=ChildPolicy(attempts_each=1, idle_count=0, idle_s=1)),
+        )
 
 
 def program(host: PythonHost, agent: Function, grader: Function | None = None) -> Program:
