@@ -37,6 +37,26 @@ async def test_arithmetic_is_learned_and_every_rollout_is_accounted_for(world: W
     assert problems_of(books, calls_per_rollout=ARITHMETIC_CALLS, least_reward=0.0) == []
 
 
+async def test_what_was_trained_is_tried_and_its_stages_compared(
+    world: World, main_job: MainJob, repository_root: Path
+) -> None:
+    stages = re.findall(r"^(?:sft|grpo): run (\S+)$", main_job.done.stdout, flags=re.MULTILINE)
+
+    checked = await world.fulmen("agent", "check", repository_root / "examples/arithmetic/train.toml", "-o", "json")
+    compared = await world.fulmen("run", "compare", *stages, "-o", "json")
+
+    assert checked.status == 0, checked.stdout + checked.stderr
+    [attempt] = json.loads(checked.stdout)
+    # The trained model answers, through the stack's own proxy.
+    assert [call["status"] for call in attempt["model_calls"]] == [200]
+    assert attempt["model_calls"][0]["completion_tokens"] > 0
+    assert [each["dimension"] for each in attempt["rewards"]] == ["reward"]
+    assert compared.status == 0, compared.stderr
+    runs = json.loads(compared.stdout)
+    assert runs["differing"]["algorithm"] == ["sft", "grpo"]
+    assert runs["curves"][1]["reward_mean"]
+
+
 async def test_a_multi_turn_agent_trains_and_its_calls_merge(
     world: World, repository_root: Path, tmp_path: Path
 ) -> None:
