@@ -148,7 +148,10 @@ class ContainerAgent:
 
     async def run(self, invocation: Invocation) -> Answer:
         """Runs the container on the rollout's input."""
-        end = await self.host.engine.run(self._order(invocation))
+        order = self._order(invocation)
+        # It may have been removed since the agent was made ready.
+        await self.host.engine.provide_image(self.target.image, "never" if self.host.pull == "never" else "missing")
+        end = await self.host.engine.run(order)
         self._check(end)
         output = end.stdout.rstrip("\r\n")
         if end.result_cut:
