@@ -69,3 +69,12 @@ def test_it_follows_the_work_up_and_down() -> None:
         seen.append(count)
     assert max(seen[:20]) == 8
     assert seen[-1] == 1
+
+
+def test_nothing_is_drained_before_the_work_was_watched_for_a_while() -> None:
+    pace = FleetPace(LIMITS)
+    assert pace.decide(now_s=0.0, wanted=1, count=3) == 0
+    assert pace.decide(now_s=SHRINK_AFTER_S - 1, wanted=1, count=3) == 0
+    assert pace.decide(now_s=SHRINK_AFTER_S, wanted=1, count=3) == -1
+    assert pace.decide(now_s=SHRINK_AFTER_S + SHRINK_PAUSE_S - 1, wanted=1, count=2) == 0
+    assert pace.decide(now_s=SHRINK_AFTER_S + SHRINK_PAUSE_S, wanted=1, count=2) == -1

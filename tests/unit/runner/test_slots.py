@@ -178,3 +178,15 @@ def test_a_fault_that_is_over_is_forgotten_in_minutes() -> None:
         end(slots, float(second))
         slots.decide(now_s=float(second), in_use=FIRST, load=load_of())
     assert slots.limit > FIRST
+
+
+def test_it_rests_after_a_decrease_before_it_grows_again() -> None:
+    slots, grown_at = control(), []
+    end(slots, 1.0, throttled=1)
+    for second in range(1, 60):
+        end(slots, float(second))
+        change = slots.decide(now_s=float(second), in_use=slots.limit, load=load_of())
+        if change is not None and change.reason is SlotReason.BUSY:
+            grown_at.append(second)
+    assert slots.change_counts[SlotReason.THROTTLED] == 1
+    assert grown_at[:2] == [1 + int(GROWTH_PAUSE_S), 1 + int(GROWTH_PAUSE_S + GROWTH_INTERVAL_S)]
