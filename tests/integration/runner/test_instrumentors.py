@@ -116,6 +116,13 @@ def test_one_that_does_not_fit_the_frameworks_version_is_left_out(site: Path) ->
     assert "needs langchain 9" in errors
 
 
+def test_one_whose_framework_cannot_be_found_by_its_files_is_switched_on_at_once(site: Path) -> None:
+    install_instrumentor(site, "one", "langchain", group="openinference_instrumentor")
+    (site / "langchain-1.0.dist-info" / "RECORD").write_text("__editable__.langchain-1.0.pth,,")
+    traced, errors = run(site, "auto", "langchain")
+    assert ([name for name, _ in traced["langchain"]], errors) == (["one"], "")
+
+
 @pytest.mark.parametrize(
     ("wanted", "environment"),
     [

@@ -21,6 +21,34 @@ def work():
     with tracer.start_as_current_span("inner"):
         pass
 """
+LONG = """
+from opentelemetry import trace
+def solve(task):
+    with trace.get_tracer("an-agent").start_as_current_span("long conversation") as span:
+        for number in range(1000):
+            span.set_attribute(f"llm.input_messages.{number}.message.content", "hello")
+    return 1.0
+"""
+HANDED_ON = """
+import asyncio
+from opentelemetry import context, trace
+tracer = trace.get_tracer("an-agent")
+work = asyncio.Queue()
+workers = []
+async def serve():
+    while True:
+        parent, done = await work.get()
+        tracer.start_span("served", context=parent).end()
+        done.set()
+async def solve(task):
+    if not workers:
+        workers.append(asyncio.create_task(serve()))  # Goes on in the context of the attempt that began it.
+    with tracer.start_as_current_span("asked"):
+        done = asyncio.Event()
+        work.put_nowait((context.get_current(), done))
+        await done.wait()
+    return 1.0
+"""
 COMMAND = """
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import TracerProvider
@@ -51,6 +79,29 @@ async def test_spans_of_many_in_process_agents_belong_to_their_attempts(
     for span in store.double.otlp_spans:
         assert span.trace_id.hex() == attempt_of(span).split("/")[1].replace("-", "")
         assert span.parent_span_id
+
+
+async def test_a_span_with_more_attributes_than_opentelemetry_keeps_by_default_is_whole(
+    store: DoubleStore, start_runner: StartRunner, publish_agent: PublishAgent
+) -> None:
+    agent = await publish_agent({"agent.py": LONG}, python="agent.py:solve")
+    await start_runner()
+    [name] = await store.create(rollouts_of(agent, [{}]))
+    await store.ended([name])
+    [span] = store.double.otlp_spans
+    assert (attempt_of(span), span.dropped_attributes_count) == (f"{name}/attempts/1", 0)
+    assert len(span.attributes) > 1000
+
+
+async def test_a_task_that_works_for_many_attempts_makes_spans_of_those_that_asked_it(
+    store: DoubleStore, start_runner: StartRunner, publish_agent: PublishAgent
+) -> None:
+    agent = await publish_agent({"agent.py": HANDED_ON}, python="agent.py:solve")
+    await start_runner()
+    names = await store.create(rollouts_of(agent, [{}] * 10))
+    await store.ended(names)
+    found = sorted((attempt_of(span), span.name) for span in store.double.otlp_spans)
+    assert found == sorted((f"{name}/attempts/1", span) for name in names for span in ("asked", "served"))
 
 
 async def test_an_ordinary_exporter_in_a_command_needs_no_settings(

@@ -134,7 +134,7 @@ def _switch_on_with_framework(
         modules = {_normal(entry.name)}
     begun: list[str] = []
 
-    def switch_on(_: ModuleType) -> None:
+    def switch_on(_: ModuleType | None) -> None:
         if not begun:
             begun.append(name)
             failure = _switch_on(entry, provider)
@@ -143,7 +143,10 @@ def _switch_on_with_framework(
 
     for module in modules:
         wrapt.register_post_import_hook(switch_on, module)
-    if not modules:
+    if not modules and _frameworks(entry):
+        # An editable installation, or a package of a namespace: when it is imported is not known.
+        switch_on(None)
+    elif not modules:
         report(name, "What it is for is not installed.")
 
 
