@@ -18,6 +18,8 @@ from fulmen_runner.domain.workspace import Files, Workspace
 PLACEHOLDER_KEY = "fulmen-attempt-key"
 """What in-process agents find as API key; requests to the proxy carry the attempt's own key instead."""
 
+_BEARER = "Bearer%20"
+
 MAX_TASK_VARIABLE_BYTES = 100_000
 """A task larger than this is on standard input and in the task file only: Linux allows 128 KiB for a variable."""
 
@@ -87,7 +89,7 @@ class Endpoints:
         variables = self.environment(work.attempt_key)
         if self.otlp_url:
             # The values of this variable are percent-encoded (OpenTelemetry protocol exporter specification).
-            variables["OTEL_EXPORTER_OTLP_HEADERS"] = f"authorization={quote(f'Bearer {work.attempt_key}')}"
+            variables["OTEL_EXPORTER_OTLP_HEADERS"] = f"authorization={_BEARER}{quote(work.attempt_key)}"
         variables |= {
             "TRACEPARENT": traceparent(work.attempt),
             "FULMEN_ROLLOUT": work.rollout,

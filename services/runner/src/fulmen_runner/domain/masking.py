@@ -5,9 +5,13 @@ its end. An agent that wants its key to be seen can still write it in another wa
 with the attempt.
 """
 
+import re
 from urllib.parse import quote, quote_plus
 
 MASKED = "[masked]"
+
+_UNRESERVED = re.compile(r"[A-Za-z0-9_.~-]*")
+"""Texts that percent-encoding leaves as they are (RFC 3986, section 2.3)."""
 
 _LEAST_END = 8
 """Fewer characters than this at the front of a text are not taken for the end of the key."""
@@ -15,9 +19,9 @@ _LEAST_END = 8
 
 def masked(text: str, key: str) -> str:
     """Returns the text without the key."""
-    if not key:
+    if not key or not text:
         return text
-    for form in dict.fromkeys((key, quote(key), quote(key, safe=""), quote_plus(key))):
+    for form in _forms(key):
         text = text.replace(form, MASKED)
         text = _without_end(text, form)
     return text
@@ -32,7 +36,16 @@ def masked_bytes(content: bytes, key: str) -> bytes:
 
 def _without_end(text: str, form: str) -> str:
     """Masks the end of a key with which a text begins, because it was cut there."""
-    for begin in range(1, len(form) - _LEAST_END + 1):
+    start = text[:_LEAST_END]
+    begin = form.find(start, 1) if len(start) == _LEAST_END else -1
+    while begin > 0:
         if text.startswith(form[begin:]):
             return MASKED + text[len(form) - begin :]
+        begin = form.find(start, begin + 1)
     return text
+
+
+def _forms(key: str) -> tuple[str, ...]:
+    if _UNRESERVED.fullmatch(key):
+        return (key,)
+    return tuple(dict.fromkeys((key, quote(key), quote(key, safe=""), quote_plus(key))))
