@@ -38,6 +38,8 @@ class Context:
             agent's own settings.
         resource_versions: The pinned versions of further resources, by the name under which the rollout gives them.
         rewards: What was emitted so far; written by `fulmen.emit`.
+        stored: For a grader that scores a stored rollout again: what the store has of the attempt, a
+            `fulmen.trajectories.stored.StoredAttempt` with its old rewards and its trajectory. None in an attempt that runs.
     """
 
     rollout: str
@@ -48,6 +50,7 @@ class Context:
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     resource_versions: Mapping[str, str] = field(default_factory=dict)
     rewards: dict[RewardKey, float] = field(default_factory=dict)
+    stored: object | None = field(default=None, repr=False)
 
     @property
     def step(self) -> int | None:

@@ -28,7 +28,7 @@ class StoredAttempt:
     Attributes:
         rollout: With its attempts.
         attempt: The one that decided the rollout.
-        trajectory: What the policy did; None if its spans cannot be read.
+        trajectory: What the policy did; None if its spans cannot be read, or were not asked for.
         problem: Why they cannot; empty if they can.
     """
 
@@ -50,20 +50,27 @@ async def stored_attempts(
         request: Which rollouts; its page size and token are not used.
         limit: At most so many rollouts are listed; None means all.
     """
-    async for names in _names(client, request, limit):
+    async for names in rollout_names(client, request, limit):
         for start in range(0, len(names), ROLLOUTS_AT_ONCE):
             for found in await read_stored(client, names[start : start + ROLLOUTS_AT_ONCE]):
                 yield found
 
 
-async def read_stored(client: Client, names: Sequence[str]) -> list[StoredAttempt]:
+async def read_stored(client: Client, names: Sequence[str], *, with_spans: bool = True) -> list[StoredAttempt]:
     """Reads the deciding attempts of a few rollouts, which are held in memory together.
+
+    Args:
+        client: The services.
+        names: The rollouts.
+        with_spans: Whether their spans are read, too; without, there is no trajectory.
 
     Raises:
         RolloutNotFound: If a rollout is not there.
     """
     rollouts = await asyncio.gather(*(_rollout(client, name) for name in names))
     decided = [(each, attempt) for each in rollouts if (attempt := deciding_attempt(each)) is not None]
+    if not with_spans:
+        return [StoredAttempt(rollout=each, attempt=attempt, trajectory=None) for each, attempt in decided]
     chunks: dict[str, dict[str, span_pb2.SpanChunk]] = {attempt.name: {} for _, attempt in decided}
     if chunks:
         request = span_service_pb2.StreamSpansRequest(parents=list(chunks))
@@ -78,9 +85,10 @@ def deciding_attempt(rollout: rollout_pb2.Rollout) -> attempt_pb2.Attempt | None
     return next((each for each in reversed(rollout.attempts) if each.final), None)
 
 
-async def _names(
+async def rollout_names(
     client: Client, request: rollout_service_pb2.ListRolloutsRequest, limit: int | None
 ) -> AsyncIterator[list[str]]:
+    """Yields the names of the rollouts that a request lists, a page at a time; its page size and token are not used."""
     page_request = rollout_service_pb2.ListRolloutsRequest()
     page_request.CopyFrom(request)
     page_request.ClearField("page_token")
