@@ -124,11 +124,15 @@ async def test_the_example_for_kubernetes_has_keys_that_the_store_knows(
     (scaled_object,) = [each for each in yaml.safe_load_all(example) if each["kind"] == "ScaledObject"]
     (trigger,) = scaled_object["spec"]["triggers"]
     metadata = trigger["metadata"]
-    # KEDA replaces this key by the variable's value.
-    assert metadata.pop("tokenFromEnv") == "FULMEN_RUNNER_TOKEN"
-    request = keda.ScaledObjectRef(name="x", scalerMetadata=metadata | {"token": store.token(Role.RUNNER)})
+    assert metadata["tokenFromEnv"] == "FULMEN_RUNNER_TOKEN"
+    # KEDA keeps the key and sends the variable's value.
+    resolved = metadata | {"tokenFromEnv": store.token(Role.RUNNER)}
+    request = keda.ScaledObjectRef(name="x", scalerMetadata=resolved)
     assert (await scaler.GetMetricSpec(request)).metricSpecs[0].targetSize == int(metadata["slotsPerRunner"])
     assert not (await scaler.IsActive(request)).result
+    with pytest.raises(grpc.aio.AioRpcError) as twice:
+        await scaler.IsActive(keda.ScaledObjectRef(name="x", scalerMetadata=resolved | {"token": "other"}))
+    assert twice.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_keda_is_refused_without_a_good_token_or_with_keys_that_nobody_knows(

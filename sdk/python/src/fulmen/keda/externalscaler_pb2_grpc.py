@@ -28,7 +28,7 @@ if _version_not_supported:
 class ExternalScalerStub(object):
     """Tells KEDA how many runners to keep.
 
-    KEDA sends no authorization header: the token comes as `token` of `scalerMetadata`.
+    KEDA sends no authorization header: the token comes as `token` or `tokenFromEnv` of `scalerMetadata`.
 
     Errors of every rpc: `UNAUTHENTICATED` (`TOKEN_INVALID`); `PERMISSION_DENIED` (`PERMISSION_DENIED`);
     `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): a key of `scalerMetadata` is unknown or its value malformed; `UNAVAILABLE`
@@ -66,7 +66,7 @@ class ExternalScalerStub(object):
 class ExternalScalerServicer(object):
     """Tells KEDA how many runners to keep.
 
-    KEDA sends no authorization header: the token comes as `token` of `scalerMetadata`.
+    KEDA sends no authorization header: the token comes as `token` or `tokenFromEnv` of `scalerMetadata`.
 
     Errors of every rpc: `UNAUTHENTICATED` (`TOKEN_INVALID`); `PERMISSION_DENIED` (`PERMISSION_DENIED`);
     `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): a key of `scalerMetadata` is unknown or its value malformed; `UNAVAILABLE`
@@ -135,7 +135,7 @@ def add_ExternalScalerServicer_to_server(servicer, server):
 class ExternalScaler(object):
     """Tells KEDA how many runners to keep.
 
-    KEDA sends no authorization header: the token comes as `token` of `scalerMetadata`.
+    KEDA sends no authorization header: the token comes as `token` or `tokenFromEnv` of `scalerMetadata`.
 
     Errors of every rpc: `UNAUTHENTICATED` (`TOKEN_INVALID`); `PERMISSION_DENIED` (`PERMISSION_DENIED`);
     `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): a key of `scalerMetadata` is unknown or its value malformed; `UNAVAILABLE`

@@ -39,6 +39,8 @@ OWN_KEYS: Final = frozenset(
 KEDA_KEYS: Final = frozenset(
     {"scalerAddress", "tlsCertFile", "caCert", "tlsClientCert", "tlsClientKey", "enableTLS", "unsafeSsl"}
 )
+# Of a key that ends so KEDA sends the value of the variable that was named, under the key as it was written.
+FROM_ENVIRONMENT: Final = "FromEnv"
 MAX_SHOWN_KEY: Final = 64
 
 Identify = Callable[[str, str], Caller]
@@ -103,7 +105,7 @@ class ScalerService(externalscaler_pb2_grpc.ExternalScalerServicer):
             PermissionDenied: its role may not ask, or not for this project.
             ArgumentInvalid: a key is unknown, or its value malformed.
         """
-        given = request.scalerMetadata
+        given = _named(request.scalerMetadata)
         caller = self._caller(f"/{SCALER}/{rpc}", given.get(TOKEN, ""))
         unknown = sorted(given.keys() - OWN_KEYS - KEDA_KEYS)
         if unknown:
@@ -122,6 +124,22 @@ class ScalerService(externalscaler_pb2_grpc.ExternalScalerServicer):
             return current_caller()
         except LookupError:
             return self._identify(rpc, f"Bearer {token}" if token else "")
+
+
+def _named(metadata: Mapping[str, str]) -> dict[str, str]:
+    """Returns the metadata under the keys of the contract.
+
+    Raises:
+        ArgumentInvalid: a key is given twice, once as it is and once from the environment.
+    """
+    given: dict[str, str] = {}
+    for key, value in metadata.items():
+        name = key.removesuffix(FROM_ENVIRONMENT)
+        name = name if name in OWN_KEYS else key
+        if name in given:
+            raise malformed("scalerMetadata", f"has {name} and {name}{FROM_ENVIRONMENT}; one of them is needed")
+        given[name] = value
+    return given
 
 
 def _known() -> str:
