@@ -91,6 +91,7 @@ class StoreDouble(
         self.most_held = 0
         self.stream_count = 0
         self.message_count = 0
+        self.renewal_count = 0
         self.loads: list[lease_pb2.RunnerLoad] = []
         self.labels: dict[str, str] = {}
         self.otlp_spans: list[Span] = []
@@ -229,6 +230,15 @@ class StoreDouble(
             reading.cancel()
             if session.outgoing is outgoing:
                 session.outgoing, session.credits = None, 0
+
+    async def RenewLeases(self, request: messages.RenewLeasesRequest, context: Any) -> messages.RenewLeasesResponse:
+        session = self._sessions.get(request.session_id)
+        if session is None:
+            raise SessionEnded("The session is over.")
+        self._renew(session)
+        self.renewal_count += 1
+        await self._notify()
+        return messages.RenewLeasesResponse(lease_ttl=_duration(self._ttl_s), held_attempts=list(session.held))
 
     async def ReleaseLeases(
         self, request: messages.ReleaseLeasesRequest, context: Any

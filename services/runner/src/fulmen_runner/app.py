@@ -24,6 +24,7 @@ from fulmen_runner.agents.python_entry import PythonHost
 from fulmen_runner.agents.spans import AttemptSpans
 from fulmen_runner.agents.specification import PythonTarget, Specification
 from fulmen_runner.clients.captures import CaptureClient, ProxyCaptures
+from fulmen_runner.clients.lease_guard import GuardedLease, LeaseGuard, end_process
 from fulmen_runner.clients.lease_stream import LeaseStream, RunnerIdentity
 from fulmen_runner.clients.library import StoreLibrary
 from fulmen_runner.clients.machine import LoadMeter, Machine
@@ -75,7 +76,14 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     load_meter = LoadMeter(Machine().measure)
     keeper = SlotKeeper(control=control, pool=pool, measured=lambda: load_meter.latest, configured=settings.most_slots)
     lease_stream = LeaseStream(channel=store, pool=pool, identity=identity, load=keeper.load)
-    collector = RunnerMetrics(pool, control)
+    guard = LeaseGuard(
+        target=settings.store_target,
+        token=token,
+        lease=lambda: GuardedLease(session_id=session.session_id, ttl_s=lease_stream.ttl_s),
+        limit_s=settings.loop_blocked_limit_s,
+        end=end_process,
+    )
+    collector = RunnerMetrics(pool, control, blocked_s=lambda: guard.blocked_s_total)
     REGISTRY.register(collector)
     stack.callback(REGISTRY.unregister, collector)
     drain = Drain(pool=pool, release_session=lease_stream.release_session, grace_s=settings.drain_grace_s)
@@ -88,7 +96,13 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     )
     return ServiceParts(
         server=server,
-        roles={"lease_stream": lease_stream, "load_meter": load_meter, "slot_keeper": keeper, "hosts": hosts},
+        roles={
+            "lease_stream": lease_stream,
+            "lease_guard": guard,
+            "load_meter": load_meter,
+            "slot_keeper": keeper,
+            "hosts": hosts,
+        },
         drain=drain.finish,
         stop_requested=drain.requested,
     )

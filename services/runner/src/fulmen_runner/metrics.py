@@ -1,6 +1,6 @@
 """The runner's own figures, for Prometheus: read from its books at every scrape, so that attempts pay nothing."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -14,8 +14,9 @@ SUCCESS_LABEL = "none"
 class RunnerMetrics(Collector):
     """Reads the pool, and what decides its slots."""
 
-    def __init__(self, pool: AttemptPool, control: SlotControl) -> None:
+    def __init__(self, pool: AttemptPool, control: SlotControl, *, blocked_s: Callable[[], float]) -> None:
         self._pool = pool
+        self._blocked_s = blocked_s
         self._control = control
 
     def collect(self) -> Iterator[Metric]:
@@ -43,3 +44,8 @@ class RunnerMetrics(Collector):
         for reason in SlotReason:
             changes.add_metric([reason.value], self._control.change_counts[reason])
         yield changes
+        yield CounterMetricFamily(
+            "fulmen_runner_loop_blocked_seconds",
+            "Time in which agents blocked the event loop.",
+            value=self._blocked_s(),
+        )

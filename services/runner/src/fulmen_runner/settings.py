@@ -103,6 +103,12 @@ class RunnerSettings(container_settings.ContainerSettings, job_settings.JobSetti
         default=30.0, gt=0, le=3600, description="How long an attempt waits for its spans at its end, seconds."
     )
 
+    loop_blocked_limit_s: float = Field(
+        default=300.0,
+        ge=0,
+        le=86_400,
+        description="An async agent that blocks the runner for longer ends it, so that attempts run elsewhere; 0: never.",
+    )
     hooks: str = Field(
         default="",
         description="Hooks around attempts, `module:name` separated by commas, such as `fulmen_runner.hooks.monitor:Monitor`.",

@@ -99,6 +99,11 @@ class LeaseStream:
                 )  # fmt: skip
                 await asyncio.sleep(wait_s)
 
+    @property
+    def ttl_s(self) -> float:
+        """How long the session lives without a sign of life; 0 before the first."""
+        return self._ttl_s
+
     async def release_session(self) -> None:
         """Gives every lease back and ends the session; at the end of a drain. Failing is harmless: leases expire."""
         session_id = self._session.session_id

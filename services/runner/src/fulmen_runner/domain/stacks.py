@@ -31,6 +31,11 @@ def stacks_text() -> str:
     return encoded[: MAX_TEXT_BYTES - len(_CUT.encode())].decode(errors="ignore") + _CUT
 
 
+def thread_lines(ident: int) -> str:
+    """Returns where a thread is, the innermost frame last; empty if it has ended. For any thread to ask."""
+    return _lines(_outwards(sys._current_frames().get(ident)))  # the documented way to it
+
+
 def _threads() -> Iterator[str]:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     for ident, frame in sys._current_frames().items():  # the documented way to them
