@@ -146,6 +146,7 @@ def test_metrics_equal_their_definitions_and_add_up_over_micro_batches():
         "capped_share": (weights > 2).mean(),
         "abs_logprob_delta": np.abs(proximal - sampler).mean(),
         "kl_sampler_trainer": (weights - np.log(weights) - 1).mean(),
+        "importance_mean": weights.mean(),
         "effective_sample_share": weights.sum() ** 2 / (weights**2).sum() / mask.sum(),
         "kl_reference": 0.0,
         "entropy_estimate": -trained.mean(),

@@ -1,6 +1,6 @@
 """Makes the rows of a training step out of finished groups, and says what became of each group.
 
-Rules: a rollout that failed, was cut off, or was not captured whole is masked, which means that it is left out and never
+Groups come from a source: the feed of the run's own rollouts, or what is stored. Rules: a rollout that failed, was cut off, or was not captured whole is masked, which means that it is left out and never
 scored; a group with fewer than two rollouts left, or without variance, is dropped and counted; rows whose policy lags
 too far are dropped and counted.
 """
@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from fulmen_algorithm.domain.context import RunContext
 from fulmen_algorithm.domain.failure import RunFailed
@@ -21,13 +22,27 @@ from fulmen_algorithm.training.rows import NO_VERSION, Row
 _INFRASTRUCTURE = frozenset({"INFRA", "LEASE_LOST"})
 
 
+class GroupSource(Protocol):
+    """Where finished groups come from, each once."""
+
+    async def take(self, *, limit: int) -> list[FinishedGroup]:
+        """Waits for at least one group and returns up to `limit`; none if there are no more for this step.
+
+        Raises:
+            Interrupted: if the run was asked to stop.
+        """
+
+    async def trajectories(self, groups: Sequence[FinishedGroup]) -> dict[str, RolloutTrajectory]:
+        """Reads what the policy did in the successful rollouts of groups, by rollout name."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """What one training step works on.
 
     Attributes:
         rows: Rows with advantages.
-        consumed: Every group that was dealt with, in the order of the feed.
+        consumed: Every group that was dealt with, in the order of the source.
         figures: What was measured on the way.
     """
 
@@ -53,14 +68,28 @@ class BatchBuilder:
         self,
         ctx: RunContext,
         *,
+        source: GroupSource,
         groups: int,
         most: int,
-        max_staleness: int,
+        max_staleness: int | None,
         mask_truncated: bool,
         token_budget: int,
         std: StdNormalisation,
     ) -> None:
+        """Makes it.
+
+        Args:
+            ctx: The run.
+            source: Where groups come from.
+            groups: How many a step trains on.
+            most: How many a step looks at, at most.
+            max_staleness: Steps that a row's policy may lag behind; None for any number.
+            mask_truncated: Whether rollouts that were cut off are left out.
+            token_budget: Longer rows are left out.
+            std: What centred rewards are divided by.
+        """
         self._ctx = ctx
+        self._source = source
         self._groups = groups
         self._most = most
         self._max_staleness = max_staleness
@@ -79,11 +108,11 @@ class BatchBuilder:
         """Those of them that will be trained on."""
         return sum(not c.outcome.dropped for c in self._consumed)
 
-    async def collect(self, *, refill: Callable[[], Awaitable[None]]) -> Batch:
-        """Takes groups from the feed until enough of them can be trained on.
+    async def collect(self, *, refill: Callable[[], Awaitable[None]] | None = None) -> Batch:
+        """Takes groups from the source until enough of them can be trained on, or it has no more for this step.
 
         Args:
-            refill: Called after groups were dropped: it submits others in their place.
+            refill: Called after groups were dropped: it submits others in their place. None: there are no others.
 
         Raises:
             Interrupted: if the run was asked to stop; nothing is consumed then.
@@ -93,12 +122,14 @@ class BatchBuilder:
         kept: dict[str, dict[str, tuple[float, RolloutTrajectory]]] = {}
         self._consumed = []
         while len(kept) < self._groups and not self._enough():
-            groups = await self._ctx.rollouts.take(limit=self._groups - len(kept))
-            found = await self._ctx.rollouts.trajectories([g for g in groups if _may_train(g)])
+            groups = await self._source.take(limit=self._groups - len(kept))
+            if not groups:
+                break
+            found = await self._source.trajectories([g for g in groups if _may_train(g)])
             for group in groups:
                 if usable := self._judge(group, found, tally):
                     kept[group.group_id] = usable
-            if self.kept < self.seen:
+            if refill is not None and self.kept < self.seen:
                 await refill()
         rows = self._rows(kept) if kept else []
         seconds = time.monotonic() - started
@@ -148,6 +179,8 @@ class BatchBuilder:
 
     def _fresh(self, trajectory: RolloutTrajectory, tally: _Tally) -> RolloutTrajectory:
         """Leaves out the sequences of which a token is too old."""
+        if self._max_staleness is None:
+            return trajectory
         step = self._ctx.progress.step
         fresh = tuple(s for s in trajectory.sequences if step - min(self._steps(s)) <= self._max_staleness)
         tally.stale_rows += len(trajectory.sequences) - len(fresh)

@@ -93,11 +93,6 @@ class AlgorithmEntry(Generic[Settings]):
     needs: tuple[str, ...]
     takes: tuple[str, ...] = ()
 
-    @property
-    def uses_rollouts(self) -> bool:
-        """Tells whether it runs an agent."""
-        return "agent" in self.needs
-
 
 @lru_cache(maxsize=4)
 def permutation(count: int, seed: int, epoch: int) -> tuple[int, ...]:

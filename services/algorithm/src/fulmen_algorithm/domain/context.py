@@ -9,6 +9,7 @@ from fulmen_algorithm.domain.ports import Notify
 from fulmen_algorithm.domain.progress import Progress
 from fulmen_algorithm.domain.recorder import Recorder
 from fulmen_algorithm.domain.rollouts import Rollouts
+from fulmen_algorithm.domain.scored_groups import ScoredGroups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,11 +20,13 @@ class RunInputs:
         train_tasks: One JSON document each.
         validation_tasks: One JSON document each.
         demonstrations: Conversations to learn from.
+        scored: Stored groups with their scores; None if the run names no scores.
     """
 
     train_tasks: Sequence[bytes] = ()
     validation_tasks: Sequence[bytes] = ()
     demonstrations: Sequence[Demonstration] = ()
+    scored: ScoredGroups | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,6 @@
 """Checks a run before it exists: every problem is found and reported at once, and nothing is created."""
 
+import asyncio
 import hashlib
 import json
 import re
@@ -17,6 +18,7 @@ from fulmen_algorithm.domain.context import RunInputs
 from fulmen_algorithm.domain.inputs import Demonstration, read_demonstrations, read_tasks
 from fulmen_algorithm.domain.ports import ResourceShelf
 from fulmen_algorithm.domain.run import PolicyOrigin, PolicySpec, TrainingRun
+from fulmen_algorithm.domain.scored_groups import ScoredGroups, read_scored_groups
 
 _RUN_NAME = re.compile(r"trainingRuns/[a-z0-9-]{1,63}")
 _POLICY_NAME = re.compile(r"[a-z0-9._-]{1,63}")
@@ -115,7 +117,15 @@ async def read_inputs(inputs: Mapping[str, str], shelf: ResourceShelf) -> tuple[
         content = (await shelf.get(inputs["demonstrations"])).data
         demonstrations, bad = read_demonstrations(content, field="inputs.demonstrations")
         violations += bad
-    read = RunInputs(**{use: tuple(lines) for use, lines in tasks.items()}, demonstrations=tuple(demonstrations))
+    scored: ScoredGroups | None = None
+    if "scores" in inputs:
+        content = (await shelf.get(inputs["scores"])).data
+        # Up to half a gigabyte unpacked: in a thread, so that rpcs go on.
+        scored, bad = await asyncio.to_thread(read_scored_groups, content, field="inputs.scores")
+        violations += bad
+    read = RunInputs(
+        **{use: tuple(lines) for use, lines in tasks.items()}, demonstrations=tuple(demonstrations), scored=scored
+    )
     return read, violations
 
 
@@ -152,6 +162,8 @@ def _input_problems(draft: RunDraft, entry: AlgorithmEntry[Any]) -> list[Violati
         for use in entry.needs
         if use not in draft.inputs
     ]
+    if "validation_tasks" in draft.inputs and not {"agent"} & {*draft.inputs, *entry.needs}:
+        found.append(Violation(field="inputs.agent", description="is needed to validate"))
     for use, name in sorted(draft.inputs.items()):
         if use not in known:
             found.append(Violation(field=f"inputs.{use}", description=f"is not used by {draft.algorithm}"))

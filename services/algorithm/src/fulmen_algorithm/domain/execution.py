@@ -119,12 +119,12 @@ class RunExecutor:
         )
         rollouts = Rollouts(queue=self.connections.queue(run, settings, events.notify), control=control)
         context = RunContext(inputs=inputs, rollouts=rollouts, policy=policy, recorder=recorder, notify=events.notify)
-        await self._run(context, entry.make(settings), uses_rollouts=entry.uses_rollouts)
+        await self._run(context, entry.make(settings), uses_rollouts=run.uses_rollouts)
 
     async def cancel_rollouts(self, run: TrainingRun, events: EventLog) -> None:
         """Cancels what is left in the queue; see `worker.Executor`."""
         entry = self.registry[run.algorithm]
-        if not entry.uses_rollouts:
+        if not run.uses_rollouts:
             return
         queue = self.connections.queue(run, parse_settings(entry, run.settings_json), events.notify)
         try:

@@ -101,6 +101,11 @@ class TrainingRun:
         return self.name.removeprefix("trainingRuns/")
 
     @property
+    def uses_rollouts(self) -> bool:
+        """Tells whether it runs an agent."""
+        return "agent" in self.inputs
+
+    @property
     def runnable(self) -> bool:
         """Tells whether the run may take its turn now."""
         return self.state in (RunState.PENDING, RunState.RUNNING) or (

@@ -237,6 +237,7 @@ def loss_metrics(sums: Sequence[TokenSums], *, positions: int) -> dict[str, floa
         "capped_share": sum(s.capped for s in sums) / tokens,
         "abs_logprob_delta": sum(s.abs_delta for s in sums) / tokens,
         "kl_sampler_trainer": sum(s.kl_sampler for s in sums) / tokens,
+        "importance_mean": weight / tokens,
         # Kish's effective sample size as a share of the tokens: 1 means that sampler and trainer agree.
         "effective_sample_share": weight * weight / (squared * tokens) if squared else 0.0,
         "kl_reference": sum(s.kl_reference for s in sums) / tokens,

@@ -1,0 +1,108 @@
+"""Group relative policy optimisation on rollouts that are stored already, under the scores of another grader.
+
+No training rollout is made. What differs from `grpo`: groups come in a seeded order without replacement within an
+epoch; their age is no limit, so the policy may be far from the one that sampled them. Truncated importance weights
+(min(proximal / sampler, C) per token) bound what such rows can do and do not make them unbiased; `importance_mean`,
+`effective_sample_share` and `capped_share` say how much they still count for.
+"""
+
+import time
+
+from fulmen_algorithm.algorithms.batches import Batch, BatchBuilder
+from fulmen_algorithm.algorithms.policy_gradient import PolicyGradientSettings, means
+from fulmen_algorithm.algorithms.stored_groups import StoredGroups
+from fulmen_algorithm.algorithms.validation import Validator
+from fulmen_algorithm.domain.context import RunContext
+from fulmen_algorithm.domain.failure import RunFailed
+from fulmen_algorithm.domain.scored_groups import ScoredGroups
+from fulmen_algorithm.training.advantages import StdNormalisation
+from fulmen_algorithm.training.step import StepResult
+
+
+class ReplaySettings(PolicyGradientSettings):
+    """Settings of `replay`: the common ones; `temperature` is that at which the stored rollouts were sampled."""
+
+
+class Replay:
+    """Trains on stored groups, epoch after epoch."""
+
+    def __init__(self, settings: ReplaySettings) -> None:
+        self._settings = settings
+
+    async def run(self, ctx: RunContext) -> None:
+        """Trains to the end and publishes; see `Algorithm`."""
+        settings, scored = self._settings, _scored(ctx)
+        source = StoredGroups(scored.groups, seed=settings.seed, read=ctx.rollouts.trajectories)
+        batches = BatchBuilder(
+            ctx,
+            source=source,
+            groups=settings.prompts_per_step,
+            # All there are: what cannot be used of a whole epoch never can.
+            most=len(scored.groups),
+            max_staleness=None,
+            mask_truncated=settings.mask_truncated,
+            token_budget=settings.token_budget,
+            std=StdNormalisation(settings.advantage_std),
+        )
+        validator, validates = Validator(ctx), bool(ctx.inputs.validation_tasks)
+        if validates:
+            with ctx.recorder.spending("start"):
+                await ctx.policy.serve(settings.overrides)
+        figures: dict[str, float] = {}
+        began = time.monotonic()
+        while True:
+            step = ctx.progress.step
+            last = step == settings.steps
+            due = validates and (last or step % settings.validate_every == 0)
+            if last or due:
+                with ctx.recorder.spending("publish"):
+                    await ctx.policy.publish()
+            if due:
+                with ctx.recorder.spending("validate"):
+                    figures |= await validator.validate(last=last)
+            if figures:
+                figures["step_seconds"] = time.monotonic() - began
+                began = time.monotonic()
+                await ctx.recorder.end_step(figures)
+            if last:
+                return
+            source.begin_step(len(ctx.progress.consumed))
+            with ctx.recorder.spending("generation_wait"):
+                batch = await batches.collect()
+            with ctx.recorder.spending("train"):
+                results = await self._train(ctx, batch)
+                ctx.recorder.commit(batch.consumed)
+            # Versions of other runs have no place among this run's steps.
+            trained = {key: value for key, value in means(results).items() if not key.startswith("staleness")}
+            figures = {**batch.figures, **trained, "epoch": len(ctx.progress.consumed) / len(scored.groups)}
+            ctx.recorder.result(reward_mean=figures["reward_mean"])
+
+    async def _train(self, ctx: RunContext, batch: Batch) -> list[StepResult]:
+        step = ctx.progress.step
+        return await ctx.policy.train(
+            batch.rows,
+            settings=self._settings.step_settings,
+            batch=self._settings.batch_settings,
+            seed=self._settings.shuffling_seed(step),
+            current_version=step,
+        )
+
+
+def _scored(ctx: RunContext) -> ScoredGroups:
+    """Returns the groups to train on, and says how many were left out.
+
+    Raises:
+        RunFailed: if there are none; a run is not created without.
+    """
+    scored = ctx.inputs.scored
+    if scored is None or not scored.groups:
+        raise RunFailed("There are no scores to train on.")
+    left_out = {"groups_stored_no_variance": scored.no_variance, "groups_stored_too_few_scored": scored.too_few}
+    ctx.recorder.result(groups_stored=float(len(scored.groups)), **{key: float(n) for key, n in left_out.items()})
+    if any(left_out.values()) and not ctx.progress.step:
+        ctx.notify(
+            "info",
+            f"{len(scored.groups)} stored groups can be trained on; {scored.no_variance} have equal scores, "
+            f"{scored.too_few} fewer than two scored rollouts.",
+        )
+    return scored

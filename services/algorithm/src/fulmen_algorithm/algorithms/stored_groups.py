@@ -1,0 +1,47 @@
+"""Hands stored groups to training, as the feed hands over those of a run's own rollouts.
+
+Invariant: the n-th group that a run deals with is a function of the scores, the seed and n alone, and n is its index;
+so the indices in a checkpoint say exactly what was trained on. No rollout comes twice in an epoch, and a step never
+reaches from one epoch into the next.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from fulmen_algorithm.domain.algorithm import permutation
+from fulmen_algorithm.domain.groups import FinishedGroup, FinishedRollout, train_group_id
+from fulmen_algorithm.domain.trajectory import RolloutTrajectory
+
+Read = Callable[[Sequence[FinishedGroup]], Awaitable[dict[str, RolloutTrajectory]]]
+
+
+class StoredGroups:
+    """Hands stored groups out, in a new order each epoch."""
+
+    def __init__(self, groups: Sequence[tuple[FinishedRollout, ...]], *, seed: int, read: Read) -> None:
+        """Makes it; `read` gets the trajectories of groups."""
+        self._groups = groups
+        self._seed = seed
+        self._read = read
+        self._next = 0
+        self._end = 0
+
+    def begin_step(self, position: int) -> None:
+        """Goes on after so many groups; the step ends with the epoch that this is in."""
+        self._next = position
+        self._end = (position // len(self._groups) + 1) * len(self._groups)
+
+    async def take(self, *, limit: int) -> list[FinishedGroup]:
+        """Returns the next groups; none at the end of the epoch."""
+        positions = range(self._next, min(self._next + limit, self._end))
+        self._next += len(positions)
+        return [self._group(position) for position in positions]
+
+    async def trajectories(self, groups: Sequence[FinishedGroup]) -> dict[str, RolloutTrajectory]:
+        """Reads what the policies of back then did."""
+        return await self._read(groups)
+
+    def _group(self, position: int) -> FinishedGroup:
+        epoch, offset = divmod(position, len(self._groups))
+        order = permutation(len(self._groups), self._seed, epoch)
+        # No feed stands behind these groups, so there is no cursor.
+        return FinishedGroup(group_id=train_group_id(position), rollouts=self._groups[order[offset]], cursor="")
