@@ -29,6 +29,7 @@ __all__ = [
 ]
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+_SCORES: Final = re.compile(r"[a-z0-9._-]{1,128}(@[a-z0-9._-]{1,63})?")
 _RUN_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 
 
@@ -44,11 +45,12 @@ class PolicyConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
-    """The JSONL files, as absolute paths."""
+    """The JSONL files, as absolute paths, and the published scores, as `NAME` or `NAME@VERSION`."""
 
     train: Path | None = None
     validation: Path | None = None
     demonstrations: Path | None = None
+    scores: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +171,7 @@ def _policy(table: TableReader, folder: Path) -> PolicyConfig:
 
 def _data(table: TableReader, folder: Path) -> DataConfig:
     uses = ("train", "validation", "demonstrations")
-    table.known(*uses)
+    table.known(*uses, "scores")
     paths: dict[str, Path | None] = {}
     for use in uses:
         text = table.text(use)
@@ -177,7 +179,10 @@ def _data(table: TableReader, folder: Path) -> DataConfig:
         if path is not None and not path.is_file():
             table.problem(use, f"there is no file {path}")
         paths[use] = path
-    return DataConfig(**paths)
+    scores = table.text("scores")
+    if scores and not _SCORES.fullmatch(scores):
+        table.problem("scores", "the name of published scores, such as scores.better or scores.better@2")
+    return DataConfig(**paths, scores=scores)
 
 
 def _stages(config: TableReader, tables: Any) -> tuple[StageConfig, ...]:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from fulmen.cli import dead_commands, rollout_export
+from fulmen.cli import dead_commands, rescore_command, rollout_export
 from fulmen.cli.command import Output, OutputOption, new_group, remote_command
 from fulmen.cli.connection import Connection
 from fulmen.cli.exits import CommandFailed, Exit
@@ -54,6 +54,7 @@ def register(app: typer.Typer) -> None:
     remote_command(rollout, "cancel")(cancel)
     dead_commands.register(rollout)
     rollout_export.register(rollout)
+    rescore_command.register(rollout)
 
 
 async def create(

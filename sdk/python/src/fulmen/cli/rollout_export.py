@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -16,12 +17,22 @@ from fulmen.cli.command import Output, OutputOption, remote_command
 from fulmen.cli.connection import Connection
 from fulmen.cli.exits import CommandFailed, Exit
 from fulmen.cli.output import print_json
+from fulmen.cli.rescoring.lookup import found_scores
 from fulmen.cli.rollout_pages import run_name
 from fulmen.client import Client
 from fulmen.model_call import ModelCallInvalid
 from fulmen.row_files import ExtraMissing, FileFormat, RowWriter, writing
+from fulmen.scores import ScoresInvalid, read_scores
 from fulmen.store.v1 import rollout_pb2, rollout_service_pb2
-from fulmen.trajectories import CreditOption, CreditSettings, CreditSettingsInvalid, assign_credit, attach, read_rewards
+from fulmen.trajectories import (
+    AttemptReward,
+    CreditOption,
+    CreditSettings,
+    CreditSettingsInvalid,
+    assign_credit,
+    attach,
+    read_rewards,
+)
 from fulmen.trajectories.export import COLUMNS, View, records
 from fulmen.trajectories.stored import StoredAttempt, stored_attempts
 
@@ -64,6 +75,9 @@ async def export(
     weight: Annotated[
         list[str] | None, typer.Option(help="DIMENSION=WEIGHT; repeat for more. Unset: the dimension reward alone.")
     ] = None,
+    scores: Annotated[
+        str, typer.Option(help="Rewards of these published scores instead, NAME or NAME@VERSION; only what they score.")
+    ] = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Writes what the policy did in finished rollouts, with rewards, into a file.
@@ -75,6 +89,8 @@ async def export(
         fulmen rollout export sft.jsonl --view messages --filter 'task_type = "arithmetic"'
 
         fulmen rollout export calls.jsonl --view triplets --credit discounted --gamma 0.9
+
+        fulmen rollout export rows.jsonl --scores scores.better --run arithmetic-20260314-101500-x7k2-2-grpo
     """
     try:
         settings = CreditSettings(option=credit, gamma=gamma, weights=dict(map(_weight, weight)) if weight else None)
@@ -90,6 +106,8 @@ async def export(
     copied = _Copy(view=view, settings=settings, agent=agent)
     try:
         async with connection.open() as client:
+            if scores:
+                copied.rewards = await _scored(client, scores)
             with writing(file_format, file, COLUMNS[view]) as writer:
                 await copied.run(client, request, writer, limit)
     except ExtraMissing as error:
@@ -109,9 +127,11 @@ class _Copy:
     view: View
     settings: CreditSettings
     agent: str | None
+    rewards: Mapping[str, tuple[AttemptReward, ...]] | None = None
     rollouts: int = 0
     written: int = 0
     unreadable: int = 0
+    unscored: int = 0
     drops: Counter[str] = field(default_factory=Counter)
     breaks: Counter[str] = field(default_factory=Counter)
     unattached: Counter[str] = field(default_factory=Counter)
@@ -141,6 +161,7 @@ class _Copy:
             "rollouts": self.rollouts,
             self.view.value: self.written,
             "unreadable_rollouts": self.unreadable,
+            "unscored_rollouts": self.unscored,
             "dropped_calls": dict(self.drops),
             "row_breaks": dict(self.breaks),
             "unattached_rewards": dict(self.unattached),
@@ -160,15 +181,23 @@ class _Copy:
             if counts:
                 reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(counts.items()))
                 screen.print(f"{counts.total()} {text}: {reasons}.", soft_wrap=True)
+        if self.unscored:
+            screen.print(f"{self.unscored} rollouts have no score and were passed over.", soft_wrap=True)
         if self.unreadable:
             screen.print(f"{self.unreadable} rollouts could not be read and were passed over.", soft_wrap=True)
 
     def _copy(self, stored: StoredAttempt, writer: RowWriter) -> None:
         self.rollouts += 1
+        rewards = (
+            read_rewards(stored.attempt.rewards) if self.rewards is None else self.rewards.get(stored.attempt.name)
+        )
+        if rewards is None:
+            self.unscored += 1
+            return
         if stored.trajectory is None:
             self.unreadable += 1
             return
-        scored = attach(stored.trajectory, read_rewards(stored.attempt.rewards))
+        scored = attach(stored.trajectory, rewards)
         credit = assign_credit(scored, self.settings)
         try:
             rows = list(records(self.view, stored.attempt.name, scored, credit))
@@ -183,6 +212,23 @@ class _Copy:
         self.breaks.update({str(reason): count for reason, count in stored.trajectory.breaks.items()})
         self.unattached.update(str(each.reason) for each in scored.unattached)
         self.missing.update(credit.missing)
+
+
+async def _scored(client: Client, name: str) -> dict[str, tuple[AttemptReward, ...]]:
+    """Returns the rewards of published scores by attempt; what the grader failed on is left out."""
+    version = await found_scores(client, name)
+    try:
+        scores = read_scores(version.content)
+    except ScoresInvalid as error:
+        raise CommandFailed(f"{version.name} cannot be read: {error}") from None
+    return {
+        each.attempt: tuple(
+            AttemptReward(value=value, dimension=dimension, step=step, span_id=span_id)
+            for (dimension, step, span_id), value in each.rewards.items()
+        )
+        for each in scores.rollouts
+        if each.problem is None
+    }
 
 
 def _weight(text: str) -> tuple[str, float]:

@@ -19,14 +19,15 @@ from fulmen.cli.command import Output, OutputOption, remote_command
 from fulmen.cli.connection import Connection
 from fulmen.cli.exits import CommandFailed, Exit
 from fulmen.cli.output import as_dict, console, print_json
-from fulmen.cli.training.bundle import pack_bundle
+from fulmen.cli.rescoring.lookup import found_scores
+from fulmen.cli.training.bundle import Bundle, pack_bundle
 from fulmen.cli.training.in_process import run_training, unhurried
 from fulmen.cli.training.plan import run_id, training_run
 from fulmen.cli.training.progress import RunProgress
 from fulmen.cli.training.publish import publish
 from fulmen.cli.training.report import StageOutcome, accuracy_line, print_summary, save_report
 from fulmen.cli.training.samples import SamplePair, sample_before_and_after
-from fulmen.cli.training.task_files import read_datasets
+from fulmen.cli.training.task_files import Dataset, read_datasets
 from fulmen.cli.training.watch import follow_run
 from fulmen.client import Client
 from fulmen.errors import ArgumentInvalid, SettingsInvalid
@@ -99,10 +100,8 @@ async def train(
         await _Training(
             client=client, plan=plan, inputs={}, stamp=stamp, screen=screen, in_process=in_process
         ).validate()
-        published = await publish(client, name=plan.name, agent=plan.agent, bundle=bundle, datasets=datasets)
-        training = _Training(
-            client=client, plan=plan, inputs=published.inputs, stamp=stamp, screen=screen, in_process=in_process
-        )
+        inputs = await _published(client, plan, bundle, datasets)
+        training = _Training(client=client, plan=plan, inputs=inputs, stamp=stamp, screen=screen, in_process=in_process)
         await training.validate()
         outcomes = await training.run()
         sample = await sample_before_and_after(client, outcomes[-1].run.name)
@@ -114,6 +113,13 @@ async def train(
     else:
         print_summary(screen, outcomes, sample, folder)
         screen.print(accuracy_line(outcomes) or "validation accuracy was not measured")
+
+
+async def _published(client: Client, plan: TrainConfig, bundle: Bundle, datasets: dict[str, Dataset]) -> dict[str, str]:
+    """Publishes what the runs need, after it has found what is published already; returns the versions by use."""
+    scores = {"scores": str((await found_scores(client, plan.data.scores)).name)} if plan.data.scores else {}
+    published = await publish(client, name=plan.name, agent=plan.agent, bundle=bundle, datasets=datasets)
+    return {**published.inputs, **scores}
 
 
 @dataclass(slots=True, kw_only=True)

@@ -24,7 +24,7 @@ SLOTS: Final = 4
 ROLLOUT_TIMEOUT: Final = "rollout_timeout_s"
 # The longest that algorithms allow.
 LONGEST_ROLLOUT_S: Final = 86_400
-_WITH_ROLLOUTS: Final = frozenset({"grpo"})
+_WITH_ROLLOUTS: Final = frozenset({"grpo", "replay"})
 
 
 def run_training(train: Callable[..., Awaitable[None]], connection: Connection, given: dict[str, Any]) -> None:

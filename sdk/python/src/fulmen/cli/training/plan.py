@@ -14,8 +14,9 @@ __all__ = ["run_id", "training_run"]
 _INPUTS: Final[dict[str, tuple[str, ...]]] = {
     "sft": ("demonstrations",),
     "grpo": ("agent", "train_tasks", "validation_tasks"),
+    "replay": ("agent", "validation_tasks", "scores"),
 }
-_ALL_INPUTS: Final = ("agent", "train_tasks", "validation_tasks", "demonstrations", "bundle")
+_ALL_INPUTS: Final = ("agent", "train_tasks", "validation_tasks", "demonstrations", "scores", "bundle")
 MAX_ID_LENGTH: Final = 63
 
 

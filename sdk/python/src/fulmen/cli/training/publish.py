@@ -12,7 +12,7 @@ from fulmen.client import Client
 from fulmen.errors import ResourceNotFound
 from fulmen.store.v1 import resource_pb2, resource_service_pb2
 
-__all__ = ["Published", "publish"]
+__all__ = ["Published", "Publisher", "publish"]
 
 AGENT_CONTENT_TYPE = "application/x-protobuf; messageType=fulmen.runner.v1.AgentSpec"
 BUNDLE_CONTENT_TYPE = "application/gzip"
@@ -42,7 +42,7 @@ async def publish(
     Raises:
         FulmenError: if the store refuses or cannot be reached.
     """
-    publisher = _Publisher(client)
+    publisher = Publisher(client)
     bundle_version = await publisher.put(f"bundle.{name}", "bundle", BUNDLE_CONTENT_TYPE, bundle.content)
     spec = agent_spec(agent, bundle_version).SerializeToString(deterministic=True)
     inputs = {
@@ -55,7 +55,9 @@ async def publish(
     return Published(inputs=inputs, new=tuple(publisher.new))
 
 
-class _Publisher:
+class Publisher:
+    """Publishes contents that are not published yet; `new` are the names of the versions that it made."""
+
     def __init__(self, client: Client) -> None:
         self._client = client
         self.new: list[str] = []
