@@ -92,7 +92,7 @@ class PostgresServer:
             await migrate(self._dsn_of(TEMPLATE))
             await _create_partitions(self._dsn_of(TEMPLATE))
             self._has_template = True
-        await self._administrate(f'create database "{name}" template "{TEMPLATE}" strategy wal_log')
+        await self._administrate(f'create database "{name}" template "{TEMPLATE}" strategy file_copy')
 
     async def _administrate(self, statement: str) -> None:
         connection = await asyncpg.connect(self._dsn)
