@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 # Before anything imports torch or numpy: with more threads than idle cores they run several times slower.
@@ -26,6 +27,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # sun_path holds 104 bytes on macOS and 108 on Linux; pytest's own tmp_path is often longer than that.
 SHORT_TEMP_ROOT = "/tmp"
+
+# How long an example takes says more of the machine than of the code.
+hypothesis.settings.register_profile("fulmen", deadline=None)
+hypothesis.settings.load_profile("fulmen")
 
 SERIAL_KINDS = frozenset({"e2e", "chaos"})
 

@@ -7,11 +7,12 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 
 import numpy as np
 import pytest
+import pytest_asyncio
 
 from fulmen.agent import GRADER_AGENT, Context, acting_agent, entered
 from fulmen.emit import emit_reward
@@ -32,18 +33,20 @@ TRACEPARENT = f"00-{'1' * 32}-{'2' * 16}-01"
 Function = Callable[..., object]
 
 
-@pytest.fixture
-def host() -> Iterator[PythonHost]:
+@pytest_asyncio.fixture
+async def host() -> AsyncIterator[PythonHost]:
     endpoints = Endpoints(llm_proxy_url="", otlp_url="http://127.0.0.1:9")
     child_host = ChildHost(
         guardian=Guardian(), inherited={}, endpoints=endpoints, flush_s=1, output_allowed_bytes=1, limits=NO_LIMITS
     )
     with tracing_restored():
+        spans = AttemptSpans(otlp_url=endpoints.otlp_url, token="", flush_s=1)
         yield PythonHost(
             stragglers=Stragglers(),
-            spans=AttemptSpans(otlp_url=endpoints.otlp_url, token="", flush_s=1),
+            spans=spans,
             children=Children(host=child_host, policy=ChildPolicy(attempts_each=1, idle_count=0, idle_s=1)),
         )
+        await spans.close()
 
 
 def program(host: PythonHost, agent: Function, grader: Function | None = None) -> Program:
