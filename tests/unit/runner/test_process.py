@@ -98,6 +98,30 @@ async def test_many_at_once_each_have_their_own_end(guardian: Guardian) -> None:
     assert [(result.exit_code, result.stdout) for result in results] == [(n, str(n).encode()) for n in range(40)]
 
 
+@pytest.mark.parametrize("size", [0, 1, 65_536, 1_000_000])
+async def test_an_input_of_any_size_has_an_end(guardian: Guardian, size: int) -> None:
+    counted = await run(guardian, "wc -c", stdin=b"x" * size)
+    assert (int(counted.stdout), counted.failure) == (size, "")
+    assert (await run(guardian, "exit 0", stdin=b"x" * size)).failure == "", "it need not be read"
+
+
+async def test_an_input_ends_though_something_was_forked_here_that_lives_on(guardian: Guardian, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "go")
+    running = asyncio.create_task(run(guardian, "touch began; cat go; cat", stdin=b"input", cwd=tmp_path))
+    await until(lambda: (tmp_path / "began").exists())
+    # An agent inside the runner may: the copy has all files that are open here.
+    fork = os.fork()
+    if not fork:
+        signal.pause()
+        os._exit(0)
+    try:
+        (tmp_path / "go").write_bytes(b"go ")
+        assert (await running).stdout == b"go input"
+    finally:
+        os.kill(fork, signal.SIGKILL)
+        os.waitpid(fork, 0)
+
+
 async def test_a_cancelled_command_may_say_goodbye_and_is_gone(guardian: Guardian, tmp_path: Path) -> None:
     script = 'trap "echo bye >bye; exit" TERM; echo $$ >pid.new; mv pid.new pid; while :; do sleep 0.05; done'
     running = asyncio.create_task(run(guardian, script, cwd=tmp_path))

@@ -89,6 +89,7 @@ async def run_process(
     """
     reader, writer = os.pipe()
     with FileIO(writer, "wb") as pipe:
+        rest = _filled(pipe, stdin)
         try:
             process = await Process.start(
                 argv, cwd=cwd, environment=environment, stdin=reader, limits=limits, guardian=guardian
@@ -96,7 +97,8 @@ async def run_process(
         finally:
             os.close(reader)
         try:
-            await process.feed(pipe, stdin)
+            if rest:
+                await process.feed(pipe, rest)
             await process.ended_or_breached()
         finally:
             await process.end()
@@ -263,6 +265,22 @@ class _Stream(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._watch.close(self._fd)
+
+
+def _filled(pipe: FileIO, data: bytes) -> bytes:
+    """Writes what a pipe has room for, and closes it if that is all; returns the rest.
+
+    The end of an input is seen when nobody can write any more: what an agent inside the runner forks has all that is
+    open here, for as long as it lives.
+    """
+    os.set_blocking(pipe.fileno(), False)
+    try:
+        rest = data[os.write(pipe.fileno(), data) :]
+    except BlockingIOError:
+        rest = data
+    if not rest:
+        pipe.close()
+    return rest
 
 
 def _taken(pipe: FileIO) -> FileIO:
