@@ -91,7 +91,7 @@ class RewardFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnd:
-    """How an attempt ended, as it will be reported to the store.
+    """How an attempt ended, as it will be reported to the store unless a hook that is called later fails it.
 
     Attributes:
         failure_kind: Such as `AGENT_ERROR`; empty if it succeeded.

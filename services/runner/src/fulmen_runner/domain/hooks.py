@@ -98,12 +98,14 @@ class HookedAttempt:
         await self.call("on_trace_end", self.hooks.hooks[::-1], self.facts, self.spans)
 
     async def end(self, outcome: Outcome, duration_s: float) -> Outcome:
-        """Calls the hooks; returns the outcome to report."""
-        before, outcome = self.failed, self._decided(outcome)
-        await self.call("on_rollout_end", self.hooks.hooks[::-1], self.facts, self._end_of(outcome, duration_s))
+        """Calls the hooks, each with what those before it left of the outcome; returns the outcome to report."""
+        outcome = self._decided(outcome)
+        for named in self.hooks.hooks[::-1]:
+            await self.call("on_rollout_end", (named,), self.facts, self._end_of(outcome, duration_s))
+            outcome = self._decided(outcome)
         if self._reported:
             await self.hooks.flush_spans(self.facts.attempt)
-        return outcome if self.failed == before else self._decided(outcome)
+        return outcome
 
     async def stopped(self, duration_s: float) -> None:
         """Calls the hooks of an attempt that was stopped; it has no outcome."""
