@@ -5,7 +5,7 @@ PYTHON_BIN := .venv/bin
 NODE_READY := node_modules/.ready
 COMPOSE := docker compose --file deploy/docker-compose.yml
 
-.PHONY: help setup vllm-env demo test test-frameworks test-container chaos chaos-store lint format types proto \
+.PHONY: help setup vllm-env demo test test-frameworks test-container chaos chaos-store chaos-runners lint format types proto \
 	proto-check lock clean bench bench-store bench-runner bench-proxy bench-train \
 	up down compose-smoke
 
@@ -44,6 +44,10 @@ chaos: setup ## Kills services in many training runs (RUNS=10, SEED=1)
 chaos-store: setup ## Kills store replicas and PostgreSQL 24 times under load (SEED=1)
 	FULMEN_TEST_SOAK=1 FULMEN_TEST_SOAK_SEED=$(or $(SEED),1) OMP_NUM_THREADS=1 \
 		$(PYTHON_BIN)/python -m pytest tests/chaos/test_store_replicas.py -s
+
+chaos-runners: setup ## Kills, pauses, drains and resizes runners under load (RUNS=10, SEED=1)
+	FULMEN_TEST_SOAK=$(or $(RUNS),10) FULMEN_TEST_SOAK_SEED=$(or $(SEED),1) OMP_NUM_THREADS=1 \
+		$(PYTHON_BIN)/python -m pytest tests/chaos/test_runner_fleet.py -s
 
 lint: setup $(NODE_READY) ## Checks style, import rules, contracts, stubs, types and sizes
 	@tools/lint.sh

@@ -114,8 +114,9 @@ class DoubleStore:
 class RealStore:
     """`python -m fulmen_store serve` over a real PostgreSQL."""
 
-    def __init__(self, database_url: str) -> None:
+    def __init__(self, database_url: str, *, lease_ttl_s: float = LEASE_TTL_S) -> None:
         self._database_url = database_url
+        self._lease_ttl_s = lease_ttl_s
         self._port = _free_port()
         self._process: asyncio.subprocess.Process | None = None
         self._channel: FulmenChannel | None = None
@@ -129,7 +130,7 @@ class RealStore:
             "PORT": str(self._port),
             "METRICS_PORT": "0",
             "HTTP_PORT": "0",
-            "LEASE_TTL_S": str(LEASE_TTL_S),
+            "LEASE_TTL_S": str(self._lease_ttl_s),
         }
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,

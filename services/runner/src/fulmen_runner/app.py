@@ -1,6 +1,5 @@
 """Composition root of the runner: the one file that knows all its parts."""
 
-import tempfile
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from fulmen_runner.agents.environment import (
 from fulmen_runner.agents.guardian import Guardian
 from fulmen_runner.agents.hosts import Hosts
 from fulmen_runner.agents.judge import JudgeClient
+from fulmen_runner.agents.own_directory import own_directory
 from fulmen_runner.agents.preparation import prepare_process
 from fulmen_runner.agents.python_entry import PythonHost
 from fulmen_runner.agents.spans import AttemptSpans
@@ -126,13 +126,7 @@ def wire_attempts(
     prepare_process(endpoints)
     spans = AttemptSpans(otlp_url=endpoints.otlp_url, token=settings.token.get_secret_value(), flush_s=settings.flush_s)
     stack.push_async_callback(spans.close)
-    work_dir = Path(
-        stack.enter_context(
-            tempfile.TemporaryDirectory(
-                prefix="fulmen-runner-", dir=settings.work_dir or None, ignore_cleanup_errors=True
-            )
-        )
-    )
+    work_dir = stack.enter_context(own_directory(Path(settings.work_dir) if settings.work_dir else None))
     workspaces = Workspaces(work_dir)
     stack.callback(workspaces.close)
     guardian = Guardian()
