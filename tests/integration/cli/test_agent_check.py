@@ -37,6 +37,7 @@ async def scored(task, context):
     return 0.5
 
 def walks(task):
+    print("walking")
     yield 0.1
     _ask(task)
     yield 0.2
@@ -147,6 +148,7 @@ def test_the_end_of_standard_error_says_why_a_command_failed(folder: Path) -> No
         (["train.toml", "--task", "3"], 3, "has no task 3: there are 0 to 2"),
         (["none.py:f", "--input", "1"], 3, "There is no file none.py"),
         (["none.toml"], 2, "There is no file none.toml"),
+        (["grader.py"], 2, "Name the function, too: grader.py:NAME, of grade."),
         (["agent.py:silent", "--input", "1", "--task", "1"], 2, "Give one of"),
         (["train.toml"], 2, "start a stack with `fulmen up`, give --model-url URL (with --api-key), or --fake-model"),
     ],

@@ -51,7 +51,7 @@ def test_a_failed_import_names_the_users_files_only(bundle: Path) -> None:
     ("target", "says"),
     [
         ("agent.py", "not of the form"),
-        ("agent.py:nothing", "has no callable 'nothing'"),
+        ("agent.py:nothing", "has no callable 'nothing'; it has "),
         ("missing.py:solve", "There is no file 'missing.py'"),
         ("not_a_module_at_all:solve", "No module named 'not_a_module_at_all'"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
@@ -121,6 +122,7 @@ def check(
 def _run(subject: Subject, models: Models, *, times: int, timeout_s: float | None, output: Output) -> int:
     """Runs the attempts and shows each as it ends; returns how many failed."""
     once = _once()
+    _quieten_runner()
     recording = Recording()
     _watch_hosts(recording)
     documents: list[dict[str, Any]] = []
@@ -154,7 +156,9 @@ def _run(subject: Subject, models: Models, *, times: int, timeout_s: float | Non
         os.chdir(subject.folder)
         sys.path.insert(0, str(subject.folder))
         inputs = [(subject.data, subject.content_type)] * times
-        once.run_attempts(spec, inputs, stage, on_start=recording.begin, on_end=ended)
+        # What the agent prints is no part of a document.
+        with redirect_stdout(sys.stderr) if output is Output.JSON else nullcontext():
+            once.run_attempts(spec, inputs, stage, on_start=recording.begin, on_end=ended)
     if output is Output.JSON:
         print_json(documents)
     failed = sum(each["failure"] is not None for each in documents)
@@ -171,6 +175,15 @@ def _once() -> Any:
         if (error.name or "").startswith("fulmen"):
             raise ExtraMissingError('Agents are run by the runner: pip install "fulmen[local]".') from None
         raise
+
+
+def _quieten_runner() -> None:
+    """Sends what the runner's parts log to standard error, from warnings on; its news concern who runs runners."""
+    structlog = importlib.import_module("structlog")  # The runner brings it; this package does not.
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger("warning"),
+        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+    )
 
 
 def _models(url: str | None, key: str | None, model: str | None, *, fake: bool, state_dir: Path) -> Models:

@@ -26,6 +26,8 @@ _bundle_roots: set[Path] = set()
 _HERE = str(Path(__file__).parent)
 _PYTHONS_OWN = (f"{sysconfig.get_path('stdlib')}{os.sep}", "<frozen ")
 _INSTALLED = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+_LIBRARIES = (*_PYTHONS_OWN, *_INSTALLED)
+_MAX_NAMES_SHOWN = 10
 
 Load = Callable[[str, Path | None], Callable[..., object]]
 _instead: list[Load] = []
@@ -70,7 +72,7 @@ def load_in_place(target: str, bundle_dir: Path | None) -> Callable[..., object]
     for part in name.split("."):
         loaded = getattr(loaded, part, None)
     if not callable(loaded):
-        raise AgentFailed(f"{location} has no callable {name!r}.")
+        raise AgentFailed(f"{location} has no callable {name!r}{_instead_of(module)}.")
     return loaded
 
 
@@ -81,7 +83,11 @@ def describe_error(error: BaseException) -> str:
     summary = traceback.TracebackException.from_exception(error)
     seen: list[traceback.TracebackException] = [summary]
     for part in seen:
-        part.stack = traceback.StackSummary.from_list(_frames_of_agent(part.stack))
+        frames = _frames_of_agent(part.stack)
+        if part is not summary and all(frame.filename.startswith(_LIBRARIES) for frame in frames):
+            # The depths of a library, before the part that has the agent in it.
+            frames = frames[-1:]
+        part.stack = traceback.StackSummary.from_list(frames)
         seen += [each for each in (part.__cause__, part.__context__, *(part.exceptions or ())) if each is not None]
     text = "".join(summary.format()).rstrip()
     for root in _bundle_roots:
@@ -94,6 +100,16 @@ def _frames_of_agent(frames: traceback.StackSummary) -> list[traceback.FrameSumm
     while left and left[0].filename.startswith(_PYTHONS_OWN) and not left[0].filename.startswith(_INSTALLED):
         left.pop(0)
     return left
+
+
+def _instead_of(module: ModuleType) -> str:
+    """Says what else a module has that could be meant, empty if nothing."""
+    own = [
+        name
+        for name, value in vars(module).items()
+        if callable(value) and not name.startswith("_") and getattr(value, "__module__", "") == module.__name__
+    ]
+    return f"; it has {', '.join(own[:_MAX_NAMES_SHOWN])}" if own else ""
 
 
 def _enter_bundle(bundle_dir: Path) -> None:

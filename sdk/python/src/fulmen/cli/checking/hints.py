@@ -19,6 +19,9 @@ _VENDORS: Final = (
 )  # fmt: skip
 
 
+_UNREACHED: Final = ("APIConnectionError", "ConnectError", "ConnectionRefusedError", "ConnectionError", "ECONNREFUSED")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """What hints are made from.
@@ -86,6 +89,12 @@ def _about_calls(attempt: Attempt) -> list[str]:
             "No model call was seen: the agent must send them to OPENAI_BASE_URL (with OPENAI_API_KEY) or "
             "ANTHROPIC_BASE_URL (with ANTHROPIC_API_KEY), which it finds in its environment. If it asks no model, all is "
             "well, and there is nothing to train."
+        )
+    unreached = any(each in str(failure.get("message", "")) for each in _UNREACHED)
+    if unreached and not (attempt.calls or attempt.refused or past):
+        found.append(
+            "The agent could not connect, and no call came to the model that it was given: is there a base_url or a host "
+            "in its code? Clients read OPENAI_BASE_URL and ANTHROPIC_BASE_URL."
         )
     statuses = {call.status for call in attempt.calls}
     if statuses & set(UNAUTHORIZED):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -82,7 +84,20 @@ def subject_of(what: str | None, command: list[str], given: Given, *, grader: st
         if module.endswith(".py") and not Path(module).is_file():
             raise CommandFailed(f"There is no file {module}.", exit_code=Exit.NOT_FOUND)
         return _direct(AgentConfig(python=what, grader=grader or ""), what, given)
+    if what.endswith(".py"):
+        raise _wrong(f"Name the function, too: {what}:NAME{_functions(Path(what))}.")
     return _configured(Path(what), given, grader=grader)
+
+
+def _functions(path: Path) -> str:
+    """Says which functions a file has, empty if that cannot be told."""
+    try:
+        body = ast.parse(path.read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return ""
+    names = [each.name for each in body if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    public = [name for name in names if not name.startswith("_")]
+    return f", of {', '.join(public)}" if public else ""
 
 
 def _configured(path: Path, given: Given, *, grader: str | None) -> Subject:
@@ -139,7 +154,9 @@ def _input(given: Given) -> tuple[bytes, str]:
         data = (given.text or "").encode()
     try:
         json.loads(data)
-    except ValueError:
+    except ValueError as error:
+        if data.lstrip().startswith((b"{", b"[")):
+            sys.stderr.write(f"note: the input begins like JSON but is none ({error}); the agent gets it as text.\n")
         return data, TEXT_TYPE
     return data, JSON_TYPE
 
