@@ -228,19 +228,20 @@ class Children:
             AgentFailed: If the agent fails, or its process ends.
         """
         child = self._take(program) or await self._start(program)
+        keep = False
         try:
             answer = await child.call(request, body)
-        except BaseException:
-            await child.end()
-            raise
-        if (
-            answer.get("reusable") is True
-            and child.attempt_count < self.policy.attempts_each
-            and await child.is_alone()
-        ):
-            self._put(child, program)
-        else:
-            await child.end()
+            keep = (
+                answer.get("reusable") is True
+                and child.attempt_count < self.policy.attempts_each
+                and await child.is_alone()
+            )
+        finally:
+            # Also of an attempt that is cancelled in between: nobody else knows the child.
+            if keep:
+                self._put(child, program)
+            else:
+                await child.end()
         return answer
 
     async def close(self) -> None:
