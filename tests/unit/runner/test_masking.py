@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fulmen_runner.domain.masking import MASKED, masked, masked_bytes
+from fulmen_runner.domain.masking import MASKED, masked, masked_bytes, masked_message
 
 KEY = "fk.abc/def+ghi=jkl-mno_pqr"
 
@@ -21,6 +21,13 @@ def test_the_key_is_masked_plain_and_percent_encoded(form: str) -> None:
 @pytest.mark.parametrize("kept", [8, 15, len(KEY) - 1])
 def test_the_end_of_a_key_at_the_front_of_a_cut_text_is_masked(kept: int) -> None:
     assert masked(f"{KEY[-kept:]} after", KEY) == f"{MASKED} after"
+
+
+def test_a_message_is_masked_where_what_the_agent_wrote_was_cut() -> None:
+    assert masked_message(f"It exited with status 1.\n{KEY[9:]} after", KEY) == (
+        f"It exited with status 1.\n{MASKED} after"
+    )
+    assert masked_message(f"refused {KEY}", KEY) == f"refused {MASKED}"
 
 
 def test_a_short_end_is_left_alone_and_so_is_the_middle() -> None:

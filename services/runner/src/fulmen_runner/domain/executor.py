@@ -23,7 +23,7 @@ from fulmen_runner.domain.errors import (
     ProgramUnavailable,
 )
 from fulmen_runner.domain.hooks import AttemptHooks, HookedAttempt
-from fulmen_runner.domain.masking import masked, masked_bytes
+from fulmen_runner.domain.masking import masked_bytes, masked_message
 from fulmen_runner.domain.outcome import Failed, FailureKind, Outcome, cut_at_front
 from fulmen_runner.domain.program import Invocation, Program
 from fulmen_runner.domain.stragglers import Stragglers
@@ -184,7 +184,7 @@ Execute = Callable[[Work], Coroutine[Any, Any, Outcome]]
 
 
 def _agent_error(message: str, work: Work) -> Failed:
-    return Failed(kind=FailureKind.AGENT_ERROR, message=cut_at_front(masked(message, work.attempt_key)))
+    return Failed(kind=FailureKind.AGENT_ERROR, message=cut_at_front(masked_message(message, work.attempt_key)))
 
 
 def _without_secret(outcome: Outcome, work: Work) -> Outcome:
@@ -194,5 +194,5 @@ def _without_secret(outcome: Outcome, work: Work) -> Outcome:
     if content is not output.content:
         output = replace(output, content=content)
     if isinstance(outcome, Failed):
-        return replace(outcome, message=cut_at_front(masked(outcome.message, work.attempt_key)), output=output)
+        return replace(outcome, message=cut_at_front(masked_message(outcome.message, work.attempt_key)), output=output)
     return outcome if output is outcome.output else replace(outcome, output=output)

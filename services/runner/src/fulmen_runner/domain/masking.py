@@ -27,6 +27,12 @@ def masked(text: str, key: str) -> str:
     return text
 
 
+def masked_message(text: str, key: str) -> str:
+    """Returns a message without the key: a line of the runner's, then the end of what the agent wrote, cut at its front."""
+    line, newline, written = text.partition("\n")
+    return f"{masked(line, key)}{newline}{masked(written, key)}"
+
+
 def masked_bytes(content: bytes, key: str) -> bytes:
     """Returns content without the key; what is no UTF-8 is kept."""
     text = content.decode(errors="surrogateescape")
