@@ -58,6 +58,7 @@ class World:
     served: PublishedPolicy | None = None
     served_versions: list[int] = field(default_factory=list)
     cancelled: bool = False
+    answer_tokens: int = 2
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def add_resource(self, resource: str, content: bytes) -> str:
@@ -125,13 +126,15 @@ class ModelQueue:
 
     def _trajectory(self, attempt: str) -> RolloutTrajectory:
         chance = random.Random(attempt)
-        prompt, answer = [4, *(chance.randrange(6, 16) for _ in range(3))], [chance.randrange(6, 16), 2]
+        count = self._world.answer_tokens
+        prompt = [4, *(chance.randrange(6, 16) for _ in range(3))]
+        answer = [*(chance.randrange(6, 16) for _ in range(count - 1)), 2]
         version = self._world.sampled_with[attempt]
         sequence = TokenSequence(
             token_ids=(*prompt, *answer),
-            loss_mask=(False,) * 4 + (True,) * 2,
-            logprobs=(0.0,) * 4 + (-3.0,) * 2,
-            policy_versions=(0,) * 4 + (version,) * 2,
+            loss_mask=(False,) * 4 + (True,) * count,
+            logprobs=(0.0,) * 4 + (-3.0,) * count,
+            policy_versions=(0,) * 4 + (version,) * count,
         )
         return RolloutTrajectory(sequences=(sequence,), prompt_text="1+1=", answer_text="2")
 
