@@ -4,6 +4,8 @@ SHELL := /bin/bash
 PYTHON_BIN := .venv/bin
 NODE_READY := node_modules/.ready
 COMPOSE := docker compose --file deploy/docker-compose.yml
+# Images of containers like to set it; every process that is started would then compile torch and all else anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup vllm-env demo test test-frameworks test-container chaos chaos-store chaos-runners lint format types proto \
 	proto-check lock clean bench bench-store bench-runner bench-proxy bench-train \
