@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from fulmen.hooks import AttemptEnd, RewardFact, SpansSummary
 from fulmen_runner.hooks.alerts import AlertSettings, breaches
-from fulmen_runner.hooks.figures import MAX_AGENTS, Figures, Window, Windows
+from fulmen_runner.hooks.figures import MAX_AGENTS, MAX_SAMPLES, Figures, Window, Windows
 from fulmen_runner.hooks.monitor import Monitor
 
 
@@ -51,6 +53,19 @@ def test_figures_agree_with_a_simple_count(ends: list[tuple[bool, float, float]]
         assert figures.attempt_count == len(recent)
         assert figures.error_rate == pytest.approx(sum(f for f, _ in recent) / len(recent))
         assert figures.mean_duration_s == pytest.approx(sum(d for _, d in recent) / len(recent))
+
+
+def test_reading_a_full_window_is_paid_for_by_many_attempts() -> None:
+    window = Window(window_s=10.0)
+    end = AttemptEnd(failure_kind="", message="", rewards=(), spans=None, duration_s=1.0)
+    looks = []
+    for number in range(2 * MAX_SAMPLES):
+        window.add(end, now_s=0.0)
+        if window.has_news:
+            looks.append(number)
+            window.figures(now_s=0.0)
+    assert looks[:256] == list(range(256))
+    assert max(later - earlier for earlier, later in pairwise(looks)) == 40
 
 
 def test_agents_without_end_do_not_fill_the_memory() -> None:

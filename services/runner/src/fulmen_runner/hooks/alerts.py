@@ -125,6 +125,8 @@ class Alerts(Hook):
         agent, now_s = agent_of(attempt), self._clock()
         window = self._windows.of(agent)
         window.add(end, now_s=now_s)
+        if not window.has_news:
+            return
         figures = window.figures(now_s=now_s)
         for breach in breaches(figures, self._settings):
             if self._quiet_until_s.get((agent, breach.rule), now_s) > now_s:

@@ -12,6 +12,9 @@ from fulmen.hooks import STOPPED, AttemptEnd, AttemptFacts
 
 MAX_SAMPLES = 10_000
 MAX_AGENTS = 100
+SAMPLES_PER_LOOK = 256
+"""How many samples may be read for each that is new."""
+
 DEFAULT_AGENT = "default"
 
 
@@ -49,11 +52,18 @@ class Window:
 
     window_s: float
     _samples: deque[_Sample] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
+    _new_count: int = 0
+
+    @property
+    def has_news(self) -> bool:
+        """Tells whether so much was added since the last figures that they are worth their price: all samples are read."""
+        return self._new_count * SAMPLES_PER_LOOK >= len(self._samples)
 
     def add(self, end: AttemptEnd, *, now_s: float) -> None:
         """Adds an attempt that ended now."""
         if end.failure_kind == STOPPED:
             return
+        self._new_count += 1
         self._samples.append(
             _Sample(
                 at_s=now_s,
@@ -66,6 +76,7 @@ class Window:
 
     def figures(self, *, now_s: float) -> Figures:
         """Returns the figures of the attempts in the window."""
+        self._new_count = 0
         while self._samples and self._samples[0].at_s <= now_s - self.window_s:
             self._samples.popleft()
         samples = list(self._samples)
