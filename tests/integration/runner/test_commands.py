@@ -113,7 +113,7 @@ async def test_the_node_example_with_its_grader(
     [
         ("echo gone wrong >&2; exit 3", "AGENT_ERROR", "status 3.\ngone wrong"),
         ("kill -SEGV $$", "AGENT_ERROR", "signal 11 (SIGSEGV)"),
-        ("echo done", "REWARD_MISSING", "no reward"),
+        ("echo done", "REWARD_MISSING", "neither it nor a grader gave a reward"),
         ("echo NaN", "AGENT_ERROR", "not a finite number"),
         ("echo $OPENAI_API_KEY >&2; exit 1", "AGENT_ERROR", "[masked]"),
         ("exec sleep 3600", "TIMEOUT", "within 2 s"),

@@ -6,13 +6,13 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from fulmen_runner.agents.guardian import Guardian
+from fulmen_runner.agents.guardian import Guardian, Kept
 from fulmen_runner.agents.limits import Allowance, allowance, breaches, measure
 from fulmen_runner.agents.process import Process, ProcessLimits, ProcessResult, run_process
 from fulmen_runner.agents.specification import Limits
@@ -105,21 +105,29 @@ async def test_an_input_of_any_size_has_an_end(guardian: Guardian, size: int) ->
     assert (await run(guardian, "exit 0", stdin=b"x" * size)).failure == "", "it need not be read"
 
 
-async def test_an_input_ends_though_something_was_forked_here_that_lives_on(guardian: Guardian, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "go")
-    running = asyncio.create_task(run(guardian, "touch began; cat go; cat", stdin=b"input", cwd=tmp_path))
-    await until(lambda: (tmp_path / "began").exists())
-    # An agent inside the runner may: the copy has all files that are open here.
-    fork = os.fork()
-    if not fork:
-        signal.pause()
-        os._exit(0)
+class ForkingGuardian(Guardian):
+    """Starts commands while something else in this process forks, as an agent inside the runner may."""
+
+    fork = 0
+
+    async def start(
+        self, argv: Sequence[str], *, cwd: Path | None, environment: Mapping[str, str], files: Sequence[int]
+    ) -> Kept:
+        self.fork = os.fork()
+        if not self.fork:
+            signal.pause()
+            os._exit(0)
+        return await super().start(argv, cwd=cwd, environment=environment, files=files)
+
+
+async def test_an_input_ends_though_a_fork_of_this_process_lives_on() -> None:
+    guardian = ForkingGuardian()
     try:
-        (tmp_path / "go").write_bytes(b"go ")
-        assert (await running).stdout == b"go input"
+        assert (await run(guardian, "cat", stdin=b"input")).stdout == b"input"
     finally:
-        os.kill(fork, signal.SIGKILL)
-        os.waitpid(fork, 0)
+        os.kill(guardian.fork, signal.SIGKILL)
+        await asyncio.to_thread(os.waitpid, guardian.fork, 0)
+        await guardian.close()
 
 
 async def test_a_cancelled_command_may_say_goodbye_and_is_gone(guardian: Guardian, tmp_path: Path) -> None:
