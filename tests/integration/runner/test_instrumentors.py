@@ -123,6 +123,40 @@ def test_one_whose_framework_cannot_be_found_by_its_files_is_switched_on_at_once
     assert ([name for name, _ in traced["langchain"]], errors) == (["one"], "")
 
 
+TRACED_PROGRAM = """
+import langchain
+tracer = langchain.PROVIDER.get_tracer("")
+for _ in range(2):
+    tracer.start_span("thought").end()
+"""
+
+
+@pytest.mark.parametrize("sdk_installed", [True, False])
+def test_a_program_whose_spans_did_not_arrive_says_so(site: Path, sdk_installed: bool) -> None:
+    body = "import langchain; langchain.PROVIDER = kwargs['tracer_provider']"
+    install_instrumentor(site, "one", "langchain", group="openinference_instrumentor", body=body)
+    if not sdk_installed:
+        # Found first, and holds nothing.
+        (site / "fulmen").mkdir()
+        (site / "fulmen" / "__init__.py").touch()
+    rewards = site / "rewards"
+    done = subprocess.run(
+        [sys.executable, "-c", TRACED_PROGRAM],
+        env={
+            **startup_environment("auto", {"PYTHONPATH": str(site)}),
+            "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9",
+            "OTEL_EXPORTER_OTLP_TIMEOUT": "1",
+            "FULMEN_REWARDS_FILE": str(rewards),
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "fulmen: 2 spans of this process did not reach the store." in done.stderr
+    assert json.loads(rewards.read_text()) == {"undelivered_spans": 2}
+
+
 @pytest.mark.parametrize(
     ("wanted", "environment"),
     [

@@ -10,10 +10,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fulmen.agent import RewardKey
 from fulmen.rewards_file import append_rewards, append_undelivered_spans
 from fulmen_runner.agents.rewards_file import MAX_REWARDS_FILE_BYTES, read_rewards_file
 from fulmen_runner.domain.errors import AgentFailed, HostUnavailable
 from fulmen_runner.domain.outcome import Reward
+
+KEYS = st.tuples(
+    st.from_regex(r"[a-z0-9_.-]{1,64}", fullmatch=True),
+    st.none() | st.integers(0, 2**31 - 1),
+    st.just(b"") | st.binary(min_size=8, max_size=8).filter(any),
+)
 
 
 @pytest.fixture
@@ -32,6 +39,14 @@ def test_each_line_is_a_reward(path: Path) -> None:
         Reward(value=1.0, step=3),
         Reward(value=2.0, span_id=bytes.fromhex("00f067aa0ba902b7")),
     )
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@given(st.dictionaries(KEYS, st.floats(allow_nan=False, allow_infinity=False), max_size=5))
+def test_what_agents_emit_is_what_is_read(path: Path, rewards: dict[RewardKey, float]) -> None:
+    path.unlink(missing_ok=True)
+    append_rewards(str(path), rewards.items())
+    assert {(each.dimension, each.step, each.span_id): each.value for each in read_rewards_file(path)} == rewards
 
 
 def test_spans_that_did_not_arrive_are_no_fault_of_the_commands(path: Path) -> None:
@@ -65,6 +80,7 @@ def test_of_the_same_kind_the_last_one_counts(path: Path) -> None:
         ('{"value": 1, "span_id": "xyz"}', "16 hexadecimal digits"),
         ('{"value": 1, "span_id": "00 00 00 00 00 0"}', "span"),
         ('{"value": 1, "span_id": "0000000000000000"}', "zero"),
+        ('{"undelivered_spans": -1}', "not an object with a value"),
         ("{", "is not JSON"),
         ("\xff", "is not JSON"),
         ("[" * 100_000, "is not JSON"),

@@ -2,14 +2,17 @@
 
 Invariant: a span counts as undelivered from its end until an export that holds it has succeeded. One that a full queue
 dropped, or whose export was given up, is undelivered for good: nothing is lost in silence.
+
+Needs nothing of Fulmen's: programs whose own Python has none use it as well.
 """
 
+import os
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
@@ -48,11 +51,22 @@ class _Ledger:
 
     def undelivered(self, owner: str) -> int:
         with self._lock:
-            return self._undelivered[owner] if owner in self._undelivered else 0
+            return self._undelivered.get(owner, 0)
+
+    def forked(self) -> None:
+        # The lock may have been held when the process was forked.
+        self._lock = threading.Lock()
+        self._undelivered = Counter()
 
     def forget(self, owner: str) -> None:
         with self._lock:
             self._undelivered.pop(owner, None)
+
+
+def _forked(ledger: _Ledger | None) -> None:
+    """Forgets in a new process what is its parent's to deliver."""
+    if ledger is not None:
+        ledger.forked()
 
 
 class _CountedExporter(SpanExporter):
@@ -98,10 +112,15 @@ class DeliveringProcessor(SpanProcessor):
             exporter: Instead of an OTLP one; the two before are not used then.
         """
         if exporter is None:
+            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
             insecure = None if endpoint is None else not endpoint.startswith("https:")
             exporter = OTLPSpanExporter(endpoint=endpoint, insecure=insecure, headers=headers, timeout=give_up_s)
         self._owner_of = owner_of
         self._ledger = _Ledger()
+        ledger = weakref.ref(self._ledger)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=lambda: _forked(ledger()))
         self._batches = BatchSpanProcessor(
             _CountedExporter(exporter, self._ledger, owner_of),
             max_queue_size=MAX_QUEUED_SPANS,

@@ -9,7 +9,6 @@ import atexit
 import multiprocessing
 import multiprocessing.util
 import os
-import sys
 import threading
 from typing import Final
 
@@ -21,7 +20,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from fulmen.agent import current
 from fulmen.attributes import ATTEMPT, ROLLOUT, SCOPE
-from fulmen.rewards_file import REWARDS_FILE_VARIABLE, append_undelivered_spans
+from fulmen.rewards_file import tell_undelivered_spans
 from fulmen.span_delivery import DeliveringProcessor
 
 __all__ = ["flush", "parent_context", "tracer"]
@@ -139,13 +138,7 @@ class _ThisProcess:
 
     def end(self) -> None:
         """Waits for the spans, and says so if some did not arrive."""
-        undelivered = 0 if self._delivery is None else self._delivery.flush(FLUSH_S)
-        if not undelivered:
-            return
-        sys.stderr.write(f"fulmen: {undelivered} spans of this process did not reach the store.\n")
-        path = os.environ.get(REWARDS_FILE_VARIABLE)
-        if path:
-            append_undelivered_spans(path, undelivered)
+        tell_undelivered_spans(0 if self._delivery is None else self._delivery.flush(FLUSH_S))
 
 
 _process = _ThisProcess()

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fulmen.emit import RewardInvalid
-from fulmen.rewards_file import REWARDS_FILE_VARIABLE, read_statements
+from fulmen.rewards_file import REWARDS_FILE_VARIABLE
 from fulmen_runner.agents.container_files import (
     BUNDLE_DIR,
     REWARDS_FILE,
@@ -26,11 +25,12 @@ from fulmen_runner.agents.container_files import (
 from fulmen_runner.agents.environment import QUIET, Endpoints, network_environment
 from fulmen_runner.agents.limits_granted import granted
 from fulmen_runner.agents.ownership import Owner, deadline_of
+from fulmen_runner.agents.rewards_file import read_rewards
 from fulmen_runner.agents.specification import ContainerTarget, Limits
 from fulmen_runner.agents.templates import expand, expanded_variables, placeholders_of
 from fulmen_runner.agents.threads import run_in_thread
 from fulmen_runner.clients.container_order import ContainerEnd, ContainerOrder, PullPolicy
-from fulmen_runner.domain.errors import AgentFailed, HostUnavailable
+from fulmen_runner.domain.errors import AgentFailed
 from fulmen_runner.domain.outcome import MAX_OUTPUT_BYTES
 from fulmen_runner.domain.program import Answer, Invocation
 from fulmen_runner.domain.rewards import rewards_of_last_line
@@ -256,10 +256,5 @@ def container_environment(
 
 def _emit(invocation: Invocation, statements: bytes) -> None:
     """Takes over what the container wrote to its file of rewards."""
-    try:
-        said = read_statements(statements.decode(errors="replace"))
-    except RewardInvalid as error:
-        raise AgentFailed(str(error)) from None
-    if said.undelivered_spans:
-        raise HostUnavailable(f"{said.undelivered_spans} spans of the agent did not reach the store.")
-    invocation.context.rewards.update(said.rewards)
+    found = read_rewards(statements)
+    invocation.context.rewards.update({(each.dimension, each.step, each.span_id): each.value for each in found})

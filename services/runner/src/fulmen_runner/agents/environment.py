@@ -9,8 +9,8 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 from fulmen.ids import parse_attempt_name
+from fulmen.rewards_file import REWARDS_FILE_VARIABLE
 from fulmen_runner.agents.instrumentation import NONE
-from fulmen_runner.agents.rewards_file import REWARDS_FILE_VARIABLE
 from fulmen_runner.agents.templates import Placeholders, expand
 from fulmen_runner.domain.work import Work
 from fulmen_runner.domain.workspace import Files, Workspace

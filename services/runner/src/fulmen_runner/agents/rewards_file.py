@@ -11,34 +11,38 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fulmen.agent import FINAL_DIMENSION
+from fulmen.rewards_file import REWARD_MEMBERS, UNDELIVERED_MEMBER
 from fulmen_runner.domain.errors import AgentFailed, HostUnavailable
 from fulmen_runner.domain.outcome import Reward
 from fulmen_runner.domain.rewards import checked
-
-REWARDS_FILE_VARIABLE = "FULMEN_REWARDS_FILE"
 
 MAX_REWARDS_FILE_BYTES = 1024 * 1024
 
 _MAX_PROBLEMS_NAMED = 10
 _MAX_PROBLEM_LENGTH = 150
-_MEMBERS = frozenset({"value", "dimension", "step", "span_id"})
 _SPAN_ID_DIGITS = 16
-_UNDELIVERED = re.compile(rb'{"undelivered_spans": ([0-9]{1,9})}')
-"""What `fulmen.rewards_file.append_undelivered_spans` writes."""
+_UNDELIVERED = re.compile(rb'{"%b": ([0-9]{1,9})}' % UNDELIVERED_MEMBER.encode())
 
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def read_rewards_file(path: Path) -> tuple[Reward, ...]:
-    """Returns the rewards of a file, none if it is gone; of the same kind, the last one counts. Blocks.
-
-    Each line is a JSON object: `value`, and if wanted `dimension`, `step` and `span_id` (16 hexadecimal digits).
+    """Returns the rewards of a file, none if it is gone. Blocks.
 
     Raises:
-        AgentFailed: With every line that is wrong, or if the file is too large or no plain file.
+        AgentFailed: As `read_rewards`, or if the file is too large or no plain file.
+        HostUnavailable: As `read_rewards`.
+    """
+    return read_rewards(_content(path))
+
+
+def read_rewards(content: bytes) -> tuple[Reward, ...]:
+    """Returns the rewards that a file holds, in the format of `fulmen.rewards_file`; of a kind, the last one counts.
+
+    Raises:
+        AgentFailed: With every line that is wrong.
         HostUnavailable: If the process says that spans of it did not reach the store.
     """
-    content = _content(path)
     rewards: dict[tuple[str, int | None, bytes], Reward] = {}
     problems: list[str] = []
     undelivered = 0
@@ -58,7 +62,7 @@ def read_rewards_file(path: Path) -> tuple[Reward, ...]:
         named = problems[:_MAX_PROBLEMS_NAMED] + ([f"and {more} more"] if more > 0 else [])
         raise AgentFailed("The rewards file holds what is no reward. " + "; ".join(named))
     if undelivered:
-        raise HostUnavailable(f"{undelivered} spans of the command did not reach the store.")
+        raise HostUnavailable(f"{undelivered} spans of the agent did not reach the store.")
     return tuple(rewards.values())
 
 
@@ -94,7 +98,7 @@ def _reward(line: bytes) -> Reward | None:
         raise AgentFailed(f"{line[:60]!r} is not JSON.") from None
     if not isinstance(document, dict) or "value" not in document:
         raise AgentFailed("not an object with a value.")
-    if unknown := sorted(document.keys() - _MEMBERS):
+    if unknown := sorted(document.keys() - REWARD_MEMBERS):
         raise AgentFailed(f"unknown member {unknown[0][:60]!r}.")
     dimension = document.get("dimension", FINAL_DIMENSION)
     if not isinstance(dimension, str):

@@ -14,13 +14,10 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
 
 from fulmen.agent import current, current_step
+from fulmen.attributes import ATTEMPT, ROLLOUT, STEP
 from fulmen.span_delivery import DeliveringProcessor
 from fulmen_runner.agents.current_spans import CurrentSpans
 from fulmen_runner.agents.instrumentation import new_provider
-
-ROLLOUT_ATTRIBUTE = "fulmen.rollout"
-ATTEMPT_ATTRIBUTE = "fulmen.attempt"
-STEP_ATTRIBUTE = "fulmen.step"
 
 _log = structlog.get_logger()
 
@@ -40,15 +37,15 @@ class AttemptSpanProcessor(SpanProcessor):
         attempt = current()
         named = dict(_names_of(trace.get_current_span(parent_context)))
         if not named and attempt is not None:
-            named = {ROLLOUT_ATTRIBUTE: attempt.rollout, ATTEMPT_ATTRIBUTE: attempt.attempt_number}
+            named = {ROLLOUT: attempt.rollout, ATTEMPT: attempt.attempt_number}
         span.set_attributes(named)
         step = current_step()
-        if step is not None and attempt is not None and named.get(ROLLOUT_ATTRIBUTE) == attempt.rollout:
-            span.set_attribute(STEP_ATTRIBUTE, step)
+        if step is not None and attempt is not None and named.get(ROLLOUT) == attempt.rollout:
+            span.set_attribute(STEP, step)
 
     def on_end(self, span: ReadableSpan) -> None:
         """Hands the span on."""
-        if ROLLOUT_ATTRIBUTE in (span.attributes or {}):
+        if ROLLOUT in (span.attributes or {}):
             self._onward.on_end(span)
 
     def shutdown(self) -> None:
@@ -136,7 +133,7 @@ def enter_trace(traceparent: str) -> None:
 
 def _names_of(span: trace.Span) -> Iterator[tuple[str, str | int]]:
     attributes: Mapping[str, object] = getattr(span, "attributes", None) or {}
-    for name in (ROLLOUT_ATTRIBUTE, ATTEMPT_ATTRIBUTE):
+    for name in (ROLLOUT, ATTEMPT):
         value = attributes.get(name)
         if isinstance(value, (str, int)):
             yield name, value
@@ -145,4 +142,4 @@ def _names_of(span: trace.Span) -> Iterator[tuple[str, str | int]]:
 def attempt_of(span: ReadableSpan) -> str:
     """Returns the name of the attempt that a span carries."""
     attributes = span.attributes or {}
-    return f"{attributes[ROLLOUT_ATTRIBUTE]!s}/attempts/{attributes[ATTEMPT_ATTRIBUTE]!s}"
+    return f"{attributes[ROLLOUT]!s}/attempts/{attributes[ATTEMPT]!s}"
