@@ -6,6 +6,7 @@ token; other spans of the process never do. An attempt is complete when the stor
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 
 import structlog
@@ -26,19 +27,25 @@ class AttemptSpanProcessor(SpanProcessor):
     """Names the attempt on its spans and hands those, and only those, on.
 
     A span belongs to the attempt of its parent, if that has one, else to the one that runs here: frameworks end up in
-    threads and tasks that they began for another attempt, but they name the parent.
+    threads and tasks that they began for another attempt, but they name the parent. What an agent writes over the names
+    counts for nothing: the runner's token would carry it into another attempt.
     """
 
     def __init__(self, onward: SpanProcessor) -> None:
         self._onward = onward
+        self._names: OrderedDict[int, Mapping[str, str | int]] = OrderedDict()
 
     def on_start(self, span: Span, parent_context: otel_context.Context | None = None) -> None:
         """Writes the attempt's names on the span."""
         attempt = current()
-        named = dict(_names_of(trace.get_current_span(parent_context)))
+        parent = trace.get_current_span(parent_context)
+        named = dict(self._names.get(parent.get_span_context().span_id) or _names_of(parent))
         if not named and attempt is not None:
             named = {ROLLOUT: attempt.rollout, ATTEMPT: attempt.attempt_number}
         span.set_attributes(named)
+        self._names[span.get_span_context().span_id] = named
+        if len(self._names) > MAX_OPEN_SPANS:
+            self._names.popitem(last=False)
         step = current_step()
         if step is not None and attempt is not None and named.get(ROLLOUT) == attempt.rollout:
             span.set_attribute(STEP, step)
@@ -131,7 +138,25 @@ def enter_trace(traceparent: str) -> None:
     otel_context.attach(trace.set_span_in_context(trace.NonRecordingSpan(parent)))
 
 
-def _names_of(span: trace.Span) -> Iterator[tuple[str, str | int]]:
+def _renamed(span: ReadableSpan, names: Mapping[str, str | int]) -> ReadableSpan:
+    others = {key: value for key, value in (span.attributes or {}).items() if key not in _NAMES}
+    return ReadableSpan(
+        name=span.name,
+        context=span.get_span_context(),
+        parent=span.parent,
+        resource=span.resource,
+        attributes={**others, **names},
+        events=span.events,
+        links=span.links,
+        kind=span.kind,
+        status=span.status,
+        start_time=span.start_time,
+        end_time=span.end_time,
+        instrumentation_scope=span.instrumentation_scope,
+    )
+
+
+def _names_of(span: trace.Span | ReadableSpan) -> Iterator[tuple[str, str | int]]:
     attributes: Mapping[str, object] = getattr(span, "attributes", None) or {}
     for name in (ROLLOUT, ATTEMPT):
         value = attributes.get(name)
