@@ -25,7 +25,7 @@ __all__ = [
     "read_agent",
 ]
 
-ISOLATIONS: Final = ("runner", "process")
+ISOLATIONS: Final = ("", "runner", "process")
 MAX_JOB_BYTES: Final = 64 * 1024
 MAX_PROMPT_BYTES: Final = 64 * 1024
 MAX_OUTPUT_BYTES: Final = 65_536
@@ -37,9 +37,11 @@ _DIMENSION: Final = re.compile(r"[a-z0-9_.-]{1,64}")
 _ENTRIES: Final = ("python", "command", "container", "job")
 _GRADERS: Final = ("grader", "grader_command", "judge")
 _ISOLATION_VALUES: Final = {
-    "runner": agent_spec_pb2.ISOLATION_UNSPECIFIED,
+    "": agent_spec_pb2.ISOLATION_UNSPECIFIED,
+    "runner": agent_spec_pb2.ISOLATION_RUNNER,
     "process": agent_spec_pb2.ISOLATION_PROCESS,
 }
+_ISOLATION_NAMES: Final = {value: name for name, value in _ISOLATION_VALUES.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +80,8 @@ class AgentConfig:
 
     Attributes:
         python: `file.py:name` or `package.module:name`.
-        isolation: Where a Python callable runs: `runner`, or `process` for a child of its own.
+        isolation: Where Python callables run, agent and grader: `runner`, `process` for a child of its own each, or
+            empty for what the runner is set to.
         command: A program with its arguments.
         container: A container.
         job: The text of a Kubernetes Job.
@@ -91,7 +94,7 @@ class AgentConfig:
     """
 
     python: str = ""
-    isolation: str = ISOLATIONS[0]
+    isolation: str = ""
     command: tuple[str, ...] = ()
     container: ContainerConfig | None = None
     job: str = ""
@@ -137,9 +140,10 @@ def agent_spec(agent: AgentConfig, bundle: str) -> agent_spec_pb2.AgentSpec:
         bundle: `resources/{id}/versions/{n}` of its files; empty if it is installed.
     """
     spec = agent_spec_pb2.AgentSpec(bundle=bundle, environment=dict(agent.environment))
+    isolation = _ISOLATION_VALUES[agent.isolation]
     if agent.python:
         spec.python.target = agent.python
-        spec.python.isolation = _ISOLATION_VALUES[agent.isolation]
+        spec.python.isolation = isolation
     elif agent.container is not None:
         spec.container.image = agent.container.image
         spec.container.argv.extend(agent.container.command)
@@ -158,6 +162,7 @@ def agent_spec(agent: AgentConfig, bundle: str) -> agent_spec_pb2.AgentSpec:
         spec.limits.process_count = limits.process_count
     if agent.grader:
         spec.grader.python.target = agent.grader
+        spec.grader.python.isolation = isolation
     elif agent.grader_command:
         spec.grader.command.argv.extend(agent.grader_command)
     elif agent.judge is not None:
@@ -169,15 +174,14 @@ def agent_config(spec: agent_spec_pb2.AgentSpec) -> AgentConfig:
     """Reads a published agent back; what the table cannot say, such as the bundle, is left out."""
     entry = spec.WhichOneof("entry")
     grader = spec.grader.WhichOneof("entry")
-    isolated = spec.python.isolation not in (
-        agent_spec_pb2.ISOLATION_UNSPECIFIED,
-        agent_spec_pb2.ISOLATION_RUNNER,
-    )
+    # The table has one for both; where they differ, the agent's own counts.
+    isolation = spec.python.isolation if entry == "python" else spec.grader.python.isolation
     # At most one of the three is there; of the others the size is 0.
     sizes = (spec.command.max_output_bytes, spec.container.max_output_bytes, spec.job.max_output_bytes)
     return AgentConfig(
         python=spec.python.target,
-        isolation="process" if isolated else "runner",
+        # Values that are newer mean a process: the contract says so.
+        isolation=_ISOLATION_NAMES.get(isolation, "process"),
         command=tuple(spec.command.argv),
         container=ContainerConfig(
             image=spec.container.image, command=tuple(spec.container.argv), network=spec.container.network
@@ -314,11 +318,11 @@ def _file(table: TableReader, key: str, folder: Path, most_bytes: int) -> str:
 
 def _without_effect(table: TableReader, agent: AgentConfig) -> None:
     """Finds what is set but would change nothing."""
-    if agent.isolation == "process" and not agent.python:
-        table.problem("isolation", "only a Python agent has it: all others run in processes of their own")
+    if agent.isolation and not (agent.python or agent.grader):
+        table.problem("isolation", "only Python agents and graders have it: all others run in processes of their own")
     if agent.python and agent.max_output_bytes:
         table.problem("max_output", "a Python agent has none: what it returns is its outcome")
-    if agent.python and agent.isolation == "runner" and agent.limits != LimitsConfig():
+    if agent.python and agent.isolation != "process" and agent.limits != LimitsConfig():
         table.problem("limits", 'inside the runner they cannot be kept: add isolation = "process"')
     elif agent.limits.cpu_count and not (agent.container or agent.job):
         table.problem("limits.cpus", "only containers and jobs have it")

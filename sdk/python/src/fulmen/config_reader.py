@@ -84,7 +84,7 @@ class TableReader:
         """Reads one of some words; the first is the default."""
         word = self.text(key)
         if word and word not in choices:
-            self.problem(key, f"must be one of {', '.join(choices)}{hint(word, choices, list_all=False)}")
+            self.problem(key, f"must be one of {', '.join(filter(None, choices))}{hint(word, choices, list_all=False)}")
         return word if word in choices else choices[0]
 
     def words(self, key: str, example: str) -> tuple[str, ...]:

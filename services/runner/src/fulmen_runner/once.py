@@ -17,7 +17,7 @@ from fulmen.ids import rollout_name, uuid7
 from fulmen.runner.v1 import agent_spec_pb2 as pb
 from fulmen_runner.agents.loader import load_through
 from fulmen_runner.agents.main_thread import MainThread
-from fulmen_runner.agents.specification import Bundle, PythonTarget, Specification
+from fulmen_runner.agents.specification import Bundle, PythonTarget, Specification, inside_runner
 from fulmen_runner.app import wire_attempts
 from fulmen_runner.clients.library import specification_of
 from fulmen_runner.domain.classification import CaptureEvidence, InstanceIds
@@ -180,9 +180,8 @@ class _Captures:
 
 def _specification(spec: pb.AgentSpec, *, packed: bool) -> Specification:
     """Returns the agent as it is tried: Python in this process and from its own folder."""
-    known = specification_of(spec, "The agent")
-    if isinstance(known.entry, PythonTarget):
-        return replace(known, entry=replace(known.entry, own_process=False), bundle="")
+    known = inside_runner(specification_of(spec, "The agent"))
+    packed = packed and not isinstance(known.entry, PythonTarget)
     return replace(known, bundle=_BUNDLE if packed else "")
 
 

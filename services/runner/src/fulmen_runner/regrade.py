@@ -18,7 +18,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 from fulmen.ids import attempt_name, parse_attempt_name, rollout_name, uuid7
 from fulmen.runner.v1 import agent_spec_pb2 as pb
 from fulmen_runner.agents.python_entry import PythonGrader
-from fulmen_runner.agents.specification import Bundle, CommandTarget, Specification
+from fulmen_runner.agents.specification import Bundle, CommandTarget, Specification, inside_runner
 from fulmen_runner.app import wire_attempts
 from fulmen_runner.clients.library import specification_of
 from fulmen_runner.domain.classification import CaptureEvidence, InstanceIds
@@ -128,7 +128,8 @@ async def open_regrader(grader: pb.Grader, bench: Bench) -> AsyncIterator[Regrad
     named = specification_of(pb.AgentSpec(grader=grader, command=pb.CommandEntry(argv=_NOT_RUN)), "The grader")
     if named.grader is None:
         raise AgentFailed("No grader is named.")
-    known = replace(named, entry=CommandTarget(argv=_NOT_RUN), bundle=_BUNDLE if bench.archive else "")
+    # Inside: a child would not get the record of what is scored.
+    known = replace(inside_runner(named), entry=CommandTarget(argv=_NOT_RUN), bundle=_BUNDLE if bench.archive else "")
     files = Bundle(archive=bench.archive, sha256_hex=bench.archive_sha256_hex)
     async with AsyncExitStack() as stack:
         settings = _settings(bench, await _span_sink(stack))

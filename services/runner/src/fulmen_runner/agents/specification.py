@@ -1,7 +1,7 @@
 """How an agent is to be run, as its publisher wrote it, in the runner's own words."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fulmen.agent import FINAL_DIMENSION
 
@@ -111,3 +111,13 @@ class Bundle:
 
     archive: bytes
     sha256_hex: str
+
+
+def inside_runner(specification: Specification) -> Specification:
+    """Returns the same with Python callables in the runner's own process, whatever they ask for."""
+    entry, grader = specification.entry, specification.grader
+    if isinstance(entry, PythonTarget):
+        entry = replace(entry, own_process=False)
+    if isinstance(grader, PythonTarget):
+        grader = replace(grader, own_process=False)
+    return replace(specification, entry=entry, grader=grader)

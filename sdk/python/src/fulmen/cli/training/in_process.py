@@ -73,6 +73,8 @@ def unhurried(config: TrainConfig) -> TrainConfig:
         for stage in config.stages
     )
     agent = config.agent
+    if agent.python or agent.grader:
+        agent = replace(agent, isolation="runner")
     if agent.python:
-        agent = replace(agent, isolation="runner", limits=LimitsConfig())
+        agent = replace(agent, limits=LimitsConfig())
     return replace(config, agent=agent, stages=stages)
