@@ -123,15 +123,16 @@ async def test_a_server_of_anthropics_dialect_gets_its_own_headers(store: FakeSt
 
 @pytest.mark.parametrize("asked", [{}, {"stream": True}, {"max_tokens": 400}, {"max_tokens": 429}])
 async def test_a_caller_gets_limits_and_request_ids_and_nothing_of_the_backends_insides(
-    proxy: RunningProxy, talkative: str, asked: dict[str, object]
+    store: FakeStore, talkative: str, asked: dict[str, object]
 ) -> None:
-    await proxy.register("talkative", talkative)
-    await proxy.put_route(target("talkative"), model="talkative")
-    _, key = proxy.attempt()
-    body = {"model": "talkative", "messages": [{"role": "user", "content": "x"}], **asked}
-    headers = {"Authorization": f"Bearer {key}"}
-    async with proxy.http.post(f"{proxy.url}/chat/completions", json=body, headers=headers) as answer:
-        await answer.read()
+    async with running_proxy(store.target, retry_deadline_s=0) as proxy:
+        await proxy.register("talkative", talkative)
+        await proxy.put_route(target("talkative"), model="talkative")
+        _, key = proxy.attempt()
+        body = {"model": "talkative", "messages": [{"role": "user", "content": "x"}], **asked}
+        headers = {"Authorization": f"Bearer {key}"}
+        async with proxy.http.post(f"{proxy.url}/chat/completions", json=body, headers=headers) as answer:
+            await answer.read()
     got = {name.lower(): value for name, value in answer.headers.items()}
     assert answer.status == asked.get("max_tokens", 200)
     assert set(got) <= MAY_REACH_A_CALLER

@@ -114,8 +114,11 @@ async def test_a_request_that_was_recorded_but_not_created_is_created_when_it_is
 
     with monkeypatch.context() as patched:
         patched.setattr(ExpiringVersions, "uses_of", die)
+        # The stream that died is told of by nobody: the caller gives up by its own deadline.
         with pytest.raises((FulmenError, asyncio.CancelledError)):
-            await create(stubs, 3, request_id="r")
+            await stubs.rollouts.BatchCreateRollouts(
+                pb.BatchCreateRolloutsRequest(rollouts=[rollout_pb2.Rollout()] * 3, request_id="r"), timeout=2.0
+            )
     assert await _queued(stubs) == 0
     names = await create(stubs, 3, request_id="r")
     assert await create(stubs, 3, request_id="r") == names
