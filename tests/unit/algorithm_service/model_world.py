@@ -59,6 +59,7 @@ class World:
     served_versions: list[int] = field(default_factory=list)
     cancelled: bool = False
     answer_tokens: int = 2
+    truncated: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def add_resource(self, resource: str, content: bytes) -> str:
@@ -136,7 +137,9 @@ class ModelQueue:
             logprobs=(0.0,) * 4 + (-3.0,) * count,
             policy_versions=(0,) * 4 + (version,) * count,
         )
-        return RolloutTrajectory(sequences=(sequence,), prompt_text="1+1=", answer_text="2")
+        return RolloutTrajectory(
+            sequences=(sequence,), truncated=self._world.truncated, prompt_text="1+1=", answer_text="2"
+        )
 
     async def known_train_groups(self, *, below: int) -> set[int]:
         """Lists what was submitted."""

@@ -134,12 +134,25 @@ async def test_without_validation_tasks_no_agent_is_needed_and_nothing_is_served
     assert world.served is None
 
 
+@pytest.mark.parametrize(
+    ("setting", "answer_tokens", "truncated", "cause"),
+    [
+        ({"token_budget": 16}, 20, False, "longer than 16 tokens: "),
+        ({"mask_truncated": True}, 2, True, "ended at its token limit (mask_truncated; max_tokens): "),
+    ],
+)
 async def test_a_run_whose_stored_rollouts_cannot_be_used_fails_and_says_why(
-    world: World, draft: RunDraft, open_service: Callable[[World], Service]
+    world: World,
+    draft: RunDraft,
+    open_service: Callable[[World], Service],
+    setting: dict[str, object],
+    answer_tokens: int,
+    truncated: bool,
+    cause: str,
 ) -> None:
-    values = {**json.loads(draft.settings_json), "prompts_per_step": 8, "token_budget": 16}
+    values = {**json.loads(draft.settings_json), "prompts_per_step": 8, **setting}
     run = await created(replace(draft, settings_json=json.dumps(values)), world)
-    world.answer_tokens = 20
+    world.answer_tokens, world.truncated = answer_tokens, truncated
     service = open_service(world)
     service.runs.add(run)
 
@@ -148,6 +161,7 @@ async def test_a_run_whose_stored_rollouts_cannot_be_used_fails_and_says_why(
     final = service.runs.entry(run.name).run
     assert final.state is RunState.FAILED
     assert f"No rollout of {GROUPS} groups could be used" in final.failure_message
+    assert cause in final.failure_message
 
 
 @pytest.mark.parametrize(

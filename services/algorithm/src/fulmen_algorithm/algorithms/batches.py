@@ -13,7 +13,7 @@ from typing import Protocol
 
 from fulmen_algorithm.domain.context import RunContext
 from fulmen_algorithm.domain.failure import RunFailed
-from fulmen_algorithm.domain.groups import FinishedGroup, rewards_of
+from fulmen_algorithm.domain.groups import FinishedGroup, FinishedRollout, rewards_of
 from fulmen_algorithm.domain.progress import Consumed, Outcome
 from fulmen_algorithm.domain.trajectory import RolloutTrajectory, TokenSequence
 from fulmen_algorithm.training.advantages import StdNormalisation, group_advantages
@@ -59,6 +59,8 @@ class _Tally:
     masked: int = 0
     stale_rows: int = 0
     rewards: list[float] = field(default_factory=list)
+    causes: Counter[str] = field(default_factory=Counter)
+    """Why rollouts of groups with too few usable ones were of no use."""
 
 
 class BatchBuilder:
@@ -121,7 +123,7 @@ class BatchBuilder:
         tally = _Tally()
         kept: dict[str, dict[str, tuple[float, RolloutTrajectory]]] = {}
         self._consumed = []
-        while len(kept) < self._groups and not self._enough():
+        while len(kept) < self._groups and not self._enough(tally):
             groups = await self._source.take(limit=self._groups - len(kept))
             if not groups:
                 break
@@ -135,7 +137,7 @@ class BatchBuilder:
         seconds = time.monotonic() - started
         return Batch(rows=rows, consumed=self._consumed, figures=self._figures(tally, rows, seconds))
 
-    def _enough(self) -> bool:
+    def _enough(self, tally: _Tally) -> bool:
         """Tells whether the refill limit is reached; groups that the infrastructure failed do not count.
 
         Raises:
@@ -145,8 +147,7 @@ class BatchBuilder:
         if len(counted) < self._most:
             return False
         if all(c.outcome is Outcome.TOO_FEW_USABLE for c in counted):
-            kinds = Counter(r.failure or "not captured" for c in counted for r in c.group.rollouts)
-            causes = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common(3))
+            causes = ", ".join(f"{cause}: {count}" for cause, count in tally.causes.most_common(3))
             raise RunFailed(f"No rollout of {len(counted)} groups could be used ({causes}).")
         return True
 
@@ -169,13 +170,33 @@ class BatchBuilder:
                 outcome = Outcome.TOO_STALE if len(whole) >= 2 else Outcome.TOO_FEW_USABLE
             elif len({reward for reward, _ in usable.values()}) > 1:
                 outcome = Outcome.TRAINED
+        if outcome is Outcome.TOO_FEW_USABLE and not _infrastructure_failed(group):
+            tally.causes.update(self._useless(r, found) for r in group.rollouts if r.name not in usable)
         trained = tuple(sorted(usable)) if outcome is Outcome.TRAINED else ()
         self._consumed.append(Consumed(group=group, outcome=outcome, trained=trained))
         return usable if outcome is Outcome.TRAINED else {}
 
     def _whole(self, trajectory: RolloutTrajectory) -> bool:
-        too_long = any(len(s.token_ids) > self._token_budget for s in trajectory.sequences)
-        return not (trajectory.unusable or too_long or (self._mask_truncated and trajectory.truncated))
+        return not self._cut(trajectory)
+
+    def _cut(self, trajectory: RolloutTrajectory) -> str:
+        """Says why a trajectory is left out; empty if it is not."""
+        if trajectory.unusable:
+            return trajectory.unusable
+        if any(len(s.token_ids) > self._token_budget for s in trajectory.sequences):
+            return f"longer than {self._token_budget} tokens"
+        if self._mask_truncated and trajectory.truncated:
+            return "an answer ended at its token limit (mask_truncated; max_tokens)"
+        return ""
+
+    def _useless(self, rollout: FinishedRollout, found: Mapping[str, RolloutTrajectory]) -> str:
+        """Says why a rollout could not be used."""
+        if not rollout.scored:
+            return rollout.failure or "no reward"
+        trajectory = found.get(rollout.name)
+        if trajectory is None:
+            return "the only one with a reward in its group"
+        return self._cut(trajectory) or "too old"
 
     def _fresh(self, trajectory: RolloutTrajectory, tally: _Tally) -> RolloutTrajectory:
         """Leaves out the sequences of which a token is too old."""
