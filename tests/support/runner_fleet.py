@@ -38,6 +38,8 @@ DRAIN_GRACE_S = 1.5
 PROGRESS_LIMIT_S = 120.0
 SPAN_BATCH = 200
 MAX_ATTEMPTS = 3
+WAITING = 10
+LEAST_SLOTS = 4
 
 AGENT = """
 import asyncio, os, subprocess, time
@@ -126,7 +128,7 @@ Kinds = Mapping[str, Kind]
 KINDS: Kinds = {
     "spans": Kind(share=8, expected=_leaves(_ONE, _STYLE, spans=("outer", "inner"))),
     "calls": Kind(share=4, expected=_leaves(_ONE)),
-    "waits": Kind(share=2, expected=_leaves(_ONE)),
+    "waits": Kind(share=0, expected=_leaves(_ONE)),
     "blocks": Kind(share=5, expected=_leaves(_ONE)),
     "steps": Kind(share=3, expected=_leaves(*_STEPS)),
     "async_steps": Kind(share=3, expected=_leaves(*_STEPS)),
@@ -154,6 +156,8 @@ async def create_work(
 ) -> dict[str, Expected]:
     """Queues rollouts of all kinds, mixed; returns what each is to leave."""
     kinds = rng.choices(list(KINDS), weights=[kind.share for kind in KINDS.values()], k=count)
+    # Spread, and fewer than the fewest slots of all runners: they give up their slots only when they are stopped.
+    kinds[:: -(-count // WAITING)] = ["waits"] * WAITING
     batch = []
     for number, kind in enumerate(kinds):
         task = {"number": number, "work_s": round(rng.uniform(0.02, 0.4), 3)}
@@ -236,7 +240,7 @@ class Fleet:
         port = (await self._runners[index].ports())["port"]
         async with open_channel(f"127.0.0.1:{port}", token=token()) as channel:
             stub = runner_service_pb2_grpc.RunnerServiceStub(channel)
-            await stub.SetSlots(runner_service_pb2.SetSlotsRequest(slot_count=rng.randint(1, 2 * SLOTS)))
+            await stub.SetSlots(runner_service_pb2.SetSlotsRequest(slot_count=rng.randint(LEAST_SLOTS, 2 * SLOTS)))
 
     async def stop(self) -> None:
         """Ends every runner well."""

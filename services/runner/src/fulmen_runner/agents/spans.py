@@ -20,6 +20,11 @@ from fulmen.span_delivery import DeliveringProcessor
 from fulmen_runner.agents.current_spans import CurrentSpans
 from fulmen_runner.agents.instrumentation import new_provider
 
+_NAMES = (ROLLOUT, ATTEMPT)
+
+MAX_OPEN_SPANS = 10_000
+"""Of so many spans that have not ended the processor knows the names that they began with."""
+
 _log = structlog.get_logger()
 
 
@@ -51,7 +56,11 @@ class AttemptSpanProcessor(SpanProcessor):
             span.set_attribute(STEP, step)
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Hands the span on."""
+        """Hands the span on, with the names that it began with."""
+        context = span.get_span_context()
+        named = self._names.pop(context.span_id, None) if context is not None else None
+        if named is not None and named != dict(_names_of(span)):
+            span = _renamed(span, named)
         if ROLLOUT in (span.attributes or {}):
             self._onward.on_end(span)
 
@@ -158,7 +167,7 @@ def _renamed(span: ReadableSpan, names: Mapping[str, str | int]) -> ReadableSpan
 
 def _names_of(span: trace.Span | ReadableSpan) -> Iterator[tuple[str, str | int]]:
     attributes: Mapping[str, object] = getattr(span, "attributes", None) or {}
-    for name in (ROLLOUT, ATTEMPT):
+    for name in _NAMES:
         value = attributes.get(name)
         if isinstance(value, (str, int)):
             yield name, value
