@@ -27,7 +27,7 @@ from fulmen_runner.domain.executor import AttemptExecutor, Programs
 from fulmen_runner.domain.outcome import Failed, FailureKind, Outcome, Reward
 from fulmen_runner.domain.program import Answer, Grader, Invocation, Program
 from fulmen_runner.domain.stragglers import Stragglers
-from fulmen_runner.domain.work import Mode, Work, decoded_input
+from fulmen_runner.domain.work import TEXT_CONTENT_TYPE, Mode, Work, decoded_input
 from fulmen_runner.settings import RunnerSettings
 
 _AGENT = "resources/agent.rescore/versions/1"
@@ -104,8 +104,10 @@ class Regrader:
         return {"failure": None, "rewards": [_as_dict(reward) for reward in outcome.rewards]}
 
     async def _outcome(self, stored: Stored) -> Outcome:
+        # An outcome of no type is what an agent left that returned nothing, or what a runner did not say.
+        kind = stored.content_type or TEXT_CONTENT_TYPE
         try:
-            value = decoded_input(stored.content, stored.content_type) if stored.content else None
+            value = decoded_input(stored.content, kind) if stored.content or stored.content_type else None
         except AgentFailed as error:
             return Failed(kind=FailureKind.AGENT_ERROR, message=f"The stored outcome cannot be read. {error}")
         assert self._program.grader is not None  # `open_regrader` has seen to it.

@@ -1,0 +1,137 @@
+"""Graders score stored outcomes as they would have scored those of a running agent."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+from typing import Any
+
+import pytest
+
+from fulmen.ids import attempt_name, uuid7
+from fulmen.runner.v1 import agent_spec_pb2 as pb
+from fulmen_runner.domain.program import encode_output
+from fulmen_runner.regrade import AgentFailed, Bench, Stored, open_regrader
+
+GRADERS = b"""\
+import asyncio
+import fulmen
+from pathlib import Path
+
+
+def place(task, outcome):
+    return task["known"].index(repr(outcome))
+
+
+async def emits(task, outcome):
+    fulmen.emit_reward(0.5, dimension="emitted", step=2)
+    return {"read": float(Path(__file__).with_name("data.txt").read_text())}
+
+
+async def sleeps(task, outcome):
+    await asyncio.Event().wait()
+
+
+def quiet(task, outcome):
+    return None
+
+
+def with_record(task, outcome, context):
+    return context.stored
+"""
+VALUES: list[Any] = [None, "", "text", "42", 42, {"a": [1, None]}, [], True, 0.5]
+
+
+def bench(**changes: Any) -> Bench:
+    """Packs the graders."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for name, content in (("graders.py", GRADERS), ("data.txt", b"7.5")):
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    packed = buffer.getvalue()
+    return Bench(archive=packed, archive_sha256_hex=hashlib.sha256(packed).hexdigest(), **changes)
+
+
+def python(name: str) -> pb.Grader:
+    """Names a grader."""
+    return pb.Grader(python=pb.PythonEntry(target=f"graders.py:{name}"))
+
+
+def stored(value: object, task: bytes = b"{}", *, record: object = None) -> Stored:
+    """Stores an outcome as a runner does."""
+    output = encode_output(value)
+    return Stored(
+        attempt=attempt_name(uuid7(), 1),
+        mode="train",
+        input=task,
+        input_content_type="",
+        content=output.content,
+        content_type=output.content_type,
+        record=record,
+    )
+
+
+async def test_the_outcome_is_the_value_that_the_agent_returned() -> None:
+
+    task = json.dumps({"known": [repr(value) for value in VALUES]}).encode()
+    async with open_regrader(python("place"), bench()) as regrader:
+        assert not regrader.takes_context
+        found = [await regrader.grade(stored(value, task)) for value in VALUES]
+
+    assert [each["failure"] for each in found] == [None] * len(VALUES)
+    assert [each["rewards"][0]["value"] for each in found] == list(range(len(VALUES)))
+
+
+async def test_what_a_grader_emits_counts_and_it_finds_its_files() -> None:
+    async with open_regrader(python("emits"), bench()) as regrader:
+        found = await regrader.grade(stored("x"))
+
+    assert {(each["dimension"], each["step"], each["value"]) for each in found["rewards"]} == {
+        ("emitted", 2, 0.5),
+        ("read", None, 7.5),
+    }
+
+
+async def test_the_record_is_in_the_context_of_a_grader_that_takes_one() -> None:
+    async with open_regrader(python("with_record"), bench()) as regrader:
+        assert regrader.takes_context
+        found = await regrader.grade(stored("x", record=12.0))
+
+    assert [each["value"] for each in found["rewards"]] == [12.0]
+
+
+@pytest.mark.parametrize(
+    ("grader", "kind", "text"),
+    [
+        ("sleeps", "TIMEOUT", "its grader was at work"),
+        ("quiet", "REWARD_MISSING", "no reward"),
+        ("place", "AGENT_ERROR", "KeyError"),
+    ],
+)
+async def test_failures_are_those_of_a_runner(grader: str, kind: str, text: str) -> None:
+    async with open_regrader(python(grader), bench(timeout_s=0.2 if kind == "TIMEOUT" else 60.0)) as regrader:
+        found = await regrader.grade(stored("x"))
+
+    assert found["failure"]["kind"] == kind
+    assert text in found["failure"]["message"]
+    assert found["rewards"] == []
+
+
+async def test_a_judge_without_a_model_proxy_is_infrastructure() -> None:
+    async with open_regrader(pb.Grader(judge=pb.JudgeEntry(model="m")), Bench()) as regrader:
+        found = await regrader.grade(stored("x"))
+
+    assert found["failure"]["kind"] == "INFRA"
+
+
+async def test_a_grader_that_cannot_be_loaded_is_told_at_once() -> None:
+    with pytest.raises(AgentFailed, match="no callable 'missing'"):
+        async with open_regrader(python("missing"), bench()):
+            pass
+    with pytest.raises(AgentFailed, match="No grader"):
+        async with open_regrader(pb.Grader(), bench()):
+            pass
