@@ -122,3 +122,20 @@ def test_a_malformed_override_is_an_error(folder: Path, assignment: str, problem
         with_overrides(load(folder, GOOD), [assignment])
 
     assert problem in str(raised.value)
+
+
+@pytest.mark.parametrize("given", ["scores.better", "scores.better@3", "better@best"])
+def test_published_scores_are_named_by_version_or_alias(folder: Path, given: str) -> None:
+    text = GOOD.replace('train = "train.jsonl"', f'train = "train.jsonl"\nscores = "{given}"')
+
+    assert load(folder, text).data.scores == given
+
+
+@pytest.mark.parametrize("given", ["Better", "resources/scores.better/versions/3", "a@", "@2"])
+def test_what_names_no_scores_is_told(folder: Path, given: str) -> None:
+    text = GOOD.replace('train = "train.jsonl"', f'train = "train.jsonl"\nscores = "{given}"')
+
+    with pytest.raises(ConfigError) as caught:
+        load(folder, text)
+
+    assert "data.scores: the name of published scores" in str(caught.value)

@@ -6,6 +6,8 @@ import hashlib
 import io
 import json
 import tarfile
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -119,6 +121,40 @@ async def test_failures_are_those_of_a_runner(grader: str, kind: str, text: str)
     assert found["failure"]["kind"] == kind
     assert text in found["failure"]["message"]
     assert found["rewards"] == []
+
+
+class _Model(BaseHTTPRequestHandler):
+    """Answers every question with a score of 7, to those who have the key."""
+
+    def do_POST(self) -> None:  # The base class's name.
+        """Answers."""
+        asked = self.rfile.read(int(self.headers["Content-Length"]))
+        good = self.headers["Authorization"] == "Bearer the caller's token" and b"12+34=46" in asked
+        text = json.dumps({"reason": "well", "scores": {"reward": 7}})
+        answer = json.dumps({"choices": [{"message": {"content": text if good else "none"}}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # The base class's name.
+        """Writes nothing."""
+
+
+async def test_a_judge_is_asked_with_the_callers_key() -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Model)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        url = f"http://127.0.0.1:{server.server_port}"
+        judge = pb.Grader(judge=pb.JudgeEntry(model="m"))
+        async with open_regrader(judge, Bench(llm_proxy_url=url, key="the caller's token")) as regrader:
+            found = await regrader.grade(stored("12+34=46"))
+    finally:
+        server.shutdown()
+        server.server_close()
+
+    assert found["failure"] is None, found
+    assert [(each["dimension"], each["value"]) for each in found["rewards"]] == [("reward", 0.7)]
 
 
 async def test_a_judge_without_a_model_proxy_is_infrastructure() -> None:
