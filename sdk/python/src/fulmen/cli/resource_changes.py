@@ -17,7 +17,7 @@ from fulmen.cli.command import Output, OutputOption
 from fulmen.cli.connection import Connection
 from fulmen.cli.exits import CommandFailed, Exit
 from fulmen.cli.output import as_dict, console, print_json
-from fulmen.cli.resource_content import content_text, resource_name
+from fulmen.cli.resource_content import ContentInvalid, content_text, packed_content, resource_name
 from fulmen.client import Client
 from fulmen.store.v1 import resource_pb2, resource_service_pb2
 
@@ -35,7 +35,12 @@ AliasOption = Annotated[str, typer.Option("--alias", help="The alias that moves.
 async def publish(
     connection: Connection,
     resource: Annotated[str, typer.Argument(help="Such as prompt.support.")],
-    file: Annotated[Path, typer.Argument(help="The content; - reads it from standard input.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="The content; - reads it from standard input. Of agents, routes and backends JSON or text, which is checked."
+        ),
+    ],
     kind: Annotated[str, typer.Option(help="What it is, such as prompt; equal for all versions.")],
     content_type: Annotated[str, typer.Option(help="Media type; by default what the file's name tells.")] = "",
     needs: Annotated[list[str] | None, typer.Option(help="A version that this one needs; repeat for more.")] = None,
@@ -53,15 +58,21 @@ async def publish(
         fulmen resources publish prompt.support support.md --kind prompt
 
         fulmen resources publish prompt.support support.md --kind prompt --after 3 --ttl 7d
+
+        fulmen resources publish agent.mine agent.json --kind agent
     """
     if str(file) != "-" and not file.is_file():
         raise CommandFailed(f"There is no file {file}.", exit_code=Exit.USAGE)
     name = resource_name(resource)
+    try:
+        content, media_type = packed_content(kind, sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes())
+    except ContentInvalid as error:
+        raise CommandFailed(str(error), exit_code=Exit.USAGE) from None
     version = resource_pb2.ResourceVersion(
         name=name,
         kind=kind,
-        content=sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes(),
-        content_type=content_type or mimetypes.guess_type(file.name)[0] or "",
+        content=content,
+        content_type=content_type or media_type or mimetypes.guess_type(file.name)[0] or "",
         dependencies=[resource_name(each) for each in needs or ()],
         metadata=dict(_pair(each) for each in metadata or ()),
         ttl=_ttl(ttl) if ttl else None,

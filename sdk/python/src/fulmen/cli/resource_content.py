@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
+from google.protobuf import json_format, text_format
 from google.protobuf.message import DecodeError, Message
 
 from fulmen.llm_proxy.v1 import backend_pb2, route_pb2
 from fulmen.runner.v1 import agent_spec_pb2
 from fulmen.store.v1 import resource_pb2
 
-__all__ = ["content_text", "resource_name", "shown_content"]
+__all__ = ["ContentInvalid", "content_text", "packed_content", "resource_name", "shown_content"]
 
 # Kinds whose content is a message of the contract.
 _MESSAGES: Final[dict[str, type[Message]]] = {
@@ -20,9 +21,42 @@ _MESSAGES: Final[dict[str, type[Message]]] = {
 }
 
 
+class ContentInvalid(ValueError):
+    """A content is not what its kind demands; the text says what is wrong."""
+
+
 def resource_name(given: str) -> str:
     """Completes a bare id, or an id with a version or alias, to a name."""
     return given if given.startswith("resources/") else f"resources/{given}"
+
+
+def packed_content(kind: str, content: bytes) -> tuple[bytes, str]:
+    """Returns a content as it is stored, and its media type where its kind says that.
+
+    Kinds whose content is a message of the contract may be given as JSON, as text (what `resources show` prints) or as
+    they are stored.
+
+    Raises:
+        ContentInvalid: if it is no such message.
+    """
+    message_class = _MESSAGES.get(kind)
+    if message_class is None:
+        return content, ""
+    full_name = message_class.DESCRIPTOR.full_name
+    media_type = f"application/x-protobuf; messageType={full_name}"
+    text = content.decode(errors="replace")
+    message = message_class()
+    try:
+        if not all(each.isprintable() or each.isspace() for each in text):
+            message_class.FromString(content)
+            return content, media_type
+        if text.lstrip().startswith("{"):
+            json_format.Parse(text, message)
+        else:
+            text_format.Parse(text, message)
+    except (DecodeError, json_format.ParseError, text_format.ParseError) as error:
+        raise ContentInvalid(f"This is no {full_name}: {error}") from None
+    return message.SerializeToString(deterministic=True), media_type
 
 
 def content_text(version: resource_pb2.ResourceVersion) -> str | None:

@@ -69,7 +69,7 @@ async def create(
 
     Examples:
 
-        fulmen rollout create arithmetic --task '{"question": "2+3="}'
+        fulmen rollout create arithmetic --task '{"input": {"question": "2+3="}, "answer": "5"}'
 
         fulmen rollout create arithmetic --tasks tasks/validation.jsonl --mode validation
     """
