@@ -96,8 +96,13 @@ def leaves_a_child(task):
     subprocess.Popen(["sleep", "3600"])
     emit_reward(1)
     return {"pid": os.getpid()}
-def grade(task, outcome, context): return {"said": outcome["said"], "had": context.rewards["style", None, b""]}
-def answers(task): emit_reward(0.5, dimension="style"); return {"said": task["said"]}
+def grade(task, outcome, context):
+    left = len((context.work_dir / "left").read_text())
+    return {"said": outcome["said"], "had": context.rewards["style", None, b""], "left": left}
+def answers(task, context):
+    (context.work_dir / "left").write_text("four")
+    emit_reward(0.5, dimension="style")
+    return {"said": task["said"]}
 """
 FILES = {"agent.py": AGENT, "helper.py": "WORD = 'helped'\n"}
 
@@ -145,7 +150,7 @@ async def test_everything_works_as_inside_the_runner(
     [graded] = await world.run("answers", [{"said": 2}], python_grader="agent.py:grade")
     assert (graded.message, graded.rewards) == (
         "",
-        {("style", None): 0.5, ("said", None): 2.0, ("had", None): 0.5},
+        {("style", None): 0.5, ("said", None): 2.0, ("had", None): 0.5, ("left", None): 4.0},
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
@@ -183,3 +184,17 @@ async def test_an_attempt_whose_spans_were_not_acknowledged_is_not_complete() ->
     assert isinstance(outcome, Failed)
     assert outcome.kind is FailureKind.INFRA
     assert "2 spans" in outcome.message
+
+
+async def test_an_agents_directory_is_there_while_the_attempt_is() -> None:
+    directories: list[Path] = []
+
+    async def writes(invocation: Invocation) -> object:
+        context = invocation.context
+        assert context.work_dir == context.work_dir == (await invocation.workspace.open()).work_dir
+        (context.work_dir / "file").touch()
+        directories.append(context.work_dir)
+        return 1
+
+    assert isinstance(await executor(writes).execute(work()), Succeeded)
+    assert not directories[0].exists()

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
 from pathlib import Path
 
 import pytest
 
+from fulmen.agent import NotInAttempt
 from fulmen_runner.domain.workspace import Workspaces, delete_tree
+
+
+async def test_an_agent_that_asks_for_its_directory_gets_the_one_that_everything_else_gets(tmp_path: Path) -> None:
+    workspaces = Workspaces(tmp_path)
+    workspace = workspaces.of(b"input")
+    assert not list(tmp_path.iterdir())
+    here = workspace.open_here()
+    opened = await asyncio.gather(*(asyncio.to_thread(workspace.open_here) for _ in range(8)), workspace.open())
+    assert {each.work_dir for each in opened} == {here.work_dir}
+    assert len(list(tmp_path.iterdir())) == 1
+    await workspace.close()
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(NotInAttempt, match="has ended"):
+        workspace.open_here()
+    assert not list(tmp_path.iterdir())
 
 
 async def test_nothing_is_made_until_it_is_asked_for(tmp_path: Path) -> None:

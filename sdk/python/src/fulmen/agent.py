@@ -5,16 +5,20 @@ carried into tasks, and by the runner into threads.
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
 
 FINAL_DIMENSION = "reward"
 """The dimension of a reward that names none."""
 
 GRADER_AGENT = "fulmen.grader"
 """The agent name of model calls that score and are never trained on."""
+
+WORK_DIR_VARIABLE = "FULMEN_WORK_DIR"
+"""Names the attempt's own directory in the environment of what runs in a process or a container of its own."""
 
 RewardKey = tuple[str, int | None, bytes]
 """A reward's dimension, step and span. Step None and span b"" score the whole attempt; a span is eight bytes."""
@@ -38,6 +42,8 @@ class Context:
             agent's own settings.
         resource_versions: The pinned versions of further resources, by the name under which the rollout gives them.
         rewards: What was emitted so far; written by `fulmen.emit`.
+        open_work_dir: Makes the attempt's own directory, if there is none yet, and returns it; blocks for a moment.
+            None: the environment names it, if there is one.
         stored: For a grader that scores a stored rollout again: what the store has of the attempt, a
             `fulmen.trajectories.stored.StoredAttempt` with its old rewards and its trajectory. None in an attempt that runs.
     """
@@ -50,6 +56,7 @@ class Context:
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     resource_versions: Mapping[str, str] = field(default_factory=dict)
     rewards: dict[RewardKey, float] = field(default_factory=dict)
+    open_work_dir: Callable[[], Path] | None = field(default=None, repr=False)
     stored: object | None = field(default=None, repr=False)
 
     @property
@@ -61,6 +68,21 @@ class Context:
     def remaining_s(self) -> float:
         """Seconds until the attempt is ended; never negative."""
         return max(0.0, self.deadline - time.monotonic())
+
+    @property
+    def work_dir(self) -> Path:
+        """The attempt's own directory: made when it is first asked for, empty then, deleted at the attempt's end.
+
+        The grader finds there what the agent left.
+
+        Raises:
+            NotInAttempt: If the attempt has ended, or has none.
+        """
+        if self.open_work_dir is not None:
+            return self.open_work_dir()
+        if WORK_DIR_VARIABLE in self.environment:
+            return Path(self.environment[WORK_DIR_VARIABLE])
+        raise NotInAttempt("This attempt has no directory of its own: it does not run in a runner.")
 
     @property
     def openai_base_url(self) -> str:

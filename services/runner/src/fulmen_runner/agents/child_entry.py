@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fulmen.agent import RewardKey
+from fulmen.agent import WORK_DIR_VARIABLE, RewardKey
 from fulmen.emit import RewardInvalid, checked_reward
 from fulmen_runner.agents.child_frames import Document
 from fulmen_runner.agents.own_process import ChildProgram, Children
@@ -63,6 +63,7 @@ def plain_environment(specification: Specification) -> dict[str, str]:
 
 async def _called(children: Children, program: ChildProgram, invocation: Invocation, *, outcome: object) -> Document:
     context, work = invocation.context, invocation.work
+    files = await invocation.workspace.open()
     request = {
         "rollout": context.rollout,
         "attempt": context.attempt,
@@ -70,7 +71,7 @@ async def _called(children: Children, program: ChildProgram, invocation: Invocat
         "attempt_key": work.attempt_key,
         "mode": context.mode,
         "remaining_s": context.remaining_s,
-        "environment": dict(context.environment),
+        "environment": {**context.environment, WORK_DIR_VARIABLE: str(files.work_dir)},
         "resource_versions": dict(context.resource_versions),
         "rewards": _rows(context.rewards),
         "content_type": work.input_content_type,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fulmen.agent import WORK_DIR_VARIABLE
 from fulmen.rewards_file import REWARDS_FILE_VARIABLE
 from fulmen_runner.agents.container_files import (
     BUNDLE_DIR,
@@ -18,7 +19,6 @@ from fulmen_runner.agents.container_files import (
     ROOT,
     TASK_FILE,
     WORK_DIR,
-    WORK_DIR_VARIABLE,
     attempt_archive,
     bundle_archive,
 )

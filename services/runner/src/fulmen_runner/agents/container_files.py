@@ -12,7 +12,6 @@ from pathlib import Path
 ROOT = "/fulmen"
 TASK_FILE = f"{ROOT}/task"
 WORK_DIR = f"{ROOT}/work"
-WORK_DIR_VARIABLE = "FULMEN_WORK_DIR"
 REWARDS_FILE = f"{ROOT}/rewards.jsonl"
 BUNDLE_DIR = f"{ROOT}/bundle"
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
+from fulmen.agent import WORK_DIR_VARIABLE
 from fulmen.ids import parse_attempt_name
 from fulmen.rewards_file import REWARDS_FILE_VARIABLE
 from fulmen_runner.agents.instrumentation import NONE
@@ -126,7 +127,7 @@ def named_files(files: Files) -> dict[str, str]:
 def files_environment(files: Files, rewards_file: Path) -> dict[str, str]:
     """Returns the variables by which a process finds its attempt's files."""
     return {
-        "FULMEN_WORK_DIR": str(files.work_dir),
+        WORK_DIR_VARIABLE: str(files.work_dir),
         "TMPDIR": str(files.temporary_dir),
         REWARDS_FILE_VARIABLE: str(rewards_file),
     }

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from fulmen_runner.agents.container_files import WORK_DIR_VARIABLE
+from fulmen.agent import WORK_DIR_VARIABLE
 from fulmen_runner.agents.environment import QUIET, Endpoints
 from fulmen_runner.agents.job_manifest import (
     DEADLINE_ANNOTATION,

@@ -137,6 +137,7 @@ class AttemptExecutor:
             deadline=deadline,
             environment={**own, **self.environment_of(work)},
             resource_versions=work.resource_versions,
+            open_work_dir=lambda: workspace.open_here().work_dir,
         )
         invocation = Invocation(work=work, task=decoded, context=context, workspace=workspace)
         with entered(context):

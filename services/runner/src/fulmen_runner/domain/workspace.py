@@ -8,12 +8,15 @@ import asyncio
 import os
 import secrets
 import tempfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
 import structlog
+
+from fulmen.agent import NotInAttempt
 
 DELETE_DEADLINE_S = 5.0
 """How long an attempt waits for the deletion of its files, which goes on after that."""
@@ -53,25 +56,44 @@ class Workspace:
 
     def __init__(self, *, parent: Path | None, content: bytes, threads: ThreadPoolExecutor) -> None:
         self._parent, self._content, self._threads = parent, content, threads
-        self._making: asyncio.Task[Files] | None = None
+        self._opening: asyncio.Task[Files] | None = None
+        self._lock = threading.Lock()
+        self._files: Files | None = None
+        self._closed = False
 
     async def open(self) -> Files:
         """Returns the files; makes them once."""
-        if self._making is None:
-            making = asyncio.to_thread(_make, self._parent, self._content)
-            self._making = asyncio.create_task(making, name="workspace")
+        if self._opening is None:
+            self._opening = asyncio.create_task(asyncio.to_thread(self.open_here), name="workspace")
         # Shielded: what is half made could not be deleted.
-        return await asyncio.shield(self._making)
+        return await asyncio.shield(self._opening)
+
+    def open_here(self) -> Files:
+        """Returns the files; makes them once. Blocks; in any thread.
+
+        Raises:
+            NotInAttempt: If they were deleted already.
+        """
+        with self._lock:
+            if self._closed:
+                raise NotInAttempt("The attempt has ended, and its directory is deleted.")
+            if self._files is None:
+                self._files = _make(self._parent, self._content)
+            return self._files
 
     async def close(self) -> None:
         """Deletes the files; nothing may use them any more. A deletion that takes long goes on in its thread."""
-        if self._making is None:
+        self._closed = True
+        # Whoever takes the lock from here on makes none.
+        if self._files is None and not self._lock.locked():
             return
-        await asyncio.wait((self._making,), timeout=DELETE_DEADLINE_S)
-        if not self._making.done() or self._making.cancelled() or self._making.exception() is not None:
-            return
-        deleting = asyncio.get_running_loop().run_in_executor(self._threads, _delete, self._making.result().root)
+        deleting = asyncio.get_running_loop().run_in_executor(self._threads, self._delete)
         await asyncio.wait((deleting,), timeout=DELETE_DEADLINE_S)
+
+    def _delete(self) -> None:
+        with self._lock:
+            if self._files is not None:
+                _delete(self._files.root)
 
 
 class Workspaces:
