@@ -35,8 +35,9 @@ hypothesis.settings.load_profile("fulmen")
 SERIAL_KINDS = frozenset({"e2e", "chaos"})
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist notes the groups in a hook of its own
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the kinds of test that start whole stacks, so that they run one after another."""
+    """Marks the kinds of test that start whole stacks: those of a kind share a stack and run one after another."""
     tests_root = Path(__file__).parent
     for item in items:
         kind = item.path.relative_to(tests_root).parts[0]
