@@ -56,7 +56,9 @@ class PostgresServer:
     def _start_container(self) -> None:
         from testcontainers.community.postgres import PostgresContainer
 
-        self._container = PostgresContainer(CONTAINER_IMAGE, driver=None)
+        settings = [argument for name, value in TEST_SETTINGS.items() for argument in ("-c", f"{name}={value}")]
+        self._container = PostgresContainer(CONTAINER_IMAGE, driver=None).with_command(["postgres", *settings])
+        self._container.with_env("POSTGRES_INITDB_ARGS", "--no-sync")
         self._container.start()
         self._dsn = self._container.get_connection_url()
 
