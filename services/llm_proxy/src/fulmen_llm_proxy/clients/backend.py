@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import aiohttp
 import msgspec
+from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
 
 from fulmen.errors import DeadlineExceeded, FulmenError
@@ -227,8 +229,43 @@ class BackendClient:
         return headers
 
 
+class PatientHandler(ResponseHandler):
+    """aiohttp's side of a connection, with one timer for a silence where its own sets a new one for every piece.
+
+    A stream has a piece for each token, and its timers cost as much as reading it. The bound is the same: a timer
+    that goes off after something came waits for what is left of the silence.
+    """
+
+    _heard_at = 0.0
+    _timed_s: float | None = None
+
+    def start_timeout(self) -> None:
+        """Begins to wait anew."""
+        self._drop_timeout()
+        self._reschedule_timeout()
+
+    def _reschedule_timeout(self) -> None:
+        if self._read_timeout_handle is not None and self._timed_s == self._read_timeout:
+            self._heard_at = self._loop.time()
+            return
+        self._timed_s = self._read_timeout
+        super()._reschedule_timeout()
+
+    def _on_read_timeout(self) -> None:
+        left_s = self._heard_at + (self._timed_s or 0.0) - self._loop.time()
+        if left_s > 0:
+            self._read_timeout_handle = self._loop.call_later(left_s, self._on_read_timeout)
+        else:
+            super()._on_read_timeout()
+
+
 class _CleanConnector(aiohttp.TCPConnector):
     """Hands out no connection on which something came after its last answer: it would be taken for the next one."""
+
+    def __init__(self) -> None:
+        super().__init__(limit=0, keepalive_timeout=KEEP_ALIVE_S)
+        handler: type[ResponseHandler] = PatientHandler
+        self._factory = partial(handler, loop=self._loop)
 
     async def _get(self, *args: Any) -> Connection | None:  # Any: the library's own, handed on as they come
         while (connection := await super()._get(*args)) is not None:
@@ -246,7 +283,7 @@ def open_session(*, connect_timeout_s: float, first_byte_timeout_s: float) -> ai
         first_byte_timeout_s: most seconds of silence before the first byte of an answer, and within a whole one.
     """
     return aiohttp.ClientSession(
-        connector=_CleanConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+        connector=_CleanConnector(),
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=first_byte_timeout_s),
         headers={"Accept-Encoding": "identity", "Content-Type": "application/json"},
