@@ -33,6 +33,7 @@ def test_services_start_in_the_order_of_their_needs() -> None:
 
 def test_a_service_gets_only_its_own_settings() -> None:
     inherited = {"PATH": "/bin", "FULMEN_STORE_TARGET": "x", "FULMEN_TOKEN": "y", "FULMEN_RUNNER_LABELS": "gpu=none"}
+    inherited["FULMEN_ALERTS_URL"] = "https://alerts.example"
     services = planned(inherited)
 
     for service in services.values():
@@ -40,6 +41,10 @@ def test_a_service_gets_only_its_own_settings() -> None:
         assert service.environment["PATH"] == "/bin"
         assert all(name.startswith(prefix) for name in service.environment if name.startswith("FULMEN_"))
     assert services["runner-2"].environment["FULMEN_RUNNER_LABELS"] == "gpu=none"
+    assert [name for name, each in services.items() if "FULMEN_ALERTS_URL" in each.environment] == [
+        "runner-1",
+        "runner-2",
+    ]
     assert "FULMEN_STORE_TARGET" not in services["store"].environment
 
 

@@ -17,6 +17,8 @@ __all__ = ["ServiceSpec", "StackPlan", "plan_services", "port_names", "require_i
 
 PREFIX: Final = "FULMEN_"
 ENGINE_KEY_NAME: Final = "engine"
+# Settings of what runs inside a service, beside those that bear its name.
+INSIDE: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({"runner": ("FULMEN_ALERTS_",)})
 # What clients read, not services, although the names begin as a service's settings do.
 CLIENT_VARIABLES: Final = frozenset(
     {"FULMEN_STORE_TARGET", "FULMEN_ALGORITHM_TARGET", "FULMEN_LLM_PROXY_TARGET", "FULMEN_TOKEN", "FULMEN_STATE_DIR"}
@@ -124,8 +126,8 @@ def plan_services(plan: StackPlan, inherited: Mapping[str, str]) -> tuple[Servic
 
 
 def _with_inherited(service: ServiceSpec, inherited: Mapping[str, str]) -> ServiceSpec:
-    own_prefix = f"{PREFIX}{service.kind.upper()}_"
-    settings = {k: v for k, v in inherited.items() if k.startswith(own_prefix) and k not in CLIENT_VARIABLES}
+    own = (f"{PREFIX}{service.kind.upper()}_", *INSIDE.get(service.kind, ()))
+    settings = {k: v for k, v in inherited.items() if k.startswith(own) and k not in CLIENT_VARIABLES}
     clashing = sorted(settings.keys() & service.environment.keys())
     if clashing:
         raise StackError(
