@@ -37,7 +37,7 @@ test-frameworks: setup $(NODE_READY) ## Runs agents on LangChain, AutoGen, CrewA
 
 test-container: setup ## Runs the store's tests on a container of postgres:17 instead of the wheel's PostgreSQL
 	FULMEN_TEST_POSTGRES=container OMP_NUM_THREADS=1 \
-		$(PYTHON_BIN)/python -m pytest -n 2 --dist loadgroup tests/integration/store tests/conformance/store
+		$(PYTHON_BIN)/python -m pytest -n 3 --dist loadgroup tests/integration/store tests/conformance/store
 
 chaos: setup ## Kills services in many training runs (RUNS=10, SEED=1)
 	FULMEN_TEST_SOAK=$(or $(RUNS),10) FULMEN_TEST_SOAK_SEED=$(or $(SEED),1) OMP_NUM_THREADS=1 \
