@@ -210,8 +210,10 @@ async def test_usage_errors_name_what_to_do(store: StoreHandle, rollouts: list[s
         (["--judge-min", "1", "--grader", "graders.py:longest", "--name", "x"], "need --judge-model"),
         (["--grader", "graders.py:missing", "--name", "x"], "no callable 'missing'"),
         (["--grader", "graders.py:longest", "--name", "x", "--run", "none"], "No rollout with an outcome"),
+        (["--grader", "graders.py:longest", "--name", "x", "--filter", "nonsense ="], "filter"),
     ):
         result = await fulmen(store, folder, *arguments)
+        assert isinstance(result.exception, SystemExit), (arguments, result.exception)
         assert result.exit_code != 0, arguments
         assert text in result.stderr, (arguments, result.stderr)
 

@@ -49,7 +49,15 @@ class Rescoring:
 
         Raises:
             FulmenError: if the store refuses or cannot be reached.
+            CommandFailed: if a result cannot be kept.
         """
+        try:
+            return await self._run(request, limit)
+        except ExceptionGroup as group:
+            # One cause ends all; what else failed then failed with it.
+            raise group.exceptions[0] from None
+
+    async def _run(self, request: rollout_service_pb2.ListRolloutsRequest, limit: int | None) -> list[Compared]:
         queue: asyncio.Queue[StoredAttempt | None] = asyncio.Queue(maxsize=self.concurrency)
         selected: set[str] = set()
         async with asyncio.TaskGroup() as group:
