@@ -37,7 +37,7 @@ def test_a_service_gets_only_its_own_settings() -> None:
     services = planned(inherited)
 
     for service in services.values():
-        prefix = f"FULMEN_{service.kind.upper()}_"
+        prefix = (f"FULMEN_{service.kind.upper()}_", *(["FULMEN_ALERTS_"] if service.kind == "runner" else []))
         assert service.environment["PATH"] == "/bin"
         assert all(name.startswith(prefix) for name in service.environment if name.startswith("FULMEN_"))
     assert services["runner-2"].environment["FULMEN_RUNNER_LABELS"] == "gpu=none"
