@@ -37,7 +37,7 @@ STOP_GRACE_S = 2
 _STDOUT = 1
 _NO_CONNECTION = 900  # What aiodocker makes of a connection that failed.
 _GONE = (404, 409)  # Not there any more; or its removal is under way.
-_ABSENT = ("not found", "no such", "denied", "manifest unknown", "invalid reference")
+_ABSENT = ("not found", "no such image", "denied", "manifest unknown", "invalid reference")
 
 _log = structlog.get_logger()
 
@@ -91,6 +91,8 @@ class DockerEngine:
             try:
                 await self._docker.images.inspect(image)
             except aiodocker.DockerError as error:
+                if error.status == 400:
+                    raise AgentFailed(f"{image!r} is no name of an image: {error.message}") from None
                 if error.status != 404:
                     raise self._unavailable(error) from None
             except (TimeoutError, aiohttp.ClientError) as error:
