@@ -1,8 +1,10 @@
-"""Commands that behave badly: each is contained and typed, leaves nothing behind, and disturbs nobody."""
+"""Misdeeds that only commands can do: each is contained and typed, leaves nothing behind, and disturbs nobody.
+
+Those of every kind of agent are in test_hostile_agents.py.
+"""
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 from dataclasses import dataclass
@@ -14,21 +16,14 @@ from fulmen.ids import uuid7
 from tests.conformance.runner.fixtures import PublishAgent, StartRunner
 from tests.conformance.runner.harness import rollouts_of, wait_for_exit
 from tests.conformance.runner.stores import DoubleStore, Ended
+from tests.support.processes import none_holds
 
 MEMORY_BYTES = 150_000_000
-PROCESS_COUNT = 60
+PROCESS_COUNT = 24
 OUTPUT_BYTES = 1_000_000
 TIMEOUT_S = 10
 
 FILES = {
-    "bomb.py": """
-import os, time
-for _ in range(200):
-    if os.fork() == 0:
-        os.setsid()
-        time.sleep(3600)
-time.sleep(3600)
-""",
     "eat.py": """
 import os, time
 os.fork(), os.fork()
@@ -37,7 +32,7 @@ time.sleep(3600)
 """,
     "threads.py": """
 import threading, time
-for _ in range(100):
+for _ in range(40):
     threading.Thread(target=time.sleep, args=(3600,)).start()
 """,
     "escape.py": """
@@ -55,7 +50,7 @@ while not (os.path.exists(sys.argv[2]) and open(sys.argv[2]).read()):
 """,
     "zombies.py": """
 import os
-for _ in range(30):
+for _ in range(12):
     if os.fork() == 0:
         os._exit(0)
 print(1)
@@ -78,16 +73,9 @@ def good(script: str, *rewards: tuple[str, float]) -> Case:
 
 
 CASES = {
-    "dies of a fault": Case(script="kill -SEGV $$", says=r"ended by signal 11 \(SIGSEGV\)"),
     "kills itself": Case(script="echo last words >&2; kill -KILL $$", says=r"signal 9 \(SIGKILL\)\.\nlast words"),
     "exits": Case(script="echo why >&2; exit 7", says=r"exited with status 7\.\nwhy"),
-    "floods its output": Case(script="exec cat /dev/zero", says="wrote more than 1000000 bytes.*MAX_COMMAND_OUTPUT"),
     "floods its errors": Case(script="exec cat /dev/zero >&2", says="wrote more than 1000000 bytes"),
-    "hangs": Case(script="exec sleep 3600", kind="TIMEOUT", says="within"),
-    "hangs and ignores SIGTERM": Case(script="trap '' TERM; while :; do sleep 1; done", kind="TIMEOUT", says="within"),
-    "forks": Case(
-        script="exec python bomb.py", says=r"ran \d+ processes .* allowed are 60 \(FULMEN_RUNNER_ATTEMPT_PRO"
-    ),
     "starts threads": Case(script="exec python threads.py", says=r"ran \d+ processes and threads"),
     "eats memory in four processes": Case(
         script="exec python eat.py", says=r"took \d+\.\d MiB .* allowed are 143\.1 MiB \(FULMEN_RUNNER_ATTEMPT_MEMORY"
@@ -164,7 +152,7 @@ async def test_every_one_is_contained_and_typed(
     assert not [each for attempts in ended.values() for each in attempts if key in each.message]
     for path in pids.glob("token-*"):
         await wait_for_exit(int(path.read_text()))
-    assert holders_of(f"token-{run}") == []
+    await none_holds(f"token-{run}")
     assert list(work_dir.glob("*/attempt-*")) == []
 
 
@@ -174,21 +162,6 @@ def difference_of(case: Case, attempts: list[Ended]) -> str:
         return f"{ended.kind}: {ended.message}"
     rewards = {dimension: value for (dimension, _), value in ended.rewards.items()}
     return "" if rewards == dict(case.rewards) else f"rewards {rewards}"
-
-
-def holders_of(token: str) -> list[str]:
-    """Names the processes that have a text among their arguments or in their environment."""
-    found = []
-    for path in Path("/proc").iterdir():
-        if not path.name.isdigit() or int(path.name) == os.getpid():
-            continue
-        try:
-            text = (path / "cmdline").read_bytes() + (path / "environ").read_bytes()
-        except OSError:
-            continue
-        if token.encode() in text:
-            found.append(f"{path.name} {text[:200]!r}")
-    return found
 
 
 async def test_nothing_outlives_a_runner_that_is_killed_not_even_what_escaped(

@@ -55,7 +55,7 @@ print(json.dumps({"mine": said == os.environ["FULMEN_ROLLOUT"] + "/attempts/1"})
 """
 FORKS = """
 import os, time
-for count in range(1000):
+for count in range(40):
     try:
         if os.fork() == 0:
             time.sleep(60)

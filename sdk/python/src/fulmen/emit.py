@@ -234,7 +234,8 @@ def checked_reward(value: object, *, dimension: str, step: int | None = None, sp
         raise RewardInvalid(f"Reward span {span_id!r} is not eight bytes, or all of them are zero.")
     number = as_number(value)
     if number is None or not math.isfinite(number):
-        raise RewardInvalid(f"Reward {dimension!r} is {value!r}, not a finite number.")
+        # Of a number its value as a float: the digits of a huge integer are of no use to anybody.
+        raise RewardInvalid(f"Reward {dimension!r} is {(value if number is None else number)!r}, not a finite number.")
     return number
 
 
@@ -244,6 +245,9 @@ def as_number(value: object) -> float | None:
         return None
     try:
         return float(value)  # type: ignore[arg-type]  # Checked above: the type defines __float__.
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        # Arrays and tensors define __float__ and refuse it unless they hold one number; integers may be too large.
+    except OverflowError:
+        # A number all the same, and as little use as a reward as infinity is.
+        return math.inf
+    except (TypeError, ValueError, RuntimeError):
+        # Arrays and tensors define __float__ and refuse it unless they hold one number.
         return None

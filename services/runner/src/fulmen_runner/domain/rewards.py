@@ -80,14 +80,8 @@ def checked(value: object, *, dimension: object, step: int | None = None, span_i
         number = checked_reward(value, dimension=name, step=step, span_id=span_id)
     except RewardInvalid as error:
         raise AgentFailed(str(error)) from None
-    except OverflowError:
-        raise AgentFailed(f"Reward {name!r} is larger than any float.") from None
     return Reward(dimension=name, step=step, span_id=span_id, value=number)
 
 
 def _is_number(value: object) -> bool:
-    try:
-        return as_number(value) is not None
-    except OverflowError:
-        # `checked` says what is wrong with it.
-        return True
+    return as_number(value) is not None
