@@ -115,7 +115,8 @@ class Child:
         with theirs:
             try:
                 process = await Process.start(
-                    (sys.executable, "-m", _MODULE),
+                    # Without its working directory on the import path: a bundle may have a `numbers.py` or `types.py`.
+                    (sys.executable, "-P", "-m", _MODULE),
                     cwd=program.directory,
                     environment=environment,
                     stdin=theirs.fileno(),
