@@ -63,11 +63,12 @@ def _about_reward(attempt: Attempt) -> list[str]:
         return []
     if attempt.judged:
         return ["The grader gave no reward: return a number, or a mapping from dimension to number."]
-    ways = "return a number" if attempt.in_process else "print a number, or a JSON object of numbers, as the last line"
-    return [
-        f"Nothing gave a reward: {ways}, call `fulmen.emit_reward(0.5)`, or name a grader "
-        '(grader = "grader.py:grade" in [agent], or --grader).'
-    ]
+    ways = (
+        "return a number, call `fulmen.emit_reward(0.5)`"
+        if attempt.in_process
+        else "print a number, or a JSON object of numbers, as the last line, run `fulmen emit reward 0.5`"
+    )
+    return [f'Nothing gave a reward: {ways}, or name a grader (grader = "grader.py:grade" in [agent], or --grader).']
 
 
 def _about_calls(attempt: Attempt) -> list[str]:
