@@ -11,7 +11,7 @@ from functools import lru_cache
 from urllib.parse import urlsplit
 
 import msgspec
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from fulmen.model_call import CLIENT_GONE_ATTRIBUTE, RESEND_COUNT_ATTRIBUTE
@@ -100,10 +100,6 @@ def _fits(key: str, value: msgspec.Raw) -> bool:
 def span_of(call: FinishedCall, captured: Captured | None, sampling: Sampling) -> Span:
     """Returns the span of a call; `captured` is None if no answer came."""
     place = call.place
-    attributes = _circumstances(call)
-    attributes += _request_attributes(call, sampling)
-    if captured is not None:
-        attributes += _answer_attributes(call, captured)
     # What is not served may have any name of any length: only names that routes have are remembered.
     repeated = _made if call.backend is None else _repeated
     span = Span.FromString(repeated(call.api, call.model, call.attribution.mode, call.backend, call.http_status))
@@ -112,55 +108,57 @@ def span_of(call: FinishedCall, captured: Captured | None, sampling: Sampling) -
     span.parent_span_id = bytes.fromhex(place.parent_id or root_of(call.attribution.attempt))
     span.start_time_unix_nano = call.start_ns
     span.end_time_unix_nano = call.end_ns
-    span.attributes.extend(attributes)
+    _add_circumstances(span, call)
+    _add_request(span, call, sampling)
+    if captured is not None:
+        _add_answer(span, call, captured)
     if call.error_type:
         span.status.CopyFrom(Status(code=Status.STATUS_CODE_ERROR, message=_clean(call.error_type)))
     return span
 
 
-def number(key: str, value: int) -> list[KeyValue]:
-    """Returns an attribute; none if the number is larger than an attribute can be."""
+def add_number(span: Span, key: str, value: int) -> None:
+    """Adds an attribute; none if the number is larger than an attribute can be."""
     if -_INT64 <= value < _INT64:
-        return [KeyValue(key=key, value=AnyValue(int_value=value))]
-    return []
+        _new(span, key).int_value = value
+
+
+def add_real(span: Span, key: str, value: float) -> None:
+    """Adds an attribute."""
+    _new(span, key).double_value = value
 
 
 def _made(api: Api, model: str, mode: str, backend: Backend | None, http_status: int) -> bytes:
     """Returns what is the same in the spans of many calls, serialised."""
-    attributes = [
-        _text(genai.OPERATION, api.operation),
-        _text(genai.PROVIDER, _provider(api, backend)),
-        _text(genai.REQUEST_MODEL, model),
-        _text("fulmen.mode", mode),
-        *number(genai.HTTP_STATUS, http_status),
-    ]
+    span = Span(name=_clean(f"{api.operation} {model}"), kind=Span.SPAN_KIND_CLIENT)
+    _add_text(span, genai.OPERATION, api.operation)
+    _add_text(span, genai.PROVIDER, _provider(api, backend))
+    _add_text(span, genai.REQUEST_MODEL, model)
+    _add_text(span, "fulmen.mode", mode)
+    add_number(span, genai.HTTP_STATUS, http_status)
     if backend is not None:
         address, port = _server(backend.base_url)
-        attributes += [
-            _text("fulmen.backend", backend.id),
-            _text(genai.SERVER_ADDRESS, address),
-            *number(genai.SERVER_PORT, port),
-        ]
-    name = _clean(f"{api.operation} {model}")
-    return Span(name=name, kind=Span.SPAN_KIND_CLIENT, attributes=attributes).SerializeToString()
+        _add_text(span, "fulmen.backend", backend.id)
+        _add_text(span, genai.SERVER_ADDRESS, address)
+        add_number(span, genai.SERVER_PORT, port)
+    return span.SerializeToString()
 
 
 _repeated = lru_cache(maxsize=_REPEATED)(_made)  # making it anew would be half of the cost of a span
 
 
-def _circumstances(call: FinishedCall) -> list[KeyValue]:
-    found = number("fulmen.attempt.epoch", call.attribution.epoch)
+def _add_circumstances(span: Span, call: FinishedCall) -> None:
+    add_number(span, "fulmen.attempt.epoch", call.attribution.epoch)
     if call.agent_name:
-        found.append(_text(genai.AGENT_NAME, call.agent_name))
+        _add_text(span, genai.AGENT_NAME, call.agent_name)
     if call.resend_count:
-        found += number(RESEND_COUNT_ATTRIBUTE, call.resend_count)
+        add_number(span, RESEND_COUNT_ATTRIBUTE, call.resend_count)
     if call.error_type:
-        found.append(_text(genai.ERROR_TYPE, call.error_type))
+        _add_text(span, genai.ERROR_TYPE, call.error_type)
     if call.error_type == CALLER_GONE:
-        found.append(KeyValue(key=CLIENT_GONE_ATTRIBUTE, value=AnyValue(bool_value=True)))
+        _new(span, CLIENT_GONE_ATTRIBUTE).bool_value = True
     if call.first_byte_s is not None:
-        found.append(_real(genai.RESPONSE_FIRST_CHUNK_S, call.first_byte_s))
-    return found
+        add_real(span, genai.RESPONSE_FIRST_CHUNK_S, call.first_byte_s)
 
 
 def _provider(api: Api, backend: Backend | None) -> str:
@@ -180,10 +178,9 @@ def _server(base_url: str) -> tuple[str, int]:
     return parts.hostname or "", port or _DEFAULT_PORTS.get(parts.scheme, 0)
 
 
-def _request_attributes(call: FinishedCall, sampling: Sampling) -> list[KeyValue]:
-    found: list[KeyValue] = []
+def _add_request(span: Span, call: FinishedCall, sampling: Sampling) -> None:
     if call.stream:
-        found.append(KeyValue(key=genai.REQUEST_STREAM, value=AnyValue(bool_value=True)))
+        _new(span, genai.REQUEST_STREAM).bool_value = True
     for key, real in (
         (genai.REQUEST_TEMPERATURE, sampling.temperature),
         (genai.REQUEST_TOP_P, sampling.top_p),
@@ -192,21 +189,20 @@ def _request_attributes(call: FinishedCall, sampling: Sampling) -> list[KeyValue
         (genai.REQUEST_PRESENCE_PENALTY, sampling.presence_penalty),
     ):
         if real is not None:
-            found.append(_real(key, real))
+            add_real(span, key, real)
     limit = sampling.max_completion_tokens or sampling.max_tokens or sampling.max_output_tokens
     if limit is not None:
-        found += number(genai.REQUEST_MAX_TOKENS, limit)
+        add_number(span, genai.REQUEST_MAX_TOKENS, limit)
     if sampling.seed is not None:
-        found += number(genai.REQUEST_SEED, sampling.seed)
+        add_number(span, genai.REQUEST_SEED, sampling.seed)
     if sampling.n is not None and sampling.n != 1:
-        found += number(genai.REQUEST_CHOICES, sampling.n)
+        add_number(span, genai.REQUEST_CHOICES, sampling.n)
     stops = sampling.stop if sampling.stop_sequences is None else sampling.stop_sequences
     if stops:
-        found.append(_texts(genai.REQUEST_STOP, [stops] if isinstance(stops, str) else stops[:_MAX_STOPS]))
+        _add_texts(span, genai.REQUEST_STOP, [stops] if isinstance(stops, str) else stops[:_MAX_STOPS])
     conversation = _conversation(call.fields)
     if conversation:
-        found.append(_text(genai.CONVERSATION, conversation))
-    return found
+        _add_text(span, genai.CONVERSATION, conversation)
 
 
 def _conversation(fields: Fields) -> str:
@@ -220,29 +216,27 @@ def _conversation(fields: Fields) -> str:
     return said.id if isinstance(said, _Conversation) else said or ""
 
 
-def _answer_attributes(call: FinishedCall, captured: Captured) -> list[KeyValue]:
-    found: list[KeyValue] = []
+def _add_answer(span: Span, call: FinishedCall, captured: Captured) -> None:
     named = _named(call)
     if named.id:
-        found.append(_text(genai.RESPONSE_ID, named.id))
+        _add_text(span, genai.RESPONSE_ID, named.id)
     model = named.model or ("" if call.target is None else call.target.model)
     if model:
-        found.append(_text(genai.RESPONSE_MODEL, model))
+        _add_text(span, genai.RESPONSE_MODEL, model)
     reasons = [choice.finish_reason for choice in captured.choices if choice.finish_reason]
     if reasons:
-        found.append(_texts(genai.RESPONSE_FINISH_REASONS, reasons))
+        _add_texts(span, genai.RESPONSE_FINISH_REASONS, reasons)
     usage = captured.usage
     if usage.prompt is not None:
-        found += number(genai.USAGE_INPUT, usage.prompt)
+        add_number(span, genai.USAGE_INPUT, usage.prompt)
     if usage.completion is not None:
-        found += number(genai.USAGE_OUTPUT, usage.completion)
+        add_number(span, genai.USAGE_OUTPUT, usage.completion)
     if usage.cached:
-        found += number(genai.USAGE_CACHE_READ, usage.cached)
+        add_number(span, genai.USAGE_CACHE_READ, usage.cached)
     if usage.cache_written:
-        found += number(genai.USAGE_CACHE_CREATION, usage.cache_written)
+        add_number(span, genai.USAGE_CACHE_CREATION, usage.cache_written)
     if usage.reasoning:
-        found += number(genai.USAGE_REASONING, usage.reasoning)
-    return found
+        add_number(span, genai.USAGE_REASONING, usage.reasoning)
 
 
 def _named(call: FinishedCall) -> _Named:
@@ -268,14 +262,18 @@ def _clean(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-def _text(key: str, value: str) -> KeyValue:
-    return KeyValue(key=key, value=AnyValue(string_value=_clean(value)))
+def _new(span: Span, key: str) -> AnyValue:
+    """Adds an attribute; returns its value, to be set. Made within its span it costs a third of one that is put in."""
+    attribute = span.attributes.add()
+    attribute.key = key
+    return attribute.value
 
 
-def _texts(key: str, values: Sequence[str]) -> KeyValue:
-    array = ArrayValue(values=[AnyValue(string_value=_clean(value)) for value in values])
-    return KeyValue(key=key, value=AnyValue(array_value=array))
+def _add_text(span: Span, key: str, value: str) -> None:
+    _new(span, key).string_value = _clean(value)
 
 
-def _real(key: str, value: float) -> KeyValue:
-    return KeyValue(key=key, value=AnyValue(double_value=value))
+def _add_texts(span: Span, key: str, values: Sequence[str]) -> None:
+    texts = _new(span, key).array_value.values
+    for value in values:
+        texts.add().string_value = _clean(value)

@@ -22,7 +22,7 @@ from fulmen.ids import uuid7
 from fulmen.model_call import COST_ATTRIBUTE
 from fulmen.store.v1 import span_pb2
 from fulmen.type.v1 import model_call_pb2
-from fulmen_llm_proxy.clients.call_span import Sampling, number, sampling_of, span_of
+from fulmen_llm_proxy.clients.call_span import Sampling, add_number, add_real, sampling_of, span_of
 from fulmen_llm_proxy.domain.apis.collected import Collected
 from fulmen_llm_proxy.domain.call import FinishedCall
 from fulmen_llm_proxy.domain.capture import Captured, CapturedChoice, decode_capture
@@ -194,7 +194,7 @@ class SpanCodec:
         price = self._prices.of(call.target.backend_id, call.target.model)
         if price is not None:
             cost_usd = price.cost_micros(captured.usage) / 1e6
-            span.attributes.append(KeyValue(key=COST_ATTRIBUTE, value=AnyValue(double_value=cost_usd)))
+            add_real(span, COST_ATTRIBUTE, cost_usd)
 
     def _record(self, span: Span, model_call: bytes) -> span_pb2.SpanRecord:
         return span_pb2.SpanRecord(
@@ -217,7 +217,7 @@ class SpanCodec:
                 own = Span()
                 own.CopyFrom(span)
                 own.span_id = os.urandom(8)
-                own.attributes.extend(number("fulmen.choice", choice.index))
+                add_number(own, "fulmen.choice", choice.index)
             packed = record.SerializeToString()
             if len(packed) > MAX_PAYLOAD_BYTES // 2:
                 # The token ids are what training needs; the texts would make the chunk too large.
