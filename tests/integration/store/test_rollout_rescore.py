@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,16 @@ async def grade(task, outcome):
         file.write(outcome + "\\n")
     return len(outcome)
 """
+
+
+@pytest.fixture(autouse=True)
+def same_environment() -> Iterator[None]:
+    """Takes back what a runner's process puts into its environment."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
 
 
 @pytest.fixture

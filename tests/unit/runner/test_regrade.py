@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import tarfile
 import threading
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -44,6 +46,16 @@ def with_record(task, outcome, context):
     return context.stored
 """
 VALUES: list[Any] = [None, "", "text", "42", 42, {"a": [1, None]}, [], True, 0.5]
+
+
+@pytest.fixture(autouse=True)
+def same_environment() -> Iterator[None]:
+    """Takes back what a runner's process puts into its environment."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
 
 
 def bench(**changes: Any) -> Bench:

@@ -38,10 +38,14 @@ class AttemptSpanProcessor(SpanProcessor):
 
     def __init__(self, onward: SpanProcessor) -> None:
         self._onward = onward
+        self._over = False
         self._names: OrderedDict[int, Mapping[str, str | int]] = OrderedDict()
 
     def on_start(self, span: Span, parent_context: otel_context.Context | None = None) -> None:
         """Writes the attempt's names on the span."""
+        if self._over:
+            # Nothing is taken out of a provider: what has ended must leave the spans of others alone.
+            return
         attempt = current()
         parent = trace.get_current_span(parent_context)
         named = dict(self._names.get(parent.get_span_context().span_id) or _names_of(parent))
@@ -57,6 +61,8 @@ class AttemptSpanProcessor(SpanProcessor):
 
     def on_end(self, span: ReadableSpan) -> None:
         """Hands the span on, with the names that it began with."""
+        if self._over:
+            return
         context = span.get_span_context()
         named = self._names.pop(context.span_id, None) if context is not None else None
         if named is not None and named != dict(_names_of(span)):
@@ -66,6 +72,7 @@ class AttemptSpanProcessor(SpanProcessor):
 
     def shutdown(self) -> None:
         """Sends what is left and ends."""
+        self._over = True
         self._onward.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
