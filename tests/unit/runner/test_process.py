@@ -13,7 +13,16 @@ import pytest
 import pytest_asyncio
 
 from fulmen_runner.agents.guardian import Guardian, Kept
-from fulmen_runner.agents.limits import Allowance, allowance, breaches, measure
+from fulmen_runner.agents.limits import (
+    NOTHING,
+    Allowance,
+    Usage,
+    allowance,
+    breaches,
+    grows_fast,
+    measure,
+    regular_pause_s,
+)
 from fulmen_runner.agents.process import Process, ProcessLimits, ProcessResult, run_process
 from fulmen_runner.agents.specification import Limits
 
@@ -212,3 +221,38 @@ def test_the_smaller_limit_counts_and_says_whose_it_is(asked: int, configured: i
     found = allowance(Limits(memory_bytes=asked), memory_bytes=configured)
     assert found.memory_bytes == allowed
     assert source in found.memory_source
+
+
+def usage(threads: int = 0, resident_bytes: int = 0) -> Usage:
+    return Usage(processes=(), thread_count=threads, resident_bytes=resident_bytes)
+
+
+async def test_what_forks_without_end_is_ended_with_all_of_it(guardian: Guardian) -> None:
+    # No more than 511, should nothing end it.
+    script = "b() { [ $1 -gt 7 ] || { b $(($1 + 1)) & b $(($1 + 1)) & }; sleep 60; }; b 0"
+    result = await run(guardian, script, allowed=allowance(Limits(process_count=20)))
+    assert "processes and threads at once and was killed; allowed are 20 (limits.process_count" in result.breach
+
+
+@pytest.mark.parametrize(
+    ("allowed", "before", "now", "fast"),
+    [
+        (Allowance(process_count=50), NOTHING, usage(7), True),
+        (Allowance(process_count=50), NOTHING, usage(6), False),
+        (Allowance(process_count=50), usage(40), usage(42), False),
+        (Allowance(process_count=4), usage(1), usage(2), False),
+        (Allowance(process_count=50), usage(40), usage(10), False),
+        (Allowance(process_count=50), NOTHING, usage(0, 1 << 40), False),
+        (Allowance(memory_bytes=800), usage(1, 100), usage(1, 200), True),
+        (Allowance(memory_bytes=800), usage(1, 100), usage(900, 199), False),
+    ],
+)
+def test_a_command_that_soon_uses_too_much_is_measured_more_often(
+    allowed: Allowance, before: Usage, now: Usage, fast: bool
+) -> None:
+    assert grows_fast(allowed, before, now) is fast
+
+
+@pytest.mark.parametrize(("took_s", "pause_s"), [(0.001, 0.25), (0.01, 0.5), (0.05, 1.0), (0.2, 2.0)])
+def test_many_commands_are_measured_less_often_within_bounds(took_s: float, pause_s: float) -> None:
+    assert regular_pause_s(took_s) == pytest.approx(pause_s)

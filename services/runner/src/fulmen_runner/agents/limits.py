@@ -1,28 +1,45 @@
 """Holds commands to what they may use: memory and processes of all their descendants together. Linux only.
 
-Invariant: one task measures for all commands of a runner, in one pass over /proc; it takes at most about a tenth of a
-processor however many there are. Memory is proportional (pages that processes share are counted once). Measured, not
+Invariant: one task measures for all commands of a runner, in one pass over /proc; it takes at most about a
+fiftieth of a processor for a few hundred idle ones, a tenth however many there are, and a quarter while one grows fast. Memory is proportional (pages that processes share are counted once). Measured, not
 prevented: a control group would prevent, but few runners may make one; RLIMIT_AS counts what a process reserves and never
 touches, which is most of what Node and Java reserve, and RLIMIT_NPROC counts all processes of the user.
 """
 
 import asyncio
 import os
+import signal
+import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from fulmen_runner.agents.specification import NO_LIMITS, Limits
 
 MEASURE_INTERVAL_S = 0.25
-"""How often commands are measured; less often when a measurement takes long."""
+"""How often a few commands are measured."""
+
+FIRST_LOOK_S = 0.05
+"""How soon a command is measured that was just started: many that are to grow begin at once."""
+
+GROWING_INTERVAL_S = 0.01
+"""How often commands are measured while one of them grows fast."""
+
+_FAST = 1 / 8
+"""The share of what it may use by which a command that grows fast has grown since it was last measured."""
+
+LONG_INTERVAL_S = 1.0
+"""Measurements that take long are made this seldom, and still more seldom only to keep to a tenth of a processor."""
 
 _PAUSES_PER_MEASUREMENT = 10
+_PAUSES_WHILE_NOTHING_GROWS = 50
+_PAUSES_WHILE_GROWING = 3
 _PROC = Path("/proc")
 _MIB = 1024 * 1024
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 # Fields of /proc/PID/stat after the name in parentheses (proc_pid_stat(5), less three).
-_PARENT, _THREADS, _RESIDENT = 1, 17, 21
+_PARENT, _GROUP, _THREADS, _RESIDENT = 1, 2, 17, 21
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +62,27 @@ UNLIMITED = Allowance()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What a command uses; `processes` are their numbers, `resident_bytes` counts shared pages for each."""
+    """What a command uses; `processes` are their numbers, `resident_bytes` counts shared pages for each.
+
+    `groups` are the process groups whose leaders are the keeper's own children: their numbers stay theirs while it lives.
+    """
 
     processes: tuple[int, ...]
     thread_count: int
     resident_bytes: int
+    groups: tuple[int, ...] = ()
+
+
+NOTHING = Usage(processes=(), thread_count=0, resident_bytes=0)
+
+
+def grows_fast(allowed: Allowance, before: Usage, now: Usage) -> bool:
+    """Tells whether a command may exceed a limit long before the next regular measurement."""
+    pairs = (
+        (allowed.process_count, now.thread_count - before.thread_count),
+        (allowed.memory_bytes, now.resident_bytes - before.resident_bytes),
+    )
+    return any(limit and grown > 1 and grown >= limit * _FAST for limit, grown in pairs)
 
 
 def allowance(asked: Limits = NO_LIMITS, *, memory_bytes: int = 0, process_count: int = 0) -> Allowance:
@@ -67,12 +100,14 @@ class LimitKeeper:
     def __init__(self) -> None:
         self._watched: dict[int, tuple[Allowance, asyncio.Future[str]]] = {}
         self._measuring: asyncio.Task[None] | None = None
+        self._started = asyncio.Event()
 
     def watch(self, keeper: int, allowed: Allowance) -> asyncio.Future[str]:
         """Watches all descendants of a process; the future gets what they exceeded, for a person."""
         breach: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         if not allowed.is_unlimited and _PROC.joinpath("self", "stat").exists():
             self._watched[keeper] = allowed, breach
+            self._started.set()
             if self._measuring is None or self._measuring.done():
                 self._measuring = asyncio.create_task(self._measure(), name="limits")
         return breach
@@ -88,21 +123,60 @@ class LimitKeeper:
             await asyncio.wait((self._measuring,))
 
     async def _measure(self) -> None:
-        loop = asyncio.get_running_loop()
+        before: Mapping[int, Usage] = {}
+        await asyncio.sleep(FIRST_LOOK_S)
         while self._watched:
-            begin_s = loop.time()
+            self._started.clear()
             allowed = {keeper: allowance for keeper, (allowance, _) in self._watched.items()}
-            for keeper, text in (await asyncio.to_thread(breaches, allowed)).items():
+            usages, exceeded, took_s = await asyncio.to_thread(_look_and_kill, allowed)
+            for keeper, text in exceeded.items():
                 watched = self._watched.get(keeper)
                 if watched is not None and not watched[1].done():
                     watched[1].set_result(text)
-            await asyncio.sleep(max(MEASURE_INTERVAL_S, _PAUSES_PER_MEASUREMENT * (loop.time() - begin_s)))
+            if any(grows_fast(allowed[each], before.get(each, NOTHING), usages[each]) for each in allowed):
+                await asyncio.sleep(max(GROWING_INTERVAL_S, _PAUSES_WHILE_GROWING * took_s))
+            else:
+                await self._pause(took_s)
+            before = usages
+
+    async def _pause(self, took_s: float) -> None:
+        """Waits for the next regular measurement, or for the first of a command that is started meanwhile."""
+        shortest_s = _PAUSES_PER_MEASUREMENT * took_s
+        with suppress(TimeoutError):
+            async with asyncio.timeout(regular_pause_s(took_s)):
+                await asyncio.sleep(shortest_s)
+                await self._started.wait()
+                await asyncio.sleep(FIRST_LOOK_S)
+
+
+def regular_pause_s(took_s: float) -> float:
+    """Returns how long to wait after a measurement that took this much of a processor's time, all in seconds."""
+    seldom_s = min(LONG_INTERVAL_S, _PAUSES_WHILE_NOTHING_GROWS * took_s)
+    return max(MEASURE_INTERVAL_S, seldom_s, _PAUSES_PER_MEASUREMENT * took_s)
 
 
 def breaches(allowed: Mapping[int, Allowance]) -> dict[int, str]:
     """Returns what is exceeded below each of these processes, for a person. Blocks."""
+    return _look(allowed)[1]
+
+
+def _look_and_kill(allowed: Mapping[int, Allowance]) -> tuple[dict[int, Usage], dict[int, str], float]:
+    """Returns what is used, what is exceeded, and how much of a processor's time that took, in seconds."""
+    # Not the time that passes: while thousands fork this thread waits for most of it, and must not pause for longer.
+    begin_s = time.thread_time()
+    usages, exceeded = _look(allowed)
+    for keeper in exceeded:
+        for group in usages[keeper].groups:
+            # At once: beside thousands of processes that fork, keeper and event loop get little time.
+            with suppress(OSError):
+                os.killpg(group, signal.SIGKILL)
+    return usages, exceeded, time.thread_time() - begin_s
+
+
+def _look(allowed: Mapping[int, Allowance]) -> tuple[dict[int, Usage], dict[int, str]]:
+    usages = measure(allowed)
     exceeded: dict[int, str] = {}
-    for keeper, usage in measure(allowed).items():
+    for keeper, usage in usages.items():
         limit = allowed[keeper]
         if limit.process_count and usage.thread_count > limit.process_count:
             exceeded[keeper] = (
@@ -117,13 +191,13 @@ def breaches(allowed: Mapping[int, Allowance]) -> dict[int, str]:
                     f"took {_mib(taken)} of memory in {len(usage.processes)} processes and was killed; allowed are "
                     f"{_mib(limit.memory_bytes)} ({limit.memory_source})"
                 )
-    return exceeded
+    return usages, exceeded
 
 
 def measure(keepers: Iterable[int]) -> dict[int, Usage]:
     """Returns what the descendants of each process use. Blocks."""
     children: dict[int, list[int]] = {}
-    figures: dict[int, tuple[int, int]] = {}
+    figures: dict[int, tuple[int, int, bytes]] = {}
     # Not by pathlib: this is the inner loop.
     for name in os.listdir(_PROC):  # noqa: PTH208
         if not name.isdigit():
@@ -135,7 +209,7 @@ def measure(keepers: Iterable[int]) -> dict[int, Usage]:
             # It ended.
             continue
         children.setdefault(int(fields[_PARENT]), []).append(int(name))
-        figures[int(name)] = int(fields[_THREADS]), int(fields[_RESIDENT]) * _PAGE_BYTES
+        figures[int(name)] = int(fields[_THREADS]), int(fields[_RESIDENT]) * _PAGE_BYTES, fields[_GROUP]
     usages = {}
     for keeper in keepers:
         processes: list[int] = []
@@ -148,6 +222,7 @@ def measure(keepers: Iterable[int]) -> dict[int, Usage]:
             processes=tuple(processes),
             thread_count=sum(figures[process][0] for process in processes),
             resident_bytes=sum(figures[process][1] for process in processes),
+            groups=tuple(child for child in children.get(keeper, ()) if int(figures[child][2]) == child),
         )
     return usages
 
