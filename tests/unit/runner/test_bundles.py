@@ -27,9 +27,9 @@ def file(name: str, data: bytes = b"x") -> tuple[tarfile.TarInfo, bytes]:
     return tarfile.TarInfo(name), data
 
 
-def link(name: str, target: str) -> tuple[tarfile.TarInfo, bytes]:
+def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tuple[tarfile.TarInfo, bytes]:
     member = tarfile.TarInfo(name)
-    member.type, member.linkname = tarfile.SYMTYPE, target
+    member.type, member.linkname = kind, target
     return member, b""
 
 
@@ -50,9 +50,10 @@ def test_files_are_unpacked_once(tmp_path: Path) -> None:
         archive(link("up", ".."), file("up/escape")),
         b"no archive",
         archive(file("agent.py", b"x" * 1000))[:-20],
+        archive(link("agent.py", "nowhere.py", tarfile.LNKTYPE)),
     ],
     # Named: an archive holds the time of its making, and every worker must collect the same names.
-    ids=["parent", "absolute", "link to a file", "link to the parent", "no archive", "cut short"],
+    ids=["parent", "absolute", "link to a file", "link to the parent", "no archive", "cut short", "link to nothing"],
 )
 def test_unsafe_or_broken_archives_leave_nothing(tmp_path: Path, data: bytes) -> None:
     inside = tmp_path / "work"

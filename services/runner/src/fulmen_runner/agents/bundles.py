@@ -8,6 +8,7 @@ Attempts share it: nothing in it can be written to (by root it can).
 import io
 import tarfile
 import tempfile
+import zlib
 from pathlib import Path
 
 from fulmen_runner.domain.errors import AgentFailed
@@ -16,6 +17,9 @@ MAX_UNPACKED_BYTES = 256 * 1024 * 1024
 MAX_MEMBERS = 20_000
 
 _READ_ONLY_DIRECTORY = 0o555
+_UNREADABLE = (tarfile.TarError, EOFError, OSError, KeyError, ValueError, zlib.error)
+"""What reading a malformed archive raises: KeyError of a link to nothing, ValueError of a name with NUL."""
+
 _WRITABLE = 0o222
 
 
@@ -35,7 +39,7 @@ def unpack_bundle(archive: bytes, sha256_hex: str, work_dir: Path) -> Path:
         inside.mkdir()
         try:
             _extract(archive, inside)
-        except (tarfile.TarError, EOFError, OSError) as error:
+        except _UNREADABLE as error:
             raise AgentFailed(f"The agent's bundle cannot be unpacked: {error}") from None
         _protect(inside)
         try:
