@@ -35,6 +35,48 @@ _GRADER: Final = "What scores, one of them"
 _JUDGE: Final = "How a judge scores"
 _MODEL: Final = "Which model a judge or grader asks"
 
+_Name = Annotated[str, typer.Option(help="What the scores are published as, such as scores.better.")]
+_Grader = Annotated[str | None, typer.Option(rich_help_panel=_GRADER, help="FILE.PY:NAME or PACKAGE.MODULE:NAME.")]
+_GraderCommand = Annotated[
+    str | None, typer.Option(rich_help_panel=_GRADER, help="A command with its arguments, in one word.")
+]
+_JudgeModel = Annotated[str | None, typer.Option(rich_help_panel=_GRADER, help="A language model, by its public name.")]
+_Folder = Annotated[
+    Path, typer.Option(rich_help_panel=_GRADER, help="The grader's files: it runs from a copy of this folder.")
+]
+_JudgePrompt = Annotated[
+    Path | None, typer.Option(rich_help_panel=_JUDGE, help="A file with the prompt; by default the general one.")
+]
+_JudgeDimension = Annotated[
+    list[str] | None, typer.Option(rich_help_panel=_JUDGE, help="What is scored; repeat for more.")
+]
+_JudgeMin = Annotated[float | None, typer.Option(rich_help_panel=_JUDGE, help="The worst score, by default 0.")]
+_JudgeMax = Annotated[float | None, typer.Option(rich_help_panel=_JUDGE, help="The best score, by default 10.")]
+_JudgeSamples = Annotated[
+    int | None, typer.Option(rich_help_panel=_JUDGE, help="How often it is asked; the mean counts.")
+]
+_ModelUrl = Annotated[
+    str | None,
+    typer.Option(rich_help_panel=_MODEL, help="An OpenAI-compatible endpoint; by default the stack's LLM proxy."),
+]
+_ApiKey = Annotated[
+    str | None, typer.Option(rich_help_panel=_MODEL, help="The key for --model-url; by default the caller's token.")
+]
+_Run = Annotated[str, typer.Option(help="Only rollouts of this training run.")]
+_Where = Annotated[str, typer.Option("--filter", help="Only those that it selects, as in `rollout list`.")]
+_IncludeFailed = Annotated[
+    bool, typer.Option("--include-failed/--no-include-failed", help="Scores what failed rollouts left, too.")
+]
+_Concurrency = Annotated[int, typer.Option(min=1, max=MAX_CONCURRENCY, help="Outcomes scored at once.")]
+_Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds that the grader may take for one outcome.")]
+_MaxFailed = Annotated[
+    int, typer.Option(min=0, help="Publishes nothing if the grader fails on more rollouts than this.")
+]
+_DryRun = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Scores N rollouts, shows old and new, keeps nothing.")
+]
+_Restart = Annotated[bool, typer.Option("--restart", help="Scores all anew, instead of going on.")]
+
 
 def register(rollout: typer.Typer) -> None:
     """Adds the command to the group."""
@@ -43,55 +85,26 @@ def register(rollout: typer.Typer) -> None:
 
 async def rescore(
     connection: Connection,
-    name: Annotated[str, typer.Option(help="What the scores are published as, such as scores.better.")] = "",
-    grader: Annotated[
-        str | None, typer.Option(rich_help_panel=_GRADER, help="FILE.PY:NAME or PACKAGE.MODULE:NAME.")
-    ] = None,
-    grader_command: Annotated[
-        str | None, typer.Option(rich_help_panel=_GRADER, help="A command with its arguments, in one word.")
-    ] = None,
-    judge_model: Annotated[
-        str | None, typer.Option(rich_help_panel=_GRADER, help="A language model, by its public name.")
-    ] = None,
-    folder: Annotated[
-        Path, typer.Option(rich_help_panel=_GRADER, help="The grader's files: it runs from a copy of this folder.")
-    ] = Path(),
-    judge_prompt: Annotated[
-        Path | None, typer.Option(rich_help_panel=_JUDGE, help="A file with the prompt; by default the general one.")
-    ] = None,
-    judge_dimension: Annotated[
-        list[str] | None, typer.Option(rich_help_panel=_JUDGE, help="What is scored; repeat for more.")
-    ] = None,
-    judge_min: Annotated[
-        float | None, typer.Option(rich_help_panel=_JUDGE, help="The worst score, by default 0.")
-    ] = None,
-    judge_max: Annotated[
-        float | None, typer.Option(rich_help_panel=_JUDGE, help="The best score, by default 10.")
-    ] = None,
-    judge_samples: Annotated[
-        int | None, typer.Option(rich_help_panel=_JUDGE, help="How often it is asked; the mean counts.")
-    ] = None,
-    model_url: Annotated[
-        str | None,
-        typer.Option(rich_help_panel=_MODEL, help="An OpenAI-compatible endpoint; by default the stack's LLM proxy."),
-    ] = None,
-    api_key: Annotated[
-        str | None, typer.Option(rich_help_panel=_MODEL, help="The key for --model-url; by default the caller's token.")
-    ] = None,
-    run: Annotated[str, typer.Option(help="Only rollouts of this training run.")] = "",
-    where: Annotated[str, typer.Option("--filter", help="Only those that it selects, as in `rollout list`.")] = "",
-    include_failed: Annotated[
-        bool, typer.Option("--include-failed/--no-include-failed", help="Scores what failed rollouts left, too.")
-    ] = False,
-    concurrency: Annotated[int, typer.Option(min=1, max=MAX_CONCURRENCY, help="Outcomes scored at once.")] = 8,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that the grader may take for one outcome.")] = 120.0,
-    max_failed: Annotated[
-        int, typer.Option(min=0, help="Publishes nothing if the grader fails on more rollouts than this.")
-    ] = 0,
-    dry_run: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Scores N rollouts, shows old and new, keeps nothing.")
-    ] = None,
-    restart: Annotated[bool, typer.Option("--restart", help="Scores all anew, instead of going on.")] = False,
+    name: _Name = "",
+    grader: _Grader = None,
+    grader_command: _GraderCommand = None,
+    judge_model: _JudgeModel = None,
+    folder: _Folder = Path(),
+    judge_prompt: _JudgePrompt = None,
+    judge_dimension: _JudgeDimension = None,
+    judge_min: _JudgeMin = None,
+    judge_max: _JudgeMax = None,
+    judge_samples: _JudgeSamples = None,
+    model_url: _ModelUrl = None,
+    api_key: _ApiKey = None,
+    run: _Run = "",
+    where: _Where = "",
+    include_failed: _IncludeFailed = False,
+    concurrency: _Concurrency = 8,
+    timeout: _Timeout = 120.0,
+    max_failed: _MaxFailed = 0,
+    dry_run: _DryRun = None,
+    restart: _Restart = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Scores stored rollouts with another grader, and publishes the scores as a resource to train on.
