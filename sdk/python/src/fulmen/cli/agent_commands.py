@@ -94,7 +94,7 @@ def check(
 
     A Python agent runs in the main thread of this very process, from its own folder, and without a time limit: a
     `breakpoint()` in it stops there. Models are those of the running stack, of --model-url, or --fake-model. Nothing is
-    stored, and nothing is trained.
+    stored, also in a running stack: `fulmen trace` will not find it. Nothing is trained.
 
     Exits with 0 if every attempt ended with a reward, with 1 if one did not.
 
