@@ -18,7 +18,7 @@ from google.protobuf.duration_pb2 import Duration
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from fulmen.errors import ResourceNotFound, SessionEnded
+from fulmen.errors import DatabaseUnavailable, ResourceNotFound, SessionEnded
 from fulmen.ids import attempt_name, parse_attempt_name, parse_rollout_name, rollout_name, uuid7
 from fulmen.store.v1 import (
     failure_pb2,
@@ -82,12 +82,14 @@ class StoreDouble(
         swallow_acks: While true, results are recorded and the acknowledgement is lost.
         labels: Of the runner that opened a stream last.
         refuse_results: How many further results are answered INVALID.
+        failing_reads: How many further reads of resources fail.
     """
 
     def __init__(self, *, signing_key: str, lease_ttl_s: float = 6.0) -> None:
         self.entries: dict[str, Entry] = {}
         self.swallow_acks = False
         self.refuse_results = 0
+        self.failing_reads = 0
         self.most_held = 0
         self.stream_count = 0
         self.message_count = 0
@@ -193,6 +195,10 @@ class StoreDouble(
         """Returns all attempts that run."""
         return [attempt for session in self._sessions.values() for attempt in session.held]
 
+    def credit_count(self) -> int:
+        """Returns how much work the runners have asked for and not got."""
+        return sum(session.credits for session in self._sessions.values())
+
     def session_count(self) -> int:
         """Returns how many sessions are alive."""
         return len(self._sessions)
@@ -257,6 +263,9 @@ class StoreDouble(
     async def GetResources(
         self, request: resource_service_pb2.GetResourcesRequest, context: Any
     ) -> resource_service_pb2.GetResourcesResponse:
+        if self.failing_reads:
+            self.failing_reads -= 1
+            raise DatabaseUnavailable("The database is away, says the test.")
         found = []
         for name in request.names:
             resource_id, _, number = name.removeprefix("resources/").partition("/versions/")
