@@ -62,6 +62,14 @@ def test_the_sdk_itself_does_not_even_load_grpc() -> None:
     assert not loaded & {"grpc", "google", "rich", "typer"}
 
 
+@pytest.mark.parametrize("service", ["fulmen_llm_proxy.app", "fulmen_runner.app", "fulmen_store.app"])
+def test_a_service_does_not_load_what_formats_tracebacks_for_terminals(service: str) -> None:
+    loaded, _ = probe(service)
+
+    assert "structlog" in loaded
+    assert "rich" not in loaded
+
+
 def test_the_command_line_brings_nothing_heavy() -> None:
     loaded, _ = probe("fulmen.cli.main")
 
