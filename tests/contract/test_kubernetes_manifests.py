@@ -43,6 +43,15 @@ def test_the_manifests_are_valid(repository_root: Path, name: str) -> None:
     assert [problem for document in documents if (problem := schema_problems(document))] == []
 
 
+def test_the_runners_secrets_are_not_where_publishers_make_pods(repository_root: Path) -> None:
+    documents = list(yaml.safe_load_all((repository_root / "deploy/kubernetes/runner-jobs.yaml").read_text()))
+    [runner] = [each for each in documents if each["kind"] == "Deployment"]
+    [container] = runner["spec"]["template"]["spec"]["containers"]
+    of_agents = {each["name"]: each.get("value") for each in container["env"]}["FULMEN_RUNNER_JOB_NAMESPACE"]
+    assert runner["metadata"]["namespace"] != of_agents
+    assert {each["metadata"]["namespace"] for each in documents if each["kind"].startswith("Role")} == {of_agents}
+
+
 def test_what_the_runner_makes_of_the_example_is_valid(repository_root: Path) -> None:
     text = (repository_root / "deploy" / "kubernetes" / "agent-job.yaml").read_text()
     template = read_template(text, host_access=False, most=MOST)
