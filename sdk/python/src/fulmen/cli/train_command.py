@@ -111,7 +111,7 @@ async def train(
     if output is Output.JSON:
         print_json(summary)
     else:
-        print_summary(screen, outcomes, sample, folder)
+        print_summary(screen, outcomes, sample, folder, has_store=not in_process)
         screen.print(accuracy_line(outcomes) or "validation accuracy was not measured")
 
 

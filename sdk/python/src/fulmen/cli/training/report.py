@@ -43,8 +43,10 @@ def accuracy_line(outcomes: list[StageOutcome]) -> str:
     return ""
 
 
-def print_summary(screen: Console, outcomes: list[StageOutcome], sample: SamplePair | None, folder: Path) -> None:
-    """Prints the table, the sample, and where everything is."""
+def print_summary(
+    screen: Console, outcomes: list[StageOutcome], sample: SamplePair | None, folder: Path, *, has_store: bool
+) -> None:
+    """Prints the table, the sample, and where everything is; `has_store` tells whether traces can be asked for later."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("stage", "steps", "time", "validation before", "after", "policy version"):
         table.add_column(column, justify="left" if column in ("stage", "policy version") else "right")
@@ -57,7 +59,8 @@ def print_summary(screen: Console, outcomes: list[StageOutcome], sample: SampleP
         screen.print(Text(f"One validation task, before and after: {sample.before.task}"))
         screen.print(Text(f"  before: {_outcome(sample.before)}"))
         screen.print(Text(f"  after:  {_outcome(sample.after)}"))
-        screen.print(Text(f"  see them: fulmen trace {sample.after.rollout}", style="dim"))
+        if has_store:
+            screen.print(Text(f"  see them: fulmen trace {sample.after.rollout}", style="dim"))
     screen.print()
     screen.print(Text(f"trained model: {outcomes[-1].run.model_path or '(none)'}"))
     screen.print(Text(f"report:        {folder / 'report.md'}"))
