@@ -11,7 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+import anthropic
 import httpx2
+import openai
 import pytest
 from aiohttp import web
 from hypothesis import HealthCheck, given, settings
@@ -58,12 +60,14 @@ async def recording(seen: Seen) -> AsyncIterator[None]:
 
     async def call(request: web.Request) -> web.Response:
         name = request.headers["x-test-name"]
-        seen.keys[name].append(request.headers["authorization"].removeprefix("Bearer "))
+        key = request.headers.get("x-api-key") or request.headers["authorization"]
+        seen.keys[name].append(key.removeprefix("Bearer "))
         seen.traces[name].append(request.headers["traceparent"].split("-")[1])
         return web.json_response({})
 
     app = web.Application()
-    app.router.add_post("/v1/call", call)
+    for path in ("/v1/call", "/v1/chat/completions", "/v1/messages"):
+        app.router.add_post(path, call)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0, backlog=512).start()
@@ -130,7 +134,23 @@ def loops(task: dict[str, str]) -> float:
     return asyncio.run(gathers(task))
 
 
-KINDS: tuple[Callable[..., object], ...] = (gathers, blocks, pools, steps, async_steps, loops)
+async def vendors(task: dict[str, str]) -> float:
+    """An agent that calls by the clients of two vendors, each with HTTP clients of its own."""
+    name = task["name"]
+    headers, message = {"x-test-name": name}, {"role": "user", "content": name}
+    async with openai.AsyncOpenAI(default_headers=headers) as client:
+        await client.chat.completions.create(model="m", messages=[message])
+    async with anthropic.AsyncAnthropic(
+        base_url=os.environ["OPENAI_BASE_URL"].removesuffix("/v1"), api_key=PLACEHOLDER_KEY, default_headers=headers
+    ) as client:
+        await client.messages.create(model="m", max_tokens=1, messages=[message])
+    for part in range(2):
+        emit_reward(part, dimension=f"part.{part}.{name}", trace=False)
+    await mark_async(name, 2)
+    return 1.0
+
+
+KINDS: tuple[Callable[..., object], ...] = (gathers, blocks, pools, steps, async_steps, loops, vendors)
 
 
 class World:
@@ -153,6 +173,7 @@ class World:
         ended = Counter(
             (s.name, s.attributes["fulmen.rollout"], s.context.trace_id) for s in self.spans.get_finished_spans()
         )
+        all_names = {_dimension(item.rollout) for item in works}
         for item, outcome in zip(works, outcomes, strict=True):
             name, trace_id = item.rollout, item.rollout.split("/")[1].replace("-", "")
             assert isinstance(outcome, Succeeded)
@@ -161,8 +182,10 @@ class World:
             }
             assert self.seen.keys.pop(_dimension(name)) == [item.attempt_key] * 3
             assert self.seen.traces.pop(_dimension(name)) == [trace_id] * 3
-            mine = {key: count for key, count in ended.items() if key[1] == name}
-            assert set(mine) == {(_dimension(name), name, int(trace_id, 16))}
+            # Clients that are instrumented add spans of other names, in the same trace.
+            mine = {(span, trace_of) for span, rollout, trace_of in ended if rollout == name}
+            assert {trace_of for _, trace_of in mine} == {int(trace_id, 16)}
+            assert {span for span, _ in mine} & all_names == {_dimension(name)}
         assert not self.seen.keys
         assert {rollout for _, rollout, _ in ended} == {item.rollout for item in works}
 
