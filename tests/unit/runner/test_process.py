@@ -102,6 +102,18 @@ async def test_what_cannot_be_started_says_why_and_leaves_no_file_open(
     assert open_files() <= before
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+async def test_a_command_finds_no_secret_of_the_runner_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FULMEN_RUNNER_TOKEN", "a secret")
+    guardian = Guardian()
+    above = "$(awk '/^PPid/ {print $2}' /proc/$PPID/status)"
+    names = "tr '\\0' '\\n' | cut -d = -f 1"
+    result = await run(guardian, f"cat /proc/$PPID/environ /proc/{above}/environ | {names}")
+    await guardian.close()
+    assert result.failure == ""
+    assert (b"PATH" in result.stdout, b"FULMEN" in result.stdout) == (True, False), result.stdout
+
+
 async def test_many_at_once_each_have_their_own_end(guardian: Guardian) -> None:
     results = await asyncio.gather(*(run(guardian, f"cat; exit {n}", stdin=str(n).encode()) for n in range(40)))
     assert [(result.exit_code, result.stdout) for result in results] == [(n, str(n).encode()) for n in range(40)]

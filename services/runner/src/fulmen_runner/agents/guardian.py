@@ -29,6 +29,10 @@ _SCRIPT = Path(__file__).with_name("guardian_main.py")
 _EXIT_DEADLINE_S = 5.0
 _RETRY_PAUSE_S = 0.01
 _START = b"*"
+_OWN_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE")
+"""What guardian and keepers get of the runner's environment: any command can read theirs, as the same user's. Never the
+runner's token or signing key."""
+
 _STARTING_AT_ONCE = 32
 """File descriptors on their way count against the limit of open files."""
 
@@ -167,6 +171,7 @@ class Guardian:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(_SCRIPT)],
+                env={name: os.environ[name] for name in _OWN_VARIABLES if name in os.environ},
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
