@@ -244,6 +244,11 @@ class PatientHandler(ResponseHandler):
         self._drop_timeout()
         self._reschedule_timeout()
 
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        """Goes on reading where that was paused; asked after every piece, it would parse nothing, and ask the socket."""
+        if self._reading_paused:
+            super().resume_reading(resume_parser)
+
     def _reschedule_timeout(self) -> None:
         if self._read_timeout_handle is not None and self._timed_s == self._read_timeout:
             self._heard_at = self._loop.time()
