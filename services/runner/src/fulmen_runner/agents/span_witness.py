@@ -8,6 +8,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 
 from fulmen import attributes as names
+from fulmen.agent import Context, entered
 from fulmen_runner.agents.environment import traceparent
 from fulmen_runner.agents.spans import attempt_of
 from fulmen_runner.domain.hooks import HookFailure
@@ -60,11 +61,14 @@ class SpanCounts(SpanProcessor):
             is_remote=True,
             trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED),
         )
-        span = trace.get_tracer(names.SCOPE).start_span(
-            names.HOOK_SPAN,
-            context=trace.set_span_in_context(trace.NonRecordingSpan(parent), otel_context.Context()),
-            attributes={names.ROLLOUT: rollout, names.ATTEMPT: int(number), names.HOOK_NAME: failure.hook},
-        )
+        # A span gets its attempt's names from where it begins, and hooks run outside of it.
+        named = Context(rollout=rollout, attempt=attempt, attempt_number=int(number), mode="", deadline=0.0)
+        with entered(named):
+            span = trace.get_tracer(names.SCOPE).start_span(
+                names.HOOK_SPAN,
+                context=trace.set_span_in_context(trace.NonRecordingSpan(parent), otel_context.Context()),
+                attributes={names.HOOK_NAME: failure.hook},
+            )
         event = {names.HOOK_NAME: failure.hook, names.HOOK_POINT: failure.point, names.ERROR: failure.error}
         span.add_event(names.HOOK_FAILED_EVENT, event)
         span.set_status(trace.StatusCode.ERROR, failure.error)
