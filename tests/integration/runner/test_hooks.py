@@ -167,7 +167,11 @@ async def test_hooks_see_attempts_fail_them_and_are_reported(
     assert lines[0]["input"] == "{}"
     assert lines[2]["spans"] == {"fulmen.annotation": 1, "fulmen.exception": 1}
     # The one that fails it is called before, at ends.
-    assert [line.get("kind") for line in lines if line["point"] == "on_rollout_end"] == ["", "AGENT_ERROR", "AGENT_ERROR"]
+    assert [line.get("kind") for line in lines if line["point"] == "on_rollout_end"] == [
+        "",
+        "AGENT_ERROR",
+        "AGENT_ERROR",
+    ]
 
 
 async def test_alerts_are_signed_retried_and_quiet_for_a_while(
