@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from itertools import pairwise
 
 import pytest
@@ -102,3 +103,18 @@ def test_unknown_settings_of_alerts_are_errors(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("FULMEN_ALERTS_WINDOW", "3")
     with pytest.raises(ValueError, match="FULMEN_ALERTS_WINDOW"):
         AlertSettings.from_environment()
+
+
+@pytest.mark.parametrize(
+    "url", ["http://host:hidden/", "https://host:99999/hidden", "http://[::1/hidden", "http://:80/hidden", "hidden"]
+)
+def test_a_malformed_address_of_alerts_is_an_error_that_names_the_variables_and_not_their_values(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FULMEN_ALERTS_URL", url)
+    monkeypatch.setenv("FULMEN_ALERTS_SECRET", "hidden")
+    with pytest.raises(ValueError, match="FULMEN_ALERTS_URL: ") as caught:
+        AlertSettings.from_environment()
+    said = "".join(traceback.format_exception(caught.value))
+    assert "FULMEN_ALERTS_SECRET: " in said
+    assert "hidden" not in said

@@ -13,11 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import httpx2
 import structlog
 from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings
 
 from fulmen.hooks import AttemptEnd, AttemptFacts, Hook
@@ -27,6 +28,7 @@ from fulmen_service_kit.settings import settings_config
 
 PREFIX = "FULMEN_ALERTS_"
 MAX_WAITING = 100
+MAX_PORT = 65_535
 FIRST_PAUSE_S = 1.0
 CLOSE_DEADLINE_S = 4.0
 
@@ -52,18 +54,37 @@ class AlertSettings(BaseSettings):
     timeout_s: float = Field(default=10.0, gt=0, le=60, description="Of one request, seconds.")
     tries: int = Field(default=5, ge=1, le=10, description="How often one alert is sent at most.")
 
+    @field_validator("url")
+    @classmethod
+    def _is_url(cls, url: str) -> str:
+        try:
+            parts = httpx2.URL(url)
+        except httpx2.InvalidURL:
+            parts = httpx2.URL()
+        if not parts.host or (parts.port or 0) > MAX_PORT:
+            raise ValueError("no address of a webhook, such as https://host/path")
+        return url
+
     @classmethod
     def from_environment(cls) -> "AlertSettings":
         """Reads the settings.
 
         Raises:
-            ValueError: If one is not valid, or unknown.
+            ValueError: If any are not valid, or unknown: with their names, never their values.
         """
         known = {f"{PREFIX}{name.upper()}" for name in cls.model_fields}
         unknown = sorted(name for name in os.environ if name.upper().startswith(PREFIX) and name.upper() not in known)
         if unknown:
             raise ValueError(f"no such setting: {', '.join(unknown)}")
-        return cls()  # type: ignore[call-arg]  # The environment has them.
+        try:
+            return cls()  # type: ignore[call-arg]  # The environment has them.
+        except ValidationError as error:
+            # The input is left out: the secret is one, and the address of a webhook often is.
+            problems = [
+                f"{PREFIX}{str(each['loc'][0]).upper()}: {each['msg']}"
+                for each in error.errors(include_input=False, include_url=False)
+            ]
+        raise ValueError("; ".join(problems))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
