@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from fulmen_runner.agents.guardian import Guardian, Kept
+from fulmen_runner.agents.guardian import Guardian, Kept, _start
 from fulmen_runner.agents.limits import (
     NOTHING,
     Allowance,
@@ -149,6 +150,16 @@ async def test_an_input_ends_though_a_fork_of_this_process_lives_on() -> None:
         os.kill(guardian.fork, signal.SIGKILL)
         await asyncio.to_thread(os.waitpid, guardian.fork, 0)
         await guardian.close()
+
+
+async def test_a_start_that_is_given_up_keeps_no_socket_for_what_is_not_read() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        starting = asyncio.create_task(_start(ours, b"x" * 10_000_000, []))
+        await asyncio.wait({starting}, timeout=0.1)
+        starting.cancel()
+        await asyncio.wait({starting})
+        await until(lambda: ours.fileno() < 0)
 
 
 async def test_a_cancelled_command_may_say_goodbye_and_is_gone(guardian: Guardian, tmp_path: Path) -> None:

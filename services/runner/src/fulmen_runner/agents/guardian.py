@@ -198,7 +198,8 @@ async def _start(connection: socket.socket, request: bytes, files: Sequence[int]
         if answer[0] == b"failed":
             raise OSError(int(answer[1]), os.strerror(int(answer[1])))
     except BaseException:
-        writer.close()
+        # Closing would wait for what a guardian that is stuck does not read, and keep the socket until then.
+        writer.transport.abort()
         raise
     return Kept(keeper=int(answer[1]), group=int(answer[2]), streams=(reader, writer))
 

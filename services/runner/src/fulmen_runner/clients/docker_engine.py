@@ -66,7 +66,11 @@ class DockerEngine:
         self._removals: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """Waits for removals that are under way, and closes the connections."""
+        """Ends pulls and waits for removals that are under way, and closes the connections."""
+        if pulls := set(self._pulls.values()):
+            for pull in pulls:
+                pull.cancel()
+            await asyncio.wait(pulls, timeout=CONNECT_DEADLINE_S)
         if self._removals:
             await asyncio.wait(self._removals, timeout=REMOVE_DEADLINE_S)
         await self._docker.close()
