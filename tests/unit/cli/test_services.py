@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 
 import pytest
 
 from fulmen.local.errors import StackError
+from fulmen.local.in_process import DEBUGGING
 from fulmen.local.ports import choose_ports
 from fulmen.local.services import ServiceSpec, StackPlan, plan_services, port_names
+from fulmen_runner.settings import RunnerSettings
 
 PLAN = StackPlan(
     folder=Path("/state"),
@@ -46,6 +49,20 @@ def test_a_service_gets_only_its_own_settings() -> None:
         "runner-2",
     ]
     assert "FULMEN_STORE_TARGET" not in services["store"].environment
+
+
+def test_settings_for_debugging_are_those_of_services_and_no_breakpoint_ends_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    services = planned(dict(DEBUGGING))
+    got = {name: value for each in services.values() for name, value in each.environment.items()}
+    assert got.items() >= DEBUGGING.items()
+    for name in [name for name in os.environ if name.startswith("FULMEN_")]:
+        monkeypatch.delenv(name)
+    for name, value in services["runner-1"].environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("FULMEN_RUNNER_DEV_MODE", "true")
+    assert RunnerSettings.from_environment().loop_blocked_limit_s == 0
 
 
 def test_setting_what_the_stack_decides_is_an_error() -> None:

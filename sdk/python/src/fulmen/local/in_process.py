@@ -39,6 +39,8 @@ DEBUGGING: Final[Mapping[str, str]] = MappingProxyType(
     {
         # An hour at a breakpoint in a service costs nobody the lease.
         "FULMEN_STORE_LEASE_TTL_S": "3600",
+        # Nor does it end the process: whoever is at it blocks the event loop.
+        "FULMEN_RUNNER_LOOP_BLOCKED_LIMIT_S": "0",
         "FULMEN_ALGORITHM_ENGINE_IN_PROCESS": "true",
         # Whoever presses Ctrl-C does not wait for agents.
         "FULMEN_RUNNER_DRAIN_GRACE_S": "1",
