@@ -2,6 +2,8 @@
 
 Work is never killed for it: a runner that is to go finishes what it runs, however long that takes. A store that does not
 answer leaves the fleet as it is.
+
+Invariant: a runner counts until it was told to drain or has ended; it is told until then.
 """
 
 from __future__ import annotations
@@ -47,6 +49,9 @@ class Runners(Protocol):
     def runner_count(self) -> int:
         """Counts the runners that are there, those that drain left out."""
 
+    def draining_runners(self) -> frozenset[str]:
+        """Returns the names of the runners that were retired and have not ended."""
+
     async def start_runner(self) -> None:
         """Starts one more. Raises ServiceFailedError."""
 
@@ -79,6 +84,8 @@ class FleetKeeper:
         self._slots_per_runner = slots_per_runner
         self._interval_s = interval_s
         self._clock = clock
+        # Targets by name of the runners that were retired and have not heard of it.
+        self._untold: dict[str, str] = {}
 
     async def run(self) -> None:
         """Looks until it is cancelled; a store that does not answer leaves the fleet as it is."""
@@ -86,6 +93,7 @@ class FleetKeeper:
             registry = RunnerRegistryServiceStub(channel)
             while True:
                 try:
+                    await self._tell_to_drain()
                     await self._look(registry)
                 except (FulmenError, ServiceFailedError) as error:
                     _say(f"not changed: {str(error).splitlines()[0]}")
@@ -101,7 +109,8 @@ class FleetKeeper:
             max_runners=limits.most,
         )
         demand = await registry.GetFleetDemand(request, timeout=CALL_LIMIT_S)
-        count = self._runners.runner_count()
+        untold = self._untold.keys() & self._runners.draining_runners()
+        count = self._runners.runner_count() + len(untold)
         work_s = demand.predicted_work.ToTimedelta().total_seconds()
         self._runners.fleet_changed(
             f"auto {limits.least}-{limits.most}: {count} there, {demand.wanted_runner_count} wanted "
@@ -111,7 +120,7 @@ class FleetKeeper:
         if change > 0:
             _say(f"{change} more, {demand.wanted_runner_count} are wanted")
             await asyncio.gather(*(self._runners.start_runner() for _ in range(change)))
-        elif change < 0:
+        elif change < 0 and not untold:
             await self._drain_one(registry)
 
     async def _drain_one(self, registry: RunnerRegistryServiceStub) -> None:
@@ -121,8 +130,22 @@ class FleetKeeper:
         running = {each.info.address: each.running_count for each in listed.runners}
         numbered = {name: int(name.rpartition("-")[2]) for name in ready}
         for name in sorted(ready, key=lambda one: (running.get(ready[one], 0), -numbered[one]))[:1]:
+            # Before it is told, or its end would be taken for a death and it would be started again.
             await self._runners.retire_runner(name)
-            request = runner_service_pb2.DrainRequest(grace=Duration(seconds=DRAIN_GRACE_S))
-            async with open_channel(ready[name], token=self._token) as channel:
-                await RunnerServiceStub(channel).Drain(request, timeout=CALL_LIMIT_S)
-            _say(f"{name} drains, with {running.get(ready[name], 0)} attempts")
+            self._untold[name] = ready[name]
+            _say(f"{name} is to drain, with {running.get(ready[name], 0)} attempts")
+        await self._tell_to_drain()
+
+    async def _tell_to_drain(self) -> None:
+        """Tells retired runners to drain; those that cannot be told are told again at the next look."""
+        draining = self._runners.draining_runners()
+        for name, target in list(self._untold.items()):
+            if name in draining:
+                request = runner_service_pb2.DrainRequest(grace=Duration(seconds=DRAIN_GRACE_S))
+                try:
+                    async with open_channel(target, token=self._token) as channel:
+                        await RunnerServiceStub(channel).Drain(request, timeout=CALL_LIMIT_S)
+                except FulmenError as error:
+                    _say(f"{name} was not told to drain, and is told again: {str(error).splitlines()[0]}")
+                    continue
+            del self._untold[name]

@@ -142,6 +142,11 @@ class Supervisor:
         services = self._stack.record().services
         return sum(_is_runner(each) and each.state is not ServiceState.DRAINING for each in services)
 
+    def draining_runners(self) -> frozenset[str]:
+        """Returns the names of the runners that were retired and have not ended."""
+        services = self._stack.record().services
+        return frozenset(each.name for each in services if _is_runner(each) and each.state is ServiceState.DRAINING)
+
     async def start_runner(self) -> None:
         """Starts one more, and keeps it alive from then on.
 
