@@ -92,6 +92,17 @@ def test_a_configuration_is_checked_on_one_of_its_tasks_with_its_grader(folder: 
     assert "2 of 2 attempts ended with a reward." in done.stdout
 
 
+def test_a_configuration_of_an_agent_and_no_more_is_enough(folder: Path) -> None:
+    (folder / "agent.toml").write_text('[agent]\npython = "agent.py:scored"\n')
+
+    done = check(folder, "agent.toml", "--input", '{"question": "a b c"}')
+    without_input = check(folder, "agent.toml")
+
+    assert done.returncode == 0, done.stderr
+    assert "reward    reward = 0.5\n" in done.stdout
+    assert "names no tasks: give --input" in without_input.stderr
+
+
 def test_streams_spans_and_emitted_rewards_are_shown_as_what_they_are(folder: Path) -> None:
     found = document(folder, "agent.py:scored", "--input", '{"question": "a b c"}')
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fulmen.train_config import ConfigError, load_train_config, with_overrides
+from fulmen.train_config import ConfigError, load_agent_and_data, load_train_config, with_overrides
 
 GOOD = """
 name = "arithmetic"
@@ -100,6 +100,28 @@ def test_what_is_not_toml_is_one_clear_error(folder: Path) -> None:
 def test_a_missing_file_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="There is no file"):
         load_train_config(tmp_path / "none.toml")
+
+
+def test_an_attempt_needs_no_more_than_an_agent(folder: Path) -> None:
+    path, agent = folder / "train.toml", '[agent]\npython = "agent.py:solve"\n'
+
+    path.write_text(agent)
+    read, data = load_agent_and_data(path)
+    assert (read.python, data.train) == ("agent.py:solve", None)
+    path.write_text(f'{agent}[data]\ntrain = "train.jsonl"\n[policy]\npath = "weights that are not there"\n')
+    assert load_agent_and_data(path)[1].train == (folder / "train.jsonl").resolve()
+
+
+def test_keys_that_an_attempt_does_not_need_are_no_unknown_ones(folder: Path) -> None:
+    path = folder / "train.toml"
+    path.write_text(GOOD.replace("[[stage]]", "[[stages]]").replace("build =", "biuld =").replace("[agent]", "[agnet]"))
+
+    with pytest.raises(ConfigError) as raised:
+        load_agent_and_data(path)
+
+    said = "\n".join(raised.value.problems)
+    for problem in ("stages: no such key", "policy.biuld: no such key", "agnet: no such key", "agent: a table [agent]"):
+        assert problem in said
 
 
 def test_overrides_replace_settings_of_their_algorithm_only(folder: Path) -> None:

@@ -24,12 +24,15 @@ __all__ = [
     "PolicyConfig",
     "StageConfig",
     "TrainConfig",
+    "load_agent_and_data",
     "load_train_config",
     "with_overrides",
 ]
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _SCORES: Final = re.compile(r"[a-z0-9._-]{1,128}(@[a-z0-9._-]{1,63})?")
+_KEYS: Final = ("name", "policy", "agent", "data", "stage")
+_POLICY_KEYS: Final = ("name", "build", "path", "version")
 _RUN_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 
 
@@ -84,8 +87,32 @@ def load_train_config(path: Path) -> TrainConfig:
     Raises:
         ConfigError: with every problem at once.
     """
+    data, problems = _parsed(path), list[str]()
+    config = _config(path.resolve(), TableReader(data, "", problems), data.get("stage"))
+    if problems:
+        raise ConfigError(f"{path} is not valid.", problems)
+    return config
+
+
+def load_agent_and_data(path: Path) -> tuple[AgentConfig, DataConfig]:
+    """Reads what an attempt needs of a `train.toml`; of the rest only the keys are checked, and it may be missing.
+
+    Raises:
+        ConfigError: with every problem at once.
+    """
+    folder, problems = path.resolve().parent, list[str]()
+    table = TableReader(_parsed(path), "", problems)
+    table.known(*_KEYS)
+    table.table("policy").known(*_POLICY_KEYS)
+    agent, data = read_agent(table.table("agent", required=True), folder), _data(table.table("data"), folder)
+    if problems:
+        raise ConfigError(f"{path} is not valid.", problems)
+    return agent, data
+
+
+def _parsed(path: Path) -> dict[str, Any]:
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"There is no file {path}.", ()) from None
     except IsADirectoryError:
@@ -94,11 +121,6 @@ def load_train_config(path: Path) -> TrainConfig:
         raise ConfigError(f"{path} is not UTF-8.", [str(error)]) from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML.", [str(error)]) from None
-    problems: list[str] = []
-    config = _config(path.resolve(), TableReader(data, "", problems), data.get("stage"))
-    if problems:
-        raise ConfigError(f"{path} is not valid.", problems)
-    return config
 
 
 def with_overrides(config: TrainConfig, assignments: Iterable[str], *, seed: int | None = None) -> TrainConfig:
@@ -136,7 +158,7 @@ def with_overrides(config: TrainConfig, assignments: Iterable[str], *, seed: int
 
 
 def _config(file: Path, table: TableReader, stages: Any) -> TrainConfig:
-    table.known("name", "policy", "agent", "data", "stage")
+    table.known(*_KEYS)
     name = table.text("name", required=True)
     if name and not _RUN_NAME.fullmatch(name):
         table.problem("name", "at most 32 characters of a-z, 0-9 and -, beginning with a letter or digit")
@@ -151,7 +173,7 @@ def _config(file: Path, table: TableReader, stages: Any) -> TrainConfig:
 
 
 def _policy(table: TableReader, folder: Path) -> PolicyConfig:
-    table.known("name", "build", "path", "version")
+    table.known(*_POLICY_KEYS)
     policy = PolicyConfig(
         name=table.text("name", required=True),
         build=table.target("build", folder),

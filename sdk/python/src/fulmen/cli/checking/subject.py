@@ -14,7 +14,7 @@ from fulmen.agent_config import AgentConfig
 from fulmen.cli.exits import CommandFailed, Exit
 from fulmen.cli.training.bundle import pack_bundle
 from fulmen.config_reader import ConfigError
-from fulmen.train_config import load_train_config
+from fulmen.train_config import load_agent_and_data
 
 __all__ = ["Given", "Subject", "subject_of"]
 
@@ -101,22 +101,22 @@ def _functions(path: Path) -> str:
 
 
 def _configured(path: Path, given: Given, *, grader: str | None) -> Subject:
-    config = load_train_config(path)
-    agent = config.agent
+    agent, tasks = load_agent_and_data(path)
+    folder = path.resolve().parent
     if grader:
         agent = AgentConfig(**{name: getattr(agent, name) for name in _KEPT}, grader=grader)
-    files = tuple(each for each in (config.data.train, config.data.validation, config.data.demonstrations) if each)
-    archive = b"" if agent.python else pack_bundle(config.folder, data_files=files).content
+    files = tuple(each for each in (tasks.train, tasks.validation, tasks.demonstrations) if each)
+    archive = b"" if agent.python else pack_bundle(folder, data_files=files).content
     if given.text is not None or given.file is not None:
         data, content_type = _input(given)
     else:
-        data, content_type = _task(config.data.train or config.data.validation, given.task or 0), JSON_TYPE
+        data, content_type = _task(tasks.train or tasks.validation, given.task or 0), JSON_TYPE
     title = agent.python or agent.command or (agent.container.image if agent.container else "a Job")
     title = title if isinstance(title, str) else " ".join(title)
     return Subject(
         title=f"{title} of {path}",
         agent=agent,
-        folder=config.folder,
+        folder=folder,
         archive=archive,
         data=data,
         content_type=content_type,
