@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
@@ -23,6 +22,7 @@ from fulmen.cli.command import Output, OutputOption, StateDirOption, local_comma
 from fulmen.cli.connection import Connection
 from fulmen.cli.exits import CommandFailed, Exit
 from fulmen.cli.output import console, print_json
+from fulmen.cli.runner_output import prints_beside, quieten_runner
 from fulmen.local.errors import ExtraMissingError
 from fulmen.local.record import DEFAULT_STATE_DIR, StackFolder
 
@@ -122,7 +122,7 @@ def check(
 def _run(subject: Subject, models: Models, *, times: int, timeout_s: float | None, output: Output) -> int:
     """Runs the attempts and shows each as it ends; returns how many failed."""
     once = _once()
-    _quieten_runner()
+    quieten_runner()
     recording = Recording()
     _watch_hosts(recording)
     documents: list[dict[str, Any]] = []
@@ -156,8 +156,7 @@ def _run(subject: Subject, models: Models, *, times: int, timeout_s: float | Non
         os.chdir(subject.folder)
         sys.path.insert(0, str(subject.folder))
         inputs = [(subject.data, subject.content_type)] * times
-        # What the agent prints is no part of a document.
-        with redirect_stdout(sys.stderr) if output is Output.JSON else nullcontext():
+        with prints_beside(output):
             once.run_attempts(spec, inputs, stage, on_start=recording.begin, on_end=ended)
     if output is Output.JSON:
         print_json(documents)
@@ -175,15 +174,6 @@ def _once() -> Any:
         if (error.name or "").startswith("fulmen"):
             raise ExtraMissingError('Agents are run by the runner: pip install "fulmen[local]".') from None
         raise
-
-
-def _quieten_runner() -> None:
-    """Sends what the runner's parts log to standard error, from warnings on; its news concern who runs runners."""
-    structlog = importlib.import_module("structlog")  # The runner brings it; this package does not.
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger("warning"),
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
-    )
 
 
 def _models(url: str | None, key: str | None, model: str | None, *, fake: bool, state_dir: Path) -> Models:

@@ -20,6 +20,7 @@ from fulmen.cli.rescoring.partial import Compared, Partial, opened, partial_path
 from fulmen.cli.rescoring.summary import summary_of
 from fulmen.cli.rescoring.work import Rescoring
 from fulmen.cli.rollout_pages import run_name
+from fulmen.cli.runner_output import prints_beside, quieten_runner
 from fulmen.cli.training.publish import Publisher
 from fulmen.client import Client
 from fulmen.local.errors import ExtraMissingError
@@ -127,6 +128,7 @@ async def rescore(
     judge = _judge_table(judge_model, judge_prompt, judge_dimension, judge_min, judge_max, judge_samples)
     chosen = chosen_grader(GraderOptions(python=grader, command=grader_command, judge=judge, folder=folder.resolve()))
     regrade = _regrade()
+    quieten_runner()
     states = ("succeeded", "failed") if include_failed else ("succeeded",)
     source = Source(training_run=run_name(run), filter=where, states=states)
     store = f"{connection.targets().store}"
@@ -135,7 +137,8 @@ async def rescore(
     with opened(path, restart=restart) as partial:
         async with connection.open() as client:
             job = _Job(client=client, regrade=regrade, chosen=chosen, source=source, partial=partial)
-            results = await job.score(bench, concurrency, dry_run)
+            with prints_beside(output):
+                results = await job.score(bench, concurrency, dry_run)
             if dry_run is not None:
                 _show(results, output)
                 return
