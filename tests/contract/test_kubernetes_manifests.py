@@ -73,6 +73,43 @@ def test_what_the_runner_makes_of_the_example_is_valid(repository_root: Path) ->
     }
 
 
+@pytest.mark.parametrize("host_access", [False, True])
+def test_every_container_is_limited_and_confined(host_access: bool) -> None:
+    own = {"runAsUser": 999, "capabilities": {}, "allowPrivilegeEscalation": None}
+    mighty = {"securityContext": {"privileged": True}} if host_access else {}
+    pod = {
+        "containers": [{"name": "agent", "image": "a"}, {"name": "beside", "image": "b", "securityContext": own}],
+        "initContainers": [
+            {"name": "first", "image": "c", "resources": {"limits": {"memory": "1Gi"}}},
+            {"name": "mighty", "image": "d", **mighty},
+        ],
+        **({"automountServiceAccountToken": True} if host_access else {"automountServiceAccountToken": None}),
+    }
+    job = {"apiVersion": "batch/v1", "kind": "Job", "spec": {"template": {"spec": pod}}}
+    template = read_template(json.dumps(job), host_access=host_access, most=MOST)
+    asked = Limits(memory_bytes=1 << 29)
+    made = job_of(
+        template,
+        Placeholders(input=b"", task={}, named={}),
+        order(limits=Limits(memory_bytes=1 << 29, cpu_count=2), limits_asked=asked),
+    )
+    assert schema_problems(made) == ""
+    spec = made["spec"]["template"]["spec"]
+    agent, beside, first, last = spec["containers"] + spec["initContainers"]
+    walls = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert spec["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}}
+    assert spec["automountServiceAccountToken"] is host_access
+    assert (agent["securityContext"], first["securityContext"]) == (walls, walls)
+    assert beside["securityContext"] == (own if host_access else {"runAsUser": 999, **walls})
+    assert last["securityContext"] == ({"privileged": True} if host_access else walls)
+    # What the agent's publisher asks for is the agent's only where another container names its own.
+    assert [each["resources"]["limits"] for each in (agent, beside, first)] == [
+        {"memory": "536870912", "cpu": "2000m"},
+        {"memory": "536870912", "cpu": "2000m"},
+        {"memory": "1Gi", "cpu": "2000m"},
+    ]
+
+
 def test_a_misspelt_field_is_found() -> None:
     pod = {"metadata": {}, "spec": {"containers": [{"name": "a", "image": "b"}], "restartPolicy": "Never"}}
     job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "a"}, "spec": {"template": pod}}

@@ -58,16 +58,96 @@ def test_every_problem_is_said_at_once() -> None:
         "spec.completions",
         "spec.suspend",
         "activeDeadlineSeconds",
-        "limits.memory of the agent is 8Gi",
+        "containers[0].resources.limits.memory is 8Gi",
         "'much' is no amount",
         "FULMEN_RUNNER_JOB_HOST_ACCESS",
     ):
         assert text in said
 
 
+SECRET = {"secretKeyRef": {"name": "signing", "key": "k"}}
+PROJECTED = {"sources": [{"serviceAccountToken": {"path": "t"}}]}
+UNCONFINED = {"type": "Unconfined"}
+BESIDE = {"name": "beside", "image": "x"}
+USES: list[tuple[str, dict[str, Any]]] = [
+    ("containers[0].env[1].valueFrom.secretKeyRef", {"containers": [{**AGENT, "env": [{}, {"valueFrom": SECRET}]}]}),
+    ("initContainers[0].envFrom[0].secretRef", {"initContainers": [{**BESIDE, "envFrom": [{"secretRef": {}}]}]}),
+    ("volumes[0].secret", {"volumes": [{"name": "v", "secret": {"secretName": "signing"}}]}),
+    ("volumes[0].projected", {"volumes": [{"name": "v", "projected": PROJECTED}]}),
+    ("volumes[0].csi", {"volumes": [{"name": "v", "csi": {"nodePublishSecretRef": {"name": "signing"}}}]}),
+    ("spec.serviceAccountName", {"serviceAccountName": "runner"}),
+    ("spec.serviceAccount,", {"serviceAccount": "runner"}),
+    ("automountServiceAccountToken", {"automountServiceAccountToken": True}),
+    ("spec.nodeName", {"nodeName": "control-plane"}),
+    ("spec.securityContext.seccompProfile.type", {"securityContext": {"seccompProfile": UNCONFINED}}),
+    ("spec.securityContext.seccompProfile.type", {"securityContext": {"seccompProfile": {"type": "{task.profile}"}}}),
+    (
+        "initContainers[0].securityContext.appArmorProfile.type",
+        {"initContainers": [{**BESIDE, "securityContext": {"appArmorProfile": UNCONFINED}}]},
+    ),
+    ("securityContext.procMount", {"containers": [{**AGENT, "securityContext": {"procMount": "Unmasked"}}]}),
+]
+
+
+@pytest.mark.parametrize(("says", "pod"), USES, ids=[str(number) for number in range(len(USES))])
+def test_secrets_accounts_and_unconfined_containers_need_the_runners_leave(says: str, pod: dict[str, Any]) -> None:
+    said = problems_of(template(pod))
+    assert says in said
+    assert "FULMEN_RUNNER_JOB_HOST_ACCESS" in said
+    assert read_template(template(pod), host_access=True, most=MOST).host_access
+
+
+def test_every_forbidden_use_is_named_in_one_error() -> None:
+    pod: dict[str, Any] = {}
+    for _, each in USES:
+        for name, value in each.items():
+            pod[name] = [*pod.get(name, []), *value] if isinstance(value, list) else value
+    # Two containers cannot both be the agent.
+    pod["containers"] = [{**pod["containers"][0], **pod["containers"][1]}]
+    said = problems_of(template(pod))
+    for name in (
+        "secretKeyRef",
+        "secretRef",
+        "[0].secret,",
+        "[1].projected",
+        "[2].csi",
+        "serviceAccountName",
+        "nodeName",
+    ):
+        assert name in said
+
+
+def test_an_annotation_cannot_lift_a_profile() -> None:
+    job = json.loads(template())
+    name = "container.apparmor.security.beta.kubernetes.io/agent"
+    job["spec"]["template"]["metadata"] = {"annotations": {name: "unconfined", "mine": "unconfined"}}
+    said = problems_of(json.dumps(job))
+    assert name in said
+    assert "mine" not in said
+
+
+def test_what_a_pod_may_always_have_is_let_through() -> None:
+    pod = {
+        "imagePullSecrets": [{"name": "registry"}],
+        "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}, {"name": "e", "emptyDir": {}}],
+        "automountServiceAccountToken": False,
+        "securityContext": {"runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [{**AGENT, "env": [{"name": "A", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}}]}],
+    }
+    assert not read_template(template(pod), host_access=False, most=MOST).host_access
+
+
+def test_a_container_beside_the_agent_may_not_ask_for_more_either() -> None:
+    pod = {"initContainers": [{**BESIDE, "resources": {"limits": {"cpu": 64}}}]}
+    assert "initContainers[0].resources.limits.cpu is 64" in problems_of(template(pod))
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
+        (template({"initContainers": ["x"]}), "initContainers is no list of objects"),
+        (template({"securityContext": "none"}), "securityContext is no object"),
+        (template({"containers": [{**AGENT, "resources": {"limits": ["8Gi"]}}]}), "resources.limits is no object"),
         ("a: [", "not YAML"),
         ("- a", "not a single YAML object"),
         ("a: 1\n---\nb: 2", "not YAML"),

@@ -35,7 +35,8 @@ class JobSettings(ServiceSettings):
     )
     job_host_access: bool = Field(
         default=False,
-        description="Whether templates may use the node: hostPath, hostNetwork, hostPID, hostIPC, privileged.",
+        description="Whether templates may use the node (hostPath, hostNetwork, privileged and the like) and the "
+        "namespace's Secrets and service accounts.",
     )
     job_start_s: float = Field(
         default=300.0, gt=0, le=86_400, description="How long a Job may wait for a node that has room for it, seconds."
@@ -50,8 +51,13 @@ class JobSettings(ServiceSettings):
         description="When the cluster deletes an ended Job whose runner is gone, seconds.",
     )
     job_memory_bytes: int = Field(
-        default=4 * 1024**3, ge=16 * 1024**2, description="Memory of a Job's agent, and the most that one may ask for."
+        default=4 * 1024**3,
+        ge=16 * 1024**2,
+        description="Memory of each container of a Job, and the most that one may ask for.",
     )
     job_cpu_count: float = Field(
-        default=2.0, gt=0, le=1024, description="Processors of a Job's agent, and the most that one may ask for."
+        default=2.0,
+        gt=0,
+        le=1024,
+        description="Processors of each container of a Job, and the most that one may ask for.",
     )

@@ -38,6 +38,9 @@ _INPUT_VOLUME, _WORK_VOLUME = "fulmen-input", "fulmen-work"
 _STOP_GRACE_S = 5
 _READ_ONLY = 0o444
 
+_POD_SECURITY = {"seccompProfile": {"type": "RuntimeDefault"}}
+_CONTAINER_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOrder:
@@ -50,7 +53,7 @@ class JobOrder:
         input: The task.
         timeout_s: The attempt's time.
         ttl_s: When the cluster deletes the Job after its end.
-        limits: Of the agent; what is 0 is not set.
+        limits: Of the agent, and of each container beside it that names none.
         limits_asked: Whether the agent's publisher asked for them, which goes before the template's.
         created_unix_s: Now.
     """
@@ -105,8 +108,11 @@ def job_of(template: JobTemplate, placeholders: Placeholders, order: JobOrder) -
     pod = pod_template["spec"]
     pod["restartPolicy"] = "Never"
     pod.setdefault("terminationGracePeriodSeconds", _STOP_GRACE_S)
-    pod.setdefault("automountServiceAccountToken", False)
-    pod["securityContext"] = {"seccompProfile": {"type": "RuntimeDefault"}} | _of(pod, "securityContext")
+    if template.host_access:
+        pod.setdefault("automountServiceAccountToken", False)
+    else:
+        pod["automountServiceAccountToken"] = False
+    pod["securityContext"] = _confined(pod, _POD_SECURITY, template)
     pod["volumes"] = [
         *(pod.get("volumes") or []),
         {
@@ -119,7 +125,11 @@ def job_of(template: JobTemplate, placeholders: Placeholders, order: JobOrder) -
         },
         {"name": _WORK_VOLUME, "emptyDir": {}},
     ]
-    _complete_agent(pod["containers"][template.agent_index], order)
+    agent = pod["containers"][template.agent_index]
+    _complete_agent(agent, order)
+    for container in (*pod["containers"], *(pod.get("initContainers") or [])):
+        container["securityContext"] = _confined(container, _CONTAINER_SECURITY, template)
+        _limit(container, order.limits, order.limits_asked if container is agent else Limits())
     return job
 
 
@@ -143,18 +153,28 @@ def _complete_agent(agent: dict[str, Any], order: JobOrder) -> None:
         {"name": _INPUT_VOLUME, "mountPath": INPUT_DIR, "readOnly": True},
         {"name": _WORK_VOLUME, "mountPath": WORK_DIR},
     ]
-    agent["securityContext"] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}} | _of(
-        agent, "securityContext"
-    )
-    resources = _of(agent, "resources")
+
+
+def _confined(owner: Mapping[str, Any], security: Mapping[str, Any], template: JobTemplate) -> dict[str, Any]:
+    """Returns a security context: the runner's, but where the template has a say in it."""
+    given = _of(owner, "securityContext")
+    if not template.host_access:
+        # Not the other way round: `capabilities: {}` leaves a container what its image's runtime gives.
+        return {**given, **security}
+    # The cluster refuses privileges together with the word that there is no way to new ones.
+    return given if given.get("privileged") or _of(given, "capabilities").get("add") else {**security, **given}
+
+
+def _limit(container: dict[str, Any], most: Limits, asked: Limits) -> None:
+    resources = _of(container, "resources")
     limits = _of(resources, "limits")
-    for name, text, asked in (
-        ("memory", str(order.limits.memory_bytes), order.limits_asked.memory_bytes),
-        ("cpu", f"{math.ceil(order.limits.cpu_count * 1000)}m", order.limits_asked.cpu_count),
+    for name, text, is_asked in (
+        ("memory", str(most.memory_bytes), asked.memory_bytes),
+        ("cpu", f"{math.ceil(most.cpu_count * 1000)}m", asked.cpu_count),
     ):
-        if asked or name not in limits:
+        if is_asked or name not in limits:
             limits[name] = text
-    agent["resources"] = resources | {"limits": limits}
+    container["resources"] = resources | {"limits": limits}
 
 
 def _metadata(order: JobOrder) -> dict[str, Any]:

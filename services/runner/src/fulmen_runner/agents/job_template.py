@@ -1,7 +1,8 @@
 """Reads and checks templates of Kubernetes Jobs.
 
 Invariant: a template that is read here is plain data of bounded size, names one container as the agent, and, unless the
-runner allows it, asks for nothing of the node that it runs on. What else is wrong with it the cluster says.
+runner allows it, asks for nothing of the node that it runs on nor for Secrets and tokens of its namespace. What else is
+wrong with it the cluster says.
 """
 
 import copy
@@ -19,7 +20,17 @@ AGENT_CONTAINER = "agent"
 
 _MAX_DEPTH = 100
 
-_POD_SWITCHES = ("hostNetwork", "hostPID", "hostIPC")
+_POD_SWITCHES = ("hostNetwork", "hostPID", "hostIPC", "nodeName")
+_POD_IDENTITY = ("serviceAccountName", "serviceAccount", "automountServiceAccountToken")
+_SAFE_VOLUMES = frozenset(
+    {"name", "emptyDir", "configMap", "downwardAPI", "persistentVolumeClaim", "ephemeral", "image"}
+)
+"""What a volume may be. Others are of the node, may hold a Secret or a token, or are mounted with the help of one."""
+
+_PROFILES = ("seccompProfile", "appArmorProfile")
+_SAFE_PROFILE = "RuntimeDefault"
+_PROFILE_ANNOTATIONS = ("seccomp.security.alpha.kubernetes.io/", "container.apparmor.security.beta.kubernetes.io/")
+_SAFE_ANNOTATIONS = ("runtime/default", "docker/default")
 _CONTAINER_LISTS = ("containers", "initContainers", "ephemeralContainers")
 _OWN_FIELDS = ("selector", "manualSelector", "suspend", "managedBy")
 _ALLOW = "which this runner does not allow (FULMEN_RUNNER_JOB_HOST_ACCESS)"
@@ -32,10 +43,12 @@ class JobTemplate:
     Attributes:
         manifest: The Job as data; its texts are templates.
         agent_index: Which of its containers is the agent.
+        host_access: Whether it may say itself what its containers may do.
     """
 
     manifest: Mapping[str, Any] = field(repr=False)
     agent_index: int
+    host_access: bool
 
     def filled(self, placeholders: Placeholders) -> dict[str, Any]:
         """Returns the Job of one attempt, each of its texts expanded; what an input holds stays inside its text.
@@ -56,8 +69,8 @@ def read_template(text: str, *, host_access: bool, most: Limits) -> JobTemplate:
 
     Args:
         text: YAML or JSON.
-        host_access: Whether it may use the node.
-        most: What its agent may ask for.
+        host_access: Whether it may use the node, and the Secrets and service accounts of the namespace.
+        most: What each of its containers may ask for.
 
     Raises:
         AgentFailed: With everything that is wrong with it.
@@ -68,13 +81,13 @@ def read_template(text: str, *, host_access: bool, most: Limits) -> JobTemplate:
         problems += _job_problems(manifest)
         index, found = _agent_index(manifest)
         problems += found
+        problems += _shape_problems(_pod(manifest))
         if not host_access:
-            problems += _host_problems(_pod(manifest))
-        if not found:
-            problems += _limit_problems(_pod(manifest)["containers"][index], most)
+            problems += _host_problems(manifest)
+        problems += _limit_problems(_pod(manifest), most)
     if problems:
         raise AgentFailed("The agent's Job template cannot be used: " + "; ".join(problems) + ".")
-    return JobTemplate(manifest=manifest, agent_index=index)
+    return JobTemplate(manifest=manifest, agent_index=index, host_access=host_access)
 
 
 def _parsed(text: str) -> tuple[dict[str, Any], list[str]]:
@@ -151,18 +164,39 @@ def _agent_index(manifest: Mapping[str, Any]) -> tuple[int, list[str]]:
     return index, problems
 
 
-def _host_problems(pod: Mapping[str, Any]) -> Iterator[str]:
+def _shape_problems(pod: Mapping[str, Any]) -> Iterator[str]:
+    """Finds what the runner could not complete."""
     where = "spec.template.spec"
-    for name in _POD_SWITCHES:
-        if pod.get(name):
-            yield f"{where}.{name}, {_ALLOW}"
+    if not isinstance(pod.get("securityContext") or {}, dict):
+        yield f"{where}.securityContext is no object"
+    for name in ("volumes", *_CONTAINER_LISTS[1:]):
+        members = pod.get(name) or []
+        if not isinstance(members, list) or not all(isinstance(each, dict) for each in members):
+            yield f"{where}.{name} is no list of objects"
+    for place, container in _containers(pod):
+        for name in ("securityContext", "resources"):
+            if not isinstance(container.get(name) or {}, dict):
+                yield f"{place}.{name} is no object"
+        if not isinstance(_object(container.get("resources")).get("limits") or {}, dict):
+            yield f"{place}.resources.limits is no object"
+
+
+def _host_problems(manifest: Mapping[str, Any]) -> Iterator[str]:
+    where, pod = "spec.template.spec", _pod(manifest)
+    uses = [f"{where}.{name}" for name in (*_POD_SWITCHES, *_POD_IDENTITY) if pod.get(name)]
     for index, volume in enumerate(_objects(pod.get("volumes"))):
-        if "hostPath" in volume:
-            yield f"{where}.volumes[{index}].hostPath, {_ALLOW}"
-    for name in _CONTAINER_LISTS:
-        for index, container in enumerate(_objects(pod.get(name))):
-            for problem in _container_uses(container):
-                yield f"{where}.{name}[{index}].{problem}, {_ALLOW}"
+        uses += [f"{where}.volumes[{index}].{name}" for name in volume if name not in _SAFE_VOLUMES]
+    uses += [f"{where}.securityContext.{use}" for use in _confinement(_object(pod.get("securityContext")))]
+    annotations = _object(
+        _object(_object(_object(manifest.get("spec")).get("template")).get("metadata")).get("annotations")
+    )
+    uses += [
+        f"spec.template.metadata.annotations[{name}]"
+        for name, value in annotations.items()
+        if name.startswith(_PROFILE_ANNOTATIONS) and value not in _SAFE_ANNOTATIONS
+    ]
+    uses += [f"{place}.{use}" for place, container in _containers(pod) for use in _container_uses(container)]
+    return (f"{use}, {_ALLOW}" for use in uses)
 
 
 def _container_uses(container: Mapping[str, Any]) -> Iterator[str]:
@@ -172,24 +206,53 @@ def _container_uses(container: Mapping[str, Any]) -> Iterator[str]:
             yield f"securityContext.{name}"
     if _object(security.get("capabilities")).get("add"):
         yield "securityContext.capabilities.add"
+    yield from (f"securityContext.{use}" for use in _confinement(security))
     if any("hostPort" in port for port in _objects(container.get("ports"))):
         yield "ports.hostPort"
     if container.get("volumeDevices"):
         yield "volumeDevices"
+    for index, variable in enumerate(_objects(container.get("env"))):
+        if "secretKeyRef" in _object(variable.get("valueFrom")):
+            yield f"env[{index}].valueFrom.secretKeyRef"
+    for index, source in enumerate(_objects(container.get("envFrom"))):
+        if "secretRef" in source:
+            yield f"envFrom[{index}].secretRef"
 
 
-def _limit_problems(agent: Mapping[str, Any], most: Limits) -> Iterator[str]:
-    limits = _object(_object(agent.get("resources")).get("limits"))
-    for name, highest in (("memory", most.memory_bytes), ("cpu", most.cpu_count)):
-        if name not in limits:
-            continue
-        try:
-            asked = quantity(limits[name])
-        except ValueError as error:
-            yield f"resources.limits.{name} of the agent: {error}"
-            continue
-        if highest and asked > highest:
-            yield f"resources.limits.{name} of the agent is {limits[name]}, more than the {highest:g} that this runner gives"
+def _confinement(security: Mapping[str, Any]) -> Iterator[str]:
+    """Finds what weakens the walls around a container; a profile of the node may be as weak as none."""
+    for name in _PROFILES:
+        if name in security and _object(security[name]).get("type") != _SAFE_PROFILE:
+            yield f"{name}.type"
+    if security.get("procMount") not in (None, "Default"):
+        yield "procMount"
+    for name in ("seLinuxOptions", "windowsOptions"):
+        if security.get(name):
+            yield name
+
+
+def _limit_problems(pod: Mapping[str, Any], most: Limits) -> Iterator[str]:
+    for place, container in _containers(pod):
+        limits = _object(_object(container.get("resources")).get("limits"))
+        for name, highest in (("memory", most.memory_bytes), ("cpu", most.cpu_count)):
+            if name not in limits:
+                continue
+            try:
+                asked = quantity(limits[name])
+            except ValueError as error:
+                yield f"{place}.resources.limits.{name}: {error}"
+                continue
+            if highest and asked > highest:
+                yield (
+                    f"{place}.resources.limits.{name} is {limits[name]}, more than the {highest:g} that this runner gives"
+                )
+
+
+def _containers(pod: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields every container of a pod, after its place."""
+    for name in _CONTAINER_LISTS:
+        for index, container in enumerate(_objects(pod.get(name))):
+            yield f"spec.template.spec.{name}[{index}]", container
 
 
 def _pod(manifest: Mapping[str, Any]) -> dict[str, Any]:
