@@ -7,6 +7,7 @@ from prometheus_client import REGISTRY
 
 from fulmen.rpc.channel import open_channel
 from fulmen.runner.v1 import runner_service_pb2_grpc
+from fulmen_runner.agents.bundles import UnpackedBundles
 from fulmen_runner.agents.catalogue import Catalogue, Library
 from fulmen_runner.agents.command import CommandHost
 from fulmen_runner.agents.command_tracing import startup_environment
@@ -189,4 +190,12 @@ def _catalogue(
     if settings.agent:
         grader = PythonTarget(target=settings.grader) if settings.grader else None
         default = Specification(bundle="", entry=PythonTarget(target=settings.agent), grader=grader, environment={})
-    return Catalogue(library=library, commands=commands, python=python, default=default, hosts=hosts, judges=judges)
+    return Catalogue(
+        library=library,
+        commands=commands,
+        python=python,
+        default=default,
+        hosts=hosts,
+        judges=judges,
+        bundles=UnpackedBundles(work_dir=commands.work_dir),
+    )

@@ -2,16 +2,27 @@
 
 Invariant: a bundle's directory appears whole or not at all, and holds nothing from outside of its archive: links and
 names that lead elsewhere, devices and permissions beyond reading are refused by tarfile's `data` filter (PEP 706).
-Attempts share it: nothing in it can be written to (by root it can).
+Attempts share it: nothing in it can be written to (by root it can). It is deleted when its last user has ended.
 """
 
 import io
 import tarfile
 import tempfile
+import threading
 import zlib
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 from pathlib import Path
 
+import structlog
+
+from fulmen_runner.agents.specification import Bundle
+from fulmen_runner.agents.threads import run_in_thread
 from fulmen_runner.domain.errors import AgentFailed
+from fulmen_runner.domain.uses import Uses
+from fulmen_runner.domain.workspace import delete_tree
 
 MAX_UNPACKED_BYTES = 256 * 1024 * 1024
 MAX_MEMBERS = 20_000
@@ -21,17 +32,66 @@ _UNREADABLE = (tarfile.TarError, EOFError, OSError, KeyError, ValueError, zlib.e
 """What reading a malformed archive raises: KeyError of a link to nothing, ValueError of a name with NUL."""
 
 _WRITABLE = 0o222
+_PREFIX = "bundle-"
+
+_log = structlog.get_logger()
 
 
-def unpack_bundle(archive: bytes, sha256_hex: str, work_dir: Path) -> Path:
-    """Unpacks a tar.gz into a directory named by its digest and returns that; does nothing if it is there.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnpackedBundle:
+    """A bundle's directory, and who uses it."""
+
+    directory: Path
+    uses: Uses
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnpackedBundles:
+    """The bundles that are in use, each unpacked once.
+
+    Attributes:
+        work_dir: Where they are.
+    """
+
+    work_dir: Path
+    _used: dict[str, UnpackedBundle] = field(default_factory=dict)
+    _numbers: "count[int]" = field(default_factory=count)
+
+    async def unpacked(self, bundle: Bundle) -> UnpackedBundle:
+        """Unpacks a bundle if it is not there; the caller ends the use that begins with this.
+
+        Raises:
+            AgentFailed: As `unpack_bundle`.
+        """
+        digest = bundle.sha256_hex
+        used = self._used.get(digest)
+        # In use from before it is there: what is being unpacked must not be deleted meanwhile.
+        if used is None or not used.uses.begin():
+            # Never the same directory again: a process may still wait in the one that is deleted.
+            directory = _directory(self.work_dir, f"{digest}-{next(self._numbers)}")
+            used = UnpackedBundle(directory=directory, uses=Uses(let_go=partial(self._let_go, digest)))
+            self._used[digest] = used
+        with ExitStack() as undo:
+            undo.callback(used.uses.end)
+            await run_in_thread(unpack_bundle, bundle.archive, used.directory.name.removeprefix(_PREFIX), self.work_dir)
+            undo.pop_all()
+        return used
+
+    def _let_go(self, digest: str) -> None:
+        directory = self._used.pop(digest).directory
+        if directory.is_dir():
+            threading.Thread(target=_delete, args=(directory,), name="bundle deletion", daemon=True).start()
+
+
+def unpack_bundle(archive: bytes, name: str, work_dir: Path) -> Path:
+    """Unpacks a tar.gz into a directory of a name and returns that; does nothing if it is there.
 
     Blocks: call it in a thread.
 
     Raises:
         AgentFailed: If the archive is not one, is too large when unpacked, or holds something unsafe.
     """
-    target = work_dir / f"bundle-{sha256_hex}"
+    target = _directory(work_dir, name)
     if target.is_dir():
         return target
     with tempfile.TemporaryDirectory(prefix="unpacking-", dir=work_dir) as directory:
@@ -51,6 +111,17 @@ def unpack_bundle(archive: bytes, sha256_hex: str, work_dir: Path) -> Path:
             if not target.is_dir():
                 raise
     return target
+
+
+def _directory(work_dir: Path, name: str) -> Path:
+    return work_dir / f"{_PREFIX}{name}"
+
+
+def _delete(directory: Path) -> None:
+    try:
+        delete_tree(directory)
+    except OSError as error:
+        _log.warning("bundle_not_deleted", path=str(directory), error=str(error))
 
 
 def _protect(directory: Path) -> None:

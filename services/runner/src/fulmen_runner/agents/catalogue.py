@@ -1,15 +1,17 @@
 """Finds the program of an attempt: fetches its specification and files once, loads them once, and keeps them.
 
-Invariant: one version of an agent is fetched and loaded at most once at a time; a failure is not remembered.
+Invariant: one version of an agent is fetched and loaded at most once at a time; a failure is not remembered. A program
+that is kept uses its files, so that they go when the last program that is made of them was dropped and has ended.
 """
 
 import asyncio
 from collections import OrderedDict
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from fulmen_runner.agents.bundles import unpack_bundle
+from fulmen_runner.agents.bundles import UnpackedBundles
 from fulmen_runner.agents.child_entry import ChildAgent, ChildGrader, child_program, plain_environment
 from fulmen_runner.agents.command import Command, CommandAgent, CommandGrader, CommandHost
 from fulmen_runner.agents.environment_view import viewing
@@ -32,6 +34,7 @@ from fulmen_runner.agents.threads import run_in_thread
 from fulmen_runner.domain.errors import AgentFailed
 from fulmen_runner.domain.outcome import MAX_OUTPUT_BYTES
 from fulmen_runner.domain.program import Agent, Grader, Program
+from fulmen_runner.domain.uses import Uses
 from fulmen_runner.domain.work import Work
 
 MAX_PROGRAMS = 64
@@ -56,6 +59,7 @@ class Catalogue:
         default: What runs when a rollout names no agent; None if the runner has none.
         hosts: What runs containers and Jobs.
         judges: How judges are asked.
+        bundles: The agents' files.
     """
 
     library: Library
@@ -64,6 +68,7 @@ class Catalogue:
     default: Specification | None
     hosts: Hosts
     judges: JudgeClient
+    bundles: UnpackedBundles
     _programs: "OrderedDict[tuple[str, str], asyncio.Task[Program]]" = field(default_factory=OrderedDict)
 
     async def resolve(self, work: Work) -> Program:
@@ -84,10 +89,13 @@ class Catalogue:
         return await asyncio.shield(known)
 
     def _settled(self, key: tuple[str, str], task: "asyncio.Task[Program]") -> None:
-        if task.cancelled() or task.exception() is not None:
+        failed = task.cancelled() or task.exception() is not None
+        # It may have been dropped while it was loaded, and be loaded anew.
+        if failed and self._programs.get(key) is task:
             self._programs.pop(key, None)
         while len(self._programs) > MAX_PROGRAMS:
-            self._programs.popitem(last=False)
+            _, dropped = self._programs.popitem(last=False)
+            dropped.add_done_callback(_end_use)
 
     async def _load(self, project: str, agent: str) -> Program:
         if agent:
@@ -96,10 +104,16 @@ class Catalogue:
             specification = self.default
         else:
             raise AgentFailed("The rollout names no agent, and the runner was started without one.")
-        directory: Path | None = None
-        if specification.bundle:
-            bundle = await self.library.bundle(specification.bundle, project)
-            directory = await run_in_thread(unpack_bundle, bundle.archive, bundle.sha256_hex, self.commands.work_dir)
+        if not specification.bundle:
+            return await self._program(specification, None, None)
+        unpacked = await self.bundles.unpacked(await self.library.bundle(specification.bundle, project))
+        with ExitStack() as undo:
+            undo.callback(unpacked.uses.end)
+            program = await self._program(specification, unpacked.directory, unpacked.uses)
+            undo.pop_all()
+        return program
+
+    async def _program(self, specification: Specification, directory: Path | None, files: Uses | None) -> Program:
         graded = specification.grader is not None
         # Modules of in-process agents see it while they are imported, the agents themselves in each attempt.
         with viewing(plain_environment(specification)):
@@ -107,6 +121,7 @@ class Catalogue:
                 agent=await self._agent(specification, directory, graded=graded),
                 grader=await self._grader(specification, directory),
                 environment=dict(specification.environment),
+                files=files,
             )
 
     async def _agent(self, specification: Specification, directory: Path | None, *, graded: bool) -> Agent:
@@ -157,3 +172,9 @@ class Catalogue:
                 limits, memory_bytes=self.commands.memory_bytes, process_count=self.commands.process_count
             ),
         )
+
+
+def _end_use(task: "asyncio.Task[Program]") -> None:
+    """Ends the catalogue's own use of a program; one that failed has ended it by itself."""
+    if not task.cancelled() and task.exception() is None:
+        task.result().end_use()

@@ -94,7 +94,7 @@ class AttemptExecutor:
         try:
             async with asyncio.timeout(work.timeout_s):
                 before = await self.captures.instances()
-                program = await self.programs.resolve(work)
+                program = await self._program(work)
         except CapturesUnavailable as error:
             return Failed(kind=FailureKind.INFRA, message=str(error))
         except (ProgramUnavailable, HostUnavailable) as error:
@@ -104,6 +104,23 @@ class AttemptExecutor:
             return Failed(kind=FailureKind.INFRA, message=message)
         except AgentFailed as error:
             return _agent_error(str(error), work)
+        try:
+            return await self._execute_program(program, work, hooked, before=before, deadline=deadline)
+        finally:
+            # What it left running may still read them.
+            self.stragglers.after(work.attempt, program.end_use)
+
+    async def _program(self, work: Work) -> Program:
+        """Returns the program of an attempt, in use."""
+        while True:
+            program = await self.programs.resolve(work)
+            # It may have been dropped before this attempt came to its turn.
+            if program.begin_use():
+                return program
+
+    async def _execute_program(
+        self, program: Program, work: Work, hooked: HookedAttempt | None, *, before: InstanceIds, deadline: float
+    ) -> Outcome:
         if hooked is not None and (failed := await hooked.trace_start()) is not None:
             return failed
         outcome = await self._run(program, work, deadline)

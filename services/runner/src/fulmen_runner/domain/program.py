@@ -17,6 +17,7 @@ from fulmen_runner.domain.outcome import (
     cut_at_front,
 )
 from fulmen_runner.domain.rewards import joined, rewards_of_emitted
+from fulmen_runner.domain.uses import Uses
 from fulmen_runner.domain.work import JSON_CONTENT_TYPE, TEXT_CONTENT_TYPE, Work
 from fulmen_runner.domain.workspace import Workspace
 
@@ -76,11 +77,25 @@ class Grader(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """An agent, how its outcome is scored, and the environment that its publisher gave it: templates by name."""
+    """An agent, how its outcome is scored, and the environment that its publisher gave it: templates by name.
+
+    Attributes:
+        files: Who uses the files that it is made of; None if it has none.
+    """
 
     agent: Agent
     grader: Grader | None
     environment: Mapping[str, str]
+    files: Uses | None = None
+
+    def begin_use(self) -> bool:
+        """Keeps its files; tells whether they are still there. Every use that begins ends by `end_use`."""
+        return self.files is None or self.files.begin()
+
+    def end_use(self) -> None:
+        """Lets its files go, if nobody else uses them."""
+        if self.files is not None:
+            self.files.end()
 
     async def run(self, invocation: Invocation) -> Outcome:
         """Runs the agent, then the grader.
