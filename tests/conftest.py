@@ -43,6 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         kind = item.path.relative_to(tests_root).parts[0]
         if kind in SERIAL_KINDS:
             item.add_marker(pytest.mark.serial)
+        if item.get_closest_marker("serial"):
             item.add_marker(pytest.mark.xdist_group("serial"))
 
 

@@ -194,7 +194,7 @@ async def test_jobs_of_cancelled_attempts_and_killed_runners_are_deleted(
     await api.until(lambda: len(api.pods) == 2 and all(p["status"]["phase"] == "Running" for p in api.pods.values()))
     api.failing = 2  # A cluster that does not answer for a moment costs no attempt.
     await store.cancel([cancelled])
-    await api.until(lambda: len(api.jobs) == 1)
+    await api.until(lambda: len(api.jobs) == len(api.secrets) == 1)
     [owned] = api.secrets.values()
     assert owned["metadata"]["ownerReferences"][0]["uid"] == next(iter(api.jobs.values()))["metadata"]["uid"]
     runner.send(signal.SIGKILL)

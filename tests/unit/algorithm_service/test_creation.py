@@ -48,7 +48,7 @@ async def test_every_problem_is_reported_at_once(world: World, grpo_draft: RunDr
 
 async def test_an_unknown_algorithm_names_the_known_ones(world: World, grpo_draft: RunDraft) -> None:
     found = await problems(replace(grpo_draft, algorithm="grop"), world)
-    assert found == {"algorithm": "'grop' is not one of: grpo, sft"}
+    assert found == {"algorithm": "'grop' is not one of: grpo, replay, sft"}
 
 
 async def test_settings_that_are_no_object_are_one_problem(world: World, grpo_draft: RunDraft) -> None:

@@ -35,7 +35,6 @@ NOTHING: Request = ([], "", {})
 
 _PR_SET_CHILD_SUBREAPER = 36
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_RESTORED = (*_IGNORED, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD)
 _LINUX = sys.platform == "linux"
 
 
@@ -225,7 +224,8 @@ def _become(request: Request, files: list[int], errors: int) -> None:
         for target, each in enumerate(files):
             os.dup2(each, target)
         _prefer_for_oom()
-        for each in _RESTORED:
+        # Also what the runner itself was started with: a shell lets what it starts in the background ignore SIGQUIT.
+        for each in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(each, signal.SIG_DFL)
         os.chdir(cwd)
         os.execvpe(argv[0], argv, environment)  # noqa: S606  # Starting programs is what this is for.
