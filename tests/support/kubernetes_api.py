@@ -231,7 +231,10 @@ class KubernetesApi:
 
     async def _delete_secret(self, request: web.Request) -> web.Response:
         found = self.secrets.pop(request.match_info["name"], None)
-        return _status(200, "", "Success") if found else _status(404, "no such Secret")
+        if found is None:
+            return _status(404, "no such Secret")
+        await self._touch(found)
+        return _status(200, "", "Success")
 
     async def _list_pods(self, request: web.Request) -> web.StreamResponse:
         if request.query.get("watch", "").lower() != "true":

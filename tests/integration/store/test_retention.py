@@ -45,11 +45,12 @@ async def work(store: StoreHandle) -> None:
 async def aged(connection: Any, stubs: Stubs, *, days: int, count: int = 1, project: str = "") -> list[str]:
     """Creates rollouts that look as if they were made so many days ago, with a chunk of spans each."""
     moment = NOW - datetime.timedelta(days=days)
-    await connection.execute("call create_day_partitions($1)", moment.date())
     new = [parse_rollout_name(name) for name in await create(stubs, count, project=project)]
     old = [uuid7(int(moment.timestamp() * 1000)) for _ in new]
-    # The store refuses ids of another time: these are given afterwards.
+    # The store refuses ids of another time: these are given afterwards. At once with the day's tables, which its own
+    # first run would drop while they are empty.
     async with connection.transaction():
+        await connection.execute("call create_day_partitions($1)", moment.date())
         for table in ("rollout", "item"):
             await connection.executemany(f"update {table} set id = $2 where id = $1", list(zip(new, old, strict=True)))
     names = [rollout_name(each) for each in old]
