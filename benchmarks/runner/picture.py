@@ -35,8 +35,8 @@ def _rates(axes: Any, raw: Mapping[str, Any]) -> None:
     )
     axes.bar_label(bars, labels=[f"{rate:,.0f}" for rate in rates], padding=3)
     axes.set_xscale("log")
-    axes.set_xlim(right=max(rates) * 6)
-    axes.set_title("attempts per second of a trivial agent, 2 cores for everything")
+    axes.set_xlim(left=10, right=max(rates) * 6)
+    axes.set_title("attempts per second of a trivial agent, 2 cores for everything", fontsize=9)
 
 
 def _memory(axes: Any, raw: Mapping[str, Any]) -> None:
@@ -51,5 +51,6 @@ def _memory(axes: Any, raw: Mapping[str, Any]) -> None:
     )
     axes.bar_label(bars, labels=[f"{size / 1000:,.2f} GB" for size in sizes], padding=3)
     axes.set_xscale("log")
-    axes.set_xlim(right=max(sizes) * 6)
-    axes.set_title(f"memory for {density.SLOTS} attempts at once (the peer's: one process, times {density.SLOTS})")
+    axes.set_xlim(left=10, right=max(sizes) * 12)
+    axes.set_xlabel("MB")
+    axes.set_title(f"memory, {density.SLOTS} attempts at once (peer: one process, times {density.SLOTS})", fontsize=9)
