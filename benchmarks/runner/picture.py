@@ -53,4 +53,4 @@ def _memory(axes: Any, raw: Mapping[str, Any]) -> None:
     axes.set_xscale("log")
     axes.set_xlim(left=10, right=max(sizes) * 12)
     axes.set_xlabel("MB")
-    axes.set_title(f"memory, {density.SLOTS} attempts at once (peer: one process, times {density.SLOTS})", fontsize=9)
+    axes.set_title(f"memory of {density.SLOTS} at once (peer: one process x {density.SLOTS})", fontsize=9)
