@@ -1,31 +1,45 @@
 """The parts of the algorithm service and how they are joined."""
 
+import asyncio
+import os
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 import grpc.aio
-from transformers.utils import logging as transformers_logging
+from prometheus_client import REGISTRY
 
 from fulmen.algorithm.v1.training_run_service_pb2_grpc import add_TrainingRunServiceServicer_to_server
 from fulmen.rpc.channel import FulmenChannel, open_channel
-from fulmen_algorithm.algorithms.registry import ALGORITHMS
-from fulmen_algorithm.clients.engine_inside import start_engine_inside
-from fulmen_algorithm.clients.engine_process import EngineOptions, EngineProcess
-from fulmen_algorithm.clients.engine_supervisor import EngineSupervisor
+from fulmen_algorithm.algorithms.registry import AlgorithmsInvalid, load_registry
+from fulmen_algorithm.clients.chat import ChatClient
+from fulmen_algorithm.clients.engine import Engine, EngineOptions
+from fulmen_algorithm.clients.engine_pool import EnginePool
+from fulmen_algorithm.clients.engines import EngineStarter, unavailable
 from fulmen_algorithm.clients.model_builder import ModelBuilder
 from fulmen_algorithm.clients.patience import Notify, Patience
-from fulmen_algorithm.clients.proxy import ProxyAdmin
+from fulmen_algorithm.clients.proxy import ProxyAdmin, backend_id
 from fulmen_algorithm.clients.store import RolloutRequest, StoreQueue, StoreResources
-from fulmen_algorithm.domain.algorithm import AlgorithmSettings
+from fulmen_algorithm.domain.algorithm import Registry, RunSettings
 from fulmen_algorithm.domain.execution import Connections, RunExecutor
+from fulmen_algorithm.domain.ports import PublishedPolicy
 from fulmen_algorithm.domain.run import TrainingRun
 from fulmen_algorithm.domain.runs import Runs
-from fulmen_algorithm.domain.torch_thread import TorchThread
+from fulmen_algorithm.domain.trainer import OpenTrainer, Trainer, TrainerSetup
 from fulmen_algorithm.domain.worker import RunWorker
+from fulmen_algorithm.persistence.served_policies import ServedPolicies
 from fulmen_algorithm.persistence.state_folder import StateFolder
 from fulmen_algorithm.settings import AlgorithmServiceSettings
+from fulmen_algorithm.sinks.prometheus import RunMetrics
+from fulmen_algorithm.sinks.publisher import MetricPublisher
+from fulmen_algorithm.sinks.sink import OpenSink, load_sink
+from fulmen_algorithm.trainers.rank_group import GroupOptions, RankGroupTrainer
 from fulmen_algorithm.transport.training_runs import TrainingRunServicer
 from fulmen_service_kit.auth import RolePolicy
+from fulmen_service_kit.errors import StartupError
 from fulmen_service_kit.lifecycle import Role as BackgroundRole
 from fulmen_service_kit.lifecycle import ServiceParts
 from fulmen_service_kit.revocation import RevocationFollower, RevokedTokens, revoked_at_store
@@ -35,8 +49,14 @@ from fulmen_service_kit.tokens import Role, TokenSigner
 
 TRAINING_RUN_SERVICE = "fulmen.algorithm.v1.TrainingRunService"
 SERVICE_TOKEN_TTL_S = 365 * 86400.0
-ENGINE_KEY_NAME = "engine"
-READS = ("GetTrainingRun", "ListTrainingRuns", "WatchTrainingRun", "ListCheckpoints", "GetTrainingRunReport")
+READS = (
+    "ListAlgorithms",
+    "GetTrainingRun",
+    "ListTrainingRuns",
+    "WatchTrainingRun",
+    "ListCheckpoints",
+    "GetTrainingRunReport",
+)
 POLICY = RolePolicy(
     services={TRAINING_RUN_SERVICE: frozenset({Role.CLIENT, Role.SERVICE})},
     rpcs={f"/{TRAINING_RUN_SERVICE}/{rpc}": frozenset({Role.CLIENT, Role.SERVICE, Role.READER}) for rpc in READS},
@@ -47,45 +67,46 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     """Makes the service's parts; see `fulmen_service_kit.lifecycle`.
 
     Raises:
-        StartupError: if the port is in use, or another process works on the state folder.
+        StartupError: if the port is in use, another process works on the state folder, or an algorithm cannot be loaded.
         TypeError: if the settings are another service's.
     """
     if not isinstance(settings, AlgorithmServiceSettings):
         raise TypeError("The algorithm service needs AlgorithmServiceSettings.")
-    transformers_logging.disable_progress_bar()
+    registry = _registry(settings)
     state = stack.enter_context(StateFolder(settings.state_dir))
     token = _token(settings)
     store = await stack.enter_async_context(open_channel(settings.store_target, token=token))
     proxy = await stack.enter_async_context(open_channel(settings.llm_proxy_target, token=token))
-    torch_thread = TorchThread(torch_threads=settings.torch_threads)
-    stack.callback(torch_thread.close)
-    runs = Runs(open_file=state.run_files, clock=_now)
+    runs = Runs(open_file=state.run_files, clock=_now, max_concurrent=settings.max_concurrent_runs)
     for run, files in state.runs():
         runs.adopt(run, files)
-    supervisor = EngineSupervisor(
+    engines = EnginePool(
         _engine_options(settings),
-        ProxyAdmin(
-            proxy,
-            backend_id=settings.engine_backend,
-            key_name=ENGINE_KEY_NAME if settings.engine_token.get_secret_value() else "",
-        ),
+        start=EngineStarter(_start_engine_inside) if settings.engine_in_process else EngineStarter(),
+        admin=lambda policy: ProxyAdmin(proxy, backend_id=backend_id(settings.engine_backend, policy)),
+        file=ServedPolicies(settings.state_dir / "served.json"),
+        max_engines=settings.max_engines,
         outage_limit_s=settings.outage_limit_s,
-        start=start_engine_inside if settings.engine_in_process else EngineProcess.start,
     )
-    connections = _connections(settings, store, supervisor)
+    connections = _connections(settings, store, proxy, engines, _trainers(settings, stack))
     executor = RunExecutor(
-        registry=ALGORITHMS,
+        registry=registry,
         runs=runs,
         connections=connections,
         open_folder=state.run_files,
-        torch_thread=torch_thread,
-        device=settings.device,
         keep_checkpoints=settings.keep_checkpoints,
         keep_models=settings.keep_models,
+        machine={"device": settings.device, "torch_threads": str(settings.torch_threads)},
     )
     worker = RunWorker(runs, executor)
     servicer = TrainingRunServicer(
-        runs=runs, worker=worker, registry=ALGORITHMS, shelf=connections.shelf, open_files=state.run_files, clock=_now
+        runs=runs,
+        worker=worker,
+        registry=registry,
+        shelf=connections.shelf,
+        open_files=state.run_files,
+        clock=_now,
+        unavailable=partial(unavailable, _engine_options(settings)),
     )
 
     def register(server: grpc.aio.Server) -> None:
@@ -106,17 +127,61 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
 
     roles: dict[str, BackgroundRole] = {
         "run_worker": worker,
-        "engine_supervisor": supervisor,
+        "engine_pool": engines,
+        "metric_publisher": _metric_publisher(settings, runs, stack),
         "revocations": RevocationFollower(revoked=revoked, fetch=revoked_at_store(store)),
     }
     return ServiceParts(server=server, roles=roles, drain=drain)
 
 
-def _connections(settings: AlgorithmServiceSettings, store: FulmenChannel, supervisor: EngineSupervisor) -> Connections:
+def _registry(settings: AlgorithmServiceSettings) -> Registry:
+    files = [Path(file).expanduser() for file in settings.modules.split(os.pathsep) if file]
+    try:
+        return load_registry(files)
+    except AlgorithmsInvalid as error:
+        raise StartupError(f"{error}.") from error
+
+
+def _trainers(settings: AlgorithmServiceSettings, stack: AsyncExitStack) -> OpenTrainer:
+    """Returns what opens trainers; torch is loaded when the first one is, which takes seconds."""
+    group = GroupOptions(
+        device=settings.device,
+        torch_threads=settings.torch_threads,
+        call_deadline_s=settings.trainer_deadline_s,
+    )
+
+    async def open_trainer(setup: TrainerSetup) -> Trainer:
+        if setup.compute.parallel.kind != "none":
+            return await RankGroupTrainer.open(setup, group)
+        in_process = await asyncio.to_thread(import_module, "fulmen_algorithm.trainers.in_process")
+        threads = await asyncio.to_thread(import_module, "fulmen_algorithm.trainers.torch_thread")
+        if not opened:
+            opened.append(threads.TorchThread(torch_threads=settings.torch_threads))
+            stack.callback(opened[0].close)
+        trainer: Trainer = await in_process.InProcessTrainer.open(setup, thread=opened[0], device=settings.device)
+        return trainer
+
+    opened: list[Any] = []
+    return open_trainer
+
+
+async def _start_engine_inside(options: EngineOptions, policy: PublishedPolicy) -> Engine:
+    from fulmen_algorithm.clients.engine_inside import start_engine_inside  # it loads torch
+
+    return await start_engine_inside(options, policy)
+
+
+def _connections(
+    settings: AlgorithmServiceSettings,
+    store: FulmenChannel,
+    proxy: FulmenChannel,
+    engines: EnginePool,
+    open_trainer: OpenTrainer,
+) -> Connections:
     def patience(notify: Notify) -> Patience:
         return Patience(service="store", notify=notify, limit_s=settings.outage_limit_s)
 
-    def queue(run: TrainingRun, run_settings: AlgorithmSettings, notify: Notify) -> StoreQueue:
+    def queue(run: TrainingRun, run_settings: RunSettings, notify: Notify) -> StoreQueue:
         limits = run_settings.rollout_limits
         request = RolloutRequest(
             project=run.project,
@@ -124,6 +189,7 @@ def _connections(settings: AlgorithmServiceSettings, store: FulmenChannel, super
             agent=run.inputs.get("agent", ""),
             attempt_timeout_s=limits.timeout_s,
             max_attempts=limits.attempts,
+            resource_versions={use: run.inputs[use] for use in ("prompt",) if use in run.inputs},
         )
         return StoreQueue(store, request, patience(notify))
 
@@ -131,9 +197,31 @@ def _connections(settings: AlgorithmServiceSettings, store: FulmenChannel, super
     return Connections(
         queue=queue,
         shelf=lambda project, notify: StoreResources(store, project, patience(notify)),
-        serving=supervisor,
+        serving=lambda run, run_settings, notify: engines.serving(run.name, run_settings.engine, notify),
+        chat=lambda notify: ChatClient(
+            proxy, keys=settings.endpoint_keys, outage_limit_s=settings.outage_limit_s, notify=notify
+        ),
+        open_trainer=open_trainer,
         build_model=builder.build,
     )
+
+
+def _metric_publisher(settings: AlgorithmServiceSettings, runs: Runs, stack: AsyncExitStack) -> MetricPublisher:
+    """Shows the runs to Prometheus, and loads the sinks that are asked for.
+
+    Raises:
+        StartupError: if the library of one is not installed.
+    """
+    shown = RunMetrics(runs)
+    REGISTRY.register(shown)
+    stack.callback(REGISTRY.unregister, shown)
+    sinks: dict[str, OpenSink] = {}
+    for name in filter(None, (part.strip() for part in settings.metric_sinks.split(","))):
+        try:
+            sinks[name] = load_sink(name)
+        except ImportError:
+            raise StartupError(f"The metric sink {name!r} needs `pip install 'fulmen-algorithm[{name}]'`.") from None
+    return MetricPublisher(runs, sinks, folder=settings.state_dir / "runs")
 
 
 def _engine_options(settings: AlgorithmServiceSettings) -> EngineOptions:
@@ -145,6 +233,10 @@ def _engine_options(settings: AlgorithmServiceSettings) -> EngineOptions:
         torch_threads=settings.torch_threads,
         device=settings.device,
         max_batch_size=settings.engine_max_batch_size,
+        log_folder=settings.state_dir.absolute() / "engines",
+        vllm_command=settings.vllm_command,
+        vllm_start_deadline_s=settings.vllm_start_deadline_s,
+        external_keys={url.rstrip("/"): key.get_secret_value() for url, key in settings.external_engines.items()},
     )
 
 

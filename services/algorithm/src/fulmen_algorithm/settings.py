@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import ClassVar, Self
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
+from fulmen_algorithm.sinks.sink import NAMES as SINK_NAMES
 from fulmen_service_kit.settings import ServiceSettings, is_loopback, settings_config
 
 ALGORITHM_PORT = 7301
@@ -35,26 +36,68 @@ class AlgorithmServiceSettings(ServiceSettings):
     engine_advertise_host: str = Field(
         default="127.0.0.1", description="Host under which the proxy reaches the engine."
     )
-    engine_port: int = Field(default=0, ge=0, le=65535, description="Port of the engine; 0 takes a free one.")
+    engine_port: int = Field(
+        default=0, ge=0, le=65535, description="Port of the first engine, the others follow; 0 takes free ones."
+    )
     engine_token: SecretStr = Field(
         default=SecretStr(""),
         description="Token that the engine asks for, and the proxy's `backend_keys` entry `engine`. Secret.",
     )
     engine_backend: str = Field(
-        default="engine", pattern=r"^[a-z0-9._-]{1,63}$", description="Id of the engine's backend at the proxy."
+        default="engine",
+        pattern=r"^[a-z0-9._-]{1,32}$",
+        description="Ids of the engines' backends at the proxy begin with this, followed by `-` and the policy.",
+    )
+    max_engines: int = Field(
+        default=3, ge=1, le=64, description="Engines at a time; that of an ended run serves until its place is needed."
     )
     engine_max_batch_size: int = Field(default=64, ge=1, description="Requests that are generated together.")
     engine_in_process: bool = Field(
         default=False, description="Runs the engine inside the service, where a debugger reaches it; not for training."
     )
+    vllm_command: str = Field(
+        default="vllm", min_length=1, description="The vLLM program, for runs whose engine is `vllm`."
+    )
+    vllm_start_deadline_s: float = Field(default=600.0, gt=0, description="Limit of a start of vLLM, seconds.")
+    external_engines: dict[str, SecretStr] = Field(
+        default_factory=dict,
+        description="JSON object of the vLLM servers that runs may name as `external` engines: address, such as"
+        " `http://10.0.0.7:8000/v1`, and API key, empty for none. Secret.",
+    )
+    endpoint_keys: dict[str, SecretStr] = Field(
+        default_factory=dict,
+        description="JSON object of API keys by the names that runs use (`key_name` of a critic or editor). Secret.",
+    )
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="Device of training and engine.")
     torch_threads: int = Field(default=1, ge=1, le=1024, description="Threads of one torch operation.")
+    trainer_deadline_s: float = Field(
+        default=3600.0,
+        gt=0,
+        description="How long one call to a group of ranks may take before the group counts as lost, seconds.",
+    )
     build_deadline_s: float = Field(default=600.0, gt=0, description="Limit of a model-building script, seconds.")
+    metric_sinks: str = Field(
+        default="tensorboard",
+        description="Where figures of runs go besides the event log: of `tensorboard`, `wandb`, `mlflow`, with commas.",
+    )
+    max_concurrent_runs: int = Field(default=2, ge=1, le=64, description="Runs that are active at a time.")
     keep_checkpoints: int = Field(default=3, ge=1, description="Newest checkpoints of a run that are kept.")
+    modules: str = Field(
+        default="", description="Python files with further algorithms, separated by `:` (docs/extending.md)."
+    )
     keep_models: int = Field(default=3, ge=1, description="Newest published models of a run kept, beside the best.")
 
+    @field_validator("metric_sinks")
+    @classmethod
+    def _known_sinks(cls, value: str) -> str:
+        if unknown := {name.strip() for name in value.split(",") if name.strip()} - set(SINK_NAMES):
+            raise ValueError(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(SINK_NAMES)}")
+        return value
+
     @model_validator(mode="after")
-    def _engine_guarded(self) -> Self:
+    def _engines_guarded(self) -> Self:
         if not is_loopback(self.engine_host) and not self.engine_token.get_secret_value():
             raise ValueError("engine_token is needed, because engine_host can be reached from other machines")
+        if self.max_engines < self.max_concurrent_runs:
+            raise ValueError("max_engines needs to be at least max_concurrent_runs")
         return self

@@ -1,25 +1,33 @@
 """Makes the rows of a training step out of finished groups, and says what became of each group.
 
-Groups come from a source: the feed of the run's own rollouts, or what is stored. Rules: a rollout that failed, was cut off, or was not captured whole is masked, which means that it is left out and never
-scored; a group with fewer than two rollouts left, or without variance, is dropped and counted; rows whose policy lags
-too far are dropped and counted.
+Groups come from a source: the feed of the run's own rollouts, or what is stored. Rules: a rollout that failed, was cut
+off, or was not captured whole is masked, which means that it is left out and never scored; a group with too few
+rollouts left, or whose advantages are all 0, is dropped and counted; rows whose policy lags too far are dropped and
+counted.
 """
 
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from fulmen_algorithm.algorithms.reference_penalty import ReferencePenalty
+from fulmen_algorithm.algorithms.scoring import ScoredRollout, Scorer, TokenNumbers
+from fulmen_algorithm.algorithms.sequence_rows import sequence_row
+from fulmen_algorithm.domain.admission import groups_settled
 from fulmen_algorithm.domain.context import RunContext
 from fulmen_algorithm.domain.failure import RunFailed
-from fulmen_algorithm.domain.groups import FinishedGroup, FinishedRollout, rewards_of
+from fulmen_algorithm.domain.groups import INFRASTRUCTURE, FinishedGroup, FinishedRollout, failed_one
 from fulmen_algorithm.domain.progress import Consumed, Outcome
 from fulmen_algorithm.domain.trajectory import RolloutTrajectory, TokenSequence
-from fulmen_algorithm.training.advantages import StdNormalisation, group_advantages
+from fulmen_algorithm.training.advantage_settings import ScoringSettings
 from fulmen_algorithm.training.rows import NO_VERSION, Row
 
-_INFRASTRUCTURE = frozenset({"INFRA", "LEASE_LOST"})
+LOST_TO_TELL = 16
+"""After so many groups in a row that the infrastructure failed, a person is told."""
+LOST_STEPS = 10
+"""After so many steps' worth of groups in a row that the infrastructure failed, the run fails, told of it before."""
 
 
 class GroupSource(Protocol):
@@ -61,6 +69,12 @@ class _Tally:
     rewards: list[float] = field(default_factory=list)
     causes: Counter[str] = field(default_factory=Counter)
     """Why rollouts of groups with too few usable ones were of no use."""
+    kept: int = 0
+    counted: int = 0
+    """Groups that count against the refill limit: those that the infrastructure failed do not."""
+    lost_in_a_row: int = 0
+    lost_to: Counter[str] = field(default_factory=Counter)
+    """What the infrastructure failed rollouts by, in the groups that were lost in a row."""
 
 
 class BatchBuilder:
@@ -76,7 +90,9 @@ class BatchBuilder:
         max_staleness: int | None,
         mask_truncated: bool,
         token_budget: int,
-        std: StdNormalisation,
+        scoring: ScoringSettings,
+        policy: str = "",
+        penalty: ReferencePenalty | None = None,
     ) -> None:
         """Makes it.
 
@@ -88,7 +104,9 @@ class BatchBuilder:
             max_staleness: Steps that a row's policy may lag behind; None for any number.
             mask_truncated: Whether rollouts that were cut off are left out.
             token_budget: Longer rows are left out.
-            std: What centred rewards are divided by.
+            scoring: How rewards become advantages.
+            policy: Name of the one whose sequences train; empty: those of all, whoever sampled them.
+            penalty: What is taken from rewards for leaving the reference policy; None for nothing.
         """
         self._ctx = ctx
         self._source = source
@@ -97,8 +115,10 @@ class BatchBuilder:
         self._max_staleness = max_staleness
         self._mask_truncated = mask_truncated
         self._token_budget = token_budget
-        self._std = std
+        self._scorer = Scorer(scoring, policy=policy)
+        self._penalty = penalty
         self._consumed: list[Consumed] = []
+        self._tally = _Tally()
 
     @property
     def seen(self) -> int:
@@ -108,7 +128,13 @@ class BatchBuilder:
     @property
     def kept(self) -> int:
         """Those of them that will be trained on."""
-        return sum(not c.outcome.dropped for c in self._consumed)
+        return self._tally.kept
+
+    @property
+    def settled(self) -> int:
+        """Groups of the step that is collected now for which it needs no other; see `groups_settled`."""
+        seen = self._tally.counted
+        return groups_settled(kept=self.kept, seen=seen, groups_per_step=self._groups, most=self._most)
 
     async def collect(self, *, refill: Callable[[], Awaitable[None]] | None = None) -> Batch:
         """Takes groups from the source until enough of them can be trained on, or it has no more for this step.
@@ -118,24 +144,40 @@ class BatchBuilder:
 
         Raises:
             Interrupted: if the run was asked to stop; nothing is consumed then.
+            RunFailed: if agents do nothing but fail, or the infrastructure fails them all.
         """
         started = time.monotonic()
-        tally = _Tally()
-        kept: dict[str, dict[str, tuple[float, RolloutTrajectory]]] = {}
+        tally = self._tally = _Tally()
+        kept: dict[str, list[ScoredRollout]] = {}
         self._consumed = []
         while len(kept) < self._groups and not self._enough(tally):
-            groups = await self._source.take(limit=self._groups - len(kept))
+            room = min(self._groups - len(kept), self._most - tally.counted)
+            groups = await self._source.take(limit=room)
             if not groups:
                 break
-            found = await self._source.trajectories([g for g in groups if _may_train(g)])
+            found = await self._source.trajectories([g for g in groups if self._scorer.may_train(g.rollouts)])
             for group in groups:
                 if usable := self._judge(group, found, tally):
                     kept[group.group_id] = usable
+                self._count(group, tally, kept=bool(usable))
             if refill is not None and self.kept < self.seen:
                 await refill()
-        rows = self._rows(kept) if kept else []
+        scored = [rollout for members in kept.values() for rollout in members]
+        divergence: Mapping[str, float] = {}
+        if self._penalty is not None and scored:
+            scored, divergence = await self._penalty.penalised(scored)
+        rows = [self._row(numbers) for numbers in self._scorer.numbers(scored)] if scored else []
         seconds = time.monotonic() - started
-        return Batch(rows=rows, consumed=self._consumed, figures=self._figures(tally, rows, seconds))
+        return Batch(
+            rows=rows,
+            consumed=self._consumed,
+            figures={
+                **self._figures(tally, rows, seconds),
+                **_merging(scored),
+                **self._scorer.figures(scored),
+                **divergence,
+            },
+        )
 
     def _enough(self, tally: _Tally) -> bool:
         """Tells whether the refill limit is reached; groups that the infrastructure failed do not count.
@@ -143,69 +185,102 @@ class BatchBuilder:
         Raises:
             RunFailed: if it is reached, and all that the agents did was to fail.
         """
-        counted = [c for c in self._consumed if not _infrastructure_failed(c.group)]
-        if len(counted) < self._most:
+        if tally.counted < self._most:
             return False
+        counted = [c for c in self._consumed if not _infrastructure_failed(c.group)]
         if all(c.outcome is Outcome.TOO_FEW_USABLE for c in counted):
             causes = ", ".join(f"{cause}: {count}" for cause, count in tally.causes.most_common(3))
-            raise RunFailed(f"No rollout of {len(counted)} groups could be used ({causes}).")
+            raise RunFailed(
+                f"No rollout of {len(counted)} groups could be used ({causes}).{failed_one(c.group for c in counted)}"
+            )
         return True
+
+    def _count(self, group: FinishedGroup, tally: _Tally, *, kept: bool) -> None:
+        """Counts a group that was dealt with.
+
+        Raises:
+            RunFailed: if the infrastructure has failed so many in a row that it will not come back by itself.
+        """
+        tally.kept += kept
+        if not _infrastructure_failed(group):
+            tally.counted += 1
+            tally.lost_in_a_row = 0
+            tally.lost_to.clear()
+            return
+        tally.lost_in_a_row += 1
+        tally.lost_to.update(r.failure for r in group.rollouts)
+        lost = ", ".join(f"{cause}: {count}" for cause, count in tally.lost_to.most_common())
+        what = f"The infrastructure failed {tally.lost_in_a_row} groups in a row ({lost})"
+        where = f"Look at the runners: `fulmen runners`.{failed_one([group])}"
+        if tally.lost_in_a_row >= max(LOST_STEPS * self._groups, 2 * LOST_TO_TELL):
+            raise RunFailed(f"{what}, and none between them worked. {where}")
+        if tally.lost_in_a_row == LOST_TO_TELL:
+            self._ctx.notify("warning", f"{what}; others are submitted in their place. {where}")
 
     def _judge(
         self, group: FinishedGroup, found: Mapping[str, RolloutTrajectory], tally: _Tally
-    ) -> dict[str, tuple[float, RolloutTrajectory]]:
+    ) -> list[ScoredRollout]:
         """Decides about one group; returns its usable rollouts, or nothing if it is dropped."""
-        rewards = rewards_of(group)
+        rewards = {r.name: total for r in group.rollouts if (total := self._scorer.total(r)) is not None}
+        least, outcome = self._scorer.least, Outcome.NO_VARIANCE
+        usable: list[ScoredRollout] = []
         tally.rollouts += len(group.rollouts)
         tally.rewards += rewards.values()
-        outcome, usable = Outcome.NO_VARIANCE, {}
-        if len(rewards) < 2:
+        if len(rewards) < least:
             outcome = Outcome.TOO_FEW_USABLE
-        elif len(set(rewards.values())) > 1:
-            whole = {name: found[name] for name in rewards if name in found and self._whole(found[name])}
-            fresh = {name: self._fresh(trajectory, tally) for name, trajectory in whole.items()}
-            usable = {name: (rewards[name], t) for name, t in fresh.items() if t.sequences}
+        elif self._scorer.may_train(group.rollouts):
+            whole = [
+                self._scorer.score(group.group_id, r, found[r.name])
+                for r in group.rollouts
+                if r.name in rewards and r.name in found and not self._cut(found[r.name])
+            ]
+            self._check_models(whole)
+            usable = [fresh for scored in whole if (fresh := self._fresh(scored, tally)).sequences]
             tally.masked += len(group.rollouts) - len(usable)
-            if len(usable) < 2:
-                outcome = Outcome.TOO_STALE if len(whole) >= 2 else Outcome.TOO_FEW_USABLE
-            elif len({reward for reward, _ in usable.values()}) > 1:
+            if len(usable) < least:
+                outcome = Outcome.TOO_STALE if len(whole) >= least else Outcome.TOO_FEW_USABLE
+            elif self._scorer.has_signal(usable):
                 outcome = Outcome.TRAINED
         if outcome is Outcome.TOO_FEW_USABLE and not _infrastructure_failed(group):
-            tally.causes.update(self._useless(r, found) for r in group.rollouts if r.name not in usable)
-        trained = tuple(sorted(usable)) if outcome is Outcome.TRAINED else ()
+            names = {scored.name for scored in usable}
+            tally.causes.update(self._useless(r, found) for r in group.rollouts if r.name not in names)
+        trained = tuple(sorted(scored.name for scored in usable)) if outcome is Outcome.TRAINED else ()
         self._consumed.append(Consumed(group=group, outcome=outcome, trained=trained))
-        return usable if outcome is Outcome.TRAINED else {}
+        return usable if outcome is Outcome.TRAINED else []
 
-    def _whole(self, trajectory: RolloutTrajectory) -> bool:
-        return not self._cut(trajectory)
+    def _check_models(self, scored: Sequence[ScoredRollout]) -> None:
+        if self._max_staleness is not None:  # what others sampled asked for models of theirs
+            for sequence in (s for rollout in scored for s in rollout.sequences):
+                self._ctx.policy.check_model(sequence.role, sequence.model)
 
     def _cut(self, trajectory: RolloutTrajectory) -> str:
         """Says why a trajectory is left out; empty if it is not."""
         if trajectory.unusable:
             return trajectory.unusable
-        if any(len(s.token_ids) > self._token_budget for s in trajectory.sequences):
+        if any(len(s.token_ids) > self._token_budget for s in trajectory.sequences if self._scorer.trains(s)):
             return f"longer than {self._token_budget} tokens"
         if self._mask_truncated and trajectory.truncated:
             return "an answer ended at its token limit (mask_truncated; max_tokens)"
-        return ""
+        return self._scorer.problem(trajectory)
 
     def _useless(self, rollout: FinishedRollout, found: Mapping[str, RolloutTrajectory]) -> str:
         """Says why a rollout could not be used."""
-        if not rollout.scored:
-            return rollout.failure or "no reward"
+        if missing := self._scorer.missing(rollout):
+            return missing
         trajectory = found.get(rollout.name)
         if trajectory is None:
             return "the only one with a reward in its group"
         return self._cut(trajectory) or "too old"
 
-    def _fresh(self, trajectory: RolloutTrajectory, tally: _Tally) -> RolloutTrajectory:
+    def _fresh(self, scored: ScoredRollout, tally: _Tally) -> ScoredRollout:
         """Leaves out the sequences of which a token is too old."""
-        if self._max_staleness is None:
-            return trajectory
+        limit = self._max_staleness
+        if limit is None:
+            return scored
         step = self._ctx.progress.step
-        fresh = tuple(s for s in trajectory.sequences if step - min(self._steps(s)) <= self._max_staleness)
-        tally.stale_rows += len(trajectory.sequences) - len(fresh)
-        return replace(trajectory, sequences=fresh)
+        fresh = scored.only(lambda s: step - min(self._steps(s), default=step) <= limit)
+        tally.stale_rows += len(scored.sequences) - len(fresh.sequences)
+        return fresh
 
     def _steps(self, sequence: TokenSequence) -> list[int]:
         """Returns after which training step each sampled token's policy was published; unknown counts as present."""
@@ -214,26 +289,18 @@ class BatchBuilder:
         pairs = zip(sequence.loss_mask, sequence.policy_versions, strict=True)
         return [present if steps[v] is None else int(steps[v] or 0) for sampled, v in pairs if sampled]
 
-    def _rows(self, kept: Mapping[str, Mapping[str, tuple[float, RolloutTrajectory]]]) -> list[Row]:
-        rewards = {group: {name: reward for name, (reward, _) in members.items()} for group, members in kept.items()}
-        advantages = group_advantages(rewards, std=self._std).advantages
-        return [
-            self._row(name, sequence, advantages[name])
-            for members in kept.values()
-            for name, (_, trajectory) in members.items()
-            for sequence in trajectory.sequences
-        ]
-
-    def _row(self, name: str, sequence: TokenSequence, advantage: float) -> Row:
+    def _row(self, numbers: TokenNumbers) -> Row:
+        sequence = numbers.sequence
         steps = iter(self._steps(sequence))
-        return Row(
-            rollout_id=name,
-            token_ids=sequence.token_ids,
-            loss_mask=sequence.loss_mask,
-            old_logprobs=sequence.logprobs,
-            advantage=advantage,
+        return sequence_row(
+            numbers.rollout.name,
+            sequence,
+            advantages=numbers.advantages,
             # Counted in steps of this run: versions also count what others published, and what a crash took back.
-            policy_versions=tuple(next(steps) if sampled else NO_VERSION for sampled in sequence.loss_mask),
+            versions=tuple(next(steps) if sampled else NO_VERSION for sampled in sequence.loss_mask),
+            group=numbers.rollout.group,
+            rewards=numbers.rewards,
+            steps=numbers.steps,
         )
 
     def _figures(self, tally: _Tally, rows: Sequence[Row], seconds: float) -> dict[str, float]:
@@ -253,11 +320,12 @@ class BatchBuilder:
         }
 
 
+def _merging(scored: Sequence[ScoredRollout]) -> dict[str, float]:
+    """Counts the model calls that train, and how many of them one row holds: without merging each were a row."""
+    sequences = [sequence for rollout in scored for sequence in rollout.sequences]
+    calls = sum(len(sequence.calls) for sequence in sequences)
+    return {"model_calls": float(calls), "calls_per_row": calls / len(sequences)} if calls else {}
+
+
 def _infrastructure_failed(group: FinishedGroup) -> bool:
-    return not any(r.scored for r in group.rollouts) and all(r.failure in _INFRASTRUCTURE for r in group.rollouts)
-
-
-def _may_train(group: FinishedGroup) -> bool:
-    """Tells whether it is worth reading the group's spans."""
-    rewards = rewards_of(group)
-    return len(rewards) >= 2 and len(set(rewards.values())) > 1
+    return not any(r.scored for r in group.rollouts) and all(r.failure in INFRASTRUCTURE for r in group.rollouts)

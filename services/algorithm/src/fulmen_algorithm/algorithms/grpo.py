@@ -10,17 +10,23 @@ goes on where it was.
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fulmen_algorithm.algorithms.batches import Batch, BatchBuilder
 from fulmen_algorithm.algorithms.policy_gradient import PolicyGradientSettings, means
+from fulmen_algorithm.algorithms.sampling import submit_next
+from fulmen_algorithm.algorithms.scoring import Scorer
 from fulmen_algorithm.algorithms.validation import Validator
 from fulmen_algorithm.domain.admission import groups_admitted
-from fulmen_algorithm.domain.algorithm import permutation
+from fulmen_algorithm.domain.algorithm import AlgorithmEntry
 from fulmen_algorithm.domain.context import RunContext
-from fulmen_algorithm.training.advantages import StdNormalisation
-from fulmen_algorithm.training.step import StepResult
+from fulmen_algorithm.domain.engine_settings import EngineCheck
+from fulmen_algorithm.domain.engine_watch import EngineWatch
+from fulmen_algorithm.training.advantages import LEAST_COMPARED, compares_groups
+from fulmen_algorithm.training.settings import StepResult
 
 
 class GrpoSettings(PolicyGradientSettings):
@@ -31,11 +37,19 @@ class GrpoSettings(PolicyGradientSettings):
         max_staleness: eta, steps that a rollout's policy may lag behind; 0 is fully synchronous.
         refill_limit: A step looks at no more than prompts_per_step * (1 + refill_limit) groups; then it trains on those
             that were worth it, however few. Without a limit a policy that solves everything would never finish.
+        engine_check: When engine and trainer disagree too much about the probabilities of the same tokens.
     """
 
     group_size: int = Field(default=8, ge=2, le=1000)
     max_staleness: int = Field(default=4, ge=0, le=1000)
     refill_limit: float = Field(default=1.0, ge=0, le=100)
+    engine_check: EngineCheck = EngineCheck()
+
+    @model_validator(mode="after")
+    def _groups_can_be_compared(self) -> Self:
+        if self.group_size < LEAST_COMPARED and compares_groups(self.scoring):
+            raise ValueError(f"group_size: 2 at least, because {self.advantage.kind} compares the rollouts of a group")
+        return self
 
 
 class Grpo:
@@ -47,7 +61,8 @@ class Grpo:
     async def run(self, ctx: RunContext) -> None:
         """Trains to the end; see `Algorithm`."""
         settings = self._settings
-        validator = Validator(ctx)
+        scorer, watch = Scorer(settings.scoring), EngineWatch(settings.engine_check, ctx.notify)
+        validator = Validator(ctx, score=scorer.total, parts=scorer.parts, failure_reward=settings.failure_reward)
         batches = BatchBuilder(
             ctx,
             source=ctx.rollouts,
@@ -56,7 +71,9 @@ class Grpo:
             max_staleness=settings.max_staleness,
             mask_truncated=settings.mask_truncated,
             token_budget=settings.token_budget,
-            std=StdNormalisation(settings.advantage_std),
+            scoring=settings.scoring,
+            policy=ctx.run.policy.name,
+            penalty=settings.reference_penalty(ctx),
         )
         with ctx.recorder.spending("start"):
             await ctx.policy.serve(settings.overrides)
@@ -67,6 +84,7 @@ class Grpo:
             if not ctx.policy.version:
                 with ctx.recorder.spending("publish"):
                     await ctx.policy.publish()
+                    figures |= ctx.policy.publish_figures
             await self._admit(ctx)
             if step % settings.validate_every == 0 or step == settings.steps:
                 with ctx.recorder.spending("validate"):
@@ -79,11 +97,12 @@ class Grpo:
             if step == settings.steps:
                 return
             with ctx.recorder.spending("generation_wait"):
-                batch = await batches.collect(refill=lambda: self._admit(ctx, seen=batches.seen, kept=batches.kept))
+                batch = await batches.collect(refill=lambda: self._admit(ctx, seen=batches.seen, kept=batches.settled))
             with ctx.recorder.spending("train"):
                 results = await self._train(ctx, batch)
                 ctx.recorder.commit(batch.consumed)
             figures = {**batch.figures, **means(results)}
+            watch.look(ctx.progress.step, figures)
             ctx.recorder.result(reward_mean=figures["reward_mean"])
 
     async def _train(self, ctx: RunContext, batch: Batch) -> list[StepResult]:
@@ -91,7 +110,7 @@ class Grpo:
         return await ctx.policy.train(
             batch.rows,
             settings=self._settings.step_settings,
-            batch=self._settings.batch_settings,
+            batch=replace(self._settings.batch_settings, check_engine=True),
             seed=self._settings.shuffling_seed(step),
             current_version=step,
         )
@@ -102,9 +121,9 @@ class Grpo:
         Args:
             ctx: The run.
             seen: Groups that were dealt with in the step that is being collected.
-            kept: Those of them that will be trained on.
+            kept: Those of them for which the step needs no other.
         """
-        settings, tasks = self._settings, ctx.inputs.train_tasks
+        settings = self._settings
         allowed = groups_admitted(
             running=ctx.rollouts.submitted - len(ctx.progress.consumed) - seen,
             kept=kept,
@@ -114,9 +133,7 @@ class Grpo:
             steps=settings.steps,
         )
         for _ in range(allowed):
-            epoch, offset = divmod(ctx.rollouts.next_index, len(tasks))
-            order = permutation(len(tasks), settings.seed, epoch)
-            await ctx.rollouts.submit(tasks[order[offset]], size=settings.group_size)
+            await submit_next(ctx, size=settings.group_size, seed=settings.seed)
 
 
 def _rates(figures: Mapping[str, float], *, seconds: float, tokens: int) -> dict[str, float]:
@@ -129,3 +146,10 @@ def _rates(figures: Mapping[str, float], *, seconds: float, tokens: int) -> dict
         "tokens_per_second": tokens / seconds,
         "step_seconds": seconds,
     }
+
+
+ENTRIES = (
+    AlgorithmEntry(
+        name="grpo", settings=GrpoSettings, make=Grpo, needs=("agent", "train_tasks"), takes=("validation_tasks",)
+    ),
+)

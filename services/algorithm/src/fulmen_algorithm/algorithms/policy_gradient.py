@@ -1,75 +1,154 @@
 """What algorithms have in common that follow the gradient of a policy on groups: their settings, and their figures."""
 
 from collections.abc import Sequence
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from fulmen_algorithm.domain.algorithm import AlgorithmSettings, RolloutLimits
-from fulmen_algorithm.training.advantages import StdNormalisation
-from fulmen_algorithm.training.losses import Aggregation, LossSettings
-from fulmen_algorithm.training.step import BatchSettings, StepResult, StepSettings
+from fulmen_algorithm.algorithms.reference_penalty import ReferencePenalty, penalty_conflict
+from fulmen_algorithm.algorithms.sampling import SamplingSettings
+from fulmen_algorithm.domain.algorithm import short_warm_up
+from fulmen_algorithm.domain.context import RunContext
+from fulmen_algorithm.training.advantage_settings import (
+    AdvantageSettings,
+    CreditSettings,
+    CriticPlan,
+    CriticSettings,
+    GaeAdvantage,
+    GroupAdvantage,
+    Overlong,
+    RewardSettings,
+    RoleSettings,
+    RolloutCredit,
+    ScoringSettings,
+    check_scoring,
+)
+from fulmen_algorithm.training.objectives import (
+    Aggregation,
+    ClipLoss,
+    Correction,
+    Kl,
+    Loss,
+    NoKl,
+    Objective,
+    Proximal,
+    RewardKl,
+    SequenceMeanTokenSumNorm,
+    TokenCorrection,
+    TokenMean,
+    conflict,
+)
+from fulmen_algorithm.training.settings import (
+    BatchSettings,
+    StepResult,
+    StepSettings,
+)
+from fulmen_algorithm.training.strict import NONE_BY_NAME
 
 
-class PolicyGradientSettings(AlgorithmSettings):
-    """Settings beside those of every algorithm. The defaults were tried on models of 0.5 to 5 M parameters.
+class PolicyGradientSettings(SamplingSettings):
+    """Settings beside those of sampling. The defaults were tried on models of 0.5 to 5 M parameters.
 
     Attributes:
-        prompts_per_step: B, groups of one training step.
-        temperature: Sampling temperature of the rollouts that are trained on.
-        max_tokens: Longest answer of one model call that this run samples, in tokens.
         epochs: Passes over the rows of a step.
         minibatches: Optimiser steps per pass.
-        clip_low: The probability ratio counts no lower than 1 - clip_low.
-        clip_high: And no higher than 1 + clip_high.
-        importance_cap: C of truncated importance sampling; null switches it off.
-        aggregation: `token_mean` for single-turn agents, `per_rollout_mean` for multi-turn ones.
-        advantage_std: `none`, `group` or `batch`: what centred rewards are divided by.
+        loss: What is minimised per token: `clip`, `gspo`, `cispo`, `sapo`, `dppo`, `reinforce` or `importance`.
+        correction: What is done about rows that an older policy sampled: `none`, `token`, `sequence`, `sequence_mask`,
+            `geometric`, `icepop` or `decoupled`.
+        kl: Penalty against the first weights: `none`, `loss` or `reward`.
+        aggregation: `token_mean` for single-turn agents, `per_rollout_mean` for multi-turn ones;
+            `sequence_mean_token_mean`, `sequence_mean_token_sum_norm` and `prompt_mean` as papers have them.
+        proximal: Which policy the ratio is against: `recomputed`, the trained one when the batch began, or `sampler`.
+        advantage: How rewards become advantages: `group`, `rloo`, `reinforce_pp`, `opo`, `maxrl`, or `gae` of a critic.
+        rewards: Which dimensions count, and whether they are brought to one scale.
+        overlong: Penalty for length, such as `{max_tokens = 512, buffer_tokens = 64}`; `"none"` for none. Truncated
+            rollouts meet it only if `mask_truncated` is off.
+        critic: Learns the values that `gae` needs.
+        credit: Whether a `rollout` has one advantage, or each step (`step_return`, `step_groups`).
+        roles: Which agents of a rollout train, and whether each has an advantage of its own.
         mask_truncated: Leaves rollouts out whose answer ended at the token limit, instead of scoring them.
-        validate_every: Steps between validations; there is always one at the start and one at the end.
-        rollout_timeout_s: Limit of one attempt, in seconds.
-        rollout_attempts: Attempts of one rollout, where the failure is not the agent's.
     """
 
     learning_rate: float = Field(default=5e-4, gt=0, le=1)
-    warmup_steps: int = Field(default=5, ge=0)
-    prompts_per_step: int = Field(default=32, ge=1, le=4096)
-    temperature: float = Field(default=1.0, gt=0, le=2)
-    max_tokens: int = Field(default=64, ge=1, le=1_048_576)
+    warmup_steps: int = Field(default_factory=short_warm_up(5), ge=0)
     epochs: int = Field(default=1, ge=1, le=100)
     minibatches: int = Field(default=4, ge=1, le=1000)
-    clip_low: float = Field(default=0.2, gt=0, lt=1)
-    clip_high: float = Field(default=0.28, gt=0, le=10)
-    importance_cap: float | None = Field(default=2.0, gt=0)
-    aggregation: str = Field(default=Aggregation.TOKEN_MEAN.value, pattern="^(token_mean|per_rollout_mean)$")
-    advantage_std: str = Field(default=StdNormalisation.NONE.value, pattern="^(none|group|batch)$")
+    loss: Loss = ClipLoss()
+    correction: Correction = TokenCorrection()
+    kl: Kl = NoKl()
+    aggregation: Aggregation = TokenMean()
+    proximal: Proximal = Proximal.RECOMPUTED
+    advantage: AdvantageSettings = GroupAdvantage()
+    critic: CriticSettings = CriticSettings()
+    rewards: RewardSettings = RewardSettings()
+    overlong: Annotated[Overlong | None, NONE_BY_NAME] = None
+    credit: CreditSettings = RolloutCredit()
+    roles: RoleSettings = RoleSettings()
     mask_truncated: bool = True
-    validate_every: int = Field(default=20, ge=1)
-    rollout_timeout_s: float = Field(default=120.0, gt=0, le=86400)
-    rollout_attempts: int = Field(default=8, ge=1, le=100)
+
+    @model_validator(mode="after")
+    def _objective_fits_together(self) -> Self:
+        if problem := conflict(self.loss, self.correction, self.proximal):
+            raise ValueError(problem)
+        check_scoring(self.advantage, self.rewards, self.credit, self.roles)
+        if self.critic != CriticSettings() and self.critic_plan is None:
+            raise ValueError("critic: only the advantage gae has one")
+        if self.lora is not None and self.lora.roles and (alone := set(self.roles.train) - set(self.lora.roles)):
+            raise ValueError(f"roles.train: lora.roles has no adapter for {', '.join(sorted(alone))}")
+        if problem := penalty_conflict(self.kl, self.scoring):
+            raise ValueError(problem)
+        return self
 
     @property
-    def optimizer_steps(self) -> int:
-        """Optimiser steps of the whole run."""
-        return self.steps * self.epochs * self.minibatches
+    def optimizer_steps_per_step(self) -> int:
+        """Optimiser steps of one step of the run, at most."""
+        return self.epochs * self.minibatches
 
     @property
-    def rollout_limits(self) -> RolloutLimits:
-        """Limits of the run's rollouts."""
-        return RolloutLimits(timeout_s=self.rollout_timeout_s, attempts=self.rollout_attempts)
+    def uses_reference(self) -> bool:
+        """Whether the first weights are kept as the frozen policy of a KL penalty."""
+        return not isinstance(self.kl, NoKl)
+
+    @property
+    def critic_plan(self) -> CriticPlan | None:
+        """What the trainer needs for `gae`."""
+        if not isinstance(self.advantage, GaeAdvantage):
+            return None
+        return CriticPlan(critic=self.critic, advantage=self.advantage)
+
+    @property
+    def objective(self) -> Objective:
+        """What an optimiser step minimises."""
+        aggregation = self.aggregation
+        if isinstance(aggregation, SequenceMeanTokenSumNorm) and aggregation.length is None:
+            aggregation = SequenceMeanTokenSumNorm(length=self.max_tokens)
+        return Objective(
+            loss=self.loss,
+            correction=self.correction,
+            kl=self.kl,
+            aggregation=aggregation,
+            proximal=self.proximal,
+        )
+
+    @property
+    def scoring(self) -> ScoringSettings:
+        """How rewards become advantages."""
+        return ScoringSettings(
+            advantage=self.advantage,
+            rewards=self.rewards,
+            overlong=None if self.overlong is None else self.overlong.settings(self.max_tokens),
+            credit=self.credit,
+            roles=self.roles,
+        )
 
     @property
     def step_settings(self) -> StepSettings:
         """Settings of an optimiser step."""
-        loss = LossSettings(
-            clip_low=self.clip_low,
-            clip_high=self.clip_high,
-            importance_cap=self.importance_cap,
-            aggregation=Aggregation(self.aggregation),
-        )
         return StepSettings(
-            loss=loss,
+            objective=self.objective,
             temperature=self.temperature,
             max_grad_norm=self.max_grad_norm,
+            explosion_factor=self.explosion_factor,
             token_budget=self.token_budget,
         )
 
@@ -78,15 +157,11 @@ class PolicyGradientSettings(AlgorithmSettings):
         """How the rows of a step become optimiser steps."""
         return BatchSettings(minibatches=self.minibatches, epochs=self.epochs)
 
-    @property
-    def overrides(self) -> dict[str, dict[str, object]]:
-        """Request fields by rollout mode: training samples, everything else is greedy."""
-        length = {"max_tokens": self.max_tokens}
-        return {
-            "train": {"temperature": self.temperature, **length},
-            "validation": {"temperature": 0, **length},
-            "test": {"temperature": 0, **length},
-        }
+    def reference_penalty(self, ctx: RunContext) -> ReferencePenalty | None:
+        """What is taken from rewards for leaving the first weights; None for nothing."""
+        if not isinstance(self.kl, RewardKl):
+            return None
+        return ReferencePenalty(ctx, kl=self.kl, settings=self.step_settings)
 
     def shuffling_seed(self, step: int) -> int:
         """Returns the seed of a step's minibatches."""
@@ -94,16 +169,18 @@ class PolicyGradientSettings(AlgorithmSettings):
 
 
 def means(results: Sequence[StepResult]) -> dict[str, float]:
-    """Averages the figures of the optimiser steps of one training step; counts are summed."""
+    """Averages the figures of the optimiser steps of one training step; counts are summed, `_max` is the largest."""
     if not results:
         return {"optimizer_steps": 0.0}
     metrics = [r.as_metrics() for r in results]
     averages = {key: sum(m.get(key, 0.0) for m in metrics) / len(metrics) for key in metrics[-1] if key != "seconds"}
     averages["tokens"] = sum(m.get("tokens", 0.0) for m in metrics)
-    averages["staleness_max"] = max(m.get("staleness_max", 0.0) for m in metrics)
+    for key in (key for key in averages if key.endswith("_max")):
+        averages[key] = max(m.get(key, 0.0) for m in metrics)
     return {
         **averages,
         "skipped": float(sum(r.skipped for r in results)),
+        "exploded": float(sum(r.exploded for r in results)),
         "train_seconds": sum(r.seconds for r in results),
         "optimizer_steps": float(len(results)),
     }

@@ -10,13 +10,14 @@ import time
 
 from fulmen_algorithm.algorithms.batches import Batch, BatchBuilder
 from fulmen_algorithm.algorithms.policy_gradient import PolicyGradientSettings, means
+from fulmen_algorithm.algorithms.scoring import Scorer
 from fulmen_algorithm.algorithms.stored_groups import StoredGroups
 from fulmen_algorithm.algorithms.validation import Validator
+from fulmen_algorithm.domain.algorithm import AlgorithmEntry
 from fulmen_algorithm.domain.context import RunContext
 from fulmen_algorithm.domain.failure import RunFailed
 from fulmen_algorithm.domain.scored_groups import ScoredGroups
-from fulmen_algorithm.training.advantages import StdNormalisation
-from fulmen_algorithm.training.step import StepResult
+from fulmen_algorithm.training.settings import StepResult
 
 
 class ReplaySettings(PolicyGradientSettings):
@@ -42,9 +43,11 @@ class Replay:
             max_staleness=None,
             mask_truncated=settings.mask_truncated,
             token_budget=settings.token_budget,
-            std=StdNormalisation(settings.advantage_std),
+            scoring=settings.scoring,
+            penalty=settings.reference_penalty(ctx),
         )
-        validator, validates = Validator(ctx), bool(ctx.inputs.validation_tasks)
+        scorer, validates = Scorer(settings.scoring), bool(ctx.inputs.validation_tasks)
+        validator = Validator(ctx, score=scorer.total, parts=scorer.parts, failure_reward=settings.failure_reward)
         if validates:
             with ctx.recorder.spending("start"):
                 await ctx.policy.serve(settings.overrides)
@@ -57,6 +60,7 @@ class Replay:
             if last or due:
                 with ctx.recorder.spending("publish"):
                     await ctx.policy.publish()
+                figures |= ctx.policy.publish_figures
             if due:
                 with ctx.recorder.spending("validate"):
                     figures |= await validator.validate(last=last)
@@ -106,3 +110,14 @@ def _scored(ctx: RunContext) -> ScoredGroups:
             f"{scored.too_few} fewer than two scored rollouts.",
         )
     return scored
+
+
+ENTRIES = (
+    AlgorithmEntry(
+        name="replay",
+        settings=ReplaySettings,
+        make=Replay,
+        needs=("scores",),
+        takes=("agent", "validation_tasks"),
+    ),
+)

@@ -1,32 +1,72 @@
-"""Supervised fine-tuning on demonstrations; publishes one version, at the end."""
+"""Supervised fine-tuning on demonstrations, or on what went well in another run; publishes one version, at the end.
 
+What is held out (`validation_demonstrations`) is never trained on; its loss is measured before the first step and with
+every report.
+"""
+
+import math
 import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from fulmen_algorithm.domain.algorithm import AlgorithmSettings, permutation
+from fulmen_algorithm.algorithms.sampling import supervised_rows, within
+from fulmen_algorithm.domain.algorithm import AlgorithmEntry, AlgorithmSettings, permutation, short_warm_up
 from fulmen_algorithm.domain.context import RunContext
 from fulmen_algorithm.domain.failure import RunFailed
+from fulmen_algorithm.domain.inputs import Demonstration
+from fulmen_algorithm.domain.trajectory import RolloutTrajectory
 from fulmen_algorithm.training.rows import Row
+from fulmen_algorithm.training.settings import StepSettings
 from fulmen_algorithm.training.sft import sft_row
-from fulmen_algorithm.training.step import StepSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class SftSettings(AlgorithmSettings):
     """Settings of `sft`, beside the common ones.
 
     Attributes:
+        steps: Steps of the run; 0: as many as `epochs` need.
+        epochs: Passes over the demonstrations, whole or not, instead of `steps`; the last step may begin another one.
         batch_size: Demonstrations per step; each epoch is a new permutation by the seed.
         report_every: Steps between two reports of figures.
+        least_reward: Of another run's rollouts, those with at least this reward are learned from.
+        most_per_task: Of one group, no more than so many, the best ones.
     """
 
-    steps: int = Field(default=200, ge=1, le=1_000_000)
+    steps: int = Field(default=200, ge=0, le=1_000_000)
+    epochs: float | None = Field(default=None, gt=0, le=10_000)
     learning_rate: float = Field(default=1e-3, gt=0, le=1)
     schedule: str = Field(default="cosine", pattern="^(constant|linear|cosine)$")
-    warmup_steps: int = Field(default=10, ge=0)
+    warmup_steps: int = Field(default_factory=short_warm_up(10), ge=0)
     checkpoint_every: int = Field(default=100, ge=1)
     batch_size: int = Field(default=64, ge=1, le=65536)
     report_every: int = Field(default=10, ge=1)
+    least_reward: float = 1.0
+    most_per_task: int = Field(default=4, ge=1, le=1000)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _epochs_decide_the_steps(cls, given: object) -> object:
+        if isinstance(given, dict) and given.get("epochs") is not None and "steps" not in given:
+            return {**given, "steps": 0}
+        return given
+
+    @model_validator(mode="after")
+    def _either_steps_or_epochs(self) -> Self:
+        if self.epochs is None and not self.steps:
+            raise ValueError("steps: should be greater than or equal to 1, or epochs given instead")
+        if self.epochs is not None and self.steps:
+            raise ValueError("epochs: give either steps or epochs, not both")
+        return self
+
+    def planned(self, rows: int) -> int:
+        """Computes the steps of the run on so many demonstrations."""
+        return self.steps if self.epochs is None else math.ceil(self.epochs * rows / self.batch_size)
 
 
 class Sft:
@@ -38,30 +78,94 @@ class Sft:
     async def run(self, ctx: RunContext) -> None:
         """Trains to the end and publishes; see `Algorithm`."""
         settings = self._settings
-        rows = self._rows(ctx)
-        step_settings = StepSettings(max_grad_norm=settings.max_grad_norm, token_budget=settings.token_budget)
-        while ctx.progress.step < settings.steps:
+        rows = [*self._rows(ctx, ctx.inputs.demonstrations), *await self._successes(ctx)]
+        held_out = self._rows(ctx, ctx.inputs.validation_demonstrations)
+        steps = settings.planned(len(rows))
+        if settings.warmup_steps > steps:
+            raise RunFailed(
+                f"warmup_steps is {settings.warmup_steps}, but the run has {steps} steps: {len(rows)} rows."
+            )
+        ctx.recorder.plan(steps)
+        ctx.recorder.result(examples=float(len(rows)))
+        step_settings = StepSettings(
+            max_grad_norm=settings.max_grad_norm,
+            explosion_factor=settings.explosion_factor,
+            token_budget=settings.token_budget,
+        )
+        if held_out and not ctx.progress.step:
+            loss = await ctx.policy.supervised_loss(held_out, settings=step_settings)
+            ctx.recorder.result(validation_loss_before=loss)
+            await ctx.recorder.end_step({"validation_loss": loss})
+        while ctx.progress.step < steps:
             started = time.monotonic()
             batch = [rows[i] for i in self._batch(ctx.progress.step, len(rows))]
             with ctx.recorder.spending("train"):
                 result = await ctx.policy.train_supervised(batch, settings=step_settings)
                 ctx.recorder.commit()
-            if ctx.progress.step == settings.steps:
+            if ctx.progress.step == steps:
                 await ctx.policy.publish()
-            if ctx.progress.step % settings.report_every == 0 or ctx.progress.step == settings.steps:
+            if ctx.progress.step % settings.report_every == 0 or ctx.progress.step == steps:
                 tokens = sum(row.trained_tokens for row in batch)
                 ctx.recorder.result(loss=result.loss)
                 figures = {"tokens_per_second": tokens / max(time.monotonic() - started, 1e-9)}
+                figures["epoch"] = ctx.progress.step * settings.batch_size / len(rows)
+                if held_out:
+                    with ctx.recorder.spending("validate"):
+                        loss = await ctx.policy.supervised_loss(held_out, settings=step_settings)
+                    figures["validation_loss"] = loss
+                    ctx.recorder.result(validation_loss=loss)
                 await ctx.recorder.end_step({**result.as_metrics(), **figures})
             else:
                 await ctx.recorder.end_quiet_step()
         # A stop between the last step and its publication is made good here.
         await ctx.policy.publish()
 
-    def _rows(self, ctx: RunContext) -> list[Row]:
-        tokenizer = ctx.policy.model.tokenizer
+    async def _successes(self, ctx: RunContext) -> list[Row]:
+        """Makes rows of another run's rollouts that went well, in the order of its feed; each answer of a task once.
+
+        They are the tokens that were sampled if the policy reads them as the text that was answered; else that text is
+        tokenised again, by the policy's own chat template.
+
+        Raises:
+            RunFailed: if there are none.
+        """
+        name = ctx.run.inputs.get("rollouts")
+        if not name:
+            return []
+        chosen: dict[str, str] = {}
+        groups = await ctx.rollouts.of_run(name)
+        for group in groups:
+            passed = [r for r in group.rollouts if r.scored and (r.reward or 0.0) >= self._settings.least_reward]
+            best = sorted(passed, key=lambda r: (-(r.reward or 0.0), r.name))[: self._settings.most_per_task]
+            chosen |= {r.name: group.group_id for r in best}
+        found = await ctx.rollouts.trajectories(groups)
+        rows, seen, again = list[Row](), set[tuple[str, tuple[int, ...]]](), 0
+        for rollout, group_id in chosen.items():
+            trajectory = found.get(rollout)
+            if trajectory is None or trajectory.unusable or trajectory.truncated:
+                continue
+            own = _reads(ctx.policy.tokenizer, trajectory)
+            again += not own
+            made = supervised_rows(rollout, trajectory) if own else self._retold(ctx, rollout, trajectory)
+            fresh = [row for row in within(made, self._settings.token_budget) if (group_id, row.token_ids) not in seen]
+            seen |= {(group_id, row.token_ids) for row in fresh}
+            rows += fresh
+        if not rows:
+            least = self._settings.least_reward
+            raise RunFailed(f"No rollout of {name} can be learned from: none that is whole has a reward of {least:g}.")
+        if not ctx.progress.step:
+            how = f" {again} of them were tokenised again, because the policy has another tokenizer." if again else ""
+            ctx.notify("info", f"{len(chosen)} rollouts of {name} give {len(rows)} rows.{how}")
+        return rows
+
+    def _retold(self, ctx: RunContext, name: str, trajectory: RolloutTrajectory) -> list[Row]:
+        told = [Demonstration(messages=messages, tools=tools) for messages, tools in trajectory.conversations]
+        return [replace(row, rollout_id=name) for row in self._rows(ctx, told)]
+
+    def _rows(self, ctx: RunContext, demonstrations: Sequence[Demonstration]) -> list[Row]:
+        tokenizer = ctx.policy.tokenizer
         rows = []
-        for number, demonstration in enumerate(ctx.inputs.demonstrations, start=1):
+        for number, demonstration in enumerate(demonstrations, start=1):
             try:
                 row = sft_row(tokenizer, demonstration.messages, row_id=str(number), tools=demonstration.tools or None)
             except ValueError as error:
@@ -78,3 +182,23 @@ class Sft:
         epochs = range(positions[0] // count, positions[-1] // count + 1)
         orders = {epoch: permutation(count, self._settings.seed, epoch) for epoch in epochs}
         return [orders[p // count][p % count] for p in positions]
+
+
+def _reads(tokenizer: "PreTrainedTokenizerBase", trajectory: RolloutTrajectory) -> bool:
+    """Tells whether a tokenizer reads the sampled tokens as the text that was answered."""
+    last = trajectory.sequences[-1]
+    if max(last.token_ids) >= len(tokenizer):
+        return False
+    sampled = [token for token, trains in zip(last.token_ids, last.loss_mask, strict=True) if trains]
+    return trajectory.answer_text.strip() in tokenizer.decode(sampled, skip_special_tokens=True)
+
+
+ENTRIES = (
+    AlgorithmEntry(
+        name="sft",
+        settings=SftSettings,
+        make=Sft,
+        any_of=("demonstrations", "rollouts"),
+        takes=("validation_demonstrations",),
+    ),
+)

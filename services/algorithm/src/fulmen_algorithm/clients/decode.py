@@ -5,13 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fulmen.model_call import ModelCallInvalid
-from fulmen.store.v1 import attempt_pb2, failure_pb2, rollout_pb2, rollout_service_pb2
+from fulmen.scores import final_reward
+from fulmen.store.v1 import failure_pb2, rollout_pb2, rollout_service_pb2
 from fulmen.store.v1.span_pb2 import SpanChunk
-from fulmen.trajectories import DropReason, Row, Trajectory, trajectory
+from fulmen.trajectories import DropReason, Row, Trajectory, call_units, read_rewards, trajectory
+from fulmen_algorithm.clients.step_credit import StepCredit
 from fulmen_algorithm.domain.groups import FinishedGroup, FinishedRollout
-from fulmen_algorithm.domain.trajectory import RolloutTrajectory, TokenSequence
+from fulmen_algorithm.domain.trajectory import RolloutTrajectory, TokenCall, TokenSequence
 
-FINAL_REWARD = "reward"
 TRUNCATED = "length"
 OUTPUT_SHOWN_CHARS = 2000
 
@@ -28,28 +29,20 @@ def finished_group(message: rollout_service_pb2.FinishedGroup) -> FinishedGroup:
 def _rollout(message: rollout_pb2.Rollout) -> FinishedRollout:
     attempt = next((a for a in reversed(message.attempts) if a.final), None)
     succeeded = message.state == rollout_pb2.ROLLOUT_STATE_SUCCEEDED
+    rewards = {
+        (reward.dimension, reward.step, reward.span_id): reward.value
+        for reward in read_rewards(attempt.rewards if attempt and succeeded else ())
+    }
     failure = "" if succeeded else failure_pb2.FailureKind.Name(message.failure_kind).removeprefix("FAILURE_KIND_")
     return FinishedRollout(
         name=message.name,
         attempt=attempt.name if attempt else "",
         succeeded=succeeded,
-        reward=final_reward(attempt) if attempt and succeeded else None,
+        reward=final_reward(rewards),
+        rewards=rewards,
         failure=failure,
         output=attempt.output[:OUTPUT_SHOWN_CHARS].decode(errors="replace") if attempt else "",
     )
-
-
-def final_reward(attempt: attempt_pb2.Attempt) -> float | None:
-    """Picks the attempt's final reward: the dimension `reward`, or the only dimension there is; of several, the last.
-
-    Rewards of single agent steps and spans do not count.
-    """
-    finals = {
-        (r.dimension or FINAL_REWARD): r.value for r in attempt.rewards if not r.HasField("step") and not r.span_id
-    }
-    if FINAL_REWARD in finals:
-        return finals[FINAL_REWARD]
-    return next(iter(finals.values())) if len(finals) == 1 else None
 
 
 def rollout_trajectory(chunks: Iterable[SpanChunk]) -> RolloutTrajectory:
@@ -65,21 +58,30 @@ def rollout_trajectory(chunks: Iterable[SpanChunk]) -> RolloutTrajectory:
     elif not found.rows:
         unusable = "no model call of the policy was captured"
     return RolloutTrajectory(
-        sequences=tuple(_sequence(row) for row in found.rows),
-        truncated=any(row.finish_reason == TRUNCATED for row in found.rows),
+        sequences=tuple(_sequence(row, units) for row, units in zip(found.rows, call_units(found), strict=True)),
+        truncated=any(each.call.finish_reason == TRUNCATED for row in found.rows for each in row.calls),
         unusable=unusable,
         prompt_text=prompt,
         answer_text=answer,
+        credit_of=StepCredit(found),
+        conversations=tuple((row.messages, row.tools) for row in found.rows),
     )
 
 
-def _sequence(row: Row) -> TokenSequence:
+def _sequence(row: Row, units: Sequence[int]) -> TokenSequence:
     before = len(row.prompt_ids)
     return TokenSequence(
         token_ids=(*row.prompt_ids, *row.response_ids),
         loss_mask=(False,) * before + row.loss_mask,
         logprobs=(0.0,) * before + row.logprobs,
         policy_versions=(0,) * before + row.version_per_token(masked=0),
+        role=row.agent_name,
+        policy=row.policy,
+        model=row.calls[0].call.model,
+        calls=tuple(
+            TokenCall(start=before + each.start, end=before + each.end, unit=unit)
+            for each, unit in zip(row.calls, units, strict=True)
+        ),
     )
 
 

@@ -2,30 +2,30 @@
 
 import asyncio
 import os
-from pathlib import Path
 
 from aiohttp import web
 
-from fulmen_algorithm.clients.engine_process import EngineFailed, EngineOptions, EngineProcess
+from fulmen_algorithm.clients.engine import EngineFailed, EngineOptions
+from fulmen_algorithm.clients.engine_process import EngineProcess, engine_flags
+from fulmen_algorithm.domain.ports import PublishedPolicy
 from fulmen_algorithm.engine.__main__ import arguments, build
 from fulmen_algorithm.engine.generator import Generator
 
 STOP_GRACE_S = 5.0
 
 
-async def start_engine_inside(options: EngineOptions, *, model: Path, version: int, served_name: str) -> EngineProcess:
+async def start_engine_inside(options: EngineOptions, policy: PublishedPolicy) -> EngineProcess:
     """Starts an engine in this event loop and returns when it listens.
 
     Raises:
         EngineFailed: if the model cannot be loaded, or the port is in use.
     """
-    flags = ["--model", str(model), "--version", str(version), "--served-model-name", served_name]
-    flags += ["--device", options.device, "--max-batch-size", str(options.max_batch_size)]
+    flags = await engine_flags(options, policy)
     try:
         # It belongs to this event loop, which therefore waits for the model to be loaded.
         generator, server = build(arguments(flags), options.token or None)
     except (OSError, ValueError) as error:
-        raise EngineFailed(f"The engine cannot load {model}: {error}") from error
+        raise EngineFailed(f"The engine cannot load {policy.path}: {error}") from error
     runner = web.AppRunner(
         server.application(), access_log=None, shutdown_timeout=STOP_GRACE_S, handler_cancellation=True
     )

@@ -8,15 +8,22 @@ import asyncio
 import json
 import os
 import sys
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any, Protocol
 
 import aiohttp
+import structlog
 
 from fulmen_algorithm.clients.child import Child
+from fulmen_algorithm.clients.engine import ENGINE_KEY_NAME, EngineAddress, EngineFailed, EngineOptions, SwapGate
+from fulmen_algorithm.domain.failure import RunFailed
+from fulmen_algorithm.domain.ports import PublishedPolicy, SwapFigures
+from fulmen_algorithm.training.settings import WeightsKind
+
+_log = structlog.get_logger()
 
 TOKEN_VARIABLE = "FULMEN_ENGINE_TOKEN"  # noqa: S105  (a name, not a secret)
 HIDDEN_PREFIX = "FULMEN_"
@@ -24,33 +31,16 @@ START_DEADLINE_S = 120.0
 SWAP_DEADLINE_S = 300.0
 HEALTH_DEADLINE_S = 10.0
 STOP_GRACE_S = 10.0
+FULL_WANTED = (409, 422)
+"""Answers to a delta that all weights are the remedy of: it belongs to others, or cannot be read."""
 
 
-class EngineFailed(Exception):
-    """The engine did not start, ended, refused weights or did not answer."""
+class EngineRefused(EngineFailed):
+    """The engine answered, and would not."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineOptions:
-    """How engines are started.
-
-    Attributes:
-        host: Address that the engine binds to.
-        advertise_host: Host under which the proxy reaches it.
-        port: Port; 0 takes a free one at each start.
-        token: Bearer token that the engine asks for; empty for none, which needs a loopback host.
-        torch_threads: Threads of one torch operation.
-        device: `cpu` or `cuda`.
-        max_batch_size: Requests that are generated together.
-    """
-
-    host: str
-    advertise_host: str
-    port: int
-    token: str
-    torch_threads: int
-    device: str
-    max_batch_size: int
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class EngineRunner(Protocol):
@@ -76,16 +66,15 @@ class EngineProcess:
         self._options = options
 
     @classmethod
-    async def start(cls, options: EngineOptions, *, model: Path, version: int, served_name: str) -> "EngineProcess":
+    async def start(cls, options: EngineOptions, policy: PublishedPolicy) -> "EngineProcess":
         """Starts an engine and waits until it listens.
 
         Raises:
             EngineFailed: if it ends before that, or does not get there in time.
         """
+        command = [sys.executable, "-m", "fulmen_algorithm.engine", *await engine_flags(options, policy)]
         try:
-            child = Child.start(
-                _command(options, model, version, served_name), environment=_environment(options), output=PIPE
-            )
+            child = Child.start(command, environment=_environment(options), output=PIPE)
         except OSError as error:
             raise EngineFailed("The engine's program cannot be started.") from error
         try:
@@ -106,9 +95,12 @@ class EngineProcess:
         return self._child.pid
 
     @property
-    def base_url(self) -> str:
-        """Where the proxy finds its OpenAI API."""
-        return f"http://{self._options.advertise_host}:{self._port}/v1"
+    def address(self) -> EngineAddress:
+        """Where the proxy finds it."""
+        return EngineAddress(
+            base_url=f"http://{self._options.advertise_host}:{self._port}/v1",
+            key_name=ENGINE_KEY_NAME if self._options.token else "",
+        )
 
     async def ended(self) -> int:
         """Waits for the end of the process; returns its exit status."""
@@ -131,20 +123,44 @@ class EngineProcess:
             return False
         return True
 
-    async def swap(self, model: Path, version: int) -> None:
+    async def swap(self, policy: PublishedPolicy, gate: SwapGate) -> SwapFigures:
         """Replaces the weights in place; answers under way go on and say which version sampled which token.
 
         Raises:
             EngineFailed: if the engine refuses or does not answer.
         """
-        await self._ask("POST", "/admin/weights", {"path": str(model), "version": version}, SWAP_DEADLINE_S)
+        started = time.monotonic()
+        answer = await self._load(policy)
+        took_s = time.monotonic() - started
+        await gate.promote()
+        # It reads before it pauses; one that does not say how long it paused was asked for so long.
+        return SwapFigures(
+            pause_s=float(answer.get("pause_seconds", took_s)), size_bytes=int(answer.get("size_bytes", 0))
+        )
+
+    async def _load(self, policy: PublishedPolicy) -> Mapping[str, Any]:
+        """Has the engine load a version; all of its weights if it has not those that a delta changes."""
+        body: dict[str, object] = {"kind": policy.kind.value, "version": policy.version, "sha256": policy.sha256}
+        if policy.kind is WeightsKind.LORA:
+            body["adapters"] = {name: str(folder.resolve()) for name, folder in policy.adapters.items()}
+        else:
+            body["path"] = str(policy.path.resolve())
+        try:
+            return await self._ask("POST", "/admin/weights", body, SWAP_DEADLINE_S)
+        except EngineRefused as refusal:
+            if policy.kind is not WeightsKind.DELTA or refusal.status not in FULL_WANTED:
+                raise
+            _log.info("delta_refused", version=policy.version, status=refusal.status)
+        whole = await whole_folder(policy)
+        body |= {"kind": WeightsKind.FULL.value, "path": str(whole.resolve())}
+        return await self._ask("POST", "/admin/weights", body, SWAP_DEADLINE_S)
 
     async def stop(self) -> None:
         """Ends the process: asks, waits, kills."""
         await self._child.end(grace_s=STOP_GRACE_S)
 
     async def _ask(self, method: str, path: str, body: object, deadline_s: float) -> Mapping[str, Any]:
-        url = f"http://{_connectable(self._options.host)}:{self._port}{path}"
+        url = f"http://{connectable(self._options.host)}:{self._port}{path}"
         headers = {"Authorization": f"Bearer {self._options.token}"} if self._options.token else {}
         timeout = aiohttp.ClientTimeout(total=deadline_s)
         try:
@@ -153,26 +169,44 @@ class EngineProcess:
                 session.request(method, url, json=body) as response,
             ):
                 if not response.ok:
-                    raise EngineFailed(f"The engine answered {response.status} to {method} {path}.")
+                    raise EngineRefused(f"The engine answered {response.status} to {method} {path}.", response.status)
                 answer: Mapping[str, Any] = await response.json()
                 return answer
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise EngineFailed(f"The engine did not answer {method} {path}.") from error
 
 
-def _command(options: EngineOptions, model: Path, version: int, served_name: str) -> list[str]:
+async def engine_flags(options: EngineOptions, policy: PublishedPolicy) -> list[str]:
+    """Returns the command line of an engine that begins with a version.
+
+    Raises:
+        EngineFailed: if its weights are gone.
+    """
+    model = policy.base_model if policy.kind is WeightsKind.LORA else None
     flags: dict[str, object] = {
-        "--model": model,
-        "--version": version,
-        "--served-model-name": served_name,
+        "--model": (model or await whole_folder(policy)).resolve(),
+        "--version": policy.version,
+        "--served-model-name": policy.policy,
         "--host": options.host,
         "--port": options.port,
         "--threads": options.torch_threads,
         "--device": options.device,
         "--max-batch-size": options.max_batch_size,
     }
-    module = [sys.executable, "-m", "fulmen_algorithm.engine"]
-    return [*module, *(str(part) for flag in flags.items() for part in flag)]
+    adapters = [f"--adapter={name}={folder.resolve()}" for name, folder in policy.adapters.items()]
+    return [*(str(part) for flag in flags.items() for part in flag), *adapters]
+
+
+async def whole_folder(policy: PublishedPolicy) -> Path:
+    """Returns a complete folder of a version.
+
+    Raises:
+        EngineFailed: if there is none and none can be made.
+    """
+    try:
+        return await policy.model_folder()
+    except RunFailed as error:
+        raise EngineFailed(error.message) from error
 
 
 def _environment(options: EngineOptions) -> dict[str, str]:
@@ -181,5 +215,6 @@ def _environment(options: EngineOptions) -> dict[str, str]:
     return inherited | ({TOKEN_VARIABLE: options.token} if options.token else {})
 
 
-def _connectable(host: str) -> str:
+def connectable(host: str) -> str:
+    """Returns the address to connect to of a server that binds to `host`."""
     return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)  # noqa: S104  (an address to connect to)

@@ -1,8 +1,8 @@
 """The store as one run sees it: queue, feed, spans and resources."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -18,7 +18,7 @@ from fulmen.store.v1.span_pb2 import SpanChunk
 from fulmen.store.v1.span_service_pb2_grpc import SpanServiceStub
 from fulmen_algorithm.clients.decode import finished_group, rollout_trajectory
 from fulmen_algorithm.clients.patience import AWAY, Outage, Patience
-from fulmen_algorithm.domain.groups import FinishedGroup, GroupSpec, Mode, train_index
+from fulmen_algorithm.domain.groups import FinishedGroup, GroupSpec, Mode, of_branch, train_index
 from fulmen_algorithm.domain.ports import Content
 from fulmen_algorithm.domain.trajectory import RolloutTrajectory
 
@@ -33,6 +33,7 @@ ATTEMPTS_PER_REQUEST = 512
 _MODES = {
     Mode.TRAIN: rollout_pb2.ROLLOUT_MODE_TRAIN,
     Mode.VALIDATION: rollout_pb2.ROLLOUT_MODE_VALIDATION,
+    Mode.TEST: rollout_pb2.ROLLOUT_MODE_TEST,
 }
 
 
@@ -46,6 +47,7 @@ class RolloutRequest:
         agent: Pinned version of the agent; empty for the runner's own.
         attempt_timeout_s: Limit of one attempt, in seconds.
         max_attempts: Attempts of one rollout.
+        resource_versions: Pinned versions of further resources, by the name under which the agent asks for them.
     """
 
     project: str
@@ -53,6 +55,7 @@ class RolloutRequest:
     agent: str
     attempt_timeout_s: float
     max_attempts: int
+    resource_versions: Mapping[str, str] = field(default_factory=dict)
 
 
 Item = TypeVar("Item")
@@ -71,13 +74,13 @@ class StoreQueue:
         """Adds groups to the queue, each at most once however often it is asked for.
 
         A training group is a request of its own, so that its request id does not depend on what is sent with it;
-        validation groups of one version are always the same and go together.
+        other groups are always the same in one call and go together.
         """
         singles = [g for g in groups if g.mode is Mode.TRAIN]
         together = [g for g in groups if g.mode is not Mode.TRAIN]
         for group in singles:
             await self._create([group], f"{self._request.training_run}/{group.group_id}")
-        for chunk in _chunked(together, ROLLOUTS_PER_REQUEST):
+        for chunk in _requests(together):
             await self._create(chunk, f"{self._request.training_run}/{chunk[0].group_id}")
 
     async def _create(self, groups: Sequence[GroupSpec], request_id: str) -> None:
@@ -97,6 +100,7 @@ class StoreQueue:
             mode=_MODES[group.mode],
             input=group.task,
             agent=self._request.agent,
+            resource_versions={**self._request.resource_versions, **group.resource_versions},
             priority=group.priority,
             policy=rollout_pb2.RolloutPolicy(max_attempts=self._request.max_attempts, attempt_timeout=timeout),
         )
@@ -128,6 +132,23 @@ class StoreQueue:
                 stream.cancel()
             await outage.wait()
 
+    async def finished_of(self, training_run: str) -> list[FinishedGroup]:
+        """Reads the finished groups of another run; see `ports.RolloutQueue`."""
+        return await self._patience.call(partial(self._feed_of, training_run))
+
+    async def _feed_of(self, training_run: str) -> list[FinishedGroup]:
+        stream = self._rollouts.WatchRollouts(
+            rollout_service_pb2.WatchRolloutsRequest(project=self._request.project, training_run=training_run)
+        )
+        found: list[FinishedGroup] = []
+        try:
+            # The first message without groups says that the feed is read to its end.
+            while (message := await _read(stream)) is not None and message.groups:
+                found += [finished_group(group) for group in message.groups]
+        finally:
+            stream.cancel()
+        return found
+
     async def trajectories(self, attempts: Sequence[str]) -> dict[str, RolloutTrajectory]:
         """Reads what the policy did in attempts, by attempt name; an attempt without a captured call is unusable."""
         found: dict[str, RolloutTrajectory] = {}
@@ -146,8 +167,8 @@ class StoreQueue:
         stream = self._spans.StreamSpans(request, timeout=SPANS_DEADLINE_S)
         return [chunk async for message in stream for chunk in message.chunks]
 
-    async def known_train_groups(self, *, below: int) -> set[int]:
-        """Lists indices of submitted training groups from the newest back to the first one under `below`."""
+    async def known_train_groups(self, *, below: int, branch: int) -> set[int]:
+        """Lists indices of a branch's training groups from the newest back to the first one under `below`."""
         known: set[int] = set()
         token = ""
         while True:
@@ -158,11 +179,12 @@ class StoreQueue:
                 page_token=token,
             )
             page = await self._patience.call(partial(self._rollouts.ListRollouts, message, timeout=CALL_DEADLINE_S))
-            indices = {i for r in page.rollouts if (i := train_index(r.group_id)) is not None}
+            plain_ids = [of_branch(r.group_id, branch) for r in page.rollouts]
+            indices = {i for plain_id in plain_ids if plain_id and (i := train_index(plain_id)) is not None}
             known |= {i for i in indices if i >= below}
             token = page.next_page_token
-            # Groups are submitted in order of their index, so everything further back is older still.
-            if not token or any(i < below for i in indices):
+            # Groups are submitted in order of their index, and branch after branch: all further back is older still.
+            if not token or None in plain_ids or any(i < below for i in indices):
                 return known
 
     async def cancel_all(self) -> None:
@@ -178,8 +200,15 @@ class StoreResources:
 
     def __init__(self, channel: FulmenChannel, project: str, patience: Patience) -> None:
         self._resources = ResourceServiceStub(channel)
+        self._rollouts = RolloutServiceStub(channel)
         self._project = project
         self._patience = patience
+
+    async def has_rollouts(self, training_run: str) -> bool:
+        """Tells whether a run has rollouts; see `ports.ResourceShelf`."""
+        message = rollout_service_pb2.ListRolloutsRequest(project=self._project, training_run=training_run, page_size=1)
+        answer = await self._patience.call(lambda: self._rollouts.ListRollouts(message, timeout=CALL_DEADLINE_S))
+        return bool(answer.rollouts)
 
     async def get(self, name: str) -> Content:
         """Reads a version with its content; see `ports.ResourceShelf`."""
@@ -202,6 +231,26 @@ class StoreResources:
         message = resource_service_pb2.PublishResourcesRequest(resources=[version], request_id=request_id)
         answer = await self._patience.call(lambda: self._resources.PublishResources(message, timeout=CALL_DEADLINE_S))
         return _content(answer.resources[0])
+
+    async def point(self, resource: str, alias: str, version: int) -> None:
+        """Points an alias to a version; see `ports.ResourceShelf`."""
+        message = resource_service_pb2.SetAliasRequest(
+            name=f"{resource}/aliases/{alias}", version=version, project=self._project
+        )
+        await self._patience.call(lambda: self._resources.SetAlias(message, timeout=CALL_DEADLINE_S))
+
+
+def _requests(groups: Sequence[GroupSpec]) -> list[list[GroupSpec]]:
+    """Distributes whole groups over requests of no more rollouts than the contract allows, in order."""
+    requests: list[list[GroupSpec]] = []
+    room = 0
+    for group in groups:
+        if group.size > room:
+            requests.append([])
+            room = ROLLOUTS_PER_REQUEST
+        requests[-1].append(group)
+        room -= group.size
+    return requests
 
 
 def _chunked(items: Sequence[Item], size: int) -> list[Sequence[Item]]:

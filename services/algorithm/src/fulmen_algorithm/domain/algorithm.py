@@ -4,11 +4,17 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Annotated, Any, Generic, Protocol, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field, model_validator
 
+from fulmen_algorithm.domain.collapse import CollapseSettings, NoCollapse
 from fulmen_algorithm.domain.context import RunContext
+from fulmen_algorithm.domain.engine_settings import EmbeddedEngine, EngineSettings
+from fulmen_algorithm.training.advantage_settings import CriticPlan
+from fulmen_algorithm.training.compute import ComputeSettings, OneProcess, ParallelSettings, Precision
+from fulmen_algorithm.training.settings import FullWeights, LoraSettings, WeightsSettings
+from fulmen_algorithm.training.strict import NONE_BY_NAME, Strict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,37 +30,24 @@ class RolloutLimits:
     attempts: int = 8
 
 
-class AlgorithmSettings(BaseModel):
-    """Settings of an algorithm: unknown keys are errors, numbers are not read from text.
+PROMPT = "prompt"
+"""The input that is handed to the rollouts of every run that names it."""
+
+
+class RunSettings(Strict):
+    """Settings of a run, whatever it does.
 
     Attributes:
-        steps: Training steps of the run.
+        steps: Steps of the run.
         seed: Seed of everything random in the run: tasks' order, shuffling, the model's build.
-        learning_rate: Peak learning rate of AdamW.
-        weight_decay: Decoupled weight decay.
-        schedule: `constant`, `linear` or `cosine`, after the warm-up.
-        warmup_steps: Optimiser steps of linear warm-up.
-        max_grad_norm: Gradients are scaled down to this global norm.
-        token_budget: Positions of a micro-batch; bounds memory, not the result.
         checkpoint_every: Steps between checkpoints; the last step always has one.
+        engine: What serves the policy, such as `{kind = "embedded"}`.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     steps: int = Field(default=100, ge=1, le=1_000_000)
     seed: int = Field(default=0, ge=0, lt=2**31)
-    learning_rate: float = Field(default=1e-4, gt=0, le=1)
-    weight_decay: float = Field(default=0.0, ge=0, le=1)
-    schedule: str = Field(default="constant", pattern="^(constant|linear|cosine)$")
-    warmup_steps: int = Field(default=0, ge=0)
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    token_budget: int = Field(default=8192, ge=16, le=1_048_576)
     checkpoint_every: int = Field(default=10, ge=1)
-
-    @property
-    def optimizer_steps(self) -> int:
-        """Optimiser steps of the whole run, which is how long a schedule is."""
-        return self.steps
+    engine: EngineSettings = EmbeddedEngine()
 
     @property
     def rollout_limits(self) -> RolloutLimits:
@@ -62,7 +55,99 @@ class AlgorithmSettings(BaseModel):
         return RolloutLimits()
 
 
-Settings = TypeVar("Settings", bound=AlgorithmSettings)
+def short_warm_up(most: int) -> Callable[[dict[str, Any]], int]:
+    """Makes the default of `warmup_steps`: so many optimiser steps, but no more than `steps`."""
+    return lambda known: min(most, known.get("steps", most))
+
+
+class AlgorithmSettings(RunSettings):
+    """Settings of an algorithm that trains weights.
+
+    Attributes:
+        learning_rate: Peak learning rate of AdamW.
+        weight_decay: Decoupled weight decay.
+        schedule: `constant`, `linear` or `cosine`, after the warm-up; the latter two end at 0 with the run.
+        warmup_steps: Optimiser steps of linear warm-up, no more than the run has.
+        max_grad_norm: Gradients are scaled down to this global norm.
+        explosion_factor: An optimiser step whose gradient norm is more than so many times the median of the last 64 is
+            skipped and counted; `"none"` for never.
+        collapse: What becomes of a run whose reward collapses: `{kind = "none"}`, or
+            `{kind = "roll_back", window = 20, drop = 0.3, most = 2}` to go on from its best checkpoint.
+        token_budget: Positions of a micro-batch; bounds memory, not the result.
+        parallel: Who trains: `{kind = "none"}`, the service's own process; `{kind = "ddp", ranks = 2}`, each rank with all
+            weights; `{kind = "fsdp2", ranks = 2}`, each with a part of them.
+        precision: `fp32` or `bf16`, of the forward and backward passes; `auto` is bf16 on GPUs and fp32 on CPUs.
+        gradient_checkpointing: Computes each layer's inside again in the backward pass instead of keeping it.
+        weights: How versions are published: `{kind = "full"}` or `{kind = "delta"}`, each with its numbers.
+        lora: Trains low-rank adapters instead of all weights; left out: all weights.
+    """
+
+    learning_rate: float = Field(default=1e-4, gt=0, le=1)
+    weight_decay: float = Field(default=0.0, ge=0, le=1)
+    schedule: str = Field(default="constant", pattern="^(constant|linear|cosine)$")
+    warmup_steps: int = Field(default=0, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    explosion_factor: Annotated[float | None, NONE_BY_NAME] = Field(default=50.0, gt=1)
+    collapse: CollapseSettings = NoCollapse()
+    token_budget: int = Field(default=8192, ge=16, le=1_048_576)
+    parallel: ParallelSettings = OneProcess()
+    precision: Precision = Precision.AUTO
+    gradient_checkpointing: bool = False
+    weights: WeightsSettings = FullWeights()
+    lora: LoraSettings | None = None
+
+    @model_validator(mode="after")
+    def _adapters_are_published_whole(self) -> Self:
+        if self.lora is not None and self.weights.kind != "full":
+            raise ValueError("weights: must be full with lora: adapters are small, there is no delta of them")
+        return self
+
+    @property
+    def uses_reference(self) -> bool:
+        """Whether the first weights are kept as a frozen reference policy."""
+        return False
+
+    @model_validator(mode="after")
+    def _adapters_fit_the_ranks(self) -> Self:
+        if self.parallel.kind == "fsdp2" and self.lora is not None and len(self.lora.adapters) > 1:
+            # Ranks would sum gradients of different adapters with each other.
+            raise ValueError("lora.roles: several adapters need parallel.kind none or ddp, fsdp2 takes one")
+        return self
+
+    @property
+    def compute(self) -> ComputeSettings:
+        """Who trains, and in which precision."""
+        return ComputeSettings(
+            parallel=self.parallel,
+            precision=self.precision,
+            gradient_checkpointing=self.gradient_checkpointing,
+        )
+
+    @property
+    def critic_plan(self) -> CriticPlan | None:
+        """How a critic makes the advantages; None if there is none."""
+        return None
+
+    @property
+    def optimizer_steps_per_step(self) -> int:
+        """Optimiser steps of one step of the run, at most."""
+        return 1
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimiser steps of the whole run, which is how long a schedule is."""
+        return self.steps * self.optimizer_steps_per_step
+
+    @model_validator(mode="after")
+    def _warm_up_ends_in_the_run(self) -> Self:
+        if self.steps and self.warmup_steps > self.optimizer_steps:
+            raise ValueError(
+                f"warmup_steps: {self.warmup_steps} is more than the {self.optimizer_steps} optimiser steps of the run"
+            )
+        return self
+
+
+Settings = TypeVar("Settings", bound=RunSettings)
 
 
 class Algorithm(Protocol):
@@ -82,16 +167,34 @@ class AlgorithmEntry(Generic[Settings]):
     """An algorithm as the registry knows it.
 
     Attributes:
+        name: What a run names it by; 1 to 63 of [a-z0-9_], beginning with a letter.
         settings: Its settings class.
         make: Builds it from its settings.
         needs: Inputs that a run must name.
         takes: Further inputs that a run may name.
+        any_of: Further inputs of which a run must name at least one.
+        trains: Whether it trains weights, and so has settings of `AlgorithmSettings`. If not, a run loads no model and
+            need not name a policy; one that it names is served as it is.
     """
 
+    name: str
     settings: type[Settings]
     make: Callable[[Settings], Algorithm]
-    needs: tuple[str, ...]
+    needs: tuple[str, ...] = ()
     takes: tuple[str, ...] = ()
+    any_of: tuple[str, ...] = ()
+    trains: bool = True
+
+    @property
+    def inputs(self) -> frozenset[str]:
+        """Every input that a run may name; one that runs an agent may give it a prompt."""
+        return frozenset({*self.needs, *self.any_of, *self.optional_inputs, "bundle"})
+
+    @property
+    def optional_inputs(self) -> tuple[str, ...]:
+        """What it takes, and a prompt for the agent if it runs one."""
+        runs_agent = "agent" in (*self.needs, *self.takes)
+        return (*self.takes, PROMPT) if runs_agent and PROMPT not in (*self.needs, *self.takes) else self.takes
 
 
 @lru_cache(maxsize=4)

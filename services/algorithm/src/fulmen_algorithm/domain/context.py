@@ -3,13 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fulmen_algorithm.domain.chat import ChatModels
+from fulmen_algorithm.domain.control import RunControl
 from fulmen_algorithm.domain.inputs import Demonstration
 from fulmen_algorithm.domain.policy import Policy
-from fulmen_algorithm.domain.ports import Notify
+from fulmen_algorithm.domain.ports import Content, Notify, ResourceShelf
 from fulmen_algorithm.domain.progress import Progress
 from fulmen_algorithm.domain.recorder import Recorder
 from fulmen_algorithm.domain.rollouts import Rollouts
+from fulmen_algorithm.domain.run import TrainingRun
 from fulmen_algorithm.domain.scored_groups import ScoredGroups
+from fulmen_algorithm.domain.served_version import ServedVersion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,14 +23,20 @@ class RunInputs:
     Attributes:
         train_tasks: One JSON document each.
         validation_tasks: One JSON document each.
+        test_tasks: One JSON document each.
         demonstrations: Conversations to learn from.
+        validation_demonstrations: Conversations that are not learned from.
         scored: Stored groups with their scores; None if the run names no scores.
+        prompt: The prompt that the run's rollouts get; None if it names none.
     """
 
     train_tasks: Sequence[bytes] = ()
     validation_tasks: Sequence[bytes] = ()
+    test_tasks: Sequence[bytes] = ()
     demonstrations: Sequence[Demonstration] = ()
+    validation_demonstrations: Sequence[Demonstration] = ()
     scored: ScoredGroups | None = None
+    prompt: Content | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,18 +44,39 @@ class RunContext:
     """The parts of one running run.
 
     Attributes:
+        run: What was asked for.
         inputs: Data sets.
         rollouts: Submits groups; delivers them whole and once.
-        policy: Trains, publishes, serves.
+        trained: The policy; None for an algorithm that trains no weights.
+        served: The version that such an algorithm's run names; None if it names none.
+        chat: Asks models for the algorithm itself: critics, editors, judges.
+        resources: Versioned resources of the run's project: prompts, data sets, policies.
         recorder: Progress, checkpoints, figures, time.
+        control: Tells that the run is to stop; every wait on something else goes through `control.unless_stopped`.
         notify: Tells a person something.
     """
 
+    run: TrainingRun
     inputs: RunInputs
     rollouts: Rollouts
-    policy: Policy
+    trained: Policy | None
+    served: ServedVersion | None
+    chat: ChatModels
+    resources: ResourceShelf
     recorder: Recorder
+    control: RunControl
     notify: Notify
+
+    @property
+    def policy(self) -> Policy:
+        """Trains, publishes, serves.
+
+        Raises:
+            LookupError: if the algorithm's entry says that it trains no weights.
+        """
+        if self.trained is None:
+            raise LookupError(f"{self.run.algorithm!r} is registered as one that trains no weights.")
+        return self.trained
 
     @property
     def progress(self) -> Progress:

@@ -37,8 +37,9 @@ class RunControl:
         self._requested.set()
 
     def withdraw(self) -> None:
-        """Takes a request back that the run has not heard yet."""
-        self._requested.clear()
+        """Takes a pause back that the run has not heard yet; a drain stays."""
+        if self._reason is StopReason.PAUSE:
+            self._requested.clear()
 
     @property
     def requested(self) -> bool:

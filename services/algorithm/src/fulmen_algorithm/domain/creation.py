@@ -4,27 +4,38 @@ import asyncio
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from pydantic import ValidationError
 
+from fulmen.config_reader import hint
 from fulmen.errors import ResourceNotFound, SettingsInvalid, Violation
 from fulmen.ids import uuid7
-from fulmen_algorithm.domain.algorithm import AlgorithmEntry, AlgorithmSettings, Registry
+from fulmen_algorithm.domain.algorithm import AlgorithmEntry, Registry, RunSettings, Settings
 from fulmen_algorithm.domain.context import RunInputs
-from fulmen_algorithm.domain.inputs import Demonstration, read_demonstrations, read_tasks
-from fulmen_algorithm.domain.ports import ResourceShelf
-from fulmen_algorithm.domain.run import PolicyOrigin, PolicySpec, TrainingRun
+from fulmen_algorithm.domain.engine_settings import EngineSettings
+from fulmen_algorithm.domain.inputs import Demonstration, prompt_problems, read_demonstrations, read_tasks
+from fulmen_algorithm.domain.ports import Content, ResourceShelf
+from fulmen_algorithm.domain.run import NO_POLICY, PolicyOrigin, PolicySpec, TrainingRun
 from fulmen_algorithm.domain.scored_groups import ScoredGroups, read_scored_groups
+from fulmen_algorithm.domain.settings_problems import settings_problems
 
 _RUN_NAME = re.compile(r"trainingRuns/[a-z0-9-]{1,63}")
 _POLICY_NAME = re.compile(r"[a-z0-9._-]{1,63}")
 _PINNED = re.compile(r"resources/[a-z0-9._-]{1,128}/versions/[1-9][0-9]*")
 _BUILD = re.compile(r"[^:]+\.py:[A-Za-z_]\w*")
 MAX_DISPLAY_NAME = 128
+ROLLOUTS = "rollouts"
+"""The input that is no resource: the name of a run whose stored rollouts are read."""
+
+
+Unavailable = Callable[[EngineSettings], str]
+"""Says why an engine is not to be had; empty if it is."""
+KnowsRun = Callable[[str, str], bool]
+"""Tells whether a run of a project, by name and project, is one of the service's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +59,7 @@ def digest(draft: RunDraft) -> str:
     return hashlib.sha256(json.dumps([*parts, policy]).encode()).hexdigest()
 
 
-def parse_settings(entry: AlgorithmEntry[Any], settings_json: str) -> AlgorithmSettings:
+def parse_settings(entry: AlgorithmEntry[Settings], settings_json: str) -> Settings:
     """Reads settings strictly.
 
     Raises:
@@ -57,11 +68,37 @@ def parse_settings(entry: AlgorithmEntry[Any], settings_json: str) -> AlgorithmS
     try:
         return entry.settings.model_validate_json(settings_json or "{}")
     except ValidationError as error:
-        raise SettingsInvalid("The settings of the run are not valid.", violations=_violations(error)) from None
+        raise SettingsInvalid(
+            "The settings of the run are not valid.", violations=settings_problems(error, entry.settings)
+        ) from None
 
 
-async def checked_run(draft: RunDraft, *, registry: Registry, shelf: ResourceShelf, now: datetime) -> TrainingRun:
+def _nothing(engine: EngineSettings) -> str:
+    return ""
+
+
+def _nobody(name: str, project: str) -> bool:
+    return False
+
+
+async def checked_run(
+    draft: RunDraft,
+    *,
+    registry: Registry,
+    shelf: ResourceShelf,
+    now: datetime,
+    unavailable: Unavailable = _nothing,
+    knows_run: KnowsRun = _nobody,
+) -> TrainingRun:
     """Checks a draft and everything that it names.
+
+    Args:
+        draft: The run.
+        registry: The algorithms.
+        shelf: What the store keeps of the draft's project.
+        now: When the run is created.
+        unavailable: Says why this service cannot start an engine.
+        knows_run: Tells which runs there are, those that have no rollouts yet too.
 
     Raises:
         SettingsInvalid: with every problem, bad lines of data sets included.
@@ -69,17 +106,22 @@ async def checked_run(draft: RunDraft, *, registry: Registry, shelf: ResourceShe
     """
     violations = [*_problems(draft)]
     entry = registry.get(draft.algorithm)
-    settings: AlgorithmSettings | None = None
+    settings: RunSettings | None = None
     if entry is None:
-        known = ", ".join(sorted(registry))
-        violations.append(Violation(field="algorithm", description=f"{draft.algorithm!r} is not one of: {known}"))
+        known = sorted(registry)
+        text = f"{draft.algorithm!r} is not one of: {', '.join(known)}{hint(draft.algorithm, known, list_all=False)}"
+        violations.append(Violation(field="algorithm", description=text))
     else:
         try:
             settings = parse_settings(entry, draft.settings_json)
+            if problem := unavailable(settings.engine):
+                violations.append(Violation(field="settings.engine", description=problem))
         except SettingsInvalid as error:
             violations += error.violations
+        violations += _policy_problems(draft, entry)
         violations += _input_problems(draft, entry)
         violations += await _content_problems(draft, shelf)
+        violations += await _source_problems(draft, shelf, knows_run)
     if violations or settings is None:
         raise SettingsInvalid("The training run is not valid.", violations=violations)
     return TrainingRun(
@@ -107,24 +149,35 @@ async def read_inputs(inputs: Mapping[str, str], shelf: ResourceShelf) -> tuple[
         ResourceNotFound: if one is unknown.
     """
     violations: list[Violation] = []
-    tasks: dict[str, list[bytes]] = {"train_tasks": [], "validation_tasks": []}
+    tasks: dict[str, list[bytes]] = {"train_tasks": [], "validation_tasks": [], "test_tasks": []}
     for use in tasks:
         if use in inputs:
             tasks[use], bad = read_tasks((await shelf.get(inputs[use])).data, field=f"inputs.{use}")
             violations += bad
-    demonstrations: list[Demonstration] = []
-    if "demonstrations" in inputs:
-        content = (await shelf.get(inputs["demonstrations"])).data
-        demonstrations, bad = read_demonstrations(content, field="inputs.demonstrations")
-        violations += bad
+    demonstrations: dict[str, list[Demonstration]] = {"demonstrations": [], "validation_demonstrations": []}
+    for use in demonstrations:
+        if use in inputs:
+            content = (await shelf.get(inputs[use])).data
+            demonstrations[use], bad = read_demonstrations(content, field=f"inputs.{use}")
+            violations += bad
     scored: ScoredGroups | None = None
     if "scores" in inputs:
         content = (await shelf.get(inputs["scores"])).data
         # Up to half a gigabyte unpacked: in a thread, so that rpcs go on.
         scored, bad = await asyncio.to_thread(read_scored_groups, content, field="inputs.scores")
         violations += bad
+    prompt: Content | None = None
+    if "prompt" in inputs:
+        prompt = await shelf.get(inputs["prompt"])
+        violations += prompt_problems(prompt.data, field="inputs.prompt")
     read = RunInputs(
-        **{use: tuple(lines) for use, lines in tasks.items()}, demonstrations=tuple(demonstrations), scored=scored
+        train_tasks=tuple(tasks["train_tasks"]),
+        validation_tasks=tuple(tasks["validation_tasks"]),
+        test_tasks=tuple(tasks["test_tasks"]),
+        demonstrations=tuple(demonstrations["demonstrations"]),
+        validation_demonstrations=tuple(demonstrations["validation_demonstrations"]),
+        scored=scored,
+        prompt=prompt,
     )
     return read, violations
 
@@ -135,8 +188,19 @@ def _problems(draft: RunDraft) -> list[Violation]:
         found.append(Violation(field="name", description="must be trainingRuns/ and 1 to 63 of [a-z0-9-]"))
     if len(draft.display_name) > MAX_DISPLAY_NAME:
         found.append(Violation(field="display_name", description=f"is longer than {MAX_DISPLAY_NAME} characters"))
+    return found
+
+
+def _policy_problems(draft: RunDraft, entry: AlgorithmEntry[Any]) -> list[Violation]:
+    if not entry.trains and draft.policy == NO_POLICY:
+        return []
+    found = []
     if not _POLICY_NAME.fullmatch(draft.policy.name):
         found.append(Violation(field="policy.name", description="must be 1 to 63 of [a-z0-9._-]"))
+    if not entry.trains and draft.policy.origin in (PolicyOrigin.PATH, PolicyOrigin.BUILD):
+        text = f"{draft.algorithm} trains no weights: it serves a published version, or names no policy"
+        found.append(Violation(field=f"policy.{draft.policy.origin.value}", description=text))
+        return found
     match draft.policy.origin:
         case PolicyOrigin.VERSION:
             prefix = f"resources/policy.{draft.policy.name}/versions/"
@@ -156,21 +220,35 @@ def _problems(draft: RunDraft) -> list[Violation]:
 
 
 def _input_problems(draft: RunDraft, entry: AlgorithmEntry[Any]) -> list[Violation]:
-    known = {*entry.needs, *entry.takes, "bundle"}
     found = [
         Violation(field=f"inputs.{use}", description=f"is needed by {draft.algorithm}")
         for use in entry.needs
         if use not in draft.inputs
     ]
+    if entry.any_of and not {*entry.any_of} & {*draft.inputs}:
+        text = f"{draft.algorithm} needs one of: {', '.join(entry.any_of)}"
+        found.append(Violation(field=f"inputs.{entry.any_of[0]}", description=text))
     if "validation_tasks" in draft.inputs and not {"agent"} & {*draft.inputs, *entry.needs}:
         found.append(Violation(field="inputs.agent", description="is needed to validate"))
     for use, name in sorted(draft.inputs.items()):
-        if use not in known:
+        if use not in entry.inputs:
             found.append(Violation(field=f"inputs.{use}", description=f"is not used by {draft.algorithm}"))
+        elif use == ROLLOUTS:
+            if not _RUN_NAME.fullmatch(name):
+                found.append(Violation(field=f"inputs.{use}", description="must be trainingRuns/<id>"))
         elif not _PINNED.fullmatch(name):
             text = "must be pinned: resources/<id>/versions/<number>"
             found.append(Violation(field=f"inputs.{use}", description=text))
     return found
+
+
+async def _source_problems(draft: RunDraft, shelf: ResourceShelf, knows_run: KnowsRun) -> list[Violation]:
+    """Looks for the run whose rollouts are read; a malformed name was reported already."""
+    name = draft.inputs.get(ROLLOUTS, "")
+    if not _RUN_NAME.fullmatch(name) or knows_run(name, draft.project) or await shelf.has_rollouts(name):
+        return []
+    text = f"there is no training run {name} in {draft.project}, and no rollout of one"
+    return [Violation(field=f"inputs.{ROLLOUTS}", description=text)]
 
 
 async def _content_problems(draft: RunDraft, shelf: ResourceShelf) -> list[Violation]:
@@ -188,12 +266,3 @@ async def _content_problems(draft: RunDraft, shelf: ResourceShelf) -> list[Viola
             text = "has no published version: say where the first weights come from"
             violations.append(Violation(field="policy", description=text))
     return violations
-
-
-def _violations(error: ValidationError) -> list[Violation]:
-    found = []
-    for item in error.errors(include_url=False, include_context=False, include_input=False):
-        field = ".".join(["settings", *(str(part) for part in item["loc"])])
-        text = "no such setting" if item["type"] == "extra_forbidden" else item["msg"]
-        found.append(Violation(field=field, description=text))
-    return found

@@ -1,32 +1,38 @@
 """Puts the parts of one run together, and carries it out."""
 
 import asyncio
-import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from fulmen.errors import ResourceNotFound
-from fulmen_algorithm.domain.algorithm import Algorithm, AlgorithmSettings, Registry
-from fulmen_algorithm.domain.context import RunContext
+from fulmen.errors import FulmenError, ResourceNotFound
+from fulmen_algorithm.domain.algorithm import Algorithm, AlgorithmSettings, Registry, RunSettings
+from fulmen_algorithm.domain.chat import ChatModels
+from fulmen_algorithm.domain.collapse import NoCollapse
+from fulmen_algorithm.domain.context import RunContext, RunInputs
 from fulmen_algorithm.domain.control import Interrupted, RunControl
 from fulmen_algorithm.domain.creation import parse_settings, read_inputs
 from fulmen_algorithm.domain.events import EventLog
-from fulmen_algorithm.domain.failure import RunFailed
+from fulmen_algorithm.domain.failure import RunFailed, TrainerLost
 from fulmen_algorithm.domain.policy import Policy
 from fulmen_algorithm.domain.ports import Notify, ResourceShelf, RolloutQueue, RunStorage, Serving
-from fulmen_algorithm.domain.recorder import Recorder
+from fulmen_algorithm.domain.provenance import provenance
+from fulmen_algorithm.domain.recorder import Recorder, RunUpdate
 from fulmen_algorithm.domain.rollouts import Rollouts
 from fulmen_algorithm.domain.run import PolicyOrigin, TrainingRun
 from fulmen_algorithm.domain.runs import Runs
-from fulmen_algorithm.domain.torch_thread import TorchThread
+from fulmen_algorithm.domain.served_version import served_version
+from fulmen_algorithm.domain.starting_point import StartingPoint, starting_point
+from fulmen_algorithm.domain.stored_weights import stored_policy
+from fulmen_algorithm.domain.trainer import OpenTrainer, Trainer, TrainerSetup
 from fulmen_algorithm.training.checkpoints import CheckpointStore
-from fulmen_algorithm.training.policy import OptimizerSettings, PolicyModel, Schedule, seed_everything
-from fulmen_algorithm.training.step import TrainingState, make_state
+from fulmen_algorithm.training.settings import OptimizerSettings, Schedule
 
 CLEAN_UP_DEADLINE_S = 30.0
+MOST_TRAINERS_LOST = 3
+"""A run fails when so many trainers in a row were lost before they had trained a step more than the one before."""
 
 
 class RunFolder(RunStorage, Protocol):
@@ -44,6 +50,9 @@ class RunFolder(RunStorage, Protocol):
     def bundle(self) -> Path:
         """Folder of the unpacked bundle."""
 
+    def keep_reference(self, first_weights: Path) -> Path:
+        """Copies the first weights, once; returns the folder of the copy."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connections:
@@ -52,14 +61,33 @@ class Connections:
     Attributes:
         queue: Makes the queue and feed of a run.
         shelf: Makes the resources of a project.
-        serving: The engine and its route.
+        serving: Makes what serves the policy of a run: its engine and its route.
+        chat: Asks models for algorithms.
+        open_trainer: Loads a model to be trained.
         build_model: Runs `file.py:function` of a bundle: bundle content, target, bundle folder, output folder, seed.
     """
 
-    queue: Callable[[TrainingRun, AlgorithmSettings, Notify], RolloutQueue]
+    queue: Callable[[TrainingRun, RunSettings, Notify], RolloutQueue]
     shelf: Callable[[str, Notify], ResourceShelf]
-    serving: Serving
+    serving: Callable[[TrainingRun, RunSettings, Notify], Serving]
+    chat: Callable[[Notify], ChatModels]
+    open_trainer: OpenTrainer
     build_model: Callable[[bytes, str, Path, Path, int], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Turn:
+    """One turn of a run: what was asked for, and the ways to everything outside."""
+
+    run: TrainingRun
+    settings: Any  # those of its algorithm
+    folder: RunFolder
+    shelf: ResourceShelf
+    queue: RolloutQueue
+    serving: Serving
+    control: RunControl
+    events: EventLog
+    update_run: RunUpdate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,75 +98,196 @@ class RunExecutor:
     runs: Runs
     connections: Connections
     open_folder: Callable[[str], RunFolder]
-    torch_thread: TorchThread
-    device: str
     keep_checkpoints: int
     keep_models: int
+    machine: Mapping[str, str]
+    """What is recorded of the machine with each run, such as `device`."""
 
     async def execute(self, run: TrainingRun, events: EventLog, control: RunControl) -> None:
-        """Goes on with a run to its end; see `worker.Executor`."""
+        """Goes on with a run to its end, with another trainer where one is lost; see `worker.Executor`."""
+        lost, furthest = 0, run.step
+        while True:
+            try:
+                await self._go_on(self.runs.entry(run.name).run, events, control)
+            except TrainerLost as error:
+                step = self.runs.entry(run.name).run.step
+                lost, furthest = (1, step) if step > furthest else (lost + 1, furthest)
+                if lost == MOST_TRAINERS_LOST:
+                    raise RunFailed(f"{error.message} That happened {lost} times without a step in between.") from error
+                events.notify("warning", f"{error.message} The run goes on from its newest checkpoint.")
+                control.check()
+            else:
+                return
+
+    async def _go_on(self, run: TrainingRun, events: EventLog, control: RunControl) -> None:
+        """Goes on with a run from its newest checkpoint to its end, or to that of its trainer."""
         started = time.monotonic()
-        entry = self.registry[run.algorithm]
+        entry = self.registry.get(run.algorithm)
+        if entry is None:
+            raise RunFailed(f"This service has no algorithm {run.algorithm!r} any more.")
         settings = parse_settings(entry, run.settings_json)
-        folder = self.open_folder(run.run_id)
-        shelf = self.connections.shelf(run.project, events.notify)
-
-        def update_run(changes: Mapping[str, object]) -> None:
-            self.runs.update(run.name, changes)
-
-        recorder = Recorder(
-            storage=folder,
-            checkpoints=CheckpointStore(directory=folder.checkpoints, keep=self.keep_checkpoints),
-            events=events,
+        turn = _Turn(
+            run=run,
+            settings=settings,
+            folder=self.open_folder(run.run_id),
+            shelf=self.connections.shelf(run.project, events.notify),
+            queue=self.connections.queue(run, settings, events.notify),
+            serving=self.connections.serving(run, settings, events.notify),
             control=control,
-            torch_thread=self.torch_thread,
-            update_run=update_run,
-            steps=settings.steps,
-            checkpoint_every=settings.checkpoint_every,
+            events=events,
+            update_run=lambda changes: self.runs.update(run.name, changes),
         )
-        inputs, problems = await control.unless_stopped(read_inputs(run.inputs, shelf))
+        checkpoints = CheckpointStore(directory=turn.folder.checkpoints, keep=self.keep_checkpoints)
+        recorder = self._recorder(turn, checkpoints)
+        inputs, problems = await control.unless_stopped(read_inputs(run.inputs, turn.shelf))
         if problems:
             raise RunFailed(f"{problems[0].field}: {problems[0].description}")
-        model = await control.unless_stopped(self._first_weights(run, settings, folder, shelf))
-        state = await self.torch_thread.run(_training_state, model, self.device, settings)
-        await recorder.recover(state)
-        update_run({"step": recorder.progress.step})
-        recorder.spend("start", time.monotonic() - started)
-        policy = Policy(
+        start = await control.unless_stopped(asyncio.to_thread(starting_point, checkpoints, run.branch_points))
+        model, base = await self._model_to_train(turn, start, trains=entry.trains)
+        if model is not None:
+            events.notify("info", "The trainer starts and loads the model.")
+        trainer = await self._open_trainer(model, settings, turn.folder) if model is not None else None
+        try:
+            await recorder.recover(
+                trainer,
+                start,
+                branch_points=run.branch_points,
+                discard=(lambda: control.unless_stopped(turn.queue.cancel_all())) if run.uses_rollouts else None,
+            )
+            turn.update_run({"step": recorder.progress.step})
+            recorder.spend("start", time.monotonic() - started)
+            context = await self._context(turn, inputs, recorder, trainer, base)
+            await self._run(context, entry.make(settings), uses_rollouts=run.uses_rollouts)
+        finally:
+            turn.serving.release()
+            if trainer is not None:
+                await trainer.close()
+
+    def _recorder(self, turn: _Turn, checkpoints: CheckpointStore) -> Recorder:
+        settings = turn.settings
+        return Recorder(
+            storage=turn.folder,
+            checkpoints=checkpoints,
+            events=turn.events,
+            control=turn.control,
+            update_run=turn.update_run,
+            steps=settings.steps,
+            checkpoint_every=settings.checkpoint_every,
+            collapse=settings.collapse if isinstance(settings, AlgorithmSettings) else NoCollapse(),
+            collapses=turn.run.collapses,
+        )
+
+    async def _model_to_train(
+        self, turn: _Turn, start: StartingPoint, *, trains: bool
+    ) -> tuple[Path | None, Path | None]:
+        """Returns the model folder that the run goes on from, and the one that its adapters are trained on.
+
+        Of a checkpoint's only the architecture matters: its state is read when the trainer is there.
+        """
+        run, settings, folder = turn.run, turn.settings, turn.folder
+        model = start.checkpoint.model_dir if trains and start.checkpoint is not None else None
+        if trains and model is None:
+            if run.policy.origin is PolicyOrigin.BUILD and not run.provenance:
+                turn.events.notify("info", f"The first weights are built by {run.policy.source}.")
+            model = await turn.control.unless_stopped(self._first_weights(run, settings, folder, turn.shelf))
+        if not run.provenance:
+            made_with = provenance(run, shelf=turn.shelf, first_weights=model, machine=self.machine)
+            try:
+                turn.update_run({"provenance": await turn.control.unless_stopped(made_with)})
+            except FileNotFoundError as error:
+                raise RunFailed(f"The folder {model} holds no model with weights.") from error
+        if model is None or settings.lora is None:
+            return model, None
+        # Adapters mean nothing without the very weights that they were trained on.
+        base = await asyncio.to_thread(folder.keep_reference, model)
+        return base, base
+
+    async def _context(
+        self, turn: _Turn, inputs: RunInputs, recorder: Recorder, trainer: Trainer | None, base: Path | None
+    ) -> RunContext:
+        """Puts together what the algorithm works with."""
+        run, control, notify = turn.run, turn.control, turn.events.notify
+        policy, served = None, None
+        if trainer is not None:
+            policy = Policy(
+                run=run,
+                trainer=trainer,
+                recorder=recorder,
+                control=control,
+                resources=turn.shelf,
+                storage=turn.folder,
+                serving=turn.serving,
+                notify=notify,
+                update_run=turn.update_run,
+                keep_models=self.keep_models,
+                weights=turn.settings.weights,
+                lora=turn.settings.lora,
+                base_model=base,
+                optimizer_steps_per_step=turn.settings.optimizer_steps_per_step,
+            )
+        else:
+            served = await served_version(
+                run,
+                shelf=turn.shelf,
+                storage=turn.folder,
+                serving=turn.serving,
+                recorder=recorder,
+                control=control,
+                notify=notify,
+            )
+        return RunContext(
             run=run,
-            state=state,
+            inputs=inputs,
+            rollouts=Rollouts(queue=turn.queue, control=control),
+            trained=policy,
+            served=served,
+            chat=self.connections.chat(notify),
+            resources=turn.shelf,
             recorder=recorder,
             control=control,
-            torch_thread=self.torch_thread,
-            resources=shelf,
-            storage=folder,
-            serving=self.connections.serving,
-            notify=events.notify,
-            update_run=update_run,
-            keep_models=self.keep_models,
+            notify=notify,
         )
-        rollouts = Rollouts(queue=self.connections.queue(run, settings, events.notify), control=control)
-        context = RunContext(inputs=inputs, rollouts=rollouts, policy=policy, recorder=recorder, notify=events.notify)
-        await self._run(context, entry.make(settings), uses_rollouts=run.uses_rollouts)
+
+    async def _open_trainer(self, model: Path, settings: AlgorithmSettings, folder: RunFolder) -> Trainer:
+        reference = await asyncio.to_thread(folder.keep_reference, model) if settings.uses_reference else None
+        optimizer = OptimizerSettings(
+            learning_rate=settings.learning_rate,
+            weight_decay=settings.weight_decay,
+            schedule=Schedule(settings.schedule),
+            warmup_steps=settings.warmup_steps,
+            total_steps=settings.optimizer_steps,
+        )
+        return await self.connections.open_trainer(
+            TrainerSetup(
+                model_dir=model,
+                optimizer=optimizer,
+                seed=settings.seed,
+                compute=settings.compute,
+                critic=settings.critic_plan,
+                reference_dir=reference,
+                lora=settings.lora,
+            )
+        )
 
     async def cancel_rollouts(self, run: TrainingRun, events: EventLog) -> None:
         """Cancels what is left in the queue; see `worker.Executor`."""
-        entry = self.registry[run.algorithm]
         if not run.uses_rollouts:
             return
-        queue = self.connections.queue(run, parse_settings(entry, run.settings_json), events.notify)
+        # Its own settings may be what the run has failed over.
+        queue = self.connections.queue(run, RunSettings(), events.notify)
         try:
             async with asyncio.timeout(CLEAN_UP_DEADLINE_S):
                 await queue.cancel_all()
-        except TimeoutError:
-            events.notify("warning", "The store did not answer: rollouts of this run may be left in the queue.")
+        except (FulmenError, OSError) as error:  # a TimeoutError is one
+            reason = error.message if isinstance(error, FulmenError) else "it did not answer"
+            events.notify("warning", f"Rollouts of this run may be left in the store's queue: {reason}")
 
     async def _run(self, context: RunContext, algorithm: Algorithm, *, uses_rollouts: bool) -> None:
         """Runs the algorithm beside the feed; whatever interrupts it, a checkpoint is written where it stands."""
         feed: asyncio.Task[None] | None = None
         try:
             if uses_rollouts:
-                await context.rollouts.recover(context.progress)
+                await context.control.unless_stopped(context.rollouts.recover(context.progress))
                 feed = asyncio.create_task(context.rollouts.follow(context.progress), name="feed")
             await algorithm.run(context)
             await context.recorder.checkpoint()
@@ -153,14 +302,11 @@ class RunExecutor:
     async def _first_weights(
         self, run: TrainingRun, settings: AlgorithmSettings, folder: RunFolder, shelf: ResourceShelf
     ) -> Path:
-        """Returns the model folder that the run begins with; with a checkpoint only its architecture matters.
+        """Returns the model folder that the run begins with.
 
         Raises:
             RunFailed: if there is none.
         """
-        saved = await self.torch_thread.run(CheckpointStore(directory=folder.checkpoints).newest)
-        if saved.checkpoint is not None:
-            return saved.checkpoint.model_dir
         match run.policy.origin:
             case PolicyOrigin.PATH:
                 return Path(run.policy.source)
@@ -175,25 +321,5 @@ class RunExecutor:
                     content = await shelf.get(name)
                 except ResourceNotFound as error:
                     raise RunFailed(f"{name} does not exist.") from error
-                return Path(json.loads(content.data)["path"])
-
-
-def _training_state(model_dir: Path, device: str, settings: AlgorithmSettings) -> TrainingState:
-    """Loads the model and builds a fresh optimiser.
-
-    Raises:
-        RunFailed: if the folder holds no model with tokenizer.
-    """
-    seed_everything(settings.seed)
-    try:
-        policy = PolicyModel.load(model_dir, device=device)
-    except (OSError, ValueError) as error:
-        raise RunFailed(f"The folder {model_dir} holds no complete model (config, weights and tokenizer).") from error
-    optimizer = OptimizerSettings(
-        learning_rate=settings.learning_rate,
-        weight_decay=settings.weight_decay,
-        schedule=Schedule(settings.schedule),
-        warmup_steps=settings.warmup_steps,
-        total_steps=settings.optimizer_steps,
-    )
-    return make_state(policy, optimizer)
+                stored = await stored_policy(content, shelf=shelf, storage=folder)
+                return await stored.model_folder()

@@ -1,15 +1,21 @@
 """Groups of rollouts on their way out to the store and back.
 
-Invariant: the id of a training group is its index, that of a validation group names the policy version that it
-measures; so whatever comes back is recognised, also by a service that was restarted.
+Invariant: the id of a training group is its index, that of any other says what it measures (a validation group the
+policy version); so whatever comes back is recognised, also by a service that was restarted.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+
+from fulmen.agent import FINAL_DIMENSION, RewardKey
 
 TRAIN_PREFIX = "train/"
 VALIDATION_PREFIX = "validation/"
+BRANCH_PREFIX = "branch-"
+"""A run that was put back to a checkpoint submits groups under new ids, so that what was sampled since does not come back."""
+INFRASTRUCTURE = frozenset({"INFRA", "LEASE_LOST"})
+"""Failures that say nothing about the agent."""
 
 
 class Mode(StrEnum):
@@ -17,6 +23,7 @@ class Mode(StrEnum):
 
     TRAIN = "train"
     VALIDATION = "validation"
+    TEST = "test"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,11 +31,13 @@ class GroupSpec:
     """A group to submit.
 
     Attributes:
-        group_id: `train/<index>` or `validation/<version>/<index>`.
+        group_id: `train/<index>`, `validation/<version>/<index>`, or what the algorithm calls what it measures.
         task: The agent's input, JSON, UTF-8.
         size: Number of rollouts.
-        mode: Train or validation.
+        mode: Train, validation or test.
         priority: Higher goes first; -100 to 100.
+        resource_versions: Pinned versions that these rollouts get, by the name under which the agent asks for them,
+            beside those of the run and in their place.
     """
 
     group_id: str
@@ -36,6 +45,7 @@ class GroupSpec:
     size: int
     mode: Mode = Mode.TRAIN
     priority: int = 0
+    resource_versions: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +57,7 @@ class FinishedRollout:
         attempt: Name of the attempt that decided the state; empty if there was none.
         succeeded: Whether the agent ended well.
         reward: The final reward, unitless; None if there is none, which is never taken for zero.
+        rewards: All rewards by dimension, step and span; empty if there is but the final one.
         failure: Why it did not succeed; empty if it did.
         output: What the agent returned, as text for a person.
     """
@@ -57,6 +68,14 @@ class FinishedRollout:
     reward: float | None
     failure: str = ""
     output: str = ""
+    rewards: Mapping[RewardKey, float] = field(default_factory=dict)
+
+    @property
+    def all_rewards(self) -> Mapping[RewardKey, float]:
+        """All rewards by dimension, step and span."""
+        if self.rewards or self.reward is None:
+            return self.rewards
+        return {(FINAL_DIMENSION, None, b""): self.reward}
 
     @property
     def scored(self) -> bool:
@@ -102,6 +121,20 @@ def train_index(group_id: str) -> int | None:
     return int(number) if number != group_id and number.isdecimal() else None
 
 
+def in_branch(group_id: str, branch: int) -> str:
+    """Formats the id under which the store knows a group of a branch; that of the first branch is the plain one."""
+    return f"{BRANCH_PREFIX}{branch}/{group_id}" if branch else group_id
+
+
+def of_branch(stored_id: str, branch: int) -> str | None:
+    """Takes the plain id out of one that the store knows; None if the group is of another branch."""
+    first, _, rest = stored_id.partition("/")
+    number = first.removeprefix(BRANCH_PREFIX)
+    if rest and number != first and number.isdecimal():
+        return rest if int(number) == branch else None
+    return None if branch else stored_id
+
+
 def validation_group_id(version: int, index: int) -> str:
     """Formats the id of a validation group."""
     return f"{VALIDATION_PREFIX}{version}/{index}"
@@ -110,3 +143,9 @@ def validation_group_id(version: int, index: int) -> str:
 def rewards_of(group: FinishedGroup) -> Mapping[str, float]:
     """Returns the rewards of the members that have one, by rollout name; failed members are left out."""
     return {r.name: r.reward for r in group.rollouts if r.succeeded and r.reward is not None}
+
+
+def failed_one(groups: Iterable[FinishedGroup]) -> str:
+    """Says how to look at one of the rollouts that failed, as the end of a message; empty if none did."""
+    name = next((rollout.name for group in groups for rollout in group.rollouts if rollout.failure), "")
+    return f" See why: `fulmen rollout show {name}`." if name else ""

@@ -35,6 +35,15 @@ def read_demonstrations(content: bytes, *, field: str) -> tuple[list[Demonstrati
     return _lines(content, field, _demonstration)
 
 
+def prompt_problems(content: bytes, *, field: str) -> list[Violation]:
+    """Says what is wrong with a prompt: it is text, UTF-8, and not empty."""
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        return [Violation(field=field, description="the prompt is not UTF-8")]
+    return [] if text.strip() else [Violation(field=field, description="the prompt is empty")]
+
+
 def _demonstration(value: Any) -> Demonstration:
     if not isinstance(value, dict) or not isinstance(value.get("messages"), list):
         raise ValueError("needs a list `messages`")

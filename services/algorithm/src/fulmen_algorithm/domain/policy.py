@@ -1,69 +1,113 @@
 """The policy of a run: trained here, published as versions, served by the engine.
 
-Publishing goes: save the weights; publish the resource version, whose number is the policy version; swap the engine's
-weights; promote the version at the proxy. A crash before the resource leaves a folder that is pruned later; a crash
+Publishing goes: save the weights, whole or as what changed; publish the resource version, whose number is the policy
+version; swap the engine's weights, which it reads and checks before it pauses; promote the version at the proxy. A crash before the resource leaves a folder that is pruned later; a crash
 after it leaves a version that nobody serves, and the run goes on from its checkpoint with the next number. A proxy
 that was not told yet mislabels nothing: the engine itself says which version sampled which token.
 """
 
 import json
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fulmen_algorithm.domain.control import RunControl
+from fulmen_algorithm.domain.failure import RunFailed
+from fulmen_algorithm.domain.groups import in_branch
 from fulmen_algorithm.domain.ports import Notify, PublishedPolicy, ResourceShelf, RunStorage, SavedModel, Serving
 from fulmen_algorithm.domain.recorder import Recorder, RunUpdate
 from fulmen_algorithm.domain.run import TrainingRun
-from fulmen_algorithm.domain.torch_thread import TorchThread
-from fulmen_algorithm.training.policy import PolicyModel
+from fulmen_algorithm.domain.trainer import Trainer
+from fulmen_algorithm.domain.versions import Versions
 from fulmen_algorithm.training.rows import Row
-from fulmen_algorithm.training.step import (
+from fulmen_algorithm.training.settings import (
     BatchSettings,
+    FullWeights,
+    LoraSettings,
     StepResult,
     StepSettings,
-    TrainingState,
-    sft_step,
-    train_batch,
+    WeightsKind,
+    WeightsSettings,
 )
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+BEST = "best"
+"""Alias of the version that did best in a validation."""
+FULL_WEIGHTS = FullWeights()
 
 
 class Policy:
-    """What an algorithm may do with the policy."""
+    """What an algorithm may do with the policy.
+
+    Attributes:
+        publish_figures: What the last publication took: `publish_seconds`, `publish_bytes` that the engine had to read,
+            `publish_bytes_full` that all weights would have been, `publish_pause_ms` during which it sampled nothing,
+            and `delta_changed_share` of the weights if a delta was written.
+    """
 
     def __init__(
         self,
         *,
         run: TrainingRun,
-        state: TrainingState,
+        trainer: Trainer,
         recorder: Recorder,
         control: RunControl,
-        torch_thread: TorchThread,
         resources: ResourceShelf,
         storage: RunStorage,
         serving: Serving,
         notify: Notify,
         update_run: RunUpdate,
         keep_models: int,
+        weights: WeightsSettings = FULL_WEIGHTS,
+        lora: LoraSettings | None = None,
+        base_model: Path | None = None,
+        optimizer_steps_per_step: int = 1,
     ) -> None:
+        """Makes it; see the settings of the run.
+
+        Args:
+            run: The run.
+            trainer: Holds the weights.
+            recorder: Keeps the run's progress.
+            control: Tells that it is to stop.
+            resources: Where versions are published.
+            storage: Where the run keeps weights and notes.
+            serving: Where agents reach the policy.
+            notify: Tells a person.
+            update_run: Shows figures of the run.
+            keep_models: How many of the newest versions' weights are kept.
+            weights: What versions are made of.
+            lora: Adapters that are trained instead of all weights.
+            base_model: The folder that adapters are trained on, for a run with `lora`.
+            optimizer_steps_per_step: How many of them a step of the run takes, at most.
+        """
         self._run = run
-        self._state = state
+        self._trainer = trainer
         self._recorder = recorder
         self._control = control
-        self._torch = torch_thread
         self._resources = resources
         self._storage = storage
         self._serving = serving
         self._notify = notify
         self._update_run = update_run
         self._keep_models = keep_models
+        self._per_step = optimizer_steps_per_step
+        self._supervised = (0, 0)
         self._served = False
-        self._published = {int(str(v["version"])): v for v in storage.versions()}
-        self._best = str(storage.notes().get("best", {}).get("path", ""))
+        self.publish_figures: dict[str, float] = {}
+        self._versions = Versions(storage=storage, trainer=trainer, weights=weights, lora=lora, base_model=base_model)
+        self._roles = frozenset(lora.roles if lora is not None else ())
+        best = storage.notes().get("best", {})
+        self._best, self._best_path = int(str(best.get("version", 0))), str(best.get("path", ""))
 
     @property
-    def model(self) -> PolicyModel:
-        """The model and its tokenizer."""
-        return self._state.policy
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
+        """The model's tokenizer."""
+        return self._trainer.tokenizer
 
     @property
     def version(self) -> int:
@@ -72,26 +116,50 @@ class Policy:
 
     def step_of(self, version: int) -> int | None:
         """Tells after which step of this run a version was published; None if it was not by this run."""
-        record = self._published.get(version)
-        return None if record is None else int(str(record["step"]))
+        record = self._versions.records.get(version)
+        return None if record is None else record.step
 
     async def train(
         self, rows: Sequence[Row], *, settings: StepSettings, batch: BatchSettings, seed: int, current_version: int
     ) -> list[StepResult]:
-        """Takes the optimiser steps of one training step; never stopped in the middle."""
-        return await self._torch.run(
-            train_batch,
-            self._state,
-            rows,
-            settings=settings,
-            batch=batch,
-            seed=seed,
-            current_version=current_version,
+        """Takes the optimiser steps of one training step; never stopped in the middle.
+
+        Raises:
+            RunFailed: if a row is of a role that has no adapter.
+        """
+        self._check_roles(rows)
+        return await self._trainer.train(
+            rows, settings=self._placed(settings), batch=batch, seed=seed, current_version=current_version
         )
 
+    async def reference_logprobs(self, rows: Sequence[Row], *, settings: StepSettings) -> list[list[float]]:
+        """Computes the log-probability of each token that trains under the frozen first weights; 0.0 for the others."""
+        return await self._trainer.reference_logprobs(rows, settings=settings)
+
+    async def supervised_loss(self, rows: Sequence[Row], *, settings: StepSettings) -> float:
+        """Computes the mean cross-entropy of the tokens that would train, of the present weights; nothing changes."""
+        found = await self._trainer.logprobs(rows, settings=settings)
+        pairs = zip((t for row in rows for t in row.loss_mask), (p for row in found for p in row), strict=True)
+        chosen = [logprob for trains, logprob in pairs if trains]
+        return -sum(chosen) / max(len(chosen), 1)
+
     async def train_supervised(self, rows: Sequence[Row], *, settings: StepSettings) -> StepResult:
-        """Takes one supervised step."""
-        return await self._torch.run(sft_step, self._state, rows, settings=settings)
+        """Takes one supervised step.
+
+        Raises:
+            RunFailed: if a row is of a role that has no adapter.
+        """
+        self._check_roles(rows)
+        step, calls = self._recorder.progress.step, self._supervised[1]
+        number = calls if self._supervised[0] == step else 0
+        self._supervised = (step, number + 1)
+        later = min(number, self._per_step - 1)
+        return await self._trainer.train_supervised(rows, settings=self._placed(settings).later(later))
+
+    def _placed(self, settings: StepSettings) -> StepSettings:
+        """Says where in the run a step is: the learning rate goes by that, whatever was skipped before."""
+        recorder, per_step = self._recorder, self._per_step
+        return replace(settings, planned_steps=recorder.progress.step * per_step, total_steps=recorder.steps * per_step)
 
     async def publish(self) -> int:
         """Publishes the present weights, unless they are published, and swaps them in if the policy is served.
@@ -102,65 +170,150 @@ class Policy:
         Raises:
             Interrupted: if the run was asked to stop; the next `publish` begins anew.
         """
+        self.publish_figures = {}
         if not self.version:
-            saved = await self._torch.run(self._storage.save_model, self.model, self._recorder.progress.step)
-            published = await self._control.unless_stopped(self._announce(saved))
+            started, step = time.monotonic(), self._recorder.progress.step
+            last = step >= self._recorder.steps
+            saved = await self._versions.write(step, whole=last)
+            published = await self._control.unless_stopped(self._announce(saved, step))
+            self.publish_figures = {
+                "publish_bytes": float(saved.size_bytes),
+                "publish_bytes_full": float(saved.full_bytes),
+            }
+            if saved.kind is WeightsKind.DELTA:
+                self.publish_figures["delta_changed_share"] = saved.changed_share
             if self._served:
-                await self._control.unless_stopped(self._serving.swap(published))
+                with self._versions.publishing(published.version):
+                    await self._swap(published)
             self._recorder.published(published.version)
-            self._update_run({"policy_version": published.name, "model_path": str(saved.path)})
-            self._prune()
+            self._versions.served(published.version)
+            model = saved.merged or saved.path
+            self._update_run({"policy_version": published.name, "model_path": str(model)})
+            await self._prune(model)
+            self.publish_figures["publish_seconds"] = time.monotonic() - started
         return self.version
 
     async def serve(self, overrides: Mapping[str, Mapping[str, object]]) -> None:
         """Makes the present weights answer; `overrides` are request fields by rollout mode."""
         version = await self.publish()
-        record = self._published[version]
-        path = Path(str(record["path"]))
-        if not path.exists():
-            # Pruned or lost since: the checkpoint's weights are the same ones.
-            path = (await self._torch.run(self._storage.save_model, self.model, int(str(record["step"])))).path
-        published = PublishedPolicy(name=str(record["name"]), version=version, path=path)
+        record = self._versions.records[version]
+        published = self._versions.published(version)
+        if record.kind is WeightsKind.DELTA or not record.path.exists():
+            # An engine begins with whole weights. The checkpoint's are the same ones, whatever was pruned or lost.
+            saved = await self._versions.write(record.step, whole=True)
+            published = replace(
+                published, kind=saved.kind, path=saved.path, sha256=saved.sha256, base_version=0, base_sha256=""
+            )
+            self._versions.served(version)
         fields = {mode: json.dumps(values) for mode, values in overrides.items()}
         await self._control.unless_stopped(self._serving.serve(published, fields, self._notify))
         self._served = True
+
+    async def roll_back(self, version: int) -> PublishedPolicy:
+        """Publishes the weights of an older version as a new one, which says what it equals, and swaps them in.
+
+        What is trained stays as it is: the next step publishes its weights again.
+
+        Raises:
+            RunFailed: if the weights of the version are gone.
+            Interrupted: if the run was asked to stop.
+        """
+        record = self._versions.records.get(version)
+        if record is not None and record.kind is not WeightsKind.DELTA and record.path.exists():
+            saved = SavedModel(
+                path=record.path, sha256=record.sha256, size_bytes=0, kind=record.kind, adapters=record.adapters
+            )
+        else:
+            folder = await self._versions.materialise(version)
+            saved = SavedModel(path=folder, sha256=self._versions.records[version].sha256, size_bytes=0)
+        saved = replace(saved, size_bytes=sum(file.stat().st_size for file in saved.path.rglob("*.safetensors")))
+        published = await self._control.unless_stopped(
+            self._announce(saved, self._versions.records[version].step, equals=version)
+        )
+        if self._served:
+            await self._swap(published)
+        self._versions.served(published.version)
+        self._notify("info", f"Version {published.version} has the weights of version {version}.")
+        return published
 
     async def sampled_tokens(self) -> int:
         """Returns how many tokens the served policy has sampled so far."""
         return await self._serving.sampled_tokens()
 
-    def mark_best(self) -> None:
-        """Keeps the folder of the present version from being pruned."""
-        self._best = str(self._published[self.version]["path"])
-        self._storage.save_note("best", {"path": self._best, "step": self._recorder.progress.step})
+    async def mark_best(self) -> None:
+        """Keeps the weights of the present version from being pruned, and points the alias `best` to it."""
+        self._best = self.version
+        self._best_path = str(self._versions.records[self.version].path)
+        note = {"path": self._best_path, "step": self._recorder.progress.step, "version": self._best}
+        self._storage.save_note("best", note)
+        await self._control.unless_stopped(self._resources.point(self._resource, BEST, self._best))
 
-    async def _announce(self, saved: SavedModel) -> PublishedPolicy:
-        step = self._recorder.progress.step
-        newest = max(self._published, default=0)
-        parent = str(self._published[newest]["name"]) if newest else ""
-        description = {
-            "path": str(saved.path),
-            "sha256": saved.sha256,
-            "size_bytes": saved.size_bytes,
-            "run": self._run.name,
-            "step": step,
-            "parent": parent,
-        }
+    def check_model(self, role: str, model: str) -> None:
+        """Checks that a role asked for the model that its rows train.
+
+        Raises:
+            RunFailed: if it asked for that of another role, or for the one without adapters; its rows would train an
+                adapter that did not sample them.
+        """
+        name = self._run.policy.name
+        own, others = f"{name}.{role}", {name, *(f"{name}.{each}" for each in self._roles)}
+        if role in self._roles and model != own and model in others:
+            raise RunFailed(f"The role {role!r} called the model {model}; with lora.roles it has to call {own}.")
+
+    def _check_roles(self, rows: Sequence[Row]) -> None:
+        if self._roles and (unknown := {row.role for row in rows} - self._roles):
+            known = ", ".join(sorted(self._roles))
+            raise RunFailed(f"There is no adapter for the role {min(unknown)!r}: lora.roles has {known}.")
+
+    @property
+    def _resource(self) -> str:
+        return f"resources/policy.{self._run.policy.name}"
+
+    async def _swap(self, published: PublishedPolicy) -> None:
+        swapped = await self._control.unless_stopped(self._serving.swap(published))
+        self.publish_figures["publish_pause_ms"] = 1000 * swapped.pause_s
+        if swapped.size_bytes:
+            self.publish_figures["publish_bytes"] = float(swapped.size_bytes)
+
+    async def _announce(self, saved: SavedModel, step: int, *, equals: int = 0) -> PublishedPolicy:
+        """Publishes the resource version.
+
+        Args:
+            saved: The weights.
+            step: Of this run, after which the weights were as they are.
+            equals: Version of which they are the weights, if they are published again.
+        """
+        parent, branch = self._parent(), self._recorder.progress.branch
+        # The same weights after a crash are the same version; other weights never are.
+        request_id = in_branch(f"{self._run.run_id}/{step}/{saved.sha256[:32]}", branch)
+        description = {**self._versions.describe(saved), "run": self._run.name, "step": step, "parent": parent}
+        if saved.base:
+            request_id += f"/from-{saved.base}"
+        if equals:
+            request_id += f"/again-{max(self._versions.records)}"
+            description["equals"] = self._versions.records[equals].name
+        elif branch and (equal := self._versions.equal(saved.sha256)):
+            description["equals"] = equal.name
         content = await self._resources.publish(
-            resource=f"resources/policy.{self._run.policy.name}",
+            resource=self._resource,
             kind="policy",
             content=json.dumps(description).encode(),
             content_type="application/json",
             parent=parent,
-            # The same weights after a crash are the same version; other weights never are.
-            request_id=f"{self._run.run_id}/{step}/{saved.sha256[:32]}",
+            request_id=request_id,
         )
-        record = {"version": content.version, "name": content.name, "step": step, "path": str(saved.path)}
-        self._storage.append_version(record)
-        self._published[content.version] = record
-        return PublishedPolicy(name=content.name, version=content.version, path=saved.path)
+        return self._versions.add(version=content.version, name=content.name, step=step, saved=saved)
 
-    def _prune(self) -> None:
-        newest = sorted(self._published)[-self._keep_models :]
-        keep = [str(self._published[v]["path"]) for v in (*newest, self.version)]
-        self._storage.prune_models([Path(path) for path in (*keep, self._best) if path])
+    def _parent(self) -> str:
+        """Names the version that the present weights descend from; after a roll back, the one that is published again."""
+        progress = self._recorder.progress
+        version = progress.parent_version
+        if not version:
+            # The run was put back to its very beginning, whose checkpoint is older than its first version.
+            version = min((v for v in self._versions.records if self.step_of(v) == progress.step), default=0)
+        return self._versions.records[version].name if version else ""
+
+    async def _prune(self, model: Path) -> None:
+        newest = sorted(self._versions.records)[-self._keep_models :]
+        best = [Path(self._best_path)] if self._best_path else []
+        await self._versions.prune((*newest, self.version, self._best), also=(model, *best))

@@ -8,6 +8,7 @@ commits, so whatever a crash loses is delivered again.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 from fulmen_algorithm.domain.groups import FinishedGroup
 
@@ -40,9 +41,10 @@ class Consumed:
     outcome: Outcome
     trained: tuple[str, ...] = ()
 
-    def record(self, step: int) -> Mapping[str, object]:
+    def record(self, *, branch: int, step: int) -> Mapping[str, object]:
         """Returns the line of `consumed.jsonl`."""
         return {
+            "branch": branch,
             "step": step,
             "group": self.group.index,
             "outcome": self.outcome.value,
@@ -84,10 +86,15 @@ class Progress:
         consumed: Indices of the groups that were dealt with.
         dropped: How many of them were given up.
         consumed_bytes: Size of `consumed.jsonl`.
+        branch: How often the run had been put back to a checkpoint.
+        parent_version: Version that the weights in the same checkpoint descend from or are; 0 if there is none.
         policy_version: Version of the weights in the same checkpoint; 0 if they were not published yet.
         validated_step: Last step that was validated; -1 before the first validation.
+        rewards: Mean rewards of the last steps, as many as are averaged.
+        best_reward: The best average of them so far; None while there is none.
         results: Figures of the run.
         spent_s: Wall time by what it was spent on, in seconds.
+        memory: What the algorithm itself must know to go on, as JSON.
     """
 
     step: int = 0
@@ -95,10 +102,15 @@ class Progress:
     consumed: IndexSet = field(default_factory=IndexSet)
     dropped: int = 0
     consumed_bytes: int = 0
+    branch: int = 0
+    parent_version: int = 0
     policy_version: int = 0
     validated_step: int = -1
+    rewards: tuple[float, ...] = ()
+    best_reward: float | None = None
     results: Mapping[str, float] = field(default_factory=dict)
     spent_s: Mapping[str, float] = field(default_factory=dict)
+    memory: Mapping[str, Any] = field(default_factory=dict)
 
 
 def committed(progress: Progress, *, step: int, consumed: Sequence[Consumed], consumed_bytes: int) -> Progress:

@@ -3,11 +3,17 @@
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from fulmen_algorithm.domain.events import Notice, StepMetrics
+from fulmen_algorithm.domain.recorder import SECTION_PREFIX
 from fulmen_algorithm.domain.run import TrainingRun
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 ROWS_SHOWN = 20
+WHOLE_FROM = 1000
 VERSIONS_SHOWN = 10
 NOTICES_SHOWN = 20
 SPENT_PREFIX, SPENT_SUFFIX = "spent_", "_seconds"
@@ -24,6 +30,7 @@ _SPENT = {
     "start": "loading and starting",
     "generation_wait": "waiting for rollouts",
     "train": "training",
+    "exchange": "exchanging gradients",
     "publish": "publishing",
     "validate": "validation",
 }
@@ -48,21 +55,23 @@ def report(
     parts = [
         _head(run),
         _results(run),
+        *_sections(notes),
         _table(steps),
         _time(steps),
         _samples(notes),
         _versions(versions),
         _notices(notices),
+        _made_with(run),
     ]
     return Report(markdown="\n\n".join(part for part in parts if part) + "\n", curve_png=curve(steps))
 
 
 def curve(steps: Sequence[StepMetrics]) -> bytes:
-    """Draws reward and validation accuracy by step, or the loss where there is no reward."""
+    """Draws reward and validation by step, or the loss where there is no reward, and below it where the time went."""
     rewards = _series(steps, "reward_mean")
     lines = {"reward (training, sampled)": rewards, "accuracy (validation)": _series(steps, "validation_accuracy")}
     if not rewards:
-        lines = {"loss": _series(steps, "loss")}
+        lines = {"loss": _series(steps, "loss"), "loss (held out)": _series(steps, "validation_loss")}
     lines = {label: points for label, points in lines.items() if points}
     if not lines:
         return b""
@@ -70,9 +79,11 @@ def curve(steps: Sequence[StepMetrics]) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
+    spent = _spent(steps)
+    figure = Figure(figsize=(7, 5 if spent else 4), dpi=120, layout="constrained")
     canvas = FigureCanvasAgg(figure)
-    axes = figure.subplots()
+    panels = figure.subplots(2 if spent else 1, squeeze=False, height_ratios=[5, 1] if spent else [1])[:, 0]
+    axes = panels[0]
     for label, points in lines.items():
         marker = "o" if len(points) < ROWS_SHOWN else ""
         axes.plot([x for x, _ in points], [y for _, y in points], label=label, marker=marker, markersize=4)
@@ -81,9 +92,23 @@ def curve(steps: Sequence[StepMetrics]) -> bytes:
         axes.set_ylim(-0.02, max(1.02, max(y for _, y in rewards) * 1.05))
     axes.grid(alpha=0.3)
     axes.legend()
+    if spent:
+        _draw_time(panels[1], spent)
     buffer = io.BytesIO()
     canvas.print_png(buffer)
     return buffer.getvalue()
+
+
+def _draw_time(axes: "Axes", spent: Mapping[str, float]) -> None:
+    """Draws one bar, cut into what the run's wall time went into."""
+    total, left = sum(spent.values()), 0.0
+    for kind, seconds in spent.items():
+        axes.barh(0, seconds, left=left, label=f"{_SPENT.get(kind, kind)} {seconds / total:.0%}")
+        left += seconds
+    axes.set_xlim(0, total)
+    axes.set_yticks([])
+    axes.set_xlabel("seconds of wall time")
+    axes.legend(fontsize="x-small", ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
 
 
 def _series(steps: Sequence[StepMetrics], key: str) -> list[tuple[int, float]]:
@@ -113,6 +138,12 @@ def _results(run: TrainingRun) -> str:
     return "\n".join(["## Results", "", "| figure | value |", "|---|---|", *rows])
 
 
+def _sections(notes: Mapping[str, Mapping[str, object]]) -> list[str]:
+    """Shows what the algorithm itself has to say."""
+    own = [note for name, note in notes.items() if name.startswith(SECTION_PREFIX)]
+    return [f"## {note['title']}\n\n{note['markdown']}" for note in own]
+
+
 def _table(steps: Sequence[StepMetrics]) -> str:
     """Shows the first and last step, those with a validation, and others evenly between them."""
     if not steps:
@@ -126,23 +157,36 @@ def _table(steps: Sequence[StepMetrics]) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}"
+    if value is None:
+        return ""
+    return f"{value:.0f}" if abs(value) >= WHOLE_FROM else f"{value:.3g}"
 
 
-def _time(steps: Sequence[StepMetrics]) -> str:
+def _spent(steps: Sequence[StepMetrics]) -> dict[str, float]:
+    """Returns the wall time in seconds by what it went into, most first; the steps carry sums since the beginning."""
     spent: dict[str, float] = {}
     for step in steps:
         for key, value in step.values.items():
             if key.startswith(SPENT_PREFIX) and key.endswith(SPENT_SUFFIX):
                 spent[key.removeprefix(SPENT_PREFIX).removesuffix(SPENT_SUFFIX)] = value
+    return dict(sorted(((kind, seconds) for kind, seconds in spent.items() if seconds), key=lambda item: -item[1]))
+
+
+def _time(steps: Sequence[StepMetrics]) -> str:
+    spent = _spent(steps)
     total = sum(spent.values())
     if not total:
         return ""
-    rows = [
-        f"| {_SPENT.get(kind, kind)} | {seconds:.1f} | {seconds / total:.0%} |"
-        for kind, seconds in sorted(spent.items(), key=lambda item: -item[1])
-    ]
+    rows = [f"| {_SPENT.get(kind, kind)} | {seconds:.1f} | {seconds / total:.0%} |" for kind, seconds in spent.items()]
     return "\n".join(["## Where the time went", "", "| what | seconds | share |", "|---|---|---|", *rows])
+
+
+def _made_with(run: TrainingRun) -> str:
+    if not run.provenance:
+        return ""
+    rows = [f"| {key} | `{value}` |" for key, value in sorted(run.provenance.items())]
+    again = f"Again: `fulmen run reproduce {run.run_id}`."
+    return "\n".join(["## Made with", "", again, "", "| what | which |", "|---|---|", *rows])
 
 
 def _samples(notes: Mapping[str, Mapping[str, object]]) -> str:

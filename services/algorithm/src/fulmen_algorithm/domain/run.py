@@ -1,6 +1,7 @@
 """A training run as a value, and the only table of its state changes.
 
-Invariant: a final state never changes, and every change goes through `moved`.
+Invariant: every change goes through `moved` or `rolled_back`, and a final state is left through `rolled_back` alone.
+A roll back begins a new branch of the run; nothing of the run's past is lost by it.
 """
 
 from collections.abc import Mapping
@@ -23,18 +24,19 @@ class RunState(StrEnum):
 
     @property
     def final(self) -> bool:
-        """Tells whether the state never changes again."""
+        """Tells whether the run has ended; only a roll back lets it go on."""
         return not _NEXT[self]
 
 
 _NEXT: Mapping[RunState, frozenset[RunState]] = {
-    RunState.PENDING: frozenset({RunState.RUNNING, RunState.CANCELLED}),
+    RunState.PENDING: frozenset({RunState.RUNNING, RunState.PAUSED, RunState.CANCELLED}),
     RunState.RUNNING: frozenset({RunState.PAUSED, RunState.SUCCEEDED, RunState.FAILED, RunState.CANCELLED}),
-    RunState.PAUSED: frozenset({RunState.RUNNING, RunState.CANCELLED}),
+    RunState.PAUSED: frozenset({RunState.PENDING, RunState.CANCELLED}),
     RunState.SUCCEEDED: frozenset(),
     RunState.FAILED: frozenset(),
     RunState.CANCELLED: frozenset(),
 }
+_MAY_ROLL_BACK = frozenset({RunState.PAUSED, RunState.SUCCEEDED, RunState.FAILED})
 
 
 class PolicyOrigin(StrEnum):
@@ -51,7 +53,7 @@ class PolicySpec:
     """What a run trains.
 
     Attributes:
-        name: Name of the policy and of its public model.
+        name: Name of the policy and of its public model; empty if there is none.
         origin: Where the first weights come from.
         source: Version name, folder or `file.py:function`; empty for the newest version.
     """
@@ -59,6 +61,10 @@ class PolicySpec:
     name: str
     origin: PolicyOrigin = PolicyOrigin.NEWEST
     source: str = ""
+
+
+NO_POLICY = PolicySpec(name="")
+"""Of a run that trains no weights and serves none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +75,9 @@ class TrainingRun:
         name: `trainingRuns/{id}`.
         settings_json: The algorithm's settings with every default filled in, as JSON.
         inputs: Pinned resource versions by use.
-        resume_requested: Whether a paused run waits for its turn to go on.
+        provenance: What it takes to do the run again; see `TrainingRun.provenance` of the contract. Empty before it runs.
+        branch_points: Sequences of the checkpoints that it was put back to, in order. Each began a branch.
+        collapses: How many of them the anomaly watch asked for.
         request_id: Of the request that created it; empty if it had none.
         request_digest: Tells a repeated request from a different one with the same name.
     """
@@ -89,9 +97,11 @@ class TrainingRun:
     policy_version: str = ""
     model_path: str = ""
     results: Mapping[str, float] = field(default_factory=dict)
+    provenance: Mapping[str, str] = field(default_factory=dict)
     start_time: datetime | None = None
     end_time: datetime | None = None
-    resume_requested: bool = False
+    branch_points: tuple[int, ...] = ()
+    collapses: int = 0
     request_id: str = ""
     request_digest: str = ""
 
@@ -108,9 +118,16 @@ class TrainingRun:
     @property
     def runnable(self) -> bool:
         """Tells whether the run may take its turn now."""
-        return self.state in (RunState.PENDING, RunState.RUNNING) or (
-            self.state is RunState.PAUSED and self.resume_requested
-        )
+        return self.state in (RunState.PENDING, RunState.RUNNING)
+
+    def descends_from(self, *, branch: int, sequence: int) -> bool:
+        """Tells whether a checkpoint belongs to the run's own past, or was left behind by a roll back.
+
+        Args:
+            branch: In which it was written.
+            sequence: Its sequence; of two, the later one's is greater, whatever the branch.
+        """
+        return all(sequence <= point for point in self.branch_points[branch:])
 
 
 def moved(run: TrainingRun, state: RunState, *, now: datetime, failure_message: str = "") -> TrainingRun:
@@ -127,7 +144,33 @@ def moved(run: TrainingRun, state: RunState, *, now: datetime, failure_message: 
         run,
         state=state,
         failure_message=failure_message,
-        resume_requested=False,
         start_time=run.start_time or (now if state is RunState.RUNNING else None),
         end_time=now if state.final else None,
+    )
+
+
+def rolled_back(run: TrainingRun, *, sequence: int, step: int, collapsed: bool = False) -> TrainingRun:
+    """Returns the run as it goes on from a checkpoint: it waits for its turn, or has it still if its reward collapsed.
+
+    Args:
+        run: Paused, succeeded or failed; or running, if its own watch asks for it.
+        sequence: Of the checkpoint.
+        step: Of the checkpoint.
+        collapsed: Whether the anomaly watch asks for it.
+
+    Raises:
+        TrainingRunStateInvalid: if the run is in another state.
+    """
+    if run.state not in _MAY_ROLL_BACK and not (collapsed and run.state is RunState.RUNNING):
+        raise TrainingRunStateInvalid(
+            f"A run that is {run.state} cannot be rolled back.", training_run=run.name, state=run.state
+        )
+    return replace(
+        run,
+        state=run.state if collapsed else RunState.PENDING,
+        failure_message="",
+        end_time=None,
+        step=step,
+        branch_points=(*run.branch_points, sequence),
+        collapses=run.collapses + collapsed,
     )

@@ -17,8 +17,8 @@ class ScoredGroups:
 
     Attributes:
         groups: The scored members of each, in order of the groups' first members.
-        too_few: Groups with fewer than two members that have a final reward.
-        no_variance: Groups whose final rewards are all equal.
+        too_few: Groups with fewer than two members that have a reward.
+        no_variance: Groups whose rewards are all equal.
     """
 
     groups: tuple[tuple[FinishedRollout, ...], ...]
@@ -49,14 +49,17 @@ def read_scored_groups(content: bytes, *, field: str) -> tuple[ScoredGroups | No
 
 
 def scored_groups(rollouts: Sequence[RolloutScore]) -> ScoredGroups:
-    """Sorts rollouts by run and group; rollouts of no group, or without a final reward, train nothing."""
+    """Sorts rollouts by run and group; rollouts of no group, or without a reward, train nothing."""
     members: dict[tuple[str, str], list[FinishedRollout]] = {}
     for each in rollouts:
         if not each.group:
             continue
         group = members.setdefault((each.training_run, each.group), [])
-        if each.final is not None:
-            group.append(FinishedRollout(name=each.rollout, attempt=each.attempt, succeeded=True, reward=each.final))
+        if each.rewards:
+            member = FinishedRollout(
+                name=each.rollout, attempt=each.attempt, succeeded=True, reward=each.final, rewards=each.rewards
+            )
+            group.append(member)
     many = [group for group in members.values() if len(group) >= LEAST_MEMBERS]
-    varied = [tuple(group) for group in many if len({member.reward for member in group}) > 1]
+    varied = [tuple(group) for group in many if any(member.rewards != group[0].rewards for member in group)]
     return ScoredGroups(groups=tuple(varied), too_few=len(members) - len(many), no_variance=len(many) - len(varied))

@@ -1,4 +1,4 @@
-"""Background role: gives each run its turn, and decides from how it ended what becomes of it."""
+"""Background role: gives runs their turns, side by side, and decides from how each ended what becomes of it."""
 
 import asyncio
 import uuid
@@ -7,6 +7,7 @@ from typing import Protocol
 import structlog
 
 from fulmen.errors import FulmenError
+from fulmen_algorithm.domain.collapse import RewardCollapsed
 from fulmen_algorithm.domain.control import Interrupted, RunControl, StopReason
 from fulmen_algorithm.domain.events import EventLog
 from fulmen_algorithm.domain.failure import RunFailed
@@ -35,7 +36,7 @@ class Executor(Protocol):
 
 
 class RunWorker:
-    """Works on one run at a time."""
+    """Works on as many runs as `Runs` lets have their turn."""
 
     def __init__(self, runs: Runs, executor: Executor) -> None:
         self._runs = runs
@@ -44,11 +45,12 @@ class RunWorker:
 
     async def run(self) -> None:
         """Works until cancelled."""
-        while True:
-            run = await self._runs.next_turn()
-            if self._draining:
-                await asyncio.Event().wait()  # until the role is cancelled
-            await self._turn(run)
+        async with asyncio.TaskGroup() as turns:
+            while True:
+                run = await self._runs.next_turn()
+                if self._draining:
+                    await asyncio.Event().wait()  # until the role is cancelled
+                turns.create_task(self._turn(self._begun(run)), name=f"turn {run.name}")
 
     async def cancel(self, name: str) -> TrainingRun:
         """Ends a run and cancels its rollouts; idempotent.
@@ -57,8 +59,8 @@ class RunWorker:
             TrainingRunNotFound: if there is no such run.
         """
         entry = self._runs.entry(name)
-        active = self._runs.active
-        if active is not None and active.name == name:
+        active = self._runs.active.get(name)
+        if active is not None:
             active.cancelled = True
             active.task.cancel()
             return await self._runs.ended(name, deadline_s=CANCEL_WAIT_S)
@@ -68,33 +70,44 @@ class RunWorker:
         return entry.run
 
     async def drain(self) -> None:
-        """Stops the active run at a checkpoint; it stays RUNNING and goes on when the service is back."""
+        """Stops the active runs at checkpoints; they stay RUNNING and go on when the service is back."""
         self._draining = True
-        active = self._runs.active
-        if active is not None:
+        for active in self._runs.active.values():
             active.control.request(StopReason.DRAIN)
-            await asyncio.wait({active.task})
+        if tasks := {active.task for active in self._runs.active.values()}:
+            await asyncio.wait(tasks)
 
-    async def _turn(self, run: TrainingRun) -> None:
+    def _begun(self, run: TrainingRun) -> Active:
+        """Begins the turn of a run."""
         entry = self._runs.entry(run.name)
         if run.state is not RunState.RUNNING:
             run = self._runs.move(run.name, RunState.RUNNING)
         control = RunControl()
         task = asyncio.create_task(self._executor.execute(run, entry.events, control), name=run.name)
-        active = Active(name=run.name, control=control, task=task)
-        self._runs.active = active
+        active = Active(name=run.name, project=run.project, policy=run.policy.name, control=control, task=task)
+        self._runs.begin(active)
+        return active
+
+    async def _turn(self, active: Active) -> None:
+        """Sees a turn through."""
+        entry = self._runs.entry(active.name)
         try:
-            await asyncio.wait({task})
+            await asyncio.wait({active.task})
+            await self._settle(entry.run, entry.events, active)
         except asyncio.CancelledError:
-            task.cancel()
-            await asyncio.wait({task})
+            active.task.cancel()
+            await asyncio.wait({active.task})
             raise
         finally:
-            self._runs.active = None
-        await self._settle(run, entry.events, active)
+            self._runs.end(active.name)
 
     async def _settle(self, run: TrainingRun, events: EventLog, active: Active) -> None:
-        """Moves a run whose task has ended to its next state."""
+        """Moves a run whose task has ended to its next state, or lets it go on from an earlier checkpoint."""
+        error = None if active.task.cancelled() else active.task.exception()
+        if isinstance(error, RewardCollapsed) and not active.cancelled:
+            events.notify("warning", error.message)
+            self._runs.roll_back(run.name, sequence=error.sequence, step=error.step, collapsed=True)
+            return
         state, message = _verdict(active)
         if state is None:
             return

@@ -17,9 +17,13 @@ import torch
 from aiohttp import web
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from fulmen_algorithm.engine.adapters import add_adapters
 from fulmen_algorithm.engine.chat import ChatRenderer
 from fulmen_algorithm.engine.generator import Generator, GeneratorLimits
 from fulmen_algorithm.engine.server import EngineServer
+from fulmen_algorithm.engine.weights import describe
+from fulmen_algorithm.training.settings import DEFAULT_ADAPTER
+from fulmen_algorithm.training.tensor_files import read_folder
 
 TOKEN_VARIABLE = "FULMEN_ENGINE_TOKEN"  # noqa: S105 (the name of a variable, not a secret)
 SHUTDOWN_GRACE_S = 5.0
@@ -33,6 +37,9 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0 chooses a free port")
     parser.add_argument("--served-model-name", action="append", default=[], help="public name; may be repeated")
+    parser.add_argument(
+        "--adapter", action="append", default=[], metavar="NAME=DIR", help="an adapter of peft; may be repeated"
+    )
     parser.add_argument("--version", type=int, default=0, help="policy version of the weights in --model")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1, help="torch threads")
@@ -55,6 +62,8 @@ def build(options: argparse.Namespace, token: str | None) -> tuple[Generator, En
     tokenizer = AutoTokenizer.from_pretrained(options.model, local_files_only=True)
     dtype = torch.float32 if options.device == "cpu" else torch.bfloat16
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype, local_files_only=True)
+    adapters = {name: Path(folder) for name, _, folder in (one.partition("=") for one in options.adapter)}
+    model_names = served_names(tuple(options.served_model_name) or ("policy",), tuple(adapters))
     if not tokenizer.chat_template:
         raise ValueError(f"The tokenizer in {options.model} has no chat template.")
     eos = model.generation_config.eos_token_id
@@ -62,8 +71,10 @@ def build(options: argparse.Namespace, token: str | None) -> tuple[Generator, En
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     if pad is None:
         raise ValueError(f"The tokenizer in {options.model} has neither a padding nor an end-of-sequence token.")
+    add_adapters(model, adapters)
     generator = Generator(
         model=model.to(options.device).eval().requires_grad_(False),
+        served=describe(read_folder(options.model)),
         pad_token_id=pad,
         eos_token_ids=frozenset(eos_ids),
         version=options.version,
@@ -78,10 +89,19 @@ def build(options: argparse.Namespace, token: str | None) -> tuple[Generator, En
     server = EngineServer(
         generator=generator,
         renderer=ChatRenderer(tokenizer=tokenizer, max_model_tokens=model.config.max_position_embeddings),
-        model_names=tuple(options.served_model_name) or ("policy",),
+        model_names=model_names,
         token=token,
     )
     return generator, server
+
+
+def served_names(names: tuple[str, ...], adapters: tuple[str, ...]) -> dict[str, str]:
+    """Says which adapter answers under which name: an only one without role under every name, that of a role under
+    `{name}.{role}`, the weights alone under every other.
+    """
+    plain = DEFAULT_ADAPTER if DEFAULT_ADAPTER in adapters else ""
+    roles = [adapter for adapter in adapters if adapter != DEFAULT_ADAPTER]
+    return dict.fromkeys(names, plain) | {f"{name}.{role}": role for name in names for role in roles}
 
 
 async def serve(options: argparse.Namespace) -> None:

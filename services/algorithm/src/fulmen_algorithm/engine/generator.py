@@ -19,12 +19,12 @@ from time import perf_counter
 from typing import Self
 
 import torch
-from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
+from fulmen_algorithm.engine.adapters import use_adapter
 from fulmen_algorithm.engine.protocol import EngineError, Overloaded, Sampling
 from fulmen_algorithm.engine.sampling import PerRequestSampler, SampledToken, TokenTap
-from fulmen_algorithm.engine.weights import apply_weights
+from fulmen_algorithm.engine.weights import Prepared, Served, replace_tensors
 
 TokenSink = Callable[[SampledToken], bool]
 
@@ -58,6 +58,7 @@ class Job:
         cancelled: Set by the event loop when the caller is gone; read at token boundaries.
         started: Set when the job enters a batch.
         done: Resolved when the last token was handed on.
+        adapter: Name of the adapter that answers; empty for the model's own weights.
     """
 
     prompt_ids: Sequence[int]
@@ -67,6 +68,7 @@ class Job:
     done: asyncio.Future[None]
     cancelled: bool = False
     started: bool = False
+    adapter: str = ""
 
     @property
     def size(self) -> int:
@@ -90,19 +92,23 @@ class GeneratorStats:
 
 @dataclass(slots=True, kw_only=True)
 class _Swap:
-    weights: dict[str, Tensor]
+    weights: Prepared
     version: int
     done: asyncio.Future[float]
 
 
 @dataclass(slots=True, kw_only=True)
 class Generator:
-    """Owns the model; made on the event loop that uses it, and used as an async context manager."""
+    """Owns the model; made on the event loop that uses it, and used as an async context manager.
+
+    `model` is a causal language model of transformers, which may have adapters (`adapters.add_adapters`).
+    """
 
     model: PreTrainedModel
     pad_token_id: int
     eos_token_ids: frozenset[int]
     version: int = 0
+    served: Served = field(default_factory=Served)
     seed: int = 0
     limits: GeneratorLimits = field(default_factory=GeneratorLimits)
     stats: GeneratorStats = field(default_factory=GeneratorStats)
@@ -147,13 +153,16 @@ class Generator:
         """Requests that wait for a batch."""
         return len(self._waiting)
 
-    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, on_token: TokenSink) -> None:
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_token: TokenSink, *, adapter: str = ""
+    ) -> None:
         """Runs one request to its end.
 
         Args:
             prompt_ids: At least one token.
             sampling: How tokens are drawn.
             on_token: Called in the model thread with each token as it is drawn; true ends the completion.
+            adapter: Which adapter answers; empty for the model's own weights.
 
         Raises:
             Overloaded: if the queue is full, or the request waited for longer than the deadline.
@@ -167,6 +176,7 @@ class Generator:
             on_token=on_token,
             enqueued_at=perf_counter(),
             done=self._loop.create_future(),
+            adapter=adapter,
         )
         self._waiting.append(job)
         self._wake.set()
@@ -178,7 +188,7 @@ class Generator:
             deadline.cancel()
             job.cancelled = True
 
-    async def swap(self, weights: dict[str, Tensor], version: int) -> float:
+    async def swap(self, weights: Prepared, version: int) -> float:
         """Puts checked weights into the model at the next token boundary.
 
         Returns:
@@ -212,11 +222,13 @@ class Generator:
                         _refuse(job, EngineError(f"Generation failed: {error}"))
 
     def _next_batch(self) -> list[Job]:
-        """Takes jobs in order of arrival, as many as fit."""
+        """Takes jobs in order of arrival, as many as fit; those of one adapter, that of the first in the queue."""
         batch: list[Job] = []
         longest = 0
         self._waiting = [job for job in self._waiting if not job.cancelled]
         for job in self._waiting:
+            if job.adapter != self._waiting[0].adapter:
+                continue
             longest = max(longest, job.size)
             if batch and (len(batch) + 1) * longest > self.limits.max_batch_tokens:
                 break
@@ -224,7 +236,7 @@ class Generator:
                 break
             job.started = True
             batch.append(job)
-        del self._waiting[: len(batch)]
+        self._waiting = [job for job in self._waiting if not job.started]
         return batch
 
     def _expire(self, job: Job) -> None:
@@ -239,7 +251,8 @@ class Generator:
         while not self._swaps.empty():
             swap = self._swaps.get()
             started = perf_counter()
-            apply_weights(self.model, swap.weights)
+            replace_tensors(self.model.state_dict(keep_vars=True), swap.weights.tensors)
+            self.served = swap.weights.served or self.served
             self.version = swap.version
             self.stats.swaps += 1
             self.stats.swaps_in_mid_batch += in_mid_batch
@@ -247,6 +260,7 @@ class Generator:
 
     def _run(self, batch: list[Job]) -> None:
         self._apply_swaps(False)
+        use_adapter(self.model, batch[0].adapter)
         finished = [False] * len(batch)
 
         def on_tokens(tokens: list[SampledToken]) -> list[bool]:

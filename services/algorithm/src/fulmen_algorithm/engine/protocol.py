@@ -5,8 +5,11 @@ does not know are ignored, as OpenAI-compatible servers do.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from fulmen_algorithm.training.settings import WeightsKind
 
 DEFAULT_MAX_TOKENS = 256
 MAX_STOP_STRINGS = 16
@@ -64,6 +67,13 @@ class WeightsRejected(EngineError):
     kind = "invalid_request_error"
 
 
+class WeightsConflict(EngineError):
+    """What was sent changes other weights than the engine holds; the caller must send all of them."""
+
+    status = 409
+    kind = "invalid_request_error"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """How completion tokens are drawn.
@@ -108,6 +118,49 @@ class ChatRequest:
     include_usage: bool
     logprobs: bool
     return_token_ids: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOrder:
+    """New weights, as they are asked to be loaded.
+
+    Attributes:
+        version: Policy version that they are.
+        kind: What is at `path`: a model folder, or a folder with a delta; adapters have folders of their own.
+        path: A folder; not used for adapters.
+        adapters: Folder of each adapter, by its name.
+        sha256: Checksum that the weights must have afterwards; empty: any.
+    """
+
+    version: int
+    kind: WeightsKind = WeightsKind.FULL
+    path: Path = Path()
+    adapters: Mapping[str, Path] = field(default_factory=dict)
+    sha256: str = ""
+
+
+def parse_weights_order(body: object) -> LoadOrder:
+    """Checks the body of a swap.
+
+    Raises:
+        InvalidRequest: with the parameter that is wrong.
+    """
+    if not isinstance(body, dict):
+        raise InvalidRequest("The body must be an object.")
+    path, version, adapters = body.get("path", ""), body.get("version"), body.get("adapters", {})
+    if body.get("kind", "full") not in list(WeightsKind):
+        raise InvalidRequest(f"kind must be one of {', '.join(WeightsKind)}.", param="kind")
+    kind = WeightsKind(body.get("kind", "full"))
+    if not isinstance(path, str) or (not path and kind is not WeightsKind.LORA):
+        raise InvalidRequest("path must be a directory.", param="path")
+    if not isinstance(adapters, dict) or not all(isinstance(folder, str) for folder in adapters.values()):
+        raise InvalidRequest("adapters must be directories by name.", param="adapters")
+    if isinstance(version, bool) or not isinstance(version, int) or version < 0:
+        raise InvalidRequest("version must be a non-negative integer.", param="version")
+    if not isinstance(body.get("sha256", ""), str):
+        raise InvalidRequest("sha256 must be text.", param="sha256")
+    folders = {str(name): Path(folder) for name, folder in adapters.items()}
+    return LoadOrder(version=version, kind=kind, path=Path(path), adapters=folders, sha256=body.get("sha256", ""))
 
 
 def parse_chat_request(body: object) -> ChatRequest:

@@ -5,29 +5,32 @@ Invariant: the event loop never computes; everything that takes longer than a mi
 
 import asyncio
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from time import perf_counter, time
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
+from fulmen_algorithm.engine.adapters import prepare_adapters
 from fulmen_algorithm.engine.chat import ChatRenderer, Completion
 from fulmen_algorithm.engine.generator import Generator
 from fulmen_algorithm.engine.protocol import (
     ChatRequest,
     EngineError,
     InvalidRequest,
+    LoadOrder,
     ModelNotFound,
     Overloaded,
     Unauthorized,
     parse_chat_request,
+    parse_weights_order,
 )
 from fulmen_algorithm.engine.sampling import SampledToken
 from fulmen_algorithm.engine.text import TextStream
-from fulmen_algorithm.engine.weights import read_weights
+from fulmen_algorithm.engine.weights import Prepared, prepare_delta, prepare_full
+from fulmen_algorithm.training.settings import WeightsKind
 
 RETRY_AFTER_S = 1
 MAX_BODY_BYTES = 16 * 2**20
@@ -44,14 +47,15 @@ class EngineServer:
     Attributes:
         generator: Owns the model; already started.
         renderer: Chat template and context length.
-        model_names: Public names under which the model is served; a request for another name is refused.
+        model_names: Public names that are served, each with the adapter that answers, empty for none; a request for
+            another name is refused.
         token: Bearer token that every route but /health needs; None leaves them open (loopback only).
         swap_lock: Swaps are applied one after the other, in order of arrival.
     """
 
     generator: Generator
     renderer: ChatRenderer
-    model_names: tuple[str, ...]
+    model_names: Mapping[str, str]
     token: str | None
     swap_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -97,23 +101,28 @@ class EngineServer:
         return _json({**asdict(self.generator.stats), "waiting": self.generator.waiting})
 
     async def _weights(self, _: web.Request) -> web.Response:
-        return _json({"version": self.generator.version})
+        return _json({"version": self.generator.version, "sha256": self.generator.served.sha256})
 
     async def _load_weights(self, request: web.Request) -> web.Response:
-        body = await _read_json(request)
-        path = body.get("path") if isinstance(body, dict) else None
-        version = body.get("version") if isinstance(body, dict) else None
-        if not isinstance(path, str):
-            raise InvalidRequest("path must be a directory.", param="path")
-        if isinstance(version, bool) or not isinstance(version, int) or version < 0:
-            raise InvalidRequest("version must be a non-negative integer.", param="version")
+        order = parse_weights_order(await _read_json(request))
         async with self.swap_lock, asyncio.timeout(SWAP_DEADLINE_S):
             started = perf_counter()
             # Read aside, before the pause; a thread of its own, since the model thread is generating.
-            weights = await asyncio.to_thread(read_weights, self.generator.model, Path(path))
+            weights = await asyncio.to_thread(self._prepare, order)
             load_seconds = perf_counter() - started
-            pause_seconds = await self.generator.swap(weights, version)
-        return _json({"version": version, "load_seconds": load_seconds, "pause_seconds": pause_seconds})
+            pause_seconds = await self.generator.swap(weights, order.version)
+        figures = {"load_seconds": load_seconds, "pause_seconds": pause_seconds, "size_bytes": weights.size_bytes}
+        return _json({"version": order.version, "sha256": self.generator.served.sha256, **figures})
+
+    def _prepare(self, order: LoadOrder) -> Prepared:
+        model = self.generator.model
+        match order.kind:
+            case WeightsKind.FULL:
+                return prepare_full(model, order.path, order.sha256)
+            case WeightsKind.DELTA:
+                return prepare_delta(model, self.generator.served, order.path, order.sha256)
+            case WeightsKind.LORA:
+                return prepare_adapters(model, order.adapters, order.sha256)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         chat = parse_chat_request(await _read_json(request))
@@ -140,7 +149,8 @@ class EngineServer:
 
     async def _run(self, completion: Completion, on_token: Callable[[SampledToken], bool]) -> None:
         sampling = replace(completion.request.sampling, max_tokens=completion.max_tokens)
-        await self.generator.generate(completion.prompt_ids, sampling, on_token)
+        adapter = self.model_names[completion.request.model]
+        await self.generator.generate(completion.prompt_ids, sampling, on_token, adapter=adapter)
 
     async def _stream(self, request: web.Request, completion: Completion) -> web.StreamResponse:
         """Sends tokens as they are drawn; the status line waits for the first one, so that a refusal is a status."""

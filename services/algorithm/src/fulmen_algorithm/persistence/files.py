@@ -6,7 +6,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
+from fulmen_algorithm.training.files import sync
+
 Parsed = TypeVar("Parsed")
+BLOCK = 65536
+LINE_AND_THE_ONE_BEFORE = 2
+"""Ends of lines that are seen before the last whole line is known to be whole."""
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -17,16 +22,7 @@ def replace_file(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     aside.rename(path)
-    sync_dir(path.parent)
-
-
-def sync_dir(path: Path) -> None:
-    """Makes the entries of a folder durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(path.parent)
 
 
 def append_line(path: Path, content: bytes) -> None:
@@ -65,8 +61,27 @@ def truncate(path: Path, size_bytes: int) -> None:
         os.fsync(file.fileno())
 
 
-def read_lines(path: Path, parse: Callable[[bytes], Parsed]) -> list[Parsed]:
+def last_line(path: Path) -> bytes | None:
+    """Reads the last whole line, from the end; removes what a crash cut off behind it. None if there is none."""
+    if not path.exists():
+        return None
+    tail, start = b"", path.stat().st_size
+    with path.open("rb") as file:
+        while start and tail.count(b"\n") < LINE_AND_THE_ONE_BEFORE:
+            start, size = max(0, start - BLOCK), min(start, BLOCK)
+            file.seek(start)
+            tail = file.read(size) + tail
+    whole = tail.rfind(b"\n") + 1
+    if whole != len(tail):
+        truncate(path, start + whole)
+    lines = tail[:whole].splitlines()
+    return lines[-1] if lines else None
+
+
+def read_lines(path: Path, parse: Callable[[bytes], Parsed], *, repair: bool = True) -> list[Parsed]:
     """Reads all whole lines; removes a last line that a crash cut off.
+
+    With `repair` false it leaves the file alone: for whoever reads beside the one who appends.
 
     Raises:
         ValueError: if a whole line does not parse.
@@ -75,6 +90,6 @@ def read_lines(path: Path, parse: Callable[[bytes], Parsed]) -> list[Parsed]:
         return []
     content = path.read_bytes()
     whole = content.rfind(b"\n") + 1
-    if whole != len(content):
+    if repair and whole != len(content):
         truncate(path, whole)
     return [parse(line) for line in content[:whole].splitlines()]

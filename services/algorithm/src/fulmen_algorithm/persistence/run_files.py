@@ -3,19 +3,30 @@
 Invariant: `run.json` is always whole, and `consumed.jsonl` holds at least what the newest checkpoint counts.
 """
 
-import hashlib
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 
 from fulmen_algorithm.domain.events import Event
-from fulmen_algorithm.domain.ports import SavedModel
+from fulmen_algorithm.domain.failure import RunFailed
+from fulmen_algorithm.domain.ports import ChainLink, SavedModel
 from fulmen_algorithm.domain.run import TrainingRun
-from fulmen_algorithm.persistence.files import append_json_lines, append_line, read_lines, replace_file, truncate
-from fulmen_algorithm.training.policy import PolicyModel
+from fulmen_algorithm.persistence.files import (
+    append_json_lines,
+    append_line,
+    last_line,
+    read_lines,
+    replace_file,
+    truncate,
+)
+from fulmen_algorithm.persistence.model_folders import ModelFolders
+from fulmen_algorithm.training.files import sync
+from fulmen_algorithm.training.publishing import WrittenWeights
 
 _RUN = TypeAdapter(TrainingRun)
 _EVENT = TypeAdapter(Event)
@@ -49,6 +60,25 @@ class RunFiles:
         """Folder of the model that the run's own script builds."""
         return self.folder / "initial"
 
+    def keep_reference(self, first_weights: Path) -> Path:
+        """Copies the first weights to `reference`, once: what the run began with may be gone when it goes on.
+
+        Raises:
+            RunFailed: if the run is past its first weights, and the copy is lost.
+        """
+        path, aside = self.folder / "reference", self.folder / ".reference"
+        if path.exists():
+            return path
+        if first_weights.is_relative_to(self.checkpoints):
+            raise RunFailed("The reference policy of the run is lost: its folder is not there any more.")
+        shutil.rmtree(aside, ignore_errors=True)
+        shutil.copytree(first_weights, aside)
+        for file in aside.rglob("*"):
+            sync(file)
+        aside.rename(path)
+        sync(self.folder)
+        return path
+
     @property
     def _consumed(self) -> Path:
         return self.folder / "consumed.jsonl"
@@ -59,7 +89,7 @@ class RunFiles:
 
     def save_run(self, run: TrainingRun) -> None:
         """Replaces `run.json`."""
-        replace_file(self.folder / "run.json", _RUN.dump_json(run, indent=1))
+        replace_file(self.folder / "run.json", _json(_RUN, run, indent=1))
 
     def load_run(self) -> TrainingRun | None:
         """Reads `run.json`; None if the run was never saved."""
@@ -70,9 +100,20 @@ class RunFiles:
         """Reads `events.jsonl`."""
         return read_lines(self.folder / "events.jsonl", _EVENT.validate_json)
 
+    def read_last(self) -> Event | None:
+        """Reads the last line of `events.jsonl`."""
+        line = last_line(self.folder / "events.jsonl")
+        return None if line is None else _EVENT.validate_json(line)
+
+    def read_between(self, after: int, upto: int) -> Iterator[Event]:
+        """Reads the lines after one of `events.jsonl`, up to another: events are numbered as their lines are."""
+        with (self.folder / "events.jsonl").open("rb") as file:
+            for line in islice(file, after, upto):
+                yield _EVENT.validate_json(line)
+
     def append(self, event: Event) -> None:
         """Appends to `events.jsonl`."""
-        append_line(self.folder / "events.jsonl", _EVENT.dump_json(event, exclude_none=True))
+        append_line(self.folder / "events.jsonl", _json(_EVENT, event))
 
     def append_consumed(self, records: Sequence[Mapping[str, object]]) -> int:
         """Appends to `consumed.jsonl`; returns its size in bytes."""
@@ -82,13 +123,23 @@ class RunFiles:
         """Cuts `consumed.jsonl` back to what a checkpoint counts."""
         truncate(self._consumed, size_bytes)
 
+    def set_aside_consumed(self, size_bytes: int, branch: int) -> list[dict[str, object]]:
+        """Moves the end of `consumed.jsonl` to `taken_back-<branch>.jsonl`; asked again after a crash, it goes on."""
+        aside = self.folder / f"taken_back-{branch:04d}.jsonl"
+        if not aside.exists():
+            read_lines(self._consumed, json.loads)  # which removes a line that a crash cut off
+            content = self._consumed.read_bytes() if self._consumed.exists() else b""
+            replace_file(aside, content[size_bytes:])
+        truncate(self._consumed, size_bytes)
+        return read_lines(aside, json.loads)
+
     def append_version(self, record: Mapping[str, object]) -> None:
         """Appends to `versions.jsonl`."""
         append_json_lines(self._versions, [record])
 
-    def versions(self) -> list[dict[str, object]]:
-        """Reads `versions.jsonl`: every version that the run ever published."""
-        return read_lines(self._versions, json.loads)
+    def versions(self, *, repair: bool = True) -> list[dict[str, object]]:
+        """Reads `versions.jsonl`: every version that the run ever published; see `read_lines` for `repair`."""
+        return read_lines(self._versions, json.loads, repair=repair)
 
     def save_note(self, name: str, note: Mapping[str, object]) -> None:
         """Keeps a note for the report in `notes.json`."""
@@ -100,38 +151,19 @@ class RunFiles:
         path = self.folder / "notes.json"
         return json.loads(path.read_bytes()) if path.exists() else {}
 
-    def save_model(self, policy: PolicyModel, step: int) -> SavedModel:
-        """Writes the weights to `models/<step>-<checksum>`; the folder appears whole."""
-        self.models.mkdir(exist_ok=True)
-        aside = self.models / ".writing"
-        shutil.rmtree(aside, ignore_errors=True)
-        policy.save(aside)
-        digest = weights_digest(aside)
-        path = self.models / f"{step:06d}-{digest[:12]}"
-        if path.exists():
-            shutil.rmtree(aside)
-        else:
-            aside.rename(path)
-        return SavedModel(path=path, sha256=digest, size_bytes=sum(f.stat().st_size for f in path.iterdir()))
+    async def save_model(self, write: Callable[[Path], Awaitable[WrittenWeights]], step: int) -> SavedModel:
+        """Keeps weights in a folder of `models`; see `ModelFolders.save`."""
+        return await ModelFolders(self.models).save(write, step)
 
-    def prune_models(self, keep: Sequence[Path]) -> None:
+    async def rebuild_model(self, chain: Sequence[ChainLink], step: int) -> Path:
+        """Puts a complete folder together; see `ModelFolders.rebuild`."""
+        return await ModelFolders(self.models).rebuild(chain, step)
+
+    async def prune_models(self, keep: Sequence[Path]) -> None:
         """Removes all model folders but these."""
-        for path in self.models.iterdir() if self.models.is_dir() else ():
-            if path not in keep:
-                shutil.rmtree(path)
+        await ModelFolders(self.models).prune(keep)
 
 
-def weights_digest(model_dir: Path) -> str:
-    """Computes the SHA-256 over the safetensors files of a model folder, in the order of their names.
-
-    Raises:
-        FileNotFoundError: if there is none.
-    """
-    files = sorted(model_dir.glob("*.safetensors"))
-    if not files:
-        raise FileNotFoundError(f"No safetensors file in {model_dir}.")
-    digest = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as opened:
-            digest.update(hashlib.file_digest(opened, "sha256").digest())
-    return digest.hexdigest()
+def _json(kind: TypeAdapter[Any], value: object, *, indent: int | None = None) -> bytes:
+    """Makes the JSON of a value, in which a figure that is not finite stays what it is: pydantic would write null."""
+    return json.dumps(kind.dump_python(value, mode="json", exclude_none=True), indent=indent).encode()

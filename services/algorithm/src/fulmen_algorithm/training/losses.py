@@ -1,176 +1,99 @@
 # ruff: noqa: N803, N806 (tensor names end with their shape)
 """Losses are sums of per-token terms times weights that were normalised over the whole batch beforehand.
 
-So cutting a batch into micro-batches, or over ranks, changes neither the loss nor the gradient.
+So cutting a batch into micro-batches, or over ranks, changes neither the loss nor the gradient: `token_weights`, over
+*all* rows of the optimiser step, is the one place that normalises.
 
-Legend: B lines, T positions. Three policies: the trained one, the *proximal* one (the trained one when the batch
-began) and the *sampler* (the engine's, maybe some versions older).
+Legend: B lines, T positions. The policies are those of `training.objectives`.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from typing import assert_never
 
 import torch
 from torch import Tensor
 
+from fulmen_algorithm.training.loss_terms import TokenBatch, bounded_exp, correction_weights, kl_terms, loss_terms
+from fulmen_algorithm.training.objectives import (
+    Aggregation,
+    LossKl,
+    Objective,
+    PerRolloutMean,
+    PromptMean,
+    Proximal,
+    SequenceMeanTokenMean,
+    SequenceMeanTokenSumNorm,
+    TokenMean,
+)
 from fulmen_algorithm.training.rows import Row
 
 
-class Aggregation(StrEnum):
-    """How token terms become one number."""
-
-    TOKEN_MEAN = "token_mean"  # noqa: S105 (not a secret)
-    PER_ROLLOUT_MEAN = "per_rollout_mean"
-
-
-class KlEstimator(StrEnum):
-    """Estimator of KL(trained || reference) per token; d = log reference - log trained."""
-
-    NONE = "none"
-    K1 = "k1"
-    K2 = "k2"
-    K3 = "k3"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossSettings:
-    """Settings of the policy loss; the defaults are the vetted ones.
-
-    Attributes:
-        clip_low: The ratio counts no lower than 1 - clip_low.
-        clip_high: The ratio counts no higher than 1 + clip_high (clip-higher of DAPO, arXiv:2503.14476).
-        importance_cap: C of token-level truncated importance sampling (proximal / sampler); None switches it off.
-        aggregation: Token mean for single-turn tasks, per-rollout mean for multi-turn ones.
-        kl: Estimator of the penalty against the reference policy.
-        kl_coefficient: Weight of that penalty.
-    """
-
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    importance_cap: float | None = 2.0
-    aggregation: Aggregation = Aggregation.TOKEN_MEAN
-    kl: KlEstimator = KlEstimator.NONE
-    kl_coefficient: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenSums:
-    """Sums over trained tokens, which add up over micro-batches; `loss_metrics` turns them into means.
-
-    Attributes:
-        tokens: Number of trained tokens.
-        clipped: Tokens whose gradient the clip removed.
-        capped: Tokens whose importance weight was truncated.
-        abs_delta: Sum of |proximal - sampler| log-probability.
-        kl_sampler: Sum of the k3 estimate of KL(sampler || proximal).
-        weight: Sum of importance weights before the cap.
-        weight_squared: Sum of their squares.
-        kl_reference: Sum of the KL estimate against the reference.
-        neg_logprob: Sum of -log-probability of the sampled tokens (an entropy estimate).
-        staleness: Sum of version lags.
-        max_staleness: Largest version lag.
-    """
-
-    tokens: float
-    clipped: float
-    capped: float
-    abs_delta: float
-    kl_sampler: float
-    weight: float
-    weight_squared: float
-    kl_reference: float
-    neg_logprob: float
-    staleness: float
-    max_staleness: float
-
-
 def token_weights(rows: Sequence[Row], aggregation: Aggregation) -> list[float]:
-    """Gives the weight of each trained token of each row; over all rows they sum to 1.
+    """Gives the weight of each trained token of each row.
 
-    Token mean: 1 / tokens. Per-rollout mean: 1 / (tokens of the rollout * rollouts), so that neither the length of a
-    rollout nor the number of rows it was cut into changes its share.
+    Over all trained tokens the weights sum to 1, but for `sequence_mean_token_sum_norm`, where they sum to the mean
+    number of trained tokens of a row over `length`. Rows, rollouts and prompts without a trained token do not count.
 
     Args:
         rows: *All* rows of the optimiser step, of every rank and micro-batch.
-        aggregation: Which of the two.
+        aggregation: What counts the same as what.
+
+    Raises:
+        ValueError: if the aggregation lacks its `length`.
     """
     match aggregation:
-        case Aggregation.TOKEN_MEAN:
-            total = sum(row.trained_tokens for row in rows)
-            return [1.0 / total if total else 0.0] * len(rows)
-        case Aggregation.PER_ROLLOUT_MEAN:
-            tokens: Counter[str] = Counter()
-            for row in rows:
-                tokens[row.rollout_id] += row.trained_tokens
-            rollouts = sum(1 for n in tokens.values() if n)
-            return [1.0 / (n * rollouts) if (n := tokens[row.rollout_id]) else 0.0 for row in rows]
+        case TokenMean():
+            return _mean_of_means(rows, lambda _index, _row: "")
+        case PerRolloutMean():
+            return _mean_of_means(rows, lambda _index, row: row.rollout_id)
+        case PromptMean():
+            # A rollout without a group is a group alone; the mark keeps the two kinds of name apart.
+            return _mean_of_means(rows, lambda _index, row: f"g{row.group}" if row.group else f"r{row.rollout_id}")
+        case SequenceMeanTokenMean():
+            return _mean_of_means(rows, lambda index, _row: str(index))
+        case SequenceMeanTokenSumNorm(length=length):
+            if length is None:
+                raise ValueError("The aggregation sequence_mean_token_sum_norm needs a length outside of a run.")
+            sequences = sum(1 for row in rows if row.trained_tokens)
+            return [1.0 / (sequences * length) if row.trained_tokens else 0.0 for row in rows]
+        case _:
+            assert_never(aggregation)
 
 
-def policy_loss(
-    *,
-    logprobs_BT: Tensor,
-    proximal_BT: Tensor,
-    sampler_BT: Tensor,
-    advantages_BT: Tensor,
-    weights_BT: Tensor,
-    settings: LossSettings,
-    reference_BT: Tensor | None = None,
-) -> Tensor:
-    """Computes the clipped policy loss with truncated importance sampling.
+def _mean_of_means(rows: Sequence[Row], unit: Callable[[int, Row], str]) -> list[float]:
+    """Weighs units alike, and the trained tokens within a unit alike."""
+    tokens: Counter[str] = Counter()
+    for index, row in enumerate(rows):
+        tokens[unit(index, row)] += row.trained_tokens
+    units = sum(1 for n in tokens.values() if n)
+    return [1.0 / (n * units) if (n := tokens[unit(i, row)]) else 0.0 for i, row in enumerate(rows)]
 
-    With r = trained / proximal and w = min(proximal / sampler, C):
-    loss = sum_t weight_t * (-w_t * min(r_t A_t, clip(r_t, 1 - low, 1 + high) A_t) + beta * KL_t).
+
+def policy_loss(batch: TokenBatch, *, weights_BT: Tensor, objective: Objective) -> Tensor:
+    """Computes sum_t weight_t * (correction_t * term_t + coefficient * KL_t).
 
     Args:
-        logprobs_BT: Log-probabilities under the trained policy, with gradient.
-        proximal_BT: The same at the start of the batch, without gradient.
-        sampler_BT: Under the sampling policy.
-        advantages_BT: Advantage of each token's rollout.
+        batch: One micro-batch under every policy.
         weights_BT: `token_weights`, and 0 wherever nothing trains.
-        settings: Clip, cap, KL.
-        reference_BT: Under the frozen reference; needed for a KL penalty.
+        objective: Which loss, correction and KL penalty; a penalty in the reward was taken off before advantages.
 
     Returns:
         A scalar with gradient.
 
     Raises:
         ValueError: if a KL penalty is asked for without reference log-probabilities.
-
-    Source: PPO (arXiv:1707.06347) eq. 7; DAPO (arXiv:2503.14476) eq. 8; truncated importance sampling as in
-    "Your efficient RL framework secretly brings you off-policy RL training" (Yao et al., 2025).
     """
-    mask_BT = weights_BT > 0
-    # Where nothing trains the difference is set to 0 first, so that exp() cannot overflow into 0 * inf = nan.
-    ratio_BT = torch.where(mask_BT, logprobs_BT - proximal_BT, 0.0).exp()
-    clipped_BT = ratio_BT.clamp(1.0 - settings.clip_low, 1.0 + settings.clip_high)
-    terms_BT = -torch.minimum(ratio_BT * advantages_BT, clipped_BT * advantages_BT)
-    if settings.importance_cap is not None:
-        importance_BT = torch.where(mask_BT, proximal_BT - sampler_BT, 0.0).exp()
-        terms_BT = terms_BT * importance_BT.clamp(max=settings.importance_cap)
-    if settings.kl is not KlEstimator.NONE:
-        if reference_BT is None:
+    terms_BT = loss_terms(batch, objective.loss).terms_BT * correction_weights(batch, objective.correction).weights_BT
+    if isinstance(objective.kl, LossKl):
+        if batch.reference_BT is None:
             raise ValueError("A KL penalty needs the log-probabilities of the reference policy.")
-        delta_BT = torch.where(mask_BT, reference_BT - logprobs_BT, 0.0)
-        terms_BT = terms_BT + settings.kl_coefficient * kl_estimate(delta_BT, settings.kl)
+        penalty_BT = kl_terms(batch.reference_BT - batch.pi_BT, objective.kl.estimator)
+        if objective.kl.weighted:
+            penalty_BT = penalty_BT * bounded_exp(batch.pi_BT - batch.proximal_BT)
+        terms_BT = terms_BT + objective.kl.coefficient * penalty_BT
     return (terms_BT * weights_BT).sum()
-
-
-def kl_estimate(delta: Tensor, estimator: KlEstimator) -> Tensor:
-    """Estimates KL(trained || reference) from d = log reference - log trained of tokens sampled by the trained policy.
-
-    Source: J. Schulman, "Approximating KL divergence" (2020): k1 = -d, k2 = d^2 / 2, k3 = e^d - d - 1.
-    """
-    match estimator:
-        case KlEstimator.NONE:
-            return torch.zeros_like(delta)
-        case KlEstimator.K1:
-            return -delta
-        case KlEstimator.K2:
-            return delta.square() / 2
-        case KlEstimator.K3:
-            return delta.exp() - delta - 1
 
 
 def cross_entropy_loss(*, logprobs_BT: Tensor, weights_BT: Tensor) -> Tensor:
@@ -178,52 +101,90 @@ def cross_entropy_loss(*, logprobs_BT: Tensor, weights_BT: Tensor) -> Tensor:
     return -(torch.where(weights_BT > 0, logprobs_BT, 0.0) * weights_BT).sum()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenSums:
+    """Sums and maxima over trained tokens, which add up over micro-batches and ranks; see `loss_metrics`.
+
+    Attributes:
+        tokens: Number of trained tokens.
+        clipped: Tokens whose gradient the clip removed (for `cispo`: whose weight it bounded).
+        capped: Tokens whose importance weight was truncated.
+        dropped: Tokens that the correction left out.
+        abs_delta: Sum of |trainer - sampler| log-probability.
+        kl_sampler_k1: Sum of the k1 estimate of KL(sampler || trainer).
+        kl_sampler: Sum of the k3 estimate of the same.
+        weight: Sum of importance weights trainer / sampler, before the correction.
+        weight_squared: Sum of their squares.
+        kl_reference: Sum of the KL estimate against the reference.
+        neg_logprob: Sum of -log-probability of the sampled tokens (an entropy estimate).
+        staleness: Sum of version lags.
+        max_abs_delta: Largest |trainer - sampler|.
+        max_weight: Largest importance weight.
+        max_staleness: Largest version lag.
+    """
+
+    tokens: float
+    clipped: float
+    capped: float
+    dropped: float
+    abs_delta: float
+    kl_sampler_k1: float
+    kl_sampler: float
+    weight: float
+    weight_squared: float
+    kl_reference: float
+    neg_logprob: float
+    staleness: float
+    max_abs_delta: float
+    max_weight: float
+    max_staleness: float
+
+
 @torch.no_grad()
-def token_sums(
-    *,
-    logprobs_BT: Tensor,
-    proximal_BT: Tensor,
-    sampler_BT: Tensor,
-    advantages_BT: Tensor,
-    mask_BT: Tensor,
-    versions_BT: Tensor,
-    current_version: int,
-    settings: LossSettings,
-    reference_BT: Tensor | None = None,
-) -> TokenSums:
-    """Sums what `loss_metrics` reports over the trained tokens of one micro-batch; shapes as in `policy_loss`."""
-    logprobs, proximal = logprobs_BT[mask_BT].double(), proximal_BT[mask_BT].double()
-    sampler, advantages = sampler_BT[mask_BT].double(), advantages_BT[mask_BT].double()
-    ratio = (logprobs - proximal).exp()
-    too_high = (ratio > 1.0 + settings.clip_high) & (advantages > 0)
-    too_low = (ratio < 1.0 - settings.clip_low) & (advantages < 0)
-    delta = proximal - sampler
+def token_sums(batch: TokenBatch, *, versions_BT: Tensor, current_version: int, objective: Objective) -> TokenSums:
+    """Sums what `loss_metrics` reports over the trained tokens of one micro-batch.
+
+    The trainer that the sampler is compared with is the proximal policy; where the sampler stands in for that one, it is
+    the trained policy.
+    """
+    mask_BT = batch.mask_BT
+    correction = correction_weights(batch, objective.correction)
+    trainer_BT = batch.pi_BT if objective.proximal is Proximal.SAMPLER else batch.proximal_BT
+    delta = (trainer_BT - batch.mu_BT)[mask_BT].double()
     importance = delta.exp()
-    cap = settings.importance_cap
     lag = (current_version - versions_BT[mask_BT]).double().clamp(min=0)
-    reference = torch.zeros_like(logprobs)
-    if reference_BT is not None:
-        reference = kl_estimate(reference_BT[mask_BT].double() - logprobs, settings.kl)
+    kl_reference = 0.0
+    if isinstance(objective.kl, LossKl) and batch.reference_BT is not None:
+        distance = (batch.reference_BT - batch.pi_BT)[mask_BT].double()
+        kl_reference = float(kl_terms(distance, objective.kl.estimator).sum())
     return TokenSums(
         tokens=float(mask_BT.sum()),
-        clipped=float((too_high | too_low).sum()),
-        capped=0.0 if cap is None else float((importance > cap).sum()),
+        clipped=float(loss_terms(batch, objective.loss).clipped_BT[mask_BT].sum()),
+        capped=float(correction.capped_BT[mask_BT].sum()),
+        dropped=float(correction.dropped_BT[mask_BT].sum()),
         abs_delta=float(delta.abs().sum()),
+        kl_sampler_k1=float(-delta.sum()),
         kl_sampler=float((importance - delta - 1).sum()),
         weight=float(importance.sum()),
         weight_squared=float(importance.square().sum()),
-        kl_reference=float(reference.sum()),
-        neg_logprob=float(-logprobs.sum()),
+        kl_reference=kl_reference,
+        neg_logprob=float(-batch.pi_BT[mask_BT].double().sum()),
         staleness=float(lag.sum()),
-        max_staleness=float(lag.max()) if lag.numel() else 0.0,
+        max_abs_delta=_largest(delta.abs()),
+        max_weight=_largest(importance),
+        max_staleness=_largest(lag),
     )
+
+
+def _largest(values: Tensor) -> float:
+    return float(values.max()) if values.numel() else 0.0
 
 
 def loss_metrics(sums: Sequence[TokenSums], *, positions: int) -> dict[str, float]:
     """Turns the sums of all micro-batches of a step into means per trained token.
 
     Args:
-        sums: One entry per micro-batch.
+        sums: One entry per micro-batch and rank.
         positions: Tokens of the rows, trained or not; `masked_share` is the part that does not train.
     """
     tokens = sum(s.tokens for s in sums)
@@ -235,9 +196,16 @@ def loss_metrics(sums: Sequence[TokenSums], *, positions: int) -> dict[str, floa
         "masked_share": 1.0 - tokens / positions,
         "clipped_share": sum(s.clipped for s in sums) / tokens,
         "capped_share": sum(s.capped for s in sums) / tokens,
+        "correction_masked_share": sum(s.dropped for s in sums) / tokens,
         "abs_logprob_delta": sum(s.abs_delta for s in sums) / tokens,
+        "abs_logprob_delta_max": max(s.max_abs_delta for s in sums),
+        # KL(sampler || trainer) in nats per token: k1 is unbiased and may be negative, k3 never is.
+        "kl_sampler_trainer_k1": sum(s.kl_sampler_k1 for s in sums) / tokens,
         "kl_sampler_trainer": sum(s.kl_sampler for s in sums) / tokens,
         "importance_mean": weight / tokens,
+        "importance_max": max(s.max_weight for s in sums),
+        # chi^2(trainer || sampler) = E_sampler[w^2] - 1.
+        "chi_squared": squared / tokens - 1.0,
         # Kish's effective sample size as a share of the tokens: 1 means that sampler and trainer agree.
         "effective_sample_share": weight * weight / (squared * tokens) if squared else 0.0,
         "kl_reference": sum(s.kl_reference for s in sums) / tokens,

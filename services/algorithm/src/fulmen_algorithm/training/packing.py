@@ -1,30 +1,25 @@
 # ruff: noqa: N815 (tensor names end with their shape)
 """Micro-batches: every token of every row is in exactly one of them, and none is larger than the budget.
 
-Legend: B lines, T positions of a line. A padded micro-batch has one row per line; a packed one has a single line in
-which rows follow each other and positions restart at 0 (attention never crosses a restart).
+Legend: B lines, T positions of a line. A line of a padded micro-batch is one row; in a packed one rows follow each
+other in a line for as long as they fit, and positions restart at 0 (attention never crosses a restart). A line is as
+long as the micro-batch's longest row, so attention costs no more than with padding, and less is padded.
 """
 
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 import torch
 from torch import Tensor
 
 from fulmen_algorithm.training.rows import NO_VERSION, Row
-
-
-class PackingMode(StrEnum):
-    """How rows share a micro-batch."""
-
-    PADDED = "padded"
-    PACKED = "packed"
+from fulmen_algorithm.training.settings import PackingMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """Tensors of one forward pass; every field but the two optional ones has shape [B, T].
+    """Tensors of one forward pass; every field but the optional one has shape [B, T].
 
     Attributes:
         input_ids_BT: int64 token ids; padding holds the padding id.
@@ -32,7 +27,7 @@ class MicroBatch:
         attention_mask_BT: int64, 1 for tokens and 0 for padding; None if packed (positions tell the rows apart).
         loss_mask_BT: bool, true where the token trains.
         old_logprobs_BT: float32 log-probabilities under the sampling policy.
-        advantages_BT: float32 advantage of the row, 0 at padding.
+        advantages_BT: float32 advantage of each token, 0 where it does not train.
         versions_BT: int64 policy versions, `NO_VERSION` where no policy sampled.
         row_index_BT: int64 index of the row in the sequence that was packed, -1 at padding.
     """
@@ -51,20 +46,39 @@ class MicroBatch:
         """Positions computed, padding included."""
         return self.input_ids_BT.numel()
 
+    @property
+    def empty(self) -> bool:
+        """Tells whether it holds no row: a rank computes it only to keep the others company."""
+        return bool((self.row_index_BT < 0).all())
 
-def pack(
-    rows: Sequence[Row], *, token_budget: int, pad_token_id: int, mode: PackingMode = PackingMode.PADDED
-) -> list[MicroBatch]:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Where the rows of one micro-batch go.
+
+    Attributes:
+        width: Positions of a line.
+        lines: Indices of the rows in each line.
+    """
+
+    width: int
+    lines: tuple[tuple[int, ...], ...]
+
+    @property
+    def size_tokens(self) -> int:
+        """Positions computed, padding included."""
+        return self.width * len(self.lines)
+
+    def renumbered(self, indices: Sequence[int]) -> "Layout":
+        """Returns the same layout, made for some of the rows, with their indices among all rows."""
+        return Layout(width=self.width, lines=tuple(tuple(indices[i] for i in line) for line in self.lines))
+
+
+def plan(rows: Sequence[Row], *, token_budget: int, mode: PackingMode = PackingMode.PACKED) -> list[Layout]:
     """Distributes rows over micro-batches of at most `token_budget` positions each.
 
-    Padded micro-batches take rows in order of length, so that little is padded; packed ones take the first
-    micro-batch with room (first fit, decreasing). The result depends on nothing but the arguments.
-
-    Args:
-        rows: R rows.
-        token_budget: Largest number of positions of a micro-batch, padding included.
-        pad_token_id: Id for padding positions.
-        mode: Padded or packed.
+    Rows are taken in order of length, the longest first. Padded, each is a line; packed, it goes into the line in which
+    it leaves the least room (best fit, decreasing). The result depends on nothing but the arguments.
 
     Raises:
         ValueError: if a row alone is longer than the budget.
@@ -73,72 +87,74 @@ def pack(
         if len(row.token_ids) > token_budget:
             raise ValueError(f"Row {index} has {len(row.token_ids)} tokens; the budget is {token_budget}.")
     order = sorted(range(len(rows)), key=lambda i: (-len(rows[i].token_ids), i))
-    match mode:
-        case PackingMode.PADDED:
-            return [_padded(rows, bin_, pad_token_id) for bin_ in _bins_padded(rows, order, token_budget)]
-        case PackingMode.PACKED:
-            return [_packed(rows, bin_) for bin_ in _bins_packed(rows, order, token_budget)]
-
-
-def _bins_padded(rows: Sequence[Row], order: Sequence[int], budget: int) -> list[list[int]]:
-    bins: list[list[int]] = []
-    for index in order:
-        # Rows come longest first, so the first row of a bin is its width.
-        if bins and (len(bins[-1]) + 1) * len(rows[bins[-1][0]].token_ids) <= budget:
-            bins[-1].append(index)
-        else:
-            bins.append([index])
-    return bins
-
-
-def _bins_packed(rows: Sequence[Row], order: Sequence[int], budget: int) -> list[list[int]]:
-    bins: list[list[int]] = []
-    room: list[int] = []
+    batches: list[tuple[int, list[list[int]]]] = []
+    gaps: list[tuple[int, int, int]] = []  # room, micro-batch and line of each line with room
     for index in order:
         length = len(rows[index].token_ids)
-        target = next((b for b, free in enumerate(room) if free >= length), None)
-        if target is None:
-            bins.append([])
-            room.append(budget)
-            target = len(bins) - 1
-        bins[target].append(index)
-        room[target] -= length
-    return bins
+        found = bisect_left(gaps, (length, 0, 0)) if mode is PackingMode.PACKED else len(gaps)
+        if found < len(gaps):
+            room, batch, line = gaps.pop(found)
+            batches[batch][1][line].append(index)
+        else:
+            if not batches or (len(batches[-1][1]) + 1) * batches[-1][0] > token_budget:
+                batches.append((length, []))
+            room, batch, line = batches[-1][0], len(batches) - 1, len(batches[-1][1])
+            batches[-1][1].append([index])
+        if room > length:
+            insort(gaps, (room - length, batch, line))
+    return [Layout(width=width, lines=tuple(map(tuple, lines))) for width, lines in batches]
 
 
-def _padded(rows: Sequence[Row], indices: Sequence[int], pad_token_id: int) -> MicroBatch:
-    width = max(len(rows[i].token_ids) for i in indices)
-    lengths = [len(rows[i].token_ids) for i in indices]
+def micro_batch(rows: Sequence[Row], layout: Layout, *, pad_token_id: int, mode: PackingMode) -> MicroBatch:
+    """Makes the tensors of one micro-batch."""
+    lengths = [[len(rows[i].token_ids) for i in line] for line in layout.lines]
 
-    def padded(values: Sequence[Sequence[float]], filler: float, dtype: torch.dtype) -> Tensor:
-        return torch.tensor([[*v, *[filler] * (width - len(v))] for v in values], dtype=dtype)
+    def filled(values: Sequence[Sequence[Sequence[float]]], filler: float, dtype: torch.dtype) -> Tensor:
+        lines = [[x for part in line for x in part] for line in values]
+        return torch.tensor([[*line, *[filler] * (layout.width - len(line))] for line in lines], dtype=dtype)
 
+    def column(name: str, filler: float, dtype: torch.dtype) -> Tensor:
+        return filled([[getattr(rows[i], name) for i in line] for line in layout.lines], filler, dtype)
+
+    attention = None
+    if mode is PackingMode.PADDED:
+        attention = filled([[[1] * n for n in line] for line in lengths], 0, torch.int64)
+    indices = [[[i] * n for i, n in zip(line, ns, strict=True)] for line, ns in zip(layout.lines, lengths, strict=True)]
     return MicroBatch(
-        input_ids_BT=padded([rows[i].token_ids for i in indices], pad_token_id, torch.int64),
-        position_ids_BT=padded([range(n) for n in lengths], 0, torch.int64),
-        attention_mask_BT=padded([[1] * n for n in lengths], 0, torch.int64),
-        loss_mask_BT=padded([rows[i].loss_mask for i in indices], False, torch.bool),
-        old_logprobs_BT=padded([rows[i].old_logprobs for i in indices], 0.0, torch.float32),
-        advantages_BT=padded(
-            [[rows[i].advantage] * n for i, n in zip(indices, lengths, strict=True)], 0.0, torch.float32
-        ),
-        versions_BT=padded([rows[i].policy_versions for i in indices], NO_VERSION, torch.int64),
-        row_index_BT=padded([[i] * n for i, n in zip(indices, lengths, strict=True)], -1, torch.int64),
+        input_ids_BT=column("token_ids", pad_token_id, torch.int64),
+        # A padding position is at 0 as well, so that it sees nothing but itself.
+        position_ids_BT=filled([[range(n) for n in line] for line in lengths], 0, torch.int64),
+        attention_mask_BT=attention,
+        loss_mask_BT=column("loss_mask", False, torch.bool),
+        old_logprobs_BT=column("old_logprobs", 0.0, torch.float32),
+        advantages_BT=column("advantages", 0.0, torch.float32),
+        versions_BT=column("policy_versions", NO_VERSION, torch.int64),
+        row_index_BT=filled(indices, -1, torch.int64),
     )
 
 
-def _packed(rows: Sequence[Row], indices: Sequence[int]) -> MicroBatch:
-    def joined(values: Sequence[Sequence[float]], dtype: torch.dtype) -> Tensor:
-        return torch.tensor([[x for v in values for x in v]], dtype=dtype)
-
-    lengths = [len(rows[i].token_ids) for i in indices]
+def empty_micro_batch(*, pad_token_id: int) -> MicroBatch:
+    """Makes a micro-batch of two padding positions."""
+    zeros, shape = torch.zeros(1, 2), (1, 2)
     return MicroBatch(
-        input_ids_BT=joined([rows[i].token_ids for i in indices], torch.int64),
-        position_ids_BT=joined([range(n) for n in lengths], torch.int64),
+        input_ids_BT=torch.full(shape, pad_token_id, dtype=torch.int64),
+        position_ids_BT=torch.zeros(shape, dtype=torch.int64),
         attention_mask_BT=None,
-        loss_mask_BT=joined([rows[i].loss_mask for i in indices], torch.bool),
-        old_logprobs_BT=joined([rows[i].old_logprobs for i in indices], torch.float32),
-        advantages_BT=joined([[rows[i].advantage] * n for i, n in zip(indices, lengths, strict=True)], torch.float32),
-        versions_BT=joined([rows[i].policy_versions for i in indices], torch.int64),
-        row_index_BT=joined([[i] * n for i, n in zip(indices, lengths, strict=True)], torch.int64),
+        loss_mask_BT=torch.zeros(shape, dtype=torch.bool),
+        old_logprobs_BT=zeros,
+        advantages_BT=zeros,
+        versions_BT=torch.full(shape, NO_VERSION, dtype=torch.int64),
+        row_index_BT=torch.full(shape, -1, dtype=torch.int64),
     )
+
+
+def pack(
+    rows: Sequence[Row], *, token_budget: int, pad_token_id: int, mode: PackingMode = PackingMode.PACKED
+) -> list[MicroBatch]:
+    """Makes all micro-batches of some rows; see `plan`.
+
+    Raises:
+        ValueError: if a row alone is longer than the budget.
+    """
+    layouts = plan(rows, token_budget=token_budget, mode=mode)
+    return [micro_batch(rows, layout, pad_token_id=pad_token_id, mode=mode) for layout in layouts]

@@ -1,95 +1,157 @@
 # ruff: noqa: N806 (tensor names end with their shape)
 """The policy: a causal language model, its tokenizer, and the log-probabilities that training needs of it.
 
-Invariant: weights are float32 on CPU, logits are float32 everywhere, and log-probabilities are those of the
-distribution at the sampling temperature.
+Invariant: weights are float32, logits are normalised in float32, and log-probabilities are those of the distribution at
+the sampling temperature, whatever the precision of the passes and however many ranks share the weights.
 
 Legend: B lines, T positions, V vocabulary.
 """
 
-import random
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    get_constant_schedule_with_warmup,
-    get_cosine_schedule_with_warmup,
-    get_linear_schedule_with_warmup,
 )
 
+from fulmen_algorithm.training.compute import ComputeSettings, Fsdp2
 from fulmen_algorithm.training.packing import MicroBatch
+from fulmen_algorithm.training.parallel import Ranks, autocast, shard, spread_again, wants_bf16
+from fulmen_algorithm.training.publishing import WeightsOrder, WrittenWeights
+from fulmen_algorithm.training.rows import Row
+from fulmen_algorithm.training.scorer import TokenScorer, checkpoint_layers, layers_of, try_out
+from fulmen_algorithm.training.settings import LoraSettings, OptimizerSettings, PackingMode
+from fulmen_algorithm.training.tensor_files import WEIGHTS_FILE
+from fulmen_algorithm.training.weight_writer import WeightWriter, published_tensors
 
-
-class Schedule(StrEnum):
-    """How the learning rate goes on after the warm-up."""
-
-    CONSTANT = "constant"
-    LINEAR = "linear"
-    COSINE = "cosine"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerSettings:
-    """AdamW and its schedule.
-
-    Attributes:
-        learning_rate: Peak learning rate.
-        weight_decay: Decoupled weight decay.
-        beta1: Decay of the first moment.
-        beta2: Decay of the second moment.
-        epsilon: Added to the root of the second moment.
-        schedule: Shape after the warm-up.
-        warmup_steps: Optimiser steps of linear warm-up from 0.
-        total_steps: Optimiser steps at which a linear or cosine schedule reaches 0; not used by a constant one.
-    """
-
-    learning_rate: float
-    weight_decay: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.95
-    epsilon: float = 1e-8
-    schedule: Schedule = Schedule.CONSTANT
-    warmup_steps: int = 0
-    total_steps: int | None = None
+if TYPE_CHECKING:
+    from fulmen_algorithm.training.lora import Adapters
 
 
 class PolicyModel:
-    """A model and its tokenizer, on one device."""
+    """A model and its tokenizer, on one device or spread over ranks."""
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Wraps a loaded model; dropout is off, because the sampler knows none."""
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, lora: LoraSettings | None = None
+    ) -> None:
+        """Wraps a loaded model; dropout is off, because the sampler knows none. With `lora` it gets fresh adapters."""
+        self.adapters = _adapters(model, lora) if lora is not None else None
         self.model = model.eval()
         self.tokenizer = tokenizer
+        self.ranks = Ranks(device=model.device)
+        traits = try_out(model)
+        self._packs = traits.packs
+        self._scorer = TokenScorer(model, traits)
+        self._bf16 = False
+        self._sharded = False
+        self._writer = WeightWriter()
 
     @classmethod
-    def load(cls, model_dir: Path | str, *, device: str = "cpu") -> "PolicyModel":
+    def load(cls, model_dir: Path | str, *, device: str = "cpu", lora: LoraSettings | None = None) -> "PolicyModel":
         """Loads a model directory in float32; nothing is downloaded.
 
         Raises:
             OSError: if the directory holds no model or no tokenizer.
+            ValueError: if the model has none of the modules that are to get adapters.
         """
         model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
         model.to(device)  # type: ignore[arg-type]  # the library's wrapper hides the signature
-        return cls(model, tokenizer)
+        return cls(model, tokenizer, lora=lora)
+
+    def prepare(self, compute: ComputeSettings, ranks: Ranks) -> None:
+        """Makes it ready to be trained by some ranks; called once, by each of them, before an optimiser is built.
+
+        The weights may be on the CPU still if they are to be spread over the ranks.
+        """
+        self.ranks = ranks
+        self._bf16 = wants_bf16(compute, ranks.device)
+        if compute.gradient_checkpointing:
+            checkpoint_layers(self.model)
+        if isinstance(compute.parallel, Fsdp2):
+            shard(self._scorer, layers_of(self.model), ranks, compute.parallel, bf16=self._bf16)
+            self._sharded = True
 
     def save(self, model_dir: Path | str) -> None:
-        """Writes config, safetensors weights and tokenizer; the directory is complete when this returns."""
-        self.model.save_pretrained(model_dir, safe_serialization=True)
+        """Writes what training changes: a model folder, or a folder of adapters; complete when this returns.
+
+        All ranks call it, and rank 0 writes.
+        """
+        weights = _whole_weights(self.model) if self.sharded else None
+        if not self.ranks.leads:
+            return
+        if self.adapters is not None:
+            self.adapters.write(Path(model_dir), weights)
+        else:
+            self.model.save_pretrained(model_dir, safe_serialization=True, state_dict=weights)
         self.tokenizer.save_pretrained(model_dir)
+
+    def publish(self, folder: Path, order: WeightsOrder) -> WrittenWeights | None:
+        """Writes the present weights for engines: whole, as what changed, or their adapters.
+
+        All ranks call it; rank 0 writes, and is the one that gets an answer.
+        """
+        weights = _whole_weights(self.model) if self.sharded else None
+        if not self.ranks.leads:
+            return None
+        if self.adapters is not None and not order.merged:
+            return self.adapters.write(folder, weights)
+        if self.adapters is not None:
+            tensors = self.adapters.merged(self.adapters.names[0], weights)
+        else:
+            tensors = published_tensors(self.model)
+            if weights is not None:
+                tensors = {name: weights[name] for name in tensors}
+        return self._writer.write(tensors, self.save_tensors, folder, order)
+
+    def save_tensors(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
+        """Writes a model folder with these tensors in the place of the model's own."""
+        if self.adapters is None:
+            self.model.save_pretrained(folder, safe_serialization=True, state_dict=dict(tensors))
+        else:
+            # The library would write the adapters.
+            folder.mkdir(parents=True)
+            self.model.config.save_pretrained(folder)
+            if self.model.generation_config is not None:
+                self.model.generation_config.save_pretrained(folder)
+            own = {name: tensor.contiguous() for name, tensor in tensors.items()}
+            save_file(own, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+        self.tokenizer.save_pretrained(folder)
+
+    def adapter_of(self, row: Row) -> str:
+        """Returns the adapter that a row trains; empty if the weights themselves train.
+
+        Raises:
+            UnknownRole: if there are adapters by role, and none of the row's.
+        """
+        return "" if self.adapters is None else self.adapters.of_role(row.role)
+
+    def use_adapter(self, name: str) -> None:
+        """Makes an adapter the one that passes go through; empty if the weights themselves train."""
+        if self.adapters is not None:
+            self.adapters.use(name)
 
     @property
     def device(self) -> torch.device:
-        """Device of the weights."""
-        return self.model.device
+        """Device that computes."""
+        return self.ranks.device
+
+    @property
+    def sharded(self) -> bool:
+        """Tells whether the weights are spread over ranks, so that every pass is one of all ranks."""
+        return self._sharded
+
+    def packing(self, wanted: PackingMode) -> PackingMode:
+        """Returns how rows share micro-batches: as wanted, unless rows of one line would see each other."""
+        return wanted if self._packs else PackingMode.PADDED
 
     @property
     def pad_token_id(self) -> int:
@@ -103,27 +165,51 @@ class PolicyModel:
                 return int(candidate)
         raise ValueError("The tokenizer has neither a padding nor an end-of-sequence token.")
 
-    def token_logprobs(self, batch: MicroBatch, *, temperature: float = 1.0) -> Tensor:
+    def token_logprobs(self, batch: MicroBatch, *, temperature: float = 1.0, trained_only: bool = False) -> Tensor:
         """Computes the log-probability of every token given those before it in its row.
 
         Args:
             batch: Padded or packed micro-batch.
             temperature: Sampling temperature, > 0; logits are divided by it.
+            trained_only: Whether only the tokens that train are asked for; the others' are 0.0, and cost no logits.
 
         Returns:
             float32 [B, T]; position t holds log p(token t | tokens before t); the first of a row is meaningless, and
             0.0 at t = 0.
         """
-        output = self.model(
-            input_ids=batch.input_ids_BT.to(self.device),
-            position_ids=batch.position_ids_BT.to(self.device),
-            attention_mask=None if batch.attention_mask_BT is None else batch.attention_mask_BT.to(self.device),
-            use_cache=False,
-        )
-        logits_BTV = output.logits[:, :-1].float() / temperature
-        targets_BT1 = batch.input_ids_BT[:, 1:, None].to(self.device)
-        picked_BT = torch.gather(logits_BTV.log_softmax(-1), -1, targets_BT1).squeeze(-1)
-        return torch.nn.functional.pad(picked_BT, (1, 0))
+        ids_BT = batch.input_ids_BT.to(self.device)
+        asked_BT = batch.loss_mask_BT.to(self.device) if trained_only else torch.ones_like(ids_BT, dtype=torch.bool)
+        attention = batch.attention_mask_BT
+        if self.adapters is not None:
+            self.adapters.drop_out(torch.is_grad_enabled())
+        with autocast(self.device, bf16=self._bf16 and not self.sharded):
+            logprobs_BT: Tensor = self._scorer(
+                ids_BT,
+                batch.position_ids_BT.to(self.device),
+                None if attention is None else attention.to(self.device),
+                asked_BT,
+                temperature,
+            )
+        if self.sharded and not torch.is_grad_enabled():
+            # The root keeps its weights gathered for a backward pass, which does not come.
+            spread_again(self._scorer)
+        return logprobs_BT
+
+
+def _adapters(model: PreTrainedModel, settings: LoraSettings) -> "Adapters":
+    # The library of adapters takes half a second to import, on every rank.
+    from fulmen_algorithm.training.lora import Adapters
+
+    return Adapters(model, settings)
+
+
+def _whole_weights(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Collects weights that are spread over ranks, on the CPU of rank 0; those that are tied once, as files hold them."""
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    once = {name for name, _ in model.named_parameters()}
+    tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - once
+    whole = get_model_state_dict(model, options=options)
+    return {name: value for name, value in whole.items() if name not in tied and isinstance(value, Tensor)}
 
 
 def make_optimizer(policy: PolicyModel, settings: OptimizerSettings) -> torch.optim.AdamW:
@@ -139,25 +225,3 @@ def make_optimizer(policy: PolicyModel, settings: OptimizerSettings) -> torch.op
         betas=(settings.beta1, settings.beta2),
         eps=settings.epsilon,
     )
-
-
-def make_schedule(optimizer: torch.optim.Optimizer, settings: OptimizerSettings) -> torch.optim.lr_scheduler.LambdaLR:
-    """Builds the learning-rate schedule; one step of it follows each optimiser step.
-
-    Raises:
-        ValueError: if a schedule that decays lacks `total_steps`.
-    """
-    if settings.schedule is Schedule.CONSTANT:
-        return get_constant_schedule_with_warmup(optimizer, settings.warmup_steps)
-    if settings.total_steps is None:
-        raise ValueError(f"A {settings.schedule} schedule needs total_steps.")
-    if settings.schedule is Schedule.LINEAR:
-        return get_linear_schedule_with_warmup(optimizer, settings.warmup_steps, settings.total_steps)
-    return get_cosine_schedule_with_warmup(optimizer, settings.warmup_steps, settings.total_steps)
-
-
-def seed_everything(seed: int) -> None:
-    """Seeds the process-wide generators of Python, numpy and torch (all devices)."""
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)

@@ -12,27 +12,42 @@ NO_VERSION = -1
 """Policy version of a token that no policy sampled (prompt, observation, padding)."""
 
 
+class UnknownRole(Exception):
+    """A row is of a role that has no adapter."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One token sequence of one rollout, ready for training.
 
-    Several rows may share a `rollout_id` (sub-agents, context resets); they then share one advantage.
+    Several rows may share a `rollout_id` (sub-agents, context resets); unless credit differs by step, they then share
+    one advantage.
 
     Attributes:
         rollout_id: The rollout that the sequence comes from; aggregation weights count rollouts by it.
         token_ids: T token ids, prompt and completion together.
         loss_mask: T flags; true where the token was sampled by the policy and trains.
         old_logprobs: T natural log-probabilities under the sampling policy; 0.0 where the mask is false.
-        advantage: One number for the whole rollout, in units of reward.
+        advantages: T numbers; 0.0 where the mask is false.
         policy_versions: T versions of the policy that sampled each token; `NO_VERSION` where the mask is false.
+        group: The prompt's group that the rollout belongs to; aggregation by prompt counts groups by it. Empty stands for
+            a group of this rollout alone.
+        role: Name of the agent whose sequence it is; empty for the only one there is.
+        rewards: T rewards, for a critic that computes the advantages; 0.0 where the mask is false. Empty without one.
+        steps: T numbers that order the tokens of a rollout over its rows: the agent step in which each was sampled.
+            Empty if rows follow each other.
     """
 
     rollout_id: str
     token_ids: tuple[int, ...]
     loss_mask: tuple[bool, ...]
     old_logprobs: tuple[float, ...]
-    advantage: float
+    advantages: tuple[float, ...]
     policy_versions: tuple[int, ...]
+    group: str = ""
+    role: str = ""
+    rewards: tuple[float, ...] = ()
+    steps: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Checks the invariant.
@@ -44,18 +59,32 @@ class Row:
         length = len(self.token_ids)
         if not length:
             raise ValueError("A row needs at least one token.")
-        for name in ("loss_mask", "old_logprobs", "policy_versions"):
+        for name in ("loss_mask", "old_logprobs", "advantages", "policy_versions"):
             if len(getattr(self, name)) != length:
                 raise ValueError(f"{name} has {len(getattr(self, name))} entries for {length} tokens.")
+        if len(self.rewards) not in (0, length) or len(self.steps) not in (0, length):
+            raise ValueError(f"rewards or steps have not as many entries as there are tokens ({length}).")
         if self.loss_mask[0]:
             raise ValueError("The first token of a row has no prediction and cannot train.")
-        if not math.isfinite(self.advantage) or not all(map(math.isfinite, self.old_logprobs)):
+        if not all(map(math.isfinite, (*self.old_logprobs, *self.advantages, *self.rewards))):
             raise ValueError(f"Row of rollout {self.rollout_id!r} holds a number that is not finite.")
+        if any(advantage and not trains for advantage, trains in zip(self.advantages, self.loss_mask, strict=True)):
+            raise ValueError(f"Row of rollout {self.rollout_id!r} has an advantage at a token that does not train.")
 
     @property
     def trained_tokens(self) -> int:
         """Number of tokens that train."""
         return sum(self.loss_mask)
+
+    @property
+    def group_key(self) -> str:
+        """The group, or what stands for it."""
+        return self.group or self.rollout_id
+
+
+def spread_advantage(advantage: float, loss_mask: Sequence[bool]) -> tuple[float, ...]:
+    """Gives every token that trains the same advantage."""
+    return tuple(advantage if trains else 0.0 for trains in loss_mask)
 
 
 def row_from_completion(
@@ -66,8 +95,12 @@ def row_from_completion(
     logprobs: Sequence[float],
     advantage: float,
     version: int,
+    group: str = "",
+    role: str = "",
 ) -> Row:
     """Builds the row of a single model call whose completion was sampled by one policy version.
+
+    Every token of the completion has the same advantage.
 
     Raises:
         ValueError: if the prompt is empty, or ids and log-probabilities differ in number.
@@ -80,6 +113,8 @@ def row_from_completion(
         token_ids=(*prompt_ids, *completion_ids),
         loss_mask=(False,) * prompt_length + (True,) * completion_length,
         old_logprobs=(0.0,) * prompt_length + tuple(logprobs),
-        advantage=advantage,
+        advantages=(0.0,) * prompt_length + (advantage,) * completion_length,
         policy_versions=(NO_VERSION,) * prompt_length + (version,) * completion_length,
+        group=group,
+        role=role,
     )

@@ -5,15 +5,16 @@ up to and including the end-of-turn token; what the template appends after it do
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedTokenizerBase
+from fulmen_algorithm.training.rows import NO_VERSION, Row, spread_advantage
 
-from fulmen_algorithm.training.rows import NO_VERSION, Row
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def sft_row(
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: "PreTrainedTokenizerBase",
     messages: Sequence[Mapping[str, Any]],
     *,
     row_id: str,
@@ -49,13 +50,13 @@ def sft_row(
         token_ids=tuple(token_ids),
         loss_mask=tuple(mask),
         old_logprobs=(0.0,) * len(token_ids),
-        advantage=1.0,
+        advantages=spread_advantage(1.0, mask),
         policy_versions=(NO_VERSION,) * len(token_ids),
     )
 
 
 def _render(
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: "PreTrainedTokenizerBase",
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] | None,
     *,

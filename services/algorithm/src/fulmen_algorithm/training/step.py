@@ -1,7 +1,8 @@
 # ruff: noqa: N806 (tensor names end with their shape)
 """One optimiser step, and one batch of them: forward, backward, clip, step, or nothing at all.
 
-Invariant: a step whose loss or gradient norm is not finite changes no weight, no moment and no schedule; it is counted.
+All ranks of a group call these functions with the same rows and get the same results. Invariant: a step whose loss or
+gradient norm is not finite changes no weight and no moment; it is counted.
 
 Legend: B lines, T positions.
 """
@@ -9,14 +10,16 @@ Legend: B lines, T positions.
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import torch
 from torch import Tensor
 
+from fulmen_algorithm.training.critic import Critic
+from fulmen_algorithm.training.engine_gap import ROWS, engine_gap, is_fresh
+from fulmen_algorithm.training.loss_terms import TokenBatch
 from fulmen_algorithm.training.losses import (
-    LossSettings,
     TokenSums,
     cross_entropy_loss,
     loss_metrics,
@@ -24,45 +27,14 @@ from fulmen_algorithm.training.losses import (
     token_sums,
     token_weights,
 )
-from fulmen_algorithm.training.packing import MicroBatch, PackingMode, pack
-from fulmen_algorithm.training.policy import OptimizerSettings, PolicyModel, make_optimizer, make_schedule
+from fulmen_algorithm.training.norm_watch import NormWatch
+from fulmen_algorithm.training.objectives import Proximal
+from fulmen_algorithm.training.packing import Layout, MicroBatch, empty_micro_batch, micro_batch
+from fulmen_algorithm.training.parallel import AllReduce, GradientReducer, clip_gradients, layouts_of
+from fulmen_algorithm.training.policy import PolicyModel, make_optimizer
 from fulmen_algorithm.training.rows import Row
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSettings:
-    """Settings of an optimiser step.
-
-    Attributes:
-        loss: Clip, importance cap, aggregation, KL.
-        temperature: Temperature at which the rollouts were sampled.
-        max_grad_norm: Gradients are scaled down to this global norm.
-        token_budget: Positions per micro-batch.
-        packing: Padded or packed micro-batches.
-    """
-
-    loss: LossSettings = field(default_factory=LossSettings)
-    temperature: float = 1.0
-    max_grad_norm: float = 1.0
-    token_budget: int = 8192
-    packing: PackingMode = PackingMode.PADDED
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchSettings:
-    """How a batch of rows becomes optimiser steps.
-
-    Attributes:
-        minibatches: Optimiser steps per pass; rows of one rollout stay together.
-        epochs: Passes over the batch.
-        recompute_proximal: Whether proximal log-probabilities come from a forward pass at the start of the batch (one
-            more forward; the importance weight then corrects for staleness). If not, the sampler's are used in their
-            place (the bypass, also called 2-policy mode) and the clip alone bounds the step.
-    """
-
-    minibatches: int = 1
-    epochs: int = 1
-    recompute_proximal: bool = True
+from fulmen_algorithm.training.schedule import LearningRate
+from fulmen_algorithm.training.settings import BatchSettings, OptimizerSettings, StepResult, StepSettings
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,41 +43,23 @@ class TrainingState:
 
     policy: PolicyModel
     optimizer: torch.optim.AdamW
-    schedule: torch.optim.lr_scheduler.LambdaLR
+    rate: LearningRate
+    reducer: GradientReducer = field(default_factory=AllReduce)
     optimizer_steps: int = 0
     skipped_steps: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
-    """Outcome of one optimiser step.
-
-    Attributes:
-        loss: Value of the loss before the step.
-        grad_norm: Global gradient norm before clipping.
-        skipped: Whether the step was left out because a number was not finite, or nothing trained.
-        learning_rate: Learning rate that applied.
-        seconds: Wall time.
-        metrics: `loss_metrics` of the step.
-    """
-
-    loss: float
-    grad_norm: float
-    skipped: bool
-    learning_rate: float
-    seconds: float
-    metrics: dict[str, float]
-
-    def as_metrics(self) -> dict[str, float]:
-        """Flattens everything into one mapping of numbers."""
-        flat = asdict(self)
-        return {**flat.pop("metrics"), **{k: float(v) for k, v in flat.items()}}
+    norms: NormWatch = field(default_factory=NormWatch)
+    critic: Critic | None = None
 
 
 def make_state(policy: PolicyModel, settings: OptimizerSettings) -> TrainingState:
-    """Builds a fresh training state around a policy."""
-    optimizer = make_optimizer(policy, settings)
-    return TrainingState(policy=policy, optimizer=optimizer, schedule=make_schedule(optimizer, settings))
+    """Builds a fresh training state around a policy.
+
+    Raises:
+        ValueError: if a schedule that decays lacks `total_steps`.
+    """
+    return TrainingState(
+        policy=policy, optimizer=make_optimizer(policy, settings), rate=LearningRate(settings=settings)
+    )
 
 
 def train_step(
@@ -131,11 +85,11 @@ def train_step(
     Raises:
         ValueError: if a row is longer than the token budget.
     """
-    weights = token_weights(rows, settings.loss.aggregation)
+    weights = token_weights(rows, settings.objective.aggregation)
     sums: list[TokenSums] = []
 
     def loss_of(batch: MicroBatch) -> Tensor:
-        logprobs_BT = state.policy.token_logprobs(batch, temperature=settings.temperature)
+        logprobs_BT = state.policy.token_logprobs(batch, temperature=settings.temperature, trained_only=True)
         device = logprobs_BT.device
         proximal_BT = logprobs_BT.detach()
         if proximal_logprobs is not None:
@@ -143,44 +97,34 @@ def train_step(
         reference_BT = None
         if reference is not None:
             with torch.no_grad():
-                reference_BT = reference.token_logprobs(batch, temperature=settings.temperature).to(device)
-        sampler_BT, advantages_BT = batch.old_logprobs_BT.to(device), batch.advantages_BT.to(device)
-        sums.append(
-            token_sums(
-                logprobs_BT=logprobs_BT,
-                proximal_BT=proximal_BT,
-                sampler_BT=sampler_BT,
-                advantages_BT=advantages_BT,
-                mask_BT=batch.loss_mask_BT.to(device),
-                versions_BT=batch.versions_BT.to(device),
-                current_version=current_version,
-                settings=settings.loss,
-                reference_BT=reference_BT,
-            )
-        )
-        return policy_loss(
+                of_reference_BT = reference.token_logprobs(batch, temperature=settings.temperature, trained_only=True)
+                reference_BT = of_reference_BT.to(device)
+        tokens = TokenBatch(
             logprobs_BT=logprobs_BT,
             proximal_BT=proximal_BT,
-            sampler_BT=sampler_BT,
-            advantages_BT=advantages_BT,
-            weights_BT=_weights(batch, weights).to(device),
-            settings=settings.loss,
+            sampler_BT=batch.old_logprobs_BT.to(device),
+            advantages_BT=batch.advantages_BT.to(device),
+            mask_BT=batch.loss_mask_BT.to(device),
+            row_index_BT=batch.row_index_BT.to(device),
             reference_BT=reference_BT,
         )
+        versions_BT, objective = batch.versions_BT.to(device), settings.objective
+        sums.append(token_sums(tokens, versions_BT=versions_BT, current_version=current_version, objective=objective))
+        return policy_loss(tokens, weights_BT=_weights(batch, weights).to(device), objective=objective)
 
-    return _optimise(state, rows, settings, loss_of, sums)
+    return _optimise(state, rows, settings, loss_of, sums, beside=reference)
 
 
 def sft_step(state: TrainingState, rows: Sequence[Row], *, settings: StepSettings) -> StepResult:
-    """Takes one supervised step: cross-entropy on the tokens that train; `old_logprobs` and `advantage` are not read.
+    """Takes one supervised step: cross-entropy on the tokens that train; `old_logprobs` and `advantages` are not read.
 
     Raises:
         ValueError: if a row is longer than the token budget.
     """
-    weights = token_weights(rows, settings.loss.aggregation)
+    weights = token_weights(rows, settings.objective.aggregation)
 
     def loss_of(batch: MicroBatch) -> Tensor:
-        logprobs_BT = state.policy.token_logprobs(batch)
+        logprobs_BT = state.policy.token_logprobs(batch, trained_only=True)
         return cross_entropy_loss(logprobs_BT=logprobs_BT, weights_BT=_weights(batch, weights).to(logprobs_BT.device))
 
     return _optimise(state, rows, settings, loss_of, [])
@@ -195,60 +139,123 @@ def train_batch(
     seed: int,
     current_version: int = 0,
     reference: PolicyModel | None = None,
-    keep_going: Callable[[], bool] | None = None,
 ) -> list[StepResult]:
     """Takes `epochs * minibatches` steps on a batch of rows.
 
     Rows of one rollout stay in one minibatch; minibatches are drawn anew each epoch by `seed`. Rows without advantage
-    are left in: they count in the normaliser only if the caller keeps them.
+    are left in: they count in the normaliser only if the caller keeps them. With a critic the advantages are made here,
+    out of the rows' rewards, and the critic learns from the same minibatches.
 
     Args:
         state: Changed in place.
         rows: The batch.
         settings: Settings of each step.
-        batch: Minibatches, epochs, proximal policy.
+        batch: Minibatches and epochs.
         seed: Seed of the shuffling; pass another one for each batch.
         current_version: Policy version being trained.
         reference: Frozen policy of the KL penalty.
-        keep_going: Asked before each step; false ends the batch early (cancellation from another thread).
 
     Returns:
         One result per step taken.
     """
     proximal: Sequence[Sequence[float]] | None = None
-    if not batch.recompute_proximal:
+    if settings.objective.proximal is Proximal.SAMPLER:
         proximal = [row.old_logprobs for row in rows]
     elif batch.minibatches * batch.epochs > 1:
-        proximal = logprobs_of(state.policy, rows, settings=settings)
+        proximal = logprobs_of(state.policy, rows, settings=settings, trained_only=True)
+    mode, lesson = state.policy.packing(settings.packing), None
+    if state.critic is not None:
+        lesson = state.critic.assess(rows, token_budget=settings.token_budget, mode=mode)
+        rows = lesson.rows
+    known = proximal if settings.objective.proximal is not Proximal.SAMPLER else None
+    gap = _engine_gap(state.policy, rows, known, settings, current_version) if batch.check_engine else {}
     results: list[StepResult] = []
-    for indices in _minibatches(rows, batch, seed):
-        if keep_going is not None and not keep_going():
-            break
+    for number, indices in enumerate(_minibatches(rows, batch, seed)):
         results.append(
             train_step(
                 state,
                 [rows[i] for i in indices],
-                settings=settings,
+                settings=settings.later(number),
                 current_version=current_version,
                 proximal_logprobs=None if proximal is None else [proximal[i] for i in indices],
                 reference=reference,
             )
         )
-    return results
+        if state.critic is not None and lesson is not None:
+            figures = state.critic.learn(
+                lesson,
+                indices,
+                token_budget=settings.token_budget,
+                mode=mode,
+                explosion_factor=settings.explosion_factor,
+            )
+            results[-1] = replace(results[-1], metrics={**results[-1].metrics, **figures})
+    return [replace(result, metrics={**result.metrics, **gap}) for result in results]
+
+
+def _engine_gap(
+    policy: PolicyModel,
+    rows: Sequence[Row],
+    known: Sequence[Sequence[float]] | None,
+    settings: StepSettings,
+    current_version: int,
+) -> dict[str, float]:
+    """Compares the sampler with the policy as it is now; a few rows do where there is no pass over all of them."""
+    fresh = [index for index, row in enumerate(rows) if is_fresh(row, current_version=current_version)]
+    if known is not None:
+        return engine_gap([rows[i] for i in fresh], [known[i] for i in fresh])
+    some = [rows[i] for i in fresh[:ROWS]]
+    return engine_gap(some, logprobs_of(policy, some, settings=settings, trained_only=True)) if some else {}
 
 
 @torch.no_grad()
-def logprobs_of(policy: PolicyModel, rows: Sequence[Row], *, settings: StepSettings) -> list[list[float]]:
-    """Computes each row's per-token log-probabilities under `policy`, in the order of `rows`."""
-    result: list[list[float]] = [[] for _ in rows]
-    for micro in pack(
-        rows, token_budget=settings.token_budget, pad_token_id=policy.pad_token_id, mode=settings.packing
-    ):
-        logprobs = policy.token_logprobs(micro, temperature=settings.temperature).flatten().tolist()
-        for index, value in zip(micro.row_index_BT.flatten().tolist(), logprobs, strict=True):
+def logprobs_of(
+    policy: PolicyModel, rows: Sequence[Row], *, settings: StepSettings, trained_only: bool = False
+) -> list[list[float]]:
+    """Computes each row's per-token log-probabilities under `policy`, in the order of `rows`.
+
+    With `trained_only` those of the tokens that train, and 0.0 for the others: of a long prompt no logits are computed.
+    """
+    ranks = policy.ranks
+    found: dict[int, list[float]] = {}
+    for micro in _share(policy, rows, settings)[0]:
+        logprobs = policy.token_logprobs(micro, temperature=settings.temperature, trained_only=trained_only)
+        for index, value in zip(micro.row_index_BT.flatten().tolist(), logprobs.flatten().tolist(), strict=True):
             if index >= 0:
-                result[index].append(value)
-    return result
+                found.setdefault(index, []).append(value)
+    everything = {index: values for part in ranks.gather(found) for index, values in part.items()}
+    return [everything[index] for index in range(len(rows))]
+
+
+def _share(policy: PolicyModel, rows: Sequence[Row], settings: StepSettings) -> tuple[Iterator[MicroBatch], float]:
+    """Makes this rank's micro-batches of some rows, and tells which share of all ranks' positions are tokens.
+
+    Each holds rows of one adapter, which is in use when the micro-batch is taken.
+
+    Where the weights are spread over the ranks, all have as many micro-batches: empty ones fill up.
+    """
+    mode, ranks = policy.packing(settings.packing), policy.ranks
+    by_adapter: dict[str, list[int]] = {}
+    for index, row in enumerate(rows):
+        by_adapter.setdefault(policy.adapter_of(row), []).append(index)
+    mine: list[tuple[str, list[Layout], int]] = []
+    positions = 0
+    for adapter, indices in sorted(by_adapter.items()):
+        part = [rows[i] for i in indices]
+        shares, _ = layouts_of(part, ranks, token_budget=settings.token_budget, mode=mode)
+        positions += sum(layout.size_tokens for share in shares for layout in share)
+        missing = max(map(len, shares)) - len(shares[ranks.rank]) if policy.sharded else 0
+        mine.append((adapter, [layout.renumbered(indices) for layout in shares[ranks.rank]], missing))
+
+    def made() -> Iterator[MicroBatch]:
+        for adapter, layouts, missing in mine:
+            policy.use_adapter(adapter)
+            for layout in layouts:
+                yield micro_batch(rows, layout, pad_token_id=policy.pad_token_id, mode=mode)
+            for _ in range(missing):
+                yield empty_micro_batch(pad_token_id=policy.pad_token_id)
+
+    return made(), sum(len(row.token_ids) for row in rows) / max(positions, 1)
 
 
 def _optimise(
@@ -257,37 +264,67 @@ def _optimise(
     settings: StepSettings,
     loss_of: Callable[[MicroBatch], Tensor],
     sums: list[TokenSums],
+    beside: PolicyModel | None = None,
 ) -> StepResult:
-    """Accumulates gradients over micro-batches, then steps if every number is finite."""
+    """Accumulates gradients over micro-batches and ranks, then steps if every number is finite and none explodes."""
     started = perf_counter()
-    rate = float(state.schedule.get_last_lr()[0])
+    policy = state.policy
+    tried = state.optimizer_steps + state.skipped_steps
+    planned = tried if settings.planned_steps is None else settings.planned_steps
+    rate = state.rate.at(taken=state.optimizer_steps, planned=planned, total=settings.total_steps)
+    for group in state.optimizer.param_groups:
+        group["lr"] = rate
     state.optimizer.zero_grad(set_to_none=True)
     loss = 0.0
-    for micro in pack(
-        rows, token_budget=settings.token_budget, pad_token_id=state.policy.pad_token_id, mode=settings.packing
-    ):
-        part = loss_of(micro)
+    micros, efficiency = _share(policy, rows, settings)
+    for micro in micros:
+        part = _accompany(policy, micro, beside) if micro.empty else loss_of(micro)
         part.backward()
         loss += float(part.detach())
+    parameters = list(policy.model.parameters())
+    if not policy.sharded:
+        state.reducer.reduce(parameters, policy.ranks)
+    norm = clip_gradients(parameters, settings.max_grad_norm)
+    measured = policy.ranks.gather((loss, norm, sums))
+    loss = sum(one for one, _, _ in measured)
     trained = any(row.trained_tokens for row in rows)
-    norm = float(torch.nn.utils.clip_grad_norm_(state.policy.model.parameters(), settings.max_grad_norm))
-    skipped = not (trained and math.isfinite(loss) and math.isfinite(norm))
+    # From the same numbers on every rank, so that none steps where another does not.
+    exploded = state.norms.explodes(measured[0][1], settings.explosion_factor)
+    finite = math.isfinite(loss) and all(math.isfinite(one) for _, one, _ in measured)
+    skipped = not (trained and finite) or exploded
     if skipped:
         state.skipped_steps += 1
     else:
         state.optimizer.step()
-        state.schedule.step()
         state.optimizer_steps += 1
     state.optimizer.zero_grad(set_to_none=True)
-    positions = sum(len(row.token_ids) for row in rows)
+    tokens = sum(len(row.token_ids) for row in rows)
+    all_sums = [one for _, _, part in measured for one in part]
+    seconds = perf_counter() - started
     return StepResult(
         loss=loss,
         grad_norm=norm,
         skipped=skipped,
+        exploded=exploded,
         learning_rate=rate,
-        seconds=perf_counter() - started,
-        metrics=loss_metrics(sums, positions=positions) if sums else {},
+        seconds=seconds,
+        metrics=loss_metrics(all_sums, positions=tokens) if all_sums else {},
+        packing_efficiency=efficiency,
+        tokens_per_second=tokens / seconds,
     )
+
+
+def _accompany(policy: PolicyModel, empty: MicroBatch, beside: PolicyModel | None) -> Tensor:
+    """Does the passes of an empty micro-batch, in the order of the others': weights and gradients are exchanged in them.
+
+    Returns:
+        A loss of 0, whose gradient is 0.
+    """
+    nothing = policy.token_logprobs(empty).sum() * 0.0
+    if beside is not None:
+        with torch.no_grad():
+            beside.token_logprobs(empty)
+    return nothing
 
 
 def _minibatches(rows: Sequence[Row], batch: BatchSettings, seed: int) -> Iterator[list[int]]:

@@ -1,12 +1,18 @@
 """Between the messages of the contract and the domain's values."""
 
+import json
 from datetime import datetime
+from statistics import fmean
+from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from fulmen.algorithm.v1 import algorithm_pb2
 from fulmen.algorithm.v1 import training_run_pb2 as pb
 from fulmen.ids import DEFAULT_PROJECT
+from fulmen_algorithm.domain.algorithm import AlgorithmEntry
 from fulmen_algorithm.domain.creation import RunDraft
+from fulmen_algorithm.domain.describing import setting_texts, summary
 from fulmen_algorithm.domain.events import Event
 from fulmen_algorithm.domain.run import PolicyOrigin, PolicySpec, TrainingRun
 from fulmen_algorithm.training.checkpoints import Checkpoint
@@ -33,8 +39,8 @@ def draft(message: pb.TrainingRun, request_id: str) -> RunDraft:
 
 def training_run(run: TrainingRun) -> pb.TrainingRun:
     """Encodes a run."""
-    policy = pb.PolicySpec(name=run.policy.name)
-    if run.policy.origin is not PolicyOrigin.NEWEST:
+    policy = pb.PolicySpec(name=run.policy.name) if run.policy.name else None
+    if policy is not None and run.policy.origin is not PolicyOrigin.NEWEST:
         setattr(policy, run.policy.origin.value, run.policy.source)
     return pb.TrainingRun(
         name=run.name,
@@ -54,6 +60,8 @@ def training_run(run: TrainingRun) -> pb.TrainingRun:
         create_time=_timestamp(run.create_time),
         start_time=_timestamp(run.start_time),
         end_time=_timestamp(run.end_time),
+        provenance=run.provenance,
+        roll_back_count=len(run.branch_points),
     )
 
 
@@ -69,14 +77,34 @@ def event(value: Event) -> pb.TrainingRunEvent:
     return message
 
 
+def algorithm(entry: AlgorithmEntry[Any]) -> algorithm_pb2.Algorithm:
+    """Encodes what an algorithm is and takes."""
+    return algorithm_pb2.Algorithm(
+        name=entry.name,
+        summary=summary(entry),
+        needed_inputs=entry.needs,
+        optional_inputs=entry.optional_inputs,
+        any_inputs=entry.any_of,
+        trains=entry.trains,
+        settings=[
+            algorithm_pb2.AlgorithmSetting(name=text.name, default_json=text.default_json, summary=text.summary)
+            for text in setting_texts(entry)
+        ],
+        settings_schema_json=json.dumps(entry.settings.model_json_schema()),
+    )
+
+
 def checkpoint(run: TrainingRun, value: Checkpoint) -> pb.Checkpoint:
     """Encodes a checkpoint."""
     step = int(value.progress["step"])
     version = int(value.progress["policy_version"])
     created = datetime.fromtimestamp(value.path.stat().st_mtime).astimezone()
+    rewards = value.progress.get("rewards")
     return pb.Checkpoint(
-        name=f"{run.name}/checkpoints/{step}",
+        name=f"{run.name}/checkpoints/{value.sequence}",
+        sequence=value.sequence,
         step=step,
+        reward_mean=fmean(rewards) if rewards else None,
         policy_version=f"resources/policy.{run.policy.name}/versions/{version}" if version else "",
         size_bytes=value.size_bytes,
         create_time=_timestamp(created),

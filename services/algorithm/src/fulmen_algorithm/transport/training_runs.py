@@ -10,22 +10,23 @@ from fulmen.algorithm.v1 import training_run_service_pb2 as pb
 from fulmen.algorithm.v1.training_run_service_pb2_grpc import TrainingRunServiceServicer
 from fulmen.errors import (
     ArgumentInvalid,
+    CheckpointNotFound,
     Draining,
-    NotYetServed,
     PageTokenInvalid,
     PermissionDenied,
     TrainingRunNotFound,
     Violation,
 )
 from fulmen_algorithm.domain.algorithm import Registry
-from fulmen_algorithm.domain.creation import checked_run
-from fulmen_algorithm.domain.events import Clock
+from fulmen_algorithm.domain.creation import Unavailable, checked_run
+from fulmen_algorithm.domain.events import Clock, EventLog
 from fulmen_algorithm.domain.ports import Notify, ResourceShelf
-from fulmen_algorithm.domain.report import report
+from fulmen_algorithm.domain.report import Report, report
+from fulmen_algorithm.domain.run import TrainingRun
 from fulmen_algorithm.domain.runs import Entry, Runs
 from fulmen_algorithm.domain.worker import RunWorker
 from fulmen_algorithm.persistence.run_files import RunFiles
-from fulmen_algorithm.training.checkpoints import CheckpointStore
+from fulmen_algorithm.training.checkpoints import Checkpoint, CheckpointStore
 from fulmen_algorithm.transport import encode
 from fulmen_service_kit.auth import current_caller
 
@@ -46,6 +47,7 @@ class TrainingRunServicer(TrainingRunServiceServicer):
         shelf: Callable[[str, Notify], ResourceShelf],
         open_files: Callable[[str], RunFiles],
         clock: Clock,
+        unavailable: Unavailable,
     ) -> None:
         self._runs = runs
         self._worker = worker
@@ -53,6 +55,7 @@ class TrainingRunServicer(TrainingRunServiceServicer):
         self._shelf = shelf
         self._open_files = open_files
         self._clock = clock
+        self._unavailable = unavailable
         self._creating = asyncio.Lock()
         self._draining = asyncio.Event()
 
@@ -72,7 +75,14 @@ class TrainingRunServicer(TrainingRunServiceServicer):
             run = self._runs.existing(draft)
             if run is None:
                 shelf = self._shelf(draft.project, _nobody)
-                run = await checked_run(draft, registry=self._registry, shelf=shelf, now=self._clock())
+                run = await checked_run(
+                    draft,
+                    registry=self._registry,
+                    shelf=shelf,
+                    now=self._clock(),
+                    unavailable=self._unavailable,
+                    knows_run=self._runs.has,
+                )
                 if not request.validate_only:
                     self._runs.add(run)
         return pb.CreateTrainingRunResponse(training_run=encode.training_run(run))
@@ -135,14 +145,21 @@ class TrainingRunServicer(TrainingRunServiceServicer):
         run = await self._worker.cancel(self._entry(request.name).run.name)
         return pb.CancelTrainingRunResponse(training_run=encode.training_run(run))
 
+    async def ListAlgorithms(
+        self, request: pb.ListAlgorithmsRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ListAlgorithmsResponse:
+        """Lists the algorithms."""
+        return pb.ListAlgorithmsResponse(
+            algorithms=[encode.algorithm(entry) for _, entry in sorted(self._registry.items())]
+        )
+
     async def ListCheckpoints(
         self, request: pb.ListCheckpointsRequest, context: grpc.aio.ServicerContext
     ) -> pb.ListCheckpointsResponse:
         """Lists the checkpoints of a run, newest first."""
         run = self._entry(request.parent).run
         store = CheckpointStore(directory=self._open_files(run.run_id).checkpoints)
-        # Every file is checked against its manifest, which reads it whole.
-        found = await asyncio.to_thread(store.all_valid)
+        found = [value for value in await asyncio.to_thread(store.listed) if own_past(run, value)]
         page, token = _page(found[::-1], request.page_size, request.page_token)
         return pb.ListCheckpointsResponse(
             checkpoints=[encode.checkpoint(run, value) for value in page], next_page_token=token
@@ -151,18 +168,25 @@ class TrainingRunServicer(TrainingRunServiceServicer):
     async def RollBackTrainingRun(
         self, request: pb.RollBackTrainingRunRequest, context: grpc.aio.ServicerContext
     ) -> pb.RollBackTrainingRunResponse:
-        """Not yet served."""
-        raise NotYetServed("RollBackTrainingRun is part of the contract and not yet served.")
+        """Puts a run back to a checkpoint."""
+        parent, _, sequence = request.checkpoint.partition("/checkpoints/")
+        run = self._entry(parent).run
+        store = CheckpointStore(directory=self._open_files(run.run_id).checkpoints)
+        # It is read whole when it is its turn, and then once: that may take minutes, for which nobody waits here.
+        listed = {str(value.sequence): value for value in await asyncio.to_thread(store.listed)}
+        found = listed.get(sequence)
+        run = self._entry(parent).run  # as it is after the wait
+        if found is None or not own_past(run, found):
+            raise CheckpointNotFound("The run has no such checkpoint.", checkpoint=request.checkpoint[:128])
+        run = self._runs.roll_back(run.name, sequence=found.sequence, step=int(found.progress["step"]))
+        return pb.RollBackTrainingRunResponse(training_run=encode.training_run(run))
 
     async def GetTrainingRunReport(
         self, request: pb.GetTrainingRunReportRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetTrainingRunReportResponse:
         """Returns the report of a run as it is now."""
         entry = self._entry(request.name)
-        files = self._open_files(entry.run.run_id)
-        made = await asyncio.to_thread(
-            report, entry.run, entry.events.steps(), entry.events.notices(), files.notes(), files.versions()
-        )
+        made = await asyncio.to_thread(_report, entry.run, entry.events, self._open_files(entry.run.run_id))
         return pb.GetTrainingRunReportResponse(markdown=made.markdown, curve_png=made.curve_png)
 
     def _entry(self, name: str) -> Entry:
@@ -171,6 +195,17 @@ class TrainingRunServicer(TrainingRunServiceServicer):
         if not current_caller().may_access(entry.run.project):
             raise TrainingRunNotFound("There is no such training run.", training_run=name[:128])
         return entry
+
+
+def _report(run: TrainingRun, events: EventLog, files: RunFiles) -> Report:
+    """Reads all that a report needs, which may be long, and makes it; the run may go on meanwhile."""
+    return report(run, events.steps(), events.notices(), files.notes(), files.versions(repair=False))
+
+
+def own_past(run: TrainingRun, checkpoint: Checkpoint) -> bool:
+    """Tells whether a run may be put back to a checkpoint, or has left it behind by an earlier roll back."""
+    branch = int(checkpoint.progress.get("branch", 0))
+    return run.descends_from(branch=branch, sequence=checkpoint.sequence)
 
 
 def _check_project(project: str) -> None:

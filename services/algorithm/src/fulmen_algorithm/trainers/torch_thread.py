@@ -27,6 +27,10 @@ class TorchThread:
         """Runs a function in the thread; a cancelled caller leaves it running to its end."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, partial(work, *args, **kwargs))
 
+    def soon(self, work: Callable[[], None]) -> None:
+        """Runs a function in the thread, and does not wait for it."""
+        self._executor.submit(work)
+
     def close(self) -> None:
         """Waits for the work at hand and drops the rest."""
         self._executor.shutdown(wait=True, cancel_futures=True)

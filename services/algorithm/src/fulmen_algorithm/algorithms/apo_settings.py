@@ -1,0 +1,167 @@
+"""Settings of `apo`, and what it knows while it searches."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from fulmen_algorithm.algorithms.prompt_search import Candidate
+from fulmen_algorithm.domain.algorithm import RolloutLimits, RunSettings
+from fulmen_algorithm.domain.groups import Mode
+from fulmen_algorithm.training.strict import NONE_BY_NAME, Strict
+
+
+class Model(Strict):
+    """A model that is asked.
+
+    Attributes:
+        model: Its name: a route of the LLM proxy, or a model of the endpoint.
+        base_url: An OpenAI-compatible endpoint; empty for the LLM proxy.
+        key_name: The entry of the service's `endpoint_keys` for it; empty for none.
+        temperature: Sampling temperature; `"none"` leaves it to the model.
+        max_tokens: Longest answer, in tokens.
+    """
+
+    model: str = Field(min_length=1, max_length=200)
+    base_url: str = Field(default="", pattern=r"^(https?://\S+)?$")
+    key_name: str = Field(default="", pattern=r"^[A-Za-z0-9._-]{0,63}$")
+    temperature: Annotated[float | None, NONE_BY_NAME] = Field(default=1.0, ge=0, le=2)
+    max_tokens: int = Field(default=2048, ge=1, le=1_048_576)
+
+
+class Halving(Strict):
+    """Successive halving: all on one minibatch, the worse half is dropped, and again.
+
+    Attributes:
+        tasks: Training tasks of a minibatch.
+    """
+
+    kind: Literal["halving"] = "halving"
+    tasks: int = Field(default=8, ge=1, le=10_000)
+
+
+class Ucb(Strict):
+    """Upper confidence bounds: each once, then again and again the one whose mean might be the best.
+
+    Attributes:
+        tasks: Training tasks of a minibatch.
+        pulls: Minibatches of a round, at least one for each candidate.
+        exploration: How much being rarely measured counts, in units of reward.
+    """
+
+    kind: Literal["ucb"]
+    tasks: int = Field(default=4, ge=1, le=10_000)
+    pulls: int = Field(default=32, ge=1, le=100_000)
+    exploration: float = Field(default=0.5, ge=0)
+
+
+class Budget(Strict):
+    """What a search may use up; when it has, it ends with what it has found.
+
+    Attributes:
+        calls: Calls of critic and editor.
+        tokens: Tokens of those calls, as the endpoint counts them; the calls under way may exceed it.
+        rollouts: Rollouts on training tasks.
+    """
+
+    calls: int = Field(default=300, ge=1)
+    tokens: int = Field(default=2_000_000, ge=1)
+    rollouts: int = Field(default=10_000, ge=1)
+
+
+class ApoSettings(RunSettings):
+    """Settings of `apo`.
+
+    Attributes:
+        steps: Rounds of the search.
+        critic: The model that says what is wrong with a prompt, such as `{model = "gpt-x"}`.
+        editor: The model that rewrites it; left out: the critic.
+        beam_width: Prompts that survive a round.
+        branch_factor: Edits of each of them in a round.
+        paraphrases: Rewordings of each edit that are candidates too, as in the paper; each is a call and its rollouts.
+        concurrency: Edits that are asked for at a time; a process that is killed loses as many answers, at most.
+        gradient_tasks: Training tasks on which a prompt is tried to find what it does badly.
+        gradient_examples: Of these, how many one criticism sees.
+        good_reward: A rollout with at least this reward is no example of what is wrong.
+        selection: How the beam is chosen: `{kind = "halving", tasks = 8}` or `{kind = "ucb", pulls = 32}`.
+        budget: What the search may use up.
+        patience: Rounds with the same prompt at the head after which it ends; 0 for never.
+        target_reward: Ends it when the head's mean reward on training tasks gets there; left out: never.
+        failure_reward: What a rollout counts that the agent failed.
+        max_prompt_chars: Longest prompt.
+        temperature: Sampling temperature of a policy that the run names; other models are asked as the agent asks.
+        max_tokens: Longest answer of one model call of such a policy, in tokens.
+        rollout_timeout_s: Limit of one attempt, in seconds.
+        rollout_attempts: Attempts of one rollout, where the failure is not the agent's.
+    """
+
+    steps: int = Field(default=3, ge=1, le=1000)
+    checkpoint_every: int = Field(default=1, ge=1)
+    critic: Model
+    editor: Model | None = None
+    beam_width: int = Field(default=4, ge=1, le=64)
+    branch_factor: int = Field(default=4, ge=1, le=64)
+    paraphrases: int = Field(default=0, ge=0, le=16)
+    concurrency: int = Field(default=4, ge=1, le=64)
+    gradient_tasks: int = Field(default=8, ge=1, le=10_000)
+    gradient_examples: int = Field(default=4, ge=1, le=64)
+    good_reward: float = 1.0
+    selection: Annotated[Halving | Ucb, Field(discriminator="kind")] = Halving()
+    budget: Budget = Budget()
+    patience: int = Field(default=2, ge=0)
+    target_reward: float | None = None
+    failure_reward: float = 0.0
+    max_prompt_chars: int = Field(default=20_000, ge=1, le=90_000)
+    temperature: float = Field(default=1.0, ge=0, le=2)
+    max_tokens: int = Field(default=1024, ge=1, le=1_048_576)
+    rollout_timeout_s: float = Field(default=120.0, gt=0, le=86400)
+    rollout_attempts: int = Field(default=8, ge=1, le=100)
+
+    @property
+    def rollout_limits(self) -> RolloutLimits:
+        """Limits of the run's rollouts."""
+        return RolloutLimits(timeout_s=self.rollout_timeout_s, attempts=self.rollout_attempts)
+
+    @property
+    def overrides(self) -> dict[str, dict[str, object]]:
+        """Request fields by rollout mode, of a policy that the run names."""
+        fields: dict[str, object] = {"temperature": self.temperature, "max_tokens": self.max_tokens}
+        return {mode.value: fields for mode in Mode}
+
+
+@dataclass(slots=True, kw_only=True)
+class SearchState:
+    """What the search knows; all of it is in `progress.memory`.
+
+    Attributes:
+        candidates: By id, in the order in which they were made.
+        beam: Ids, the best first.
+        rejected: Edits that could not be used, and why.
+        journal: Answers of the round that is under way, by question.
+        calls: Paid for so far.
+        tokens: Paid for so far.
+        rollouts: On training tasks so far.
+        same_head: Rounds in which the head of the beam stayed the same.
+        over: Why the search is over; empty while it goes on.
+    """
+
+    candidates: dict[str, Candidate]
+    beam: list[str]
+    rejected: list[dict[str, str]] = field(default_factory=list)
+    journal: dict[str, str] = field(default_factory=dict)
+    calls: int = 0
+    tokens: int = 0
+    rollouts: int = 0
+    same_head: int = 0
+    over: str = ""
+
+    def as_memory(self) -> dict[str, Any]:
+        """Returns it as JSON values."""
+        return {**asdict(self), "candidates": [asdict(c) for c in self.candidates.values()]}
+
+    @classmethod
+    def of_memory(cls, memory: Mapping[str, Any]) -> "SearchState":
+        """Reads what `as_memory` returned, also after a way through JSON."""
+        made = [Candidate(**{**c, "rewards": tuple(c["rewards"])}) for c in memory["candidates"]]
+        return cls(**{**memory, "candidates": {c.id: c for c in made}, "journal": dict(memory["journal"])})

@@ -1,0 +1,112 @@
+"""What the critic and the editor of a prompt search are asked, how their answers are read, and how the search is shown."""
+
+import difflib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fulmen_algorithm.algorithms.prompt_search import Candidate, placeholders
+
+SHOWN_CHARS = 2000
+_ANSWER = re.compile(r"<prompt>\n?(.*?)\n?</prompt>", re.DOTALL)
+_CRITIC = """\
+You improve prompts. An agent works with the prompt template below; the examples show tasks that it did badly. Say what \
+in the prompt causes that, in a few sentences: what is missing, wrong or unclear. Judge the prompt and not the tasks: \
+advice that fits one task alone is of no use. Do not write a new prompt."""
+_EDITOR = """\
+You improve prompts. Rewrite the prompt template below so that the criticism does not hold any more. Change no more than \
+that needs. {rule}Answer with the whole new template between <prompt> and </prompt>, and with nothing else."""
+_PARAPHRASER = """\
+You improve prompts. Say the prompt template below in other words, with the same meaning. {rule}Answer with the whole new \
+template between <prompt> and </prompt>, and with nothing else."""
+_RULE = "Keep these placeholders exactly as they are, and add none: {names}. "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """A rollout that went badly.
+
+    Attributes:
+        task: What the agent was given, JSON.
+        output: What it returned, or why it failed.
+        reward: What it earned.
+    """
+
+    task: str
+    output: str
+    reward: float
+
+
+def critic_messages(template: str, examples: Sequence[Example]) -> list[dict[str, str]]:
+    """Asks what is wrong with a prompt: the textual gradient."""
+    shown = "\n\n".join(
+        f"<example>\n<task>{each.task[:SHOWN_CHARS]}</task>\n<output>{each.output[:SHOWN_CHARS]}</output>\n"
+        f"<reward>{each.reward:g}</reward>\n</example>"
+        for each in examples
+    )
+    user = f"<template>\n{template}\n</template>\n\n{shown}"
+    return [{"role": "system", "content": _CRITIC}, {"role": "user", "content": user}]
+
+
+def editor_messages(template: str, criticism: str) -> list[dict[str, str]]:
+    """Asks for a better prompt: a step against the gradient."""
+    system = _EDITOR.format(rule=_rule(template))
+    user = f"<template>\n{template}\n</template>\n\n<criticism>\n{criticism}\n</criticism>"
+    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
+
+
+def paraphrase_messages(template: str) -> list[dict[str, str]]:
+    """Asks for the same prompt in other words: a step beside the gradient, for a better one nearby."""
+    user = f"<template>\n{template}\n</template>"
+    return [{"role": "system", "content": _PARAPHRASER.format(rule=_rule(template))}, {"role": "user", "content": user}]
+
+
+def _rule(template: str) -> str:
+    names = ", ".join(sorted(placeholders(template)))
+    return _RULE.format(names=names) if names else ""
+
+
+def edited_prompt(answer: str) -> str:
+    """Takes the prompt out of an editor's answer; empty if there is none."""
+    found = _ANSWER.findall(answer)
+    return str(found[-1]).strip() if found else ""
+
+
+def tree(candidates: Mapping[str, Candidate], *, beam: Sequence[str], best: str) -> str:
+    """Shows the candidates as a tree of edits, with their scores."""
+    lines: list[str] = []
+
+    def show(candidate: Candidate, depth: int) -> None:
+        score = f"train {candidate.mean:.3f} (n = {len(candidate.rewards)})" if candidate.rewards else "not measured"
+        validation = "" if candidate.validation is None else f", validation {candidate.validation:.3f}"
+        mark = " **best**" if candidate.id == best else " in the beam" if candidate.id in beam else ""
+        why = f": {_short(candidate.gradient)}" if candidate.gradient else ""
+        lines.append(f"{'  ' * depth}- `{candidate.id}` {score}{validation}{mark}{why}")
+        for child in candidates.values():
+            if child.parent == candidate.id:
+                show(child, depth + 1)
+
+    for candidate in candidates.values():
+        if not candidate.parent:
+            show(candidate, 0)
+    return "\n".join(lines)
+
+
+def difference(first: str, best: str) -> str:
+    """Shows what has become of the first prompt, as a unified diff in Markdown."""
+    lines = difflib.unified_diff(first.splitlines(), best.splitlines(), "first", "best", lineterm="", n=3)
+    text = "\n".join(lines)
+    # A prompt may hold fences of its own.
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
+    return f"{fence}diff\n{text}\n{fence}" if text else "The first prompt is still the best one."
+
+
+def task_text(task: bytes) -> str:
+    """Shows a task to the critic."""
+    return json.dumps(json.loads(task), ensure_ascii=False)
+
+
+def _short(text: str, limit: int = 160) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"

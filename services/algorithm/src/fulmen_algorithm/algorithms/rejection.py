@@ -1,0 +1,201 @@
+"""Rejection sampling: the policy imitates its own best answers, step after step.
+
+Source: RAFT (arXiv:2304.06767), with `keep = {kind = "best"}`; with `{kind = "threshold"}` it is rejection sampling as
+in STaR and Llama 2 (arXiv:2203.14465, 2307.09288). What is imitated are the tokens that were sampled, as they were
+captured; text is never tokenised again. Each step samples from the weights of the step before.
+"""
+
+import random
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fulmen_algorithm.algorithms.policy_gradient import means
+from fulmen_algorithm.algorithms.sampling import SamplingSettings, sample_groups, supervised_rows, within
+from fulmen_algorithm.algorithms.validation import Validator
+from fulmen_algorithm.domain.algorithm import AlgorithmEntry, short_warm_up
+from fulmen_algorithm.domain.context import RunContext
+from fulmen_algorithm.domain.failure import RunFailed
+from fulmen_algorithm.domain.groups import INFRASTRUCTURE, FinishedGroup, FinishedRollout, failed_one
+from fulmen_algorithm.domain.progress import Consumed, Outcome
+from fulmen_algorithm.domain.trajectory import RolloutTrajectory
+from fulmen_algorithm.training.rows import Row
+from fulmen_algorithm.training.settings import StepResult
+from fulmen_algorithm.training.strict import Strict
+
+
+class KeepBest(Strict):
+    """Keeps the best rollouts of each group, however good they are.
+
+    Attributes:
+        count: How many of each group.
+    """
+
+    kind: Literal["best"] = "best"
+    count: int = Field(default=1, ge=1, le=1000)
+
+    def chosen(self, ranked: Sequence[tuple[FinishedRollout, float]]) -> Sequence[FinishedRollout]:
+        """Chooses among a group's rollouts, the best first."""
+        return [rollout for rollout, _ in ranked[: self.count]]
+
+
+class KeepThreshold(Strict):
+    """Keeps the rollouts whose reward reaches a threshold.
+
+    Attributes:
+        least_reward: The threshold.
+        most: No more than so many of each group, the best ones, so that easy tasks do not outweigh the others.
+    """
+
+    kind: Literal["threshold"]
+    least_reward: float = 1.0
+    most: int = Field(default=1000, ge=1, le=1000)
+
+    def chosen(self, ranked: Sequence[tuple[FinishedRollout, float]]) -> Sequence[FinishedRollout]:
+        """Chooses among a group's rollouts, the best first."""
+        return [rollout for rollout, reward in ranked if reward >= self.least_reward][: self.most]
+
+
+class RejectionSettings(SamplingSettings):
+    """Settings of `rejection`, beside those of sampling.
+
+    Attributes:
+        group_size: n, rollouts of one task.
+        keep: Which of them are imitated: `{kind = "best", count = 1}` or `{kind = "threshold", least_reward = 1.0}`.
+        epochs: Passes over the rows of a step.
+        minibatches: Optimiser steps per pass.
+        mask_truncated: Leaves rollouts out whose answer ended at the token limit.
+    """
+
+    learning_rate: float = Field(default=5e-4, gt=0, le=1)
+    warmup_steps: int = Field(default_factory=short_warm_up(5), ge=0)
+    group_size: int = Field(default=8, ge=1, le=1000)
+    keep: Annotated[KeepBest | KeepThreshold, Field(discriminator="kind")] = KeepBest()
+    epochs: int = Field(default=1, ge=1, le=100)
+    minibatches: int = Field(default=1, ge=1, le=1000)
+    mask_truncated: bool = True
+
+    @property
+    def optimizer_steps_per_step(self) -> int:
+        """Optimiser steps of one step of the run, at most."""
+        return self.epochs * self.minibatches
+
+
+class Rejection:
+    """Samples groups, imitates the best answers of the policy's own, publishes, and again."""
+
+    def __init__(self, settings: RejectionSettings) -> None:
+        self._settings = settings
+
+    async def run(self, ctx: RunContext) -> None:
+        """Trains to the end; see `Algorithm`."""
+        settings, validator = self._settings, Validator(ctx, failure_reward=self._settings.failure_reward)
+        with ctx.recorder.spending("start"):
+            await ctx.policy.serve(settings.overrides)
+        figures: dict[str, float] = {}
+        while True:
+            began, step = time.monotonic(), ctx.progress.step
+            with ctx.recorder.spending("publish"):
+                await ctx.policy.publish()
+                figures |= ctx.policy.publish_figures
+            if step % settings.validate_every == 0 or step == settings.steps:
+                with ctx.recorder.spending("validate"):
+                    figures |= await validator.validate(last=step == settings.steps)
+            if figures:
+                await ctx.recorder.end_step(figures)
+            if step == settings.steps:
+                return
+            with ctx.recorder.spending("generation_wait"):
+                groups = await sample_groups(
+                    ctx, count=settings.prompts_per_step, size=settings.group_size, seed=settings.seed
+                )
+                found = await ctx.rollouts.trajectories(groups)
+            kept = {group.group_id: self._kept(group, found, policy=ctx.run.policy.name) for group in groups}
+            _check(groups, kept)
+            rows = [row for members in kept.values() for rows in members.values() for row in rows]
+            with ctx.recorder.spending("train"):
+                results = await self._train(ctx, rows)
+                ctx.recorder.commit([_consumed(group, kept[group.group_id]) for group in groups])
+            figures = {**_figures(groups, kept), **means(results), "step_seconds": time.monotonic() - began}
+            ctx.recorder.result(reward_mean=figures["reward_mean"])
+
+    def _kept(
+        self, group: FinishedGroup, found: Mapping[str, RolloutTrajectory], *, policy: str
+    ) -> dict[str, list[Row]]:
+        """Returns the rows of the rollouts that are imitated, by name; the same answer counts once in its group."""
+        usable: list[tuple[FinishedRollout, float]] = []
+        rows: dict[str, list[Row]] = {}
+        seen: set[tuple[tuple[int, ...], ...]] = set()
+        for rollout in group.rollouts:
+            trajectory = found.get(rollout.name)
+            if rollout.reward is None or not rollout.scored or trajectory is None:
+                continue
+            made = supervised_rows(rollout.name, trajectory, policy=policy)
+            tokens = tuple(row.token_ids for row in made)
+            cut = self._settings.mask_truncated and trajectory.truncated
+            # A rollout of which a part is too long is left out whole: half an answer is no example.
+            if cut or not made or tokens in seen or len(within(made, self._settings.token_budget)) < len(made):
+                continue
+            seen.add(tokens)
+            usable.append((rollout, rollout.reward))
+            rows[rollout.name] = made
+        ranked = sorted(usable, key=lambda pair: (-pair[1], pair[0].name))
+        return {rollout.name: rows[rollout.name] for rollout in self._settings.keep.chosen(ranked)}
+
+    async def _train(self, ctx: RunContext, rows: Sequence[Row]) -> list[StepResult]:
+        settings, results = self._settings, list[StepResult]()
+        chance = random.Random(f"{settings.seed}/{ctx.progress.step}")
+        for _ in range(settings.epochs if rows else 0):
+            order = chance.sample(range(len(rows)), len(rows))
+            for part in range(min(settings.minibatches, len(rows))):
+                batch = [rows[i] for i in order[part :: settings.minibatches]]
+                results.append(await ctx.policy.train_supervised(batch, settings=settings.supervised_step))
+        return results
+
+
+def _consumed(group: FinishedGroup, kept: Mapping[str, object]) -> Consumed:
+    outcome = Outcome.TRAINED if kept else Outcome.TOO_FEW_USABLE
+    return Consumed(group=group, outcome=outcome, trained=tuple(sorted(kept)))
+
+
+def _check(groups: Sequence[FinishedGroup], kept: Mapping[str, Mapping[str, object]]) -> None:
+    """Does nothing, or raises.
+
+    Raises:
+        RunFailed: if all that the agents of a step did was to fail.
+    """
+    rollouts = [r for group in groups for r in group.rollouts]
+    causes = Counter(r.failure or "no reward" for r in rollouts if not r.scored)
+    if causes.total() == len(rollouts) and not INFRASTRUCTURE & causes.keys():
+        shown = ", ".join(f"{cause}: {count}" for cause, count in causes.most_common(3))
+        raise RunFailed(f"No rollout of {len(groups)} groups could be used ({shown}).{failed_one(groups)}")
+
+
+def _figures(groups: Sequence[FinishedGroup], kept: Mapping[str, Mapping[str, Sequence[Row]]]) -> dict[str, float]:
+    rollouts = [r for group in groups for r in group.rollouts]
+    rewards = {r.name: r.reward for r in rollouts if r.scored and r.reward is not None}
+    imitated = {name: rows for members in kept.values() for name, rows in members.items()}
+    return {
+        "reward_mean": sum(rewards.values()) / max(len(rewards), 1),
+        "reward_mean_kept": sum(rewards[name] for name in imitated) / max(len(imitated), 1),
+        "rollouts": float(len(rollouts)),
+        "rollouts_masked": float(len(rollouts) - len(rewards)),
+        "rollouts_kept": float(len(imitated)),
+        "rows": float(sum(map(len, imitated.values()))),
+        "groups_trained": float(sum(map(bool, kept.values()))),
+        "groups_dropped": float(sum(not members for members in kept.values())),
+    }
+
+
+ENTRIES = (
+    AlgorithmEntry(
+        name="rejection",
+        settings=RejectionSettings,
+        make=Rejection,
+        needs=("agent", "train_tasks"),
+        takes=("validation_tasks",),
+    ),
+)

@@ -1,0 +1,130 @@
+"""What algorithms have in common whose policy makes the rollouts: how it is sampled, and which task comes next.
+
+The task of a group is a function of the group's index and the seed alone, so that nothing need be kept, and a run that
+was stopped anywhere asks for exactly what is missing.
+"""
+
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from fulmen_algorithm.algorithms.sequence_rows import sequence_row
+from fulmen_algorithm.domain.algorithm import AlgorithmSettings, RolloutLimits, permutation
+from fulmen_algorithm.domain.context import RunContext
+from fulmen_algorithm.domain.groups import FinishedGroup
+from fulmen_algorithm.domain.trajectory import RolloutTrajectory
+from fulmen_algorithm.training.rows import Row, spread_advantage
+from fulmen_algorithm.training.settings import StepSettings
+
+GREEDY = 0
+RESHAPING = (
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+)
+"""Request fields by which an agent could change the distribution that it samples from; the trainer knows none of them."""
+
+
+class SamplingSettings(AlgorithmSettings):
+    """Settings beside those of every algorithm.
+
+    Attributes:
+        prompts_per_step: B, groups of one training step.
+        temperature: Sampling temperature of the rollouts that are trained on.
+        max_tokens: Longest answer of one model call that this run samples, in tokens.
+        validate_every: Steps between validations; there is always one at the start and one at the end.
+        failure_reward: What a failed rollout counts in a validation; no more than the worst reward, or failures raise it.
+        rollout_timeout_s: Limit of one attempt, in seconds.
+        rollout_attempts: Attempts of one rollout, where the failure is not the agent's.
+    """
+
+    prompts_per_step: int = Field(default=32, ge=1, le=4096)
+    temperature: float = Field(default=1.0, gt=0, le=2)
+    max_tokens: int = Field(default=64, ge=1, le=1_048_576)
+    validate_every: int = Field(default=20, ge=1)
+    failure_reward: float = 0.0
+    rollout_timeout_s: float = Field(default=120.0, gt=0, le=86400)
+    rollout_attempts: int = Field(default=8, ge=1, le=100)
+
+    @property
+    def rollout_limits(self) -> RolloutLimits:
+        """Limits of the run's rollouts."""
+        return RolloutLimits(timeout_s=self.rollout_timeout_s, attempts=self.rollout_attempts)
+
+    @property
+    def overrides(self) -> dict[str, dict[str, object]]:
+        """Request fields by rollout mode: training samples, everything else is greedy; null leaves a field out."""
+        # An engine may refuse a field that it does not know, whatever its value.
+        common: dict[str, object] = {"max_tokens": self.max_tokens, **dict.fromkeys(RESHAPING)}
+        return {
+            # All that is left out of the distribution here would be there in the trainer's.
+            "train": {"temperature": self.temperature, "top_p": 1.0, **common},
+            # What is measured is what is trained.
+            "validation": {"temperature": GREEDY, **common},
+            "test": {"temperature": GREEDY, **common},
+        }
+
+    @property
+    def supervised_step(self) -> StepSettings:
+        """Settings of a step of `policy.train_supervised`."""
+        return StepSettings(
+            max_grad_norm=self.max_grad_norm,
+            explosion_factor=self.explosion_factor,
+            token_budget=self.token_budget,
+        )
+
+
+async def submit_next(ctx: RunContext, *, size: int, seed: int) -> None:
+    """Submits the next training group: a task of the present epoch's permutation.
+
+    Raises:
+        Interrupted: if the run was asked to stop.
+    """
+    tasks = ctx.inputs.train_tasks
+    epoch, offset = divmod(ctx.rollouts.next_index, len(tasks))
+    await ctx.rollouts.submit(tasks[permutation(len(tasks), seed, epoch)[offset]], size=size)
+
+
+async def sample_groups(ctx: RunContext, *, count: int, size: int, seed: int) -> list[FinishedGroup]:
+    """Returns so many finished groups that no step has consumed, in the order of the feed; submits what is missing.
+
+    Args:
+        ctx: The run.
+        count: How many groups.
+        size: Rollouts of each.
+        seed: Of the order of the tasks.
+
+    Raises:
+        Interrupted: if the run was asked to stop; asking again gives the same groups.
+    """
+    for _ in range(count - (ctx.rollouts.submitted - len(ctx.progress.consumed))):
+        await submit_next(ctx, size=size, seed=seed)
+    groups: list[FinishedGroup] = []
+    while len(groups) < count:
+        groups += await ctx.rollouts.take(limit=count - len(groups))
+    return groups
+
+
+def supervised_rows(name: str, trajectory: RolloutTrajectory | None, *, policy: str = "") -> list[Row]:
+    """Makes rows for imitation of what a policy did: the very tokens that it sampled, never tokenised again.
+
+    Args:
+        name: The rollout.
+        trajectory: What `rollouts.trajectories` has of it; None, or one that cannot be used, gives no rows.
+        policy: Only what this policy sampled; empty: whoever did.
+    """
+    if trajectory is None or trajectory.unusable:
+        return []
+    return [
+        sequence_row(name, sequence, advantages=spread_advantage(1.0, sequence.loss_mask))
+        for sequence in trajectory.sequences
+        if any(sequence.loss_mask) and (not policy or sequence.policy in ("", policy))
+    ]
+
+
+def within(rows: Sequence[Row], token_budget: int) -> list[Row]:
+    """Leaves out the rows that alone exceed the budget of a micro-batch."""
+    return [row for row in rows if len(row.token_ids) <= token_budget]

@@ -1,0 +1,75 @@
+"""Variants of `grpo` by the names of their papers: the same loop and the same settings, with other defaults.
+
+What a paper leaves open stays as in `grpo`, the truncated importance weights against the sampler above all.
+"""
+
+from typing import Annotated
+
+from fulmen_algorithm.algorithms.grpo import Grpo, GrpoSettings
+from fulmen_algorithm.domain.algorithm import AlgorithmEntry
+from fulmen_algorithm.training.advantage_settings import (
+    AdvantageSettings,
+    GroupAdvantage,
+    Overlong,
+)
+from fulmen_algorithm.training.objectives import (
+    Aggregation,
+    CispoLoss,
+    ClipLoss,
+    GspoLoss,
+    Loss,
+    SequenceMeanTokenMean,
+    SequenceMeanTokenSumNorm,
+)
+from fulmen_algorithm.training.strict import NONE_BY_NAME
+
+
+class DrGrpoSettings(GrpoSettings):
+    """Settings of `dr_grpo` (arXiv:2503.20783): no division by a standard deviation, nor by the length of an answer."""
+
+    loss: Loss = ClipLoss(high=0.2)
+    aggregation: Aggregation = SequenceMeanTokenSumNorm()
+
+
+class DapoSettings(GrpoSettings):
+    """Settings of `dapo` (arXiv:2503.14476): clip-higher, dynamic sampling, token mean and a penalty for length.
+
+    Attributes:
+        overlong: The paper's shape: L_max is `max_tokens`, and the penalty grows over the last fifth of it. Set
+            `max_tokens` in it where a rollout makes several calls, because it counts the tokens of a rollout; `"none"`
+            for no penalty.
+        mask_truncated: Off, because an answer that ended at the limit has the penalty.
+    """
+
+    advantage: AdvantageSettings = GroupAdvantage(std="group")
+    overlong: Annotated[Overlong | None, NONE_BY_NAME] = Overlong()
+    mask_truncated: bool = False
+
+
+class GspoSettings(GrpoSettings):
+    """Settings of `gspo` (arXiv:2507.18071): the clipped ratio is that of the whole sequence.
+
+    Its bounds are narrow, because the mean over a sequence moves little; larger learning rates need wider ones.
+    """
+
+    advantage: AdvantageSettings = GroupAdvantage(std="group")
+    loss: Loss = GspoLoss()
+    aggregation: Aggregation = SequenceMeanTokenMean()
+
+
+class CispoSettings(GrpoSettings):
+    """Settings of `cispo` (arXiv:2506.13585): bounds the weight of a token and keeps its gradient."""
+
+    advantage: AdvantageSettings = GroupAdvantage(std="group")
+    loss: Loss = CispoLoss()
+
+
+ENTRIES = tuple(
+    AlgorithmEntry(name=name, settings=settings, make=Grpo, needs=("agent", "train_tasks"), takes=("validation_tasks",))
+    for name, settings in (
+        ("dr_grpo", DrGrpoSettings),
+        ("dapo", DapoSettings),
+        ("gspo", GspoSettings),
+        ("cispo", CispoSettings),
+    )
+)

@@ -1,0 +1,153 @@
+"""Asks models for an algorithm: through the LLM proxy over gRPC, or an endpoint of its own over HTTP.
+
+Invariant: an answer that has come is never asked for again; what failed without an answer is, a limited number of times.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+from pydantic import SecretStr
+
+from fulmen.errors import FulmenError
+from fulmen.llm_proxy.v1 import completion_service_pb2 as pb
+from fulmen.llm_proxy.v1.completion_service_pb2_grpc import CompletionServiceStub
+from fulmen.rpc.channel import FulmenChannel
+from fulmen_algorithm.clients.patience import AWAY, Notify
+from fulmen_algorithm.domain.chat import ChatAnswer, ChatRequest
+from fulmen_algorithm.domain.failure import RunFailed
+
+PATH = "/v1/chat/completions"
+CALL_DEADLINE_S = 600.0
+FIRST_WAIT_S = 0.5
+LONGEST_WAIT_S = 30.0
+PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+"""Answers that say nothing about the question: limits, and servers in trouble."""
+SHOWN_CHARS = 300
+NOT_FOUND = 404
+ROUTE_HINT = " `fulmen proxy route put` gives it a route (docs/routing.md)."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reply:
+    """An HTTP answer, wherever it came from; status 0 if there was none."""
+
+    status: int
+    body: bytes = b""
+    retry_after_s: float = 0.0
+
+
+class ChatClient:
+    """See `domain.chat.ChatModels`."""
+
+    def __init__(
+        self, proxy: FulmenChannel, *, keys: Mapping[str, SecretStr], outage_limit_s: float, notify: Notify
+    ) -> None:
+        """Makes it.
+
+        Args:
+            proxy: The LLM proxy.
+            keys: Keys of endpoints, by name.
+            outage_limit_s: How long one question is asked again before it is an error, in seconds.
+            notify: Is told of waits.
+        """
+        self._stub = CompletionServiceStub(proxy)
+        self._keys = keys
+        self._outage_limit_s = outage_limit_s
+        self._notify = notify
+
+    async def ask(self, request: ChatRequest) -> ChatAnswer:
+        """Asks once; see `ChatModels.ask`."""
+        if request.key_name and request.key_name not in self._keys:
+            raise RunFailed(f"The service's endpoint_keys have no entry {request.key_name!r}.")
+        ends, wait_s = time.monotonic() + self._outage_limit_s, FIRST_WAIT_S
+        while True:
+            reply = await (self._over_http(request) if request.base_url else self._over_proxy(request))
+            if reply.status == 200:
+                return _answer(reply.body)
+            who = request.base_url or "LLM proxy"
+            problem = f"{request.model} at {who}: {_problem(reply)}"
+            if reply.status not in PASSING and reply.status:
+                unknown = not request.base_url and reply.status == NOT_FOUND
+                raise RunFailed(f"The question was refused by {problem}{ROUTE_HINT if unknown else ''}")
+            pause_s = max(wait_s, reply.retry_after_s)
+            if time.monotonic() + pause_s > ends:
+                raise RunFailed(f"No answer from {problem}")
+            if wait_s == FIRST_WAIT_S:
+                self._notify("warning", f"No answer from {problem} The run asks again.")
+            await asyncio.sleep(pause_s)
+            wait_s = min(wait_s * 2, LONGEST_WAIT_S)
+
+    async def _over_proxy(self, request: ChatRequest) -> _Reply:
+        message = pb.CompleteRequest(path=PATH, body_json=_body(request), agent_name=request.purpose)
+        try:
+            answer = await self._stub.Complete(message, timeout=CALL_DEADLINE_S)
+        except AWAY:
+            return _Reply(status=0)
+        except FulmenError as error:
+            raise RunFailed(f"The LLM proxy refused the question: {error.message}") from error
+        return _Reply(status=answer.http_status, body=answer.body_json, retry_after_s=answer.retry_after_seconds)
+
+    async def _over_http(self, request: ChatRequest) -> _Reply:
+        headers = {"Content-Type": "application/json"}
+        if request.key_name:
+            headers["Authorization"] = f"Bearer {self._keys[request.key_name].get_secret_value()}"
+        url = f"{request.base_url.rstrip('/')}/{PATH.removeprefix('/v1/')}"
+        timeout = aiohttp.ClientTimeout(total=CALL_DEADLINE_S)
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
+                session.post(url, data=_body(request)) as response,
+            ):
+                after = response.headers.get("Retry-After", "")
+                body = await response.read()
+                return _Reply(status=response.status, body=body, retry_after_s=float(after) if after.isdigit() else 0.0)
+        except (aiohttp.ClientError, TimeoutError):
+            return _Reply(status=0)
+
+
+def _body(request: ChatRequest) -> bytes:
+    fields: dict[str, Any] = {
+        "model": request.model,
+        "messages": [dict(message) for message in request.messages],
+        "max_tokens": request.max_tokens,
+    }
+    if request.temperature is not None:
+        fields["temperature"] = request.temperature
+    return json.dumps(fields).encode()
+
+
+def _answer(body: bytes) -> ChatAnswer:
+    """Reads an answer.
+
+    Raises:
+        RunFailed: if it is none of a chat model's.
+    """
+    try:
+        document = json.loads(body)
+        text = document["choices"][0]["message"].get("content") or ""
+        usage = document.get("usage") or {}
+        return ChatAnswer(
+            text=str(text),
+            prompt_tokens=int(usage.get("prompt_tokens") or 0),
+            completion_tokens=int(usage.get("completion_tokens") or 0),
+        )
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise RunFailed("The answer is not one of a chat completions API.") from error
+
+
+def _problem(reply: _Reply) -> str:
+    """Says what went wrong, in the endpoint's words if it has any."""
+    if not reply.status:
+        return "it does not answer."
+    try:
+        error = json.loads(reply.body).get("error")
+        text = error.get("message") if isinstance(error, dict) else error
+    except (ValueError, AttributeError):
+        text = ""
+    said = str(text or "")[:SHOWN_CHARS].rstrip(".")
+    return f"status {reply.status}{f', {said}' if said else ''}."

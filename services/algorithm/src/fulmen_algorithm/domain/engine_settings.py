@@ -1,0 +1,174 @@
+"""Which engine serves the policy of a run, and with which numbers; `engine = { kind = "vllm", max_model_len = 4096 }`.
+
+Strict as all settings are: an unknown key is an error, and so is an option of vLLM that Fulmen sets itself.
+"""
+
+import re
+from enum import StrEnum
+from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, model_validator
+
+from fulmen_algorithm.training.strict import Strict
+
+OPTION = re.compile(r"^[a-z][a-z0-9-]*$")
+MAX_OPTIONS = 50
+MAX_OPTION_LENGTH = 1000
+
+SET_BY_FULMEN = frozenset(
+    {
+        "api-key",
+        "api-server-count",
+        "config",
+        "dtype",
+        "enable-lora",
+        "enforce-eager",
+        "gpu-memory-utilization",
+        "headless",
+        "host",
+        "logprobs-mode",
+        "max-lora-rank",
+        "max-loras",
+        "max-model-len",
+        "max-num-seqs",
+        "middleware",
+        "model",
+        "port",
+        "root-path",
+        "served-model-name",
+        "ssl-certfile",
+        "ssl-keyfile",
+        "tensor-parallel-size",
+        "tokenizer",
+        "tool-call-parser",
+        "uds",
+        "worker-extension-cls",
+    }
+)
+"""Options of `vllm serve` that a run may not set in `args`: they have settings of their own, or are Fulmen's."""
+
+
+class SwapMode(StrEnum):
+    """What becomes of the calls that are under way when the weights are replaced."""
+
+    FREEZE = "freeze"
+    DRAIN = "drain"
+
+
+def _checked_options(args: dict[str, str | int | float | bool]) -> dict[str, str | int | float | bool]:
+    for name, value in args.items():
+        if not OPTION.fullmatch(name):
+            raise ValueError(f"{name!r} is not an option's name, such as max-num-batched-tokens")
+        if name.removeprefix("no-") in SET_BY_FULMEN:
+            raise ValueError(f"{name} is set by Fulmen, or by a setting of its own")
+        if isinstance(value, str) and not 0 < len(value) <= MAX_OPTION_LENGTH:
+            raise ValueError(f"{name} needs 1 to {MAX_OPTION_LENGTH} characters")
+    return args
+
+
+def _checked_address(base_url: str) -> str:
+    parts = urlsplit(base_url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or parts.username:
+        raise ValueError("needs an address such as http://10.0.0.7:8000/v1")
+    return base_url.rstrip("/")
+
+
+Options = Annotated[
+    dict[str, str | int | float | bool], AfterValidator(_checked_options), Field(max_length=MAX_OPTIONS)
+]
+Address = Annotated[str, AfterValidator(_checked_address), Field(max_length=2048)]
+
+
+class EmbeddedEngine(Strict):
+    """The engine that comes with Fulmen, on `transformers`: for small models, demos and tests."""
+
+    kind: Literal["embedded"] = "embedded"
+
+
+class VllmEngine(Strict):
+    """A vLLM server that the service starts, supervises and ends.
+
+    Attributes:
+        kind: `vllm`.
+        max_model_len: Longest prompt and answer together, in tokens; null for what the model allows.
+        dtype: Number format that it computes in: `auto` is the model's own.
+        gpu_memory_utilization: Share of each GPU's memory that it may take, weights included; leave the rest to a
+            trainer on the same GPU.
+        tensor_parallel: GPUs that share the model.
+        max_sequences: Requests that are generated together.
+        enforce_eager: Leaves out compilation and CUDA graphs: starts sooner, generates more slowly.
+        enable_lora: Serves a policy that is trained as adapters as just these, beside the base model, and loads new ones
+            while it runs; false: a single adapter is merged into the base model.
+        tool_call_parser: vLLM's parser of tool calls, such as `hermes`; empty for agents without tools.
+        cpu_cache_gib: Memory for the key-value cache where there is no GPU.
+        swap: What becomes of calls under way at a swap: `freeze` stops them where they are and goes on with the new
+            weights; `drain` lets them end first while new ones wait in the proxy.
+        drain_limit_s: Longest wait of `drain` for the calls under way; beyond it they are frozen.
+        recompute_cache: Whether calls that go on after a swap compute their key-value cache anew with the new weights;
+            if not, nothing is recomputed, and later calls may reuse prefixes of the old weights.
+        args: Further options of `vllm serve` by name, such as `{ max-num-batched-tokens = 8192 }`; true stands for the
+            option alone, false for `--no-` in front of it.
+    """
+
+    kind: Literal["vllm"]
+    max_model_len: int | None = Field(default=None, ge=16, le=16_777_216)
+    dtype: str = Field(default="auto", pattern="^(auto|float32|bfloat16|float16)$")
+    gpu_memory_utilization: float = Field(default=0.5, gt=0, le=1)
+    tensor_parallel: int = Field(default=1, ge=1, le=1024)
+    max_sequences: int = Field(default=64, ge=1, le=65536)
+    enforce_eager: bool = False
+    enable_lora: bool = True
+    tool_call_parser: str = Field(default="", pattern="^[a-z0-9_]{0,63}$")
+    cpu_cache_gib: int = Field(default=1, ge=1, le=4096)
+    swap: SwapMode = Field(default=SwapMode.FREEZE, strict=False)
+    drain_limit_s: float = Field(default=300.0, gt=0, le=540)
+    recompute_cache: bool = True
+    args: Options = Field(default_factory=dict)
+
+
+class ExternalEngine(Strict):
+    """A vLLM that somebody else runs, in development mode, with the weights' folder mounted at the same path.
+
+    Attributes:
+        kind: `external`.
+        base_url: Where its OpenAI API begins; the service must know it (`FULMEN_ALGORITHM_EXTERNAL_ENGINES`).
+        key_name: Entry of the proxy's setting `backend_keys` that holds its API key; empty for none.
+        model: Model name that it serves; empty for the policy's name.
+        swap: As of `vllm`.
+        drain_limit_s: As of `vllm`.
+        recompute_cache: As of `vllm`.
+    """
+
+    kind: Literal["external"]
+    base_url: Address
+    key_name: str = Field(default="", pattern="^[a-z0-9._-]{0,63}$")
+    model: str = Field(default="", max_length=200)
+    swap: SwapMode = Field(default=SwapMode.FREEZE, strict=False)
+    drain_limit_s: float = Field(default=300.0, gt=0, le=540)
+    recompute_cache: bool = True
+
+
+EngineSettings = Annotated[EmbeddedEngine | VllmEngine | ExternalEngine, Field(discriminator="kind")]
+"""The engine of a run."""
+
+
+class EngineCheck(Strict):
+    """How far the engine's log-probabilities may be from the trainer's, as KL(engine || trainer) per token in nats.
+
+    Attributes:
+        warn: Above it the run has a notice. Rounding to bfloat16 makes up to 0.001, a wrong temperature or other weights
+            more than 0.005 (docs/engines.md).
+        stop: Above it the run fails; null for never.
+        every: Steps between two notices.
+    """
+
+    warn: float = Field(default=0.005, gt=0)
+    stop: float | None = Field(default=None, gt=0)
+    every: int = Field(default=10, ge=1)
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.stop is not None and self.stop < self.warn:
+            raise ValueError("stop needs to be at least warn")
+        return self

@@ -1,0 +1,74 @@
+"""What is wrong with settings, in words for whoever wrote them."""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from fulmen.config_reader import hint
+from fulmen.errors import Violation
+
+_CHOICE = re.compile(r"\^\(([a-z0-9_|]+)\)\$")
+_KIND = "kind"
+_FOLLOWS = "default_factory_not_called"
+"""The library's word for a default that other settings decide, where one of those is wrong."""
+
+
+def settings_problems(error: ValidationError, settings: type[BaseModel]) -> list[Violation]:
+    """Returns every problem with its place, such as `settings.loss.clip.low`; a name that is near is offered."""
+    found = []
+    for item in error.errors(include_url=False, include_input=False):
+        if item["type"] == _FOLLOWS:
+            continue
+        field = ".".join(["settings", *(str(part) for part in item["loc"])])
+        text = _text(
+            item["type"], item["msg"], item.get("ctx", {}), _models_at(settings, item["loc"][:-1]), item["loc"]
+        )
+        found.append(Violation(field=field, description=text))
+    return found
+
+
+def _text(
+    kind: str, message: str, context: dict[str, Any], around: Sequence[type[BaseModel]], place: tuple[int | str, ...]
+) -> str:
+    match kind:
+        case "extra_forbidden":
+            known = sorted({name for model in around for name in model.model_fields})
+            return f"no such setting{hint(str(place[-1]), known, list_all=False)}"
+        case "union_tag_invalid":
+            kinds = re.findall(r"'([^']+)'", context["expected_tags"])
+            near = hint(context["tag"], kinds, list_all=False)
+            return f"kind {context['tag']!r} is not one of: {', '.join(kinds)}{near}"
+        case "union_tag_not_found":
+            within = {name: model for each in around for name, model in _fields(each)}
+            kinds = [name for model in _models(within.get(str(place[-1]))) for name in _kinds(model)]
+            return f"needs a kind: {', '.join(kinds)}"
+        case "string_pattern_mismatch" if choice := _CHOICE.fullmatch(context["pattern"]):
+            return f"should be one of: {', '.join(choice[1].split('|'))}"
+        case _:
+            return message.removeprefix("Value error, ").removeprefix("Input ")
+
+
+def _models_at(settings: type[BaseModel], place: Sequence[int | str]) -> list[type[BaseModel]]:
+    """Follows a place, names of fields and kinds in turn, to the settings that are there."""
+    models = [settings]
+    for part in place:
+        nested = [each for model in models for name, kind in _fields(model) if name == part for each in _models(kind)]
+        models = nested or [model for model in models if part in _kinds(model)] or models
+    return models
+
+
+def _fields(model: type[BaseModel]) -> Iterator[tuple[str, Any]]:
+    return ((name, field.annotation) for name, field in model.model_fields.items())
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    """Finds the settings in a type, such as those of a union."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models(part)]
+
+
+def _kinds(model: type[BaseModel]) -> tuple[str, ...]:
+    return get_args(model.model_fields[_KIND].annotation) if _KIND in model.model_fields else ()

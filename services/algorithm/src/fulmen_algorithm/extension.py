@@ -1,0 +1,40 @@
+"""What an algorithm of your own needs, in one place; see docs/extending.md and examples/best_of_n."""
+
+from fulmen_algorithm.algorithms.sampling import (
+    SamplingSettings,
+    sample_groups,
+    submit_next,
+    supervised_rows,
+    within,
+)
+from fulmen_algorithm.algorithms.validation import Validator
+from fulmen_algorithm.domain.algorithm import AlgorithmEntry, AlgorithmSettings, permutation
+from fulmen_algorithm.domain.context import RunContext, RunInputs
+from fulmen_algorithm.domain.failure import RunFailed
+from fulmen_algorithm.domain.groups import FinishedGroup, FinishedRollout, rewards_of
+from fulmen_algorithm.domain.progress import Consumed, Outcome
+from fulmen_algorithm.domain.trajectory import RolloutTrajectory, TokenSequence
+from fulmen_algorithm.training.rows import Row
+
+__all__ = [
+    "AlgorithmEntry",
+    "AlgorithmSettings",
+    "Consumed",
+    "FinishedGroup",
+    "FinishedRollout",
+    "Outcome",
+    "RolloutTrajectory",
+    "Row",
+    "RunContext",
+    "RunFailed",
+    "RunInputs",
+    "SamplingSettings",
+    "TokenSequence",
+    "Validator",
+    "permutation",
+    "rewards_of",
+    "sample_groups",
+    "submit_next",
+    "supervised_rows",
+    "within",
+]

@@ -1,0 +1,102 @@
+"""Folders of published models: each appears whole, is never changed, and is removed when no version needs it.
+
+A complete folder is put together again from another one and deltas without torch, and checked before it appears.
+"""
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from fulmen_algorithm.domain.failure import RunFailed
+from fulmen_algorithm.domain.ports import ChainLink, SavedModel
+from fulmen_algorithm.training.delta import DELTA_FILE, DeltaError, apply
+from fulmen_algorithm.training.publishing import WrittenWeights
+from fulmen_algorithm.training.settings import WeightsKind
+from fulmen_algorithm.training.tensor_files import WEIGHTS_FILE, TensorFileDamaged, read_folder, write_tensors
+
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+
+
+class ModelFolders:
+    """The folders below `models` of one run."""
+
+    def __init__(self, folder: Path) -> None:
+        """Makes nothing yet."""
+        self._folder = folder
+
+    async def save(self, write: Callable[[Path], Awaitable[WrittenWeights]], step: int) -> SavedModel:
+        """Lets `write` fill a folder, whose name then says step, checksum and what it is."""
+        aside = self._folder / ".writing"
+        await asyncio.to_thread(self._make_room, aside)
+        written = await write(aside)
+        path = await asyncio.to_thread(self._place, aside, _name(step, written))
+        return SavedModel(
+            path=path,
+            sha256=written.sha256,
+            size_bytes=written.size_bytes,
+            kind=written.kind,
+            full_bytes=written.full_bytes,
+            changed_share=written.changed_share,
+            adapters=written.adapters,
+        )
+
+    async def rebuild(self, chain: Sequence[ChainLink], step: int) -> Path:
+        """Puts a complete folder together from one and the deltas that follow it.
+
+        Raises:
+            RunFailed: if something of it is gone, damaged, or does not fit.
+        """
+        path = self._folder / f"{step:06d}-{chain[-1].sha256[:12]}"
+        if path.exists():
+            return path
+        try:
+            return await asyncio.to_thread(self._rebuild, chain, path)
+        except (DeltaError, TensorFileDamaged, OSError) as error:
+            raise RunFailed(f"The weights of step {step} cannot be put together again: {error}") from error
+
+    async def prune(self, keep: Sequence[Path]) -> None:
+        """Removes all folders but these, in a thread: of a large model that takes seconds."""
+        await asyncio.to_thread(self._prune, keep)
+
+    def _make_room(self, aside: Path) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(aside, ignore_errors=True)
+
+    def _prune(self, keep: Sequence[Path]) -> None:
+        for path in self._folder.iterdir() if self._folder.is_dir() else ():
+            if path not in keep and not path.name.startswith("."):
+                shutil.rmtree(path)
+
+    def _rebuild(self, chain: Sequence[ChainLink], path: Path) -> Path:
+        aside = self._folder / f".rebuilding-{path.name}"
+        shutil.rmtree(aside, ignore_errors=True)
+        weights = read_folder(chain[0].path)
+        if chain[0].sha256 and weights.sha256() != chain[0].sha256:
+            raise TensorFileDamaged(f"{chain[0].path.name} has not the checksum of its version.")
+        for link in chain[1:]:
+            weights = apply(weights, link.path / DELTA_FILE)
+            if weights.sha256() != link.sha256:
+                raise TensorFileDamaged(f"{link.path.name} does not give the weights of its version.")
+        shutil.copytree(chain[0].path, aside, ignore=shutil.ignore_patterns(*_WEIGHTS))
+        write_tensors(aside / WEIGHTS_FILE, weights.tensors, {"format": "pt"})
+        return self._place(aside, path.name)
+
+    def _place(self, aside: Path, name: str) -> Path:
+        path = self._folder / name
+        if path.exists():
+            shutil.rmtree(aside)
+        else:
+            aside.rename(path)
+        return path
+
+
+def _name(step: int, written: WrittenWeights) -> str:
+    match written.kind:
+        case WeightsKind.DELTA:
+            made = f"-from-{written.base_sha256[:12]}"
+        case WeightsKind.LORA:
+            made = "-lora"
+        case WeightsKind.FULL:
+            made = ""
+    return f"{step:06d}-{written.sha256[:12]}{made}"

@@ -1,0 +1,49 @@
+"""Gauges of the service's runs for Prometheus: state, step, and the newest value of every figure."""
+
+from collections.abc import Iterable
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from fulmen_algorithm.domain.run import RunState
+from fulmen_algorithm.domain.runs import Runs
+
+_RUN = ["project", "run"]
+
+
+class RunMetrics(Collector):
+    """Looks at the runs when it is scraped; of runs that ended it shows nothing but their number.
+
+    `fulmen_algorithm_runs{state}`; for each run that is not final `fulmen_algorithm_run_step`, `..._run_steps_planned`
+    and `fulmen_algorithm_run_figure{figure}`, where figures are named as in `StepMetrics.values`, units included.
+    """
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+
+    def describe(self) -> Iterable[Metric]:
+        """Says that nothing is to be asked at registration."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """Builds the families; called in the scrape's thread."""
+        entries = self._runs.entries()
+        states = GaugeMetricFamily("fulmen_algorithm_runs", "Training runs by state.", labels=["state"])
+        for state in RunState:
+            states.add_metric([state.value.lower()], sum(e.run.state is state for e in entries))
+        step = GaugeMetricFamily("fulmen_algorithm_run_step", "Steps done of a run.", labels=_RUN)
+        planned = GaugeMetricFamily("fulmen_algorithm_run_steps_planned", "Steps planned of a run.", labels=_RUN)
+        figure = GaugeMetricFamily(
+            "fulmen_algorithm_run_figure", "Newest value of a figure of a run.", labels=[*_RUN, "algorithm", "figure"]
+        )
+        for entry in entries:
+            run = entry.run
+            if run.state.final:
+                continue
+            labels = [run.project.removeprefix("projects/"), run.run_id]
+            step.add_metric(labels, run.step)
+            planned.add_metric(labels, run.step_count)
+            for name, value in entry.events.newest_figures.items():
+                figure.add_metric([*labels, run.algorithm, name], value)
+        return (states, step, planned, figure)

@@ -1,0 +1,122 @@
+"""Background role: carries the figures of every run from its event log to the metric sinks.
+
+The event log is the truth; a sink that is away or broken never holds training up. How far a run's figures were carried
+is kept in its folder, so that a restarted service goes on there: figures of the last moments before a crash may be
+written twice, none are left out.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+
+from fulmen_algorithm.domain.events import StepMetrics
+from fulmen_algorithm.domain.runs import Entry, Runs
+from fulmen_algorithm.sinks.sink import MetricSink, OpenSink
+
+_log = structlog.get_logger()
+
+INTERVAL_S = 2.0
+POSITION_FILE = "metrics.json"
+Result = TypeVar("Result")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Carried:
+    """One run's sinks, and the last event that they have."""
+
+    folder: Path
+    sequence: int
+    sinks: dict[str, MetricSink] = field(default_factory=dict)
+    opened: bool = False
+
+
+class MetricPublisher:
+    """Carries figures every other second."""
+
+    def __init__(self, runs: Runs, sinks: Mapping[str, OpenSink], *, folder: Path) -> None:
+        """`folder` holds a folder for each run id."""
+        self._runs = runs
+        self._openers = sinks
+        self._folder = folder
+        self._carried: dict[str, _Carried] = {}
+
+    async def run(self) -> None:
+        """Carries until cancelled, and then what is left."""
+        try:
+            while True:
+                await self.carry()
+                await asyncio.sleep(INTERVAL_S)
+        finally:
+            await self.carry()
+            for name, carried in self._carried.items():
+                await self._close(self._runs.entry(name), carried)
+
+    async def carry(self) -> None:
+        """Writes what is new to every sink."""
+        for entry in self._runs.entries():
+            carried = self._carried.get(entry.run.name) or await self._begun(entry)
+            if entry.events.last_sequence > carried.sequence:
+                await self._write(entry, carried)
+            if entry.run.state.final and carried.sinks:
+                await self._close(entry, carried)
+
+    async def _begun(self, entry: Entry) -> _Carried:
+        folder = self._folder / entry.run.run_id
+        carried = _Carried(folder=folder, sequence=await asyncio.to_thread(_position, folder / POSITION_FILE))
+        self._carried[entry.run.name] = carried
+        return carried
+
+    async def _write(self, entry: Entry, carried: _Carried) -> None:
+        last = entry.events.last_sequence
+        # In a thread: of a run that has ended the events are on disk.
+        steps = await asyncio.to_thread(entry.events.steps_between, carried.sequence, last)
+        if steps:
+            await self._open(entry, carried)
+            for name, sink in list(carried.sinks.items()):
+                if await self._guarded(entry, name, partial(_written, sink, steps)) is None:
+                    del carried.sinks[name]
+        carried.sequence = last
+        await asyncio.to_thread((carried.folder / POSITION_FILE).write_text, json.dumps({"sequence": last}))
+
+    async def _open(self, entry: Entry, carried: _Carried) -> None:
+        if carried.opened:
+            return
+        carried.opened = True
+        settings = json.loads(entry.run.settings_json)
+        for name, opener in self._openers.items():
+            sink = await self._guarded(entry, name, partial(opener, entry.run, carried.folder, settings))
+            if sink is not None:
+                carried.sinks[name] = sink
+
+    async def _close(self, entry: Entry, carried: _Carried) -> None:
+        sinks, carried.sinks, carried.opened = carried.sinks, {}, False
+        for name, sink in sinks.items():
+            await self._guarded(entry, name, partial(sink.close, entry.run))
+
+    async def _guarded(self, entry: Entry, name: str, work: Callable[[], Result]) -> Result | None:
+        """Calls a sink in a thread; None if it failed."""
+        try:
+            return await asyncio.to_thread(work)
+        except Exception:  # noqa: BLE001  (its library may raise anything, and must not end a training)
+            self._gave_up(entry, name)
+            return None
+
+    def _gave_up(self, entry: Entry, name: str) -> None:
+        _log.exception("metric_sink_failed", run=entry.run.name, sink=name)
+        if not entry.run.state.final:
+            entry.events.notify("warning", f"{name} takes no more figures of this run; the service's log says why.")
+
+
+def _position(path: Path) -> int:
+    return int(json.loads(path.read_bytes())["sequence"]) if path.exists() else 0
+
+
+def _written(sink: MetricSink, steps: list[StepMetrics]) -> bool:
+    sink.write(steps)
+    return True

@@ -1,0 +1,45 @@
+"""What a metric sink is, and which ones there are."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+from fulmen_algorithm.domain.events import StepMetrics
+from fulmen_algorithm.domain.run import TrainingRun
+
+
+class MetricSink(Protocol):
+    """Takes the figures of one run; its methods block and are called in a thread."""
+
+    def write(self, steps: list[StepMetrics]) -> None:
+        """Writes figures, in order; those of a step that was done again replace nothing, they come after."""
+
+    def close(self, run: TrainingRun) -> None:
+        """Writes out what is buffered; `run` is as it ended, or as it is when the service stops."""
+
+
+class OpenSink(Protocol):
+    """Opens the sink of a run."""
+
+    def __call__(self, run: TrainingRun, folder: Path, settings: Mapping[str, Any]) -> MetricSink:
+        """`folder` is the run's own, `settings` its settings; may raise what the library raises."""
+
+
+_SINKS = {
+    "tensorboard": "fulmen_algorithm.sinks.tensorboard:TensorBoardSink",
+    "wandb": "fulmen_algorithm.sinks.wandb:WandbSink",
+    "mlflow": "fulmen_algorithm.sinks.mlflow:MlflowSink",
+}
+NAMES = tuple(_SINKS)
+
+
+def load_sink(name: str) -> OpenSink:
+    """Imports a sink by name: only what is used is loaded.
+
+    Raises:
+        ImportError: if its library is not installed.
+    """
+    module, _, attribute = _SINKS[name].partition(":")
+    opener: OpenSink = getattr(import_module(module), attribute)
+    return opener

@@ -1,0 +1,42 @@
+"""Weights & Biases; its key and address come from its own variables (`WANDB_API_KEY`, `WANDB_MODE`, ...)."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import wandb
+
+from fulmen_algorithm.domain.events import StepMetrics
+from fulmen_algorithm.domain.run import RunState, TrainingRun
+
+
+class WandbSink:
+    """One W&B run for each training run, with its id; a restarted service goes on with the same one."""
+
+    def __init__(self, run: TrainingRun, folder: Path, settings: Mapping[str, Any]) -> None:
+        """Raises what `wandb.init` raises: no key, no network."""
+        self._run = wandb.init(
+            project=run.project.removeprefix("projects/"),
+            id=run.run_id,
+            name=run.display_name or run.run_id,
+            group=run.policy.name,
+            config={"algorithm": run.algorithm, **settings},
+            dir=str(folder),
+            resume="allow",
+            # Several runs may be open in one process.
+            reinit="create_new",
+            settings=wandb.Settings(console="off", silent=True),
+        )
+        # Its own counter only grows: a step that is done again after a crash needs an axis of ours.
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def write(self, steps: list[StepMetrics]) -> None:
+        """Logs figures by training step."""
+        for step in steps:
+            self._run.log({**step.values, "step": step.step})
+
+    def close(self, run: TrainingRun) -> None:
+        """Sends what is left."""
+        self._run.summary.update({f"result/{name}": value for name, value in run.results.items()})
+        self._run.finish(exit_code=1 if run.state is RunState.FAILED else 0)

@@ -1,0 +1,1 @@
+"""Where a run's weights are trained: implementations of `domain.trainer.Trainer`."""

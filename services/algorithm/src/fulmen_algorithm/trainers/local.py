@@ -1,0 +1,137 @@
+"""Training in this very process, for whoever calls from the thread that torch has: the service's, or a rank's."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from fulmen_algorithm.domain.failure import RunFailed
+from fulmen_algorithm.domain.trainer import TrainerSetup
+from fulmen_algorithm.training.advantage_settings import CriticPlan
+from fulmen_algorithm.training.compute import ComputeSettings, Fsdp2
+from fulmen_algorithm.training.critic import Critic
+from fulmen_algorithm.training.objectives import LossKl
+from fulmen_algorithm.training.parallel import Ranks, wants_bf16
+from fulmen_algorithm.training.policy import PolicyModel
+from fulmen_algorithm.training.publishing import WeightsOrder, WrittenWeights
+from fulmen_algorithm.training.randomness import OwnRandomness
+from fulmen_algorithm.training.rows import Row, UnknownRole
+from fulmen_algorithm.training.settings import BatchSettings, LoraSettings, StepResult, StepSettings
+from fulmen_algorithm.training.state_files import read_state, write_state
+from fulmen_algorithm.training.step import TrainingState, logprobs_of, make_state, sft_step, train_batch
+
+
+class LocalTrainer:
+    """What `domain.trainer.Trainer` describes, one blocking call after another; all ranks of a group call alike."""
+
+    def __init__(
+        self, state: TrainingState, *, randomness: OwnRandomness, reference: PolicyModel | None = None
+    ) -> None:
+        self._state = state
+        self._randomness = randomness
+        self._reference = reference
+
+    @classmethod
+    def open(cls, setup: TrainerSetup, ranks: Ranks) -> "LocalTrainer":
+        """Loads the model and builds a fresh optimiser.
+
+        Raises:
+            RunFailed: if the folder holds no model with tokenizer.
+        """
+        transformers_logging.disable_progress_bar()
+        # The same on every rank until the weights are there, then one sequence of random numbers for each.
+        randomness = OwnRandomness(setup.seed)
+        # What is spread over ranks goes to its device a layer at a time.
+        device = "cpu" if isinstance(setup.compute.parallel, Fsdp2) else str(ranks.device)
+        with randomness.in_use():
+            policy = _load(setup.model_dir, device, setup.lora)
+        policy.prepare(setup.compute, ranks)
+        reference = None
+        if setup.reference_dir is not None:
+            reference = _load(setup.reference_dir, device)
+            reference.model.requires_grad_(False)
+            reference.prepare(setup.compute, ranks)
+        state = make_state(policy, setup.optimizer)
+        if setup.critic is not None:
+            state.critic = _load_critic(setup.model_dir, setup.critic, policy, setup.compute)
+        if ranks.rank:
+            randomness = OwnRandomness(setup.seed + ranks.rank)
+        return cls(state, randomness=randomness, reference=reference)
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's tokenizer."""
+        return self._state.policy.tokenizer
+
+    def train(
+        self, rows: Sequence[Row], *, settings: StepSettings, batch: BatchSettings, seed: int, current_version: int
+    ) -> list[StepResult]:
+        """Takes the optimiser steps of one training step."""
+        with _roles_have_adapters(), self._randomness.in_use():
+            return train_batch(
+                self._state,
+                rows,
+                settings=settings,
+                batch=batch,
+                seed=seed,
+                current_version=current_version,
+                reference=self._reference if isinstance(settings.objective.kl, LossKl) else None,
+            )
+
+    def train_supervised(self, rows: Sequence[Row], *, settings: StepSettings) -> StepResult:
+        """Takes one supervised step."""
+        with _roles_have_adapters(), self._randomness.in_use():
+            return sft_step(self._state, rows, settings=settings)
+
+    def logprobs(self, rows: Sequence[Row], *, settings: StepSettings) -> list[list[float]]:
+        """Computes the log-probability of each token that trains."""
+        with _roles_have_adapters():
+            return logprobs_of(self._state.policy, rows, settings=settings, trained_only=True)
+
+    def reference_logprobs(self, rows: Sequence[Row], *, settings: StepSettings) -> list[list[float]]:
+        """Computes the same under the frozen reference."""
+        if self._reference is None:
+            raise AssertionError("the setup named no reference policy")
+        return logprobs_of(self._reference, rows, settings=settings, trained_only=True)
+
+    def write_weights(self, folder: Path, order: WeightsOrder) -> WrittenWeights | None:
+        """Writes the present weights for engines; rank 0 writes, and is the one that gets an answer."""
+        return self._state.policy.publish(folder, order)
+
+    def write_state(self, folder: Path) -> None:
+        """Writes all that training goes on from."""
+        with self._randomness.in_use():
+            write_state(self._state, folder)
+
+    def read_state(self, folder: Path) -> None:
+        """Goes on from what `write_state` wrote."""
+        with self._randomness.in_use():
+            read_state(folder, self._state)
+
+
+def _load_critic(folder: Path, plan: CriticPlan, policy: PolicyModel, compute: ComputeSettings) -> Critic:
+    ranks = policy.ranks
+    bf16 = wants_bf16(compute, ranks.device)
+    try:
+        return Critic.load(folder, plan, ranks=ranks, pad_token_id=policy.pad_token_id, bf16=bf16)
+    except (OSError, ValueError) as error:
+        raise RunFailed(f"The model in {folder} gives no critic: {error}") from error
+
+
+@contextmanager
+def _roles_have_adapters() -> Iterator[None]:
+    """Ends the run over rows of a role that has none, whatever trains."""
+    try:
+        yield
+    except UnknownRole as error:
+        raise RunFailed(str(error)) from error
+
+
+def _load(folder: Path, device: str, lora: LoraSettings | None = None) -> PolicyModel:
+    try:
+        return PolicyModel.load(folder, device=device, lora=lora)
+    except (OSError, ValueError) as error:
+        text = f"The folder {folder} holds no complete model (config, weights and tokenizer)."
+        raise RunFailed(text) from error

@@ -1,0 +1,110 @@
+"""One rank of a trainer: `torchrun` starts some of these, each does what the service calls, and all do the same.
+
+Invariant: a rank never outlives the service, whatever becomes of the launcher between them: its socket ends with the
+service, and so does the process, in the middle of whatever it does.
+"""
+
+import argparse
+import os
+import socket
+import sys
+import threading
+import traceback
+from contextlib import suppress
+from queue import SimpleQueue
+
+import msgspec
+
+from fulmen_algorithm.trainers.calls import (
+    ERRORS,
+    OPEN,
+    Answer,
+    Call,
+    Hello,
+    decode_arguments,
+    encode_result,
+    frame,
+    known_error,
+    read_frame,
+    takes_rows,
+)
+
+
+def arguments() -> argparse.Namespace:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--socket", required=True, help="Unix socket of the service")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where ranks compute")
+    parser.add_argument("--threads", type=int, default=1, help="threads of one torch operation")
+    parser.add_argument("--deadline-s", type=float, default=3600.0, help="limit of one exchange among the ranks")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Answers calls until the service wants no more."""
+    options = arguments()
+    service = socket.socket(socket.AF_UNIX)
+    service.connect(options.socket)
+    rank = int(os.environ["RANK"])
+    service.sendall(frame(msgspec.msgpack.encode(Hello(rank=rank, pid=os.getpid()))))
+    calls: SimpleQueue[bytes] = SimpleQueue()
+    threading.Thread(target=_listen, args=(service, calls), name="service", daemon=True).start()
+    worker = Worker(options, rank)
+    while True:
+        answer = worker.answer(msgspec.msgpack.decode(calls.get(), type=Call))
+        service.sendall(frame(msgspec.msgpack.encode(answer)))
+        if answer.error and answer.error not in ERRORS:
+            sys.stderr.flush()
+            os._exit(1)
+
+
+class Worker:
+    """The trainer of this rank, once it is open."""
+
+    def __init__(self, options: argparse.Namespace, rank: int) -> None:
+        self._options = options
+        self._rank = rank
+        self._trainer: object = None
+
+    def answer(self, call: Call) -> Answer:
+        """Does what a call says; its error, if any, is the answer."""
+        try:
+            given = decode_arguments(call)
+            if call.method == OPEN:
+                self._trainer = self._open(**given)
+                return Answer()
+            method = getattr(self._trainer, call.method)
+            # A step may be left without a row: a call that takes rows gets them then, too.
+            result = method(call.rows, **given) if takes_rows(call.method) else method(**given)
+            # Every rank has the result, and the service reads one.
+            return Answer(result=encode_result(call.method, result) if self._rank == 0 else b"")
+        except Exception as error:  # noqa: BLE001  (whatever it is, the service is told, and the process ends over it)
+            name = known_error(error)
+            if name not in ERRORS:
+                traceback.print_exc()
+            return Answer(error=name, text=str(error))
+
+    def _open(self, setup: object) -> object:
+        # Seconds of imports: the service knows by now that this rank is there.
+        from fulmen_algorithm.trainers.rank_start import open_on_rank
+
+        return open_on_rank(
+            setup,  # type: ignore[arg-type]  # decoded by the type of the call
+            device=self._options.device,
+            threads=self._options.threads,
+            deadline_s=self._options.deadline_s,
+        )
+
+
+def _listen(service: socket.socket, calls: "SimpleQueue[bytes]") -> None:
+    stream = service.makefile("rb")
+    # A service that dies before it has read our last answer breaks the socket instead of ending it.
+    with suppress(OSError):
+        while (message := read_frame(stream)) is not None:
+            calls.put(message)
+    # Not `sys.exit`: the main thread may be in an exchange that never ends without the others.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

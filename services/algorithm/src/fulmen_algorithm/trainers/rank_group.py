@@ -1,0 +1,332 @@
+"""A trainer in a group of processes, started with `torchrun` on this machine.
+
+Every call goes to every rank, which does it together with the others; rank 0's result is the call's. A rank that ends,
+fails unexpectedly or is silent past the deadline takes the whole group with it, and the call raises `TrainerLost`.
+Invariant: ranks never outlive this process (each watches its socket), and never see the service's settings.
+"""
+
+import asyncio
+import os
+import shutil
+import sys
+import tempfile
+from asyncio import StreamReader, StreamWriter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import DEVNULL
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fulmen_algorithm.clients.child import Child
+from fulmen_algorithm.domain.failure import TrainerLost
+from fulmen_algorithm.domain.trainer import TrainerSetup
+from fulmen_algorithm.trainers.calls import (
+    ERRORS,
+    LENGTH_BYTES,
+    OPEN,
+    Answer,
+    Hello,
+    decode_result,
+    encode_call,
+    frame_length,
+)
+from fulmen_algorithm.training.publishing import WeightsOrder, WrittenWeights
+from fulmen_algorithm.training.rows import Row
+from fulmen_algorithm.training.settings import BatchSettings, StepResult, StepSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+HIDDEN_PREFIX = "FULMEN_"
+START_DEADLINE_S = 300.0
+STOP_GRACE_S = 10.0
+ERROR_GRACE_S = 30.0
+"""How long the other ranks may take to an answer when one has refused a call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupOptions:
+    """What the machine decides about a group of ranks.
+
+    Attributes:
+        device: `cpu` or `cuda`; a number behind it has no meaning here, since each rank has a GPU of its own.
+        torch_threads: Threads of one torch operation in one rank.
+        call_deadline_s: How long one call may take.
+    """
+
+    device: str = "cpu"
+    torch_threads: int = 1
+    call_deadline_s: float = 3600.0
+
+
+class _RankEnded(Exception):
+    """A rank is no more, or of no more use."""
+
+
+class _RankRefused(Exception):
+    """A rank answers a call with an error that the caller is to see."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Link:
+    """The connection of one rank."""
+
+    hello: Hello
+    reader: StreamReader
+    writer: StreamWriter
+
+    async def ask(self, call: bytes) -> Answer:
+        """Sends a call and waits for its answer.
+
+        Raises:
+            _RankEnded: if the rank ends, or fails unexpectedly.
+            _RankRefused: if the answer is an error.
+        """
+        try:
+            self.writer.write(call)
+            await self.writer.drain()
+            answer = msgspec.msgpack.decode(await _read(self.reader), type=Answer)
+        except (OSError, EOFError) as error:
+            raise _RankEnded(f"Rank {self.hello.rank} of the trainer has ended.") from error
+        if answer.error in ERRORS:
+            raise _RankRefused(ERRORS[answer.error](answer.text))
+        if answer.error:
+            raise _RankEnded(
+                f"Rank {self.hello.rank} of the trainer failed ({answer.error}); the log of the service says more."
+            )
+        return answer
+
+
+class RankGroupTrainer:
+    """See `domain.trainer.Trainer`."""
+
+    def __init__(self, child: Child, links: Sequence[_Link], options: GroupOptions) -> None:
+        """Use `open`."""
+        self._child = child
+        self._links = sorted(links, key=lambda link: link.hello.rank)
+        self._options = options
+        self._lost = ""
+        self._tokenizer: PreTrainedTokenizerBase | None = None
+
+    @classmethod
+    async def open(cls, setup: TrainerSetup, options: GroupOptions) -> "RankGroupTrainer":
+        """Starts the ranks, which load the model and build a fresh optimiser.
+
+        Raises:
+            RunFailed: if the folder holds no model with tokenizer, or there are fewer GPUs than ranks.
+            TrainerLost: if they do not start.
+        """
+        child, links = await _start(setup.compute.parallel.ranks, options)
+        trainer = cls(child, links, options)
+        try:
+            await trainer._call(OPEN, setup=setup)
+            trainer._tokenizer = await asyncio.to_thread(_load_tokenizer, setup.model_dir)
+        except BaseException:
+            await trainer.close()
+            raise
+        return trainer
+
+    @property
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
+        """The model's tokenizer."""
+        assert self._tokenizer is not None, "the trainer is open"
+        return self._tokenizer
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids, in order of rank."""
+        return tuple(link.hello.pid for link in self._links)
+
+    async def train(
+        self, rows: Sequence[Row], *, settings: StepSettings, batch: BatchSettings, seed: int, current_version: int
+    ) -> list[StepResult]:
+        """Takes the optimiser steps of one training step."""
+        results: list[StepResult] = await self._call(
+            "train", rows, settings=settings, batch=batch, seed=seed, current_version=current_version
+        )
+        return results
+
+    async def train_supervised(self, rows: Sequence[Row], *, settings: StepSettings) -> StepResult:
+        """Takes one supervised step."""
+        result: StepResult = await self._call("train_supervised", rows, settings=settings)
+        return result
+
+    async def logprobs(self, rows: Sequence[Row], *, settings: StepSettings) -> list[list[float]]:
+        """Computes the log-probability of each token that trains."""
+        found: list[list[float]] = await self._call("logprobs", rows, settings=settings)
+        return found
+
+    async def reference_logprobs(self, rows: Sequence[Row], *, settings: StepSettings) -> list[list[float]]:
+        """Computes the same under the frozen reference."""
+        found: list[list[float]] = await self._call("reference_logprobs", rows, settings=settings)
+        return found
+
+    async def write_weights(self, folder: Path, order: WeightsOrder) -> WrittenWeights:
+        """Writes the present weights for engines."""
+        written: WrittenWeights = await self._call("write_weights", folder=folder.resolve(), order=order)
+        return written
+
+    async def write_state(self, folder: Path) -> None:
+        """Writes all that training goes on from."""
+        await self._call("write_state", folder=folder.resolve())
+
+    async def read_state(self, folder: Path) -> None:
+        """Goes on from what `write_state` wrote."""
+        await self._call("read_state", folder=folder.resolve())
+
+    async def close(self) -> None:
+        """Ends the ranks; harmless if they have ended."""
+        self._lost = self._lost or "The trainer is closed."
+        await _end(self._child, self._links)
+
+    async def _call(self, method: str, rows: Sequence[Row] = (), **arguments: object) -> Any:
+        if self._lost:
+            raise TrainerLost(self._lost)
+        call = await asyncio.to_thread(encode_call, method, rows, arguments)
+        # Until all have answered: whoever gives a call up leaves ranks behind that are in the middle of it.
+        self._lost = "A call to the trainer was given up."
+        try:
+            async with asyncio.timeout(self._options.call_deadline_s):
+                first = await self._ask_all(call)
+        except _RankEnded as error:
+            raise await self._lose(str(error)) from error
+        except TimeoutError as error:
+            text = f"The trainer did not answer within {self._options.call_deadline_s:.0f} s."
+            raise await self._lose(text) from error
+        self._lost = ""
+        return await asyncio.to_thread(decode_result, method, first.result) if first.result else None
+
+    async def _ask_all(self, call: bytes) -> Answer:
+        """Asks every rank and returns the answer of the first.
+
+        Raises:
+            _RankEnded: if one of them ends; the others may wait for it forever.
+            ValueError, OSError, ...: what one answers; all are ready for the next call then.
+        """
+        tasks = [asyncio.create_task(link.ask(call), name=f"rank-{link.hello.rank}") for link in self._links]
+        try:
+            _, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            if waiting and not _ended(tasks):
+                await asyncio.wait(waiting, timeout=ERROR_GRACE_S)
+            if ended := _ended(tasks):
+                raise ended[0]
+            if not all(task.done() for task in tasks):
+                raise _RankEnded("The ranks of the trainer do not agree on a call that one of them refused.")
+            for task in tasks:
+                if isinstance(refused := task.exception(), _RankRefused):
+                    self._lost = ""
+                    raise refused.error
+            return tasks[0].result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    async def _lose(self, text: str) -> TrainerLost:
+        self._lost = text
+        await _end(self._child, self._links)
+        return TrainerLost(text)
+
+
+def _ended(tasks: Sequence["asyncio.Task[Answer]"]) -> list[BaseException]:
+    errors = [task.exception() for task in tasks if task.done() and not task.cancelled()]
+    return [error for error in errors if error is not None and not isinstance(error, _RankRefused)]
+
+
+async def _start(ranks: int, options: GroupOptions) -> tuple[Child, list[_Link]]:
+    """Starts `torchrun` and waits until every rank has said hello.
+
+    Raises:
+        TrainerLost: if they end before, or do not get there in time.
+    """
+    arrived: asyncio.Queue[_Link] = asyncio.Queue()
+
+    async def welcome(reader: StreamReader, writer: StreamWriter) -> None:
+        hello = msgspec.msgpack.decode(await _read(reader), type=Hello)
+        arrived.put_nowait(_Link(hello=hello, reader=reader, writer=writer))
+
+    links: list[_Link] = []
+    child: Child | None = None
+    # Only this user can open the folder, and so the socket; it is removed as soon as all are connected.
+    folder = Path(tempfile.mkdtemp(prefix="fulmen-ranks-"))
+    try:
+        server = await asyncio.start_unix_server(welcome, folder / "service")
+        child = Child.start(
+            _command(ranks, options, folder / "service"), environment=_environment(options), output=DEVNULL
+        )
+        async with asyncio.timeout(START_DEADLINE_S):
+            while len(links) < ranks:
+                links.append(await _next(arrived, child))
+        server.close()
+    except BaseException as error:
+        if child is not None:
+            await _end(child, links)
+        if isinstance(error, OSError | TimeoutError | _RankEnded):
+            raise TrainerLost("The ranks of the trainer did not start; the log of the service says why.") from error
+        raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return child, links
+
+
+async def _next(arrived: "asyncio.Queue[_Link]", child: Child) -> _Link:
+    link = asyncio.create_task(arrived.get(), name="rank-arrives")
+    ended = asyncio.create_task(child.wait(), name="ranks-end")
+    try:
+        await asyncio.wait({link, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if not link.done():
+            raise _RankEnded("The launcher has ended.")
+        return link.result()
+    finally:
+        link.cancel()
+        ended.cancel()
+
+
+async def _end(child: Child, links: Sequence[_Link]) -> None:
+    """Lets the ranks end, which they do when their socket does, and then the launcher; kills what does not."""
+    for link in links:
+        link.writer.close()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(STOP_GRACE_S):
+            await child.wait()
+    await child.end(grace_s=STOP_GRACE_S)
+
+
+async def _read(reader: StreamReader) -> bytes:
+    return await reader.readexactly(frame_length(await reader.readexactly(LENGTH_BYTES)))
+
+
+def _command(ranks: int, options: GroupOptions, path: Path) -> list[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    flags: dict[str, object] = {
+        "--socket": path,
+        "--device": options.device.partition(":")[0],
+        "--threads": options.torch_threads,
+        "--deadline-s": options.call_deadline_s,
+    }
+    module = ["--nproc-per-node", str(ranks), "-m", "fulmen_algorithm.trainers.rank"]
+    return [*launcher, *module, *(str(part) for flag in flags.items() for part in flag)]
+
+
+def _environment(options: GroupOptions) -> dict[str, str]:
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(HIDDEN_PREFIX)}
+    # What lies in the folder that the service was started in is nobody's module.
+    inherited |= {"OMP_NUM_THREADS": str(options.torch_threads), "TQDM_DISABLE": "1", "PYTHONSAFEPATH": "1"}
+    if sys.platform == "linux":
+        # Ranks of one machine need no other network.
+        inherited |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    return inherited
+
+
+def _load_tokenizer(model_dir: Path) -> "PreTrainedTokenizerBase":
+    from transformers import AutoTokenizer
+
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
+    return tokenizer

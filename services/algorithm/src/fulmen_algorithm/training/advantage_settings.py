@@ -1,0 +1,299 @@
+"""Settings of how rewards become advantages: plain values, checked once, without torch."""
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from fulmen_algorithm.training.strict import NONE_BY_NAME, Strict
+
+OVERLONG = "overlong"
+"""Dimension of the penalty for length; no reward may have this name."""
+OVERLONG_BUFFER = 5
+
+
+class GroupAdvantage(Strict):
+    """The reward minus the group's mean: GRPO (arXiv:2402.03300), without division Dr. GRPO (arXiv:2503.20783).
+
+    Attributes:
+        std: What is divided by: nothing, the standard deviation of the group, or that of the batch.
+    """
+
+    kind: Literal["group"] = "group"
+    std: Literal["none", "group", "batch"] = "none"
+
+
+class RlooAdvantage(Strict):
+    """The reward minus the mean of the others of the group: RLOO (arXiv:2402.14740)."""
+
+    kind: Literal["rloo"] = "rloo"
+
+
+class ReinforcePpAdvantage(Strict):
+    """Token returns, whitened over the batch: REINFORCE++ (arXiv:2501.03262).
+
+    Attributes:
+        baseline: `none`, or `group` to subtract the group's mean first (REINFORCE++-baseline).
+        gamma: Discount by token.
+    """
+
+    kind: Literal["reinforce_pp"] = "reinforce_pp"
+    baseline: Literal["none", "group"] = "none"
+    gamma: float = Field(default=1.0, gt=0, le=1)
+
+
+class OpoAdvantage(Strict):
+    """The reward minus the group's mean weighted by length, the baseline of least variance: OPO (arXiv:2505.23585)."""
+
+    kind: Literal["opo"] = "opo"
+
+
+class MaxRlAdvantage(Strict):
+    """The reward relative to the group's mean, (R - mean) / mean: maximum likelihood RL; for rewards from 0 up."""
+
+    kind: Literal["maxrl"] = "maxrl"
+
+
+class GaeAdvantage(Strict):
+    """Generalised advantage estimates from a critic (arXiv:1506.02438), whitened over the batch, as PPO takes them.
+
+    Attributes:
+        gamma: Discount by token.
+        lam: lambda, how far a temporal difference reaches back.
+        whiten: Whether the batch's advantages get mean 0 and standard deviation 1.
+    """
+
+    kind: Literal["gae"] = "gae"
+    gamma: float = Field(default=1.0, gt=0, le=1)
+    lam: float = Field(default=1.0, ge=0, le=1)
+    whiten: bool = True
+
+
+AdvantageSettings = Annotated[
+    GroupAdvantage | RlooAdvantage | ReinforcePpAdvantage | OpoAdvantage | MaxRlAdvantage | GaeAdvantage,
+    Field(discriminator="kind"),
+]
+
+
+class RewardSettings(Strict):
+    """Which rewards count.
+
+    Attributes:
+        weights: Weight by dimension; a rollout without one of them is left out, never taken for 0. None: the dimension
+            `reward` with weight 1, or where there is none the only one there is.
+        normalise: `gdpo` brings every dimension to the same scale within its group before they are added (GDPO,
+            arXiv:2601.05242), so that one with a wide range does not drown the others.
+    """
+
+    weights: dict[str, float] | None = None
+    normalise: Literal["none", "gdpo"] = "none"
+
+    @model_validator(mode="after")
+    def _check(self) -> "RewardSettings":
+        if self.weights is not None:
+            if not self.weights:
+                raise ValueError("weights name no dimension")
+            if OVERLONG in self.weights:
+                raise ValueError(f"{OVERLONG} is the name of the penalty for length")
+            if wrong := [name for name, weight in self.weights.items() if not math.isfinite(weight)]:
+                raise ValueError(f"the weight of {', '.join(wrong)} is no finite number")
+        elif self.normalise == "gdpo":
+            raise ValueError("gdpo needs weights, which name the dimensions")
+        return self
+
+
+class OverlongSettings(Strict):
+    """Soft punishment of length: DAPO (arXiv:2503.14476) equation 13.
+
+    Attributes:
+        max_tokens: L_max, sampled tokens of a rollout beyond which the whole penalty applies.
+        buffer_tokens: L_cache, tokens before it over which the penalty grows.
+        penalty: What is subtracted from the reward beyond L_max.
+    """
+
+    max_tokens: int = Field(ge=1)
+    buffer_tokens: int = Field(ge=1)
+    penalty: float = Field(default=1.0, gt=0)
+
+    @model_validator(mode="after")
+    def _check(self) -> "OverlongSettings":
+        if self.buffer_tokens > self.max_tokens:
+            raise ValueError("buffer_tokens is larger than max_tokens")
+        return self
+
+    def reward(self, tokens: int) -> float:
+        """Gives the reward of a length: 0 up to L_max - L_cache, -penalty beyond L_max, linear in between."""
+        over = tokens - (self.max_tokens - self.buffer_tokens)
+        return -self.penalty * min(1.0, over / self.buffer_tokens) if over > 0 else 0.0
+
+
+class Overlong(Strict):
+    """The same for a run, which knows its longest answer.
+
+    Attributes:
+        max_tokens: L_max; left out: `max_tokens` of the run, the longest answer of one call. Set it where a rollout makes
+            several calls.
+        buffer_tokens: L_cache; left out: a fifth of L_max, 4096 of 20480 tokens in the paper.
+        penalty: What is subtracted from the reward beyond L_max.
+    """
+
+    max_tokens: int | None = Field(default=None, ge=1)
+    buffer_tokens: int | None = Field(default=None, ge=1)
+    penalty: float = Field(default=1.0, gt=0)
+
+    def settings(self, longest_answer: int) -> OverlongSettings:
+        """Fills in what was left out.
+
+        Raises:
+            ValueError: if the buffer is larger than L_max.
+        """
+        longest = self.max_tokens or longest_answer
+        buffer = self.buffer_tokens or max(1, longest // OVERLONG_BUFFER)
+        return OverlongSettings(max_tokens=longest, buffer_tokens=buffer, penalty=self.penalty)
+
+
+class RolloutCredit(Strict):
+    """A rollout's advantage is one number, and all its tokens have it."""
+
+    kind: Literal["rollout"] = "rollout"
+
+
+class StepReturnCredit(Strict):
+    """Every call has its own credit, from the rewards of steps (docs/trajectories.md), and its own advantage.
+
+    Attributes:
+        option: Credit of a call: `discounted` (return), `per_step`, `last_step` or `split`.
+        gamma: Discount by step, of `discounted` alone.
+        baseline: Credit is centred over all steps of the `group`, or over those of the same number (`step`); a step
+            that a single rollout reached is centred over the group.
+    """
+
+    kind: Literal["step_return"] = "step_return"
+    option: Literal["discounted", "per_step", "last_step", "split"] = "discounted"
+    gamma: float = Field(default=1.0, gt=0, le=1)
+    baseline: Literal["group", "step"] = "group"
+
+    @model_validator(mode="after")
+    def _check(self) -> "StepReturnCredit":
+        if self.option != "discounted" and self.gamma != 1.0:
+            raise ValueError("gamma is for the option discounted alone")
+        return self
+
+
+class StepGroupsCredit(Strict):
+    """The rollout's advantage, plus that of each step among the steps that began alike: GiGPO (arXiv:2505.10978).
+
+    Steps of one group began alike if the same agent read the same new tokens before them.
+
+    Attributes:
+        gamma: Discount of the returns by step.
+        weight: omega, weight of the advantage of steps.
+    """
+
+    kind: Literal["step_groups"] = "step_groups"
+    gamma: float = Field(default=0.95, gt=0, le=1)
+    weight: float = Field(default=1.0, gt=0)
+
+
+CreditSettings = Annotated[RolloutCredit | StepReturnCredit | StepGroupsCredit, Field(discriminator="kind")]
+
+
+class RoleSettings(Strict):
+    """What agents of several roles train on.
+
+    Attributes:
+        train: Roles (agent names) that train; empty for all of them.
+        baseline: `group`: a rollout has one advantage, whatever its roles. `role`: each role has its own, over the
+            rollouts of the group in which it took part.
+        rewards: Dimension that scores a role, by role, in place of the common reward; needs the baseline `role`.
+    """
+
+    train: tuple[str, ...] = Field(default=(), strict=False)
+    baseline: Literal["group", "role"] = "group"
+    rewards: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check(self) -> "RoleSettings":
+        if self.rewards and self.baseline != "role":
+            raise ValueError("rewards of roles need the baseline role")
+        if self.train and (unknown := sorted(set(self.rewards) - set(self.train))):
+            raise ValueError(f"the roles {', '.join(unknown)} have rewards and do not train")
+        return self
+
+
+class CriticSettings(Strict):
+    """The critic of PPO: a copy of the policy's trunk with a value head, trained beside it.
+
+    Attributes:
+        learning_rate: Of its own AdamW; constant.
+        clip: A value moves no further than this from that at the start of the batch before its loss is clipped (PPO2);
+            `"none"` switches it off.
+        max_grad_norm: Gradients are scaled down to this global norm.
+    """
+
+    learning_rate: float = Field(default=1e-3, gt=0, le=1)
+    clip: Annotated[float | None, NONE_BY_NAME] = Field(default=0.2, gt=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+
+
+class CriticPlan(Strict):
+    """What a trainer needs to have a critic.
+
+    Attributes:
+        critic: The critic itself.
+        advantage: How its values become advantages.
+    """
+
+    critic: CriticSettings = Field(default_factory=CriticSettings)
+    advantage: GaeAdvantage = Field(default_factory=GaeAdvantage)
+
+
+class ScoringSettings(Strict):
+    """All of the above together, checked against each other.
+
+    Attributes:
+        advantage: The estimator.
+        rewards: Which rewards count.
+        overlong: Penalty for length; None for none.
+        credit: By rollout or by step.
+        roles: Agents of several roles.
+    """
+
+    advantage: AdvantageSettings = Field(default_factory=GroupAdvantage)
+    rewards: RewardSettings = Field(default_factory=RewardSettings)
+    overlong: OverlongSettings | None = None
+    credit: CreditSettings = Field(default_factory=RolloutCredit)
+    roles: RoleSettings = Field(default_factory=RoleSettings)
+
+    @model_validator(mode="after")
+    def _check(self) -> "ScoringSettings":
+        check_scoring(self.advantage, self.rewards, self.credit, self.roles)
+        return self
+
+
+_BY_STEP = {"step_return": ("group", "reinforce_pp", "gae"), "step_groups": ("group",)}
+
+
+def check_scoring(
+    advantage: AdvantageSettings, rewards: RewardSettings, credit: CreditSettings, roles: RoleSettings
+) -> None:
+    """Checks settings against each other.
+
+    Raises:
+        ValueError: if they do not fit together; the text says which.
+    """
+    kind = advantage.kind
+    if rewards.normalise == "gdpo" and (kind != "group" or credit.kind != "rollout" or roles.rewards):
+        raise ValueError("gdpo needs the advantage group, credit by rollout, and no rewards of roles")
+    if credit.kind != "rollout" and kind not in _BY_STEP[credit.kind]:
+        raise ValueError(f"credit {credit.kind} needs the advantage {' or '.join(_BY_STEP[credit.kind])}, not {kind}")
+    if credit.kind == "step_return" and kind != "group" and credit != StepReturnCredit():
+        raise ValueError(
+            f"with {kind} credit step_return has no settings: the advantage discounts and has the baseline"
+        )
+    if credit.kind != "rollout" and isinstance(advantage, ReinforcePpAdvantage) and advantage.baseline == "group":
+        raise ValueError("credit by step has no baseline group of reinforce_pp")
+    if credit.kind != "rollout" and roles.rewards:
+        raise ValueError("rewards of roles need credit by rollout")
+    if kind == "gae" and roles.baseline == "role":
+        raise ValueError("gae has a critic for a baseline, not that of roles")

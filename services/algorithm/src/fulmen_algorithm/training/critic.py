@@ -1,0 +1,259 @@
+# ruff: noqa: N803, N806 (tensor names end with their shape)
+"""The critic of PPO: what a rollout will still earn, at every token; from it come the advantages of a batch.
+
+It is a copy of the policy's trunk with a value head (`AutoModelForTokenClassification`), whole on every rank, with an
+optimiser of its own. The head begins at 0, so that the first advantages are the returns themselves. Invariant: a step
+whose loss or gradient norm is not finite, or whose gradient explodes, changes nothing, and every rank holds the same
+weights.
+
+Legend: B lines, T positions, N trained tokens of a rollout in the order in which they were sampled.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoModelForTokenClassification, PreTrainedModel
+from transformers.utils import logging
+
+from fulmen_algorithm.training.advantage_settings import CriticPlan
+from fulmen_algorithm.training.advantages import Floats, discounted_sums, whitened
+from fulmen_algorithm.training.norm_watch import NormWatch
+from fulmen_algorithm.training.packing import MicroBatch, micro_batch
+from fulmen_algorithm.training.parallel import AllReduce, Ranks, autocast, clip_gradients, layouts_of
+from fulmen_algorithm.training.rows import Row
+from fulmen_algorithm.training.settings import PackingMode
+
+CRITIC = "critic.pt"
+
+
+def generalised_advantages(rewards_N: Floats, values_N: Floats, *, gamma: float, lam: float) -> Floats:
+    """Computes A_t = sum over l of (gamma lambda)^l delta_(t+l), delta_t = r_t + gamma V_(t+1) - V_t; V is 0 at the end.
+
+    Source: generalised advantage estimation (arXiv:1506.02438) equation 16.
+    """
+    delta_N = rewards_N + gamma * np.append(values_N[1:], 0.0)[: len(values_N)] - values_N
+    return discounted_sums(delta_N, gamma * lam)
+
+
+def value_loss(values: Tensor, old: Tensor, targets: Tensor, *, clip: float | None) -> Tensor:
+    """Computes half the squared error of each value, or of the value clipped to near the old one if that is larger.
+
+    Source: the value loss of PPO2 (github.com/openai/baselines), as "What matters in on-policy RL?" (arXiv:2006.05990)
+    describes it.
+    """
+    error = (values - targets).square()
+    if clip is not None:
+        near = old + (values - old).clamp(-clip, clip)
+        error = torch.maximum(error, (near - targets).square())
+    return error / 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lesson:
+    """What the critic has to learn from a batch.
+
+    Attributes:
+        rows: The batch's rows, now with advantages.
+        values: What the critic expected at each token.
+        targets: What came: advantage plus value.
+    """
+
+    rows: tuple[Row, ...]
+    values: tuple[tuple[float, ...], ...]
+    targets: tuple[tuple[float, ...], ...]
+
+
+class Critic:
+    """Values and their optimiser."""
+
+    def __init__(
+        self, model: PreTrainedModel, plan: CriticPlan, *, ranks: Ranks, pad_token_id: int, bf16: bool = False
+    ) -> None:
+        """Wraps a model with one output for each token."""
+        self.model = model.eval()
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=plan.critic.learning_rate, weight_decay=0.0)
+        self._plan = plan
+        self._ranks = ranks
+        self._pad_token_id = pad_token_id
+        self._bf16 = bf16
+        self._norms = NormWatch()
+
+    @classmethod
+    def load(
+        cls, model_dir: Path | str, plan: CriticPlan, *, ranks: Ranks, pad_token_id: int, bf16: bool = False
+    ) -> "Critic":
+        """Copies the trunk of a policy; all that the folder does not hold, which is the head, begins at 0.
+
+        Raises:
+            OSError: if the folder holds no model.
+            ValueError: if the library has no token classifier of this architecture.
+        """
+        verbosity = logging.get_verbosity()
+        # That the head is not in the folder is as it should be.
+        logging.set_verbosity_error()
+        try:
+            model, found = AutoModelForTokenClassification.from_pretrained(
+                model_dir, num_labels=1, dtype=torch.float32, local_files_only=True, output_loading_info=True
+            )
+        finally:
+            logging.set_verbosity(verbosity)
+        head = set(found["missing_keys"])
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name in head:
+                    parameter.zero_()
+        return cls(model.to(ranks.device), plan, ranks=ranks, pad_token_id=pad_token_id, bf16=bf16)
+
+    def assess(self, rows: Sequence[Row], *, token_budget: int, mode: PackingMode) -> Lesson:
+        """Turns the rewards of rows into advantages, and into what there is to learn."""
+        values = self._values(rows, token_budget=token_budget, mode=mode)
+        advantages = [np.zeros(len(row.token_ids)) for row in rows]
+        chains = _chains(rows)
+        for places in chains:
+            rewards_N = np.array([rows[r].rewards[t] if rows[r].rewards else 0.0 for r, t in places])
+            values_N = np.array([values[r][t] for r, t in places])
+            settings = self._plan.advantage
+            found_N = generalised_advantages(rewards_N, values_N, gamma=settings.gamma, lam=settings.lam)
+            for (r, t), advantage in zip(places, found_N, strict=True):
+                advantages[r][t] = advantage
+        targets = tuple(
+            tuple(float(a) + v for a, v in zip(own, old, strict=True))
+            for own, old in zip(advantages, values, strict=True)
+        )
+        if self._plan.advantage.whiten and chains:
+            everything = [place for places in chains for place in places]
+            for (r, t), advantage in zip(
+                everything, whitened(np.array([advantages[r][t] for r, t in everything])), strict=True
+            ):
+                advantages[r][t] = advantage
+        judged = (replace(row, advantages=tuple(own.tolist())) for row, own in zip(rows, advantages, strict=True))
+        return Lesson(rows=tuple(judged), values=tuple(tuple(v) for v in values), targets=targets)
+
+    def learn(
+        self,
+        lesson: Lesson,
+        indices: Sequence[int],
+        *,
+        token_budget: int,
+        mode: PackingMode,
+        explosion_factor: float | None = None,
+    ) -> dict[str, float]:
+        """Takes one step on some of a lesson's rows, unless its gradient explodes; returns the figures of it."""
+        rows = [lesson.rows[i] for i in indices]
+        tokens = sum(row.trained_tokens for row in rows)
+        loss = 0.0
+        self.optimizer.zero_grad(set_to_none=True)
+        for micro in self._micro_batches(rows, token_budget=token_budget, mode=mode):
+            device = self._ranks.device
+            mask_BT = micro.loss_mask_BT.to(device)
+            old_BT = _laid_out(micro, [lesson.values[i] for i in indices]).to(device)
+            targets_BT = _laid_out(micro, [lesson.targets[i] for i in indices]).to(device)
+            errors_BT = value_loss(self._values_of(micro), old_BT, targets_BT, clip=self._plan.critic.clip)
+            part = torch.where(mask_BT, errors_BT, 0.0).sum() / max(tokens, 1)
+            part.backward()
+            loss += float(part.detach())
+        parameters = list(self.model.parameters())
+        AllReduce().reduce(parameters, self._ranks)
+        norm = clip_gradients(parameters, self._plan.critic.max_grad_norm)
+        measured = self._ranks.gather((loss, norm))
+        loss = sum(one for one, _ in measured)
+        # From the same numbers on every rank, so that none steps where another does not.
+        exploded = self._norms.explodes(measured[0][1], explosion_factor)
+        finite = math.isfinite(loss) and all(math.isfinite(one) for _, one in measured)
+        skipped = not (tokens and finite) or exploded
+        if not skipped:
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return {
+            "value_loss": loss,
+            "value_grad_norm": norm,
+            "value_skipped": float(skipped),
+            "value_exploded": float(exploded),
+            "value_explained": _explained(rows, lesson, indices),
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Returns all that it goes on from."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "norms": self._norms.norms,
+        }
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Goes on from what `state` returned, bit for bit.
+
+        Raises:
+            RuntimeError: if it is of another architecture.
+        """
+        self.model.load_state_dict(saved["model"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self._norms = NormWatch(saved["norms"])
+
+    @torch.no_grad()
+    def _values(self, rows: Sequence[Row], *, token_budget: int, mode: PackingMode) -> list[list[float]]:
+        found: dict[int, list[float]] = {}
+        for micro in self._micro_batches(rows, token_budget=token_budget, mode=mode):
+            values = self._values_of(micro).flatten().tolist()
+            for index, value in zip(micro.row_index_BT.flatten().tolist(), values, strict=True):
+                if index >= 0:
+                    found.setdefault(index, []).append(value)
+        everything = {index: values for part in self._ranks.gather(found) for index, values in part.items()}
+        return [everything[index] for index in range(len(rows))]
+
+    def _values_of(self, micro: MicroBatch) -> Tensor:
+        """Computes V before each token: what the state is worth in which it was sampled; float32 [B, T]."""
+        device, attention = self._ranks.device, micro.attention_mask_BT
+        with autocast(device, bf16=self._bf16):
+            output = self.model(
+                input_ids=micro.input_ids_BT.to(device),
+                position_ids=micro.position_ids_BT.to(device),
+                attention_mask=None if attention is None else attention.to(device),
+                use_cache=False,
+            )
+        return torch.nn.functional.pad(output.logits[:, :-1, 0].float(), (1, 0))
+
+    def _micro_batches(self, rows: Sequence[Row], *, token_budget: int, mode: PackingMode) -> list[MicroBatch]:
+        shares, _ = layouts_of(rows, self._ranks, token_budget=token_budget, mode=mode)
+        mine = shares[self._ranks.rank]
+        return [micro_batch(rows, layout, pad_token_id=self._pad_token_id, mode=mode) for layout in mine]
+
+
+def _chains(rows: Sequence[Row]) -> list[list[tuple[int, int]]]:
+    """Lists the trained tokens of each rollout, as (row, position), in the order in which they were sampled."""
+    found: dict[str, list[tuple[int, int, int]]] = {}
+    for index, row in enumerate(rows):
+        for position, trains in enumerate(row.loss_mask):
+            if trains:
+                step = row.steps[position] if row.steps else 0
+                found.setdefault(row.rollout_id, []).append((step, index, position))
+    return [[(row, position) for _, row, position in sorted(places)] for places in found.values()]
+
+
+def _laid_out(micro: MicroBatch, values: Sequence[Sequence[float]]) -> Tensor:
+    """Lays per-token values of rows out like a micro-batch; 0 at padding."""
+    # Tokens of a row are in order, so the next value of the row is that of its next token.
+    taken = [iter(own) for own in values]
+    flat = [next(taken[row]) if row >= 0 else 0.0 for row in micro.row_index_BT.flatten().tolist()]
+    return torch.tensor(flat, dtype=torch.float32).view(micro.row_index_BT.shape)
+
+
+def _explained(rows: Sequence[Row], lesson: Lesson, indices: Sequence[int]) -> float:
+    """Computes the share of the targets' variance that the values explained before the step; 0 where there is none."""
+    pairs = [
+        (lesson.values[i][t], lesson.targets[i][t])
+        for row, i in zip(rows, indices, strict=True)
+        for t, trains in enumerate(row.loss_mask)
+        if trains
+    ]
+    values, targets = np.array(pairs).reshape(-1, 2).T
+    if not pairs or not np.isfinite(targets).all():
+        return 0.0
+    variance = float(targets.var())
+    return 1.0 - float((targets - values).var()) / variance if variance > 0 else 0.0

@@ -1,0 +1,47 @@
+"""How far the engine's log-probabilities are from the trainer's, for the same tokens under the same weights.
+
+Invariant: only rows count whose every sampled token is of the version that is trained now, and only before the first
+optimiser step on them; so the difference is the two programs' and no training's.
+"""
+
+import math
+from collections.abc import Sequence
+
+from fulmen_algorithm.training.rows import Row
+
+ROWS = 8
+"""How many rows are computed for the comparison alone, where training needs no pass over all of them."""
+LARGEST_EXPONENT = 80.0
+
+
+def is_fresh(row: Row, *, current_version: int) -> bool:
+    """Tells whether the present version sampled everything in a row that was sampled."""
+    pairs = zip(row.loss_mask, row.policy_versions, strict=True)
+    return row.trained_tokens > 0 and all(version == current_version for sampled, version in pairs if sampled)
+
+
+def engine_gap(rows: Sequence[Row], logprobs: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Compares what the engine said with what the trainer computes; nothing without a token to compare.
+
+    KL(engine || trainer) in nats per token by k3 = e^d - d - 1 with d = trainer - engine, which is never negative and
+    has the KL as its mean over tokens that the engine sampled (J. Schulman, "Approximating KL divergence", 2020).
+
+    Args:
+        rows: Fresh rows.
+        logprobs: The trainer's log-probability of each token of each row, at the temperature of the sampling.
+    """
+    deltas = [
+        trainer - engine
+        for row, computed in zip(rows, logprobs, strict=True)
+        for sampled, engine, trainer in zip(row.loss_mask, row.old_logprobs, computed, strict=True)
+        if sampled
+    ]
+    if not deltas:
+        return {}
+    sizes = [abs(delta) for delta in deltas]
+    return {
+        "engine_kl": sum(math.exp(min(d, LARGEST_EXPONENT)) - d - 1 for d in deltas) / len(deltas),
+        "engine_abs_logprob_delta_mean": sum(sizes) / len(sizes),
+        "engine_abs_logprob_delta_max": max(sizes),
+        "engine_tokens": float(len(deltas)),
+    }

@@ -1,0 +1,35 @@
+"""Tells an exploding gradient from a large one: by the median of the norms before it."""
+
+from collections import deque
+from collections.abc import Iterable
+from math import isfinite
+from statistics import median
+
+REMEMBERED = 64
+LEAST = 20
+"""With fewer norms nothing is called exploding: the first steps of a run differ by more than anything later."""
+
+
+class NormWatch:
+    """The gradient norms of the last optimiser steps.
+
+    Norms of skipped steps count too: what lasts longer than half of what is remembered is no explosion any more, and a
+    run never skips for ever.
+    """
+
+    def __init__(self, norms: Iterable[float] = ()) -> None:
+        """Goes on from `norms`, the newest last."""
+        self._norms = deque(norms, maxlen=REMEMBERED)
+
+    @property
+    def norms(self) -> list[float]:
+        """What is remembered."""
+        return list(self._norms)
+
+    def explodes(self, norm: float, factor: float | None) -> bool:
+        """Tells whether a norm is more than `factor` times the median, and remembers it; None for never."""
+        if not isfinite(norm):
+            return False  # which is skipped for another reason
+        exploding = factor is not None and len(self._norms) >= LEAST and norm > factor * median(self._norms)
+        self._norms.append(norm)
+        return exploding

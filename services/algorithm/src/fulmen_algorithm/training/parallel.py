@@ -1,0 +1,198 @@
+"""Ranks: processes that train one policy together. A single process is a group of one, on the same code path.
+
+Every rank is given the same rows and works on a part of the micro-batches. Invariant: weights of tokens are normalised
+over all rows beforehand, so losses and gradients of ranks are *summed*, never averaged, and the result is what one
+rank alone would get, but for rounding. Whatever is decided (to skip a step, say) is decided from gathered numbers, on
+every rank alike.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from fulmen_algorithm.training.compute import ComputeSettings, Fsdp2, Precision
+from fulmen_algorithm.training.packing import Layout, plan
+from fulmen_algorithm.training.rows import Row
+from fulmen_algorithm.training.settings import PackingMode
+
+Value = TypeVar("Value")
+CPU = torch.device("cpu")
+BUCKET_BYTES = 64 * 2**20
+"""Gradients are summed in pieces of this size, so that no second copy of all of them is needed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """This process among those that train together.
+
+    Attributes:
+        rank: Its number, from 0; rank 0 writes files and answers.
+        world_size: How many there are.
+        device: Where this rank computes.
+        group: Through which they talk; None for a single process.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    device: torch.device = CPU
+    group: dist.ProcessGroup | None = None
+
+    @property
+    def leads(self) -> bool:
+        """Tells whether this is rank 0."""
+        return self.rank == 0
+
+    def gather(self, value: Value) -> list[Value]:
+        """Collects a value of each rank, in order of rank; every rank gets all of them."""
+        if self.group is None:
+            return [value]
+        # Between ranks of one run alone: they trust each other, and pickle takes whatever they measure.
+        gathered: list[Any] = [None] * self.world_size
+        dist.all_gather_object(gathered, value, group=self.group)
+        return cast(list[Value], gathered)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Adds the tensors of all ranks, in place."""
+        if self.group is not None:
+            dist.all_reduce(tensor, group=self.group)
+        return tensor
+
+
+def join_group(device: torch.device, *, deadline_s: float) -> Ranks:
+    """Meets the other ranks that `torchrun` has started; no exchange among them may take longer than `deadline_s`."""
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend, timeout=timedelta(seconds=deadline_s))
+    return Ranks(rank=dist.get_rank(), world_size=dist.get_world_size(), device=device, group=dist.group.WORLD)
+
+
+def layouts_of(
+    rows: Sequence[Row], ranks: Ranks, *, token_budget: int, mode: PackingMode
+) -> tuple[list[list[Layout]], float]:
+    """Makes micro-batches and deals them to the ranks, so that each has about as many positions as the others.
+
+    A rank alone fills micro-batches up to the budget; several make them smaller where there would otherwise be fewer
+    than ranks, or a rest that one rank works on while the others wait.
+
+    Returns:
+        Each rank's micro-batches; the share of positions that are tokens.
+
+    Raises:
+        ValueError: if a row alone is longer than the budget.
+    """
+    layouts = plan(rows, token_budget=token_budget, mode=mode)
+    tokens = sum(len(row.token_ids) for row in rows)
+    if ranks.world_size > 1 and len(layouts) % ranks.world_size:
+        rounds = -(-len(layouts) // ranks.world_size)
+        positions = sum(layout.size_tokens for layout in layouts)
+        longest = max(len(row.token_ids) for row in rows)
+        smaller = max(longest, -(-positions // (rounds * ranks.world_size)))
+        layouts = plan(rows, token_budget=min(token_budget, smaller), mode=mode)
+    shares: list[list[Layout]] = [[] for _ in range(ranks.world_size)]
+    for layout in sorted(layouts, key=lambda one: -one.size_tokens):
+        # The largest first, to whoever has the least: at most 4/3 of the best distribution (Graham, 1969).
+        min(shares, key=lambda share: sum(one.size_tokens for one in share)).append(layout)
+    return shares, tokens / max(sum(layout.size_tokens for layout in layouts), 1)
+
+
+class GradientReducer(Protocol):
+    """Sums the gradients of ranks that hold the same weights: the one place where another exchange plugs in."""
+
+    def reduce(self, parameters: Sequence[nn.Parameter], ranks: Ranks) -> None:
+        """Replaces each parameter's gradient by its sum over the ranks, the same bits on every rank.
+
+        Called once per optimiser step, after the last micro-batch, by all ranks with the same parameters in the same
+        order. A parameter without gradient on any rank keeps none.
+        """
+
+
+class AllReduce:
+    """Sums gradients as they are, in buckets."""
+
+    def reduce(self, parameters: Sequence[nn.Parameter], ranks: Ranks) -> None:
+        """See `GradientReducer`."""
+        if ranks.group is None:
+            return
+        for bucket in _buckets(shared_gradients(parameters, ranks)):
+            flat = ranks.sum(torch.cat([gradient.flatten() for gradient in bucket]))
+            for gradient, part in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
+                gradient.copy_(part.view_as(gradient))
+
+
+def shared_gradients(parameters: Sequence[nn.Parameter], ranks: Ranks) -> list[Tensor]:
+    """Returns the gradients that any rank has, as zeros where only this one has none.
+
+    Not every rank has a gradient of every parameter: adapters of a role that none of its rows has, for one.
+    """
+    trained = [p for p in parameters if p.requires_grad]
+    present = torch.tensor([float(p.grad is not None) for p in trained], device=ranks.device)
+    for parameter, count in zip(trained, ranks.sum(present).tolist(), strict=True):
+        if count and parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    return [p.grad for p in trained if p.grad is not None]
+
+
+def _buckets(gradients: Sequence[Tensor]) -> list[list[Tensor]]:
+    buckets: list[list[Tensor]] = []
+    size = 0
+    for gradient in gradients:
+        bytes_ = gradient.numel() * gradient.element_size()
+        if not buckets or size + bytes_ > BUCKET_BYTES or gradient.dtype is not buckets[-1][0].dtype:
+            buckets.append([])
+            size = 0
+        buckets[-1].append(gradient)
+        size += bytes_
+    return buckets
+
+
+def wants_bf16(compute: ComputeSettings, device: torch.device) -> bool:
+    """Tells whether passes compute in bf16."""
+    if compute.precision is Precision.AUTO:
+        return device.type == "cuda"
+    return compute.precision is Precision.BF16
+
+
+def shard(module: nn.Module, layers: Sequence[nn.Module], ranks: Ranks, settings: Fsdp2, *, bf16: bool) -> None:
+    """Spreads a module over the ranks, in place: each of `layers` is a unit, all else is one more.
+
+    Weights stay float32; with `bf16` they are gathered and computed with in bf16, and gradients summed in float32.
+    """
+    mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if bf16 else None, reduce_dtype=torch.float32)
+    for layer in layers:
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=settings.reshard_after_forward)
+    # The head is computed with again in the backward pass (`scorer`), so the root's own weights stay until then.
+    fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.set_gradient_divide_factor(1.0)
+            # Sums and nothing else: Gloo has no sum with a factor.
+            part.set_force_sum_reduction_for_comms(True)
+
+
+def spread_again(module: nn.Module) -> None:
+    """Gives up what a module that is spread over ranks has gathered of the other ranks' weights."""
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
+
+
+def autocast(device: torch.device, *, bf16: bool) -> AbstractContextManager[object]:
+    """Computes in bf16 where that is right, if asked to."""
+    return torch.autocast(device.type, dtype=torch.bfloat16) if bf16 else nullcontext()
+
+
+def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> float:
+    """Scales gradients down to a global norm over all parameters; returns the norm before, the same on every rank."""
+    norm = nn.utils.clip_grad_norm_(parameters, max_norm)
+    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)

@@ -1,0 +1,48 @@
+"""Random numbers of a trainer: torch has one generator per device and process, and several runs train in one process.
+
+Only torch draws numbers here (adapters, what they drop out); shuffling has generators of its own.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+class OwnRandomness:
+    """The generators as one trainer left them.
+
+    Invariant: what a trainer draws is a function of its seed and of what it drew before, whoever else drew in between.
+    """
+
+    def __init__(self, seed: int) -> None:
+        """Begins with a seed; nothing is drawn, and nobody else is seeded."""
+        outside = generators()
+        torch.manual_seed(seed)
+        self._own = generators()
+        set_generators(outside)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Puts the generators into the place of the process's, for as long as it is entered."""
+        outside = generators()
+        set_generators(self._own)
+        try:
+            yield
+        finally:
+            self._own = generators()
+            set_generators(outside)
+
+
+def generators() -> dict[str, Any]:
+    """Returns the state of the process's generators, of all devices."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return {"torch": torch.get_rng_state(), "cuda": cuda}
+
+
+def set_generators(saved: Mapping[str, Any]) -> None:
+    """Puts the process's generators into a state that `generators` returned."""
+    torch.set_rng_state(saved["torch"])
+    if saved["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(saved["cuda"])

@@ -1,0 +1,20 @@
+"""What all settings of runs have in common."""
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+
+class Strict(BaseModel):
+    """Settings: unknown keys are errors, numbers are finite and not read from text, and nothing changes afterwards.
+
+    JSON has no infinity, so one that was let in could not be read back with the run.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+def _named_none(value: object) -> object:
+    return None if value == "none" else value
+
+
+NONE_BY_NAME = BeforeValidator(_named_none)
+"""Takes the text `none` for null, which TOML does not have: for settings whose null is not their default."""

@@ -1,0 +1,120 @@
+"""What Fulmen adds to a vLLM server, which loads it by `--middleware fulmen_vllm.FulmenMiddleware` and
+`--worker-extension-cls fulmen_vllm.FulmenWorker`.
+
+Three things that vLLM 0.32 leaves out. Chat completions say which version of the weights sampled which token: vLLM knows
+it, but tells only at its own `/inference/v1/generate`. Every path but health asks for the API key, not only those below
+`/v1`: whoever reaches `/collective_rpc` could load what he likes. And an output layer that is tied to the embeddings gets
+new weights too: on a CPU it multiplies with a packed copy, which `reload_weights` leaves as it was.
+
+This module runs in vLLM's environment: it imports vLLM and the standard library, nothing of Fulmen. Where vLLM's code
+is not as expected it says so in the log and adds no versions; the proxy then goes by the moment of promotion.
+"""
+
+import functools
+import hashlib
+import hmac
+import json
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+logger = logging.getLogger("vllm.fulmen")
+
+OPEN_PATHS = frozenset({"/health", "/ping"})
+FINISHED = '"finish_reason":"'
+EVENT = "data: "
+
+Spans = dict[int, list[dict[str, int]]]
+ASGIApp = Callable[[Any, Any, Any], Awaitable[None]]
+
+
+class FulmenMiddleware:
+    """Asks for the key of `VLLM_API_KEY` on every path but health; adds versions to answers as soon as it exists."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        key = os.environ.get("VLLM_API_KEY", "")
+        self._digest = hashlib.sha256(f"Bearer {key}".encode()).digest() if key else b""
+        tell_versions()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Hands a request on, or refuses it."""
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS and not self._allowed(scope):
+            await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"0")]})
+            await send({"type": "http.response.body", "body": b""})
+            return
+        await self._app(scope, receive, send)
+
+    def _allowed(self, scope: Any) -> bool:
+        if not self._digest:
+            return True
+        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        return hmac.compare_digest(hashlib.sha256(given).digest(), self._digest)
+
+
+class FulmenWorker:
+    """Methods that vLLM's workers get, to be called by `/collective_rpc`."""
+
+    model_runner: Any
+
+    def fulmen_reload(self, weights_path: str) -> None:
+        """Puts the weights of a model folder in place, those of tied layers too."""
+        self.model_runner.reload_weights(weights_path=weights_path)
+        model = self.model_runner.get_model()
+        for layer in model.modules():
+            # Only layers with a packed copy of their weights have it.
+            if type(layer).__name__ == "ParallelLMHead" and hasattr(layer, "cpu_linear"):
+                layer.quant_method.process_weights_after_loading(layer)
+
+
+def tell_versions() -> None:
+    """Lets chat completions carry `weight_versions` in each choice: `[{"version": 3, "start": 0, "end": 17}]`."""
+    try:
+        from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat as Chat
+
+        whole, streamed = Chat.chat_completion_full_generator, Chat.chat_completion_stream_generator
+    except (ImportError, AttributeError):
+        logger.warning("This vLLM is not as Fulmen expects: its answers do not tell the versions of their tokens.")
+        return
+    if hasattr(whole, "__wrapped__"):
+        return
+
+    @functools.wraps(whole)
+    async def full(self: Any, request: Any, result_generator: Any, *args: Any, **kwargs: Any) -> Any:
+        spans: Spans = {}
+        answer = await whole(self, request, _watched(result_generator, spans), *args, **kwargs)
+        for choice in getattr(answer, "choices", ()):
+            if choice.index in spans:
+                choice.weight_versions = spans[choice.index]
+        return answer
+
+    @functools.wraps(streamed)
+    async def stream(self: Any, request: Any, result_generator: Any, *args: Any, **kwargs: Any) -> AsyncIterator[str]:
+        spans: Spans = {}
+        async for event in streamed(self, request, _watched(result_generator, spans), *args, **kwargs):
+            yield _with_versions(event, spans) if spans and FINISHED in event else event
+
+    Chat.chat_completion_full_generator = full
+    Chat.chat_completion_stream_generator = stream
+
+
+async def _watched(results: AsyncIterator[Any], spans: Spans) -> AsyncIterator[Any]:
+    """Hands results on, and keeps the versions of each choice that has ended."""
+    async for result in results:
+        for output in result.outputs:
+            told = getattr(output, "weight_versions", None)
+            # A label that is no number is not ours, such as vLLM's `default`.
+            if told and all(span.version.isascii() and span.version.isdigit() for span in told):
+                spans[output.index] = [
+                    {"version": int(span.version), "start": span.start, "end": span.end} for span in told
+                ]
+        yield result
+
+
+def _with_versions(event: str, spans: Spans) -> str:
+    body = json.loads(event.removeprefix(EVENT))
+    for choice in body.get("choices", ()):
+        if choice.get("finish_reason") and choice.get("index") in spans:
+            choice["weight_versions"] = spans[choice["index"]]
+    return f"{EVENT}{json.dumps(body, separators=(',', ':'), ensure_ascii=False)}\n\n"
