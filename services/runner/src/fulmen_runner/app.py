@@ -162,6 +162,7 @@ def wire_attempts(
         stragglers=stragglers,
         environment_of=endpoints.attempt_environment,
         expand_environment=expanded_environment,
+        prompts_of=library.prompts,
         workspaces=workspaces,
         flush_spans=spans.flush,
         hooks=make_hooks(settings, stack, spans),

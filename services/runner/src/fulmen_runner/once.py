@@ -163,6 +163,10 @@ class _Library:
         """Returns its files."""
         return self.files
 
+    async def prompts(self, work: Work) -> Mapping[str, str]:
+        """Returns none: its attempts name no resources."""
+        return {}
+
 
 @dataclass(frozen=True, slots=True)
 class _Captures:

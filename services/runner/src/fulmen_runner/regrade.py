@@ -196,6 +196,10 @@ class _Library:
         """Returns its files."""
         return self.files
 
+    async def prompts(self, work: Work) -> Mapping[str, str]:
+        """Returns none: its attempts name no resources."""
+        return {}
+
 
 class _NoCaptures:
     """Stands for the model proxies: calls of graders are never recorded with the attempt that they score."""

@@ -6,6 +6,7 @@ that is kept uses its files, so that they go when the last program that is made 
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +50,9 @@ class Library(Protocol):
 
     async def bundle(self, name: str, project: str) -> Bundle:
         """Returns a version of a bundle. Raises AgentFailed or ProgramUnavailable."""
+
+    async def prompts(self, work: Work) -> Mapping[str, str]:
+        """Returns the texts of an attempt's prompts, by name. Raises AgentFailed or ProgramUnavailable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """The environment that agents find: the same names for commands, for Python agents and in `Context.environment`."""
 
 import hashlib
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
-from fulmen.agent import WORK_DIR_VARIABLE
+from fulmen.agent import PROMPTS_VARIABLE, WORK_DIR_VARIABLE
 from fulmen.ids import parse_attempt_name
 from fulmen.rewards_file import REWARDS_FILE_VARIABLE
 from fulmen_runner.agents.instrumentation import NONE
@@ -96,6 +97,8 @@ class Endpoints:
             "FULMEN_ROLLOUT": work.rollout,
             "FULMEN_ATTEMPT": str(work.number),
         }
+        if work.prompts:
+            variables[PROMPTS_VARIABLE] = json.dumps(dict(work.prompts))
         if len(work.input) <= MAX_TASK_VARIABLE_BYTES and b"\0" not in work.input:
             variables["FULMEN_TASK"] = work.input.decode(errors="replace")
         return variables

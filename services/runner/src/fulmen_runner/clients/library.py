@@ -1,5 +1,6 @@
 """Fetches agents and their files from the store."""
 
+from collections import OrderedDict
 from dataclasses import replace
 
 from google.protobuf.message import DecodeError
@@ -22,14 +23,20 @@ from fulmen_runner.agents.specification import (
     Specification,
 )
 from fulmen_runner.domain.errors import AgentFailed, ProgramUnavailable
+from fulmen_runner.domain.work import Work
 
 FETCH_DEADLINE_S = 30.0
+PROMPT_PREFIX = "resources/prompt."
+PROMPTS_KEPT = 256
+MAX_PROMPTS_BYTES = 100_000
+"""Linux allows 128 KiB for a variable of the environment, in which they are handed on."""
 
 
 class StoreLibrary:
     """The store's resources, as specifications and bundles."""
 
     def __init__(self, channel: FulmenChannel) -> None:
+        self._prompts: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._stub = resource_service_pb2_grpc.ResourceServiceStub(channel)
 
     async def specification(self, name: str, project: str) -> Specification:
@@ -55,6 +62,34 @@ class StoreLibrary:
         """
         resource = await self._fetch(name, project)
         return Bundle(archive=resource.content, sha256_hex=resource.sha256.hex())
+
+    async def prompts(self, work: Work) -> dict[str, str]:
+        """Returns the texts of an attempt's prompts: of the resources whose id begins with `prompt.`, by their names.
+
+        Versions never change, so that each is fetched once.
+
+        Raises:
+            AgentFailed: If one does not exist, is not text, or all together are too large for a process' environment.
+            ProgramUnavailable: If the store cannot be reached.
+        """
+        found: dict[str, str] = {}
+        for name, version in work.resource_versions.items():
+            if not version.startswith(PROMPT_PREFIX):
+                continue
+            key = (work.project, version)
+            if key not in self._prompts:
+                content = (await self._fetch(version, work.project)).content
+                try:
+                    self._prompts[key] = content.decode()
+                except UnicodeDecodeError:
+                    raise AgentFailed(f"{version} is not UTF-8.") from None
+            self._prompts.move_to_end(key)
+            found[name] = self._prompts[key]
+        while len(self._prompts) > PROMPTS_KEPT:
+            self._prompts.popitem(last=False)
+        if sum(len(text.encode()) for text in found.values()) > MAX_PROMPTS_BYTES:
+            raise AgentFailed(f"The prompts of the rollout have more than {MAX_PROMPTS_BYTES} bytes together.")
+        return found
 
     async def _fetch(self, name: str, project: str) -> ResourceVersion:
         request = resource_service_pb2.GetResourcesRequest(names=[name], project=project)

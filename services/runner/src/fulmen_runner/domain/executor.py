@@ -62,6 +62,11 @@ class ExpandEnvironment(Protocol):
         """Returns the variables. Raises AgentFailed."""
 
 
+async def no_prompts(work: Work) -> Mapping[str, str]:
+    """Returns none."""
+    return {}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptExecutor:
     """Runs attempts, any number at once.
@@ -72,6 +77,7 @@ class AttemptExecutor:
         workspaces: Makes the files of attempts.
         flush_spans: Waits for the spans of an attempt; returns how many the store has not acknowledged.
         hooks: What is called around attempts; None, and free of charge, if that is nothing.
+        prompts_of: Fetches the prompts of an attempt; raises AgentFailed or ProgramUnavailable.
     """
 
     captures: Captures
@@ -82,6 +88,7 @@ class AttemptExecutor:
     workspaces: Workspaces
     flush_spans: Callable[[str], Awaitable[int]]
     hooks: AttemptHooks | None = None
+    prompts_of: Callable[[Work], Awaitable[Mapping[str, str]]] = no_prompts
 
     async def execute(self, work: Work) -> Outcome:
         """Runs an attempt; being cancelled, it stops the agent and raises CancelledError."""
@@ -95,6 +102,7 @@ class AttemptExecutor:
             async with asyncio.timeout(work.timeout_s):
                 before = await self.captures.instances()
                 program = await self._program(work)
+                work = replace(work, prompts=await self.prompts_of(work))
         except CapturesUnavailable as error:
             return Failed(kind=FailureKind.INFRA, message=str(error))
         except (ProgramUnavailable, HostUnavailable) as error:

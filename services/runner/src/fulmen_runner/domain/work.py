@@ -34,6 +34,7 @@ class Work:
         input: What the agent is given.
         attempt_key: The agent's key for the model API. Secret.
         timeout_s: How long the attempt may run, in seconds.
+        prompts: The texts of the prompts among `resource_versions`, by the same names; fetched before the agent runs.
     """
 
     attempt: str
@@ -49,6 +50,7 @@ class Work:
     resource_versions: Mapping[str, str]
     attempt_key: str = field(repr=False)
     timeout_s: float
+    prompts: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def task(self) -> object:
         """Decodes the input: JSON to its value, text to a string, anything else stays bytes.

@@ -254,8 +254,10 @@ def require(fields: Fields, names: Iterable[str]) -> None:
 
 
 def routed_fields(fields: Fields, *, model: str, asked_model: str, overrides: Mapping[str, msgspec.Raw]) -> Fields:
-    """Returns a request's fields with the backend's model name and the route's overrides."""
+    """Returns a request's fields with the backend's model name and the route's overrides; one that is null leaves out."""
     routed = {**fields, **overrides}
+    for name in [name for name, value in overrides.items() if not given(value)]:
+        del routed[name]
     if model != asked_model:
         routed["model"] = msgspec.Raw(encode(model))
     return routed
