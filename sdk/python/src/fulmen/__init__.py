@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fulmen.agent import Context, NotInAttempt, current
+    from fulmen.agent import Context, NotInAttempt, current, prompt
     from fulmen.emit import (
         CURRENT_SPAN,
         RewardInvalid,
@@ -30,10 +30,11 @@ __all__ = [
     "emit_reward",
     "flush",
     "operation",
+    "prompt",
 ]
 
 _MODULES = {
-    "fulmen.agent": ("Context", "NotInAttempt", "current"),
+    "fulmen.agent": ("Context", "NotInAttempt", "current", "prompt"),
     "fulmen.emit": (
         "CURRENT_SPAN", "RewardInvalid", "emit_annotation", "emit_exception", "emit_message", "emit_object",
         "emit_reward",

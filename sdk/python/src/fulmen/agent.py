@@ -4,6 +4,8 @@ Invariant: the current attempt lives in a context variable, so that any number o
 carried into tasks, and by the runner into threads.
 """
 
+import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +21,9 @@ GRADER_AGENT = "fulmen.grader"
 
 WORK_DIR_VARIABLE = "FULMEN_WORK_DIR"
 """Names the attempt's own directory in the environment of what runs in a process or a container of its own."""
+
+PROMPTS_VARIABLE = "FULMEN_PROMPTS"
+"""Holds the rollout's prompts in the environment of agents: a JSON object of texts by name."""
 
 RewardKey = tuple[str, int | None, bytes]
 """A reward's dimension, step and span. Step None and span b"" score the whole attempt; a span is eight bytes."""
@@ -94,6 +99,12 @@ class Context:
         """The attempt's own key for the model API. Secret: do not log it."""
         return self.environment["OPENAI_API_KEY"]
 
+    @property
+    def prompts(self) -> Mapping[str, str]:
+        """The texts of the prompts that the rollout gives, by name."""
+        found: Mapping[str, str] = json.loads(self.environment.get(PROMPTS_VARIABLE) or "{}")
+        return found
+
 
 _current: ContextVar[Context | None] = ContextVar("fulmen_attempt", default=None)
 _step: ContextVar[int | None] = ContextVar("fulmen_step", default=None)
@@ -103,6 +114,25 @@ _acting: ContextVar[str] = ContextVar("fulmen_acting", default="")
 def current() -> Context | None:
     """Returns the attempt that this code runs in, or None outside of one."""
     return _current.get()
+
+
+def prompt(default: str | None = None, *, name: str = "prompt") -> str:
+    """Returns the prompt that the rollout gives, such as a candidate of a search; see docs/apo.md.
+
+    Args:
+        default: What to return if the rollout gives none of this name, or there is no rollout.
+        name: Of several prompts, which.
+
+    Raises:
+        NotInAttempt: If the rollout gives none and there is no default.
+    """
+    context = current()
+    given = json.loads(os.environ.get(PROMPTS_VARIABLE) or "{}") if context is None else context.prompts
+    if name in given:
+        return str(given[name])
+    if default is None:
+        raise NotInAttempt(f"The rollout gives no prompt {name!r}, and the agent has no default.")
+    return default
 
 
 def current_step() -> int | None:

@@ -31,6 +31,7 @@ __all__ = [
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _SCORES: Final = re.compile(r"[a-z0-9._-]{1,128}(@[a-z0-9._-]{1,63})?")
+_TRAINING_RUN: Final = re.compile(r"(trainingRuns/)?[a-z0-9-]{1,63}")
 _KEYS: Final = ("name", "policy", "agent", "data", "stage")
 _POLICY_KEYS: Final = ("name", "build", "path", "version")
 _RUN_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
@@ -38,9 +39,12 @@ _RUN_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyConfig:
-    """What is trained and where its first weights come from; at most one of the three sources is set."""
+    """What is trained and where its first weights come from; at most one of the three sources is set.
 
-    name: str
+    Without a name no policy is trained: the stages evaluate, or work on a prompt.
+    """
+
+    name: str = ""
     build: str = ""
     path: str = ""
     version: str = ""
@@ -48,12 +52,33 @@ class PolicyConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
-    """The JSONL files, as absolute paths, and the published scores, as `NAME` or `NAME@VERSION`."""
+    """What stages work on; the files as absolute paths.
+
+    Attributes:
+        train: tasks, JSONL.
+        validation: tasks, JSONL.
+        test: tasks, JSONL.
+        demonstrations: conversations, JSONL.
+        validation_demonstrations: conversations that are not learned from, JSONL.
+        prompt: the agent's prompt, a text file.
+        scores: published scores, as `NAME` or `NAME@VERSION`.
+        rollouts: the training run whose stored rollouts are read, `trainingRuns/{id}`.
+    """
 
     train: Path | None = None
     validation: Path | None = None
+    test: Path | None = None
     demonstrations: Path | None = None
+    validation_demonstrations: Path | None = None
+    prompt: Path | None = None
     scores: str = ""
+    rollouts: str = ""
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that there are; they are published by themselves, and not with the agent."""
+        named = (self.train, self.validation, self.test, self.demonstrations, self.validation_demonstrations)
+        return tuple(path for path in (*named, self.prompt) if path is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +153,8 @@ def with_overrides(config: TrainConfig, assignments: Iterable[str], *, seed: int
 
     Args:
         config: what was read.
-        assignments: each `algorithm.setting=value`, the value as in TOML; a bare word is a string.
+        assignments: each `algorithm.setting=value`, the value as in TOML; a bare word is a string. Dots lead into
+            tables, as in `grpo.loss.kind=gspo`.
         seed: if given, the setting `seed` of every stage.
 
     Raises:
@@ -147,7 +173,7 @@ def with_overrides(config: TrainConfig, assignments: Iterable[str], *, seed: int
             known = [stage.algorithm for stage in config.stages]
             problems.append(f"--set {assignment}: no stage has the algorithm {algorithm!r}{hint(algorithm, known)}")
         for index in chosen:
-            stages[index][setting] = _value(text.strip())
+            _put(stages[index], setting.split("."), _value(text.strip()))
     if problems:
         raise ConfigError("The overrides are not valid.", problems)
     if seed is not None:
@@ -155,6 +181,16 @@ def with_overrides(config: TrainConfig, assignments: Iterable[str], *, seed: int
             settings["seed"] = seed
     merged = tuple(replace(old, settings=new) for old, new in zip(config.stages, stages, strict=True))
     return replace(config, stages=merged)
+
+
+def _put(settings: dict[str, Any], path: list[str], value: Any) -> None:
+    """Sets a value in a table of tables, beside what is in them already."""
+    *folders, key = path
+    for name in folders:
+        inner = settings.get(name)
+        settings[name] = dict(inner) if isinstance(inner, Mapping) else {}
+        settings = settings[name]
+    settings[key] = value
 
 
 def _config(file: Path, table: TableReader, stages: Any) -> TrainConfig:
@@ -165,17 +201,17 @@ def _config(file: Path, table: TableReader, stages: Any) -> TrainConfig:
     return TrainConfig(
         file=file,
         name=name,
-        policy=_policy(table.table("policy", required=True), file.parent),
+        policy=_policy(table.table("policy"), file.parent, required="policy" in table),
         agent=read_agent(table.table("agent", required=True), file.parent),
         data=_data(table.table("data", required=True), file.parent),
         stages=_stages(table, stages),
     )
 
 
-def _policy(table: TableReader, folder: Path) -> PolicyConfig:
+def _policy(table: TableReader, folder: Path, *, required: bool) -> PolicyConfig:
     table.known(*_POLICY_KEYS)
     policy = PolicyConfig(
-        name=table.text("name", required=True),
+        name=table.text("name", required=required),
         build=table.target("build", folder),
         path=table.text("path"),
         version=table.text("version"),
@@ -192,8 +228,8 @@ def _policy(table: TableReader, folder: Path) -> PolicyConfig:
 
 
 def _data(table: TableReader, folder: Path) -> DataConfig:
-    uses = ("train", "validation", "demonstrations")
-    table.known(*uses, "scores")
+    uses = ("train", "validation", "test", "demonstrations", "validation_demonstrations", "prompt")
+    table.known(*uses, "scores", "rollouts")
     paths: dict[str, Path | None] = {}
     for use in uses:
         text = table.text(use)
@@ -204,7 +240,12 @@ def _data(table: TableReader, folder: Path) -> DataConfig:
     scores = table.text("scores")
     if scores and not _SCORES.fullmatch(scores):
         table.problem("scores", "the name of published scores, such as scores.better or scores.better@2")
-    return DataConfig(**paths, scores=scores)
+    rollouts = table.text("rollouts")
+    if rollouts and not _TRAINING_RUN.fullmatch(rollouts):
+        table.problem("rollouts", "the id of a training run, such as arithmetic-20260314-101500-x7k2-2-grpo")
+    if rollouts:
+        rollouts = f"trainingRuns/{rollouts.removeprefix('trainingRuns/')}"
+    return DataConfig(**paths, scores=scores, rollouts=rollouts)
 
 
 def _stages(config: TableReader, tables: Any) -> tuple[StageConfig, ...]:

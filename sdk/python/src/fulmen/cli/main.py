@@ -9,6 +9,7 @@ import typer
 
 from fulmen.cli import (
     agent_commands,
+    algorithm_command,
     doctor_command,
     emit_command,
     project_commands,
@@ -57,6 +58,7 @@ for module in (
     stack_commands,
     agent_commands,
     train_command,
+    algorithm_command,
     run_commands,
     rollout_commands,
     queue_command,

@@ -66,7 +66,7 @@ async def put(
     cache: Annotated[bool, typer.Option("--cache", help="Answers equal requests from memory.")] = False,
     override: Annotated[
         list[str] | None,
-        typer.Option("--override", help="MODE=JSON: fields of requests in train, validation or test. May be repeated."),
+        typer.Option("--override", help="MODE=JSON: request fields in train, validation or test; null leaves one out."),
     ] = None,
     file: Annotated[
         Path | None, typer.Option("--file", help="The whole route as JSON, as `show -o json` prints it; - for input.")

@@ -14,6 +14,8 @@ from fulmen.cli.connection import Connection
 from fulmen.cli.exits import CommandFailed
 from fulmen.cli.output import as_dict, console, enum_word, print_json, print_rows, when
 from fulmen.cli.run_compare import compare
+from fulmen.cli.run_reproduce import reproduce
+from fulmen.cli.run_states import RunArgument, checkpoints, pause, resume, rollback, run_name, stop
 from fulmen.cli.training.progress import RunProgress
 from fulmen.cli.training.watch import follow_run
 
@@ -24,16 +26,18 @@ PAGE_SIZE: Final = 1000
 
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
-    run = new_group("Training runs: list, watch, compare, stop. `fulmen train` creates them.")
+    run = new_group("Training runs: list, watch, compare, pause, roll back, stop. `fulmen train` creates them.")
     app.add_typer(run, name="run")
     remote_command(run, "list")(list_runs)
     remote_command(run, "show")(show)
     remote_command(run, "watch")(watch)
+    remote_command(run, "pause")(pause)
+    remote_command(run, "resume")(resume)
     remote_command(run, "stop")(stop)
+    remote_command(run, "checkpoints")(checkpoints)
+    remote_command(run, "rollback")(rollback)
     remote_command(run, "compare")(compare)
-
-
-RunArgument = Annotated[str, typer.Argument(help="trainingRuns/ID, or the ID.")]
+    remote_command(run, "reproduce")(reproduce)
 
 
 async def list_runs(
@@ -66,7 +70,7 @@ async def show(connection: Connection, run: RunArgument, output: OutputOption = 
 
         fulmen run show arithmetic-20260314-101500-x7k2-2-grpo
     """
-    request = training_run_service_pb2.GetTrainingRunRequest(name=_name(run))
+    request = training_run_service_pb2.GetTrainingRunRequest(name=run_name(run))
     async with connection.open() as client:
         found = (await client.training_runs.GetTrainingRun(request)).training_run
     if output is Output.JSON:
@@ -98,7 +102,7 @@ async def watch(connection: Connection, run: RunArgument, output: OutputOption =
 
         fulmen run watch arithmetic-20260314-101500-x7k2-2-grpo
     """
-    name = _name(run)
+    name = run_name(run)
     screen = console()
     quiet = output is Output.JSON
     async with connection.open() as client:
@@ -115,23 +119,3 @@ async def watch(connection: Connection, run: RunArgument, output: OutputOption =
         raise CommandFailed(f"The run {ended.name} failed: {ended.failure_message}")
     if ended is not None and not quiet:
         screen.print(f"{ended.name} ended: {enum_word(ended, 'state')}")
-
-
-async def stop(connection: Connection, run: RunArgument, output: OutputOption = Output.TABLE) -> None:
-    """Ends a training run and cancels its rollouts; what was published stays.
-
-    Example:
-
-        fulmen run stop arithmetic-20260314-101500-x7k2-2-grpo
-    """
-    request = training_run_service_pb2.CancelTrainingRunRequest(name=_name(run))
-    async with connection.open() as client:
-        found = (await client.training_runs.CancelTrainingRun(request)).training_run
-    if output is Output.JSON:
-        print_json(as_dict(found))
-    else:
-        console().print(f"{found.name}: {enum_word(found, 'state')}")
-
-
-def _name(given: str) -> str:
-    return given if given.startswith("trainingRuns/") else f"trainingRuns/{given}"

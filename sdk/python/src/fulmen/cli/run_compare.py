@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -16,11 +17,12 @@ from rich.text import Text
 from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
 from fulmen.cli.command import Output, OutputOption
 from fulmen.cli.connection import Connection
+from fulmen.cli.exits import CommandFailed
 from fulmen.cli.output import console, enum_word, print_json, working
 from fulmen.cli.training.watch import FINAL_STATES
 from fulmen.client import Client
 
-__all__ = ["compare"]
+__all__ = ["Told", "compare", "differing", "told_run"]
 
 CURVE_WIDTH: Final = 60
 IDLE_LIMIT_S: Final = 10.0
@@ -31,7 +33,7 @@ RunArgument = Annotated[str, typer.Argument(help="trainingRuns/ID, or the ID.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Told:
+class Told:
     """A run and the figures of its steps."""
 
     run: training_run_pb2.TrainingRun
@@ -59,7 +61,13 @@ class _Told:
 
 
 async def compare(
-    connection: Connection, first: RunArgument, second: RunArgument, output: OutputOption = Output.TABLE
+    connection: Connection,
+    first: RunArgument,
+    second: RunArgument,
+    picture: Annotated[
+        Path | None, typer.Option(help="Writes the curves to this file too, .png or .svg; needs matplotlib.")
+    ] = None,
+    output: OutputOption = Output.TABLE,
 ) -> None:
     """Compares two training runs: settings that differ, figures side by side, and the curves on one scale.
 
@@ -68,36 +76,41 @@ async def compare(
     Example:
 
         fulmen run compare arithmetic-20260314-101500-x7k2-2-grpo arithmetic-20260314-113000-p3ab-2-grpo
+
+        fulmen run compare FIRST SECOND --picture curves.png
     """
     async with connection.open() as client:
         with working("Reading both runs…"):
-            told = [await _told(client, name) for name in (first, second)]
-    differing = _differing(told[0].facts, told[1].facts)
+            told = [await told_run(client, name) for name in (first, second)]
+    if picture is not None:
+        _save_picture(picture, told)
+    unlike = differing(told[0].facts, told[1].facts)
     if output is Output.JSON:
-        print_json(_as_json(told, differing))
+        print_json(_as_json(told, unlike))
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("", *(each.run.name.removeprefix("trainingRuns/") for each in told)):
         table.add_column(column, overflow="fold")
     table.add_row("state", *(enum_word(each.run, "state") for each in told))
     table.add_row("step", *(f"{each.run.step}/{each.run.step_count}" for each in told))
-    for name, pair in differing.items():
+    for name, pair in unlike.items():
         table.add_row(Text(name), *(Text(value) for value in pair))
     table.add_section()
     for name in sorted(told[0].figures.keys() | told[1].figures.keys()):
         table.add_row(Text(name), *(_number(each.figures.get(name)) for each in told))
     console().print(table)
-    if not differing:
+    if not unlike:
         console().print("Both have the same algorithm, settings and inputs.")
     for name in _CURVES:
         _print_curves(name, told)
 
 
-async def _told(client: Client, name: str) -> _Told:
+async def told_run(client: Client, name: str) -> Told:
+    """Reads a run and the figures of its steps, as far as it is."""
     full = name if name.startswith("trainingRuns/") else f"trainingRuns/{name}"
     request = training_run_service_pb2.GetTrainingRunRequest(name=full)
     run = (await client.training_runs.GetTrainingRun(request)).training_run
-    return _Told(run=run, steps=await _steps(client, run))
+    return Told(run=run, steps=await _steps(client, run))
 
 
 async def _steps(client: Client, run: training_run_pb2.TrainingRun) -> list[training_run_pb2.StepMetrics]:
@@ -121,13 +134,14 @@ async def _steps(client: Client, run: training_run_pb2.TrainingRun) -> list[trai
     return steps
 
 
-def _differing(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+def differing(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Pairs the values that are not the same; a dash stands for one that is missing."""
     names = [*first, *(name for name in second if name not in first)]
     pairs = {name: (first.get(name, "–"), second.get(name, "–")) for name in names}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def _print_curves(name: str, told: Sequence[_Told]) -> None:
+def _print_curves(name: str, told: Sequence[Told]) -> None:
     curves = [each.curve(name) for each in told]
     values = [value for curve in curves for _, value in curve if math.isfinite(value)]
     if not values:
@@ -137,6 +151,30 @@ def _print_curves(name: str, told: Sequence[_Told]) -> None:
     console().print(Text(f"\n{name}: {low:g} to {high:g} over {last_step} steps", style="bold"))
     for curve in curves:
         console().print(Text(_drawn(curve, low=low, high=high, last_step=last_step)), soft_wrap=True)
+
+
+def _save_picture(file: Path, told: Sequence[Told]) -> None:
+    try:
+        from matplotlib.figure import Figure  # optional, and slow to import
+    except ImportError:
+        raise CommandFailed("--picture needs matplotlib: pip install 'fulmen[pictures]'") from None
+    names = [name for name in _CURVES if any(each.curve(name) for each in told)]
+    if not names:
+        raise CommandFailed("Neither run has measured anything that could be drawn.")
+    figure = Figure(figsize=(7, 2.6 * len(names)), dpi=120, layout="constrained")
+    for axes, name in zip(figure.subplots(len(names), squeeze=False)[:, 0], names, strict=True):
+        for each in told:
+            points = each.curve(name)
+            label = each.run.name.removeprefix("trainingRuns/")
+            axes.plot([step for step, _ in points], [value for _, value in points], marker=".", label=label)
+        axes.set_ylabel(name)
+        axes.grid(alpha=0.3)
+    axes.set_xlabel("step")
+    figure.axes[0].legend(fontsize="small")
+    try:
+        figure.savefig(file)
+    except (OSError, ValueError) as error:
+        raise CommandFailed(f"Cannot write {file}: {error}") from None
 
 
 def _drawn(curve: Sequence[tuple[int, float]], *, low: float, high: float, last_step: int) -> str:
@@ -154,7 +192,7 @@ def _number(value: float | None) -> Text:
     return Text("–" if value is None else f"{value:g}")
 
 
-def _as_json(told: Sequence[_Told], differing: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
+def _as_json(told: Sequence[Told], differing: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
     return {
         "runs": [each.run.name for each in told],
         "states": [enum_word(each.run, "state") for each in told],

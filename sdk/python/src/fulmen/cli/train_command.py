@@ -7,6 +7,7 @@ import datetime
 import json
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -24,7 +25,7 @@ from fulmen.cli.training.bundle import Bundle, pack_bundle
 from fulmen.cli.training.in_process import run_training, unhurried
 from fulmen.cli.training.plan import run_id, training_run
 from fulmen.cli.training.progress import RunProgress
-from fulmen.cli.training.publish import publish
+from fulmen.cli.training.publish import best_prompt, publish, published_prompt
 from fulmen.cli.training.report import StageOutcome, accuracy_line, print_summary, save_report
 from fulmen.cli.training.samples import SamplePair, sample_before_and_after
 from fulmen.cli.training.task_files import Dataset, read_datasets
@@ -39,6 +40,7 @@ REPORTS_FOLDER: Final = "reports"
 SUMMARY_FILE: Final = "summary.json"
 RANDOM_BYTES: Final = 2
 INPUTS_PREFIX: Final = "inputs."
+SEARCHES_PROMPTS: Final = "apo"
 
 
 def register(app: typer.Typer) -> None:
@@ -77,31 +79,30 @@ async def train(
 
         fulmen train examples/arithmetic/train.toml
 
-        fulmen train examples/arithmetic/train.toml --seed 7 --set grpo.steps=20
+        fulmen train examples/arithmetic/train.toml --seed 7 --set grpo.steps=20 --set grpo.loss.kind=gspo
 
         fulmen train train.toml --output json
 
-        fulmen train train.toml --in-process --set sft.steps=20 --set grpo.steps=2
+        fulmen train train.toml --in-process --set sft.steps=20 --set sft.warmup_steps=2
     """
     plan = with_overrides(load_train_config(config), assignments or [], seed=seed)
     if in_process:
         plan = unhurried(plan)
-    files = (plan.data.train, plan.data.validation, plan.data.demonstrations)
     datasets = read_datasets(plan.data)
-    bundle = pack_bundle(plan.folder, data_files=tuple(path for path in files if path is not None))
+    bundle = pack_bundle(plan.folder, data_files=plan.data.files)
     screen = console()
-    if output is Output.JSON:
-        screen.quiet = True
+    screen.quiet = output is Output.JSON
     stamp = f"{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(RANDOM_BYTES)}"
     folder = report_dir or connection.state_dir / REPORTS_FOLDER / f"{plan.name}-{stamp}"
     async with connection.open() as client:
-        counts = ", ".join(f"{each.count} {use.replace('_', ' ')}" for use, each in datasets.items())
-        screen.print(f"{plan.name}: {len(bundle.files)} files, {counts}")
-        await _Training(
-            client=client, plan=plan, inputs={}, stamp=stamp, screen=screen, in_process=in_process
-        ).validate()
-        inputs = await _published(client, plan, bundle, datasets)
-        training = _Training(client=client, plan=plan, inputs=inputs, stamp=stamp, screen=screen, in_process=in_process)
+        counts = [f"{each.count} {use.replace('_', ' ')}" for use, each in datasets.items()]
+        screen.print(f"{plan.name}: {', '.join([f'{len(bundle.files)} files', *counts])}")
+        known = await _algorithms(client)
+        training = _Training(
+            client=client, plan=plan, inputs={}, algorithms=known, stamp=stamp, screen=screen, in_process=in_process
+        )
+        await training.validate()
+        training.inputs = await _published(client, plan, bundle, datasets)
         await training.validate()
         outcomes = await training.run()
         sample = await sample_before_and_after(client, outcomes[-1].run.name)
@@ -117,9 +118,30 @@ async def train(
 
 async def _published(client: Client, plan: TrainConfig, bundle: Bundle, datasets: dict[str, Dataset]) -> dict[str, str]:
     """Publishes what the runs need, after it has found what is published already; returns the versions by use."""
-    scores = {"scores": str((await found_scores(client, plan.data.scores)).name)} if plan.data.scores else {}
+    more = {"scores": str((await found_scores(client, plan.data.scores)).name)} if plan.data.scores else {}
+    if plan.data.rollouts:
+        more["rollouts"] = plan.data.rollouts
     published = await publish(client, name=plan.name, agent=plan.agent, bundle=bundle, datasets=datasets)
-    return {**published.inputs, **scores}
+    if plan.data.prompt is not None:
+        more["prompt"] = await published_prompt(client, plan.name, plan.data.prompt)
+    return {**published.inputs, **more}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """What the service says of an algorithm: which inputs it reads, and whether it trains weights."""
+
+    inputs: tuple[str, ...]
+    trains: bool
+
+
+async def _algorithms(client: Client) -> dict[str, _Known]:
+    """Asks for the algorithms that there are."""
+    answer = await client.training_runs.ListAlgorithms(training_run_service_pb2.ListAlgorithmsRequest())
+    return {
+        each.name: _Known(inputs=(*each.needed_inputs, *each.optional_inputs, *each.any_inputs), trains=each.trains)
+        for each in answer.algorithms
+    }
 
 
 @dataclass(slots=True, kw_only=True)
@@ -129,6 +151,7 @@ class _Training:
     client: Client
     plan: TrainConfig
     inputs: dict[str, str]
+    algorithms: dict[str, _Known]
     stamp: str
     screen: Console
     in_process: bool
@@ -156,15 +179,30 @@ class _Training:
         outcomes: list[StageOutcome] = []
         start_version = ""
         for number in range(1, len(self.plan.stages) + 1):
-            outcome = await self._stage(self._training_run(number, start_version=start_version))
+            left = [stage.algorithm for stage in self.plan.stages[number:]]
+            outcome = await self._stage(self._training_run(number, start_version=start_version), left)
             outcomes.append(outcome)
-            start_version = outcome.run.policy_version
+            start_version = outcome.run.policy_version or start_version
+            await self._take_prompt(outcome.run)
         return outcomes
+
+    async def _take_prompt(self, run: training_run_pb2.TrainingRun) -> None:
+        """Gives the stages that follow the best prompt of a stage that searched for one."""
+        if run.algorithm == SEARCHES_PROMPTS:
+            self.inputs["prompt"] = await best_prompt(self.client, run.inputs["prompt"])
 
     def _training_run(self, number: int, *, start_version: str) -> training_run_pb2.TrainingRun:
         stage = self.plan.stages[number - 1]
         name = run_id(self.plan.name, self.stamp, number, stage)
-        return training_run(self.plan, stage, name=name, inputs=self.inputs, start_version=start_version)
+        return training_run(
+            self.plan,
+            stage,
+            name=name,
+            inputs=self.inputs,
+            read={name: each.inputs for name, each in self.algorithms.items()},
+            start_version=start_version,
+            trains=stage.algorithm not in self.algorithms or self.algorithms[stage.algorithm].trains,
+        )
 
     async def _problems(self, number: int, run: training_run_pb2.TrainingRun) -> list[str]:
         try:
@@ -182,16 +220,12 @@ class _Training:
             ]
         return []
 
-    async def _stage(self, run: training_run_pb2.TrainingRun) -> StageOutcome:
+    async def _stage(self, run: training_run_pb2.TrainingRun, left: Sequence[str]) -> StageOutcome:
         started = time.monotonic()
         request = training_run_service_pb2.CreateTrainingRunRequest(training_run=run, request_id=run.name)
         created = (await self.client.training_runs.CreateTrainingRun(request)).training_run
         short = created.name.removeprefix("trainingRuns/")
         self.screen.print(f"{run.algorithm}: run {short}")
-        for other in await self._ahead(created.name):
-            self.screen.print(
-                f"{run.algorithm}: waits for its turn behind {other}; end that one with: fulmen run stop {other}"
-            )
         try:
             ended = await self._follow(created)
         except asyncio.CancelledError:
@@ -200,6 +234,8 @@ class _Training:
                 if self.in_process
                 else f"Detached; the run goes on. Watch it: fulmen run watch {short}   Stop it: fulmen run stop {short}"
             )
+            if left and not self.in_process:
+                self.screen.print(f"Stages that this command does not begin any more: {', '.join(left)}.")
             raise
         if ended.state != training_run_pb2.TRAINING_RUN_STATE_SUCCEEDED:
             raise CommandFailed(_why(ended), exit_code=Exit.FAILED)
@@ -208,16 +244,6 @@ class _Training:
         )
         seconds = time.monotonic() - started
         return StageOutcome(run=ended, seconds=seconds, markdown=report.markdown, curve_png=report.curve_png)
-
-    async def _ahead(self, name: str) -> list[str]:
-        """Returns the ids of other runs that are under way."""
-        listed = await self.client.training_runs.ListTrainingRuns(training_run_service_pb2.ListTrainingRunsRequest())
-        under_way = (training_run_pb2.TRAINING_RUN_STATE_RUNNING, training_run_pb2.TRAINING_RUN_STATE_PENDING)
-        return [
-            str(each.name).removeprefix("trainingRuns/")
-            for each in listed.training_runs
-            if each.state in under_way and each.name != name
-        ]
 
     async def _follow(self, run: training_run_pb2.TrainingRun) -> training_run_pb2.TrainingRun:
         ended = run

@@ -237,6 +237,12 @@ class TrainingRunNotFound(NotFound):
     reason = "TRAINING_RUN_NOT_FOUND"
 
 
+class CheckpointNotFound(NotFound):
+    """The training run has no such checkpoint, or left it behind by a roll back."""
+
+    reason = "CHECKPOINT_NOT_FOUND"
+
+
 class RouteNotFound(NotFound):
     """No route for this model."""
 

@@ -16,7 +16,10 @@ from fulmen.trajectories.credit import (
     Credits,
     CreditSettings,
     CreditSettingsInvalid,
+    UnitRewards,
     assign_credit,
+    call_units,
+    unit_rewards,
 )
 from fulmen.trajectories.reading import MAX_BATCH_BYTES, AttemptSpans, read_attempt, read_calls
 from fulmen.trajectories.rewards import (
@@ -47,7 +50,10 @@ __all__ = [
     "Credits",
     "CreditSettings",
     "CreditSettingsInvalid",
+    "UnitRewards",
     "assign_credit",
+    "call_units",
+    "unit_rewards",
     "MAX_BATCH_BYTES",
     "AttemptSpans",
     "read_attempt",

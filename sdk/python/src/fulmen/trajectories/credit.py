@@ -20,7 +20,7 @@ docs/trajectories.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
@@ -28,6 +28,7 @@ from typing import Any
 from fulmen.agent import FINAL_DIMENSION
 from fulmen.trajectories.rewards import ScoredRow, ScoredTrajectory
 from fulmen.trajectories.rows import RowCall
+from fulmen.trajectories.trajectory import Trajectory
 
 
 class CreditOption(StrEnum):
@@ -152,7 +153,7 @@ def assign_credit(scored: ScoredTrajectory, settings: CreditSettings) -> Credits
             share = None if final is None else final / max(1, len(scored.rows))
             earned = [[share] * len(sums) for sums in by_call]
         case CreditOption.LAST_STEP:
-            units = _units(scored)
+            units = call_units(scored.trajectory)
             last = max((unit for row in units for unit in row), default=0)
             earned = [[None if final is None else final * (unit == last) for unit in row] for row in units]
         case CreditOption.PER_STEP:
@@ -169,6 +170,40 @@ def assign_credit(scored: ScoredTrajectory, settings: CreditSettings) -> Credits
 
 
 _OF_CALLS = frozenset({CreditOption.PER_STEP, CreditOption.DISCOUNTED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitRewards:
+    """What the units of a trajectory earned; see the module.
+
+    Attributes:
+        units: The unit of each call, by row.
+        rewards: R(u) of each unit: every reward once.
+    """
+
+    units: tuple[tuple[int, ...], ...]
+    rewards: tuple[float, ...]
+
+
+def unit_rewards(scored: ScoredTrajectory, weights: Mapping[str, float] | None = None) -> UnitRewards:
+    """Gives every unit the rewards that it earned; `weights` as those of `CreditSettings`."""
+    settings = CreditSettings(weights=weights)
+    units = call_units(scored.trajectory)
+    earned = _unit_sums(scored, units, _weights(scored, settings, final=False)) or {}
+    count = 1 + max((unit for row in units for unit in row), default=-1)
+    rewards = [earned.get(unit, 0.0) for unit in range(count)]
+    if count:
+        rewards[-1] += _weighted_final(scored, _weights(scored, settings, final=True)) or 0.0
+    return UnitRewards(units=units, rewards=tuple(rewards))
+
+
+def call_units(trajectory: Trajectory) -> tuple[tuple[int, ...], ...]:
+    """Returns the unit of each call of each row, counted from 0 in order of the start of their first calls."""
+    calls = sorted((each for row in trajectory.rows for each in row.calls), key=_start)
+    places: dict[int | bytes, int] = {}
+    for each in calls:
+        places.setdefault(_unit_key(each), len(places))
+    return tuple(tuple(places[_unit_key(each)] for each in row.calls) for row in trajectory.rows)
 
 
 def _weights(scored: ScoredTrajectory, settings: CreditSettings, *, final: bool) -> Mapping[str, float]:
@@ -202,7 +237,7 @@ def _per_step(
 ) -> list[list[float | None]]:
     if final is None and all(each is None for sums in by_call for each in sums):
         return by_call
-    units = _units(scored)
+    units = call_units(scored.trajectory)
     last = max((unit for row in units for unit in row), default=0)
     return [
         [(own or 0.0) + (final or 0.0) * (unit == last) for own, unit in zip(sums, row, strict=True)]
@@ -213,21 +248,13 @@ def _per_step(
 def _discounted(
     scored: ScoredTrajectory, weights: Mapping[str, float], final: float | None, *, gamma: float
 ) -> list[list[float | None]]:
-    units = _units(scored)
-    count = 1 + max((unit for row in units for unit in row), default=-1)
-    # The last unit that each reward scores.
-    ends: dict[tuple[str, int | None, bytes], tuple[int, float]] = {}
-    for row, places in zip(scored.rows, units, strict=True):
-        for each in row.ranges:
-            reward = each.reward
-            if reward.dimension in weights:
-                key = reward.dimension, reward.step, reward.span_id
-                unit = max(places[each.call], ends[key][0] if key in ends else 0)
-                ends[key] = unit, weights[reward.dimension] * reward.value
-    if final is None and not ends:
+    units = call_units(scored.trajectory)
+    earned = _unit_sums(scored, units, weights)
+    if final is None and earned is None:
         return [[None] * len(row) for row in units]
+    count = 1 + max((unit for row in units for unit in row), default=-1)
     returns = [0.0] * (count + 1)
-    for unit, value in ends.values():
+    for unit, value in (earned or {}).items():
         returns[unit] += value
     if count:
         returns[count - 1] += final or 0.0
@@ -236,13 +263,24 @@ def _discounted(
     return [[returns[unit] for unit in row] for row in units]
 
 
-def _units(scored: ScoredTrajectory) -> list[list[int]]:
-    """Returns the unit of each call of each row, counted from 0 in order of the start of their first calls."""
-    calls = sorted((each for row in scored.rows for each in row.row.calls), key=_start)
-    places: dict[int | bytes, int] = {}
-    for each in calls:
-        places.setdefault(_unit_key(each), len(places))
-    return [[places[_unit_key(each)] for each in row.row.calls] for row in scored.rows]
+def _unit_sums(
+    scored: ScoredTrajectory, units: Sequence[Sequence[int]], weights: Mapping[str, float]
+) -> dict[int, float] | None:
+    """Adds up the rewards of calls by the last unit that each scores; None where none that counts was given."""
+    ends: dict[tuple[str, int | None, bytes], tuple[int, float]] = {}
+    for row, places in zip(scored.rows, units, strict=True):
+        for each in row.ranges:
+            reward = each.reward
+            if reward.dimension in weights:
+                key = reward.dimension, reward.step, reward.span_id
+                unit = max(places[each.call], ends[key][0] if key in ends else 0)
+                ends[key] = unit, weights[reward.dimension] * reward.value
+    if not ends:
+        return None
+    sums: dict[int, float] = {}
+    for unit, value in ends.values():
+        sums[unit] = sums.get(unit, 0.0) + value
+    return sums
 
 
 def _start(each: RowCall) -> tuple[int, int, bytes]:

@@ -25,7 +25,7 @@ TRAINING_RUN_STATE_FAILED: TrainingRunState
 TRAINING_RUN_STATE_CANCELLED: TrainingRunState
 
 class TrainingRun(_message.Message):
-    __slots__ = ("name", "project", "display_name", "algorithm", "settings_json", "policy", "inputs", "state", "failure_message", "step", "step_count", "policy_version", "model_path", "results", "create_time", "start_time", "end_time")
+    __slots__ = ("name", "project", "display_name", "algorithm", "settings_json", "policy", "inputs", "state", "failure_message", "step", "step_count", "policy_version", "model_path", "results", "create_time", "start_time", "end_time", "provenance", "roll_back_count")
     class InputsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +40,13 @@ class TrainingRun(_message.Message):
         key: str
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class ProvenanceEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     PROJECT_FIELD_NUMBER: _ClassVar[int]
     DISPLAY_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +64,8 @@ class TrainingRun(_message.Message):
     CREATE_TIME_FIELD_NUMBER: _ClassVar[int]
     START_TIME_FIELD_NUMBER: _ClassVar[int]
     END_TIME_FIELD_NUMBER: _ClassVar[int]
+    PROVENANCE_FIELD_NUMBER: _ClassVar[int]
+    ROLL_BACK_COUNT_FIELD_NUMBER: _ClassVar[int]
     name: str
     project: str
     display_name: str
@@ -74,7 +83,9 @@ class TrainingRun(_message.Message):
     create_time: _timestamp_pb2.Timestamp
     start_time: _timestamp_pb2.Timestamp
     end_time: _timestamp_pb2.Timestamp
-    def __init__(self, name: _Optional[str] = ..., project: _Optional[str] = ..., display_name: _Optional[str] = ..., algorithm: _Optional[str] = ..., settings_json: _Optional[str] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., inputs: _Optional[_Mapping[str, str]] = ..., state: _Optional[_Union[TrainingRunState, str]] = ..., failure_message: _Optional[str] = ..., step: _Optional[int] = ..., step_count: _Optional[int] = ..., policy_version: _Optional[str] = ..., model_path: _Optional[str] = ..., results: _Optional[_Mapping[str, float]] = ..., create_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    provenance: _containers.ScalarMap[str, str]
+    roll_back_count: int
+    def __init__(self, name: _Optional[str] = ..., project: _Optional[str] = ..., display_name: _Optional[str] = ..., algorithm: _Optional[str] = ..., settings_json: _Optional[str] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., inputs: _Optional[_Mapping[str, str]] = ..., state: _Optional[_Union[TrainingRunState, str]] = ..., failure_message: _Optional[str] = ..., step: _Optional[int] = ..., step_count: _Optional[int] = ..., policy_version: _Optional[str] = ..., model_path: _Optional[str] = ..., results: _Optional[_Mapping[str, float]] = ..., create_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., provenance: _Optional[_Mapping[str, str]] = ..., roll_back_count: _Optional[int] = ...) -> None: ...
 
 class PolicySpec(_message.Message):
     __slots__ = ("name", "version", "path", "build")
@@ -126,15 +137,19 @@ class RunNotice(_message.Message):
     def __init__(self, severity: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class Checkpoint(_message.Message):
-    __slots__ = ("name", "step", "policy_version", "size_bytes", "create_time")
+    __slots__ = ("name", "step", "policy_version", "size_bytes", "create_time", "sequence", "reward_mean")
     NAME_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     CREATE_TIME_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    REWARD_MEAN_FIELD_NUMBER: _ClassVar[int]
     name: str
     step: int
     policy_version: str
     size_bytes: int
     create_time: _timestamp_pb2.Timestamp
-    def __init__(self, name: _Optional[str] = ..., step: _Optional[int] = ..., policy_version: _Optional[str] = ..., size_bytes: _Optional[int] = ..., create_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    sequence: int
+    reward_mean: float
+    def __init__(self, name: _Optional[str] = ..., step: _Optional[int] = ..., policy_version: _Optional[str] = ..., size_bytes: _Optional[int] = ..., create_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., sequence: _Optional[int] = ..., reward_mean: _Optional[float] = ...) -> None: ...

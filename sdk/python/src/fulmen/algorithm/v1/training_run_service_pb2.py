@@ -22,56 +22,61 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from fulmen.algorithm.v1 import algorithm_pb2 as fulmen_dot_algorithm_dot_v1_dot_algorithm__pb2
 from fulmen.algorithm.v1 import training_run_pb2 as fulmen_dot_algorithm_dot_v1_dot_training__run__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n.fulmen/algorithm/v1/training_run_service.proto\x12\x13\x66ulmen.algorithm.v1\x1a&fulmen/algorithm/v1/training_run.proto\"}\n\x18\x43reateTrainingRunRequest\x12\x36\n\x0ctraining_run\x18\x01 \x01(\x0b\x32 .fulmen.algorithm.v1.TrainingRun\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\"S\n\x19\x43reateTrainingRunResponse\x12\x36\n\x0ctraining_run\x18\x01 \x01(\x0b\x32 .fulmen.algorithm.v1.TrainingRun\"%\n\x15GetTrainingRunRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"P\n\x16GetTrainingRunResponse\x12\x36\n\x0ctraining_run\x18\x01 \x01(\x0b\x32 .fulmen.algorithm.v1.TrainingRun\"Q\n\x17ListTrainingRunsRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"l\n\x18ListTrainingRunsResponse\x12\x37\n\rtraining_runs\x18\x01 \x03(\x0b\x32 .fulmen.algorithm.v1.TrainingRun\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"?\n\x17WatchTrainingRunRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x03\"P\n\x18WatchTrainingRunResponse\x12\x34\n\x05\x65vent\x18\x01 \x01(\x0b\x32%.fulmen.algorithm.v1.TrainingRunEvent\"\'\n\x17PauseTrainingRunRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"R\n\x18PauseTrainingRunResponse\x12\x36\n\x0ctraining_run\x18\x01 \x01(\x0b\x32 .fulmen.algorithm.v1.TrainingRun\"(\n\x18ResumeTrainingRunRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"S\n\x19ResumeTrainingRunResponse\x12\x36\n\x0ctraining_run\x18\x01 \x01(\x0b\x32 .fulmen.algorithm.v1.TrainingRun\"(\n\x18\x43\x61ncelTrainingRunRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"S\n\x19\x43\x61ncelTrainingRunResponse\x12\x36\n\x0ctraining_run\x18\x01 \x01(\x0b\x32 .fulmen.algorithm.v1.TrainingRun\"O\n\x16ListCheckpointsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"h\n\x17ListCheckpointsResponse\x12\x34\n\x0b\x63heckpoints\x18\x01 \x03(\x0b\x32\x1f.fulmen.algorithm.v1.Checkpoint\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"0\n\x1aRollBackTrainingRunRequest\x12\x12\n\ncheckpoint\x18\x01 \x01(\t\"U\n\x1bRollBackTrainingRunResponse\x12\x36\n\x0ctraining_run\x18\x01 \x01(\x0b\x32 .fulmen.algorithm.v1.TrainingRun\"+\n\x1bGetTrainingRunReportRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"C\n\x1cGetTrainingRunReportResponse\x12\x10\n\x08markdown\x18\x01 \x01(\t\x12\x11\n\tcurve_png\x18\x02 \x01(\x0c\x32\x95\t\n\x12TrainingRunService\x12r\n\x11\x43reateTrainingRun\x12-.fulmen.algorithm.v1.CreateTrainingRunRequest\x1a..fulmen.algorithm.v1.CreateTrainingRunResponse\x12i\n\x0eGetTrainingRun\x12*.fulmen.algorithm.v1.GetTrainingRunRequest\x1a+.fulmen.algorithm.v1.GetTrainingRunResponse\x12o\n\x10ListTrainingRuns\x12,.fulmen.algorithm.v1.ListTrainingRunsRequest\x1a-.fulmen.algorithm.v1.ListTrainingRunsResponse\x12q\n\x10WatchTrainingRun\x12,.fulmen.algorithm.v1.WatchTrainingRunRequest\x1a-.fulmen.algorithm.v1.WatchTrainingRunResponse0\x01\x12o\n\x10PauseTrainingRun\x12,.fulmen.algorithm.v1.PauseTrainingRunRequest\x1a-.fulmen.algorithm.v1.PauseTrainingRunResponse\x12r\n\x11ResumeTrainingRun\x12-.fulmen.algorithm.v1.ResumeTrainingRunRequest\x1a..fulmen.algorithm.v1.ResumeTrainingRunResponse\x12r\n\x11\x43\x61ncelTrainingRun\x12-.fulmen.algorithm.v1.CancelTrainingRunRequest\x1a..fulmen.algorithm.v1.CancelTrainingRunResponse\x12l\n\x0fListCheckpoints\x12+.fulmen.algorithm.v1.ListCheckpointsRequest\x1a,.fulmen.algorithm.v1.ListCheckpointsResponse\x12x\n\x13RollBackTrainingRun\x12/.fulmen.algorithm.v1.RollBackTrainingRunRequest\x1a\x30.fulmen.algorithm.v1.RollBackTrainingRunResponse\x12{\n\x14GetTrainingRunReport\x12\x30.fulmen.algorithm.v1.GetTrainingRunReportRequest\x1a\x31.fulmen.algorithm.v1.GetTrainingRunReportResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n.fulmen/algorithm/v1/training_run_service.proto\x12\x13\x66ulmen.algorithm.v1\x1a#fulmen/algorithm/v1/algorithm.proto\x1a&fulmen/algorithm/v1/training_run.proto\"\x17\n\x15ListAlgorithmsRequest\"L\n\x16ListAlgorithmsResponse\x12\x32\n\nalgorithms\x18\x01 \x03(\x0b\x32\x1e.fulmen.algorithm.v1.Algorithm\"}\n\x18\x43reateTrainingRunRequest\x12\x36\n\x0ctraining_run\x18\x01 \x01(\x0b\x32 .fulmen.algorithm.v1.TrainingRun\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\"S\n\x19\x43reateTrainingRunResponse\x12\x36\n\x0ctraining_run\x18\x01 \x01(\x0b\x32 .fulmen.algorithm.v1.TrainingRun\"%\n\x15GetTrainingRunRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"P\n\x16GetTrainingRunResponse\x12\x36\n\x0ctraining_run\x18\x01 \x01(\x0b\x32 .fulmen.algorithm.v1.TrainingRun\"Q\n\x17ListTrainingRunsRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"l\n\x18ListTrainingRunsResponse\x12\x37\n\rtraining_runs\x18\x01 \x03(\x0b\x32 .fulmen.algorithm.v1.TrainingRun\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"?\n\x17WatchTrainingRunRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x03\"P\n\x18WatchTrainingRunResponse\x12\x34\n\x05\x65vent\x18\x01 \x01(\x0b\x32%.fulmen.algorithm.v1.TrainingRunEvent\"\'\n\x17PauseTrainingRunRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"R\n\x18PauseTrainingRunResponse\x12\x36\n\x0ctraining_run\x18\x01 \x01(\x0b\x32 .fulmen.algorithm.v1.TrainingRun\"(\n\x18ResumeTrainingRunRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"S\n\x19ResumeTrainingRunResponse\x12\x36\n\x0ctraining_run\x18\x01 \x01(\x0b\x32 .fulmen.algorithm.v1.TrainingRun\"(\n\x18\x43\x61ncelTrainingRunRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"S\n\x19\x43\x61ncelTrainingRunResponse\x12\x36\n\x0ctraining_run\x18\x01 \x01(\x0b\x32 .fulmen.algorithm.v1.TrainingRun\"O\n\x16ListCheckpointsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"h\n\x17ListCheckpointsResponse\x12\x34\n\x0b\x63heckpoints\x18\x01 \x03(\x0b\x32\x1f.fulmen.algorithm.v1.Checkpoint\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"0\n\x1aRollBackTrainingRunRequest\x12\x12\n\ncheckpoint\x18\x01 \x01(\t\"U\n\x1bRollBackTrainingRunResponse\x12\x36\n\x0ctraining_run\x18\x01 \x01(\x0b\x32 .fulmen.algorithm.v1.TrainingRun\"+\n\x1bGetTrainingRunReportRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"C\n\x1cGetTrainingRunReportResponse\x12\x10\n\x08markdown\x18\x01 \x01(\t\x12\x11\n\tcurve_png\x18\x02 \x01(\x0c\x32\x80\n\n\x12TrainingRunService\x12r\n\x11\x43reateTrainingRun\x12-.fulmen.algorithm.v1.CreateTrainingRunRequest\x1a..fulmen.algorithm.v1.CreateTrainingRunResponse\x12i\n\x0eGetTrainingRun\x12*.fulmen.algorithm.v1.GetTrainingRunRequest\x1a+.fulmen.algorithm.v1.GetTrainingRunResponse\x12o\n\x10ListTrainingRuns\x12,.fulmen.algorithm.v1.ListTrainingRunsRequest\x1a-.fulmen.algorithm.v1.ListTrainingRunsResponse\x12q\n\x10WatchTrainingRun\x12,.fulmen.algorithm.v1.WatchTrainingRunRequest\x1a-.fulmen.algorithm.v1.WatchTrainingRunResponse0\x01\x12o\n\x10PauseTrainingRun\x12,.fulmen.algorithm.v1.PauseTrainingRunRequest\x1a-.fulmen.algorithm.v1.PauseTrainingRunResponse\x12r\n\x11ResumeTrainingRun\x12-.fulmen.algorithm.v1.ResumeTrainingRunRequest\x1a..fulmen.algorithm.v1.ResumeTrainingRunResponse\x12r\n\x11\x43\x61ncelTrainingRun\x12-.fulmen.algorithm.v1.CancelTrainingRunRequest\x1a..fulmen.algorithm.v1.CancelTrainingRunResponse\x12l\n\x0fListCheckpoints\x12+.fulmen.algorithm.v1.ListCheckpointsRequest\x1a,.fulmen.algorithm.v1.ListCheckpointsResponse\x12x\n\x13RollBackTrainingRun\x12/.fulmen.algorithm.v1.RollBackTrainingRunRequest\x1a\x30.fulmen.algorithm.v1.RollBackTrainingRunResponse\x12{\n\x14GetTrainingRunReport\x12\x30.fulmen.algorithm.v1.GetTrainingRunReportRequest\x1a\x31.fulmen.algorithm.v1.GetTrainingRunReportResponse\x12i\n\x0eListAlgorithms\x12*.fulmen.algorithm.v1.ListAlgorithmsRequest\x1a+.fulmen.algorithm.v1.ListAlgorithmsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fulmen.algorithm.v1.training_run_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CREATETRAININGRUNREQUEST']._serialized_start=111
-  _globals['_CREATETRAININGRUNREQUEST']._serialized_end=236
-  _globals['_CREATETRAININGRUNRESPONSE']._serialized_start=238
-  _globals['_CREATETRAININGRUNRESPONSE']._serialized_end=321
-  _globals['_GETTRAININGRUNREQUEST']._serialized_start=323
-  _globals['_GETTRAININGRUNREQUEST']._serialized_end=360
-  _globals['_GETTRAININGRUNRESPONSE']._serialized_start=362
-  _globals['_GETTRAININGRUNRESPONSE']._serialized_end=442
-  _globals['_LISTTRAININGRUNSREQUEST']._serialized_start=444
-  _globals['_LISTTRAININGRUNSREQUEST']._serialized_end=525
-  _globals['_LISTTRAININGRUNSRESPONSE']._serialized_start=527
-  _globals['_LISTTRAININGRUNSRESPONSE']._serialized_end=635
-  _globals['_WATCHTRAININGRUNREQUEST']._serialized_start=637
-  _globals['_WATCHTRAININGRUNREQUEST']._serialized_end=700
-  _globals['_WATCHTRAININGRUNRESPONSE']._serialized_start=702
-  _globals['_WATCHTRAININGRUNRESPONSE']._serialized_end=782
-  _globals['_PAUSETRAININGRUNREQUEST']._serialized_start=784
-  _globals['_PAUSETRAININGRUNREQUEST']._serialized_end=823
-  _globals['_PAUSETRAININGRUNRESPONSE']._serialized_start=825
-  _globals['_PAUSETRAININGRUNRESPONSE']._serialized_end=907
-  _globals['_RESUMETRAININGRUNREQUEST']._serialized_start=909
-  _globals['_RESUMETRAININGRUNREQUEST']._serialized_end=949
-  _globals['_RESUMETRAININGRUNRESPONSE']._serialized_start=951
-  _globals['_RESUMETRAININGRUNRESPONSE']._serialized_end=1034
-  _globals['_CANCELTRAININGRUNREQUEST']._serialized_start=1036
-  _globals['_CANCELTRAININGRUNREQUEST']._serialized_end=1076
-  _globals['_CANCELTRAININGRUNRESPONSE']._serialized_start=1078
-  _globals['_CANCELTRAININGRUNRESPONSE']._serialized_end=1161
-  _globals['_LISTCHECKPOINTSREQUEST']._serialized_start=1163
-  _globals['_LISTCHECKPOINTSREQUEST']._serialized_end=1242
-  _globals['_LISTCHECKPOINTSRESPONSE']._serialized_start=1244
-  _globals['_LISTCHECKPOINTSRESPONSE']._serialized_end=1348
-  _globals['_ROLLBACKTRAININGRUNREQUEST']._serialized_start=1350
-  _globals['_ROLLBACKTRAININGRUNREQUEST']._serialized_end=1398
-  _globals['_ROLLBACKTRAININGRUNRESPONSE']._serialized_start=1400
-  _globals['_ROLLBACKTRAININGRUNRESPONSE']._serialized_end=1485
-  _globals['_GETTRAININGRUNREPORTREQUEST']._serialized_start=1487
-  _globals['_GETTRAININGRUNREPORTREQUEST']._serialized_end=1530
-  _globals['_GETTRAININGRUNREPORTRESPONSE']._serialized_start=1532
-  _globals['_GETTRAININGRUNREPORTRESPONSE']._serialized_end=1599
-  _globals['_TRAININGRUNSERVICE']._serialized_start=1602
-  _globals['_TRAININGRUNSERVICE']._serialized_end=2775
+  _globals['_LISTALGORITHMSREQUEST']._serialized_start=148
+  _globals['_LISTALGORITHMSREQUEST']._serialized_end=171
+  _globals['_LISTALGORITHMSRESPONSE']._serialized_start=173
+  _globals['_LISTALGORITHMSRESPONSE']._serialized_end=249
+  _globals['_CREATETRAININGRUNREQUEST']._serialized_start=251
+  _globals['_CREATETRAININGRUNREQUEST']._serialized_end=376
+  _globals['_CREATETRAININGRUNRESPONSE']._serialized_start=378
+  _globals['_CREATETRAININGRUNRESPONSE']._serialized_end=461
+  _globals['_GETTRAININGRUNREQUEST']._serialized_start=463
+  _globals['_GETTRAININGRUNREQUEST']._serialized_end=500
+  _globals['_GETTRAININGRUNRESPONSE']._serialized_start=502
+  _globals['_GETTRAININGRUNRESPONSE']._serialized_end=582
+  _globals['_LISTTRAININGRUNSREQUEST']._serialized_start=584
+  _globals['_LISTTRAININGRUNSREQUEST']._serialized_end=665
+  _globals['_LISTTRAININGRUNSRESPONSE']._serialized_start=667
+  _globals['_LISTTRAININGRUNSRESPONSE']._serialized_end=775
+  _globals['_WATCHTRAININGRUNREQUEST']._serialized_start=777
+  _globals['_WATCHTRAININGRUNREQUEST']._serialized_end=840
+  _globals['_WATCHTRAININGRUNRESPONSE']._serialized_start=842
+  _globals['_WATCHTRAININGRUNRESPONSE']._serialized_end=922
+  _globals['_PAUSETRAININGRUNREQUEST']._serialized_start=924
+  _globals['_PAUSETRAININGRUNREQUEST']._serialized_end=963
+  _globals['_PAUSETRAININGRUNRESPONSE']._serialized_start=965
+  _globals['_PAUSETRAININGRUNRESPONSE']._serialized_end=1047
+  _globals['_RESUMETRAININGRUNREQUEST']._serialized_start=1049
+  _globals['_RESUMETRAININGRUNREQUEST']._serialized_end=1089
+  _globals['_RESUMETRAININGRUNRESPONSE']._serialized_start=1091
+  _globals['_RESUMETRAININGRUNRESPONSE']._serialized_end=1174
+  _globals['_CANCELTRAININGRUNREQUEST']._serialized_start=1176
+  _globals['_CANCELTRAININGRUNREQUEST']._serialized_end=1216
+  _globals['_CANCELTRAININGRUNRESPONSE']._serialized_start=1218
+  _globals['_CANCELTRAININGRUNRESPONSE']._serialized_end=1301
+  _globals['_LISTCHECKPOINTSREQUEST']._serialized_start=1303
+  _globals['_LISTCHECKPOINTSREQUEST']._serialized_end=1382
+  _globals['_LISTCHECKPOINTSRESPONSE']._serialized_start=1384
+  _globals['_LISTCHECKPOINTSRESPONSE']._serialized_end=1488
+  _globals['_ROLLBACKTRAININGRUNREQUEST']._serialized_start=1490
+  _globals['_ROLLBACKTRAININGRUNREQUEST']._serialized_end=1538
+  _globals['_ROLLBACKTRAININGRUNRESPONSE']._serialized_start=1540
+  _globals['_ROLLBACKTRAININGRUNRESPONSE']._serialized_end=1625
+  _globals['_GETTRAININGRUNREPORTREQUEST']._serialized_start=1627
+  _globals['_GETTRAININGRUNREPORTREQUEST']._serialized_end=1670
+  _globals['_GETTRAININGRUNREPORTRESPONSE']._serialized_start=1672
+  _globals['_GETTRAININGRUNREPORTRESPONSE']._serialized_end=1739
+  _globals['_TRAININGRUNSERVICE']._serialized_start=1742
+  _globals['_TRAININGRUNSERVICE']._serialized_end=3022
 # @@protoc_insertion_point(module_scope)

@@ -1,3 +1,4 @@
+from fulmen.algorithm.v1 import algorithm_pb2 as _algorithm_pb2
 from fulmen.algorithm.v1 import training_run_pb2 as _training_run_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -5,6 +6,16 @@ from google.protobuf import message as _message
 from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class ListAlgorithmsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListAlgorithmsResponse(_message.Message):
+    __slots__ = ("algorithms",)
+    ALGORITHMS_FIELD_NUMBER: _ClassVar[int]
+    algorithms: _containers.RepeatedCompositeFieldContainer[_algorithm_pb2.Algorithm]
+    def __init__(self, algorithms: _Optional[_Iterable[_Union[_algorithm_pb2.Algorithm, _Mapping]]] = ...) -> None: ...
 
 class CreateTrainingRunRequest(_message.Message):
     __slots__ = ("training_run", "request_id", "validate_only")

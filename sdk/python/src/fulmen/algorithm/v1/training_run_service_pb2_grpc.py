@@ -88,6 +88,11 @@ class TrainingRunServiceStub(object):
                 request_serializer=fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.GetTrainingRunReportRequest.SerializeToString,
                 response_deserializer=fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.GetTrainingRunReportResponse.FromString,
                 _registered_method=True)
+        self.ListAlgorithms = channel.unary_unary(
+                '/fulmen.algorithm.v1.TrainingRunService/ListAlgorithms',
+                request_serializer=fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.ListAlgorithmsRequest.SerializeToString,
+                response_deserializer=fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.ListAlgorithmsResponse.FromString,
+                _registered_method=True)
 
 
 class TrainingRunServiceServicer(object):
@@ -123,7 +128,8 @@ class TrainingRunServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchTrainingRun(self, request, context):
-        """Streams the events of a run, from `after_sequence` on, and closes after the event that carries its final state.
+        """Streams the events of a run, from `after_sequence` on, and closes after the event that carries its final state,
+        unless the run was rolled back since: then the events go on.
         The server may also close to drain: open it again with the last sequence.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -131,7 +137,7 @@ class TrainingRunServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PauseTrainingRun(self, request, context):
-        """Stops a run at its next checkpoint.
+        """Stops a run at a checkpoint, where it stands; one that waits for its turn is paused at once. Idempotent.
 
         Errors: `FAILED_PRECONDITION` (`TRAINING_RUN_STATE_INVALID`).
         """
@@ -140,7 +146,7 @@ class TrainingRunServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ResumeTrainingRun(self, request, context):
-        """Lets a paused run go on.
+        """Lets a paused run go on when it is its turn; takes back a pause that the run has not heard yet. Idempotent.
 
         Errors: `FAILED_PRECONDITION` (`TRAINING_RUN_STATE_INVALID`).
         """
@@ -156,14 +162,20 @@ class TrainingRunServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListCheckpoints(self, request, context):
-        """Lists the checkpoints of a run, newest first.
+        """Lists the checkpoints that a run can be put back to, newest first; those that a roll back left behind are not. Their
+        files are not read: whether one is damaged shows when the run goes on from it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RollBackTrainingRun(self, request, context):
-        """Puts a run back to a checkpoint. Not yet served.
+        """Puts a run that is PAUSED, SUCCEEDED or FAILED back to a checkpoint, from which it goes on when it is its turn. What
+        came after the checkpoint is taken back: the prompts are sampled anew, the weights are published again as a new
+        version whose parent is the checkpoint's. Versions, rollouts and events of the past stay. The checkpoint is read and
+        checked when it is the run's turn; if it is damaged, the run fails and says so.
+
+        Errors: `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`); `FAILED_PRECONDITION` (`TRAINING_RUN_STATE_INVALID`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -171,6 +183,13 @@ class TrainingRunServiceServicer(object):
 
     def GetTrainingRunReport(self, request, context):
         """Returns the report of a run that has ended, or that runs, as far as it is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAlgorithms(self, request, context):
+        """Lists the algorithms that runs can name, by name, with their inputs and settings.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -228,6 +247,11 @@ def add_TrainingRunServiceServicer_to_server(servicer, server):
                     servicer.GetTrainingRunReport,
                     request_deserializer=fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.GetTrainingRunReportRequest.FromString,
                     response_serializer=fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.GetTrainingRunReportResponse.SerializeToString,
+            ),
+            'ListAlgorithms': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAlgorithms,
+                    request_deserializer=fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.ListAlgorithmsRequest.FromString,
+                    response_serializer=fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.ListAlgorithmsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -504,6 +528,33 @@ class TrainingRunService(object):
             '/fulmen.algorithm.v1.TrainingRunService/GetTrainingRunReport',
             fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.GetTrainingRunReportRequest.SerializeToString,
             fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.GetTrainingRunReportResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAlgorithms(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fulmen.algorithm.v1.TrainingRunService/ListAlgorithms',
+            fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.ListAlgorithmsRequest.SerializeToString,
+            fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.ListAlgorithmsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from fulmen.algorithm.v1 import training_run_pb2
@@ -10,23 +11,30 @@ from fulmen.train_config import PolicyConfig, StageConfig, TrainConfig
 
 __all__ = ["run_id", "training_run"]
 
-# What each algorithm reads, of what a configuration may name; an input without effect is refused by the service.
-_INPUTS: Final[dict[str, tuple[str, ...]]] = {
-    "sft": ("demonstrations",),
-    "grpo": ("agent", "train_tasks", "validation_tasks"),
-    "replay": ("agent", "validation_tasks", "scores"),
-}
-_ALL_INPUTS: Final = ("agent", "train_tasks", "validation_tasks", "demonstrations", "scores", "bundle")
+# What a configuration can give to an algorithm that is not known: the service's answer then names those that are.
+ALL_INPUTS: Final = (
+    "agent", "train_tasks", "validation_tasks", "test_tasks", "demonstrations", "validation_demonstrations", "prompt",
+    "scores", "rollouts", "bundle",
+)  # fmt: skip
 MAX_ID_LENGTH: Final = 63
 
 
 def run_id(config_name: str, stamp: str, number: int, stage: StageConfig) -> str:
     """Names a stage's run, such as `arithmetic-20260314-101500-x7k2-1-sft`."""
-    return f"{config_name}-{stamp}-{number}-{stage.algorithm}"[:MAX_ID_LENGTH].rstrip("-")
+    # Names of algorithms may have underscores, ids of runs may not.
+    algorithm = stage.algorithm.replace("_", "-")
+    return f"{config_name}-{stamp}-{number}-{algorithm}"[:MAX_ID_LENGTH].rstrip("-")
 
 
 def training_run(
-    config: TrainConfig, stage: StageConfig, *, name: str, inputs: dict[str, str], start_version: str
+    config: TrainConfig,
+    stage: StageConfig,
+    *,
+    name: str,
+    inputs: Mapping[str, str],
+    read: Mapping[str, Collection[str]],
+    start_version: str,
+    trains: bool = True,
 ) -> training_run_pb2.TrainingRun:
     """Makes the run of a stage.
 
@@ -35,11 +43,15 @@ def training_run(
         stage: the stage.
         name: the run's id.
         inputs: every published version by use; the run gets those that its algorithm reads.
+        read: the inputs that each algorithm reads; an input without effect is refused by the service.
         start_version: the policy version that the stage before published; empty for the first.
+        trains: whether the algorithm trains weights; if not, it gets a policy only if there is a version of it.
     """
-    policy = _policy(config.policy, start_version)
-    wanted = _INPUTS.get(stage.algorithm, _ALL_INPUTS)
-    if policy.WhichOneof("initial") == "build":
+    policy = _policy(config.policy, start_version) if config.policy.name else None
+    if policy is not None and not trains and policy.WhichOneof("initial") in ("build", "path"):
+        policy = None
+    wanted = tuple(use for use in read.get(stage.algorithm, ALL_INPUTS) if use != "bundle")
+    if policy is not None and policy.WhichOneof("initial") == "build":
         wanted = (*wanted, "bundle")
     return training_run_pb2.TrainingRun(
         name=f"trainingRuns/{name}",

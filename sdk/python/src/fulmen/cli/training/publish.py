@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from pathlib import Path
 
 from fulmen.agent_config import AgentConfig, agent_spec
 from fulmen.cli.training.bundle import Bundle
@@ -11,11 +12,15 @@ from fulmen.cli.training.task_files import Dataset
 from fulmen.client import Client
 from fulmen.errors import ResourceNotFound
 from fulmen.store.v1 import resource_pb2, resource_service_pb2
+from fulmen.train_config import ConfigError
 
-__all__ = ["Published", "Publisher", "publish"]
+__all__ = ["Published", "Publisher", "best_prompt", "publish", "published_prompt"]
 
 AGENT_CONTENT_TYPE = "application/x-protobuf; messageType=fulmen.runner.v1.AgentSpec"
 BUNDLE_CONTENT_TYPE = "application/gzip"
+PROMPT_CONTENT_TYPE = "text/plain; charset=utf-8"
+MAX_PROMPT_BYTES = 100_000
+BEST_ALIAS = "best"
 DATASET_CONTENT_TYPE = "application/jsonl"
 
 
@@ -53,6 +58,30 @@ async def publish(
         resource = f"dataset.{name}.{use}"
         inputs[use] = await publisher.put(resource, "dataset", DATASET_CONTENT_TYPE, dataset.content)
     return Published(inputs=inputs, new=tuple(publisher.new))
+
+
+async def published_prompt(client: Client, name: str, path: Path) -> str:
+    """Publishes a prompt as `prompt.<name>`, unless that is its latest version; returns the version.
+
+    Raises:
+        ConfigError: if it is not text, empty, or too long for the environment of an agent.
+        FulmenError: if the store refuses or cannot be reached.
+    """
+    content = path.read_bytes()
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not UTF-8.", ()) from None
+    if not text.strip() or len(content) > MAX_PROMPT_BYTES:
+        raise ConfigError(f"{path} must hold 1 to {MAX_PROMPT_BYTES} bytes.", ())
+    return await Publisher(client).put(f"prompt.{name}", "prompt", PROMPT_CONTENT_TYPE, content)
+
+
+async def best_prompt(client: Client, first: str) -> str:
+    """Returns the version that a search found best, which began with version `first`."""
+    alias = f"{first.partition('/versions/')[0]}/aliases/{BEST_ALIAS}"
+    answer = await client.resources.GetResources(resource_service_pb2.GetResourcesRequest(names=[alias]))
+    return str(answer.resources[0].name)
 
 
 class Publisher:

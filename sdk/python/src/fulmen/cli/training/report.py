@@ -32,7 +32,7 @@ class StageOutcome:
 
 
 def accuracy_line(outcomes: list[StageOutcome]) -> str:
-    """Returns the machine-readable last line; empty if no stage measured accuracy before and after.
+    """Returns the machine-readable last line; empty if no stage measured anything.
 
     Of several stages that did, the last one counts: the figure is what the reinforcement learning itself has added.
     """
@@ -40,6 +40,10 @@ def accuracy_line(outcomes: list[StageOutcome]) -> str:
         results = outcome.run.results
         if BEFORE in results and AFTER in results:
             return f"validation accuracy {results[BEFORE]:.2f} -> {results[AFTER]:.2f}"
+        for key in ("test_pass_at_1", "validation_pass_at_1"):
+            if key in results:
+                low, high = results[f"{key}_low"], results[f"{key}_high"]
+                return f"{key.partition('_')[0]} pass@1 {results[key]:.3f} ({low:.3f} to {high:.3f})"
     return ""
 
 

@@ -53,7 +53,9 @@ def read_datasets(data: DataConfig) -> dict[str, Dataset]:
     files: tuple[tuple[str, Path | None, Callable[[dict[str, Any]], str]], ...] = (
         ("train_tasks", data.train, _no_rule),
         ("validation_tasks", data.validation, _no_rule),
+        ("test_tasks", data.test, _no_rule),
         ("demonstrations", data.demonstrations, _check_demonstration),
+        ("validation_demonstrations", data.validation_demonstrations, _check_demonstration),
     )
     found = {use: _read(use, path, rule, problems) for use, path, rule in files if path is not None}
     if problems:

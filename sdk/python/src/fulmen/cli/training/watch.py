@@ -29,7 +29,9 @@ REOPEN_WAIT_S: Final = 0.5
 async def follow_run(
     client: Client, name: str, *, on_interruption: Callable[[str], None]
 ) -> AsyncIterator[training_run_pb2.TrainingRunEvent]:
-    """Yields every event of a run once, in order, and ends after the one with its final state.
+    """Yields every event of a run once, in order, and ends when no event can follow the one with its final state.
+
+    Of a run that was rolled back after it had ended, the events before and after it are yielded.
 
     A silent or broken stream is opened again after the last event.
 
@@ -42,25 +44,29 @@ async def follow_run(
         CommandFailed: if the service cannot be reached for 3 minutes.
         FulmenError: if the service refuses.
     """
-    sequence = 0
+    sequence, ended = 0, False
     reached = time.monotonic()
     while True:
         request = training_run_service_pb2.WatchTrainingRunRequest(name=name, after_sequence=sequence)
         stream = client.training_runs.WatchTrainingRun(request)
         try:
             while True:
-                async with asyncio.timeout(IDLE_LIMIT_S):
-                    answer = await anext(stream, None)
+                try:
+                    async with asyncio.timeout(IDLE_LIMIT_S):
+                        answer = await anext(stream, None)
+                except TimeoutError:
+                    await _check_alive(client, name)
+                    reached = time.monotonic()
+                    break
+                if answer is None and ended:
+                    return
                 if answer is None:
                     break
                 reached = time.monotonic()
                 sequence = answer.event.sequence
                 yield answer.event
-                if answer.event.HasField("run") and answer.event.run.state in FINAL_STATES:
-                    return
-        except TimeoutError:
-            await _check_alive(client, name)
-            reached = time.monotonic()
+                if answer.event.HasField("run"):
+                    ended = answer.event.run.state in FINAL_STATES
         except Unavailable as error:
             if time.monotonic() - reached > PATIENCE_S:
                 raise CommandFailed(
