@@ -2,7 +2,8 @@
 
 A call is `<tool_call>{"name":"calculator","arguments":{"expression":"12*34"}}</tool_call>`. What surrounds the
 expression is two tokens, and the characters in them (quotes, braces, angle brackets) have no tokens of their own, so
-there is only one way to write a call.
+there is only one way to write a call. A number of two digits is one token, and there is none for a single digit, so
+there is only one way to write a number, too.
 
 Invariant: whatever the model samples, short of a role marker, is rendered back to the same tokens when the client
 echoes the assistant's message; so the prompt of the second call begins with prompt and completion of the first.
@@ -16,7 +17,8 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-CHARACTERS = string.digits + string.ascii_letters + "+-*/().,:=?! "
+NUMBERS = tuple(f"{number:02d}" for number in range(100))
+CHARACTERS = string.ascii_letters + "+-*/().,:=?! "
 CALL_OPEN = '<tool_call>{"name":"calculator","arguments":{"expression":"'
 CALL_CLOSE = '"}}</tool_call>'
 END = "<|end|>"
@@ -42,9 +44,9 @@ CHAT_TEMPLATE = """\
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """Builds the tokenizer with its chat template."""
     special = (PAD, UNKNOWN, END, *ROLES)
-    vocabulary = {token: index for index, token in enumerate((*special, CALL_OPEN, CALL_CLOSE, *CHARACTERS))}
+    vocabulary = {token: index for index, token in enumerate((*special, CALL_OPEN, CALL_CLOSE, *NUMBERS, *CHARACTERS))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\d\d|."), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
     # Not special: the text of a call must survive decoding.

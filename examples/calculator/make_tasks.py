@@ -1,6 +1,8 @@
-"""Writes the task files of the calculator example: short expressions that a tiny model cannot work out in its head.
+"""Writes the task files of the calculator example: chains of operations that take one model call for each of them.
 
-Each demonstration is a conversation of two model calls: call the tool with the expression, then repeat its result.
+The calculator works out one operation at a time and shows two digits, 00 to 99; every result of a chain is one of them.
+The demonstrations are those of a tired teacher, who more often than not answers after four operations with what there
+is. A model that imitates them solves the chains of four; what it gains beyond that, it gains from rewards.
 
 Invariant: no validation expression occurs among the training tasks or the demonstrations.
 """
@@ -8,18 +10,24 @@ Invariant: no validation expression occurs among the training tasks or the demon
 import argparse
 import json
 import random
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-TRAIN_TASKS, VALIDATION_TASKS, DEMONSTRATIONS = 2000, 100, 2000
+TRAIN_TASKS, VALIDATION_TASKS = 4000, 100
+OPERATIONS = (4, 4, 5, 6, 7)
+"""How many operations a chain may have; what is named twice is drawn twice as often."""
+SMALLEST, LARGEST = 10, 99
+TIRED_AFTER = 4
+TIRED = 0.7
 SEED = 1
 TOOLS = [
     {
         "type": "function",
         "function": {
             "name": "calculator",
-            "description": "Evaluates an arithmetic expression.",
+            "description": "Adds or subtracts two numbers of two digits.",
             "parameters": {
                 "type": "object",
                 "properties": {"expression": {"type": "string"}},
@@ -31,34 +39,45 @@ TOOLS = [
 
 
 def problem(chance: random.Random) -> tuple[str, int]:
-    """Draws an expression of two or three operands, and its value."""
-    expression, value = str(first := chance.randrange(2, 100)), first
-    for _ in range(chance.randrange(1, 3)):
-        operand = chance.randrange(2, 100)
-        match chance.choice("+-"):
-            case "+":
-                expression, value = f"{expression}+{operand}", value + operand
-            case _:
-                expression, value = f"{expression}-{operand}", value - operand
+    """Draws a chain of additions and subtractions whose every result fits the calculator, and its value."""
+    value = chance.randint(SMALLEST, LARGEST)
+    expression = f"{value}"
+    for _ in range(chance.choice(OPERATIONS)):
+        signed = [n for n in range(-LARGEST, LARGEST + 1) if abs(n) >= SMALLEST and 0 <= value + n <= LARGEST]
+        operand = chance.choice(signed)
+        expression, value = f"{expression}{operand:+d}", value + operand
     return expression, value
 
 
-def demonstration(expression: str, value: int) -> dict[str, Any]:
-    """Renders the conversation of a perfect agent."""
-    arguments = json.dumps({"expression": expression}, separators=(",", ":"))
-    call = {"id": "call_0", "type": "function", "function": {"name": "calculator", "arguments": arguments}}
-    messages = [
-        {"role": "user", "content": expression},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "call_0", "content": str(value)},
-        {"role": "assistant", "content": str(value)},
-    ]
+def operations(expression: str) -> list[tuple[str, str]]:
+    """Splits a chain into what the calculator is asked, one operation after the other, and what it answers."""
+    first, *rest = re.findall(r"[+-]?\d+", expression)
+    value, found = int(first), []
+    for operand in rest:
+        asked, value = f"{value:02d}{operand}", value + int(operand)
+        found.append((asked, f"{value:02d}"))
+    return found
+
+
+def demonstration(expression: str, teacher: random.Random) -> dict[str, Any]:
+    """Renders the conversation of the tired teacher."""
+    steps = operations(expression)
+    if teacher.random() < TIRED:
+        steps = steps[:TIRED_AFTER]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": expression}]
+    for number, (asked, answer) in enumerate(steps):
+        arguments = json.dumps({"expression": asked}, separators=(",", ":"))
+        function = {"name": "calculator", "arguments": arguments}
+        call = {"id": f"call_{number}", "type": "function", "function": function}
+        messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        messages.append({"role": "tool", "tool_call_id": f"call_{number}", "content": answer})
+    messages.append({"role": "assistant", "content": steps[-1][1]})
     return {"messages": messages, "tools": TOOLS}
 
 
 def write(output_dir: Path) -> None:
     """Writes train.jsonl, validation.jsonl and demonstrations.jsonl; the same bytes every time."""
-    chance = random.Random(SEED)
+    chance, teacher = random.Random(SEED), random.Random(SEED)
     problems: dict[str, int] = {}
     while len(problems) < TRAIN_TASKS + VALIDATION_TASKS:
         problems.update([problem(chance)])
@@ -68,9 +87,9 @@ def write(output_dir: Path) -> None:
     for name, part in (("train", train), ("validation", held_out)):
         _write_lines(
             output_dir / f"{name}.jsonl",
-            ({"id": f"{name}-{i}", "input": {"question": e}, "answer": str(v)} for i, (e, v) in enumerate(part)),
+            ({"id": f"{name}-{i}", "input": {"question": e}, "answer": f"{v:02d}"} for i, (e, v) in enumerate(part)),
         )
-    _write_lines(output_dir / "demonstrations.jsonl", (demonstration(e, v) for e, v in train[:DEMONSTRATIONS]))
+    _write_lines(output_dir / "demonstrations.jsonl", (demonstration(e, teacher) for e, _ in train))
 
 
 def _write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:

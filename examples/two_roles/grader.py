@@ -1,0 +1,15 @@
+"""Scores the whole, and each agent by what it alone can do something about."""
+
+
+def grade(task: dict, outcome: dict) -> dict:
+    """Returns `reward` for the sum, `plan` for the planner, and `parts` for the solver where it was asked."""
+    numbers = sorted(task["input"]["question"].split("+"))
+    parts, answers = outcome["parts"], outcome["answers"]
+    rewards = {
+        "reward": float(outcome["answer"] == task["answer"]),
+        "plan": float(sorted("+".join(parts).split("+")) == numbers),
+    }
+    if parts:
+        right = [answer == str(sum(map(int, part.split("+")))) for part, answer in zip(parts, answers, strict=True)]
+        rewards["parts"] = sum(right) / len(right)
+    return rewards
