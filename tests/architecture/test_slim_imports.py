@@ -82,7 +82,7 @@ def test_the_command_line_brings_nothing_heavy() -> None:
         ("fulmen_store.app", HEAVY | {"aiohttp", "openai"}),
         ("fulmen_runner.app", HEAVY | {"asyncpg", "uvicorn"}),
         ("fulmen_llm_proxy.app", HEAVY | {"asyncpg", "openai"}),
-        ("fulmen_algorithm.app", {"asyncpg", "openai", "matplotlib", "pandas"}),
+        ("fulmen_algorithm.app", (HEAVY | {"asyncpg", "openai"}) - {"numpy"}),
     ],
 )
 def test_a_service_loads_only_what_is_its_own(app: str, unwanted: frozenset[str]) -> None:

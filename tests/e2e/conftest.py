@@ -17,6 +17,7 @@ from tests.support.commands import Done, fulmen
 from tests.support.stack import running_stack, stack_targets
 
 SLOTS = 32
+MODULES = Path(__file__).parents[2] / "examples/best_of_n/algorithm.py"
 # Steps, not seconds: the same figures come out on any machine, give or take what asynchrony changes (0.54 -> 0.93).
 SHORT_FORM = {
     "sft.steps": "400",
@@ -61,7 +62,7 @@ async def world(world_folder: Path) -> AsyncIterator[World]:
     """Yields a running stack."""
     state_dir = world_folder / "s"
     async with (
-        running_stack(state_dir, slots=SLOTS) as stack,
+        running_stack(state_dir, slots=SLOTS, environment={"FULMEN_ALGORITHM_MODULES": str(MODULES)}) as stack,
         connect(stack_targets(stack), token=stack.client_token) as client,
     ):
         yield World(stack=stack, client=client, state_dir=state_dir)

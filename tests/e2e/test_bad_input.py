@@ -14,9 +14,9 @@ import grpc.aio
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
-from fulmen.algorithm.v1 import training_run_service_pb2
+from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
 from fulmen.client import connect
-from fulmen.errors import ArgumentInvalid, MessageTooLarge, ResourceNotFound, TokenInvalid
+from fulmen.errors import ArgumentInvalid, MessageTooLarge, ResourceNotFound, SettingsInvalid, TokenInvalid
 from fulmen.store.v1 import resource_service_pb2, rollout_pb2, rollout_service_pb2
 from tests.e2e.conftest import World
 from tests.support.commands import run_module
@@ -116,6 +116,24 @@ async def test_unknown_settings_of_every_stage_are_reported_at_once(world: World
     for setting in ("stepz", "lerning_rate", "steps"):
         assert setting in done.stderr, done.stderr
     assert "Traceback" not in done.stdout + done.stderr
+
+
+async def test_the_rollouts_of_a_run_that_does_not_exist_are_refused_before_a_run_does(world: World) -> None:
+    run = training_run_pb2.TrainingRun(
+        algorithm="sft",
+        policy=training_run_pb2.PolicySpec(name=NAME, path="/nowhere"),
+        inputs={"rollouts": "trainingRuns/nobody-1"},
+    )
+    async with nothing_is_created(world):
+        with pytest.raises(SettingsInvalid) as refused:
+            await world.client.training_runs.CreateTrainingRun(
+                training_run_service_pb2.CreateTrainingRunRequest(training_run=run)
+            )
+    (violation,) = refused.value.violations
+    assert (violation.field, "no training run trainingRuns/nobody-1" in violation.description) == (
+        "inputs.rollouts",
+        True,
+    )
 
 
 async def test_a_wrong_key_opens_no_door(world: World, example: Path) -> None:

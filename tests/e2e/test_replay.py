@@ -13,7 +13,8 @@ from fulmen.store.v1 import resource_service_pb2, rollout_pb2
 from fulmen.trajectories.stored import read_stored
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.rows import Row, row_from_completion
-from fulmen_algorithm.training.step import StepSettings, logprobs_of
+from fulmen_algorithm.training.settings import StepSettings
+from fulmen_algorithm.training.step import logprobs_of
 from tests.e2e.conftest import World
 from tests.support.commands import Done
 from tests.support.runs import list_rollouts
@@ -158,6 +159,6 @@ async def _preference(world: World, scores: Scores, model_path: str) -> float:
     policy = PolicyModel.load(Path(model_path), device="cpu")
     logprobs = logprobs_of(policy, rows, settings=StepSettings())
     return math.fsum(
-        row.advantage * math.fsum(value for value, sampled in zip(each, row.loss_mask, strict=True) if sampled)
+        math.fsum(advantage * value for advantage, value in zip(row.advantages, each, strict=True))
         for row, each in zip(rows, logprobs, strict=True)
     )

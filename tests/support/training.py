@@ -41,11 +41,19 @@ BUILD = "tiny_model.py:build"
 
 
 async def publish_training_inputs(
-    client: Client, repository_root: Path, *, tasks: int = 8, validation: int = 4
+    client: Client,
+    repository_root: Path,
+    *,
+    tasks: int = 8,
+    validation: int = 4,
+    builder: bytes = BUILDER,
+    policy: str = POLICY,
+    agent: bytes = AGENT,
 ) -> dict[str, str]:
-    """Publishes agent, bundle and data sets; returns the pinned versions by use."""
+    """Publishes an agent of a policy, bundle and data sets; returns the pinned versions by use."""
     make_model = (repository_root / "examples/arithmetic/make_model.py").read_bytes()
-    files = {"agent.py": AGENT, "tiny_model.py": BUILDER, "make_model.py": make_model}
+    asking = agent.replace(f'"{POLICY}"'.encode(), f'"{policy}"'.encode())
+    files = {"agent.py": asking, "tiny_model.py": builder, "make_model.py": make_model}
     bundle = await _publish(client, "bundle.tiny", "bundle", _packed(files))
     spec = AgentSpec(
         bundle=bundle,
@@ -88,7 +96,7 @@ def read_consumed(run_folder: Path) -> list[dict]:
 
 
 def check_books(lines: Sequence[Mapping], feed: Sequence[str], *, steps: int) -> None:
-    """Checks that every finished group was dealt with once, in order, up to the last one that was.
+    """Checks that every finished group was dealt with once, in order, up to the last one that was, in every branch.
 
     Args:
         lines: What the run has consumed.
@@ -99,10 +107,12 @@ def check_books(lines: Sequence[Mapping], feed: Sequence[str], *, steps: int) ->
     assert len(groups) == len(set(groups)), "a group was consumed twice"
     trained = [name for line in lines for name in line["trained"]]
     assert len(trained) == len(set(trained)), "a rollout was trained on twice"
-    delivered = [group_id for group_id in feed if group_id.startswith("train/")]
-    assert len(delivered) == len(set(delivered)), "a group was delivered twice"
-    order = [f"train/{group}" for group in groups]
-    assert order == delivered[: len(order)], "a finished group was skipped"
+    assert len(feed) == len(set(feed)), "a group was delivered twice"
+    for branch in {line["branch"] for line in lines}:
+        prefix = f"branch-{branch}/train/" if branch else "train/"
+        delivered = [group_id for group_id in feed if group_id.startswith(prefix)]
+        order = [f"{prefix}{line['group']}" for line in lines if line["branch"] == branch]
+        assert order == delivered[: len(order)], "a finished group was skipped"
     assert sorted({line["step"] for line in lines}) == list(range(1, steps + 1))
     assert [line["step"] for line in lines] == sorted(line["step"] for line in lines)
     for line in lines:

@@ -19,11 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ENVIRONMENT", "MODEL", "VllmServer", "build_models", "running_vllm", "settled"]
+__all__ = ["ADAPTER_RANK", "ENVIRONMENT", "MODEL", "VllmServer", "build_models", "running_vllm", "settled"]
 
 ENVIRONMENT = Path(__file__).parents[2] / ".venv-vllm"
 MODEL = "byte-model"
 MAX_MODEL_LEN = 512
+ADAPTER_RANK = 8
 
 # On a machine that is busy with the other half of the suite; alone it takes under a minute.
 START_LIMIT_S = 420.0
@@ -44,21 +45,32 @@ class VllmServer:
     """A server that answers; the calls are direct, past every proxy, and block."""
 
     root: str
+    key: str = ""
 
     @property
     def url(self) -> str:
         """The base URL that an OpenAI client is given."""
         return f"{self.root}/v1"
 
+    @property
+    def _key(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.key}"} if self.key else {}
+
     def post(self, path: str, body: JSON | None = None) -> tuple[int, bytes]:
         """Posts to a path below the root; returns the status and the body."""
         data = b"" if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.root + path, data, {"Content-Type": "application/json"})
+        request = urllib.request.Request(self.root + path, data, {"Content-Type": "application/json"} | self._key)
         try:
             with urllib.request.urlopen(request, timeout=CALL_LIMIT_S) as answer:
                 return answer.status, answer.read()
         except urllib.error.HTTPError as error:
             return error.code, error.read()
+
+    def get(self, path: str) -> JSON:
+        """Returns the JSON at a path."""
+        request = urllib.request.Request(self.root + path, headers=self._key)
+        with urllib.request.urlopen(request, timeout=CALL_LIMIT_S) as answer:
+            return dict(json.load(answer))
 
     def ask(self, path: str, body: JSON | None = None) -> JSON:
         """Posts to a path and returns the answer's JSON.
@@ -90,12 +102,12 @@ class VllmServer:
 
     def weight_version(self) -> str:
         """Returns what it was told to be the version of its weights; `default` until then."""
-        with urllib.request.urlopen(f"{self.root}/weight_info", timeout=CALL_LIMIT_S) as answer:
-            return str(json.load(answer)["weight_version"])
+        return str(self.get("/weight_info")["weight_version"])
 
     def gauge(self, name: str, *, labelled: str = "") -> float:
         """Returns a figure of its own metrics, summed over its series, or over those with a label (`name="value"`)."""
-        with urllib.request.urlopen(f"{self.root}/metrics", timeout=CALL_LIMIT_S) as answer:
+        request = urllib.request.Request(f"{self.root}/metrics", headers=self._key)
+        with urllib.request.urlopen(request, timeout=CALL_LIMIT_S) as answer:
             text = answer.read().decode()
         lines = [line for line in text.splitlines() if line.startswith(f"{name}{{") and labelled in line]
         return sum(float(line.rpartition(" ")[2]) for line in lines)
@@ -158,6 +170,9 @@ def _command(model: Path, port: int) -> list[str]:
         # So that the same greedy call gives the same figures whatever came before it.
         *("--dtype", "float32", "--no-enable-prefix-caching"),
         *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+        *("--enable-lora", "--max-lora-rank", str(ADAPTER_RANK)),
+        # One process less to start; needs VLLM_ENABLE_V1_MULTIPROCESSING=0 on a CPU.
+        *("--distributed-executor-backend", "uni"),
     ]
 
 
@@ -165,11 +180,13 @@ def _environment() -> dict[str, str]:
     return os.environ | {
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "VLLM_CACHE_ROOT": str(ENVIRONMENT / "cache"),
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     }
 
 

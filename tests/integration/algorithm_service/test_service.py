@@ -14,7 +14,6 @@ from fulmen.algorithm.v1 import training_run_pb2 as pb
 from fulmen.algorithm.v1 import training_run_service_pb2 as service_pb
 from fulmen.algorithm.v1.training_run_service_pb2_grpc import TrainingRunServiceStub
 from fulmen.errors import (
-    NotYetServed,
     PageTokenInvalid,
     PermissionDenied,
     SettingsInvalid,
@@ -71,8 +70,12 @@ async def test_the_service_refuses_clearly_and_ends_well(
     token = signer.issue(Role.CLIENT, subject="test", ttl_s=600)
     async with open_channel(target, token=token) as channel:
         runs = stub(channel)
+        offered = (await runs.ListAlgorithms(service_pb.ListAlgorithmsRequest())).algorithms
+        assert {"grpo", "sft"} <= {each.name for each in offered}
+        undescribed = [f"{a.name}.{s.name}" for a in offered for s in a.settings if not s.summary]
+        assert not undescribed
         draft = pb.TrainingRun(
-            algorithm="sft", settings_json='{"stesp": 1, "steps": 0}', policy=pb.PolicySpec(name="p")
+            algorithm="sft", settings_json='{"stesp": 1, "steps": -1}', policy=pb.PolicySpec(name="p")
         )
         draft.policy.path = "/nowhere"
         with pytest.raises(SettingsInvalid) as refused:
@@ -81,8 +84,8 @@ async def test_the_service_refuses_clearly_and_ends_well(
         assert fields == {"settings.stesp", "settings.steps", "inputs.demonstrations"}
         with pytest.raises(TrainingRunNotFound):
             await runs.GetTrainingRun(service_pb.GetTrainingRunRequest(name="trainingRuns/none"))
-        with pytest.raises(NotYetServed):
-            await runs.RollBackTrainingRun(service_pb.RollBackTrainingRunRequest())
+        with pytest.raises(TrainingRunNotFound):
+            await runs.RollBackTrainingRun(service_pb.RollBackTrainingRunRequest(checkpoint="trainingRuns/none/x"))
         with pytest.raises(PageTokenInvalid):
             await runs.ListTrainingRuns(service_pb.ListTrainingRunsRequest(page_token="x"))
         with pytest.raises(PermissionDenied):

@@ -2,11 +2,10 @@
 
 import asyncio
 import json
-import os
-import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
+import psutil
 import pytest
 
 from fulmen.algorithm.v1 import training_run_pb2 as pb
@@ -38,6 +37,7 @@ SETTINGS = {
     "checkpoint_every": 2,
     "validate_every": 3,
 }
+RANKS = 2
 FINAL = (pb.TRAINING_RUN_STATE_SUCCEEDED, pb.TRAINING_RUN_STATE_FAILED, pb.TRAINING_RUN_STATE_CANCELLED)
 WAIT_S = 240
 
@@ -65,6 +65,14 @@ class Watcher:
             except Unavailable:
                 continue
 
+    async def some(self, count: int) -> None:
+        """Waits for so many more events, or the final state."""
+        async with asyncio.timeout(WAIT_S):
+            async for _ in self.follow():
+                count -= 1
+                if not count:
+                    return
+
     async def until_step(self, step: int) -> None:
         """Waits until a step is announced."""
         async with asyncio.timeout(WAIT_S):
@@ -80,6 +88,14 @@ class Watcher:
                 if text in event.notice.message:
                     return
         raise AssertionError(f"no notice said {text!r}: {self.story()}")
+
+    async def until_state(self, state: pb.TrainingRunState) -> None:
+        """Waits until the run is in a state."""
+        async with asyncio.timeout(WAIT_S):
+            async for event in self.follow():
+                if event.run.state == state:
+                    return
+        raise AssertionError(f"the run ended before its state was {state}: {self.story()}")
 
     async def end(self) -> pb.TrainingRun:
         """Waits for the final state."""
@@ -98,65 +114,50 @@ class Watcher:
         return [e.notice.message for e in self.events if e.HasField("notice")]
 
 
-async def start_run(stack: LocalStack, client: Client, root: Path, name: str) -> Watcher:
+async def start_run(
+    stack: LocalStack,
+    client: Client,
+    root: Path,
+    name: str,
+    *,
+    policy: str = POLICY,
+    settings: Mapping[str, object] = SETTINGS,
+) -> Watcher:
     """Creates the small GRPO run of these tests."""
-    inputs = await publish_training_inputs(client, root)
+    inputs = await publish_training_inputs(client, root, policy=policy)
     run = pb.TrainingRun(
         name=f"trainingRuns/{name}",
         algorithm="grpo",
-        settings_json=json.dumps(SETTINGS),
-        policy=pb.PolicySpec(name=POLICY, build=BUILD),
+        settings_json=json.dumps(settings),
+        policy=pb.PolicySpec(name=policy, build=BUILD),
         inputs={use: inputs[use] for use in ("agent", "train_tasks", "validation_tasks", "bundle")},
     )
     await client.training_runs.CreateTrainingRun(service_pb.CreateTrainingRunRequest(training_run=run))
     return Watcher(stack, client, run.name)
 
 
-def engine_pid(stack: LocalStack) -> int:
-    """Finds the engine, the algorithm service's child."""
-    parent = stack.process("algorithm").pid
-    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    for child in children:
-        if "fulmen_algorithm.engine" in Path(f"/proc/{child}/cmdline").read_text():
-            return int(child)
-    raise AssertionError("the engine does not run")
+def group_of(stack: LocalStack) -> list[psutil.Process]:
+    """Finds the processes of trainers: launchers and their ranks."""
+    children = psutil.Process(stack.process("algorithm").pid).children(recursive=True)
+    return [child for child in children if "fulmen_algorithm.trainers.rank" in child.cmdline()]
 
 
-async def test_a_run_whose_service_and_engine_are_killed_uses_every_group_once(
+def check_ended(group: list[psutil.Process]) -> None:
+    """Checks that every process of a group of ranks ends."""
+    assert len(group) == 1 + RANKS
+    _, left = psutil.wait_procs(group, timeout=WAIT_S)
+    assert left == []
+
+
+async def test_a_run_in_ranks_goes_on_after_store_proxy_and_its_own_service_were_away(
     short_tmp_path: Path, repository_root: Path
 ) -> None:
+    settings = {**SETTINGS, "parallel": {"kind": "ddp", "ranks": RANKS}}
     async with (
         running_stack(short_tmp_path) as stack,
         connect(stack_targets(stack), token=stack.client_token) as client,
     ):
-        watcher = await start_run(stack, client, repository_root, "killed")
-        await watcher.until_step(1)
-        os.kill(engine_pid(stack), signal.SIGKILL)
-        await watcher.until_step(3)
-        await stack.kill_service("algorithm")
-        await stack.start_service("algorithm")
-        run = await watcher.end()
-        assert run.state == pb.TRAINING_RUN_STATE_SUCCEEDED, watcher.story()
-        assert run.step == STEPS
-        assert any(text.startswith("Goes on from the checkpoint") for text in watcher.notices())
-        assert {"validation_accuracy_before", "validation_accuracy_after"} <= set(run.results)
-        feed = await finished_groups(client, run.name)
-        lines = read_consumed(short_tmp_path / "algorithm/runs/killed")
-        check_books(lines, feed, steps=STEPS)
-        assert (Path(run.model_path) / "model.safetensors").exists()
-        report = await client.training_runs.GetTrainingRunReport(service_pb.GetTrainingRunReportRequest(name=run.name))
-        assert "Where the time went" in report.markdown
-        assert report.curve_png.startswith(b"\x89PNG")
-        checkpoints = await client.training_runs.ListCheckpoints(service_pb.ListCheckpointsRequest(parent=run.name))
-        assert checkpoints.checkpoints[0].step == STEPS
-
-
-async def test_a_run_waits_for_store_and_proxy_and_goes_on(short_tmp_path: Path, repository_root: Path) -> None:
-    async with (
-        running_stack(short_tmp_path) as stack,
-        connect(stack_targets(stack), token=stack.client_token) as client,
-    ):
-        watcher = await start_run(stack, client, repository_root, "outages")
+        watcher = await start_run(stack, client, repository_root, "outages", settings=settings)
         await watcher.until_step(1)
         await stack.kill_service("store")
         await watcher.until_notice("The store does not answer")
@@ -164,8 +165,18 @@ async def test_a_run_waits_for_store_and_proxy_and_goes_on(short_tmp_path: Path,
         await watcher.until_notice("The store answers again")
         await stack.kill_service("llm_proxy")
         await stack.start_service("llm_proxy")
+        await watcher.until_step(3)
+        first = group_of(stack)
+        await stack.kill_service("algorithm")
+        await asyncio.to_thread(check_ended, first)
+        await stack.start_service("algorithm")
+        await watcher.until_notice("Goes on from the checkpoint of step")
+        second = group_of(stack)
         run = await watcher.end()
         assert run.state == pb.TRAINING_RUN_STATE_SUCCEEDED, watcher.story()
+        await asyncio.to_thread(check_ended, second)
+        assert (Path(run.model_path) / "model.safetensors").exists()
+        assert int(run.policy_version.rpartition("/")[2]) > STEPS
         check_books(
             read_consumed(short_tmp_path / "algorithm/runs/outages"),
             await finished_groups(client, run.name),

@@ -103,6 +103,8 @@ def test_a_dead_service_is_started_again_on_the_same_port_and_a_dead_supervisor_
     children = pids(state)
     os.kill(restarted.supervisor_pid, signal.SIGKILL)
     assert all(await_end(pid) for pid in children.values())
+    # Children end with the thread that started them: others of the supervisor's may hold its lock a moment longer.
+    assert await_end(restarted.supervisor_pid)
     assert not folder.is_running()
 
     assert "Ready." in fulmen("up", *there).stdout

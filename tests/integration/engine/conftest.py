@@ -16,7 +16,8 @@ from fulmen_algorithm.engine.__main__ import arguments, build
 from fulmen_algorithm.engine.generator import Generator
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.rows import row_from_completion
-from fulmen_algorithm.training.step import StepSettings, logprobs_of
+from fulmen_algorithm.training.settings import StepSettings
+from fulmen_algorithm.training.step import logprobs_of
 
 MAKE_MODEL = Path(__file__).resolve().parents[3] / "examples" / "arithmetic" / "make_model.py"
 CLIENT_DEADLINE = aiohttp.ClientTimeout(total=60)

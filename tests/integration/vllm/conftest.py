@@ -18,16 +18,18 @@ BACKEND = "vllm"
 INSTALL_LIMIT_S = 600
 
 
-@pytest.fixture(scope="session")
-def weights(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Returns the folders of two versions of the policy; vLLM starts with the first.
-
-    Where vLLM is not installed CI installs it, and others are told how to.
-    """
+def require_vllm() -> None:
+    """Where vLLM is not installed CI installs it, and others are told how to."""
     if os.environ.get("CI"):
         subprocess.run(["tools/vllm_env.sh"], cwd=ENVIRONMENT.parent, check=True, timeout=INSTALL_LIMIT_S)
     elif not (ENVIRONMENT / ".setup-stamp").exists():
         pytest.skip("vLLM is not installed; `make vllm-env` installs it")
+
+
+@pytest.fixture(scope="session")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Returns the folders of two versions of the policy; vLLM starts with the first."""
+    require_vllm()
     first, second = build_models(tmp_path_factory.mktemp("weights"), 1, 2)
     return first, second
 

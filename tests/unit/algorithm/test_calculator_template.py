@@ -1,5 +1,6 @@
 import importlib.util
 import json
+import random
 from pathlib import Path
 from types import ModuleType
 
@@ -53,12 +54,13 @@ def answered(renderer: ChatRenderer, request_body: dict, completion_ids: list[in
     return completion.answer()
 
 
+LAST_TOKEN = 173
 # Everything but padding, unknown, end and the four roles.
-SAMPLED = st.lists(st.integers(7, 83), max_size=30)
+SAMPLED = st.lists(st.integers(7, LAST_TOKEN), max_size=30)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(before=SAMPLED, expression=st.lists(st.integers(9, 83), min_size=1, max_size=12), calls=st.booleans())
+@given(before=SAMPLED, expression=st.lists(st.integers(9, LAST_TOKEN), min_size=1, max_size=12), calls=st.booleans())
 def test_the_second_prompt_begins_with_the_first_prompt_and_completion(tokenizer, tasks, before, expression, calls):
     renderer = ChatRenderer(tokenizer=tokenizer, max_model_tokens=1000)
     opening, closing = (tokenizer.convert_tokens_to_ids(t) for t in (load_open(), load_close()))
@@ -84,12 +86,22 @@ def load_close() -> str:
     return '"}}</tool_call>'
 
 
-def test_demonstrations_train_both_calls_and_not_the_tool(tokenizer, tasks):
-    demonstration = tasks.demonstration("12+34", 46)
+def test_demonstrations_train_every_call_and_not_the_tool(tokenizer, tasks):
+    demonstration = tasks.demonstration("12+34-15", random.Random(0))
     row = sft_row(tokenizer, demonstration["messages"], row_id="a", tools=demonstration["tools"])
     trained = tokenizer.decode([t for t, m in zip(row.token_ids, row.loss_mask, strict=True) if m])
-    assert trained == f"{load_open()}12+34{load_close()}<|end|>46<|end|>"
-    assert tokenizer.decode(row.token_ids).startswith("<|system|>calculator<|user|>12+34<|assistant|>")
+    calls = "".join(f"{load_open()}{asked}{load_close()}<|end|>" for asked in ("12+34", "46-15"))
+    assert trained == f"{calls}31<|end|>"
+    assert tokenizer.decode(row.token_ids).startswith("<|system|>calculator<|user|>12+34-15<|assistant|>")
+
+
+def test_every_token_is_sampled_in_the_test_above(tokenizer):
+    assert len(tokenizer) == LAST_TOKEN + 1
+
+
+def test_a_tired_teacher_answers_with_what_it_has(tasks):
+    ends = {tasks.demonstration("10+10+10+10+10+10+10", random.Random(n))["messages"][-1]["content"] for n in range(9)}
+    assert ends == {"50", "70"}
 
 
 def test_no_validation_problem_is_trained_on(tmp_path, tasks):

@@ -1,18 +1,18 @@
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
 import textwrap
 
-import numpy as np
 import pytest
 import torch
 
-from fulmen_algorithm.training.checkpoints import CheckpointStore, restore
-from fulmen_algorithm.training.policy import OptimizerSettings, PolicyModel, Schedule, seed_everything
-from fulmen_algorithm.training.step import BatchSettings, StepSettings, make_state, train_batch
+from fulmen_algorithm.training.checkpoints import Checkpoint, CheckpointStore
+from fulmen_algorithm.training.policy import PolicyModel
+from fulmen_algorithm.training.settings import BatchSettings, OptimizerSettings, Schedule, StepSettings
+from fulmen_algorithm.training.state_files import read_state, write_state
+from fulmen_algorithm.training.step import make_state, train_batch
 
 OPTIMIZER = OptimizerSettings(learning_rate=1e-3, schedule=Schedule.COSINE, warmup_steps=2, total_steps=20)
 BATCH = BatchSettings(minibatches=2)
@@ -22,8 +22,14 @@ def fresh(model_dir):
     return make_state(PolicyModel.load(model_dir), OPTIMIZER)
 
 
-def draws() -> tuple[float, float, float]:
-    return random.random(), float(np.random.random()), float(torch.rand(1))
+def save(store: CheckpointStore, state, progress) -> Checkpoint:
+    folder = store.begin()
+    write_state(state, folder)
+    return store.complete(folder, progress)
+
+
+def draw() -> float:
+    return float(torch.rand(1))
 
 
 def train(state, rows, steps: range) -> None:
@@ -32,27 +38,27 @@ def train(state, rows, steps: range) -> None:
 
 
 def test_a_resumed_run_is_bit_for_bit_the_uninterrupted_one(tmp_path, model_dir, rows):
-    seed_everything(3)
+    torch.manual_seed(3)
     whole = fresh(model_dir)
     train(whole, rows, range(6))
-    expected_draws = draws()
+    expected_draw = draw()
 
-    seed_everything(3)
+    torch.manual_seed(3)
     first = fresh(model_dir)
     train(first, rows, range(3))
-    CheckpointStore(directory=tmp_path).save(first, {"cursor": "abc", "step": 3})
-    seed_everything(99)
+    save(CheckpointStore(directory=tmp_path), first, {"cursor": "abc", "step": 3})
+    torch.manual_seed(99)
 
     second = fresh(model_dir)
     found = CheckpointStore(directory=tmp_path).newest()
     assert found.damaged == ()
     assert found.checkpoint.progress == {"cursor": "abc", "step": 3}
-    restore(found.checkpoint, second)
+    read_state(found.checkpoint.path, second)
     train(second, rows, range(3, 6))
 
-    assert draws() == expected_draws
+    assert draw() == expected_draw
     assert second.optimizer_steps == whole.optimizer_steps
-    assert second.schedule.get_last_lr() == whole.schedule.get_last_lr()
+    assert second.optimizer.param_groups[0]["lr"] == whole.optimizer.param_groups[0]["lr"] < OPTIMIZER.learning_rate
     for (name, a), b in zip(whole.policy.model.named_parameters(), second.policy.model.parameters(), strict=True):
         assert torch.equal(a, b), name
     moments = whole.optimizer.state_dict()["state"], second.optimizer.state_dict()["state"]
@@ -64,8 +70,8 @@ def test_the_last_ones_are_kept_and_the_model_in_them_loads(tmp_path, model_dir)
     store = CheckpointStore(directory=tmp_path, keep=2)
     state = fresh(model_dir)
     for step in range(4):
-        store.save(state, {"step": step})
-    assert [c.progress["step"] for c in store.all_valid()] == [2, 3]
+        save(store, state, {"step": step})
+    assert [c.progress["step"] for c in store.listed()] == [2, 3]
     PolicyModel.load(store.newest().checkpoint.model_dir)
 
 
@@ -74,8 +80,8 @@ def test_the_last_ones_are_kept_and_the_model_in_them_loads(tmp_path, model_dir)
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(tmp_path, model_dir, file, how):
     store = CheckpointStore(directory=tmp_path)
     state = fresh(model_dir)
-    store.save(state, {"step": 1})
-    damaged, _ = store.save(state, {"step": 2})
+    save(store, state, {"step": 1})
+    damaged = save(store, state, {"step": 2})
     path = damaged.path / file
     content = path.read_bytes()
     match how:
@@ -90,24 +96,32 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(tmp_path, m
     assert [d.path for d in found.damaged] == [damaged.path]
 
 
-def test_progress_that_is_not_json_writes_nothing(tmp_path, model_dir):
+def test_progress_that_is_not_json_makes_no_checkpoint(tmp_path, model_dir):
+    store = CheckpointStore(directory=tmp_path)
     with pytest.raises(TypeError):
-        CheckpointStore(directory=tmp_path / "new").save(fresh(model_dir), {"x": object()})
-    assert not (tmp_path / "new").exists()
+        save(store, fresh(model_dir), {"x": object()})
+    assert store.newest().checkpoint is None
 
 
 KILLED = """
     import os, signal, sys
     from pathlib import Path
     import fulmen_algorithm.training.checkpoints as checkpoints
-    from fulmen_algorithm.training.policy import OptimizerSettings, PolicyModel
+    from fulmen_algorithm.training.policy import PolicyModel
+    from fulmen_algorithm.training.settings import OptimizerSettings
+    from fulmen_algorithm.training.state_files import write_state
     from fulmen_algorithm.training.step import make_state
+
+    def save(progress):
+        folder = store.begin()
+        write_state(state, folder)
+        store.complete(folder, progress)
 
     state = make_state(PolicyModel.load(sys.argv[1]), OptimizerSettings(learning_rate=1e-3))
     store = checkpoints.CheckpointStore(directory=Path(sys.argv[2]), keep=1)
-    store.save(state, {"step": 1})
+    save({"step": 1})
     remaining = int(sys.argv[3])
-    sync = checkpoints._sync
+    sync = checkpoints.sync
 
     def dying_sync(path):
         global remaining
@@ -116,8 +130,8 @@ KILLED = """
         remaining -= 1
         sync(path)
 
-    checkpoints._sync = dying_sync
-    store.save(state, {"step": 2})
+    checkpoints.sync = dying_sync
+    save({"step": 2})
 """
 
 
@@ -136,7 +150,6 @@ def test_killed_in_the_middle_of_a_save_the_one_before_is_intact(tmp_path, model
     found = store.newest()
     assert found.checkpoint.progress == {"step": 1}
     state = fresh(model_dir)
-    checkpoint, seconds = store.save(state, {"step": 3})
-    assert seconds > 0
+    checkpoint = save(store, state, {"step": 3})
     assert json.loads((checkpoint.path / "progress.json").read_text()) == {"step": 3}
     assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-00000001", "checkpoint-00000002"]

@@ -3,9 +3,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fulmen_algorithm.training.packing import MicroBatch, PackingMode, pack
+from fulmen_algorithm.training.packing import MicroBatch, pack
 from fulmen_algorithm.training.rows import NO_VERSION, Row
-from fulmen_algorithm.training.step import StepSettings, logprobs_of
+from fulmen_algorithm.training.settings import PackingMode, StepSettings
+from fulmen_algorithm.training.step import logprobs_of
 
 PAD = 999
 
@@ -22,7 +23,7 @@ def some_rows(draw) -> list[Row]:
                 token_ids=tuple(range(index * 100, index * 100 + length)),
                 loss_mask=mask,
                 old_logprobs=tuple(-float(i) if m else 0.0 for i, m in enumerate(mask)),
-                advantage=float(index),
+                advantages=tuple(index + i / 64 if m else 0.0 for i, m in enumerate(mask)),
                 policy_versions=tuple(3 if m else NO_VERSION for m in mask),
             )
         )
@@ -54,7 +55,7 @@ def test_no_token_is_lost_and_the_budget_is_kept(rows, budget, mode):
                 range(len(row.token_ids)),
                 row.loss_mask,
                 row.old_logprobs,
-                [row.advantage] * len(row.token_ids),
+                row.advantages,
                 row.policy_versions,
                 strict=True,
             )

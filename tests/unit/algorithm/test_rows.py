@@ -7,7 +7,7 @@ GOOD = {
     "token_ids": (1, 2),
     "loss_mask": (False, True),
     "old_logprobs": (0.0, -1.0),
-    "advantage": 1.0,
+    "advantages": (0.0, 1.0),
     "policy_versions": (-1, 0),
 }
 
@@ -19,7 +19,9 @@ GOOD = {
         {"loss_mask": (False,)},
         {"loss_mask": (True, True)},
         {"old_logprobs": (0.0, float("nan"))},
-        {"advantage": float("inf")},
+        {"advantages": (0.0, float("inf"))},
+        {"advantages": (1.0, 1.0)},
+        {"advantages": (1.0,)},
     ],
 )
 def test_rows_that_could_not_train_are_refused(change):
@@ -36,4 +38,6 @@ def test_a_completion_trains_and_its_prompt_does_not():
     assert row.loss_mask == (False, False, True, True, True)
     assert row.old_logprobs == (0, 0, -1, -2, -3)
     assert row.policy_versions == (-1, -1, 4, 4, 4)
+    assert row.advantages == (0, 0, 0.5, 0.5, 0.5)
+    assert row.group_key == "a"
     assert row.trained_tokens == 3

@@ -5,19 +5,25 @@ import numpy as np
 import pytest
 import torch
 
-from fulmen_algorithm.training.losses import Aggregation, KlEstimator, LossSettings
-from fulmen_algorithm.training.packing import PackingMode
-from fulmen_algorithm.training.policy import OptimizerSettings, PolicyModel, Schedule
-from fulmen_algorithm.training.rows import NO_VERSION, Row
-from fulmen_algorithm.training.step import (
-    BatchSettings,
-    StepSettings,
-    logprobs_of,
-    make_state,
-    sft_step,
-    train_batch,
-    train_step,
+from fulmen_algorithm.training.objectives import (
+    GspoLoss,
+    LossKl,
+    NoCorrection,
+    Objective,
+    PerRolloutMean,
+    SequenceCorrection,
+    TokenMean,
 )
+from fulmen_algorithm.training.policy import PolicyModel
+from fulmen_algorithm.training.rows import NO_VERSION, Row, spread_advantage
+from fulmen_algorithm.training.settings import (
+    BatchSettings,
+    OptimizerSettings,
+    PackingMode,
+    Schedule,
+    StepSettings,
+)
+from fulmen_algorithm.training.step import logprobs_of, make_state, sft_step, train_batch, train_step
 
 OPTIMIZER = OptimizerSettings(learning_rate=1e-3)
 
@@ -30,14 +36,14 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(a[name], b[name]) for name in a)
 
 
-@pytest.mark.parametrize("aggregation", list(Aggregation))
+@pytest.mark.parametrize("aggregation", [TokenMean(), PerRolloutMean()])
 @pytest.mark.parametrize("mode", list(PackingMode))
 def test_micro_batches_change_neither_loss_nor_gradient_norm(model_dir, rows, aggregation, mode):
     results = []
     for budget in (10_000, 24):
         state = make_state(PolicyModel.load(model_dir), OPTIMIZER)
-        loss = LossSettings(aggregation=aggregation)
-        settings = StepSettings(token_budget=budget, packing=mode, loss=loss)
+        objective = Objective(loss=GspoLoss(), correction=SequenceCorrection(), aggregation=aggregation)
+        settings = StepSettings(token_budget=budget, packing=mode, objective=objective)
         results.append(train_step(state, rows, settings=settings, current_version=2))
     assert results[0].loss == pytest.approx(results[1].loss, abs=1e-6)
     assert results[0].grad_norm == pytest.approx(results[1].grad_norm, rel=1e-4)
@@ -56,17 +62,26 @@ def test_the_temperature_applies_to_the_logprobs(policy, rows):
     assert logprobs_of(policy, [row], settings=settings)[0][1:] == pytest.approx(expected, abs=1e-5)
 
 
+def test_of_tokens_that_do_not_train_no_logits_are_computed_where_none_are_asked_for(policy, rows):
+    every = logprobs_of(policy, rows, settings=StepSettings())
+    asked = logprobs_of(policy, rows, settings=StepSettings(), trained_only=True)
+    for row, whole, part in zip(rows, every, asked, strict=True):
+        assert part == pytest.approx([p if m else 0.0 for p, m in zip(whole, row.loss_mask, strict=True)], abs=1e-6)
+
+
 def test_a_positive_advantage_makes_its_tokens_likelier_and_a_negative_one_unlikelier(policy, rows):
     state = make_state(policy, OPTIMIZER)
-    signed = [replace(row, advantage=1.0 if i % 2 else -1.0) for i, row in enumerate(rows)]
-    settings = StepSettings(loss=LossSettings(importance_cap=None))
+    signed = [
+        replace(row, advantages=spread_advantage(1.0 if i % 2 else -1.0, row.loss_mask)) for i, row in enumerate(rows)
+    ]
+    settings = StepSettings(objective=Objective(correction=NoCorrection()))
     before = logprobs_of(policy, signed, settings=settings)
     for _ in range(3):
         train_step(state, signed, settings=settings)
     after = logprobs_of(policy, signed, settings=settings)
     gain = 0.0
     for row, old, new in zip(signed, before, after, strict=True):
-        gain += row.advantage * sum(n - o for n, o, m in zip(new, old, row.loss_mask, strict=True) if m)
+        gain += sum(a * (n - o) for n, o, a in zip(new, old, row.advantages, strict=True))
     assert gain > 0
 
 
@@ -74,9 +89,9 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(policy, rows):
     state = make_state(policy, OPTIMIZER)
     train_step(state, rows, settings=StepSettings())
     before, moments = weights_of(policy), state.optimizer.state_dict()["state"][0]["exp_avg"].clone()
-    # exp(proximal - sampler) overflows to infinity, and an infinite cap does not hold it.
-    spoiled = [replace(row, old_logprobs=tuple(-1e6 if m else 0.0 for m in row.loss_mask)) for row in rows]
-    result = train_step(state, spoiled, settings=StepSettings(loss=LossSettings(importance_cap=math.inf)))
+    # Larger than any float32.
+    spoiled = [replace(row, advantages=tuple(1e300 if m else 0.0 for m in row.loss_mask)) for row in rows]
+    result = train_step(state, spoiled, settings=StepSettings())
     assert result.skipped
     assert not math.isfinite(result.loss)
     assert (state.optimizer_steps, state.skipped_steps) == (1, 1)
@@ -91,7 +106,7 @@ def test_rows_without_a_trained_token_are_a_skipped_step(policy):
         token_ids=(1, 2),
         loss_mask=(False, False),
         old_logprobs=(0.0, 0.0),
-        advantage=1.0,
+        advantages=(0.0, 0.0),
         policy_versions=(NO_VERSION, NO_VERSION),
     )
     assert train_step(make_state(policy, OPTIMIZER), [row], settings=StepSettings()).skipped
@@ -105,7 +120,7 @@ def test_proximal_logprobs_of_the_same_weights_give_ratio_one(policy, rows):
 
 
 def test_a_reference_of_the_same_weights_has_no_divergence(model_dir, policy, rows):
-    settings = StepSettings(loss=LossSettings(kl=KlEstimator.K3, kl_coefficient=0.1))
+    settings = StepSettings(objective=Objective(kl=LossKl(coefficient=0.1)))
     state = make_state(policy, OPTIMIZER)
     reference = PolicyModel.load(model_dir)
     first = train_step(state, rows, settings=settings, reference=reference)
@@ -123,14 +138,6 @@ def test_a_batch_visits_each_rollout_once_per_epoch_and_keeps_its_rows_together(
     trained = sum(row.trained_tokens for row in rows)
     assert sum(r.metrics["tokens"] for r in results[:3]) == trained
     assert sum(r.metrics["tokens"] for r in results[3:]) == trained
-
-
-def test_a_batch_can_be_cancelled_between_steps(policy, rows):
-    state = make_state(policy, OPTIMIZER)
-    answers = iter([True, False])
-    batch = BatchSettings(minibatches=3)
-    results = train_batch(state, rows, settings=StepSettings(), batch=batch, seed=1, keep_going=lambda: next(answers))
-    assert len(results) == 1
 
 
 def test_supervised_steps_learn_a_sentence(policy, rows):
@@ -152,6 +159,36 @@ def test_schedules_warm_up_and_decay(policy, rows, schedule, expected):
     state = make_state(policy, settings)
     rates = [sft_step(state, rows[:1], settings=StepSettings()).learning_rate for _ in range(5)]
     assert rates == pytest.approx(expected)
+
+
+def test_a_schedule_goes_by_what_the_run_had_planned_whatever_was_skipped(policy, rows):
+    settings = OptimizerSettings(learning_rate=1e-3, schedule=Schedule.LINEAR, total_steps=1)
+    state = make_state(policy, settings)
+    batch, step = BatchSettings(minibatches=100), StepSettings(planned_steps=100, total_steps=200)
+    results = train_batch(state, rows, settings=step, batch=batch, seed=1)
+    assert 1 < len(results) < 100
+    assert [r.learning_rate for r in results] == pytest.approx([1e-3 * (100 - n) / 200 for n in range(len(results))])
+    masked = [
+        Row(
+            rollout_id="m",
+            token_ids=(1,),
+            loss_mask=(False,),
+            old_logprobs=(0.0,),
+            advantages=(0.0,),
+            policy_versions=(NO_VERSION,),
+        )
+    ]
+    own = make_state(policy, replace(settings, total_steps=3))
+    results = [sft_step(own, masked if number == 1 else rows, settings=StepSettings()) for number in range(4)]
+    assert [r.skipped for r in results] == [False, True, False, False]
+    assert [r.learning_rate for r in results] == pytest.approx([1e-3, 1e-3 * 2 / 3, 1e-3 / 3, 0.0])
+
+
+def test_a_warm_up_waits_for_the_steps_that_were_taken(policy, rows):
+    settings = OptimizerSettings(learning_rate=1.0, schedule=Schedule.LINEAR, warmup_steps=4, total_steps=12)
+    rate = make_state(policy, settings).rate
+    assert [rate.at(taken=n, planned=n) for n in (0, 2, 4, 8, 12)] == [0.0, 0.5, 1.0, 0.5, 0.0]
+    assert rate.at(taken=2, planned=8) == 0.25
 
 
 def test_a_schedule_that_decays_needs_an_end(policy):

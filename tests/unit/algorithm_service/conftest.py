@@ -6,19 +6,24 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from fulmen_algorithm.algorithms.registry import ALGORITHMS
+from fulmen_algorithm.algorithms.registry import load_registry
 from fulmen_algorithm.domain.creation import RunDraft, checked_run
 from fulmen_algorithm.domain.execution import Connections, RunExecutor
 from fulmen_algorithm.domain.run import PolicyOrigin, PolicySpec, TrainingRun
 from fulmen_algorithm.domain.runs import Runs
-from fulmen_algorithm.domain.torch_thread import TorchThread
+from fulmen_algorithm.domain.trainer import OpenTrainer
 from fulmen_algorithm.domain.worker import RunWorker
 from fulmen_algorithm.persistence.state_folder import StateFolder
-from tests.unit.algorithm_service.model_world import ModelQueue, ModelServing, ModelShelf, World, no_build
+from fulmen_algorithm.trainers.in_process import InProcessTrainer
+from fulmen_algorithm.trainers.torch_thread import TorchThread
+from tests.unit.algorithm_service.model_world import ModelChat, ModelQueue, ModelServing, ModelShelf, World, no_build
+
+ALGORITHMS = load_registry([Path(__file__).parents[3] / "examples/best_of_n/algorithm.py"])
 
 
 def now() -> datetime:
@@ -55,39 +60,41 @@ class Service:
         self.folder.__exit__(None, None, None)
 
 
+def service_at(state: Path, world: World, open_trainer: OpenTrainer | None = None) -> Service:
+    """Starts the service's inside over a world."""
+    folder = StateFolder(state).__enter__()
+    runs = Runs(open_file=folder.run_files, clock=now, max_concurrent=2)
+    for run, files in folder.runs():
+        runs.adopt(run, files)
+    torch_thread = TorchThread(torch_threads=1)
+    executor = RunExecutor(
+        registry=ALGORITHMS,
+        runs=runs,
+        connections=Connections(
+            queue=lambda run, settings, notify: ModelQueue(world.of(run)),
+            shelf=lambda project, notify: ModelShelf(world),
+            serving=lambda run, settings, notify: ModelServing(world.of(run)),
+            chat=lambda notify: ModelChat(world),
+            open_trainer=open_trainer
+            or (lambda setup: InProcessTrainer.open(setup, thread=torch_thread, device="cpu")),
+            build_model=no_build,
+        ),
+        open_folder=folder.run_files,
+        keep_checkpoints=2,
+        keep_models=2,
+        machine={"device": "cpu"},
+    )
+    return Service(runs=runs, worker=RunWorker(runs, executor), torch_thread=torch_thread, folder=folder)
+
+
 @pytest.fixture
-def open_service(tmp_path: Path) -> Callable[[World], Service]:
+def open_service(tmp_path: Path) -> Callable[..., Service]:
     """Returns what starts the service's inside over a world; the state folder stays the same."""
-
-    def make(world: World) -> Service:
-        folder = StateFolder(tmp_path / "state").__enter__()
-        runs = Runs(open_file=folder.run_files, clock=now)
-        for run, files in folder.runs():
-            runs.adopt(run, files)
-        torch_thread = TorchThread(torch_threads=1)
-        executor = RunExecutor(
-            registry=ALGORITHMS,
-            runs=runs,
-            connections=Connections(
-                queue=lambda run, settings, notify: ModelQueue(world),
-                shelf=lambda project, notify: ModelShelf(world),
-                serving=ModelServing(world),
-                build_model=no_build,
-            ),
-            open_folder=folder.run_files,
-            torch_thread=torch_thread,
-            device="cpu",
-            keep_checkpoints=2,
-            keep_models=2,
-        )
-        return Service(runs=runs, worker=RunWorker(runs, executor), torch_thread=torch_thread, folder=folder)
-
-    return make
+    return partial(service_at, tmp_path / "state")
 
 
-@pytest.fixture
-def world() -> World:
-    """Returns a world with the data sets of the tests."""
+def made_world() -> World:
+    """Makes a world with the data sets of the tests."""
     made = World(chance=random.Random(0))
     tasks = b"\n".join(json.dumps({"question": f"{i}+1="}).encode() for i in range(7))
     made.add_resource("resources/dataset.train", tasks)
@@ -96,6 +103,12 @@ def world() -> World:
     demonstration = {"messages": [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]}
     made.add_resource("resources/dataset.demonstrations", json.dumps(demonstration).encode())
     return made
+
+
+@pytest.fixture
+def world() -> World:
+    """Returns a world."""
+    return made_world()
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fulmen_algorithm.domain.admission import groups_admitted
+from fulmen_algorithm.domain.admission import groups_admitted, groups_settled
 from fulmen_algorithm.domain.progress import IndexSet
 
 SIZES = st.integers(min_value=1, max_value=8)
@@ -13,18 +13,21 @@ SIZES = st.integers(min_value=1, max_value=8)
     groups_per_step=SIZES,
     max_staleness=st.integers(min_value=0, max_value=4),
     steps=st.integers(min_value=1, max_value=12),
+    looks=st.integers(min_value=0, max_value=40),
     data=st.data(),
 )
 def test_no_group_is_older_than_the_limit_and_every_step_gets_its_groups(
-    groups_per_step: int, max_staleness: int, steps: int, data: st.DataObject
+    groups_per_step: int, max_staleness: int, steps: int, looks: int, data: st.DataObject
 ) -> None:
     running: list[int] = []  # the version at which each group was submitted
+    most = groups_per_step + looks
     for version in range(steps):
-        kept = 0
-        while kept < groups_per_step:
+        kept = seen = 0
+        while kept < groups_per_step and seen < most:
+            settled = groups_settled(kept=kept, seen=seen, groups_per_step=groups_per_step, most=most)
             admitted = groups_admitted(
                 running=len(running),
-                kept=kept,
+                kept=settled,
                 version=version,
                 groups_per_step=groups_per_step,
                 max_staleness=max_staleness,
@@ -34,10 +37,9 @@ def test_no_group_is_older_than_the_limit_and_every_step_gets_its_groups(
             assert running, "the step would wait for ever"
             # Groups end roughly in the order of their submission; the feed keeps it here.
             submitted_at = running.pop(0)
-            dropped = data.draw(st.booleans()) if len(running) < 50 else False
-            if not dropped:
-                kept += 1
-                assert version - submitted_at <= max_staleness
+            seen += 1
+            kept += not data.draw(st.booleans())
+            assert version - submitted_at <= max_staleness
     assert not running, "a group was asked for that no step can use"
 
 

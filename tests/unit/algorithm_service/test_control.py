@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from fulmen.errors import TrainingRunExists, TrainingRunStateInvalid
+from fulmen.errors import PermissionDenied, TrainingRunExists, TrainingRunStateInvalid
 from fulmen_algorithm.domain.creation import RunDraft
 from fulmen_algorithm.domain.run import RunState, TrainingRun
 from tests.unit.algorithm_service.conftest import Service, created
@@ -49,8 +50,8 @@ async def test_a_paused_run_has_a_checkpoint_and_goes_on(
         assert service.runs.pause(run.name).state is RunState.RUNNING
         paused = await until(service, run.name, RunState.PAUSED)
         assert list((service.folder.run_files(run.run_id).checkpoints).iterdir())
-        assert not paused.resume_requested
-        service.runs.resume(run.name)
+        assert service.runs.pause(run.name) == paused
+        assert service.runs.resume(run.name).state is RunState.PENDING
         done = await service.runs.ended(run.name, deadline_s=WAIT_S)
     assert done.state is RunState.SUCCEEDED
     assert done.step == 4
@@ -98,6 +99,37 @@ async def test_a_run_without_usable_rollouts_fails_and_says_why(
         done = await service.runs.ended(run.name, deadline_s=WAIT_S)
     assert done.state is RunState.FAILED
     assert "AGENT_ERROR" in done.failure_message
+
+
+async def test_a_run_whose_first_weights_are_not_there_fails_and_names_the_folder(
+    world: World, sft_draft: RunDraft, open_service: Callable[[World], Service], tmp_path: Path
+) -> None:
+    policy = replace(sft_draft.policy, source=str(tmp_path / "nothing"))
+    run = await created(replace(sft_draft, policy=policy), world)
+    async with working(open_service(world)) as service:
+        service.runs.add(run)
+        done = await service.runs.ended(run.name, deadline_s=WAIT_S)
+    assert done.state is RunState.FAILED
+    assert str(tmp_path / "nothing") in done.failure_message
+
+
+@pytest.mark.parametrize("changes", [{"algorithm": "gone"}, {"settings_json": '{"gone": 1}'}])
+async def test_a_run_that_this_release_cannot_carry_out_fails_and_leaves_the_others_their_turn(
+    world: World, grpo_draft: RunDraft, sft_draft: RunDraft, open_service: Callable[[World], Service], changes: dict
+) -> None:
+    def refuse() -> None:
+        raise PermissionDenied("Not this run.")
+
+    # The one call for a run that cannot begin is to cancel its rollouts.
+    world.crashes = Crashes(at_call=1, act=refuse)
+    strange = replace(await created(replace(grpo_draft, name="trainingRuns/strange"), world), **changes)
+    other = await created(sft_draft, world)
+    async with working(open_service(world)) as service:
+        service.runs.add(strange)
+        assert (await service.runs.ended(strange.name, deadline_s=WAIT_S)).state is RunState.FAILED
+        assert "Not this run." in service.runs.entry(strange.name).events.notices()[0].message
+        service.runs.add(other)
+        assert (await service.runs.ended(other.name, deadline_s=WAIT_S)).state is RunState.SUCCEEDED
 
 
 async def test_sft_trains_and_publishes_without_rollouts(

@@ -2,14 +2,20 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from fulmen.errors import ResourceNotFound, SettingsInvalid
-from fulmen_algorithm.domain.creation import RunDraft
+from fulmen_algorithm.algorithms.sampling import RESHAPING
+from fulmen_algorithm.clients.engine import EngineOptions
+from fulmen_algorithm.clients.engines import unavailable
+from fulmen_algorithm.domain.creation import RunDraft, checked_run, parse_settings
 from fulmen_algorithm.domain.run import PolicyOrigin, PolicySpec
-from tests.unit.algorithm_service.conftest import created
-from tests.unit.algorithm_service.model_world import World
+from fulmen_algorithm.training.advantage_settings import OverlongSettings
+from fulmen_algorithm.training.objectives import SequenceMeanTokenSumNorm
+from tests.unit.algorithm_service.conftest import ALGORITHMS, created, now
+from tests.unit.algorithm_service.model_world import ModelShelf, World
 
 
 async def problems(draft: RunDraft, world: World) -> dict[str, str]:
@@ -43,12 +49,13 @@ async def test_every_problem_is_reported_at_once(world: World, grpo_draft: RunDr
         "inputs.train_tasks:2",
         "inputs.train_tasks:4",
     }
-    assert found["settings.stesp"] == "no such setting"
+    assert found["settings.stesp"] == "no such setting; did you mean 'steps'?"
 
 
 async def test_an_unknown_algorithm_names_the_known_ones(world: World, grpo_draft: RunDraft) -> None:
     found = await problems(replace(grpo_draft, algorithm="grop"), world)
-    assert found == {"algorithm": "'grop' is not one of: grpo, replay, sft"}
+    known = ", ".join(sorted(ALGORITHMS))
+    assert found == {"algorithm": f"'grop' is not one of: {known}; did you mean 'grpo'?"}
 
 
 async def test_settings_that_are_no_object_are_one_problem(world: World, grpo_draft: RunDraft) -> None:
@@ -79,3 +86,119 @@ async def test_defaults_are_filled_in(world: World, sft_draft: RunDraft) -> None
     assert settings["steps"] == run.step_count == 200
     assert settings["learning_rate"] == 1e-3
     assert run.name.startswith("trainingRuns/")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings", "problem"),
+    [
+        ("ppo", {"advantage": {"kind": "group"}}, "compares the rollouts of a group"),
+        (
+            "reinforce_pp",
+            {"advantage": {"kind": "reinforce_pp", "baseline": "group"}},
+            "compares the rollouts of a group",
+        ),
+        ("grpo", {"critic": {"learning_rate": 0.1}}, "only the advantage gae has one"),
+        ("grpo", {"lora": {"roles": ["a"]}, "roles": {"train": ["a", "b"]}}, "no adapter for b"),
+        ("dapo", {"overlong": {"max_tokens": 5, "buffer_tokens": 6}}, "buffer_tokens is larger than max_tokens"),
+        ("grpo", {"steps": 2, "minibatches": 4, "warmup_steps": 9}, "9 is more than the 8 optimiser steps of the run"),
+        ("sft", {"steps": 10, "epochs": 2.0}, "give either steps or epochs, not both"),
+        ("sft", {"steps": 0}, "should be greater than or equal to 1, or epochs given instead"),
+        ("sft", {"steps": 10, "warmup_steps": 11}, "11 is more than the 10 optimiser steps"),
+        ("grpo", {"max_grad_norm": float("inf")}, "should be a finite number"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_one_message(
+    algorithm: str, settings: dict[str, object], problem: str
+) -> None:
+    with pytest.raises(SettingsInvalid) as raised:
+        parse_settings(ALGORITHMS[algorithm], json.dumps(settings))
+    (violation,) = raised.value.violations
+    assert problem in violation.description
+    assert not violation.description.startswith("Value error")
+
+
+@pytest.mark.parametrize(("steps", "warmup_steps"), [(2, 2), (200, 10)])
+def test_the_warm_up_that_is_left_out_is_no_longer_than_the_run(steps: int, warmup_steps: int) -> None:
+    settings = parse_settings(ALGORITHMS["sft"], json.dumps({"steps": steps}))
+    assert settings.warmup_steps == warmup_steps
+    assert parse_settings(ALGORITHMS["sft"], settings.model_dump_json()) == settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "place", "text"),
+    [
+        ({"loss": {"kind": "clipp"}}, "loss", "kind 'clipp' is not one of: clip, gspo, cispo"),
+        ({"loss": {"kind": "clipp"}}, "loss", "; did you mean 'clip'?"),
+        ({"loss": {"kind": "clip", "hihg": 1}}, "loss.clip.hihg", "no such setting; did you mean 'high'?"),
+        ({"loss": {"high": 0.3}}, "loss", "needs a kind: clip, gspo, cispo"),
+        ({"schedule": "cosin"}, "schedule", "should be one of: constant, linear, cosine"),
+        ({"steps": 0}, "steps", "should be greater than or equal to 1"),
+    ],
+)
+def test_a_wrong_setting_says_what_would_be_right(settings: dict[str, object], place: str, text: str) -> None:
+    with pytest.raises(SettingsInvalid) as raised:
+        parse_settings(ALGORITHMS["grpo"], json.dumps(settings))
+    (violation,) = raised.value.violations
+    assert violation.field == f"settings.{place}"
+    assert text in violation.description
+
+
+def test_what_toml_cannot_leave_empty_is_switched_off_by_name() -> None:
+    def parsed(algorithm: str, **settings: object) -> Any:
+        return parse_settings(ALGORITHMS[algorithm], json.dumps(settings))
+
+    assert parsed("grpo", explosion_factor="none").explosion_factor is None
+    assert parsed("ppo", critic={"clip": "none"}).critic.clip is None
+    assert parsed("grpo", correction={"kind": "decoupled", "cap": "none"}).correction.cap is None
+    assert parsed("dapo", overlong="none").scoring.overlong is None
+
+
+def test_what_trains_is_sampled_from_the_whole_distribution_that_the_trainer_computes() -> None:
+    settings = parse_settings(ALGORITHMS["grpo"], json.dumps({"temperature": 0.7}))
+    neutral = dict.fromkeys(RESHAPING)
+    assert {"top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"} == {*neutral}
+    common = {"max_tokens": settings.max_tokens, **neutral}
+    assert settings.overrides["train"] == {"temperature": 0.7, "top_p": 1.0, **common}
+    assert settings.overrides["validation"] == {"temperature": 0, **common}
+    assert settings.step_settings.temperature == 0.7
+
+
+def test_lengths_that_are_left_out_follow_the_longest_answer() -> None:
+    settings = json.dumps({"max_tokens": 500})
+    dapo, dr_grpo = (parse_settings(ALGORITHMS[name], settings) for name in ("dapo", "dr_grpo"))
+    assert dapo.scoring.overlong == OverlongSettings(max_tokens=500, buffer_tokens=100)
+    assert dr_grpo.objective.aggregation == SequenceMeanTokenSumNorm(length=500)
+
+
+@pytest.mark.parametrize(
+    ("engine", "problem"),
+    [
+        ({"kind": "vllm"}, "there is no program 'no-such-vllm': install vLLM, or name it"),
+        ({"kind": "external", "base_url": "http://10.0.0.7:8000/v1"}, "not in the service's setting"),
+    ],
+)
+async def test_an_engine_that_is_not_to_be_had_is_told_before_anything_is_created(
+    engine: dict[str, str], problem: str, world: World, grpo_draft: RunDraft
+) -> None:
+    options = EngineOptions(
+        host="",
+        advertise_host="",
+        port=0,
+        token="",
+        torch_threads=1,
+        device="cpu",
+        max_batch_size=1,
+        vllm_command="no-such-vllm",
+    )
+    draft = replace(grpo_draft, settings_json=json.dumps({"engine": engine}))
+    with pytest.raises(SettingsInvalid) as raised:
+        await checked_run(
+            draft,
+            registry=ALGORITHMS,
+            shelf=ModelShelf(world),
+            now=now(),
+            unavailable=lambda wanted: unavailable(options, wanted),
+        )
+    (violation,) = raised.value.violations
+    assert violation.field == "settings.engine"
+    assert problem in violation.description

@@ -1,6 +1,7 @@
 """A run's events: numbered without gaps, kept over restarts, resumable, closed by the final state."""
 
 import asyncio
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,6 +35,16 @@ async def test_a_watcher_gets_what_came_before_and_what_comes_until_the_final_st
     assert [e.sequence for e in await follow(log, 4)] == []
 
 
+async def test_a_message_about_a_run_that_has_ended_leaves_no_watcher_waiting(
+    world: World, sft_draft: RunDraft, tmp_path: Path
+) -> None:
+    log = EventLog(RunFiles(tmp_path), now)
+    log.state_changed(replace(await created(sft_draft, world), state=RunState.CANCELLED))
+    log.notify("warning", "rollouts may be left")
+    for watched in (log, EventLog(RunFiles(tmp_path), now)):
+        assert [e.sequence for e in await follow(watched, 0)] == [1, 2]
+
+
 async def test_numbers_go_on_after_a_restart_and_a_torn_line_is_removed(tmp_path: Path) -> None:
     log = EventLog(RunFiles(tmp_path), now)
     log.notify("info", "one")
@@ -45,6 +56,21 @@ async def test_numbers_go_on_after_a_restart_and_a_torn_line_is_removed(tmp_path
     events = RunFiles(tmp_path).read()
     assert [e.sequence for e in events] == [1, 2, 3]
     assert [e.notice.message for e in events if e.notice] == ["one", "two", "three"]
+
+
+async def test_figures_that_are_not_finite_are_read_as_they_were_written(
+    world: World, sft_draft: RunDraft, tmp_path: Path
+) -> None:
+    # Such as the loss of a step that was skipped over it.
+    odd = {"loss": math.nan, "grad_norm": math.inf}
+    files = RunFiles(tmp_path)
+    files.save_run(replace(await created(sft_draft, world), results=odd))
+    EventLog(files, now).step_done(StepMetrics(step=1, values=odd))
+    run, log = files.load_run(), EventLog(files, now)
+    assert run is not None
+    for figures in (run.results, log.newest_figures):
+        assert math.isnan(figures["loss"])
+        assert figures["grad_norm"] == math.inf
 
 
 async def test_of_a_step_that_was_done_again_the_last_figures_count(tmp_path: Path) -> None:

@@ -131,6 +131,15 @@ def test_overrides_replace_settings_of_their_algorithm_only(folder: Path) -> Non
     assert dict(config.stages[1].settings) == {"steps": 5, "rate": 1e-3, "seed": 7}
 
 
+def test_an_override_with_dots_changes_one_entry_of_a_table(folder: Path) -> None:
+    given = load(folder, GOOD)
+    config = with_overrides(given, ['grpo.loss={kind = "clip", low = 0.1}', "grpo.loss.high=0.3", "grpo.kl.kind=none"])
+
+    assert config.stages[1].settings["loss"] == {"kind": "clip", "low": 0.1, "high": 0.3}
+    assert config.stages[1].settings["kl"] == {"kind": "none"}
+    assert "loss" not in given.stages[1].settings
+
+
 @pytest.mark.parametrize(
     ("assignment", "problem"),
     [
@@ -161,3 +170,22 @@ def test_what_names_no_scores_is_told(folder: Path, given: str) -> None:
         load(folder, text)
 
     assert "data.scores: the name of published scores" in str(caught.value)
+
+
+def test_prompts_other_runs_and_further_tasks_are_named(folder: Path) -> None:
+    (folder / "prompt.md").write_text("Answer {question}.")
+    more = '[data]\nprompt = "prompt.md"\ntest = "train.jsonl"\nrollouts = "mine-1-grpo"'
+    data = load(folder, GOOD.replace("[data]", more)).data
+    assert data.prompt == (folder / "prompt.md").resolve()
+    assert data.test == (folder / "train.jsonl").resolve()
+    assert data.rollouts == "trainingRuns/mine-1-grpo"
+    assert data.prompt in data.files
+
+
+def test_a_training_without_weights_needs_no_policy(folder: Path) -> None:
+    without = GOOD.replace('[policy]\nname = "arithmetic"\nbuild = "make_model.py:build"\n', "")
+    assert not load(folder, without).policy.name
+    # Who writes the table means a policy.
+    assert any(
+        "policy.name" in each for each in problems_of(folder, GOOD.replace('[policy]\nname = "arithmetic"', "[policy]"))
+    )

@@ -60,8 +60,10 @@ def test_the_report_holds_every_stage_and_its_curve(tmp_path: Path) -> None:
 
 def test_a_stage_gets_the_inputs_that_its_algorithm_reads() -> None:
     built = config(PolicyConfig(name="adder", build="make.py:build"))
-    sft = training_run(built, built.stages[0], name="x", inputs=INPUTS, start_version="")
-    grpo = training_run(built, built.stages[1], name="y", inputs=INPUTS, start_version="resources/p/versions/1")
+    read = {"sft": ["demonstrations"], "grpo": ["agent", "train_tasks", "validation_tasks"]}
+    sft = training_run(built, built.stages[0], name="x", inputs=INPUTS, read=read, start_version="")
+    version = "resources/p/versions/1"
+    grpo = training_run(built, built.stages[1], name="y", inputs=INPUTS, read=read, start_version=version)
 
     assert set(sft.inputs) == {"demonstrations", "bundle"}
     assert sft.policy.build == "make.py:build"

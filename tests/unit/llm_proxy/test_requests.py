@@ -45,6 +45,12 @@ def test_without_capture_only_the_model_and_the_overrides_change() -> None:
     assert body == REQUEST | {"model": "served", "temperature": 0, "top_p": 0.5}
 
 
+def test_a_field_that_the_route_sets_to_null_does_not_reach_the_backend() -> None:
+    overrides = '{"top_k": null, "min_p": null, "top_p": 1.0}'
+    body = sent(REQUEST | {"top_k": 5, "top_p": 0.5}, overrides=overrides, capture=False)
+    assert body == REQUEST | {"model": "served", "top_p": 1.0}
+
+
 def test_what_the_agent_asked_for_is_known() -> None:
     asked = CHAT.parse(
         json.dumps(

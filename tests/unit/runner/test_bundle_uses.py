@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -123,11 +123,13 @@ async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
 
 @pytest.fixture
-def gate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a pipe at which an agent waits until a test has opened and closed it."""
+def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Yields a pipe at which an agent waits until a test has opened and closed it."""
     path = tmp_path_factory.mktemp("gate") / "gate"
     os.mkfifo(path)
-    return path
+    yield path
+    # Lets a thread go on that still waits at it: after a failure nobody else would come, and the event loop waits for it.
+    os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
 
 
 def reward(outcome: Outcome) -> float:
@@ -183,7 +185,7 @@ async def test_what_an_attempt_left_running_keeps_its_files(bench: Bench, gate: 
         bench.shelf.put(f"v{number}", number)
     ended = asyncio.Event()
     bench.executor.stragglers.on_change = lambda: bench.executor.stragglers or ended.set()
-    running = asyncio.create_task(bench.run("v0", {"gate": str(gate)}, timeout_s=1))
+    running = asyncio.create_task(bench.run("v0", {"gate": str(gate)}, timeout_s=3))
     entrance = await asyncio.wait_for(asyncio.to_thread(gate.open, "w"), WAIT_S)
     outcome = await asyncio.wait_for(running, WAIT_S)
     assert isinstance(outcome, Failed)

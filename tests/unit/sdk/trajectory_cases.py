@@ -56,6 +56,7 @@ def record_of(call: PlainCall, index: int, *more: KeyValue, start: int | None = 
         request_json=call.request.encode(),
         response_json=call.answer.encode(),
         agent_name=call.agent_name,
+        finish_reason=call.finish_reason,
     )
     record.usable = call.usable
     return SpanRecord(

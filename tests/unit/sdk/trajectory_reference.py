@@ -26,6 +26,7 @@ class PlainCall:
     lost: bool = False
     policy: str = "p"
     parent: int = 0
+    finish_reason: str = "stop"
 
 
 @dataclass(kw_only=True)

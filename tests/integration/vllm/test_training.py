@@ -1,0 +1,403 @@
+"""Training with vLLM as the engine: the real store, runner, proxy, algorithm service, and the vLLM that it starts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import tempfile
+import time
+from array import array
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from fulmen.algorithm.v1 import training_run_pb2 as pb
+from fulmen.algorithm.v1 import training_run_service_pb2 as service_pb
+from fulmen.client import Client, connect
+from fulmen.llm_proxy.v1 import backend_service_pb2
+from fulmen.local.stack import LocalStack
+from fulmen.store.v1 import rollout_service_pb2
+from fulmen.store.v1.attempt_pb2 import ATTEMPT_STATE_FAILED
+from fulmen.store.v1.rollout_pb2 import ROLLOUT_STATE_SUCCEEDED, Rollout
+from fulmen.type.v1.model_call_pb2 import ModelCallRecord
+from fulmen_algorithm.clients.engine import ENGINE_KEY_NAME, EngineAddress, EngineFailed, EngineKind
+from fulmen_algorithm.clients.patience import Patience
+from fulmen_algorithm.clients.proxy import ProxyAdmin
+from fulmen_algorithm.clients.swap_gate import ProxyGate
+from fulmen_algorithm.clients.vllm_api import VllmApi, Weights, read_whole
+from fulmen_algorithm.domain.engine_settings import SwapMode
+from fulmen_algorithm.domain.ports import PublishedPolicy
+from tests.integration.llm_proxy.fake_store import FakeStore
+from tests.integration.llm_proxy.harness import RunningProxy, running_proxy
+from tests.integration.vllm.conftest import require_vllm
+from tests.support.stack import running_stack, stack_targets
+from tests.support.training import BUILD, POLICY, check_books, finished_groups, publish_training_inputs, read_consumed
+from tests.support.vllm import ENVIRONMENT, VllmServer, settled
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.xdist_group("vllm"),
+    pytest.mark.timeout(1200),
+]
+
+# vLLM's attention on a CPU wants heads of 32; room for long answers.
+BUILDER = b"""\
+import json
+import pathlib
+
+import make_model
+
+
+def build(output_dir, seed=0):
+    make_model.build(output_dir, seed, hidden=64, layers=1, heads=2, mlp=32)
+    config = pathlib.Path(output_dir, "config.json")
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 512}))
+"""
+KILLED_AT = 2
+STEPS = 8  # enough that the kill comes before the last, however late the event of the step is read
+SETTINGS = {
+    "steps": STEPS,
+    "prompts_per_step": 2,
+    "group_size": 4,
+    "minibatches": 1,
+    "learning_rate": 0.01,
+    "warmup_steps": 0,
+    "max_staleness": 0,
+    "max_tokens": 4,
+    "mask_truncated": False,
+    "rollout_timeout_s": 600.0,
+    "validate_every": STEPS,
+    "engine": {
+        "kind": "vllm",
+        "dtype": "float32",
+        "enforce_eager": True,
+        "max_model_len": 512,
+        "max_sequences": 16,
+    },
+    "engine_check": {"warn": 0.0001, "stop": 0.001},
+}
+FINAL = (pb.TRAINING_RUN_STATE_SUCCEEDED, pb.TRAINING_RUN_STATE_FAILED, pb.TRAINING_RUN_STATE_CANCELLED)
+WAIT_S = 900  # two starts of vLLM on a machine that is busy with the other half of the suite
+BACKEND = "spanning"
+TOKENS = 400
+CALLS = 8
+LIMIT_S = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A run that has ended, and the stack that still serves its policy."""
+
+    stack: LocalStack
+    client: Client
+    run: pb.TrainingRun
+    events: list[pb.TrainingRunEvent]
+    killed: list[int]
+    killed_ns: int
+
+    @property
+    def figures(self) -> list[Mapping[str, float]]:
+        """Returns the figures of each step."""
+        return [event.step.values for event in self.events if event.HasField("step")]
+
+    @property
+    def notices(self) -> list[str]:
+        """Returns what the run said."""
+        return [event.notice.message for event in self.events if event.HasField("notice")]
+
+    @property
+    def served_ns(self) -> list[int]:
+        """Returns when vLLM was there: the first time, and after the kill."""
+        return [e.event_time.ToNanoseconds() for e in self.events if "vLLM serves after" in e.notice.message]
+
+    async def troubled_rollouts(self) -> list[Rollout]:
+        """Returns the rollouts of which an attempt failed, with their attempts."""
+        request = rollout_service_pb2.ListRolloutsRequest(
+            training_run=self.run.name, page_size=1000, filter="ended_attempt_count > 1 OR state = FAILED"
+        )
+        listed = (await self.client.rollouts.ListRollouts(request)).rollouts
+        whole = [rollout_service_pb2.GetRolloutRequest(name=rollout.name) for rollout in listed]
+        return [(await self.client.rollouts.GetRollout(each)).rollout for each in whole]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def trained(repository_root: Path) -> AsyncIterator[Trained]:
+    """Trains with vLLM, which is killed on the way."""
+    require_vllm()
+    environment = {
+        "FULMEN_ALGORITHM_VLLM_COMMAND": str(ENVIRONMENT / "bin" / "vllm"),
+        "VLLM_CACHE_ROOT": str(ENVIRONMENT / "cache"),
+    }
+    with tempfile.TemporaryDirectory(prefix="fulmen-", dir="/tmp", ignore_cleanup_errors=True) as folder:  # short
+        async with (
+            running_stack(Path(folder), environment=environment) as stack,
+            connect(stack_targets(stack), token=stack.client_token) as client,
+        ):
+            yield await train(stack, client, repository_root)
+
+
+async def train(stack: LocalStack, client: Client, root: Path) -> Trained:
+    """Carries a run out; vLLM's own process is killed after its second step."""
+    inputs = await publish_training_inputs(client, root, builder=BUILDER)
+    run = pb.TrainingRun(
+        name="trainingRuns/on-vllm",
+        algorithm="grpo",
+        settings_json=json.dumps(SETTINGS),
+        policy=pb.PolicySpec(name=POLICY, build=BUILD),
+        inputs={use: inputs[use] for use in ("agent", "train_tasks", "validation_tasks", "bundle")},
+    )
+    await client.training_runs.CreateTrainingRun(service_pb.CreateTrainingRunRequest(training_run=run))
+    events: list[pb.TrainingRunEvent] = []
+    killed: list[int] = []
+    killed_ns = 0
+    async with asyncio.timeout(WAIT_S):
+        async for answer in client.training_runs.WatchTrainingRun(service_pb.WatchTrainingRunRequest(name=run.name)):
+            events.append(answer.event)
+            if answer.event.step.step == KILLED_AT and not killed:
+                killed, killed_ns = vllm_processes(stack), time.time_ns()
+                os.kill(killed[0], signal.SIGKILL)
+            if answer.event.run.state in FINAL:
+                return Trained(
+                    stack=stack,
+                    client=client,
+                    run=answer.event.run,
+                    events=events,
+                    killed=killed,
+                    killed_ns=killed_ns,
+                )
+    raise AssertionError("the events ended without a final state")
+
+
+def vllm_processes(stack: LocalStack) -> list[int]:
+    """Lists the processes of the stack's vLLM: its server first, then those that it has started."""
+    found = [p for p in descendants(stack.process("algorithm").pid) if b"vllm" in command_of(p).lower()]
+    return [p for p in found if b"guardian" not in command_of(p)]
+
+
+def descendants(pid: int) -> list[int]:
+    """Lists the children of a process, and theirs, parents first."""
+    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [each for child in children for each in (child, *descendants(child))]
+
+
+def command_of(pid: int) -> bytes:
+    """Returns the command line of a process."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def alive(pid: int) -> bool:
+    """Tells whether a process runs."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
+    except OSError:
+        return False
+
+
+async def test_a_run_whose_vllm_is_killed_ends_well_and_uses_every_group_once(trained: Trained) -> None:
+    story = "\n".join([*trained.notices, trained.stack.log_tail("algorithm")])
+    assert trained.run.state == pb.TRAINING_RUN_STATE_SUCCEEDED, story
+    assert trained.run.step == STEPS
+    # With the same weights, or with the next ones if it was just given these.
+    assert any("started anew with" in text for text in trained.notices), story
+    assert len(trained.served_ns) == 2, story
+    check_books(
+        read_consumed(trained.stack.folder.path / "algorithm/runs/on-vllm"),
+        await finished_groups(trained.client, trained.run.name),
+        steps=STEPS,
+    )
+    assert len(trained.killed) > 1
+    assert not any(alive(pid) for pid in trained.killed), "a process of the killed vLLM is left"
+
+
+async def test_no_attempt_fails_but_those_that_the_kill_met(trained: Trained) -> None:
+    troubled = await trained.troubled_rollouts()
+    assert [rollout.name for rollout in troubled if rollout.state != ROLLOUT_STATE_SUCCEEDED] == []
+    failed = [a for rollout in troubled for a in rollout.attempts if a.state == ATTEMPT_STATE_FAILED]
+    # Swaps made no other fail, of any step before or after.
+    for attempt in failed:
+        assert attempt.end_time.ToNanoseconds() >= trained.killed_ns, attempt
+        assert attempt.start_time.ToNanoseconds() <= trained.served_ns[1], attempt
+    assert all(figures.get("rollouts_masked", 0) == 0 for figures in trained.figures)
+
+
+async def test_every_token_has_the_probability_that_the_trainer_gives_it_in_its_version(trained: Trained) -> None:
+    compared = [figures for figures in trained.figures if "engine_kl" in figures]
+    assert len(compared) == STEPS
+    assert all(figures["engine_tokens"] >= 4 for figures in compared)
+    assert max(figures["engine_kl"] for figures in compared) < 1e-6
+    assert max(figures["engine_abs_logprob_delta_max"] for figures in compared) < 1e-3
+    assert not [text for text in trained.notices if "disagree" in text]
+
+
+async def test_each_step_says_what_its_publication_took(trained: Trained) -> None:
+    swaps = [figures for figures in trained.figures if figures.get("publish_pause_ms", 0) > 0]
+    # The version that could not be swapped in, while vLLM started anew, has no pause.
+    assert len(swaps) >= STEPS - 2
+    size = (Path(trained.run.model_path) / "model.safetensors").stat().st_size
+    assert {figures["publish_bytes"] for figures in swaps} == {size}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """The vLLM that the run has left, and what swaps its weights."""
+
+    api: VllmApi
+    server: VllmServer
+    admin: ProxyAdmin
+    versions: dict[int, PublishedPolicy]
+
+    async def swap(self, version: int, *, mode: SwapMode = SwapMode.FREEZE, weights: Weights | None = None) -> None:
+        """Gives it a version; `weights` are what is loaded unread."""
+        policy = self.versions[version]
+        gate = ProxyGate(self.admin, policy, Patience(service="LLM proxy", notify=lambda *_: None, limit_s=LIMIT_S))
+        weights = weights or await read_whole(policy, adapters=False)
+        await self.api.swap(weights, version, gate, mode=mode, drain_limit_s=LIMIT_S, recompute_cache=True)
+
+    async def logprobs(self, record: ModelCallRecord) -> list[float]:
+        """Computes the probabilities of a recorded answer with the weights that it has now."""
+        prompt, sampled = ids(record.prompt_token_ids), ids(record.completion_token_ids)
+        body = {"model": POLICY, "prompt": prompt + sampled, "max_tokens": 1, "prompt_logprobs": 0}
+        answer = await asyncio.to_thread(self.server.ask, "/v1/completions", body)
+        found = answer["choices"][0]["prompt_logprobs"][len(prompt) :]
+        return [entry[str(token)]["logprob"] for entry, token in zip(found, sampled, strict=True)]
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def store() -> AsyncIterator[FakeStore]:
+    """Yields a store that keeps what is captured."""
+    async with FakeStore() as running:
+        yield running
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def spanning(trained: Trained, store: FakeStore) -> AsyncIterator[tuple[RunningProxy, Served]]:
+    """Yields a proxy of its own in front of the run's vLLM, with version 101 of two."""
+    listed = await trained.client.backends.ListBackends(backend_service_pb2.ListBackendsRequest())
+    [url] = [backend.base_url for backend in listed.backends]
+    token = engine_token(trained.stack)
+    folders = sorted((trained.stack.folder.path / "algorithm/runs/on-vllm/models").iterdir())
+    versions = {
+        number: PublishedPolicy(name=f"resources/policy.{POLICY}/versions/{number}", version=number, path=folder)
+        for number, folder in zip((101, 102), (folders[0], folders[-1]), strict=True)
+    }
+    async with running_proxy(store.target, backend_keys={ENGINE_KEY_NAME: token}) as proxy:
+        admin = ProxyAdmin(proxy.channel, backend_id=BACKEND)
+        root = url.removesuffix("/v1")
+        served = Served(
+            api=VllmApi(root, token, reload_method="fulmen_reload"),
+            server=VllmServer(root=root, key=token),
+            admin=admin,
+            versions=versions,
+        )
+        await admin.register(EngineAddress(base_url=url, kind=EngineKind.VLLM, key_name=ENGINE_KEY_NAME))
+        await admin.put_route(POLICY, 101, {})
+        await served.swap(101)
+        yield proxy, served
+
+
+def engine_token(stack: LocalStack) -> str:
+    """Returns the key that the stack's engines ask for."""
+    environment = Path(f"/proc/{stack.process('algorithm').pid}/environ").read_bytes().decode().split("\0")
+    return next(v for name, _, v in (line.partition("=") for line in environment) if name.endswith("ENGINE_TOKEN"))
+
+
+def ids(packed: bytes) -> list[int]:
+    return array("i", packed).tolist()
+
+
+async def answered(proxy: RunningProxy, key: str, *, stream: bool, seed: int) -> None:
+    """Has a long answer made; raises if the call fails."""
+    body: dict[str, Any] = {
+        "model": POLICY,
+        "messages": [{"role": "user", "content": "1+1="}],
+        "temperature": 1.0,
+        "seed": seed,
+        "max_tokens": TOKENS,
+        "ignore_eos": True,
+        "stream": stream,
+    }
+    headers = {"Authorization": f"Bearer {key}"}
+    async with proxy.http.post(f"{proxy.url}/chat/completions", json=body, headers=headers) as answer:
+        text = await answer.text()
+        assert answer.status == 200, text
+        assert '"error"' not in text
+
+
+async def records_over_a_swap(
+    proxy: RunningProxy, store: FakeStore, served: Served, mode: SwapMode
+) -> list[ModelCallRecord]:
+    """Swaps version 102 in while long answers are made, half of them streams; returns what was recorded of them."""
+    attempts = [proxy.attempt() for _ in range(CALLS)]
+    async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
+        for number, (_, key) in enumerate(attempts):
+            group.create_task(answered(proxy, key, stream=number % 2 == 1, seed=number))
+        before = served.server.gauge("vllm:generation_tokens_total")
+        await settled(lambda: served.server.gauge("vllm:generation_tokens_total") > before + CALLS * TOKENS / 8)
+        await served.swap(102, mode=mode)
+    records: list[ModelCallRecord] = []
+    for attempt, _ in attempts:
+        await proxy.flush(attempt)
+        records += [record for _, record in store.spans(attempt) if record is not None]
+    assert len(records) == CALLS
+    assert [record.unusable_reason for record in records] == [""] * CALLS
+    return records
+
+
+async def test_every_token_of_a_long_answer_over_a_swap_is_of_the_version_that_sampled_it(
+    spanning: tuple[RunningProxy, Served], store: FakeStore
+) -> None:
+    proxy, served = spanning
+    records = await records_over_a_swap(proxy, store, served, SwapMode.FREEZE)
+    new = [await served.logprobs(record) for record in records]
+    await served.swap(101)
+    old = [await served.logprobs(record) for record in records]
+    spans = 0
+    for record, of_old, of_new in zip(records, old, new, strict=True):
+        said = array("f", record.completion_logprobs).tolist()
+        parts = [(part.version, part.start, part.end) for part in record.policy_versions]
+        for version, start, end in parts:
+            by = {101: of_old, 102: of_new}[version]
+            other = {101: of_new, 102: of_old}[version]
+            assert said[start:end] == pytest.approx(by[start:end], abs=1e-3)
+            assert said[start:end] != pytest.approx(other[start:end], abs=1e-3)
+        spans += [version for version, _, _ in parts] == [101, 102]
+    assert spans == CALLS, "no answer was under way when the weights were swapped"
+
+
+async def test_a_drain_leaves_every_answer_with_one_version(
+    spanning: tuple[RunningProxy, Served], store: FakeStore
+) -> None:
+    proxy, served = spanning
+    records = await records_over_a_swap(proxy, store, served, SwapMode.DRAIN)
+    assert [[part.version for part in record.policy_versions] for record in records] == [[101]] * CALLS
+    await answered(proxy, (attempt := proxy.attempt())[1], stream=False, seed=0)
+    await proxy.flush(attempt[0])
+    [record] = [record for _, record in store.spans(attempt[0]) if record is not None]
+    assert [part.version for part in record.policy_versions] == [102]
+
+
+async def test_weights_that_are_not_there_leave_it_with_those_that_it_had(
+    spanning: tuple[RunningProxy, Served],
+) -> None:
+    _, served = spanning
+    ask = partial(served.server.complete, "1+1=", model=POLICY, temperature=0, max_tokens=16)
+    had = (await asyncio.to_thread(ask))["choices"][0]["token_ids"]
+    served.versions[103] = replace(served.versions[102], version=103, path=Path("/nowhere"))
+    with pytest.raises(EngineFailed, match="vLLM answered 500 to POST /collective_rpc"):
+        await served.swap(103, weights=Weights(folder=Path("/nowhere"), adapters={}, size_bytes=0))
+    assert (await asyncio.to_thread(ask))["choices"][0]["token_ids"] == had
+    await served.swap(102)
+
+
+async def test_nobody_administers_vllm_without_the_key(spanning: tuple[RunningProxy, Served]) -> None:
+    _, served = spanning
+    stranger = VllmServer(root=served.server.root)
+    for path in ("/pause?mode=keep", "/collective_rpc", "/update_weight_version", "/v1/chat/completions"):
+        assert stranger.post(path, {})[0] == 401

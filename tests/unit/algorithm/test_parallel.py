@@ -1,0 +1,154 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import GraniteConfig, GraniteForCausalLM, Lfm2Config, Lfm2ForCausalLM
+
+from fulmen_algorithm.training import scorer
+from fulmen_algorithm.training.compute import ComputeSettings, Precision
+from fulmen_algorithm.training.packing import plan
+from fulmen_algorithm.training.parallel import Ranks, layouts_of
+from fulmen_algorithm.training.policy import PolicyModel
+from fulmen_algorithm.training.rows import NO_VERSION, Row
+from fulmen_algorithm.training.settings import OptimizerSettings, PackingMode, StepSettings
+from fulmen_algorithm.training.step import logprobs_of, make_state, train_step
+
+OPTIMIZER = OptimizerSettings(learning_rate=1e-3)
+
+
+def row_of(length: int) -> Row:
+    return Row(
+        rollout_id="a",
+        token_ids=(1,) * length,
+        loss_mask=(False,) * length,
+        old_logprobs=(0.0,) * length,
+        advantages=(0.0,) * length,
+        policy_versions=(NO_VERSION,) * length,
+    )
+
+
+lengths = st.lists(st.integers(1, 60), min_size=1, max_size=40)
+
+
+@given(lengths, st.integers(60, 300), st.integers(1, 5), st.sampled_from(PackingMode))
+@settings(max_examples=60)
+def test_ranks_share_all_rows_within_the_budget(lengths, budget, world, mode):
+    rows = [row_of(length) for length in lengths]
+    shares, _ = layouts_of(rows, Ranks(world_size=world), token_budget=budget, mode=mode)
+    layouts = [layout for share in shares for layout in share]
+    assert sorted(i for layout in layouts for line in layout.lines for i in line) == list(range(len(rows)))
+    for layout in layouts:
+        assert layout.size_tokens <= budget
+        assert all(sum(lengths[i] for i in line) <= layout.width for line in layout.lines)
+
+
+@given(lengths, st.integers(60, 300), st.integers(2, 4))
+@settings(max_examples=60)
+def test_no_rank_has_more_than_a_micro_batch_more_than_another(lengths, budget, world):
+    shares, _ = layouts_of(
+        [row_of(length) for length in lengths],
+        Ranks(world_size=world),
+        token_budget=budget,
+        mode=PackingMode.PACKED,
+    )
+    loads = [sum(layout.size_tokens for layout in share) for share in shares]
+    largest = max(layout.size_tokens for share in shares for layout in share)
+    assert max(loads) - min(loads) <= largest
+
+
+def test_rows_of_a_step_occupy_every_rank():
+    shares, _ = layouts_of(
+        [row_of(10) for _ in range(16)], Ranks(world_size=4), token_budget=8192, mode=PackingMode.PACKED
+    )
+    assert [sum(layout.size_tokens for layout in share) for share in shares] == [40, 40, 40, 40]
+
+
+def test_packing_saves_positions_where_rows_differ_in_length():
+    rows = [row_of(length) for length in (60, 40, 30, 25, 20, 15, 10, 5)]
+    packed, padded = [
+        sum(layout.size_tokens for layout in plan(rows, token_budget=240, mode=mode))
+        for mode in (PackingMode.PACKED, PackingMode.PADDED)
+    ]
+    assert packed == 240
+    assert padded > packed
+
+
+def step_of(model_dir, rows, compute=None):
+    policy = PolicyModel.load(model_dir)
+    policy.prepare(compute or ComputeSettings(), Ranks())
+    state = make_state(policy, OPTIMIZER)
+    return train_step(state, rows, settings=StepSettings(token_budget=64), current_version=2), state
+
+
+def test_logits_in_pieces_give_the_same_step(model_dir, rows, monkeypatch):
+    whole, _ = step_of(model_dir, rows)
+    # Three positions at once, of a vocabulary of 26.
+    monkeypatch.setattr(scorer, "LOGITS_AT_ONCE", 80)
+    pieces, _ = step_of(model_dir, rows)
+    assert pieces.loss == pytest.approx(whole.loss, abs=1e-6)
+    assert pieces.grad_norm == pytest.approx(whole.grad_norm, rel=1e-5)
+
+
+def test_gradient_checkpointing_gives_the_same_step_and_computes_layers_again(model_dir, rows):
+    plain, _ = step_of(model_dir, rows)
+    again, state = step_of(model_dir, rows, ComputeSettings(gradient_checkpointing=True))
+    assert again.loss == pytest.approx(plain.loss, abs=1e-6)
+    assert again.grad_norm == pytest.approx(plain.grad_norm, rel=1e-5)
+    passes = 0
+
+    def count(*_: object) -> None:
+        nonlocal passes
+        passes += 1
+
+    layer = scorer.layers_of(state.policy.model)[0]
+    layer.input_layernorm.register_forward_hook(count)
+    train_step(state, rows[:1], settings=StepSettings())
+    assert passes == 2
+
+
+def test_bf16_keeps_weights_moments_and_logprobs_in_float32(model_dir, rows):
+    exact, _ = step_of(model_dir, rows)
+    rounded, state = step_of(model_dir, rows, ComputeSettings(precision=Precision.BF16))
+    assert rounded.loss == pytest.approx(exact.loss, abs=0.02)
+    assert rounded.loss != exact.loss
+    assert {p.dtype for p in state.policy.model.parameters()} == {torch.float32}
+    moments = {m.dtype for values in state.optimizer.state.values() for m in values.values()}
+    assert moments == {torch.float32}
+
+
+def test_only_what_trains_is_asked_of_the_head(model_dir, rows):
+    policy = PolicyModel.load(model_dir)
+    positions = []
+    _, head = scorer.parts_of(policy.model)
+    head.register_forward_hook(lambda module, inputs, output: positions.append(len(output)))
+    train_step(make_state(policy, OPTIMIZER), rows, settings=StepSettings())
+    assert sum(positions) == sum(row.trained_tokens for row in rows)
+
+
+SHAPE = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+SHAPE |= {"num_key_value_heads": 2, "num_hidden_layers": 2, "max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    ("model", "packs", "plain_head"),
+    [
+        (lambda: GraniteForCausalLM(GraniteConfig(**SHAPE, logits_scaling=7.0)), True, False),
+        (lambda: Lfm2ForCausalLM(Lfm2Config(**SHAPE, layer_types=["conv", "full_attention"])), False, True),
+    ],
+    ids=["logits that are scaled", "convolutions over the line"],
+)
+def test_what_does_not_hold_for_a_model_is_found_out(policy, rows, model, packs, plain_head):
+    torch.manual_seed(0)
+    other = PolicyModel(model(), policy.tokenizer)
+    assert scorer.try_out(other.model) == scorer.ModelTraits(plain_head=plain_head, packs=packs)
+    # Whatever it is like, a row's log-probabilities are those that the model itself gives it alone.
+    found = logprobs_of(other, rows, settings=StepSettings(token_budget=64))
+    for row, values in zip(rows, found, strict=True):
+        ids = torch.tensor([row.token_ids])
+        with torch.no_grad():
+            logprobs = other.model(ids, use_cache=False).logits.log_softmax(-1)
+        expected = [float(logprobs[0, t - 1, row.token_ids[t]]) for t in range(1, len(row.token_ids))]
+        assert values[1:] == pytest.approx(expected, abs=1e-4)
+        assert all(math.isfinite(value) for value in values)
