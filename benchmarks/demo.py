@@ -4,9 +4,8 @@
     python -m benchmarks.demo --seeds 1 2 3     # one training for each seed, and a table
     python -m benchmarks.demo --check           # fails unless accuracy goes from at most 0.6 to at least 0.95
 
-With seeds it writes benchmarks/results/train.json. The last line is machine-readable,
-`validation accuracy 0.NN -> 0.NN` (with several seeds: of the one that ended worst). The stack keeps its state in
-`.fulmen`; a second demo begins a new run on it.
+The last line is machine-readable, `validation accuracy 0.NN -> 0.NN` (with several seeds: of the one that ended worst).
+The stack keeps its state in `.fulmen`; a second demo begins a new run on it.
 """
 
 from __future__ import annotations
@@ -17,10 +16,8 @@ import json
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-
-from benchmarks import outcome
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "examples" / "arithmetic" / "train.toml"
@@ -29,7 +26,6 @@ TRAIN_LIMIT_S = 1800
 DOWN_LIMIT_S = 300
 HIGHEST_BEFORE = 0.6
 LOWEST_AFTER = 0.95
-LONGEST_S = 360.0
 FAILED = 1
 UNFINISHED = frozenset({"PENDING", "RUNNING", "PAUSED"})
 
@@ -93,26 +89,6 @@ def stop_unfinished_runs(state_dir: Path) -> None:
             fulmen(state_dir, "run", "stop", run["name"], limit_s=DOWN_LIMIT_S, quiet=True)
 
 
-def write_outcome(results: list[Result]) -> None:
-    """Writes down what several trainings came to; a goal holds for the worst of them."""
-    before, after, seconds = (
-        max(result.before for result in results),
-        min(result.after for result in results),
-        max(result.seconds for result in results),
-    )
-    outcome.write(
-        "train",
-        method="The arithmetic example, imitation and then GRPO, through the four services on this machine; greedy "
-        "accuracy on held-out problems; the worst of the seeds.",
-        raw=[{key: value for key, value in asdict(result).items() if key != "line"} for result in results],
-        claims=[
-            outcome.claim("validation accuracy before GRPO", before, "share", goal=HIGHEST_BEFORE, better="lower"),
-            outcome.claim("validation accuracy after GRPO", after, "share", goal=LOWEST_AFTER, better="higher"),
-            outcome.claim("time of both stages", seconds, "s", goal=LONGEST_S, better="lower"),
-        ],
-    )
-
-
 def main() -> None:
     """Runs the demo."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -139,8 +115,6 @@ def main() -> None:
     total_s, down_s = time.monotonic() - started, time.monotonic() - stopping
     for result in results if len(results) > 1 else []:
         sys.stdout.write(f"seed {result.seed}: {result.before:.2f} -> {result.after:.2f} in {result.seconds:.0f} s\n")
-    if given.seeds:
-        write_outcome(results)
     training_s = sum(result.seconds for result in results)
     sys.stdout.write(f"start {up_s:.0f} s, training {training_s:.0f} s, stop {down_s:.0f} s, total {total_s:.0f} s\n")
     sys.stdout.write(min(results, key=lambda result: result.after).line + "\n")

@@ -14,15 +14,28 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent / "results"
 Claim = dict[str, object]
+SMALL = 0.01
 
 
 def claim(name: str, value: float, unit: str, *, goal: float, better: str) -> Claim:
-    """Makes a claim; `better` is `higher` or `lower`."""
-    return {"name": name, "value": round(value, 3), "unit": unit, "goal": goal, "better": better}
+    """Makes a claim; `better` is `higher` or `lower`. Whether it is met is decided before rounding."""
+    met = value >= goal if better == "higher" else value <= goal
+    return {"name": name, "value": _short(value), "unit": unit, "goal": _short(goal), "better": better, "met": met}
+
+
+def _short(value: float) -> float:
+    """Rounds to three decimals, and what is small to three digits."""
+    return round(value, 3) if abs(value) >= SMALL else float(f"{value:.3g}")
 
 
 def write(name: str, *, method: str, raw: object, claims: Sequence[Claim], **more: object) -> None:
     """Writes `results/<name>.json` and prints the claims."""
+    save(name, method=method, raw=raw, claims=claims, folder=FOLDER, **more)
+    show(None, claims)
+
+
+def save(name: str, *, method: str, raw: object, claims: Sequence[Claim], folder: Path, **more: object) -> None:
+    """Writes `<name>.json` to the folder."""
     document: Mapping[str, object] = {
         "name": name,
         "machine": {
@@ -36,9 +49,8 @@ def write(name: str, *, method: str, raw: object, claims: Sequence[Claim], **mor
         "raw": raw,
         "claims": list(claims),
     }
-    FOLDER.mkdir(exist_ok=True)
-    (FOLDER / f"{name}.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    show(None, claims)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
 def show(raw: object, claims: Sequence[Claim]) -> None:
@@ -47,5 +59,6 @@ def show(raw: object, claims: Sequence[Claim]) -> None:
         sys.stdout.write(json.dumps(raw, indent=2) + "\n")
     for one in claims:
         sys.stdout.write(
-            f"{one['name']}: {one['value']} {one['unit']} (goal {one['goal']}, {one['better']} is better)\n"
+            f"{one['name']}: {one['value']} {one['unit']} (goal {one['goal']}, {one['better']} is better:"
+            f" {'met' if one['met'] else 'falls short'})\n"
         )

@@ -1,0 +1,1 @@
+"""Benchmarks of training: what is learned, how soon, and where the time goes."""
