@@ -7,7 +7,7 @@ COMPOSE := docker compose --file deploy/docker-compose.yml
 # Images of containers like to set it; every process that is started would then compile torch and all else anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup vllm-env demo test test-frameworks test-container chaos chaos-store chaos-runners lint format types proto \
+.PHONY: help setup vllm-env demo test test-frameworks test-gpu test-container chaos chaos-store chaos-runners lint format types proto \
 	proto-check lock clean bench bench-store bench-runner bench-proxy bench-train \
 	up down compose-smoke
 
@@ -34,6 +34,9 @@ test: setup $(NODE_READY) ## Runs every test but those of test-frameworks
 test-frameworks: setup $(NODE_READY) ## Runs agents on LangChain, AutoGen, CrewAI and others, as they are (1.3 GB in .venv-frameworks)
 	@tools/framework_envs.sh
 	OMP_NUM_THREADS=1 $(PYTHON_BIN)/python -m pytest -n 2 tests/frameworks
+
+test-gpu: setup ## Runs what needs a CUDA device (all is skipped without one): bf16, NCCL, sharding
+	OMP_NUM_THREADS=1 $(PYTHON_BIN)/python -m pytest -rs tests/gpu
 
 test-container: setup ## Runs the store's tests on a container of postgres:17 instead of the wheel's PostgreSQL
 	FULMEN_TEST_POSTGRES=container OMP_NUM_THREADS=1 \
@@ -82,8 +85,8 @@ bench-runner: setup ## Benchmarks the runner beside Agent Lightning's: attempts 
 bench-proxy: setup ## Benchmarks the LLM proxy beside LiteLLM, Agent Lightning and the vLLM router; faults under load
 	$(PYTHON_BIN)/python -m benchmarks.proxy $(if $(SHORT),--short)
 
-bench-train: setup ## Trains the demo with three seeds; fails unless each learns
-	$(PYTHON_BIN)/python -m benchmarks.demo --check --state-dir .fulmen/bench --seeds $(if $(SHORT),0,0 1 2)
+bench-train: setup ## Benchmarks training: what is learned, asynchronous against synchronous, merging, publishing
+	$(PYTHON_BIN)/python -m benchmarks.train $(if $(SHORT),--short)
 
 up: deploy/.env ## Builds and starts everything in containers
 	$(COMPOSE) up --build --detach --wait

@@ -50,7 +50,7 @@ begun=$SECONDS
 FULMEN_TOKEN=$FULMEN_TOKEN timeout 600 .venv/bin/fulmen train examples/arithmetic/train.toml \
   --store-target "127.0.0.1:$FULMEN_STORE_PORT" --algorithm-target "127.0.0.1:$FULMEN_ALGORITHM_PORT" \
   --llm-proxy-target "127.0.0.1:$FULMEN_LLM_PROXY_PORT" --report-dir "$folder/report" \
-  --set grpo.steps=3 "$@" | tee "$folder/train.log"
+  --set grpo.steps=3 --set grpo.warmup_steps=4 "$@" | tee "$folder/train.log"
 last=$(tail -n 1 "$folder/train.log")
 [[ $last =~ ^"validation accuracy "[01]\.[0-9]+" -> "[01]\.[0-9]+$ ]] ||
   { echo "compose-smoke: the last line is not the accuracy: $last" >&2; exit 1; }
