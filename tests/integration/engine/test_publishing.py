@@ -201,11 +201,11 @@ async def test_pruning_keeps_what_a_version_is_put_together_from(publishing: Pub
         await publishing.publish(learn=number > 1)
         publishing.versions.served(number)
     versions, models = publishing.versions, publishing.files.models
-    versions.prune([4])
+    await versions.prune([4])
     assert {path.name[:6] for path in models.iterdir()} == {"000001", "000002", "000003", "000004"}
     whole = await versions.materialise(4)
     assert not list(whole.glob("delta*"))
-    versions.prune([4])
+    await versions.prune([4])
     assert whole.exists()
     with pytest.raises(RunFailed, match="put together"):
         await versions.materialise(6)

@@ -339,6 +339,8 @@ async def records_over_a_swap(
         for number, (_, key) in enumerate(attempts):
             group.create_task(answered(proxy, key, stream=number % 2 == 1, seed=number))
         before = served.server.gauge("vllm:generation_tokens_total")
+        # All of them are under way at once, and have a part of their answers.
+        await settled(lambda: served.server.gauge("vllm:num_requests_running") == CALLS)
         await settled(lambda: served.server.gauge("vllm:generation_tokens_total") > before + CALLS * TOKENS / 8)
         await served.swap(102, mode=mode)
     records: list[ModelCallRecord] = []
