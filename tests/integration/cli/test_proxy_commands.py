@@ -260,7 +260,7 @@ async def test_watch_prints_routes_and_then_each_change(fulmen: Fulmen, backend:
         assert b"policy arithmetic version 9" in await process.stdout.readline()
         await fulmen.ok("route", "delete", MODEL)
         assert b"routes/tiny  is gone" in await process.stdout.readline()
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
         assert await process.wait() == INTERRUPTED
 
 

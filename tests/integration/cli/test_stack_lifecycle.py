@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import select
 import signal
 import socket
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from fulmen.local.ports import choose_ports
 from fulmen.local.postgres import EmbeddedPostgres
 from fulmen.local.record import StackFolder, StackRecord
 
@@ -61,7 +63,8 @@ def await_end(pid: int) -> bool:
 
 def test_a_stack_starts_says_how_it_does_keeps_what_it_accepted_and_stops(state: Path) -> None:
     there = ("--state-dir", str(state))
-    started = fulmen("up", *there)
+    port = free_port()
+    started = fulmen("up", "--port", f"store={port}", *there)
     assert "Ready." in started.stdout
 
     status = json.loads(fulmen("status", "--output", "json", *there).stdout)
@@ -84,6 +87,8 @@ def test_a_stack_starts_says_how_it_does_keeps_what_it_accepted_and_stops(state:
     fulmen("up", *there)
     shown = json.loads(fulmen("rollout", "show", created[0]["name"], "-o", "json", *there).stdout)
     assert shown["name"] == created[0]["name"]
+    # A client that waits for the stack knows it by the ports that it had.
+    assert StackFolder(state).read_running().service("store").ports["store"] == port
 
 
 def test_a_dead_service_is_started_again_on_the_same_port_and_a_dead_supervisor_leaves_no_service(state: Path) -> None:
@@ -122,6 +127,11 @@ def test_a_port_in_use_is_one_clear_error_and_nothing_is_started(state: Path) ->
     assert "Traceback" not in failed.stderr
     assert not StackFolder(state).is_running()
     assert not EmbeddedPostgres(state / "postgres").log_file.exists()
+
+
+def free_port() -> int:
+    """Returns a port that is free now, and is not given to outgoing connections."""
+    return choose_ports(["any"], {}, {}, rng=random.Random())["any"]
 
 
 def await_service(folder: StackFolder, name: str, *, not_pid: int) -> StackRecord:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fulmen_algorithm.algorithms.rejection import LOST_STEPS
 from fulmen_algorithm.algorithms.sampling import supervised_rows
 from fulmen_algorithm.domain.creation import RunDraft
 from fulmen_algorithm.domain.run import RunState
@@ -74,6 +75,24 @@ async def test_a_step_in_which_all_agents_failed_fails_the_run(
     assert message.startswith(
         "No rollout of 2 groups could be used (AGENT_ERROR: 8). See why: `fulmen rollout show rollouts/"
     )
+
+
+async def test_steps_that_the_machines_fail_are_told_and_in_the_end_fail_the_run(
+    world: World, grpo_draft: RunDraft, open_service: Callable[[World], Service]
+) -> None:
+    world.failure_rate, world.failure = 1.0, "INFRA"
+    inputs = {use: name for use, name in grpo_draft.inputs.items() if use != "validation_tasks"}
+    settings = json.dumps({**SETTINGS, "steps": 2 * LOST_STEPS})
+    draft = replace(grpo_draft, algorithm="rejection", settings_json=settings, inputs=inputs)
+    run = await created(draft, world)
+    service = open_service(world)
+    service.runs.add(run)
+    assert await live(service, run, world.crashes)
+    entry = service.runs.entry(run.name)
+    assert f"So it was in {LOST_STEPS} steps in a row" in entry.run.failure_message
+    told = [n.message for n in entry.events.notices() if "trains on nothing" in n.message]
+    assert len(told) == LOST_STEPS - 1
+    assert all("(INFRA: 8)" in text and "`fulmen runners`" in text for text in told)
 
 
 def test_rows_hold_the_tokens_that_were_sampled() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 __all__ = ["main"]
@@ -22,6 +23,8 @@ def main() -> None:
         emit_command.register(app)
         app(prog_name="fulmen")
         return
+    # Whoever stops a command is told what Ctrl-C tells: what goes on without it, and how to get back to it.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     from fulmen.cli.main import main as run
 
     run()

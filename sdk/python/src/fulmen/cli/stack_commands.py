@@ -64,7 +64,7 @@ def up(
     ] = None,
     port: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=NUMBER", help="Fixes one port; repeat for more. Others are usual or free ones."),
+        typer.Option(metavar="NAME=NUMBER", help="Fixes one port; repeat for more. Others are those of the last start, the usual ones, or free ones."),
     ] = None,
 ) -> None:
     """Starts the four services and their database on this machine.
@@ -284,7 +284,6 @@ def _why_it_failed(folder: StackFolder) -> str:
 
 def _stay(supervisor: subprocess.Popen[bytes]) -> None:
     console().print("Ctrl-C stops it.")
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     if supervisor.wait() != 0:  # As long as the stack lives: there is nothing to do but wait for its end or a signal.
         raise CommandFailed("The stack ended by itself: see `fulmen logs supervisor`.")
 

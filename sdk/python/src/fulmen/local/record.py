@@ -10,7 +10,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -22,6 +22,7 @@ __all__ = ["ServiceRecord", "ServiceState", "StackFolder", "StackRecord", "Stack
 
 DEFAULT_STATE_DIR: Final = ".fulmen"
 RECORD_VERSION: Final = 1
+PORTS_FILE: Final = "ports.json"
 LOCK_PATIENCE_S: Final = 1.0
 LOCK_INTERVAL_S: Final = 0.05
 _PRIVATE_MODE: Final = 0o600
@@ -169,6 +170,18 @@ class StackFolder:
         except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
             return None
         return _decode(data) if data.get("record_version") == RECORD_VERSION else None
+
+    def keep_ports(self, ports: Mapping[str, int]) -> None:
+        """Keeps the ports of this start for the next one; the record of a stack is gone by then."""
+        write_atomically(self.path / PORTS_FILE, json.dumps(dict(ports), indent=2) + "\n")
+
+    def last_ports(self) -> dict[str, int]:
+        """Returns the ports of the last start by name; none if there was none."""
+        try:
+            known = json.loads((self.path / PORTS_FILE).read_text(encoding="utf-8"))
+        except (FileNotFoundError, json.JSONDecodeError):
+            return {}
+        return {str(name): int(port) for name, port in known.items()}
 
     def read_running(self) -> StackRecord:
         """Returns the record of the stack that runs now.

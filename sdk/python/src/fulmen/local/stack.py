@@ -114,6 +114,7 @@ class LocalStack:
         self.folder.create()
         names = port_names(self._settings.room_for_runners)
         self._ports = choose_ports(names, self._settings.ports, self._preferred_ports(), rng=self._rng)
+        self.folder.keep_ports(self._ports)
         self._postgres = EmbeddedPostgres(self.folder.database, settings=dict(DATABASE_SETTINGS))
         self._set(DATABASE, state=ServiceState.STARTING, log=str(self._postgres.log_file))
         for name in ("store", "llm_proxy", "algorithm"):
@@ -337,11 +338,14 @@ class LocalStack:
         )
 
     def _preferred_ports(self) -> dict[str, int]:
+        # Those of the last start first: a command that waits for this stack to come back knows no others.
+        last = self.folder.last_ports()
         if not self._settings.use_default_ports:
-            return {}
+            return last
         names = port_names(self._settings.room_for_runners)
-        preferred = {name: DEFAULT_PORTS[name] for name in names if name in DEFAULT_PORTS}
-        return preferred | {"runner-1": DEFAULT_PORTS["runner"], "runner-1_metrics": DEFAULT_PORTS["runner_metrics"]}
+        usual = {name: DEFAULT_PORTS[name] for name in names if name in DEFAULT_PORTS}
+        usual |= {"runner-1": DEFAULT_PORTS["runner"], "runner-1_metrics": DEFAULT_PORTS["runner_metrics"]}
+        return usual | last
 
     def _ready_file(self, name: str) -> Path:
         return self.folder.ready_files / f"{name}.json"

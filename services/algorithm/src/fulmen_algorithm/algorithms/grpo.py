@@ -25,6 +25,7 @@ from fulmen_algorithm.domain.algorithm import AlgorithmEntry
 from fulmen_algorithm.domain.context import RunContext
 from fulmen_algorithm.domain.engine_settings import EngineCheck
 from fulmen_algorithm.domain.engine_watch import EngineWatch
+from fulmen_algorithm.domain.signal_watch import SignalWatch
 from fulmen_algorithm.training.advantages import LEAST_COMPARED, compares_groups
 from fulmen_algorithm.training.settings import StepResult
 
@@ -62,6 +63,7 @@ class Grpo:
         """Trains to the end; see `Algorithm`."""
         settings = self._settings
         scorer, watch = Scorer(settings.scoring), EngineWatch(settings.engine_check, ctx.notify)
+        signal = SignalWatch(ctx.notify)
         validator = Validator(ctx, score=scorer.total, parts=scorer.parts, failure_reward=settings.failure_reward)
         batches = BatchBuilder(
             ctx,
@@ -85,7 +87,8 @@ class Grpo:
                 with ctx.recorder.spending("publish"):
                     await ctx.policy.publish()
                     figures |= ctx.policy.publish_figures
-            await self._admit(ctx)
+            with ctx.recorder.spending("submit"):
+                await self._admit(ctx)
             if step % settings.validate_every == 0 or step == settings.steps:
                 with ctx.recorder.spending("validate"):
                     figures |= await validator.validate(last=step == settings.steps)
@@ -103,6 +106,7 @@ class Grpo:
                 ctx.recorder.commit(batch.consumed)
             figures = {**batch.figures, **means(results)}
             watch.look(ctx.progress.step, figures)
+            signal.look(ctx.progress.step, figures)
             ctx.recorder.result(reward_mean=figures["reward_mean"])
 
     async def _train(self, ctx: RunContext, batch: Batch) -> list[StepResult]:

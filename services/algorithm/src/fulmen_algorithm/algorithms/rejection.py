@@ -26,6 +26,9 @@ from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import StepResult
 from fulmen_algorithm.training.strict import Strict
 
+LOST_STEPS = 10
+"""After so many steps in a row without a usable rollout the run fails, told of each before."""
+
 
 class KeepBest(Strict):
     """Keeps the best rollouts of each group, however good they are.
@@ -89,6 +92,7 @@ class Rejection:
 
     def __init__(self, settings: RejectionSettings) -> None:
         self._settings = settings
+        self._lost_steps = 0
 
     async def run(self, ctx: RunContext) -> None:
         """Trains to the end; see `Algorithm`."""
@@ -114,7 +118,7 @@ class Rejection:
                 )
                 found = await ctx.rollouts.trajectories(groups)
             kept = {group.group_id: self._kept(group, found, policy=ctx.run.policy.name) for group in groups}
-            _check(groups, kept)
+            self._check(ctx, groups)
             rows = [row for members in kept.values() for rows in members.values() for row in rows]
             with ctx.recorder.spending("train"):
                 results = await self._train(ctx, rows)
@@ -145,6 +149,27 @@ class Rejection:
         ranked = sorted(usable, key=lambda pair: (-pair[1], pair[0].name))
         return {rollout.name: rows[rollout.name] for rollout in self._settings.keep.chosen(ranked)}
 
+    def _check(self, ctx: RunContext, groups: Sequence[FinishedGroup]) -> None:
+        """Tells of a step without a usable rollout that the infrastructure had a part in.
+
+        Raises:
+            RunFailed: if all that the agents of a step did was to fail, or the infrastructure failed so many steps.
+        """
+        rollouts = [r for group in groups for r in group.rollouts]
+        causes = Counter(r.failure or "no reward" for r in rollouts if not r.scored)
+        if causes.total() < len(rollouts):
+            self._lost_steps = 0
+            return
+        shown = ", ".join(f"{cause}: {count}" for cause, count in causes.most_common(3))
+        text = f"No rollout of {len(groups)} groups could be used ({shown})."
+        if not causes.keys() & INFRASTRUCTURE:
+            raise RunFailed(f"{text}{failed_one(groups)}")
+        self._lost_steps += 1
+        where = f"Look at the runners: `fulmen runners`.{failed_one(groups)}"
+        if self._lost_steps == LOST_STEPS:
+            raise RunFailed(f"{text} So it was in {LOST_STEPS} steps in a row. {where}")
+        ctx.notify("warning", f"{text} The step trains on nothing. {where}")
+
     async def _train(self, ctx: RunContext, rows: Sequence[Row]) -> list[StepResult]:
         settings, results = self._settings, list[StepResult]()
         chance = random.Random(f"{settings.seed}/{ctx.progress.step}")
@@ -159,19 +184,6 @@ class Rejection:
 def _consumed(group: FinishedGroup, kept: Mapping[str, object]) -> Consumed:
     outcome = Outcome.TRAINED if kept else Outcome.TOO_FEW_USABLE
     return Consumed(group=group, outcome=outcome, trained=tuple(sorted(kept)))
-
-
-def _check(groups: Sequence[FinishedGroup], kept: Mapping[str, Mapping[str, object]]) -> None:
-    """Does nothing, or raises.
-
-    Raises:
-        RunFailed: if all that the agents of a step did was to fail.
-    """
-    rollouts = [r for group in groups for r in group.rollouts]
-    causes = Counter(r.failure or "no reward" for r in rollouts if not r.scored)
-    if causes.total() == len(rollouts) and not INFRASTRUCTURE & causes.keys():
-        shown = ", ".join(f"{cause}: {count}" for cause, count in causes.most_common(3))
-        raise RunFailed(f"No rollout of {len(groups)} groups could be used ({shown}).{failed_one(groups)}")
 
 
 def _figures(groups: Sequence[FinishedGroup], kept: Mapping[str, Mapping[str, Sequence[Row]]]) -> dict[str, float]:

@@ -58,7 +58,12 @@ class SamplingSettings(AlgorithmSettings):
     def overrides(self) -> dict[str, dict[str, object]]:
         """Request fields by rollout mode: training samples, everything else is greedy; null leaves a field out."""
         # An engine may refuse a field that it does not know, whatever its value.
-        common: dict[str, object] = {"max_tokens": self.max_tokens, **dict.fromkeys(RESHAPING)}
+        common: dict[str, object] = {
+            "max_tokens": self.max_tokens,
+            # The newer name of the same; an engine that is given both takes this one.
+            "max_completion_tokens": None,
+            **dict.fromkeys(RESHAPING),
+        }
         return {
             # All that is left out of the distribution here would be there in the trainer's.
             "train": {"temperature": self.temperature, "top_p": 1.0, **common},

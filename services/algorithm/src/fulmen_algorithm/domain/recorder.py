@@ -264,12 +264,13 @@ class Recorder:
         step = self.progress.step
         self._update_run({"step": step})
         if step == self.steps or (step and step % self._every == 0):
-            await self.checkpoint()
+            with self.spending("checkpoint"):
+                await self.checkpoint()
         self._control.check()
 
     async def checkpoint(self) -> None:
-        """Writes a checkpoint, unless nothing has changed since the last one."""
-        if self.progress == self._saved:
+        """Writes a checkpoint, unless nothing but the time has changed since the last one."""
+        if self._saved is not None and replace(self.progress, spent_s=self._saved.spent_s) == self._saved:
             return
         progress = self.progress
         folder = await asyncio.to_thread(self._checkpoints.begin)

@@ -33,6 +33,8 @@ _SPENT = {
     "exchange": "exchanging gradients",
     "publish": "publishing",
     "validate": "validation",
+    "submit": "submitting rollouts",
+    "checkpoint": "writing checkpoints",
 }
 
 
