@@ -201,7 +201,7 @@ async def train(config: TrainConfig, *, cache: Path, report: Report, slots: int 
                 results = run.results
                 before, after = results["validation_accuracy_before"], results["validation_accuracy_after"]
                 best = results["validation_accuracy_best"]
-                curve = _curve(events)
+                curve = await _curve(events)
             return Trained(
                 seed=seed, before=before, after=after, best=best, sft_loss=loss,
                 seconds={k: round(v, 1) for k, v in seconds.items()}, cpu_s=round(process_time() - cpu_started, 1),
@@ -251,13 +251,13 @@ def _key(config: TrainConfig, stage: StageConfig) -> str:
     return f"{config.name}-{digest.hexdigest()[:12]}"
 
 
-def _curve(events: EventLog) -> list[tuple[int, float, float]]:
-    found = [e for e in events._events if e.step is not None and "validation_accuracy" in e.step.values]
-    began = events._events[0].time
+async def _curve(events: EventLog) -> list[tuple[int, float, float]]:
+    """Returns step, seconds since the beginning and accuracy of each validation of a run that has ended."""
+    told = [event async for event in events.follow(0)]
     return [
-        (e.step.step, round((e.time - began).total_seconds(), 2), e.step.values["validation_accuracy"])
-        for e in found
-        if e.step is not None
+        (e.step.step, round((e.time - told[0].time).total_seconds(), 2), e.step.values["validation_accuracy"])
+        for e in told
+        if e.step is not None and "validation_accuracy" in e.step.values
     ]
 
 

@@ -43,7 +43,59 @@ max_tokens = 4
 algorithm = "evaluate"
 samples = 3
 pass_at = [1, 3]
+"""
+
+BOTH = """\
+name = "both"
+[policy]
+name = "tiny"
+build = "tiny_model.py:build"
+[agent]
+python = "agent.py:solve"
+grader = "agent.py:grade"
+[data]
+train = "train.jsonl"
+validation = "train.jsonl"
+demonstrations = "demonstrations.jsonl"
+prompt = "prompt.md"
+[[stage]]
+algorithm = "sft"
+steps = 2
+warmup_steps = 0
+[[stage]]
+algorithm = "apo"
+steps = 1
+critic = { model = "critic" }
+beam_width = 1
+branch_factor = 1
+selection = { kind = "halving", tasks = 2 }
+budget = { calls = 4 }
+[[stage]]
+algorithm = "grpo"
+steps = 2
+prompts_per_step = 2
+group_size = 4
 max_tokens = 4
+mask_truncated = false
+warmup_steps = 0
+"""
+PROMPTED = b"""\
+from openai import AsyncOpenAI
+
+import fulmen
+
+client = AsyncOpenAI()
+
+
+async def solve(task):
+    prompt = fulmen.prompt("")
+    asked = f"{len(prompt) % 10}+{task['input']['question']}"
+    completion = await client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": asked}])
+    return prompt + (completion.choices[0].message.content or "")
+
+
+def grade(task, outcome):
+    return float(sum(map(ord, outcome)) % 2) + outcome.startswith("Name one of")
 """
 
 
@@ -146,6 +198,35 @@ async def test_an_algorithm_of_one_file_trains_and_its_version_is_evaluated(worl
     assert evaluated["policy"]["version"] == trained["policy_version"]
     assert evaluated["results"]["validation_rollouts"] == 12
     assert 0 <= evaluated["results"]["validation_pass_at_1"] <= evaluated["results"]["validation_pass_at_3"] <= 1
+
+
+async def test_reinforcement_learning_goes_on_with_the_prompt_that_a_search_found(
+    world: World, scripted: Scripted, tmp_path: Path
+) -> None:
+    root = Path(__file__).parents[2]
+    demonstration = {"messages": [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]}
+    files = {
+        "agent.py": PROMPTED,
+        "tiny_model.py": BUILDER,
+        "make_model.py": (root / "examples/arithmetic/make_model.py").read_bytes(),
+        "train.jsonl": "".join(json.dumps({"input": {"question": f"{i}+{i}="}}) + "\n" for i in range(4)).encode(),
+        "demonstrations.jsonl": json.dumps(demonstration).encode(),
+        "prompt.md": b"Sort: {message}",
+        "train.toml": BOTH.encode(),
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    done = await world.fulmen("train", tmp_path / "train.toml", "-o", "json")
+    imitated, searched, reinforced = _runs_of(done)
+    assert searched["results"]["validation_accuracy_after"] > searched["results"]["validation_accuracy_before"]
+    best = await _resource(world, "resources/prompt.both/aliases/best")
+    assert best.content.decode().startswith("Name one of")
+    # The search asked the weights that it found; reinforcement learning changes them, with the better prompt.
+    assert reinforced["policy"]["version"] == imitated["policy_version"]
+    assert reinforced["inputs"]["prompt"] == best.name
+    assert int(reinforced["step"]) == 2
+    made = await list_rollouts(world.client, training_run=reinforced["name"])
+    assert {each.resource_versions["prompt"] for each in made} == {best.name}
 
 
 def _runs_of(done: Done) -> list[dict]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fulmen.errors import SettingsInvalid
-from fulmen_algorithm.algorithms.evaluate import Tally
+from fulmen_algorithm.algorithms.evaluate import EvaluateSettings, Tally
 from fulmen_algorithm.domain.creation import RunDraft
 from fulmen_algorithm.domain.groups import FinishedGroup, FinishedRollout, Mode
 from fulmen_algorithm.domain.report import report
@@ -97,6 +97,23 @@ async def test_what_makes_no_sense_is_refused(
     with pytest.raises(SettingsInvalid) as caught:
         await created(replace(draft, **change), world)
     assert [each.field for each in caught.value.violations] == [field]
+
+
+async def test_an_agent_that_fails_everything_is_measured_and_told(
+    world: World, draft: RunDraft, open_service: Callable[[World], Service]
+) -> None:
+    world.failure_rate = 1.0
+    entry = await ended(open_service, world, await created(draft, world), None)
+    assert entry.run.results["test_pass_at_1"] == 0
+    [told] = [notice.message for notice in entry.events.notices() if "succeeded" in notice.message]
+    assert told.startswith(f"No rollout on the test tasks succeeded (AGENT_ERROR: {TASKS * 4}).")
+    assert "See why: `fulmen rollout show rollouts/" in told
+
+
+def test_the_length_of_answers_is_the_agents_unless_it_is_said() -> None:
+    free, bound = EvaluateSettings(), EvaluateSettings(max_tokens=7)
+    assert all(fields.keys() == {"temperature"} for fields in free.overrides.values())
+    assert all(fields["max_tokens"] == 7 for fields in bound.overrides.values())
 
 
 def test_a_rollout_that_was_lost_says_nothing_about_the_agent() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fulmen.algorithm.v1 import training_run_pb2
 from fulmen.cli.training.plan import run_id, training_run
-from fulmen.cli.training.report import StageOutcome, accuracy_line, save_report
+from fulmen.cli.training.report import StageOutcome, accuracy_line, compared_stage, save_report, trained_model
 from fulmen.cli.training.samples import Sample, SamplePair
 from fulmen.train_config import AgentConfig, DataConfig, PolicyConfig, StageConfig, TrainConfig
 
@@ -36,6 +36,21 @@ def test_the_last_line_is_of_the_last_stage_that_measured_before_and_after() -> 
 
     assert accuracy_line([first, second, third]) == "validation accuracy 0.40 -> 0.98"
     assert accuracy_line([third]) == ""
+
+
+def test_an_evaluation_at_the_end_hides_neither_the_model_nor_what_was_compared() -> None:
+    trained = outcome("grpo", validation_accuracy_before=0.4, validation_accuracy_after=0.9)
+    run = training_run_pb2.TrainingRun(
+        algorithm="evaluate",
+        results={"test_pass_at_1": 0.9, "test_pass_at_1_low": 0.85, "test_pass_at_1_high": 0.95},
+    )
+    evaluated = StageOutcome(run=run, seconds=1.0, markdown="", curve_png=b"")
+
+    assert compared_stage([trained, evaluated]) is trained
+    assert compared_stage([evaluated]) is None
+    assert trained_model([trained, evaluated]) == "/models/3"
+    assert trained_model([evaluated]) == ""
+    assert accuracy_line([trained, evaluated]) == "test pass@1 0.900 (0.850 to 0.950)"
 
 
 def test_the_report_holds_every_stage_and_its_curve(tmp_path: Path) -> None:

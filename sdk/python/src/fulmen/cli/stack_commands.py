@@ -64,7 +64,10 @@ def up(
     ] = None,
     port: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=NUMBER", help="Fixes one port; repeat for more. Others are those of the last start, the usual ones, or free ones."),
+        typer.Option(
+            metavar="NAME=NUMBER",
+            help="Fixes one port; repeat for more. Others are those of the last start, the usual ones, or free ones.",
+        ),
     ] = None,
 ) -> None:
     """Starts the four services and their database on this machine.

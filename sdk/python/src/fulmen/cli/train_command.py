@@ -26,7 +26,14 @@ from fulmen.cli.training.in_process import run_training, unhurried
 from fulmen.cli.training.plan import run_id, training_run
 from fulmen.cli.training.progress import RunProgress
 from fulmen.cli.training.publish import best_prompt, publish, published_prompt
-from fulmen.cli.training.report import StageOutcome, accuracy_line, print_summary, save_report
+from fulmen.cli.training.report import (
+    StageOutcome,
+    accuracy_line,
+    compared_stage,
+    print_summary,
+    save_report,
+    trained_model,
+)
 from fulmen.cli.training.samples import SamplePair, sample_before_and_after
 from fulmen.cli.training.task_files import Dataset, read_datasets
 from fulmen.cli.training.watch import follow_run
@@ -105,7 +112,8 @@ async def train(
         training.inputs = await _published(client, plan, bundle, datasets)
         await training.validate()
         outcomes = await training.run()
-        sample = await sample_before_and_after(client, outcomes[-1].run.name)
+        compared = compared_stage(outcomes)
+        sample = await sample_before_and_after(client, compared.run.name) if compared is not None else None
     save_report(folder, f"Training of {plan.name}", outcomes, sample)
     summary = _as_json(outcomes, sample, folder)
     (folder / SUMMARY_FILE).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
@@ -268,7 +276,7 @@ def _as_json(outcomes: list[StageOutcome], sample: SamplePair | None, folder: Pa
     pair = None if sample is None else {"before": sample.before.rollout, "after": sample.after.rollout}
     return {
         "training_runs": [{**as_dict(each.run), "seconds": round(each.seconds, 3)} for each in outcomes],
-        "model_path": outcomes[-1].run.model_path,
+        "model_path": trained_model(outcomes),
         "report": str(folder / "report.md"),
         "sample": pair,
         "summary": accuracy_line(outcomes),

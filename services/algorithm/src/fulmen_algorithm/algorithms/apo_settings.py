@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from fulmen_algorithm.algorithms.prompt_search import Candidate
+from fulmen_algorithm.algorithms.sampling import measuring_overrides
 from fulmen_algorithm.domain.algorithm import RolloutLimits, RunSettings
-from fulmen_algorithm.domain.groups import Mode
 from fulmen_algorithm.training.strict import NONE_BY_NAME, Strict
 
 
@@ -91,7 +91,7 @@ class ApoSettings(RunSettings):
         failure_reward: What a rollout counts that the agent failed.
         max_prompt_chars: Longest prompt.
         temperature: Sampling temperature of a policy that the run names; other models are asked as the agent asks.
-        max_tokens: Longest answer of one model call of such a policy, in tokens.
+        max_tokens: Longest answer of one model call of such a policy, in tokens; None for what the agent asks for.
         rollout_timeout_s: Limit of one attempt, in seconds.
         rollout_attempts: Attempts of one rollout, where the failure is not the agent's.
     """
@@ -114,7 +114,7 @@ class ApoSettings(RunSettings):
     failure_reward: float = 0.0
     max_prompt_chars: int = Field(default=20_000, ge=1, le=90_000)
     temperature: float = Field(default=1.0, ge=0, le=2)
-    max_tokens: int = Field(default=1024, ge=1, le=1_048_576)
+    max_tokens: int | None = Field(default=None, ge=1, le=1_048_576)
     rollout_timeout_s: float = Field(default=120.0, gt=0, le=86400)
     rollout_attempts: int = Field(default=8, ge=1, le=100)
 
@@ -126,8 +126,7 @@ class ApoSettings(RunSettings):
     @property
     def overrides(self) -> dict[str, dict[str, object]]:
         """Request fields by rollout mode, of a policy that the run names."""
-        fields: dict[str, object] = {"temperature": self.temperature, "max_tokens": self.max_tokens}
-        return {mode.value: fields for mode in Mode}
+        return measuring_overrides(temperature=self.temperature, max_tokens=self.max_tokens)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -13,10 +13,11 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from fulmen_algorithm.algorithms.estimates import Estimate, bootstrap, pass_at_k, wilson
+from fulmen_algorithm.algorithms.sampling import measuring_overrides
 from fulmen_algorithm.domain.algorithm import AlgorithmEntry, RolloutLimits, RunSettings
 from fulmen_algorithm.domain.context import RunContext
 from fulmen_algorithm.domain.failure import RunFailed
-from fulmen_algorithm.domain.groups import INFRASTRUCTURE, FinishedGroup, GroupSpec, Mode
+from fulmen_algorithm.domain.groups import INFRASTRUCTURE, FinishedGroup, GroupSpec, Mode, failed_one
 
 REPORTS = 20
 """How often the figures so far are told."""
@@ -33,7 +34,7 @@ class EvaluateSettings(RunSettings):
         failure_reward: What a rollout that the agent failed counts in the mean reward; no more than the worst reward, or
             failures raise it.
         temperature: Sampling temperature of a policy that the run names; other models are asked as the agent asks.
-        max_tokens: Longest answer of one model call of such a policy, in tokens.
+        max_tokens: Longest answer of one model call of such a policy, in tokens; None for what the agent asks for.
         confidence: Of the intervals.
         resamples: Of the bootstrap.
         rollout_timeout_s: Limit of one attempt, in seconds.
@@ -46,7 +47,7 @@ class EvaluateSettings(RunSettings):
     success_reward: float = 1.0
     failure_reward: float = 0.0
     temperature: float = Field(default=1.0, ge=0, le=2)
-    max_tokens: int = Field(default=1024, ge=1, le=1_048_576)
+    max_tokens: int | None = Field(default=None, ge=1, le=1_048_576)
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
     resamples: int = Field(default=2000, ge=100, le=100_000)
     rollout_timeout_s: float = Field(default=120.0, gt=0, le=86400)
@@ -66,8 +67,7 @@ class EvaluateSettings(RunSettings):
     @property
     def overrides(self) -> dict[str, dict[str, object]]:
         """Request fields by rollout mode."""
-        fields: dict[str, object] = {"temperature": self.temperature, "max_tokens": self.max_tokens}
-        return {mode.value: fields for mode in Mode}
+        return measuring_overrides(temperature=self.temperature, max_tokens=self.max_tokens)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -135,7 +135,7 @@ class Evaluate:
             GroupSpec(group_id=f"evaluation/{mode.value}/{index}", task=task, size=self._settings.samples, mode=mode)
             for index, task in enumerate(tasks)
         ]
-        tally = Tally()
+        tally, seen = Tally(), list[FinishedGroup]()
         every = max(1, len(groups) // REPORTS)
         with ctx.recorder.spending("validate"):
             async for group in ctx.rollouts.each(groups):
@@ -144,10 +144,15 @@ class Evaluate:
                     success_reward=self._settings.success_reward,
                     failure_reward=self._settings.failure_reward,
                 )
+                if tally.failures.total() == tally.rollouts:
+                    seen = [group]
                 if len(tally.passed) % every == 0 and len(tally.passed) < len(groups):
                     await ctx.recorder.end_step(_so_far(mode, tally, of=len(groups)))
         if not any(count for _, count in tally.passed):
             raise RunFailed(f"Every rollout on the {mode.value} tasks was lost to the machines.")
+        if tally.failures.total() == tally.rollouts:
+            causes = ", ".join(f"{cause}: {count}" for cause, count in tally.failures.most_common(3))
+            ctx.notify("warning", f"No rollout on the {mode.value} tasks succeeded ({causes}).{failed_one(seen)}")
         return tally
 
     def _estimates(self, tally: Tally) -> dict[str, Estimate]:

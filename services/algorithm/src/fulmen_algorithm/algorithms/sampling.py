@@ -11,7 +11,7 @@ from pydantic import Field
 from fulmen_algorithm.algorithms.sequence_rows import sequence_row
 from fulmen_algorithm.domain.algorithm import AlgorithmSettings, RolloutLimits, permutation
 from fulmen_algorithm.domain.context import RunContext
-from fulmen_algorithm.domain.groups import FinishedGroup
+from fulmen_algorithm.domain.groups import FinishedGroup, Mode
 from fulmen_algorithm.domain.trajectory import RolloutTrajectory
 from fulmen_algorithm.training.rows import Row, spread_advantage
 from fulmen_algorithm.training.settings import StepSettings
@@ -80,6 +80,19 @@ class SamplingSettings(AlgorithmSettings):
             explosion_factor=self.explosion_factor,
             token_budget=self.token_budget,
         )
+
+
+def measuring_overrides(*, temperature: float, max_tokens: int | None) -> dict[str, dict[str, object]]:
+    """Returns the request fields by rollout mode of a version that is asked and not trained.
+
+    Args:
+        temperature: Of its sampling.
+        max_tokens: Longest answer of one model call; None leaves it to the agent.
+    """
+    fields: dict[str, object] = {"temperature": temperature}
+    if max_tokens is not None:
+        fields |= {"max_tokens": max_tokens, "max_completion_tokens": None}
+    return {mode.value: fields for mode in Mode}
 
 
 async def submit_next(ctx: RunContext, *, size: int, seed: int) -> None:

@@ -14,7 +14,7 @@ from rich.text import Text
 from fulmen.algorithm.v1 import training_run_pb2
 from fulmen.cli.training.samples import Sample, SamplePair
 
-__all__ = ["StageOutcome", "accuracy_line", "print_summary", "save_report"]
+__all__ = ["StageOutcome", "accuracy_line", "compared_stage", "print_summary", "save_report", "trained_model"]
 
 _HEADING: Final = re.compile(r"^(#+) ", re.MULTILINE)
 BEFORE = "validation_accuracy_before"
@@ -29,6 +29,11 @@ class StageOutcome:
     seconds: float
     markdown: str
     curve_png: bytes
+
+
+def compared_stage(outcomes: list[StageOutcome]) -> StageOutcome | None:
+    """Returns the last stage that was measured before and after; None if none was."""
+    return next((each for each in reversed(outcomes) if {BEFORE, AFTER} <= set(each.run.results)), None)
 
 
 def accuracy_line(outcomes: list[StageOutcome]) -> str:
@@ -66,7 +71,7 @@ def print_summary(
         if has_store:
             screen.print(Text(f"  see them: fulmen trace {sample.after.rollout}", style="dim"))
     screen.print()
-    screen.print(Text(f"trained model: {outcomes[-1].run.model_path or '(none)'}"))
+    screen.print(Text(f"trained model: {trained_model(outcomes) or '(none)'}"))
     screen.print(Text(f"report:        {folder / 'report.md'}"))
 
 
@@ -94,8 +99,14 @@ def _summary(outcomes: list[StageOutcome]) -> str:
     lines = ["| stage | steps | time | validation before | after | policy version |", "|---|--:|--:|--:|--:|---|"]
     lines += ["| " + " | ".join(_row(outcome)) + " |" for outcome in outcomes]
     accuracy = accuracy_line(outcomes)
-    lines += ["", f"Trained model: `{outcomes[-1].run.model_path}`"]
+    if model := trained_model(outcomes):
+        lines += ["", f"Trained model: `{model}`"]
     return "\n".join(lines + (["", accuracy] if accuracy else []))
+
+
+def trained_model(outcomes: list[StageOutcome]) -> str:
+    """Returns the folder of the last stage that trained one; empty if none did."""
+    return next((outcome.run.model_path for outcome in reversed(outcomes) if outcome.run.model_path), "")
 
 
 def _sample_section(sample: SamplePair) -> str:
