@@ -33,7 +33,7 @@ from fulmen_algorithm.algorithms.registry import load_registry
 from fulmen_algorithm.domain.chat import ChatAnswer, ChatRequest
 from fulmen_algorithm.domain.control import RunControl
 from fulmen_algorithm.domain.creation import RunDraft, checked_run
-from fulmen_algorithm.domain.events import EventLog
+from fulmen_algorithm.domain.events import Event, EventLog
 from fulmen_algorithm.domain.execution import Connections, RunExecutor
 from fulmen_algorithm.domain.run import PolicyOrigin, PolicySpec, RunState, TrainingRun
 from fulmen_algorithm.domain.runs import Runs
@@ -252,8 +252,12 @@ def _key(config: TrainConfig, stage: StageConfig) -> str:
 
 
 async def _curve(events: EventLog) -> list[tuple[int, float, float]]:
-    """Returns step, seconds since the beginning and accuracy of each validation of a run that has ended."""
-    told = [event async for event in events.follow(0)]
+    """Returns step, seconds since the beginning and accuracy of each validation so far."""
+    told: list[Event] = []
+    async for event in events.follow(0):
+        told.append(event)
+        if event.sequence == events.last_sequence:
+            break
     return [
         (e.step.step, round((e.time - told[0].time).total_seconds(), 2), e.step.values["validation_accuracy"])
         for e in told
