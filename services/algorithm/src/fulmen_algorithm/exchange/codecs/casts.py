@@ -1,0 +1,78 @@
+"""Sums gradients as they are, or rounded to 16 bits on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from fulmen_algorithm.exchange.codec import Bucket, CodecEntry, LinearCodec, Round, State
+from fulmen_algorithm.exchange.settings import CodecSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class NoneSettings(CodecSettings):
+    """Settings of `none`: float32, as it is."""
+
+    codec: Literal["none"] = "none"
+
+
+class Bf16Settings(CodecSettings):
+    """Settings of `bf16`: 8 bits of the fraction; sums are rounded at every hop."""
+
+    codec: Literal["bf16"] = "bf16"
+
+
+class Fp16Settings(CodecSettings):
+    """Settings of `fp16`: 11 bits of the fraction.
+
+    Attributes:
+        limit: Gradients beyond it are no numbers of the format in sums over many ranks; a bucket with a larger one is
+            scaled down to it, and the sum up again.
+    """
+
+    codec: Literal["fp16"] = "fp16"
+    limit: float = 1024.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cast(LinearCodec):
+    """Sums in a format of the wire; None is float32 itself.
+
+    Attributes:
+        name: Of the codec.
+        limit: Largest magnitude that is sent; None for any.
+    """
+
+    name: str
+    limit: float | None = None
+    version = 1
+
+    def new_state(self, bucket: Bucket) -> State:
+        """Keeps nothing."""
+        return {}
+
+    def reduce(self, bucket: Bucket, state: State, all_reduce: Callable[[Tensor], None], round_: Round) -> None:
+        """See `LinearCodec`."""
+        flat = bucket.flat
+        if self.name == "none":
+            all_reduce(flat)
+            return
+        scale = 1.0
+        if self.limit is not None:
+            largest = flat.abs().max().reshape(1)
+            # The sum of magnitudes: no less than the largest, and the same on every rank.
+            all_reduce(largest)
+            scale = max(1.0, float(largest) / self.limit)
+        sent = (flat / scale).bfloat16() if self.name == "bf16" else (flat / scale).half()
+        all_reduce(sent)
+        flat.copy_(sent).mul_(scale)
+
+
+ENTRIES = (
+    CodecEntry(settings=NoneSettings, make=lambda _: Cast("none")),
+    CodecEntry(settings=Bf16Settings, make=lambda _: Cast("bf16")),
+    CodecEntry(settings=Fp16Settings, make=lambda settings: Cast("fp16", settings.limit)),
+)

@@ -1,0 +1,83 @@
+"""Deep gradient compression, as published.
+
+Source: Lin et al., arXiv:1712.01887: local gradient clipping, momentum correction, momentum factor masking, warm-up of
+the sparsity. u and v are the momentum and the error feedback; the optimiser has no momentum of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from fulmen_algorithm.exchange import kernels
+from fulmen_algorithm.exchange.codec import CodecEntry, Payload, Round, SegmentCodec, State
+from fulmen_algorithm.exchange.codecs.sparse import Feedback, check, payloads_of, share_of
+from fulmen_algorithm.exchange.settings import CodecSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+VELOCITY, ACCUMULATED = "velocity", "accumulated"
+
+
+class DgcSettings(CodecSettings):
+    """Settings of `dgc`.
+
+    Attributes:
+        ratio: Bytes of float32 for each byte that is sent, after the warm-up.
+        momentum: m of the momentum correction.
+        nesterov: Corrects Nesterov's momentum.
+        clip: Each rank's gradient is scaled down to this norm over the root of the number of ranks, before it is accumulated.
+        warmup_rounds: Rounds over which the ratio grows to its own, from 4 on, fourfold each quarter.
+    """
+
+    codec: Literal["dgc"] = "dgc"
+    ratio: float = Field(default=100.0, ge=1, le=100_000)
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    nesterov: bool = False
+    clip: float = Field(default=1.0, gt=0)
+    warmup_rounds: int = Field(default=100, ge=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dgc(SegmentCodec):
+    """Accumulates corrected momentum and sends the largest of it."""
+
+    momentum: float
+    nesterov: bool
+    name = "dgc"
+    version = 1
+
+    def new_state(self, like: Tensor) -> State:
+        """Keeps u and v."""
+        return {VELOCITY: like.new_zeros(like.numel()), ACCUMULATED: like.new_zeros(like.numel())}
+
+    def encode(self, gradient: Tensor, state: State, cuts: Sequence[int], round_: Round) -> list[Payload]:
+        """See `SegmentCodec`."""
+        velocity, accumulated, threshold = state[VELOCITY], state[ACCUMULATED], 0.0
+        if not round_.flush:
+            coming, u, v = (kernels.sampled(each) for each in (gradient, velocity, accumulated))
+            step = self.momentum * (u + coming) + coming if self.nesterov else self.momentum * u + coming
+            threshold = kernels.threshold_of(v + step, share_of(round_.ratio))
+        taken = kernels.dgc_select(gradient, velocity, accumulated, self.momentum, self.nesterov, threshold)
+        return payloads_of(self.name, self.version, taken, cuts)
+
+    def add(self, payload: Payload, out: Tensor) -> None:
+        """See `SegmentCodec`."""
+        kernels.add_sparse(*check(payload, name=self.name, version=self.version), out)
+
+    def credit(self, payload: Payload, state: State, begin: int) -> None:
+        """Accumulates it again; the momentum there stays masked."""
+        self.add(payload, state[ACCUMULATED][begin : begin + payload.size])
+
+    def reply(self) -> SegmentCodec:
+        """What the sum has too much of is kept back by the shard; it has no momentum."""
+        return Feedback(name="topk")
+
+
+ENTRIES = (
+    CodecEntry(settings=DgcSettings, make=lambda settings: Dgc(momentum=settings.momentum, nesterov=settings.nesterov)),
+)

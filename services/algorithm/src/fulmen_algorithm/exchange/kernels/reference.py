@@ -1,0 +1,158 @@
+"""The kernels in torch's operations: what the compiled ones must equal, bit for bit."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+BLOCK = 4096
+"""Elements of one block of a sparse payload; a place within it fits 16 bits."""
+SAMPLE = 100_000
+"""Elements, at most, by which a threshold is estimated."""
+_WORD = 0xFFFFFFFF
+
+
+def sampled(tensor: Tensor) -> Tensor:
+    """Returns every so many-th element, at most about `SAMPLE` of them, as a view."""
+    # An odd stride, so that it runs through all columns of a matrix.
+    return tensor[:: max(1, tensor.numel() // SAMPLE) | 1]
+
+
+def threshold_of(sample: Tensor, share: float) -> float:
+    """Returns the magnitude that a share of a sample reaches; 0.0 if all of it does.
+
+    Of `sampled` elements it is an estimate for all: arXiv:1712.01887, section 3. Of all elements it is exact.
+    """
+    keep = max(1, round(share * sample.numel()))
+    return float(sample.abs().topk(keep, sorted=True).values[-1]) if keep < sample.numel() else 0.0
+
+
+def _sparse(values: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the number of chosen elements of each block, their places in it and the values: int16, int16, bfloat16."""
+    blocks = -(-values.numel() // BLOCK)
+    counts = torch.bincount(chosen // BLOCK, minlength=blocks).to(torch.int16)
+    return counts, (chosen % BLOCK).to(torch.int16), values[chosen].to(torch.bfloat16)
+
+
+def feedback_select(gradient: Tensor, residual: Tensor, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Adds a gradient to what was kept back, and takes out what reaches the threshold.
+
+    What is taken out is rounded to bfloat16; the rest, the rounding's included, is kept back.
+
+    Args:
+        gradient: float32 [n].
+        residual: float32 [n]; changed in place.
+        threshold: Magnitude from which on an element is taken; elements that are 0 never are.
+
+    Returns:
+        Counts by block, places in the blocks, values: int16 [ceil(n / 4096)], int16 [k], bfloat16 [k].
+    """
+    residual += gradient
+    chosen = ((residual.abs() >= threshold) & (residual != 0)).nonzero().flatten()
+    taken = _sparse(residual, chosen)
+    residual[chosen] -= taken[2].float()
+    return taken
+
+
+def dgc_select(
+    gradient: Tensor, velocity: Tensor, accumulated: Tensor, momentum: float, nesterov: bool, threshold: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Applies momentum correction, takes out what reaches the threshold, and masks the momentum there.
+
+    Source: Deep Gradient Compression, arXiv:1712.01887, algorithm 4: u = m u + g, v = v + u (with Nesterov's momentum
+    u = m (u + g), v = v + u + g), and momentum factor masking.
+
+    Args:
+        gradient: g, float32 [n].
+        velocity: u, float32 [n]; changed in place.
+        accumulated: v, float32 [n]; changed in place.
+        momentum: m.
+        nesterov: Whether Nesterov's momentum is corrected.
+        threshold: Magnitude of v from which on an element is taken.
+
+    Returns:
+        As `feedback_select`.
+    """
+    if nesterov:
+        velocity.add_(gradient).mul_(momentum)
+        accumulated.add_(velocity).add_(gradient)
+    else:
+        velocity.mul_(momentum).add_(gradient)
+        accumulated.add_(velocity)
+    chosen = ((accumulated.abs() >= threshold) & (accumulated != 0)).nonzero().flatten()
+    taken = _sparse(accumulated, chosen)
+    accumulated[chosen] -= taken[2].float()
+    velocity[chosen] = 0.0
+    return taken
+
+
+def add_sparse(counts: Tensor, places: Tensor, values: Tensor, out: Tensor) -> None:
+    """Adds what `feedback_select` has taken to a segment, float32 [n], in place."""
+    blocks = torch.arange(counts.numel(), device=out.device).repeat_interleave(counts.long())
+    out.index_add_(0, blocks * BLOCK + places.long(), values.float())
+
+
+def _random(begin: int, count: int, seed: int, device: torch.device) -> Tensor:
+    """Returns uniform numbers in [0, 1) of the elements from `begin` on: float32 [count], a function of place and seed.
+
+    A counter and a mixer, so that any rank can compute them again from anywhere: Wellons' `lowbias32`
+    (https://nullprogram.com/blog/2018/07/31/), whose upper 24 bits are taken.
+    """
+    x = torch.arange(begin, begin + count, dtype=torch.int64, device=device) & _WORD
+    x = ((x ^ (seed & _WORD)) * 0x9E3779B1 + ((seed >> 32) & _WORD)) & _WORD
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & _WORD
+    x = ((x ^ (x >> 15)) * 0x846CA68B) & _WORD
+    x = x ^ (x >> 16)
+    return (x >> 8).float() * 2.0**-24
+
+
+def quantise(values: Tensor, *, bits: int, block: int, begin: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Rounds each block to integers of `bits` bits, up or down at random, so that the mean is exact.
+
+    Source: QSGD, arXiv:1610.02132, equation 1, with the largest magnitude of a block in the place of its L2 norm, and
+    L = 2^(bits - 1) - 1 levels.
+
+    Args:
+        values: float32 [n].
+        bits: 2 to 8.
+        block: Elements that share a scale.
+        begin: Where the values lie in their bucket; decides about what is random.
+        seed: So does it.
+
+    Returns:
+        Planes of bits, uint8 [ceil(n / 8) * bits], of which 8 neighbours share `bits` bytes (the lowest bits first; with 8
+        bits they are the integers themselves, int8); scales, float32 [ceil(n / block)].
+    """
+    levels = 2 ** (bits - 1) - 1
+    size = values.numel()
+    padded = torch.nn.functional.pad(values, (0, -size % block)).view(-1, block)
+    scales = padded.abs().amax(dim=1) / levels
+    steps = torch.where(scales > 0, scales, torch.ones_like(scales))
+    drawn = _random(begin, padded.numel(), seed, values.device).view_as(padded)
+    whole = torch.floor(padded / steps[:, None] + drawn).clamp_(-levels, levels).flatten()[:size].to(torch.int8)
+    return (whole if bits == 8 else _pack(whole, bits)), scales
+
+
+def _pack(whole: Tensor, bits: int) -> Tensor:
+    """Packs signed integers of `bits` bits: of 8 neighbours the lowest bits are one byte, and so on."""
+    groups = torch.nn.functional.pad(whole, (0, -whole.numel() % 8)).view(-1, 8).to(torch.uint8)
+    weights = 2 ** torch.arange(8, dtype=torch.uint8, device=whole.device)
+    planes = [(((groups >> bit) & 1) * weights).sum(dim=1, dtype=torch.uint8) for bit in range(bits)]
+    return torch.stack(planes, dim=1).flatten()
+
+
+def _unpack(packed: Tensor, bits: int, size: int) -> Tensor:
+    planes = packed.view(-1, bits)
+    shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
+    whole = torch.zeros(planes.shape[0], 8, dtype=torch.int16, device=packed.device)
+    for bit in range(bits):
+        whole |= ((planes[:, bit : bit + 1] >> shifts) & 1).to(torch.int16) << bit
+    whole = torch.where(whole >= 2 ** (bits - 1), whole - 2**bits, whole)
+    return whole.flatten()[:size]
+
+
+def add_quantised(packed: Tensor, scales: Tensor, out: Tensor, *, bits: int, block: int) -> None:
+    """Adds what `quantise` has made to a segment, float32 [n], in place."""
+    size = out.numel()
+    whole = packed if bits == 8 else _unpack(packed, bits, size)
+    out += whole.float() * scales.repeat_interleave(block)[:size]

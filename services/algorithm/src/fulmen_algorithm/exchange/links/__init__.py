@@ -1,0 +1,1 @@
+"""What carries payloads between ranks."""

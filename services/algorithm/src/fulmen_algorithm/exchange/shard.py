@@ -1,0 +1,42 @@
+"""One shard of the sum: adds what the ranks have sent of a segment, and encodes the sum for the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from fulmen_algorithm.exchange.codec import Payload, PayloadInvalid, Round, SegmentCodec, State
+
+__all__ = ["Shard"]
+
+
+class Shard:
+    """Sums segments of every bucket; what a reply leaves out is kept back for the next one."""
+
+    def __init__(self, codec: SegmentCodec, *, device: torch.device | str = "cpu") -> None:
+        self._up = codec
+        self._down = codec.reply()
+        self._device = device
+        self._sums: dict[int, torch.Tensor] = {}
+        self.states: dict[int, State] = {}
+
+    def reduce(self, bucket: int, payloads: Sequence[Payload], round_: Round) -> Payload:
+        """Returns the encoded sum of the payloads, which are in the order of their ranks.
+
+        Raises:
+            PayloadInvalid: if one of them is not what the codec makes; nothing is changed then.
+        """
+        sizes = {payload.size for payload in payloads}
+        if len(sizes) != 1:
+            raise PayloadInvalid("ranks sent segments of different sizes")
+        [size] = sizes
+        sum_ = self._sums.get(bucket)
+        if sum_ is None or sum_.numel() != size:
+            sum_ = self._sums[bucket] = torch.zeros(size, dtype=torch.float32, device=self._device)
+            self.states[bucket] = self._down.new_state(sum_)
+        sum_.zero_()
+        for payload in payloads:
+            self._up.add(payload, sum_)
+        [reply] = self._down.encode(sum_, self.states[bucket], [0, size], round_)
+        return reply
