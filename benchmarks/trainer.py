@@ -227,9 +227,11 @@ def run(options: argparse.Namespace, arguments_given: Sequence[str]) -> dict[str
 
 
 def _show(name: str, figures: dict[str, float]) -> None:
+    # The processor's time of other processes is not known here.
+    by_cpu = figures.get("tokens_per_cpu_second")
     print(
-        f"{name:20} {figures['tokens_per_second']:9.0f} tokens/s (spread {figures['spread']:.0f},"
-        f" {figures.get('tokens_per_cpu_second', 0):.0f} per CPU second)"
+        f"{name:20} {figures['tokens_per_second']:9.0f} tokens/s (spread {figures['spread']:.0f}"
+        f"{'' if by_cpu is None else f', {by_cpu:.0f} per CPU second'})"
         f"  {figures['peak_mib']:7.0f} MiB at most, {figures['step_mib']:6.0f} MiB of it in steps"
         f"  packing {figures['packing_efficiency']:.2f}  loss {figures['first_loss']:.6f}"
         f"  norm {figures['first_grad_norm']:.5f}",

@@ -224,9 +224,10 @@ def check_success(example: Example, run: Traced) -> None:
 def check_failure(example: Example, run: Traced) -> None:
     found, wanted = outline_of(run), example.failing_tree.strip()
     if example.cancels:
-        assert found.count(FAILED) >= wanted.count(FAILED)
-        found, wanted = found.replace(FAILED, ""), wanted.replace(FAILED, "")
-    assert found == wanted
+        assert found.count(FAILED) >= wanted.count(FAILED) - 1
+        assert found.replace(FAILED, "") in cut_short(wanted.replace(FAILED, ""))
+    else:
+        assert found == wanted
     if example.hard_outcome is None:
         assert REFUSAL in run.attempt.failure_message
         assert not run.attempt.rewards
@@ -234,9 +235,18 @@ def check_failure(example: Example, run: Traced) -> None:
         assert example.hard_outcome in run.outcome
         assert [reward.value for reward in run.attempt.rewards] in ([0.5], [0.0])
     if example.tools_seen:
-        assert {json_of(asked(node)) for node in tools_of(run)} == {(6, 700), (8, 9)}
+        called = {json_of(asked(node)) for node in tools_of(run)}
+        assert called == {(6, 700), (8, 9)} or (example.cancels and called == {(6, 700)})
         assert any(REFUSAL in str(node.span) or "Error running tool" in str(node.span) for node in tools_of(run))
     check_calls(run, count=1 if example.hard_outcome is None else 2)
+
+
+def cut_short(outline: str) -> set[str]:
+    """Returns an outline, and what is left of it if the other tool was cancelled before its span, or its step's, began."""
+    tool = "\n    TOOL calculator"
+    step = f"\n  CHAIN tools{tool}"
+    head, _, tail = outline.rpartition(tool)
+    return {outline, outline.replace(tool, "", 1), head + tail, outline.replace(step, "", 1)}
 
 
 def check_calls(run: Traced, *, count: int) -> None:
