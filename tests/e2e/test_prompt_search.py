@@ -197,6 +197,16 @@ async def test_an_algorithm_of_one_file_trains_and_its_version_is_evaluated(worl
     assert int(trained["step"]) == 2
     assert evaluated["policy"]["version"] == trained["policy_version"]
     assert evaluated["results"]["validation_rollouts"] == 12
+    shown = {
+        line[:28].strip(): line[28:]
+        for line in (await world.fulmen("run", "show", trained["name"])).stdout.splitlines()
+    }
+    assert (shown["state"], shown["step"], shown["setting n"], shown["setting max_tokens"]) == (
+        "succeeded",
+        "2/2",
+        "4",
+        "4",
+    )
     assert 0 <= evaluated["results"]["validation_pass_at_1"] <= evaluated["results"]["validation_pass_at_3"] <= 1
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import grpc.aio
 from prometheus_client import REGISTRY
 
+from fulmen.algorithm.v1.gradient_exchange_service_pb2_grpc import add_GradientExchangeServiceServicer_to_server
 from fulmen.algorithm.v1.training_run_service_pb2_grpc import add_TrainingRunServiceServicer_to_server
 from fulmen.rpc.channel import FulmenChannel, open_channel
 from fulmen_algorithm.algorithms.registry import AlgorithmsInvalid, load_registry
@@ -37,6 +38,7 @@ from fulmen_algorithm.sinks.prometheus import RunMetrics
 from fulmen_algorithm.sinks.publisher import MetricPublisher
 from fulmen_algorithm.sinks.sink import OpenSink, load_sink
 from fulmen_algorithm.trainers.rank_group import GroupOptions, RankGroupTrainer
+from fulmen_algorithm.transport.gradient_exchange import GradientExchangeServicer
 from fulmen_algorithm.transport.training_runs import TrainingRunServicer
 from fulmen_service_kit.auth import RolePolicy
 from fulmen_service_kit.errors import StartupError
@@ -48,6 +50,7 @@ from fulmen_service_kit.settings import ServiceSettings
 from fulmen_service_kit.tokens import Role, TokenSigner
 
 TRAINING_RUN_SERVICE = "fulmen.algorithm.v1.TrainingRunService"
+GRADIENT_EXCHANGE_SERVICE = "fulmen.algorithm.v1.GradientExchangeService"
 SERVICE_TOKEN_TTL_S = 365 * 86400.0
 READS = (
     "ListAlgorithms",
@@ -57,9 +60,17 @@ READS = (
     "ListCheckpoints",
     "GetTrainingRunReport",
 )
+EXCHANGE_READS = ("GetExchange", "GetRound")
 POLICY = RolePolicy(
-    services={TRAINING_RUN_SERVICE: frozenset({Role.CLIENT, Role.SERVICE})},
-    rpcs={f"/{TRAINING_RUN_SERVICE}/{rpc}": frozenset({Role.CLIENT, Role.SERVICE, Role.READER}) for rpc in READS},
+    services={
+        TRAINING_RUN_SERVICE: frozenset({Role.CLIENT, Role.SERVICE}),
+        GRADIENT_EXCHANGE_SERVICE: frozenset({Role.SERVICE}),
+    },
+    rpcs={
+        f"/{service}/{rpc}": frozenset({Role.CLIENT, Role.SERVICE, Role.READER})
+        for service, rpcs in ((TRAINING_RUN_SERVICE, READS), (GRADIENT_EXCHANGE_SERVICE, EXCHANGE_READS))
+        for rpc in rpcs
+    },
 )
 
 
@@ -108,30 +119,37 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         clock=_now,
         unavailable=partial(unavailable, _engine_options(settings)),
     )
+    exchange = _exchange(settings, runs)
 
     def register(server: grpc.aio.Server) -> None:
         add_TrainingRunServiceServicer_to_server(servicer, server)
+        add_GradientExchangeServiceServicer_to_server(exchange, server)
 
     revoked = RevokedTokens()
     server = build_server(
-        settings,
-        policy=POLICY,
-        service_names=(TRAINING_RUN_SERVICE,),
-        register=register,
-        revoked=revoked,
+        settings, policy=POLICY, service_names=tuple(POLICY.services), register=register, revoked=revoked
     )
 
     async def drain() -> None:
         servicer.drain()
+        exchange.drain()
         await worker.drain()
 
     roles: dict[str, BackgroundRole] = {
         "run_worker": worker,
         "engine_pool": engines,
+        "gradient_exchange": exchange,
         "metric_publisher": _metric_publisher(settings, runs, stack),
         "revocations": RevocationFollower(revoked=revoked, fetch=revoked_at_store(store)),
     }
     return ServiceParts(server=server, roles=roles, drain=drain)
+
+
+def _exchange(settings: AlgorithmServiceSettings, runs: Runs) -> GradientExchangeServicer:
+    def project_of(name: str) -> str:
+        return runs.entry(name).run.project
+
+    return GradientExchangeServicer(project_of=project_of, folder=settings.state_dir / "exchange")
 
 
 def _registry(settings: AlgorithmServiceSettings) -> Registry:

@@ -81,7 +81,7 @@ async def show(connection: Connection, run: RunArgument, output: OutputOption = 
         ("state", enum_word(found, "state")),
         ("failure", found.failure_message),
         ("algorithm", found.algorithm),
-        ("settings", found.settings_json),
+        *((f"setting {key}", json.dumps(value)) for key, value in json.loads(found.settings_json or "{}").items()),
         ("step", f"{found.step}/{found.step_count}"),
         ("policy", found.policy_version),
         ("model", found.model_path),

@@ -27,7 +27,10 @@ BLOCK = 4096
 """Elements; segments begin at multiples of it, so that payloads of blocks are never cut."""
 
 State = dict[str, "Tensor"]
-"""What a codec keeps of one bucket from round to round: tensors by name, each as long as the bucket."""
+"""What a codec keeps of one bucket from round to round: float32 tensors by name, flat.
+
+Those of a segment codec are as long as the bucket, element for element; a linear codec may have others as well.
+"""
 
 
 class PayloadInvalid(Exception):
@@ -95,10 +98,18 @@ class Bucket:
 
 
 class SegmentCodec(ABC):
-    """Encodes segments that a shard can sum. Stateless: what it must remember is in the `State` that it is given."""
+    """Encodes segments that a shard can sum. Stateless: what it must remember is in the `State` that it is given.
+
+    Attributes:
+        name: What settings name it by.
+        version: Of the format of its payloads.
+        local_clip: Norm to which all of a rank's gradients together are scaled down, over the root of the number of ranks,
+            before they are encoded; None where nothing is accumulated and the sum may be clipped as it is.
+    """
 
     name: str
     version: int
+    local_clip: float | None = None
 
     @abstractmethod
     def new_state(self, like: Tensor) -> State:

@@ -10,8 +10,15 @@ from torch import Tensor
 from fulmen_algorithm.exchange.codec import Payload, Round
 
 
+class ExchangeFailed(Exception):
+    """Ranks cannot go on exchanging; the text says what to do about it."""
+
+
 class Link(Protocol):
     """Ranks that exchange; all of them make the same calls in the same order."""
+
+    def begin(self) -> None:
+        """Begins a round: before its first call, on every rank. Who joins in mid-run takes part from such a place on."""
 
     @property
     def rank(self) -> int:

@@ -81,6 +81,7 @@ class CodecReducer:
         Raises:
             RanksDiverged: if the ranks do not hold the same weights any more.
         """
+        self.link.begin()
         gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
         if not self._finite_everywhere(gradients):
             # Every rank skips the step over this; nothing was put into a state.
@@ -89,6 +90,7 @@ class CodecReducer:
             return
         self.round_number += 1
         self._check_weights()
+        self._clip(gradients)
         every = self.settings.full_sync_every
         round_ = Round(
             number=self.round_number,
@@ -117,6 +119,16 @@ class CodecReducer:
             bad += 1.0 - gradient.isfinite().all().float()
         self.link.all_reduce(bad)
         return not float(bad)
+
+    def _clip(self, gradients: Mapping[str, Tensor]) -> None:
+        """Scales this rank's gradients down where the codec accumulates them: a sum of what came in bursts is not clipped."""
+        limit = self.codec.local_clip if isinstance(self.codec, SegmentCodec) else None
+        if limit is None or not gradients:
+            return
+        norm = float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients.values()])))
+        if norm > limit / self.link.size**0.5:
+            for gradient in gradients.values():
+                gradient.mul_(limit / self.link.size**0.5 / norm)
 
     def _check_weights(self) -> None:
         """Compares a digest of the weights with that of the other ranks, every so many rounds."""

@@ -1,4 +1,4 @@
-"""The codecs by name: every file of `codecs` with `ENTRIES`, and those of installed packages."""
+"""The codecs by name: every file of `compression` with `ENTRIES`, and those of installed packages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
-from fulmen_algorithm.exchange import codecs
+from fulmen_algorithm.exchange import compression
 from fulmen_algorithm.exchange.codec import AnyEntry, Codec, CodecEntry
 from fulmen_algorithm.exchange.settings import CodecSettings
 
@@ -44,7 +44,7 @@ def make_codec(settings: CodecSettings) -> Codec:
 
 
 def _all() -> Iterator[tuple[str, Any]]:
-    for module in pkgutil.iter_modules(codecs.__path__, f"{codecs.__name__}."):
+    for module in pkgutil.iter_modules(compression.__path__, f"{compression.__name__}."):
         yield from ((module.name, entry) for entry in getattr(import_module(module.name), ENTRIES, ()))
     for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda each: each.name):
         origin = f"entry point {point.name} = {point.value}"

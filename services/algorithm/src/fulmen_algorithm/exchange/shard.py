@@ -25,16 +25,18 @@ class Shard:
         """Returns the encoded sum of the payloads, which are in the order of their ranks.
 
         Raises:
-            PayloadInvalid: if one of them is not what the codec makes; nothing is changed then.
+            PayloadInvalid: if one of them is not what the codec makes, or of another size than before; the sum is not sent
+                then, and nothing is kept of it.
         """
-        sizes = {payload.size for payload in payloads}
+        sum_ = self._sums.get(bucket)
+        sizes = {payload.size for payload in payloads} | ({sum_.numel()} if sum_ is not None else set())
         if len(sizes) != 1:
             raise PayloadInvalid("ranks sent segments of different sizes")
         [size] = sizes
-        sum_ = self._sums.get(bucket)
-        if sum_ is None or sum_.numel() != size:
+        if sum_ is None:
             sum_ = self._sums[bucket] = torch.zeros(size, dtype=torch.float32, device=self._device)
-            self.states[bucket] = self._down.new_state(sum_)
+            if bucket not in self.states:  # it may have been restored
+                self.states[bucket] = self._down.new_state(sum_)
         sum_.zero_()
         for payload in payloads:
             self._up.add(payload, sum_)

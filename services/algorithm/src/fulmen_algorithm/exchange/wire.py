@@ -18,6 +18,8 @@ from fulmen.algorithm.v1.gradient_exchange_pb2 import PayloadHeader, PayloadPart
 from fulmen_algorithm.exchange.codec import Payload, PayloadInvalid
 
 MAGIC = b"FGX1"
+MOST_PARTS = 8
+"""Of one payload; no codec has more."""
 _FRONT = struct.Struct("<4sII")
 _KINDS = {
     PayloadPart.KIND_INT8: torch.int8,
@@ -37,14 +39,15 @@ def encode(payload: Payload) -> bytearray:
     ).SerializeToString(deterministic=True)
     out = bytearray(_FRONT.size) + header
     for part in payload.parts:
-        out += part.detach().cpu().contiguous().view(torch.uint8).numpy().data
+        if part.numel():
+            out += part.detach().cpu().contiguous().view(torch.uint8).numpy().data
     _FRONT.pack_into(out, 0, MAGIC, 0, len(header))
     _FRONT.pack_into(out, 0, MAGIC, zlib.crc32(memoryview(out)[8:]), len(header))
     return out
 
 
 def decode(data: bytes | bytearray | memoryview, *, device: torch.device | str = "cpu") -> Payload:
-    """Reads the bytes of a payload; its tensors share their memory on a CPU.
+    """Reads the bytes of a payload; its tensors are copies.
 
     Raises:
         PayloadInvalid: if they are damaged, cut off, or of another format.
@@ -61,8 +64,12 @@ def decode(data: bytes | bytearray | memoryview, *, device: torch.device | str =
         header = PayloadHeader.FromString(bytes(view[_FRONT.size : _FRONT.size + length]))
     except DecodeError:
         raise PayloadInvalid("its header cannot be read") from None
-    parts: list[Tensor] = []
+    if header.element_count < 0:
+        raise PayloadInvalid("its number of elements is negative")
     begin = _FRONT.size + length
+    if begin > len(view) or len(header.parts) > MOST_PARTS:
+        raise PayloadInvalid("its header is cut off, or names too many parts")
+    parts: list[Tensor] = []
     for part in header.parts:
         dtype = _KINDS.get(part.kind)
         if dtype is None or part.count < 0:
@@ -70,10 +77,10 @@ def decode(data: bytes | bytearray | memoryview, *, device: torch.device | str =
         end = begin + part.count * dtype.itemsize
         if end > len(view):
             raise PayloadInvalid("a part is cut off")
-        # A copy, so that a part of any kind begins where its elements may.
+        # A copy, so that a part of any kind begins where its elements may; of no bytes torch makes no other kind.
         raw = torch.from_numpy(numpy.frombuffer(view[begin:end], dtype=numpy.uint8).copy())
-        parts.append(raw.view(dtype).to(device))
+        parts.append((raw.view(dtype) if part.count else torch.empty(0, dtype=dtype)).to(device))
         begin = end
-    if begin != len(view) or header.element_count < 0:
+    if begin != len(view):
         raise PayloadInvalid("there is more than its parts")
     return Payload(codec=header.codec, version=header.codec_version, size=header.element_count, parts=tuple(parts))

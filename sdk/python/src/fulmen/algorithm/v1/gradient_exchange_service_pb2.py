@@ -24,27 +24,51 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n3fulmen/algorithm/v1/gradient_exchange_service.proto\x12\x13\x66ulmen.algorithm.v1\"1\n\x0bJoinRequest\x12\x14\n\x0ctraining_run\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\x05\">\n\x0cJoinResponse\x12\x18\n\x10membership_epoch\x18\x01 \x01(\x03\x12\x14\n\x0cmember_count\x18\x02 \x01(\x05\"D\n\x0f\x45xchangeRequest\x12\x31\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\".fulmen.algorithm.v1.GradientChunk\"E\n\x10\x45xchangeResponse\x12\x31\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\".fulmen.algorithm.v1.GradientChunk\"\xb7\x01\n\rGradientChunk\x12\x18\n\x10membership_epoch\x18\x01 \x01(\x03\x12\r\n\x05round\x18\x02 \x01(\x03\x12\x0e\n\x06\x62ucket\x18\x03 \x01(\x05\x12\r\n\x05\x63odec\x18\x04 \x01(\t\x12\x15\n\rcodec_version\x18\x05 \x01(\x05\x12\x14\n\x0coffset_bytes\x18\x06 \x01(\x03\x12\x13\n\x0btotal_bytes\x18\x07 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x08 \x01(\x0c\x12\x0e\n\x06\x63rc32c\x18\t \x01(\x07\"6\n\x0fGetRoundRequest\x12\x14\n\x0ctraining_run\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x03\"H\n\x10GetRoundResponse\x12\r\n\x05ranks\x18\x01 \x03(\x05\x12\x11\n\traw_bytes\x18\x02 \x01(\x03\x12\x12\n\nsent_bytes\x18\x03 \x01(\x03\x32\x9c\x02\n\x17GradientExchangeService\x12K\n\x04Join\x12 .fulmen.algorithm.v1.JoinRequest\x1a!.fulmen.algorithm.v1.JoinResponse\x12[\n\x08\x45xchange\x12$.fulmen.algorithm.v1.ExchangeRequest\x1a%.fulmen.algorithm.v1.ExchangeResponse(\x01\x30\x01\x12W\n\x08GetRound\x12$.fulmen.algorithm.v1.GetRoundRequest\x1a%.fulmen.algorithm.v1.GetRoundResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n3fulmen/algorithm/v1/gradient_exchange_service.proto\x12\x13\x66ulmen.algorithm.v1\"\x97\x02\n\rExchangeTerms\x12\x12\n\nworld_size\x18\x01 \x01(\x05\x12\r\n\x05shard\x18\x02 \x01(\x05\x12\x13\n\x0bshard_count\x18\x03 \x01(\x05\x12\x15\n\rlayout_digest\x18\x04 \x01(\t\x12\r\n\x05\x63odec\x18\x05 \x01(\t\x12\x15\n\rcodec_version\x18\x06 \x01(\x05\x12\x1b\n\x13\x63odec_settings_json\x18\x07 \x01(\t\x12\x15\n\rsegment_sizes\x18\x08 \x03(\x03\x12\x0e\n\x06quorum\x18\t \x01(\x01\x12\x14\n\x0cleast_wait_s\x18\n \x01(\x01\x12\x13\n\x0bmost_wait_s\x18\x0b \x01(\x01\x12\x11\n\tgive_up_s\x18\x0c \x01(\x01\x12\x0f\n\x07lease_s\x18\r \x01(\x01\"\xbe\x01\n\x0bJoinRequest\x12\x14\n\x0ctraining_run\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x31\n\x05terms\x18\x04 \x01(\x0b\x32\".fulmen.algorithm.v1.ExchangeTerms\x12\r\n\x05round\x18\x05 \x01(\x03\x12\x18\n\x10membership_epoch\x18\x06 \x01(\x03\x12\x1a\n\x12known_member_count\x18\x07 \x01(\x05\"q\n\x0cJoinResponse\x12\x18\n\x10membership_epoch\x18\x01 \x01(\x03\x12\x14\n\x0cmember_count\x18\x02 \x01(\x05\x12\r\n\x05ranks\x18\x03 \x03(\x05\x12\r\n\x05round\x18\x04 \x01(\x03\x12\x13\n\x0b\x66irst_round\x18\x05 \x01(\x03\"V\n\x0cLeaveRequest\x12\x14\n\x0ctraining_run\x18\x01 \x01(\t\x12\r\n\x05shard\x18\x02 \x01(\x05\x12\x0c\n\x04rank\x18\x03 \x01(\x05\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\"\x0f\n\rLeaveResponse\"V\n\x0cOpenExchange\x12\x14\n\x0ctraining_run\x18\x01 \x01(\t\x12\r\n\x05shard\x18\x02 \x01(\x05\x12\x0c\n\x04rank\x18\x03 \x01(\x05\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\"u\n\x0f\x45xchangeRequest\x12\x31\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\".fulmen.algorithm.v1.GradientChunk\x12/\n\x04open\x18\x02 \x01(\x0b\x32!.fulmen.algorithm.v1.OpenExchange\"{\n\x10\x45xchangeResponse\x12\x31\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\".fulmen.algorithm.v1.GradientChunk\x12\x34\n\x07verdict\x18\x02 \x01(\x0b\x32#.fulmen.algorithm.v1.SegmentVerdict\"\x8d\x02\n\rGradientChunk\x12\x18\n\x10membership_epoch\x18\x01 \x01(\x03\x12\r\n\x05round\x18\x02 \x01(\x03\x12\x0e\n\x06\x62ucket\x18\x03 \x01(\x05\x12\r\n\x05\x63odec\x18\x04 \x01(\t\x12\x15\n\rcodec_version\x18\x05 \x01(\x05\x12\x14\n\x0coffset_bytes\x18\x06 \x01(\x03\x12\x13\n\x0btotal_bytes\x18\x07 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x08 \x01(\x0c\x12\x12\n\x06\x63rc32c\x18\t \x01(\x07\x42\x02\x18\x01\x12\r\n\x05\x63rc32\x18\n \x01(\x07\x12\x0c\n\x04\x63\x61ll\x18\x0b \x01(\x05\x12\x33\n\x08settings\x18\x0c \x01(\x0b\x32!.fulmen.algorithm.v1.CallSettings\"J\n\x0c\x43\x61llSettings\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\r\n\x05ratio\x18\x02 \x01(\x01\x12\x0c\n\x04seed\x18\x03 \x01(\x03\x12\r\n\x05\x66lush\x18\x04 \x01(\x08\"\xa3\x03\n\x0eSegmentVerdict\x12\r\n\x05round\x18\x01 \x01(\x03\x12\x0c\n\x04\x63\x61ll\x18\x02 \x01(\x05\x12<\n\x07verdict\x18\x03 \x01(\x0e\x32+.fulmen.algorithm.v1.SegmentVerdict.Verdict\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x14\n\x0coffset_bytes\x18\x05 \x01(\x03\x12\x18\n\x10membership_epoch\x18\x06 \x01(\x03\x12\r\n\x05ranks\x18\x07 \x03(\x05\x12\x14\n\x0cmember_count\x18\x08 \x01(\x05\x12\x13\n\x0breply_bytes\x18\t \x01(\x03\"\xbd\x01\n\x07Verdict\x12\x17\n\x13VERDICT_UNSPECIFIED\x10\x00\x12\x14\n\x10VERDICT_ACCEPTED\x10\x01\x12\x10\n\x0cVERDICT_LATE\x10\x02\x12\x15\n\x11VERDICT_DUPLICATE\x10\x03\x12\x18\n\x14VERDICT_BAD_CHECKSUM\x10\x04\x12\x17\n\x13VERDICT_STALE_EPOCH\x10\x05\x12\x13\n\x0fVERDICT_INVALID\x10\x06\x12\x12\n\x0eVERDICT_BEHIND\x10\x07\"E\n\x0fGetRoundRequest\x12\x14\n\x0ctraining_run\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x03\x12\r\n\x05shard\x18\x03 \x01(\x05\"\x85\x01\n\x10GetRoundResponse\x12\r\n\x05ranks\x18\x01 \x03(\x05\x12\x11\n\traw_bytes\x18\x02 \x01(\x03\x12\x12\n\nsent_bytes\x18\x03 \x01(\x03\x12\x13\n\x0breply_bytes\x18\x04 \x01(\x03\x12\x12\n\nlate_ranks\x18\x05 \x03(\x05\x12\x12\n\nduration_s\x18\x06 \x01(\x01\"*\n\x12GetExchangeRequest\x12\x14\n\x0ctraining_run\x18\x01 \x01(\t\"G\n\x13GetExchangeResponse\x12\x30\n\x06shards\x18\x01 \x03(\x0b\x32 .fulmen.algorithm.v1.ShardStatus\"\xef\x02\n\x0bShardStatus\x12\x31\n\x05terms\x18\x01 \x01(\x0b\x32\".fulmen.algorithm.v1.ExchangeTerms\x12\x18\n\x10membership_epoch\x18\x02 \x01(\x03\x12\r\n\x05round\x18\x03 \x01(\x03\x12\x34\n\x07members\x18\x04 \x03(\x0b\x32#.fulmen.algorithm.v1.ExchangeMember\x12\x16\n\x0ereceived_bytes\x18\x05 \x01(\x03\x12\x12\n\nsent_bytes\x18\x06 \x01(\x03\x12\r\n\x05ratio\x18\x07 \x01(\x01\x12\x11\n\tsum_count\x18\x08 \x01(\x03\x12\x19\n\x11partial_sum_count\x18\t \x01(\x03\x12\x1a\n\x12\x62\x61\x64_checksum_count\x18\n \x01(\x03\x12\x1c\n\x14removed_member_count\x18\x0b \x01(\x03\x12\x1b\n\x13lost_residual_count\x18\x0c \x01(\x03\x12\x0e\n\x06wait_s\x18\r \x01(\x01\"h\n\x0e\x45xchangeMember\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x13\n\x0b\x66irst_round\x18\x02 \x01(\x03\x12\r\n\x05round\x18\x03 \x01(\x03\x12\x12\n\nlate_count\x18\x04 \x01(\x03\x12\x10\n\x08silent_s\x18\x05 \x01(\x01\x32\xce\x03\n\x17GradientExchangeService\x12K\n\x04Join\x12 .fulmen.algorithm.v1.JoinRequest\x1a!.fulmen.algorithm.v1.JoinResponse\x12N\n\x05Leave\x12!.fulmen.algorithm.v1.LeaveRequest\x1a\".fulmen.algorithm.v1.LeaveResponse\x12[\n\x08\x45xchange\x12$.fulmen.algorithm.v1.ExchangeRequest\x1a%.fulmen.algorithm.v1.ExchangeResponse(\x01\x30\x01\x12W\n\x08GetRound\x12$.fulmen.algorithm.v1.GetRoundRequest\x1a%.fulmen.algorithm.v1.GetRoundResponse\x12`\n\x0bGetExchange\x12\'.fulmen.algorithm.v1.GetExchangeRequest\x1a(.fulmen.algorithm.v1.GetExchangeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fulmen.algorithm.v1.gradient_exchange_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_JOINREQUEST']._serialized_start=76
-  _globals['_JOINREQUEST']._serialized_end=125
-  _globals['_JOINRESPONSE']._serialized_start=127
-  _globals['_JOINRESPONSE']._serialized_end=189
-  _globals['_EXCHANGEREQUEST']._serialized_start=191
-  _globals['_EXCHANGEREQUEST']._serialized_end=259
-  _globals['_EXCHANGERESPONSE']._serialized_start=261
-  _globals['_EXCHANGERESPONSE']._serialized_end=330
-  _globals['_GRADIENTCHUNK']._serialized_start=333
-  _globals['_GRADIENTCHUNK']._serialized_end=516
-  _globals['_GETROUNDREQUEST']._serialized_start=518
-  _globals['_GETROUNDREQUEST']._serialized_end=572
-  _globals['_GETROUNDRESPONSE']._serialized_start=574
-  _globals['_GETROUNDRESPONSE']._serialized_end=646
-  _globals['_GRADIENTEXCHANGESERVICE']._serialized_start=649
-  _globals['_GRADIENTEXCHANGESERVICE']._serialized_end=933
+  _globals['_GRADIENTCHUNK'].fields_by_name['crc32c']._loaded_options = None
+  _globals['_GRADIENTCHUNK'].fields_by_name['crc32c']._serialized_options = b'\030\001'
+  _globals['_EXCHANGETERMS']._serialized_start=77
+  _globals['_EXCHANGETERMS']._serialized_end=356
+  _globals['_JOINREQUEST']._serialized_start=359
+  _globals['_JOINREQUEST']._serialized_end=549
+  _globals['_JOINRESPONSE']._serialized_start=551
+  _globals['_JOINRESPONSE']._serialized_end=664
+  _globals['_LEAVEREQUEST']._serialized_start=666
+  _globals['_LEAVEREQUEST']._serialized_end=752
+  _globals['_LEAVERESPONSE']._serialized_start=754
+  _globals['_LEAVERESPONSE']._serialized_end=769
+  _globals['_OPENEXCHANGE']._serialized_start=771
+  _globals['_OPENEXCHANGE']._serialized_end=857
+  _globals['_EXCHANGEREQUEST']._serialized_start=859
+  _globals['_EXCHANGEREQUEST']._serialized_end=976
+  _globals['_EXCHANGERESPONSE']._serialized_start=978
+  _globals['_EXCHANGERESPONSE']._serialized_end=1101
+  _globals['_GRADIENTCHUNK']._serialized_start=1104
+  _globals['_GRADIENTCHUNK']._serialized_end=1373
+  _globals['_CALLSETTINGS']._serialized_start=1375
+  _globals['_CALLSETTINGS']._serialized_end=1449
+  _globals['_SEGMENTVERDICT']._serialized_start=1452
+  _globals['_SEGMENTVERDICT']._serialized_end=1871
+  _globals['_SEGMENTVERDICT_VERDICT']._serialized_start=1682
+  _globals['_SEGMENTVERDICT_VERDICT']._serialized_end=1871
+  _globals['_GETROUNDREQUEST']._serialized_start=1873
+  _globals['_GETROUNDREQUEST']._serialized_end=1942
+  _globals['_GETROUNDRESPONSE']._serialized_start=1945
+  _globals['_GETROUNDRESPONSE']._serialized_end=2078
+  _globals['_GETEXCHANGEREQUEST']._serialized_start=2080
+  _globals['_GETEXCHANGEREQUEST']._serialized_end=2122
+  _globals['_GETEXCHANGERESPONSE']._serialized_start=2124
+  _globals['_GETEXCHANGERESPONSE']._serialized_end=2195
+  _globals['_SHARDSTATUS']._serialized_start=2198
+  _globals['_SHARDSTATUS']._serialized_end=2565
+  _globals['_EXCHANGEMEMBER']._serialized_start=2567
+  _globals['_EXCHANGEMEMBER']._serialized_end=2671
+  _globals['_GRADIENTEXCHANGESERVICE']._serialized_start=2674
+  _globals['_GRADIENTEXCHANGESERVICE']._serialized_end=3136
 # @@protoc_insertion_point(module_scope)

@@ -26,7 +26,15 @@ if _version_not_supported:
 
 
 class GradientExchangeServiceStub(object):
-    """Exchanges compressed gradients between ranks across sites. Not yet served.
+    """Exchanges compressed gradients between the ranks of a training run across sites: one shard of the sum for each segment
+    of every bucket. Needs a service token of the run's project; to look, a client or reader token is enough.
+
+    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and `NOT_FOUND`
+    (`TRAINING_RUN_NOT_FOUND`).
+
+    A rank joins every shard, opens a stream to each, sends its payloads in chunks and gets the encoded sum: the same
+    bytes as every other rank. Chunks are known by epoch, round, call, rank and offset, so that sending them again is
+    harmless. A change of members begins a new epoch; what was sent in the old one and is not yet summed is sent again.
     """
 
     def __init__(self, channel):
@@ -40,6 +48,11 @@ class GradientExchangeServiceStub(object):
                 request_serializer=fulmen_dot_algorithm_dot_v1_dot_gradient__exchange__service__pb2.JoinRequest.SerializeToString,
                 response_deserializer=fulmen_dot_algorithm_dot_v1_dot_gradient__exchange__service__pb2.JoinResponse.FromString,
                 _registered_method=True)
+        self.Leave = channel.unary_unary(
+                '/fulmen.algorithm.v1.GradientExchangeService/Leave',
+                request_serializer=fulmen_dot_algorithm_dot_v1_dot_gradient__exchange__service__pb2.LeaveRequest.SerializeToString,
+                response_deserializer=fulmen_dot_algorithm_dot_v1_dot_gradient__exchange__service__pb2.LeaveResponse.FromString,
+                _registered_method=True)
         self.Exchange = channel.stream_stream(
                 '/fulmen.algorithm.v1.GradientExchangeService/Exchange',
                 request_serializer=fulmen_dot_algorithm_dot_v1_dot_gradient__exchange__service__pb2.ExchangeRequest.SerializeToString,
@@ -50,28 +63,63 @@ class GradientExchangeServiceStub(object):
                 request_serializer=fulmen_dot_algorithm_dot_v1_dot_gradient__exchange__service__pb2.GetRoundRequest.SerializeToString,
                 response_deserializer=fulmen_dot_algorithm_dot_v1_dot_gradient__exchange__service__pb2.GetRoundResponse.FromString,
                 _registered_method=True)
+        self.GetExchange = channel.unary_unary(
+                '/fulmen.algorithm.v1.GradientExchangeService/GetExchange',
+                request_serializer=fulmen_dot_algorithm_dot_v1_dot_gradient__exchange__service__pb2.GetExchangeRequest.SerializeToString,
+                response_deserializer=fulmen_dot_algorithm_dot_v1_dot_gradient__exchange__service__pb2.GetExchangeResponse.FromString,
+                _registered_method=True)
 
 
 class GradientExchangeServiceServicer(object):
-    """Exchanges compressed gradients between ranks across sites. Not yet served.
+    """Exchanges compressed gradients between the ranks of a training run across sites: one shard of the sum for each segment
+    of every bucket. Needs a service token of the run's project; to look, a client or reader token is enough.
+
+    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and `NOT_FOUND`
+    (`TRAINING_RUN_NOT_FOUND`).
+
+    A rank joins every shard, opens a stream to each, sends its payloads in chunks and gets the encoded sum: the same
+    bytes as every other rank. Chunks are known by epoch, round, call, rank and offset, so that sending them again is
+    harmless. A change of members begins a new epoch; what was sent in the old one and is not yet summed is sent again.
     """
 
     def Join(self, request, context):
-        """Makes the caller a member of a run's exchange. Not yet served.
+        """Makes the caller a member of a run's exchange, or renews its lease if it is one. Idempotent by `incarnation`.
+
+        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): the terms differ from those of the run, every difference is listed
+        in `google.rpc.BadRequest`; or sizes are beyond what the server holds. `FAILED_PRECONDITION`
+        (`TRAINING_RUN_STATE_INVALID`): the rank asks for a round whose sums are not kept any more; it needs the weights of
+        a newer checkpoint or of another rank.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Leave(self, request, context):
+        """Ends a membership at once instead of with its lease. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Exchange(self, request_iterator, context):
-        """Streams chunks of gradients both ways, at most 1 MiB each. Not yet served.
+        """Streams chunks of payloads to one shard, and verdicts and chunks of sums back. The first message opens the stream.
+        Sent again on a new stream after it breaks off.
+
+        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): the first message opens nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetRound(self, request, context):
-        """Returns how a round went. Not yet served.
+        """Returns how a recent round went.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetExchange(self, request, context):
+        """Returns how the shards of a run that this server holds stand.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -85,6 +133,11 @@ def add_GradientExchangeServiceServicer_to_server(servicer, server):
                     request_deserializer=fulmen_dot_algorithm_dot_v1_dot_gradient__exchange__service__pb2.JoinRequest.FromString,
                     response_serializer=fulmen_dot_algorithm_dot_v1_dot_gradient__exchange__service__pb2.JoinResponse.SerializeToString,
             ),
+            'Leave': grpc.unary_unary_rpc_method_handler(
+                    servicer.Leave,
+                    request_deserializer=fulmen_dot_algorithm_dot_v1_dot_gradient__exchange__service__pb2.LeaveRequest.FromString,
+                    response_serializer=fulmen_dot_algorithm_dot_v1_dot_gradient__exchange__service__pb2.LeaveResponse.SerializeToString,
+            ),
             'Exchange': grpc.stream_stream_rpc_method_handler(
                     servicer.Exchange,
                     request_deserializer=fulmen_dot_algorithm_dot_v1_dot_gradient__exchange__service__pb2.ExchangeRequest.FromString,
@@ -95,6 +148,11 @@ def add_GradientExchangeServiceServicer_to_server(servicer, server):
                     request_deserializer=fulmen_dot_algorithm_dot_v1_dot_gradient__exchange__service__pb2.GetRoundRequest.FromString,
                     response_serializer=fulmen_dot_algorithm_dot_v1_dot_gradient__exchange__service__pb2.GetRoundResponse.SerializeToString,
             ),
+            'GetExchange': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetExchange,
+                    request_deserializer=fulmen_dot_algorithm_dot_v1_dot_gradient__exchange__service__pb2.GetExchangeRequest.FromString,
+                    response_serializer=fulmen_dot_algorithm_dot_v1_dot_gradient__exchange__service__pb2.GetExchangeResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'fulmen.algorithm.v1.GradientExchangeService', rpc_method_handlers)
@@ -104,7 +162,15 @@ def add_GradientExchangeServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GradientExchangeService(object):
-    """Exchanges compressed gradients between ranks across sites. Not yet served.
+    """Exchanges compressed gradients between the ranks of a training run across sites: one shard of the sum for each segment
+    of every bucket. Needs a service token of the run's project; to look, a client or reader token is enough.
+
+    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and `NOT_FOUND`
+    (`TRAINING_RUN_NOT_FOUND`).
+
+    A rank joins every shard, opens a stream to each, sends its payloads in chunks and gets the encoded sum: the same
+    bytes as every other rank. Chunks are known by epoch, round, call, rank and offset, so that sending them again is
+    harmless. A change of members begins a new epoch; what was sent in the old one and is not yet summed is sent again.
     """
 
     @staticmethod
@@ -124,6 +190,33 @@ class GradientExchangeService(object):
             '/fulmen.algorithm.v1.GradientExchangeService/Join',
             fulmen_dot_algorithm_dot_v1_dot_gradient__exchange__service__pb2.JoinRequest.SerializeToString,
             fulmen_dot_algorithm_dot_v1_dot_gradient__exchange__service__pb2.JoinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Leave(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fulmen.algorithm.v1.GradientExchangeService/Leave',
+            fulmen_dot_algorithm_dot_v1_dot_gradient__exchange__service__pb2.LeaveRequest.SerializeToString,
+            fulmen_dot_algorithm_dot_v1_dot_gradient__exchange__service__pb2.LeaveResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -178,6 +271,33 @@ class GradientExchangeService(object):
             '/fulmen.algorithm.v1.GradientExchangeService/GetRound',
             fulmen_dot_algorithm_dot_v1_dot_gradient__exchange__service__pb2.GetRoundRequest.SerializeToString,
             fulmen_dot_algorithm_dot_v1_dot_gradient__exchange__service__pb2.GetRoundResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetExchange(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fulmen.algorithm.v1.GradientExchangeService/GetExchange',
+            fulmen_dot_algorithm_dot_v1_dot_gradient__exchange__service__pb2.GetExchangeRequest.SerializeToString,
+            fulmen_dot_algorithm_dot_v1_dot_gradient__exchange__service__pb2.GetExchangeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -44,6 +44,9 @@ class TorchLink:
         """The shard of this rank."""
         return self._shard
 
+    def begin(self) -> None:
+        """Ranks of a process group neither come nor go."""
+
     def all_reduce(self, tensor: Tensor) -> None:
         """See `Link`; what a ring of ranks sends is counted: 2 (N - 1) / N of the tensor each way."""
         self._ranks.sum(tensor)

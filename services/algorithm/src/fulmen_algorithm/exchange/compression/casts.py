@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
 
 from fulmen_algorithm.exchange.codec import Bucket, CodecEntry, LinearCodec, Round, State
 from fulmen_algorithm.exchange.settings import CodecSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+SMALLEST_EXPONENT = -100
+"""Of a scale; gradients that need a smaller one are zeros."""
 
 
 class NoneSettings(CodecSettings):
@@ -29,12 +35,12 @@ class Fp16Settings(CodecSettings):
     """Settings of `fp16`: 11 bits of the fraction.
 
     Attributes:
-        limit: Gradients beyond it are no numbers of the format in sums over many ranks; a bucket with a larger one is
-            scaled down to it, and the sum up again.
+        limit: What sums may reach on their way, without unit: a bucket is scaled by a power of two up or down to it,
+            and the sum back. So neither are small gradients lost, nor can sums leave the format; 16384 unless given.
     """
 
     codec: Literal["fp16"] = "fp16"
-    limit: float = 1024.0
+    limit: float = Field(default=16384.0, ge=1.0, le=32768.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +49,7 @@ class Cast(LinearCodec):
 
     Attributes:
         name: Of the codec.
-        limit: Largest magnitude that is sent; None for any.
+        limit: What sums of magnitudes are scaled to; None where the format needs no scale.
     """
 
     name: str
@@ -62,10 +68,11 @@ class Cast(LinearCodec):
             return
         scale = 1.0
         if self.limit is not None:
-            largest = flat.abs().max().reshape(1)
-            # The sum of magnitudes: no less than the largest, and the same on every rank.
+            largest = flat.abs().max().reshape(1) / round_.world_size
+            # A mean of magnitudes: times the ranks, no sum of elements can exceed it, and it is the same on every rank.
             all_reduce(largest)
-            scale = max(1.0, float(largest) / self.limit)
+            limit = self.limit / round_.world_size
+            scale = math.ldexp(1.0, max(SMALLEST_EXPONENT, math.frexp(float(largest) / limit)[1]))
         sent = (flat / scale).bfloat16() if self.name == "bf16" else (flat / scale).half()
         all_reduce(sent)
         flat.copy_(sent).mul_(scale)

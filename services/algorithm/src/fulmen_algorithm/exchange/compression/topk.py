@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from fulmen_algorithm.exchange.codec import CodecEntry
-from fulmen_algorithm.exchange.codecs.sparse import Feedback
+from fulmen_algorithm.exchange.compression.sparse import MOST_RATIO, Feedback
 from fulmen_algorithm.exchange.settings import CodecSettings
 
 
@@ -19,12 +19,12 @@ class TopkSettings(CodecSettings):
     """Settings of `topk`.
 
     Attributes:
-        ratio: Bytes of float32 for each byte that is sent.
-        exact: Sorts all elements instead of every so many-th; many times as slow.
+        ratio: Bytes of float32 for each byte that is sent; 1 to 4096, 100 unless given.
+        exact: Sorts all elements instead of every so many-th, which is many times as slow; not unless given.
     """
 
     codec: Literal["topk"] = "topk"
-    ratio: float = Field(default=100.0, ge=1, le=100_000)
+    ratio: float = Field(default=100.0, ge=1, le=MOST_RATIO)
     exact: bool = False
 
 

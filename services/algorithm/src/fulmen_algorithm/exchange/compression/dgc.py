@@ -1,7 +1,8 @@
 """Deep gradient compression, as published.
 
-Source: Lin et al., arXiv:1712.01887: local gradient clipping, momentum correction, momentum factor masking, warm-up of
-the sparsity. u and v are the momentum and the error feedback; the optimiser has no momentum of its own.
+Source: Lin et al., arXiv:1712.01887: local gradient clipping, momentum correction, momentum factor masking. The warm-up
+of the sparsity is the policies'. u and v are the momentum and the error feedback; the optimiser has no momentum of its
+own.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pydantic import Field
 
 from fulmen_algorithm.exchange import kernels
 from fulmen_algorithm.exchange.codec import CodecEntry, Payload, Round, SegmentCodec, State
-from fulmen_algorithm.exchange.codecs.sparse import Feedback, check, payloads_of, share_of
+from fulmen_algorithm.exchange.compression.sparse import MOST_RATIO, Feedback, check, payloads_of, share_of
 from fulmen_algorithm.exchange.settings import CodecSettings
 
 if TYPE_CHECKING:
@@ -27,19 +28,18 @@ class DgcSettings(CodecSettings):
     """Settings of `dgc`.
 
     Attributes:
-        ratio: Bytes of float32 for each byte that is sent, after the warm-up.
-        momentum: m of the momentum correction.
-        nesterov: Corrects Nesterov's momentum.
-        clip: Each rank's gradient is scaled down to this norm over the root of the number of ranks, before it is accumulated.
-        warmup_rounds: Rounds over which the ratio grows to its own, from 4 on, fourfold each quarter.
+        ratio: Bytes of float32 for each byte that is sent, after the policy's warm-up; 1 to 4096, 100 unless given.
+        momentum: m of the momentum correction, without unit; 0.9 unless given.
+        nesterov: Corrects Nesterov's momentum; not unless given.
+        clip: Each rank's gradient is scaled down to this norm over the root of the number of ranks, before it is
+            accumulated; in the gradient's unit, 1.0 unless given.
     """
 
     codec: Literal["dgc"] = "dgc"
-    ratio: float = Field(default=100.0, ge=1, le=100_000)
+    ratio: float = Field(default=100.0, ge=1, le=MOST_RATIO)
     momentum: float = Field(default=0.9, ge=0, lt=1)
     nesterov: bool = False
     clip: float = Field(default=1.0, gt=0)
-    warmup_rounds: int = Field(default=100, ge=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +48,7 @@ class Dgc(SegmentCodec):
 
     momentum: float
     nesterov: bool
+    local_clip: float | None = None
     name = "dgc"
     version = 1
 
@@ -59,15 +60,16 @@ class Dgc(SegmentCodec):
         """See `SegmentCodec`."""
         velocity, accumulated, threshold = state[VELOCITY], state[ACCUMULATED], 0.0
         if not round_.flush:
-            coming, u, v = (kernels.sampled(each) for each in (gradient, velocity, accumulated))
-            step = self.momentum * (u + coming) + coming if self.nesterov else self.momentum * u + coming
-            threshold = kernels.threshold_of(v + step, share_of(round_.ratio))
+            g, u, v = (kernels.sampled(each) for each in (gradient, velocity, accumulated))
+            # In the very order in which the kernel adds, so that the threshold's own element reaches it.
+            after = v + self.momentum * (u + g) + g if self.nesterov else v + (self.momentum * u + g)
+            threshold = kernels.threshold_of(after, share_of(round_.ratio))
         taken = kernels.dgc_select(gradient, velocity, accumulated, self.momentum, self.nesterov, threshold)
         return payloads_of(self.name, self.version, taken, cuts)
 
     def add(self, payload: Payload, out: Tensor) -> None:
         """See `SegmentCodec`."""
-        kernels.add_sparse(*check(payload, name=self.name, version=self.version), out)
+        kernels.add_sparse(*check(payload, name=self.name, version=self.version, size=out.numel()), out)
 
     def credit(self, payload: Payload, state: State, begin: int) -> None:
         """Accumulates it again; the momentum there stays masked."""
@@ -79,5 +81,8 @@ class Dgc(SegmentCodec):
 
 
 ENTRIES = (
-    CodecEntry(settings=DgcSettings, make=lambda settings: Dgc(momentum=settings.momentum, nesterov=settings.nesterov)),
+    CodecEntry(
+        settings=DgcSettings,
+        make=lambda settings: Dgc(momentum=settings.momentum, nesterov=settings.nesterov, local_clip=settings.clip),
+    ),
 )

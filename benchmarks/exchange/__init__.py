@@ -1,0 +1,1 @@
+"""Benchmarks of the compressed exchange of gradients."""

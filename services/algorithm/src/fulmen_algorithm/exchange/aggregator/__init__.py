@@ -1,0 +1,1 @@
+"""The sharded aggregator: who takes part in an exchange, and what becomes of each payload."""

@@ -1,0 +1,174 @@
+"""What comes in to a shard's rounds, and what is to be done about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from fulmen_algorithm.exchange.aggregator.membership import Key
+from fulmen_algorithm.exchange.aggregator.terms import CallTerms
+
+
+class Verdict(StrEnum):
+    """What became of a payload; as in `fulmen.algorithm.v1.SegmentVerdict`, which explains them."""
+
+    ACCEPTED = "ACCEPTED"
+    LATE = "LATE"
+    DUPLICATE = "DUPLICATE"
+    BAD_CHECKSUM = "BAD_CHECKSUM"
+    STALE_EPOCH = "STALE_EPOCH"
+    INVALID = "INVALID"
+    BEHIND = "BEHIND"
+
+
+class Behind(Exception):
+    """A rank asks for a round whose sums are not kept any more; the text says which round is the newest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """A part of a payload of a rank.
+
+    Attributes:
+        epoch: In which it was sent.
+        key: Of which sum.
+        terms: What the rank believes of it.
+        offset: Where the data lies in the payload.
+        total_bytes: Size of the payload.
+        data: The bytes.
+        crc32: Of them.
+    """
+
+    epoch: int
+    key: Key
+    terms: CallTerms
+    offset: int
+    total_bytes: int
+    data: bytes = field(repr=False)
+    crc32: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """A sum that was made.
+
+    Attributes:
+        taken: Incarnations of the ranks whose payloads are in it.
+        member_count: Members of whom it was expected.
+        reply: It, encoded.
+    """
+
+    taken: Mapping[int, str]
+    member_count: int
+    reply: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a rank is told.
+
+    Attributes:
+        rank: Who.
+        incarnation: Which of its processes.
+        key: Of which sum.
+        verdict: What became of its payload.
+        text: Why, for a person.
+        offset: The chunk that is meant.
+        done: The sum, which follows.
+    """
+
+    rank: int
+    incarnation: str
+    key: Key
+    verdict: Verdict
+    text: str = ""
+    offset: int = 0
+    done: Done | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SumDue:
+    """Payloads that are to be summed now.
+
+    Attributes:
+        key: Which sum.
+        terms: What the ranks agreed on.
+        payloads: By rank, ascending.
+        taken: Incarnations of those ranks.
+        member_count: Members of whom it was expected.
+    """
+
+    key: Key
+    terms: CallTerms
+    payloads: Mapping[int, bytearray] = field(repr=False)
+    taken: Mapping[int, str]
+    member_count: int
+
+
+Effect = Answer | SumDue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """What a rank learns when it joins.
+
+    Attributes:
+        epoch: Of the membership.
+        ranks: Of the members, ascending.
+        round: The newest of which anything was sent; 0 before the first.
+        first_round: The one that the rank takes part in first.
+    """
+
+    epoch: int
+    ranks: tuple[int, ...]
+    round: int
+    first_round: int
+
+
+@dataclass(slots=True, kw_only=True)
+class RoundRecord:
+    """How a round went.
+
+    Attributes:
+        began_s: When its first chunk came.
+        ended_s: When its last sum was made.
+        ranks: Whose payloads were summed.
+        late: Who was left out of a sum.
+        raw_bytes: Before encoding, per rank.
+        sent_bytes: Of all ranks' payloads.
+        reply_bytes: Of the sums, per rank.
+        payloads: How many were summed.
+        sums: How many were made.
+    """
+
+    began_s: float
+    ended_s: float = 0.0
+    ranks: set[int] = field(default_factory=set)
+    late: set[int] = field(default_factory=set)
+    raw_bytes: int = 0
+    sent_bytes: int = 0
+    reply_bytes: int = 0
+    payloads: int = 0
+    sums: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Totals:
+    """What a shard has done since it began.
+
+    Attributes:
+        raw_bytes: Of all payloads that were summed, before encoding.
+        received_bytes: Of these payloads.
+        sent_bytes: Of sums, counted once for each rank that they went to.
+        sums: Sums that were made.
+        partial_sums: Of them, without all members.
+        bad_checksums: Chunks that were damaged.
+    """
+
+    raw_bytes: int = 0
+    received_bytes: int = 0
+    sent_bytes: int = 0
+    sums: int = 0
+    partial_sums: int = 0
+    bad_checksums: int = 0

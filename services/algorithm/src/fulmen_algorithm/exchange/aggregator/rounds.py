@@ -1,0 +1,332 @@
+"""The rounds of one shard: which payloads are summed together, who is told what, and when nobody is waited for any more.
+
+Pure: time is passed in, and what is to be done comes back as effects. Invariants, whatever is delayed, repeated, lost
+or reordered, and whoever comes, goes or dies: all who get the sum of a call get the same bytes; a payload that its rank
+is told is in the sum is in it once, and one that it is told is not is not; a call is summed once or not at all; what
+was sent in another epoch changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from fulmen_algorithm.exchange.aggregator.arrivals import Arrivals
+from fulmen_algorithm.exchange.aggregator.effects import (
+    Answer,
+    Behind,
+    Chunk,
+    Done,
+    Effect,
+    Joined,
+    RoundRecord,
+    SumDue,
+    Totals,
+    Verdict,
+)
+from fulmen_algorithm.exchange.aggregator.membership import Key, Member, Membership
+from fulmen_algorithm.exchange.aggregator.staging import Staging
+from fulmen_algorithm.exchange.aggregator.terms import CallTerms, Terms
+
+MAX_CALLS = 2**17
+MAX_ROUND = 2**48
+MAX_OPEN = 4
+"""Payloads of one member that are being put together at a time, which bounds the memory that it can take."""
+RECORDED = 64
+
+
+@dataclass(slots=True, kw_only=True)
+class _Call:
+    """One sum. `due` is set while it is being made, `done` when it was."""
+
+    terms: CallTerms
+    opened_s: float
+    staged: dict[int, Staging] = field(default_factory=dict)
+    due: SumDue | None = None
+    done: Done | None = None
+
+    @property
+    def collects(self) -> bool:
+        return self.due is None and self.done is None
+
+
+class RoundMachine:
+    """The rounds of one shard of one run."""
+
+    def __init__(self, terms: Terms) -> None:
+        """Begins before the first round."""
+        patience = terms.patience
+        self.terms = terms
+        self.round = 0
+        self.members = Membership(world_size=terms.world_size, lease_s=patience.lease_s)
+        self.arrivals = Arrivals(least_s=patience.least_wait_s, most_s=patience.most_wait_s)
+        self.totals = Totals()
+        self.removed = 0
+        self.records: dict[int, RoundRecord] = {}
+        self._calls: dict[Key, _Call] = {}
+        self._is_resumed = False
+        self._next_round = 1
+
+    def restore(self, kept: Mapping[Key, tuple[CallTerms, Done]], *, epoch: int) -> None:
+        """Goes on from sums that were kept when the server ended."""
+        self.members.epoch = max(self.members.epoch, epoch)
+        for key, (terms, done) in kept.items():
+            self._calls[key] = _Call(terms=terms, opened_s=0.0, done=done)
+            self.round = max(self.round, key[0])
+        self._next_round = self.round + 1
+
+    def join(
+        self, rank: int, incarnation: str, now_s: float, *, round_: int = 0, epoch: int = 0, known: int = 0
+    ) -> tuple[Joined, list[Effect]]:
+        """Takes a rank in, or renews its lease.
+
+        Args:
+            rank: From 0.
+            incarnation: Tells its processes apart.
+            now_s: The time.
+            round_: The round that it is in or begins with; 0 for the next.
+            epoch: That it knew; 0 for none.
+            known: How many members it knew; 0 for none.
+
+        Raises:
+            Behind: if it asks for a round whose sums are not kept any more.
+        """
+        if not self.members.is_started:
+            # What a member knows that this process has not seen, or has forgotten, counts.
+            self._is_resumed |= known > 0
+            self.round = max(self.round, round_)
+        elif round_ and round_ < self.round - 1:
+            raise Behind(f"the exchange is in round {self.round}, and this rank in round {round_}")
+        self.members.resume(epoch=epoch, known=known, until_s=now_s + self.terms.patience.lease_s)
+        first_round = round_
+        if not round_ and self.members.get(rank, incarnation) is None:
+            first_round = self.round + 1 if self.members.is_started or self._is_resumed else self._next_round
+        changed = self.members.add(Member(rank=rank, incarnation=incarnation, first_round=first_round, seen_s=now_s))
+        effects = (self._stale() if changed else []) + self._settle(now_s)
+        member = self.members.get(rank, incarnation)
+        assert member is not None
+        joined = Joined(
+            epoch=self.members.epoch,
+            ranks=tuple(self.members.ranks),
+            round=self.round,
+            first_round=member.first_round,
+        )
+        return joined, effects
+
+    def leave(self, rank: int, incarnation: str, now_s: float) -> list[Effect]:
+        """Ends a membership."""
+        return self._remove([rank], now_s) if self.members.get(rank, incarnation) is not None else []
+
+    def take(self, rank: int, incarnation: str, chunk: Chunk, now_s: float) -> list[Effect]:
+        """Takes a chunk."""
+
+        def answer(verdict: Verdict, text: str = "") -> list[Effect]:
+            return [
+                Answer(
+                    rank=rank, incarnation=incarnation, key=chunk.key, verdict=verdict, text=text, offset=chunk.offset
+                )
+            ]
+
+        member = self.members.get(rank, incarnation)
+        if member is None or chunk.epoch != self.members.epoch:
+            # Only at its beginning, here and below: one answer is enough for a payload of many chunks.
+            return answer(Verdict.STALE_EPOCH) if chunk.offset == 0 else []
+        member.seen_s = now_s
+        if zlib.crc32(chunk.data) != chunk.crc32:
+            self.totals.bad_checksums += 1
+            return answer(Verdict.BAD_CHECKSUM)
+        if problem := self._problem(member, chunk):
+            return answer(Verdict.INVALID, problem)
+        call = self._calls.get(chunk.key)
+        if call is None:
+            ahead = max((other.position for other in self.members.all() if other is not member), default=(0, 0))
+            if chunk.key[0] < self.round - 1 or chunk.key < ahead:
+                return answer(Verdict.BEHIND, f"the others are in round {self.round}")
+            call = self._calls[chunk.key] = _Call(terms=chunk.terms, opened_s=now_s)
+            self._begin(chunk.key, now_s)
+        member.position = max(member.position, chunk.key)
+        if call.done is not None:
+            return [self._told(member, chunk.key, call.done, again=True)] if chunk.offset == 0 else []
+        if call.due is None:
+            staging = call.staged.get(rank)
+            if staging is None:
+                staging = call.staged[rank] = Staging(chunk.total_bytes)
+            was_complete = staging.is_complete
+            staging.put(chunk.offset, chunk.data)
+            if staging.is_complete and not was_complete and not call.terms.needs_all:
+                self.arrivals.note(now_s - call.opened_s)
+        return self._settle(now_s)
+
+    def summed(self, key: Key, reply: bytes, now_s: float) -> list[Effect]:
+        """Takes the encoded sum of payloads that were due."""
+        call = self._calls[key]
+        due = call.due
+        assert due is not None
+        call.due, call.done = None, Done(taken=due.taken, member_count=due.member_count, reply=reply)
+        waiting = [member for member in self.members.all() if member.position == key]
+        self._count(due, reply, now_s)
+        self._drop()
+        return [self._told(member, key, call.done, again=False) for member in waiting]
+
+    def refused(self, key: Key, reasons: Mapping[int, str], now_s: float) -> list[Effect]:
+        """Takes that payloads cannot be summed, by rank why: these ranks are removed, and the others send again."""
+        call = self._calls[key]
+        due = call.due
+        assert due is not None
+        call.due = None
+        effects: list[Effect] = [
+            Answer(rank=rank, incarnation=due.taken[rank], key=key, verdict=Verdict.INVALID, text=text)
+            for rank, text in reasons.items()
+        ]
+        gone = [rank for rank in reasons if self.members.get(rank, due.taken[rank]) is not None]
+        return effects + self._remove(gone, now_s, also=True)
+
+    def tick(self, now_s: float) -> list[Effect]:
+        """Does what is due: removes members that are silent or keep the others waiting, makes sums without stragglers."""
+        expired = self.members.expired(now_s)
+        self.removed += len(expired)
+        effects = self._remove(expired, now_s)
+        self.members.start_if_due(now_s)
+        if self.members.is_started:
+            give_up_s = self.terms.patience.give_up_s
+            slow = {
+                member.rank
+                for key, call in self._calls.items()
+                if call.collects and now_s >= call.opened_s + give_up_s and not self._may_close(key, call, now_s)
+                for member in self.members.of_round(key[0])
+                if not _is_complete(call, member.rank)
+            }
+            self.removed += len(slow)
+            effects += self._remove(slow, now_s)
+        return effects + self._settle(now_s)
+
+    def next_s(self) -> float | None:
+        """Returns when `tick` may have something to do; None if nothing is waited for."""
+        wait_s = min(self.arrivals.deadline_s(), self.terms.patience.give_up_s)
+        due = [call.opened_s + wait_s for call in self._calls.values() if call.collects]
+        leases_s = self.members.next_s()
+        return min(due if leases_s is None else [*due, leases_s], default=None)
+
+    def _problem(self, member: Member, chunk: Chunk) -> str:
+        """Says why a chunk cannot be taken, before anything is allocated for it; empty if it can."""
+        number, index = chunk.key
+        if number < member.first_round:
+            return f"this rank takes part from round {member.first_round} on"
+        if number > MAX_ROUND or not 0 <= index < MAX_CALLS:
+            return f"rounds are at most {MAX_ROUND}, and sums of each at most {MAX_CALLS}"
+        call = self._calls.get(chunk.key)
+        if call is not None and (differences := call.terms.differences(chunk.terms)):
+            return differences
+        staging = call.staged.get(member.rank) if call is not None else None
+        if staging is None:
+            if problem := chunk.terms.problem(self.terms, chunk.total_bytes):
+                return problem
+            staged = sum(each.collects and member.rank in each.staged for each in self._calls.values())
+            if staged >= MAX_OPEN:
+                return f"at most {MAX_OPEN} payloads of a rank are taken at a time"
+            return Staging.shape_problem(chunk.offset, chunk.total_bytes, len(chunk.data))
+        return staging.problem(chunk.offset, chunk.total_bytes, len(chunk.data))
+
+    def _may_close(self, key: Key, call: _Call, now_s: float) -> bool:
+        expected = self.members.of_round(key[0])
+        here = sum(_is_complete(call, member.rank) for member in expected)
+        if not here or here == len(expected):
+            return bool(here)
+        if call.terms.needs_all or now_s < call.opened_s + self.arrivals.deadline_s():
+            return False
+        return here >= math.ceil(self.terms.patience.quorum * len(expected) - 1e-9)
+
+    def _settle(self, now_s: float) -> list[Effect]:
+        """Closes what may be closed."""
+        self.members.start_if_due(now_s)
+        if not self.members.is_started:
+            return []
+        return [
+            self._close(key, call, now_s)
+            for key, call in self._calls.items()
+            if call.collects and self._may_close(key, call, now_s)
+        ]
+
+    def _close(self, key: Key, call: _Call, now_s: float) -> SumDue:
+        expected = self.members.of_round(key[0])
+        inside = [member for member in expected if _is_complete(call, member.rank)]
+        for member in expected:
+            if member not in inside:
+                member.late += 1
+                self._record(key[0], now_s).late.add(member.rank)
+                self.arrivals.note(now_s - call.opened_s)
+        call.due = SumDue(
+            key=key,
+            terms=call.terms,
+            payloads={member.rank: call.staged[member.rank].take() for member in inside},
+            taken={member.rank: member.incarnation for member in inside},
+            member_count=len(expected),
+        )
+        call.staged = {}
+        return call.due
+
+    def _remove(self, ranks: Collection[int], now_s: float, *, also: bool = False) -> list[Effect]:
+        """Ends memberships; what is not summed is then sent again, and so it is if `also` says so."""
+        told = [(member.rank, member.incarnation, member.position) for member in self.members.all()]
+        changed = self.members.remove(ranks)
+        if not changed and not also:
+            return []
+        if not self.members.ranks:
+            self._is_resumed, self._next_round = False, self.round + 1
+        return self._stale(told) + self._settle(now_s)
+
+    def _stale(self, told: Collection[tuple[int, str, Key]] | None = None) -> list[Effect]:
+        """Forgets what is not summed, and tells those who wait for it to join and send again."""
+        if told is None:
+            told = [(member.rank, member.incarnation, member.position) for member in self.members.all()]
+        open_ = [key for key, call in self._calls.items() if call.collects]
+        for key in open_:
+            del self._calls[key]
+        return [
+            Answer(rank=rank, incarnation=incarnation, key=position, verdict=Verdict.STALE_EPOCH)
+            for rank, incarnation, position in told
+            if position in open_
+        ]
+
+    def _told(self, member: Member, key: Key, done: Done, *, again: bool) -> Answer:
+        inside = done.taken.get(member.rank) == member.incarnation
+        self.totals.sent_bytes += len(done.reply)
+        verdict = (Verdict.DUPLICATE if again else Verdict.ACCEPTED) if inside else Verdict.LATE
+        return Answer(rank=member.rank, incarnation=member.incarnation, key=key, verdict=verdict, done=done)
+
+    def _begin(self, key: Key, now_s: float) -> None:
+        self.round = max(self.round, key[0])
+        self._record(key[0], now_s)
+        for number in [number for number in self.records if number <= self.round - RECORDED]:
+            del self.records[number]
+
+    def _record(self, number: int, now_s: float) -> RoundRecord:
+        return self.records.setdefault(number, RoundRecord(began_s=now_s))
+
+    def _count(self, due: SumDue, reply: bytes, now_s: float) -> None:
+        terms, totals = due.terms, self.totals
+        raw = terms.total_bytes if terms.needs_all else self.terms.segment_sizes[terms.bucket] * 4
+        received = sum(len(payload) for payload in due.payloads.values())
+        totals.sums += 1
+        totals.partial_sums += len(due.payloads) < due.member_count
+        totals.raw_bytes += raw * len(due.payloads)
+        totals.received_bytes += received
+        record = self._record(due.key[0], now_s)
+        record.ended_s = now_s
+        record.ranks |= due.payloads.keys()
+        record.raw_bytes += raw
+        record.sent_bytes += received
+        record.payloads += len(due.payloads)
+        record.sums += 1
+        record.reply_bytes += len(reply)
+
+    def _drop(self) -> None:
+        """Forgets sums from the next-but-one round on."""
+        for key in [key for key, call in self._calls.items() if key[0] < self.round - 1 and call.due is None]:
+            del self._calls[key]
+
+
+def _is_complete(call: _Call, rank: int) -> bool:
+    return rank in call.staged and call.staged[rank].is_complete

@@ -1,0 +1,307 @@
+// The loops of reference.py on one thread of a CPU, with the same bits. They are compiled where they run (library.py).
+//
+// Every operation rounds as torch's does: products and sums are not contracted (-ffp-contract=off), and what is divided
+// there is divided here.
+// Magnitudes are compared as integers, which vectorises: floats without their sign are ordered as their bits are.
+// Functions are plain C, so that the library fits every torch and Python. Pointers never overlap.
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if !defined(__BYTE_ORDER__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "words of marks and of planes are read as little-endian"
+#endif
+
+namespace {
+
+constexpr int64_t kBlock = 4096;
+constexpr uint32_t kMagnitude = 0x7fffffffu;
+constexpr uint32_t kInfinity = 0x7f800000u;
+constexpr int64_t kLine = 16;    // elements that come from memory together
+constexpr int64_t kChunk = 512;  // elements that are rounded or unpacked at a time; they stay in the nearest cache
+
+uint32_t bits_of(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+float float_of(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// To the nearest, ties to even; no NaN comes here.
+uint16_t to_bfloat16(float value) {
+  const uint32_t bits = bits_of(value);
+  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+float from_bfloat16(uint16_t value) { return float_of(static_cast<uint32_t>(value) << 16); }
+
+// Which elements are taken: of a magnitude from `least` to infinity. An element that is 0 never is.
+struct Range {
+  uint32_t least;
+  uint32_t width;
+
+  explicit Range(float threshold) : least(threshold > 0.0f ? bits_of(threshold) : 1u), width(kInfinity - least) {}
+
+  uint8_t holds(float value) const { return ((bits_of(value) & kMagnitude) - least) <= width; }
+};
+
+void feed(const float* __restrict gradient, float* __restrict residual, int64_t size, Range range,
+          uint8_t* __restrict marks) {
+  for (int64_t i = 0; i < size; ++i) {
+    const float sum = residual[i] + gradient[i];
+    residual[i] = sum;
+    marks[i] = range.holds(sum);
+  }
+}
+
+void correct(const float* __restrict gradient, float* __restrict velocity, float* __restrict accumulated, int64_t size,
+             float momentum, Range range, uint8_t* __restrict marks) {
+  for (int64_t i = 0; i < size; ++i) {
+    const float u = velocity[i] * momentum + gradient[i];
+    const float v = accumulated[i] + u;
+    velocity[i] = u;
+    accumulated[i] = v;
+    marks[i] = range.holds(v);
+  }
+}
+
+void correct_nesterov(const float* __restrict gradient, float* __restrict velocity, float* __restrict accumulated,
+                      int64_t size, float momentum, Range range, uint8_t* __restrict marks) {
+  for (int64_t i = 0; i < size; ++i) {
+    const float u = (velocity[i] + gradient[i]) * momentum;
+    const float v = (accumulated[i] + u) + gradient[i];
+    velocity[i] = u;
+    accumulated[i] = v;
+    marks[i] = range.holds(v);
+  }
+}
+
+// Where what is taken goes.
+struct Taken {
+  int16_t* counts;
+  int16_t* places;
+  uint16_t* values;
+  int64_t size = 0;
+
+  // Takes the marked elements of a block out of `kept`, and zeroes those of `masked`, if there is one. Meanwhile the
+  // next block of some streams is fetched: memory would stand still otherwise. Behind the last block that does nothing.
+  template <int kStreams>
+  void take(const uint8_t* marks, float* kept, float* masked, const float* const (&streams)[kStreams]) {
+    const int64_t before = size;
+    for (int64_t line = 0; line < kBlock; line += kLine) {
+      for (const float* stream : streams) __builtin_prefetch(stream + kBlock + line);
+      uint64_t words[2];
+      std::memcpy(words, marks + line, sizeof words);
+      if (!(words[0] | words[1])) continue;
+      for (int half = 0; half < 2; ++half) {
+        for (uint64_t word = words[half]; word; word &= word - 1) {
+          const int64_t i = line + 8 * half + (__builtin_ctzll(word) >> 3);
+          const uint16_t value = to_bfloat16(kept[i]);
+          places[size] = static_cast<int16_t>(i);
+          values[size++] = value;
+          kept[i] -= from_bfloat16(value);
+          if (masked) masked[i] = 0.0f;
+        }
+      }
+    }
+    *counts++ = static_cast<int16_t>(size - before);
+  }
+};
+
+// A number in [0, 1) of a place and a seed: `_random` of the reference.
+float drawn(uint32_t place, uint32_t low, uint32_t high) {
+  uint32_t x = (place ^ low) * 0x9E3779B1u + high;
+  x = (x ^ (x >> 16)) * 0x7FEB352Du;
+  x = (x ^ (x >> 15)) * 0x846CA68Bu;
+  x = x ^ (x >> 16);
+  return static_cast<float>(static_cast<int32_t>(x >> 8)) * 0x1p-24f;
+}
+
+void round_chunk(const float* __restrict values, int32_t size, float step, float levels, uint32_t begin, uint32_t low,
+                 uint32_t high, int8_t* __restrict whole) {
+  for (int32_t i = 0; i < size; ++i) {
+    float rounded = std::floor(values[i] / step + drawn(begin + static_cast<uint32_t>(i), low, high));
+    rounded = rounded < -levels ? -levels : rounded;
+    rounded = rounded > levels ? levels : rounded;
+    whole[i] = static_cast<int8_t>(static_cast<int32_t>(rounded));
+  }
+}
+
+float largest(const float* values, int64_t size) {
+  uint32_t found = 0;
+  for (int64_t i = 0; i < size; ++i) {
+    const uint32_t magnitude = bits_of(values[i]) & kMagnitude;
+    found = magnitude > found ? magnitude : found;
+  }
+  return float_of(found);
+}
+
+// Packs groups of 8 integers: one bit of each of them becomes one byte.
+uint8_t* pack(const int8_t* whole, int64_t groups, int bits, uint8_t* packed) {
+  for (int64_t group = 0; group < groups; ++group) {
+    uint64_t word;
+    std::memcpy(&word, whole + 8 * group, sizeof word);
+    for (int bit = 0; bit < bits; ++bit) {
+      // The product moves the lowest bit of byte i to bit 56 + i, and no two bits to the same place.
+      *packed++ = static_cast<uint8_t>((((word >> bit) & 0x0101010101010101u) * 0x0102040810204080u) >> 56);
+    }
+  }
+  return packed;
+}
+
+// For each byte of a plane, a word whose byte i is bit i of it.
+struct Spread {
+  uint64_t of[256] = {};
+
+  constexpr Spread() {
+    for (int plane = 0; plane < 256; ++plane) {
+      for (int i = 0; i < 8; ++i) of[plane] |= static_cast<uint64_t>(plane >> i & 1) << (8 * i);
+    }
+  }
+};
+constexpr Spread kSpread;
+
+void unpack(const uint8_t* packed, int64_t groups, int bits, int8_t* whole) {
+  const uint64_t sign = 0x0101010101010101u << (bits - 1);
+  for (int64_t group = 0; group < groups; ++group) {
+    uint64_t word = 0;
+    for (int bit = 0; bit < bits; ++bit) word |= kSpread.of[*packed++] << bit;
+    // Two's complement of `bits` bits to that of 8, byte by byte: what has the sign's bit gets those above it.
+    word |= ((word & sign) << 1) * (0xffu >> bits);
+    std::memcpy(whole + 8 * group, &word, sizeof word);
+  }
+}
+
+void add_scaled(const int8_t* __restrict whole, int64_t size, float scale, float* __restrict out) {
+  for (int64_t i = 0; i < size; ++i) out[i] += static_cast<float>(whole[i]) * scale;
+}
+
+int64_t smaller(int64_t one, int64_t other) { return one < other ? one : other; }
+
+}  // namespace
+
+extern "C" {
+
+// Returns the magnitude that exactly `keep` of the elements reach, ties aside: digit by digit, from the highest.
+float fulmen_threshold_of(const float* values, int64_t size, int64_t keep) {
+  static const int kShifts[] = {20, 9, 0};
+  static const uint32_t kDigits[] = {0x7ffu, 0x7ffu, 0x1ffu};
+  uint32_t prefix = 0, known = 0;
+  for (int digit = 0; digit < 3; ++digit) {
+    int64_t counts[0x800] = {};
+    for (int64_t i = 0; i < size; ++i) {
+      const uint32_t magnitude = bits_of(values[i]) & kMagnitude;
+      if ((magnitude & known) == prefix) ++counts[(magnitude >> kShifts[digit]) & kDigits[digit]];
+    }
+    uint32_t found = kDigits[digit];
+    for (; found > 0 && keep > counts[found]; --found) keep -= counts[found];
+    prefix |= found << kShifts[digit];
+    known |= kDigits[digit] << kShifts[digit];
+  }
+  return float_of(prefix);
+}
+
+// Returns how many were taken. There is room for all elements in `places` and `values`, for all blocks in `counts`.
+int64_t fulmen_feedback_select(const float* gradient, float* residual, int64_t size, float threshold, int16_t* counts,
+                               int16_t* places, uint16_t* values) {
+  alignas(64) uint8_t marks[kBlock] = {};
+  Taken taken{counts, places, values};
+  for (int64_t begin = 0; begin < size; begin += kBlock) {
+    const int64_t length = smaller(kBlock, size - begin);
+    std::memset(marks + length, 0, static_cast<size_t>(kBlock - length));
+    feed(gradient + begin, residual + begin, length, Range(threshold), marks);
+    taken.take(marks, residual + begin, nullptr, {gradient + begin, residual + begin});
+  }
+  return taken.size;
+}
+
+// As above.
+int64_t fulmen_dgc_select(const float* gradient, float* velocity, float* accumulated, int64_t size, float momentum,
+                          int32_t nesterov, float threshold, int16_t* counts, int16_t* places, uint16_t* values) {
+  alignas(64) uint8_t marks[kBlock] = {};
+  Taken taken{counts, places, values};
+  const auto step = nesterov ? correct_nesterov : correct;
+  for (int64_t begin = 0; begin < size; begin += kBlock) {
+    const int64_t length = smaller(kBlock, size - begin);
+    std::memset(marks + length, 0, static_cast<size_t>(kBlock - length));
+    step(gradient + begin, velocity + begin, accumulated + begin, length, momentum, Range(threshold), marks);
+    taken.take(marks, accumulated + begin, velocity + begin,
+               {gradient + begin, velocity + begin, accumulated + begin});
+  }
+  return taken.size;
+}
+
+// Returns 0, or -1 if places are not there or do not ascend; nothing is added then. Payloads come from other machines.
+int32_t fulmen_add_sparse(const int16_t* counts, int64_t blocks, const int16_t* places, const uint16_t* values,
+                          int64_t taken, float* out, int64_t size) {
+  int64_t at = 0;
+  for (int64_t block = 0; block < blocks; ++block) {
+    if (counts[block] < 0 || counts[block] > taken - at) return -1;
+    const int64_t room = smaller(kBlock, size - block * kBlock);
+    int64_t last = -1;
+    for (const int64_t end = at + counts[block]; at < end; ++at) {
+      if (places[at] <= last || places[at] >= room) return -1;
+      last = places[at];
+    }
+  }
+  if (at != taken) return -1;
+  at = 0;
+  for (int64_t block = 0; block < blocks; ++block, out += kBlock) {
+    for (const int64_t end = at + counts[block]; at < end; ++at) out[places[at]] += from_bfloat16(values[at]);
+  }
+  return 0;
+}
+
+void fulmen_quantise(const float* values, int64_t size, int32_t bits, int64_t block, uint32_t begin, uint32_t low,
+                     uint32_t high, uint8_t* packed, float* scales) {
+  const float levels = static_cast<float>((1 << (bits - 1)) - 1);
+  alignas(64) int8_t pending[kChunk + 8];  // before the next chunk at most 7 wait for the rest of their group
+  int64_t waiting = 0;
+  for (int64_t left = 0; left < size; left += block) {
+    const int64_t right = smaller(left + block, size);
+    const float scale = largest(values + left, right - left) / levels;
+    const float step = scale > 0.0f ? scale : 1.0f;
+    *scales++ = scale;
+    for (int64_t at = left; at < right; at += kChunk) {
+      const int64_t length = smaller(kChunk, right - at);
+      for (int64_t i = 0; i < kChunk; i += kLine) __builtin_prefetch(values + at + kChunk + i);
+      int8_t* whole = bits == 8 ? reinterpret_cast<int8_t*>(packed) + at : pending + waiting;
+      round_chunk(values + at, static_cast<int32_t>(length), step, levels, begin + static_cast<uint32_t>(at), low, high,
+                  whole);
+      if (bits == 8) continue;
+      waiting += length;
+      packed = pack(pending, waiting / 8, bits, packed);
+      std::memmove(pending, pending + waiting / 8 * 8, static_cast<size_t>(waiting % 8));
+      waiting %= 8;
+    }
+  }
+  if (waiting) {
+    std::memset(pending + waiting, 0, static_cast<size_t>(8 - waiting));
+    pack(pending, 1, bits, packed);
+  }
+}
+
+void fulmen_add_quantised(const uint8_t* packed, const float* scales, float* out, int64_t size, int32_t bits,
+                          int64_t block) {
+  alignas(64) int8_t unpacked[kChunk];
+  for (int64_t left = 0; left < size; left += kChunk) {
+    const int64_t right = smaller(left + kChunk, size);
+    const int8_t* whole = reinterpret_cast<const int8_t*>(packed) + left;
+    if (bits != 8) {
+      unpack(packed + left / 8 * bits, (right - left + 7) / 8, bits, unpacked);
+      whole = unpacked;
+    }
+    for (int64_t at = left; at < right;) {
+      const int64_t end = smaller((at / block + 1) * block, right);
+      add_scaled(whole + (at - left), end - at, scales[at / block], out + at);
+      at = end;
+    }
+  }
+}
+}

@@ -1,0 +1,340 @@
+"""Ranks of several sites, each shard of the sum at a server; see `transport.gradient_exchange`.
+
+The training thread waits in blocking calls; streams and heartbeats live on an event loop in a thread of their own, so that
+a membership outlasts any computation. Calls are counted from the beginning of a round, the same on every rank.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from fulmen.algorithm.v1 import gradient_exchange_service_pb2 as pb
+from fulmen.errors import DeadlineExceeded, FulmenError, Unavailable
+from fulmen.rpc.channel import FulmenChannel, open_channel
+from fulmen_algorithm.exchange import wire
+from fulmen_algorithm.exchange.aggregator.shard_sum import SUM_VERSION, sum_payload
+from fulmen_algorithm.exchange.aggregator.terms import SUM
+from fulmen_algorithm.exchange.codec import Codec, Payload, PayloadInvalid, Round
+from fulmen_algorithm.exchange.layout import Layout
+from fulmen_algorithm.exchange.link import ExchangeFailed
+from fulmen_algorithm.exchange.links.grpc_settings import GrpcLinkSettings
+from fulmen_algorithm.exchange.links.grpc_shard import Incoming, Outgoing, ShardClient, failed
+from fulmen_algorithm.exchange.settings import CodecSettings
+from fulmen_algorithm.training.parallel import CPU
+
+SMALL = 65_536
+"""Elements up to which a tensor is summed by one shard, so that all of it is the sum of the same ranks."""
+PIECE = 8 * 2**20
+"""Elements that a shard sums at a time, at most."""
+RETRY_S = 0.2
+CLOSE_LIMIT_S = 25.0
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpcRank:
+    """Who takes part, and with whom it agrees on what.
+
+    Attributes:
+        training_run: `trainingRuns/{id}`.
+        rank: From 0.
+        world_size: Ranks with which the first round begins.
+        layout: Where each parameter lies; has as many shards as there are targets.
+        codec: The codec.
+        codec_settings: Its settings; what they say of the link is not compared.
+        device: Where sums are wanted.
+    """
+
+    training_run: str
+    rank: int
+    world_size: int
+    layout: Layout
+    codec: Codec
+    codec_settings: CodecSettings
+    device: torch.device = CPU
+
+    def request(self, settings: GrpcLinkSettings, shard: int) -> pb.JoinRequest:
+        """Returns what a shard is joined with."""
+        cuts = [self.layout.cuts_of(bucket) for bucket in range(len(self.layout.buckets))]
+        name = str(type(self.codec_settings).model_fields["codec"].default)
+        terms = pb.ExchangeTerms(
+            world_size=self.world_size,
+            shard=shard,
+            shard_count=len(settings.targets),
+            layout_digest=self.layout.digest,
+            codec=name,
+            codec_version=self.codec.version,
+            codec_settings_json=self.codec_settings.model_dump_json(exclude={"link"}),
+            segment_sizes=[each[shard + 1] - each[shard] for each in cuts],
+            quorum=settings.quorum,
+            least_wait_s=settings.least_wait_s,
+            most_wait_s=settings.most_wait_s,
+            give_up_s=settings.give_up_s,
+            lease_s=settings.lease_s,
+        )
+        return pb.JoinRequest(training_run=self.training_run, rank=self.rank, terms=terms)
+
+
+class GrpcLink:
+    """See `exchange.link.Link`. Made by `open`; to be closed.
+
+    Who joins in mid-run opens its link first, which tells by `next_round` where it will be waited for; then it takes over
+    weights, state of the optimiser and step of another rank as they are before that round (of a checkpoint, if one is made
+    just there), and begins. Its codec's state is new: what a rank that has gone had kept back is lost with it.
+    """
+
+    def __init__(
+        self,
+        rank: GrpcRank,
+        settings: GrpcLinkSettings,
+        *,
+        connect: Callable[[str], FulmenChannel] = open_channel,
+    ) -> None:
+        """Sends nothing yet.
+
+        Args:
+            rank: Who takes part.
+            settings: Where the shards are.
+            connect: Opens the channel to an address, with a token of role `service` and certificates where they are
+                asked for.
+        """
+        if rank.layout.shards != len(settings.targets):
+            raise ValueError(f"a layout of {rank.layout.shards} shards, but {len(settings.targets)} targets")
+        self.missed_sums = 0
+        self._rank = rank
+        self._settings = settings
+        self._connect = connect
+        self._size = rank.world_size
+        self._round = 0
+        self._call = 0
+        self._shards: list[ShardClient] = []
+        self._channels: list[FulmenChannel] = []
+        self._is_ended = False
+
+    @classmethod
+    def open(
+        cls,
+        rank: GrpcRank,
+        settings: GrpcLinkSettings,
+        *,
+        connect: Callable[[str], FulmenChannel] = open_channel,
+    ) -> GrpcLink:
+        """Joins every shard. See `__init__`.
+
+        Raises:
+            ExchangeFailed: if one refuses the rank, or none can be reached within the deadline.
+        """
+        link = cls(rank, settings, connect=connect)
+        try:
+            link._wait(link._join())
+        except BaseException:
+            link.kill()
+            raise
+        return link
+
+    @property
+    def rank(self) -> int:
+        """See `Link`."""
+        return self._rank.rank
+
+    @property
+    def size(self) -> int:
+        """See `Link`: how many the newest sum was expected of, the same on every rank that has it."""
+        return self._size
+
+    @property
+    def shards(self) -> int:
+        """See `Link`."""
+        return len(self._settings.targets)
+
+    @property
+    def sent_bytes(self) -> int:
+        """See `Link`."""
+        return sum(shard.sent_bytes for shard in self._shards)
+
+    @property
+    def received_bytes(self) -> int:
+        """See `Link`."""
+        return sum(shard.received_bytes for shard in self._shards)
+
+    @property
+    def next_round(self) -> int:
+        """The round that `begin` begins; who joins in mid-run needs the weights as they are before it."""
+        return self._round + 1
+
+    def begin(self) -> None:
+        """See `Link`."""
+        self._round += 1
+        self._call = 0
+        for shard in self._shards:
+            shard.round = self._round
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """See `Link`. Waits for all members; in float32, and bfloat16 where the tensor has it.
+
+        Raises:
+            ExchangeFailed: if the sum cannot be had.
+        """
+        dtype = tensor.dtype if tensor.dtype is torch.bfloat16 else torch.float32
+        flat = tensor.detach().flatten().to(device="cpu", dtype=dtype)
+        sums: list[Tensor] = []
+        width = flat.numel() if flat.numel() <= SMALL else min(PIECE, -(-flat.numel() // self.shards))
+        pieces = flat.split(width) if width else ()
+        for begin in range(0, len(pieces), self.shards):
+            wave = pieces[begin : begin + self.shards]
+            # One that is alone takes turns among the shards.
+            first = self._call % self.shards if len(wave) == 1 else 0
+            found = self._sum({(first + place): self._outgoing(sum_payload(piece)) for place, piece in enumerate(wave)})
+            self.missed_sums += sum(not each.accepted for each in found)
+            for each, piece in zip(found, wave, strict=True):
+                [part] = self._decoded(each).parts
+                if part.dtype is not dtype or part.numel() != piece.numel():
+                    raise ExchangeFailed("a shard returned a sum of another type or size; update its server")
+                sums.append(part)
+        if sums:
+            tensor.copy_(torch.cat(sums).view(tensor.shape))
+
+    def exchange(self, bucket: int, payloads: Sequence[Payload], round_: Round) -> tuple[list[Payload], list[bool]]:
+        """See `Link`.
+
+        Raises:
+            ExchangeFailed: if a sum cannot be had.
+        """
+        settings = pb.CallSettings(number=round_.number, ratio=round_.ratio, seed=round_.seed, flush=round_.flush)
+        outgoing = {
+            shard: self._outgoing(payload, bucket=bucket, settings=settings) for shard, payload in enumerate(payloads)
+        }
+        found = self._sum(outgoing)
+        replies = [self._decoded(each, device=self._rank.device) for each in found]
+        return replies, [each.accepted for each in found]
+
+    def close(self) -> None:
+        """Leaves every shard."""
+
+        async def leave() -> None:
+            await asyncio.gather(*(shard.leave() for shard in self._shards))
+            await asyncio.gather(*(channel.close() for channel in self._channels))
+
+        if not self._is_ended:
+            self._is_ended = True
+            self._wait(leave(), limit_s=CLOSE_LIMIT_S)
+
+    def kill(self) -> None:
+        """Ends everything without a word to anybody, as a process that dies does."""
+
+        async def stop() -> None:
+            for shard in self._shards:
+                shard.stop()
+            await asyncio.gather(*(channel.close() for channel in self._channels))
+
+        if not self._is_ended:
+            self._is_ended = True
+            self._wait(stop(), limit_s=CLOSE_LIMIT_S)
+
+    def _outgoing(self, payload: Payload, *, bucket: int = 0, settings: pb.CallSettings | None = None) -> Outgoing:
+        return Outgoing(
+            round=self._round,
+            call=self._call,
+            bucket=bucket,
+            codec=(payload.codec, payload.version) if payload.codec != SUM else (SUM, SUM_VERSION),
+            settings=settings or pb.CallSettings(ratio=1.0),
+            data=wire.encode(payload),
+        )
+
+    def _sum(self, outgoing: dict[int, Outgoing]) -> list[Incoming]:
+        """Has payloads summed by their shards, all at a time."""
+
+        async def gather() -> list[Incoming]:
+            tasks = [
+                asyncio.create_task(self._shards[shard].sum(payload), name=f"exchange-shard-{shard}")
+                for shard, payload in outgoing.items()
+            ]
+            try:
+                return await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+        if not self._round:
+            raise AssertionError("begin() comes before the first call of a round")
+        found = self._wait(gather())
+        self._call += 1
+        self._size = min(each.member_count for each in found)
+        return found
+
+    def _decoded(self, incoming: Incoming, *, device: torch.device | str = "cpu") -> Payload:
+        try:
+            return wire.decode(incoming.data, device=device)
+        except PayloadInvalid as error:
+            raise ExchangeFailed(f"a shard returned a sum that cannot be read: {error}; update its server") from None
+
+    async def _join(self) -> None:
+        """Joins all shards, and finds the round in which all of them expect this rank."""
+        channels = {target: self._connect(target) for target in self._settings.targets}
+        self._channels = list(channels.values())
+        incarnation = uuid.uuid4().hex
+        for number, target in enumerate(self._settings.targets):
+            request = self._rank.request(self._settings, number)
+            request.incarnation = incarnation
+            self._shards.append(ShardClient(channels[target], request))
+        joined = [await self._joined(shard) for shard in self._shards]
+        while len({each.first_round for each in joined}) > 1:
+            first = max(each.first_round for each in joined)
+            for shard in self._shards:
+                shard.round = first
+            joined = [await self._joined(shard) for shard in self._shards]
+        self._round = joined[0].first_round - 1
+        for shard in self._shards:
+            shard.round = joined[0].first_round
+        if any(each.round for each in joined):
+            self._size = min(each.member_count for each in joined)
+
+    async def _joined(self, shard: ShardClient) -> pb.JoinResponse:
+        while True:
+            try:
+                return await shard.join()
+            except (Unavailable, DeadlineExceeded):
+                await asyncio.sleep(RETRY_S)
+            except FulmenError as error:
+                raise failed(shard.name, error) from error
+
+    def _wait(self, coroutine: Coroutine[Any, Any, Value], *, limit_s: float | None = None) -> Value:
+        """Runs something on the loop's thread.
+
+        Raises:
+            ExchangeFailed: if it takes longer than the deadline.
+        """
+        limit_s = self._settings.deadline_s if limit_s is None else limit_s
+        future = asyncio.run_coroutine_threadsafe(coroutine, _loop())
+        try:
+            return future.result(limit_s)
+        except FutureTimeout:
+            future.cancel()
+            names = ", ".join(sorted(set(self._settings.targets)))
+            raise ExchangeFailed(
+                f"no sum from {names} within {limit_s:g} s in round {self._round}, call {self._call}: see"
+                " `fulmen exchange status` for who is missing, and whether the servers can be reached"
+            ) from None
+
+
+@lru_cache(maxsize=1)
+def _loop() -> asyncio.AbstractEventLoop:
+    """Returns the event loop of all links of this process, in a thread of its own.
+
+    It is never closed: gRPC hands events from one loop of a process to another, and fails if that one is gone.
+    """
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="exchange-links", daemon=True).start()
+    return loop

@@ -1,0 +1,157 @@
+"""The shards that this process serves: does what their rounds say, and carries the answers to the streams of ranks.
+
+Invariant: the state of a shard's rounds changes on the event loop alone; payloads are decoded and summed in a thread of
+the shard, one sum at a time, in the order in which they became due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import structlog
+
+from fulmen.errors import Draining, InternalError, Unavailable
+from fulmen_algorithm.exchange.aggregator.effects import Answer, Chunk, Effect, Joined, SumDue
+from fulmen_algorithm.exchange.aggregator.rounds import RoundMachine
+
+if TYPE_CHECKING:
+    from fulmen_algorithm.exchange.aggregator.shard_sum import ShardSum
+
+MAX_UNREAD = 256
+"""Answers that may wait for a stream; sums themselves are not copied for it."""
+
+_log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Outbox:
+    """Answers on their way to one stream."""
+
+    _answers: asyncio.Queue[Answer | BaseException | None] = field(default_factory=asyncio.Queue)
+    _is_ended: bool = False
+
+    def put(self, answer: Answer) -> None:
+        """Sends one; ends the stream if nobody reads it."""
+        if self._answers.qsize() >= MAX_UNREAD:
+            self.end(Unavailable("The rank does not read its answers."))
+        elif not self._is_ended:
+            self._answers.put_nowait(answer)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Ends the stream after what was put, with an error or well."""
+        if not self._is_ended:
+            self._is_ended = True
+            self._answers.put_nowait(error)
+
+    async def next(self) -> Answer | None:
+        """Returns the next answer; None at the end.
+
+        Raises:
+            BaseException: what the stream was ended with.
+        """
+        answer = await self._answers.get()
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+class ServedShard:
+    """One shard of one run."""
+
+    def __init__(self, machine: RoundMachine, sums: ShardSum, *, clock: Callable[[], float]) -> None:
+        """Takes its rounds, what adds, and the time in seconds."""
+        self.machine = machine
+        self.lost_residuals = 0
+        self.empty_since_s = clock()
+        self._is_broken = False
+        self._sums = sums
+        self._clock = clock
+        self._streams: dict[tuple[int, str], Outbox] = {}
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="exchange-shard")
+        self._due: asyncio.Queue[SumDue] = asyncio.Queue()
+        self._adding = asyncio.create_task(self._add(), name="exchange-shard")
+
+    def join(self, rank: int, incarnation: str, *, round_: int, epoch: int, known: int) -> Joined:
+        """See `RoundMachine.join`."""
+        joined, effects = self.machine.join(rank, incarnation, self._clock(), round_=round_, epoch=epoch, known=known)
+        self._do(effects)
+        return joined
+
+    def leave(self, rank: int, incarnation: str) -> None:
+        """See `RoundMachine.leave`."""
+        self._do(self.machine.leave(rank, incarnation, self._clock()))
+
+    def open(self, rank: int, incarnation: str) -> Outbox:
+        """Opens the stream of a rank; an older one of the same process ends."""
+        outbox = Outbox()
+        if (older := self._streams.get((rank, incarnation))) is not None:
+            older.end()
+        self._streams[rank, incarnation] = outbox
+        if self._is_broken:
+            outbox.end(_broken())
+        return outbox
+
+    def close(self, rank: int, incarnation: str, outbox: Outbox) -> None:
+        """Forgets a stream."""
+        if self._streams.get((rank, incarnation)) is outbox:
+            del self._streams[rank, incarnation]
+
+    def take(self, rank: int, incarnation: str, chunk: Chunk) -> None:
+        """See `RoundMachine.take`."""
+        self._do(self.machine.take(rank, incarnation, chunk, self._clock()))
+
+    def tick(self) -> None:
+        """See `RoundMachine.tick`."""
+        now_s = self._clock()
+        self._do(self.machine.tick(now_s))
+        if self.machine.members.ranks:
+            self.empty_since_s = now_s
+
+    def drain(self) -> None:
+        """Ends the streams; ranks come back when the server does."""
+        for outbox in list(self._streams.values()):
+            outbox.end(Draining("The service is shutting down."))
+
+    async def end(self) -> None:
+        """Ends all that goes on."""
+        self.drain()
+        self._adding.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._adding
+        await asyncio.to_thread(self._thread.shutdown)
+
+    def _do(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, SumDue):
+                self._due.put_nowait(effect)
+            elif (outbox := self._streams.get((effect.rank, effect.incarnation))) is not None:
+                outbox.put(effect)
+
+    async def _add(self) -> None:
+        from fulmen_algorithm.exchange.aggregator.shard_sum import PayloadsRefused  # it loads torch
+
+        loop = asyncio.get_running_loop()
+        while True:
+            due = await self._due.get()
+            epoch = self.machine.members.epoch
+            try:
+                reply = await loop.run_in_executor(self._thread, lambda: self._sums.reduce(due, epoch=epoch))  # noqa: B023  (awaited here)
+            except PayloadsRefused as error:
+                self._do(self.machine.refused(due.key, error.reasons, self._clock()))
+            except Exception:  # noqa: BLE001  (handed on to all who wait, now and later)
+                _log.exception("exchange_sum_failed", round=due.key[0], call=due.key[1])
+                self._is_broken = True
+                for outbox in list(self._streams.values()):
+                    outbox.end(_broken())
+                return
+            else:
+                self._do(self.machine.summed(due.key, reply, self._clock()))
+
+
+def _broken() -> InternalError:
+    return InternalError("A sum could not be made; the server's log says why. Start the run again.")

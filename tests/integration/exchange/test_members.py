@@ -1,0 +1,155 @@
+"""Ranks that come and go, runs side by side, and the reducer on top."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from fulmen_algorithm.exchange.codec import Codec
+from fulmen_algorithm.exchange.links.grpc_link import GrpcLink
+from fulmen_algorithm.exchange.reducer import CodecReducer
+from fulmen_algorithm.exchange.settings import CodecSettings
+from fulmen_algorithm.training.parallel import Ranks
+from tests.integration.exchange.test_failures import SHORT_LEASE_S, alike, exchanged
+from tests.integration.exchange.world import OTHER_RUN, ROWS, Join, Site, layout_of, running, settings_named
+
+
+async def test_one_who_leaves_is_not_waited_for(site: Site, join: Join) -> None:
+    members = [await join(rank) for rank in range(2)]
+    await exchanged(1, *members)
+    waiting = asyncio.create_task(asyncio.to_thread(members[0].exchange, 2))
+    await site.until(lambda: site.has_sent(0, 2))
+    await asyncio.to_thread(members[1].link.close)
+    await waiting
+
+    assert members[0].link.size == 1
+    assert site.shard().machine.members.ranks == [0]
+
+
+async def test_a_second_process_of_a_rank_takes_the_place_of_the_first(site: Site, join: Join) -> None:
+    members = [await join(rank) for rank in range(2)]
+    await exchanged(1, *members)
+    again = await join(1)
+    assert again.link.next_round == 2
+
+    sums = await exchanged(2, members[0], again)
+    assert alike(*sums)
+    assert site.shard().machine.members.ranks == [0, 1]
+
+
+async def test_one_who_joins_begins_with_the_same_round_at_every_shard(site: Site, join: Join) -> None:
+    targets = [site.target] * 2
+    members = [await join(rank, targets=targets) for rank in range(2)]
+    await exchanged(1, *members)
+    for member in members:
+        member.link.begin()
+    one = [torch.ones(1), torch.ones(1)]  # summed by the first shard: the second knows of no second round
+    await asyncio.gather(
+        *(asyncio.to_thread(member.link.all_reduce, tensor) for member, tensor in zip(members, one, strict=True))
+    )
+    assert [site.shard(number).machine.round for number in range(2)] == [2, 1]
+
+    joiner = await join(2, targets=targets)
+    assert joiner.link.next_round == 3
+    assert all(site.shard(number).machine.members.all()[2].first_round == 3 for number in range(2))
+    sums = await exchanged(3, *members, joiner)
+    assert alike(sums[0], sums[2])
+
+
+async def test_runs_side_by_side_know_nothing_of_each_other(site: Site, join: Join) -> None:
+    ours, theirs = await join(0, of=1), await join(0, of=1, run=OTHER_RUN, codec="dgc")
+    await exchanged(1, ours)
+    await exchanged(1, theirs)
+    await exchanged(2, ours)
+
+    assert site.shard().machine.round == 2
+    assert site.shard(run=OTHER_RUN).machine.round == 1
+    assert site.shard().machine.members.epoch == site.shard(run=OTHER_RUN).machine.members.epoch == 1
+
+
+async def test_a_shard_that_all_have_left_is_forgotten_in_time(site: Site, join: Join) -> None:
+    member = await join(0, of=1)
+    await exchanged(1, member)
+    await asyncio.to_thread(member.link.close)
+    await site.tick(599.0)
+    assert site.shard().machine.round == 1
+    await site.tick(1.0)
+    assert not site.servicer._shards
+
+
+async def test_a_run_that_goes_on_later_may_have_other_settings(site: Site, join: Join) -> None:
+    before = await join(0, of=1, ratio=100.0)
+    await exchanged(1, before)
+    await asyncio.to_thread(before.link.close)
+
+    after = await join(0, of=1, ratio=50.0)
+    await exchanged(1, after)
+    assert alike(before.got[0], after.got[0])  # nothing is left of what was kept back
+
+
+async def test_a_member_that_computes_for_long_keeps_its_lease(site: Site, join: Join) -> None:
+    members = [await join(rank, link={"lease_s": SHORT_LEASE_S}) for rank in range(2)]
+    for _ in range(4):
+        await site.tick(SHORT_LEASE_S * 0.9)
+        await site.until(lambda: all(m.seen_s == site.clock.now_s for m in site.shard().machine.members.all()))
+    await exchanged(1, *members)
+    assert members[0].link.size == 2
+
+
+@pytest.mark.parametrize("codec", ["none", "topk", "qsgd"])
+async def test_the_gradients_of_a_model_are_the_same_on_every_rank(codec: str, join: Join) -> None:
+    async with running(Site()) as site:
+        settings = settings_named(codec, check_every=1)
+        members = [await join(rank, codec=codec, targets=[site.target] * 2, check_every=1) for rank in range(2)]
+        models = [_Ranked(member.link, settings, member.codec) for member in members]
+        for step in range(2):
+            given = [model.fill(step) for model in models]
+            threads = [threading.Thread(target=model.reduce) for model in models]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                await asyncio.to_thread(thread.join)
+            for name, first in models[0].gradients().items():
+                assert alike(first, models[1].gradients()[name])
+            # What is not compressed is the sum as it is.
+            assert torch.equal(models[0].gradients()["bias"], given[0]["bias"] + given[1]["bias"])
+        for member in members:
+            await asyncio.to_thread(member.link.kill)
+
+
+class _Ranked:
+    """A model of two parameters on one rank."""
+
+    def __init__(self, link: GrpcLink, settings: CodecSettings, codec: Codec) -> None:
+        self.link = link
+        self.parameters = {
+            "weight": nn.Parameter(torch.zeros(ROWS + 3, 16)),
+            "bias": nn.Parameter(torch.zeros(16)),
+        }
+        layout = layout_of(settings, 2)
+        self.reducer = CodecReducer(
+            settings=settings,
+            codec=codec,
+            link=link,
+            layout=type(layout)(buckets=layout.buckets, dense=("bias",), shards=2),
+            seed=0,
+            ratio_at=lambda _: 4.0,
+            parameters=self.parameters,
+        )
+
+    def fill(self, step: int) -> dict[str, torch.Tensor]:
+        """Makes gradients; returns copies."""
+        generator = torch.Generator().manual_seed(step * 10 + self.link.rank)
+        for parameter in self.parameters.values():
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        return {name: gradient.clone() for name, gradient in self.gradients().items()}
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        return {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
+
+    def reduce(self) -> None:
+        self.reducer.reduce(list(self.parameters.values()), Ranks(rank=self.link.rank, world_size=2))
