@@ -70,6 +70,12 @@ class AlgorithmServiceSettings(ServiceSettings):
     )
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="Device of training and engine.")
     torch_threads: int = Field(default=1, ge=1, le=1024, description="Threads of one torch operation.")
+    kernels: str = Field(
+        default="auto",
+        pattern=r"^(auto|native|reference)$",
+        description="Loops over all elements of a gradient: compiled where that can be had (`auto`), compiled or an error"
+        " (`native`), in torch's operations (`reference`).",
+    )
     trainer_deadline_s: float = Field(
         default=3600.0,
         gt=0,

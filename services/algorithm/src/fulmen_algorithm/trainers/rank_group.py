@@ -23,6 +23,7 @@ import msgspec
 from fulmen_algorithm.clients.child import Child
 from fulmen_algorithm.domain.failure import TrainerLost
 from fulmen_algorithm.domain.trainer import TrainerSetup
+from fulmen_algorithm.exchange.kernels.choice import VARIABLE as KERNELS_VARIABLE
 from fulmen_algorithm.trainers.calls import (
     ERRORS,
     LENGTH_BYTES,
@@ -316,7 +317,9 @@ def _command(ranks: int, options: GroupOptions, path: Path) -> list[str]:
 
 
 def _environment(options: GroupOptions) -> dict[str, str]:
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith(HIDDEN_PREFIX)}
+    inherited = {
+        key: value for key, value in os.environ.items() if key == KERNELS_VARIABLE or not key.startswith(HIDDEN_PREFIX)
+    }
     # What lies in the folder that the service was started in is nobody's module.
     inherited |= {"OMP_NUM_THREADS": str(options.torch_threads), "TQDM_DISABLE": "1", "PYTHONSAFEPATH": "1"}
     if sys.platform == "linux":
