@@ -198,7 +198,7 @@ async def test_an_algorithm_of_one_file_trains_and_its_version_is_evaluated(worl
     assert evaluated["policy"]["version"] == trained["policy_version"]
     assert evaluated["results"]["validation_rollouts"] == 12
     shown = {
-        line[:28].strip(): line[28:]
+        line[:36].strip(): line[36:]
         for line in (await world.fulmen("run", "show", trained["name"])).stdout.splitlines()
     }
     assert (shown["state"], shown["step"], shown["setting n"], shown["setting max_tokens"]) == (

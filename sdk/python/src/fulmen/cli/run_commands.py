@@ -90,7 +90,7 @@ async def show(connection: Connection, run: RunArgument, output: OutputOption = 
     ]
     for label, value in facts:
         if value:
-            console().print(f"{label:<28}{value}", markup=False, soft_wrap=True)
+            console().print(f"{label:<36}{value}", markup=False, soft_wrap=True)
 
 
 async def watch(connection: Connection, run: RunArgument, output: OutputOption = Output.TABLE) -> None:
