@@ -269,9 +269,9 @@ async def test_a_stream_that_is_cut_before_its_first_event_is_answered_elsewhere
         if mode == "validation":
             await put(proxy, target("well", policy=""), model="spare")
             await put(proxy, target("cut"), fallbacks=["routes/spare"])
-        answers = [await stream(proxy, proxy.attempt(mode=mode)[1]) for _ in range(8)]
+        answers = [await stream(proxy, proxy.attempt(mode=mode)[1]) for _ in range(32)]
     assert held["cut"].received
-    assert len(held["well"].received) == 8
+    assert len(held["well"].received) == 32
     assert all(status == 200 and body.endswith(b"data: [DONE]\n\n") for status, body in answers)
     assert not any(b"error" in body for _, body in answers)
 
@@ -317,13 +317,14 @@ async def test_a_server_that_refuses_is_not_asked_again_while_another_serves(sto
     async with replicas(store, "sick", "well") as (proxy, held):
         sick = held["sick"]
         sick.switches.refusals.extend([503] * 1000)
-        asked = []
-        for _ in range(12):
+        further = 12
+        while further:
+            # Which of the two is asked first is drawn from the attempt.
+            further -= len(sick.received) >= 3
             before = len(sick.received)
             assert (await proxy.chat(proxy.attempt()[1]))[0] == 200
-            asked.append(len(sick.received) - before)
-    assert sum(asked) == 3, "three failures open the breaker"
-    assert max(asked) == 1
+            assert len(sick.received) <= before + 1
+    assert len(sick.received) == 3, "three failures open the breaker"
 
 
 @pytest.mark.parametrize("way", WAYS)
