@@ -330,7 +330,7 @@ def read(file: Path) -> list[Measured]:
     document = json.loads(file.read_text(encoding="utf-8"))
     points = document.get("raw", {}).get("points", [])
     if not points:
-        raise ValueError(f"{file} has no raw.points: run `make bench-exchange`")
+        raise ValueError(f"{file} has no raw.points, the steps that were measured")
     return [Point.model_validate(point).measured() for point in points]
 
 
@@ -340,7 +340,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=RESULTS, help="measured steps")
-    parser.add_argument("--source", default="`make bench-exchange`", help="whence they are, for the document")
+    parser.add_argument("--source", default="the file of results", help="whence they are, for the document")
     parser.add_argument("--doc", type=Path, help="document whose part is replaced")
     parser.add_argument("--picture", type=Path, help="picture that is written")
     given = parser.parse_args()

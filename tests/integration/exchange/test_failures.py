@@ -22,6 +22,7 @@ from tests.integration.exchange.world import Join, Member, Site, gradient_of, ru
 
 QUORUM = {"quorum": 0.5, "most_wait_s": 30.0}
 SHORT_LEASE_S = 0.3
+HASTY = {"most_wait_s": 5.0, "give_up_s": 10.0, "deadline_s": 20.0}
 
 
 async def exchanged(number: int, *members: Member) -> list[Tensor]:
@@ -185,7 +186,7 @@ async def test_a_slow_upload_is_cut_off_when_the_sum_is_made_without_it(site: Si
     both = asyncio.gather(*(asyncio.to_thread(member.exchange, 1) for member in (fast, slow)))
     await site.until(lambda: site.has_sent(1, 1) and bool(site.shard().machine.arrivals._offsets_s))
     await site.tick(30.0)
-    await site.until(lambda: site.shard().machine.totals.sums == 1)
+    await site.until(lambda: not slow.link._shards[0]._is_sending)  # it has read that it is late
     goes_on.set()
     sums = await both
 
@@ -234,6 +235,33 @@ async def test_a_payload_that_is_none_is_refused_and_the_others_go_on(site: Site
     await waiting
     assert good.accepted == [[True]]
     assert good.link.size == 1
+
+
+async def test_a_sum_that_cannot_be_made_ends_the_ranks_and_those_started_again_go_on(
+    join: Join, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> bytes:
+        raise OSError(f"no space left in {tmp_path}")
+
+    async with running(Site(folder=tmp_path)) as site:
+        members = [await join(rank, targets=[site.target], link=HASTY) for rank in range(2)]
+        await exchanged(1, *members)
+        monkeypatch.setattr(site.shard()._sums, "reduce", full)
+        for failed in await asyncio.gather(*(_failing(member, 2) for member in members)):
+            assert "A sum could not be made" in failed
+            assert str(tmp_path) not in failed
+
+        again = [await join(rank, targets=[site.target], link=HASTY) for rank in range(2)]
+        sums = await exchanged(again[0].link.next_round, *again)
+        assert alike(*sums)
+        for member in (*members, *again):
+            await asyncio.to_thread(member.link.kill)
+
+
+async def _failing(member: Member, number: int) -> str:
+    with pytest.raises(ExchangeFailed) as caught:
+        await asyncio.to_thread(member.exchange, number)
+    return str(caught.value)
 
 
 async def test_a_restarted_server_goes_on_with_what_it_had_kept_back(join: Join, tmp_path: Path) -> None:

@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 from fulmen_algorithm.exchange.codec import Codec
+from fulmen_algorithm.exchange.link import ExchangeFailed
 from fulmen_algorithm.exchange.links.grpc_link import GrpcLink
 from fulmen_algorithm.exchange.reducer import CodecReducer
 from fulmen_algorithm.exchange.settings import CodecSettings
 from fulmen_algorithm.training.parallel import Ranks
-from tests.integration.exchange.test_failures import SHORT_LEASE_S, alike, exchanged
+from tests.integration.exchange.test_failures import HASTY, SHORT_LEASE_S, alike, exchanged
 from tests.integration.exchange.world import OTHER_RUN, ROWS, Join, Site, layout_of, running, settings_named
 
 
@@ -39,6 +40,19 @@ async def test_a_second_process_of_a_rank_takes_the_place_of_the_first(site: Sit
     sums = await exchanged(2, members[0], again)
     assert alike(*sums)
     assert site.shard().machine.members.ranks == [0, 1]
+
+
+async def test_a_process_whose_place_another_has_taken_ends_and_the_other_goes_on(site: Site, join: Join) -> None:
+    members = [await join(rank, link=HASTY) for rank in range(2)]
+    await exchanged(1, *members)
+    replaced = asyncio.create_task(asyncio.to_thread(members[1].exchange, 2))
+    await site.until(lambda: site.has_sent(1, 2))
+
+    newer = await join(1, link=HASTY)
+    with pytest.raises(ExchangeFailed, match="another process takes part as rank 1"):
+        await replaced
+    await exchanged(2, members[0])
+    assert alike(*await exchanged(3, members[0], newer))
 
 
 async def test_one_who_joins_begins_with_the_same_round_at_every_shard(site: Site, join: Join) -> None:
@@ -79,6 +93,24 @@ async def test_a_shard_that_all_have_left_is_forgotten_in_time(site: Site, join:
     assert site.shard().machine.round == 1
     await site.tick(1.0)
     assert not site.servicer._shards
+
+
+async def test_ranks_that_come_back_while_shards_are_forgotten_have_new_ones(
+    site: Site, join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    targets = [site.target] * 2
+    before = await join(0, of=1, targets=targets, ratio=100.0)
+    await asyncio.to_thread(before.link.close)
+    end = site.shard(0).end
+
+    async def end_while_they_come_back() -> None:
+        await join(0, of=1, targets=targets, ratio=50.0)
+        await end()
+
+    monkeypatch.setattr(site.shard(0), "end", end_while_they_come_back)
+    await site.tick(600.0)
+
+    assert [site.shard(number).machine.members.ranks for number in range(2)] == [[0], [0]]
 
 
 async def test_a_run_that_goes_on_later_may_have_other_settings(site: Site, join: Join) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fulmen_algorithm.exchange import wire
+from fulmen_algorithm.exchange.aggregator.terms import MAX_RANKS
 from fulmen_algorithm.exchange.codec import Round, SegmentCodec
 from fulmen_algorithm.exchange.registry import load_codecs, make_codec
 from fulmen_algorithm.exchange.shard import Shard
@@ -39,7 +40,7 @@ def expected(codec: str, ranks: int, shards: int) -> list[torch.Tensor]:
         ]  # fmt: skip
         out = torch.zeros(layout.size_of(0))
         for shard in range(shards):
-            as_shard = Round(number=number, world_size=ranks, ratio=4.0, rank=ranks + shard, seed=7)
+            as_shard = Round(number=number, world_size=ranks, ratio=4.0, rank=MAX_RANKS + shard, seed=7)
             payloads = [wire.decode(wire.encode(each[shard])) for each in sent]
             made.reply().add(held[shard].reduce(0, payloads, as_shard), out[cuts[shard] : cuts[shard + 1]])
         sums.append(out)

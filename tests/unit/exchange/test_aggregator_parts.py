@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,13 +16,22 @@ from hypothesis import strategies as st
 
 from fulmen_algorithm.exchange import wire
 from fulmen_algorithm.exchange.aggregator.arrivals import Arrivals
-from fulmen_algorithm.exchange.aggregator.effects import Answer, Behind, Chunk, Effect, SumDue, Verdict
+from fulmen_algorithm.exchange.aggregator.effects import (
+    Answer,
+    Behind,
+    Chunk,
+    Done,
+    Effect,
+    Replaced,
+    SumDue,
+    Verdict,
+)
 from fulmen_algorithm.exchange.aggregator.membership import Key, Member, Membership
 from fulmen_algorithm.exchange.aggregator.rounds import MAX_OPEN, RoundMachine
 from fulmen_algorithm.exchange.aggregator.shard_sum import PayloadsRefused, ShardSum, TermsRefused, sum_payload
 from fulmen_algorithm.exchange.aggregator.staging import Staging
-from fulmen_algorithm.exchange.aggregator.terms import CHUNK_BYTES, SUM, CallTerms, Patience, Terms
-from fulmen_algorithm.exchange.codec import Round
+from fulmen_algorithm.exchange.aggregator.terms import CHUNK_BYTES, MAX_RANKS, SUM, CallTerms, Patience, Terms
+from fulmen_algorithm.exchange.codec import Payload, Round
 from fulmen_algorithm.exchange.compression.topk import ENTRIES as TOPK
 
 SIZE = 5000
@@ -154,6 +164,54 @@ def test_a_member_has_few_payloads_put_together_at_a_time() -> None:
     assert "at a time" in answers[-1][0].text
 
 
+def kept(rank: int, key: Key) -> Mapping[Key, tuple[CallTerms, Done]]:
+    """Returns a sum as it is read from its file."""
+    return {key: (CODED, Done(taken={rank: str(rank)}, member_count=1, reply=b"sum"))}
+
+
+def test_a_restarted_server_does_not_make_a_sum_anew_that_was_replaced_by_a_newer_one() -> None:
+    machine = RoundMachine(TERMS)
+    machine.restore(kept(0, (3, 0)), epoch=2)  # rank 0 had gone on without rank 1, which comes back first
+    machine.join(1, "1", 0.0, round_=2, epoch=1, known=2)
+    machine.join(0, "0", 0.0, round_=3, epoch=2, known=1)
+
+    [answer] = taken(machine, 1, (2, 0))
+    assert isinstance(answer, Answer)
+    assert answer.verdict is Verdict.BEHIND
+    [again] = taken(machine, 0, (3, 0))
+    assert isinstance(again, Answer)
+    assert again.verdict is Verdict.DUPLICATE
+
+
+def test_a_member_that_is_removed_while_its_sum_is_made_joins_again_and_gets_it() -> None:
+    machine = started(0, 1)
+    taken(machine, 0, (1, 0))
+    [due] = taken(machine, 1, (1, 0))
+    assert isinstance(due, SumDue)
+    machine.join(0, "0", 9.0)
+
+    [stale] = machine.tick(10.0)
+    assert isinstance(stale, Answer)
+    assert (stale.rank, stale.key, stale.verdict) == (1, (1, 0), Verdict.STALE_EPOCH)
+    machine.join(1, "1", 10.0, round_=1, epoch=2, known=2)
+    assert taken(machine, 1, (1, 0), 10.0) == []
+    told = machine.summed((1, 0), b"sum", 11.0)
+    assert {(each.rank, each.verdict) for each in told if isinstance(each, Answer)} == {
+        (0, Verdict.ACCEPTED), (1, Verdict.ACCEPTED),
+    }  # fmt: skip
+
+
+def test_a_process_whose_place_another_has_taken_does_not_take_it_back() -> None:
+    machine = started(0, 1)
+    taken(machine, 1, (1, 0))
+    _, [stale] = machine.join(1, "newer", 0.0)
+    assert isinstance(stale, Answer)
+    assert (stale.incarnation, stale.verdict) == ("1", Verdict.STALE_EPOCH)
+    with pytest.raises(Replaced, match="rank 1"):
+        machine.join(1, "1", 0.0, round_=1, epoch=2, known=2)
+    assert machine.members.get(1, "newer") is not None
+
+
 # Payloads.
 
 
@@ -240,18 +298,37 @@ def test_a_sum_goes_on_from_its_file_as_if_nothing_had_happened(tmp_path: Path) 
     assert ShardSum(TERMS).reduce(due, epoch=8) != lasting.reduce(due_of(random_tensors(2), number=2), epoch=8)
 
 
-@pytest.mark.parametrize("what", ["too old", "damaged", "of other terms"])
+@pytest.mark.parametrize("what", ["too old", "cut off", "damaged", "of other terms"])
 def test_a_file_that_is_of_no_use_is_not_used(what: str, tmp_path: Path) -> None:
     ShardSum(TERMS, folder=tmp_path).reduce(due_of(random_tensors(1)), epoch=7)
     [path] = tmp_path.glob("*.safetensors")
+    data = bytearray(path.read_bytes())
+    if what == "cut off":
+        path.write_bytes(data[:100])
     if what == "damaged":
-        path.write_bytes(path.read_bytes()[:100])
+        data[data.index(wire.MAGIC) + 4] ^= 1
+        path.write_bytes(data)
     terms = replace(TERMS, layout_digest="other") if what == "of other terms" else TERMS
     again = ShardSum(terms, folder=tmp_path)
 
     assert again.restore(at_least=2 if what == "too old" else 1) == ({}, 0)
     due = due_of(random_tensors(2), number=2)
     assert again.reduce(due, epoch=8) == ShardSum(TERMS).reduce(due, epoch=8)
+
+
+def test_a_shard_draws_by_a_number_that_no_rank_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds: list[Round] = []
+
+    def spy(bucket: int, payloads: Sequence[Payload], round_: Round) -> Payload:
+        rounds.append(round_)
+        return payloads[0]
+
+    sums = ShardSum(TERMS)
+    monkeypatch.setattr(sums._shard, "reduce", spy)
+    due = due_of(random_tensors(1))
+    sums.reduce(replace(due, payloads={0: due.payloads[0], 2: due.payloads[1]}, taken={0: "0", 2: "2"}), epoch=1)
+
+    assert rounds[0].rank >= MAX_RANKS
 
 
 def test_the_rank_whose_payload_cannot_be_summed_is_named() -> None:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from fulmen_algorithm.exchange.aggregator.effects import Answer, Behind, Chunk, Effect, SumDue, Verdict
+from fulmen_algorithm.exchange.aggregator.effects import Answer, Behind, Chunk, Done, Effect, Replaced, SumDue, Verdict
 from fulmen_algorithm.exchange.aggregator.membership import Key
 from fulmen_algorithm.exchange.aggregator.rounds import RoundMachine
 from fulmen_algorithm.exchange.aggregator.terms import CHUNK_BYTES, SUM, CallTerms, Patience, Terms
@@ -91,6 +91,7 @@ class Rounds(RuleBasedStateMachine):
         self.answers: list[Answer] = []
         self.due: list[SumDue] = []
         self.sums: dict[Key, bytes] = {}
+        self.files: dict[int, tuple[SumDue, int]] = {}
         self.epochs: dict[int, tuple[tuple[int, str], ...]] = {}
         for rank in range(world_size):
             self.join(rank)
@@ -116,10 +117,36 @@ class Rounds(RuleBasedStateMachine):
         self.answers.clear()
         self.work(seed)
 
+    def all_that_is_under_way_is_lost(self) -> None:
+        """Chunks, answers and sums; and epochs, of which a server knows those alone that it or a member has kept."""
+        for lost in (self.sent, self.answers, self.due, self.epochs):
+            lost.clear()
+
     @rule(seed=seeds, seconds=st.sampled_from([1.0, 5.0, 11.0, 21.0]))
     def time_passes(self, seed: int, seconds: float) -> None:
         self.now_s += seconds
         self.do(self.machine.tick(self.now_s))
+        self.work(seed)
+
+    @rule(seed=seeds, at_once=st.booleans())
+    def the_server_is_started_again(self, seed: int, at_once: bool) -> None:
+        """Sums are in its files, of each call the newest; what was under way is lost, and ranks find out by and by."""
+        self.all_that_is_under_way_is_lost()
+        self.machine = RoundMachine(terms_of(self.world_size))
+        newest = max((due.key[0] for due, _ in self.files.values()), default=0)
+        kept = {
+            due.key: (
+                due.terms,
+                Done(taken=due.taken, member_count=due.member_count, reply=self.sums[due.key]),
+            )
+            for due, _ in self.files.values()
+            if due.key[0] >= newest - 1
+        }
+        self.machine.restore(kept, epoch=max((epoch for _, epoch in self.files.values()), default=0))
+        chance = random.Random(seed)
+        for rank in chance.sample(self.ranks, len(self.ranks)):
+            if rank.lives and (at_once or chance.random() < 0.5):
+                self.join_again(rank)
         self.work(seed)
 
     @rule(seed=seeds)
@@ -194,6 +221,7 @@ class Rounds(RuleBasedStateMachine):
         for (rank, incarnation), tag in zip(due.taken.items(), tags, strict=True):
             assert TAG.unpack(tag) == (rank, int(incarnation), *due.key)
         self.sums[due.key] = b"".join(tags)
+        self.files[due.key[1]] = due, self.machine.members.epoch
         self.do(self.machine.summed(due.key, self.sums[due.key], self.now_s))
 
     def hear(self, answer: Answer) -> None:
@@ -220,7 +248,7 @@ class Rounds(RuleBasedStateMachine):
             joined, effects = self.machine.join(
                 rank.rank, rank.incarnation, self.now_s, round_=rank.round, epoch=rank.epoch, known=rank.known
             )
-        except Behind:
+        except (Behind, Replaced):
             rank.lives = False
             return
         rank.epoch = joined.epoch

@@ -157,6 +157,16 @@ def test_a_shard_that_refuses_a_payload_has_the_state_that_it_had():
     assert wire.encode(shard.reduce(0, [good, good], second)) == wire.encode(other.reduce(0, [good, good], second))
 
 
+def test_a_shard_that_refuses_its_first_payload_takes_one_of_another_size_after_it():
+    codec, values = segment("topk"), gradient(20)
+    [small] = codec.encode(values.clone(), codec.new_state(values), [0, 20], Round(number=1))
+    shard, round_ = Shard(codec), Round(number=1, rank=1)
+    with pytest.raises(PayloadInvalid):
+        shard.reduce(0, [replace(small, version=2)], round_)
+    assert not shard.states
+    assert shard.reduce(0, [whole(codec)], round_).size == SIZE
+
+
 @settings(max_examples=150)
 @given(data=st.data())
 def test_any_payload_is_decoded_or_refused_and_nothing_else(data):

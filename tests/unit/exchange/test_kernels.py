@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fulmen_algorithm.exchange import kernels
 from fulmen_algorithm.exchange.kernels import reference
 from fulmen_algorithm.exchange.kernels.choice import Kernels
-from fulmen_algorithm.exchange.kernels.library import COMPILERS, load
+from fulmen_algorithm.exchange.kernels.loader import COMPILERS, load
 from fulmen_algorithm.exchange.kernels.native import NativeKernels
 from tests.unit.exchange.kernel_inputs import (
     SIZES,

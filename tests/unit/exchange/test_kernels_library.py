@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from fulmen_algorithm.exchange.kernels import KernelsUnavailable, choice, reference
 from fulmen_algorithm.exchange.kernels.choice import Choice, Mode, mode_of_environment
-from fulmen_algorithm.exchange.kernels.library import COMPILERS, cache_folder, load
+from fulmen_algorithm.exchange.kernels.loader import COMPILERS, cache_folder, load
 from fulmen_algorithm.exchange.kernels.native import NativeKernels
 
 COMPILER = next((found for name in COMPILERS if (found := shutil.which(name))), None)
@@ -66,7 +66,7 @@ def test_two_processes_may_compile_at_once(tmp_path: Path) -> None:
     script = f'echo >> "{begun}"; while [ $(wc -l < "{begun}") -lt 2 ]; do sleep 0.01; done; exec {COMPILER} "$@"'
     path = compiler(tmp_path / "bin", script) + os.pathsep + os.environ["PATH"]
     code = (
-        "import sys; from pathlib import Path; from fulmen_algorithm.exchange.kernels.library import load;"
+        "import sys; from pathlib import Path; from fulmen_algorithm.exchange.kernels.loader import load;"
         "load(Path(sys.argv[1])).fulmen_threshold_of"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "cache")]
@@ -161,8 +161,8 @@ def test_libraries_are_kept_where_caches_are(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder() == tmp_path / "fulmen" / "kernels"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "/home/somebody")
-    assert cache_folder() == Path("/home/somebody/.cache/fulmen/kernels")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert cache_folder() == tmp_path / "home" / ".cache" / "fulmen" / "kernels"
 
 
 def test_the_variable_says_one_of_three(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ def play(policy: Policy, cluster: Cluster, *, rounds: int, first: int = 1, seed:
     return found
 
 
-def test_every_kind_of_mode_is_measured_before_one_is_chosen():
+def test_every_kind_of_way_is_measured_before_one_is_chosen():
     ways = [one.way for one in play(policy_for(), Cluster(bytes_per_s=100 * MBIT), rounds=13)]
     assert ways[:12:3] == [
         Way(codec="none"),
@@ -80,7 +80,7 @@ def test_every_kind_of_mode_is_measured_before_one_is_chosen():
     ("mbit", "chosen"),
     [(100, Way(codec="qsgd", bits=4)), (100_000, Way(codec="none")), (2400, Way(codec="qsgd", bits=8))],
 )
-def test_the_cheapest_mode_that_is_worth_it_is_taken(mbit, chosen):
+def test_the_cheapest_way_that_is_worth_it_is_taken(mbit, chosen):
     cluster = Cluster(bytes_per_s=mbit * MBIT)
     assert {one.way for one in play(policy_for(), cluster, rounds=40)[12:]} == {chosen}
 
@@ -112,7 +112,7 @@ def test_dgc_is_only_chosen_with_the_optimiser_that_stands_it():
         assert used == {"none", "bf16", "qsgd"}
 
 
-def test_what_dgc_kept_back_while_it_was_measured_is_sent_before_another_mode_is_taken():
+def test_what_dgc_kept_back_while_it_was_measured_is_sent_before_another_way_is_taken():
     decisions = play(policy_for(codec=DgcSettings, optimizer="sgd"), Cluster(bytes_per_s=1e12), rounds=20)
     at = [number for number, one in enumerate(decisions) if one.way.codec == "dgc"]
     assert [decisions[number].flush for number in at] == [False, False, False, True]

@@ -86,7 +86,7 @@ class TestAdaptive:
         shrunk = [1 / choice.way.ratio for choice in self.play(lambda _: 0.9, rounds=14)][1::3]
         assert np.divide(shrunk[1:], shrunk[:-1]) == pytest.approx([0.8] * 4, rel=1e-2)
 
-    def test_figures_of_rounds_in_another_mode_do_not_count(self):
+    def test_figures_of_rounds_in_another_way_do_not_count(self):
         chooser = Adaptive(TOPK, self.SETTINGS)
         for number in range(1, 30):
             assert chooser.choose(calm(number, captured=0.01), now=MILD).way == TOPK

@@ -161,6 +161,34 @@ def test_a_number_that_is_not_finite_on_one_rank_goes_into_no_state() -> None:
         assert not sums.isfinite().any(), "every rank skips the step"
 
 
+@pytest.mark.parametrize("codec", ["none", "topk"])
+def test_a_parameter_without_gradient_on_any_rank_has_one_only_if_something_of_it_was_kept_back(codec: str) -> None:
+    def work(rank: int, reducer: CodecReducer) -> list[list[int]]:
+        parameters, found = list(reducer.parameters.values()), []
+        for number, without in enumerate(([0, 1], [0, 1, 2], [], [0, 1]), start=1):
+            for index, gradient in enumerate(gradients_of(rank, number, reducer)):
+                # Of the third, the last rank alone has none in the first round.
+                alone = index == 2 and number == 1 and rank == WORLD - 1
+                parameters[index].grad = None if index in without or alone else gradient
+            reducer.reduce(parameters, Ranks())
+            found.append([index for index, parameter in enumerate(parameters) if parameter.grad is None])
+        return found
+
+    kept_back = codec == "topk"
+    expected = [[0, 1], [0, 1] if kept_back else [0, 1, 2], [], [1] if kept_back else [0, 1]]
+    assert on_ranks(work, codec) == [expected] * WORLD
+
+
+def test_weights_of_any_shape_are_compared() -> None:
+    def work(rank: int, reducer: CodecReducer) -> int:
+        scalar, nothing = nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.zeros(0))
+        reducer.parameters = {**reducer.parameters, "scale": scalar, "nothing": nothing}
+        reduced(rank, 1, reducer)
+        return reducer.round_number
+
+    assert on_ranks(work, "none", check_every=1) == [1] * WORLD
+
+
 def test_each_ranks_gradient_is_clipped_before_dgc_accumulates_it() -> None:
     clip = 0.5
 

@@ -45,7 +45,7 @@ class Round:
         number: From 1; rounds that were repeated count once.
         world_size: Ranks that take part.
         ratio: Bytes of float32 for each byte that is to be sent, where the codec has a choice.
-        rank: Which of the ranks this one is, from 0; a shard that sums is `world_size`.
+        rank: Which of the ranks this one is, from 0; a shard that sums has a number beyond all ranks.
         seed: Of what is random.
         flush: Whether all that was kept back is to be sent, as exactly as the codec can.
     """

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from math import inf, log, sqrt
+from math import inf, log
 
 import numpy as np
 from numpy.typing import NDArray
@@ -153,14 +153,6 @@ class Model:
     def step_s(self, step: Step) -> float:
         """Predicts the seconds of a step."""
         return step.compute_s + self.exchange_s(step)
-
-
-def slowest_s(compute_s: float, *, jitter: float, world_size: int) -> float:
-    """Returns what the slowest of N ranks takes to compute: C (1 + j sqrt(2 ln N)).
-
-    The expected maximum of N normal variables, to leading order; `jitter` is the standard deviation over the mean.
-    """
-    return compute_s * (1.0 + jitter * sqrt(2.0 * log(world_size)))
 
 
 def calibrate(measured: Sequence[Measured], *, overlaps: Sequence[float] = OVERLAPS) -> Model:

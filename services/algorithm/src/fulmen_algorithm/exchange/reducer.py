@@ -2,7 +2,8 @@
 
 Invariants: every rank has the same bits afterwards, and what is decided (to leave a round out, to send everything) is
 decided from numbers that all ranks have. A gradient that is not finite on any rank goes into no state: the step is
-skipped by all, as it would be without a codec.
+skipped by all, as it would be without a codec. A parameter without gradient on any rank keeps none, unless something of
+it that was kept back is sent now.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from fulmen_algorithm.exchange.layout import Layout
 from fulmen_algorithm.exchange.link import Link
 from fulmen_algorithm.exchange.settings import CodecSettings
 from fulmen_algorithm.training.parallel import Ranks
+from fulmen_algorithm.training.tensor_files import content_of
+from fulmen_algorithm.training.weight_writer import raw_tensor
 
 
 class RanksDiverged(Exception):
@@ -35,7 +38,6 @@ class Spent:
     encode_s: float = 0.0
     transfer_s: float = 0.0
     decode_s: float = 0.0
-    rounds: float = 0.0
 
     def figures(self, *, sent: float, received: float) -> dict[str, float]:
         """Names the figures as a run's stream shows them."""
@@ -83,7 +85,8 @@ class CodecReducer:
         """
         self.link.begin()
         gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
-        if not self._finite_everywhere(gradients):
+        finite, present = self._ask_all(gradients)
+        if not finite:
             # Every rank skips the step over this; nothing was put into a state.
             for gradient in gradients.values():
                 gradient.fill_(float("nan"))
@@ -100,10 +103,9 @@ class CodecReducer:
             seed=self.seed,
             flush=bool(every) and self.round_number % every == 0,
         )
-        self._sum_dense(gradients)
+        self._sum_dense(present)
         for index in range(len(self.layout.buckets)):
-            self._sum_bucket(index, gradients, round_)
-        self._spent.rounds += 1
+            self._sum_bucket(index, gradients, present, round_)
 
     def take_figures(self) -> dict[str, float]:
         """Returns what exchanges have cost since it was last asked."""
@@ -112,13 +114,15 @@ class CodecReducer:
         spent, self._spent = self._spent, Spent()
         return spent.figures(sent=sent, received=received)
 
-    def _finite_everywhere(self, gradients: Mapping[str, Tensor]) -> bool:
+    def _ask_all(self, gradients: Mapping[str, Tensor]) -> tuple[bool, set[str]]:
+        """Tells whether the gradients of all ranks are finite, and which parameters have one on any rank."""
         device = next(iter(self.parameters.values())).device
-        bad = torch.zeros(1, device=device)
+        counts = torch.tensor([0.0, *(float(name in gradients) for name in self.parameters)], device=device)
         for gradient in gradients.values():
-            bad += 1.0 - gradient.isfinite().all().float()
-        self.link.all_reduce(bad)
-        return not float(bad)
+            counts[0] += 1.0 - gradient.isfinite().all().float()
+        self.link.all_reduce(counts)
+        bad, *having = counts.tolist()
+        return not bad, {name for name, count in zip(self.parameters, having, strict=True) if count}
 
     def _clip(self, gradients: Mapping[str, Tensor]) -> None:
         """Scales this rank's gradients down where the codec accumulates them: a sum of what came in bursts is not clipped."""
@@ -137,7 +141,7 @@ class CodecReducer:
             return
         digest = hashlib.sha256()
         for parameter in self.parameters.values():
-            digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+            digest.update(content_of(raw_tensor(parameter).words))
         device = next(iter(self.parameters.values())).device
         own = torch.tensor(list(digest.digest()[:16]), dtype=torch.float32, device=device)
         sum_ = own.clone()
@@ -145,9 +149,9 @@ class CodecReducer:
         if not torch.equal(sum_, own * self.link.size):
             raise RanksDiverged(f"the ranks hold different weights in round {self.round_number}")
 
-    def _sum_dense(self, gradients: Mapping[str, Tensor]) -> None:
+    def _sum_dense(self, present: set[str]) -> None:
         """Sums what is not compressed, all at once."""
-        parameters = [self.parameters[name] for name in self.layout.dense]
+        parameters = [self.parameters[name] for name in self.layout.dense if name in present]
         if not parameters:
             return
         for parameter in parameters:
@@ -161,7 +165,7 @@ class CodecReducer:
         for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
             parameter.grad.copy_(part.view_as(parameter))  # type: ignore[union-attr]  # made above
 
-    def _sum_bucket(self, index: int, gradients: dict[str, Tensor], round_: Round) -> None:
+    def _sum_bucket(self, index: int, gradients: dict[str, Tensor], present: set[str], round_: Round) -> None:
         began = perf_counter()
         like = self.parameters[self.layout.buckets[index][0].name]
         bucket = self.layout.bucket(index, gradients, like=like)
@@ -174,10 +178,12 @@ class CodecReducer:
             self.codec.reduce(bucket, self.states[index], self.link.all_reduce, round_)
             self._spent.transfer_s += perf_counter() - began
         for place in self.layout.buckets[index]:
-            parameter = self.parameters[place.name]
+            parameter, sum_ = self.parameters[place.name], bucket.flat[place.begin : place.end]
+            if place.name not in present and not bool(sum_.any()):
+                continue
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            parameter.grad.copy_(bucket.flat[place.begin : place.end].view_as(parameter))
+            parameter.grad.copy_(sum_.view_as(parameter))
 
     def _exchange(self, codec: SegmentCodec, bucket: Bucket, round_: Round, began: float) -> None:
         state = self.states.get(bucket.index)

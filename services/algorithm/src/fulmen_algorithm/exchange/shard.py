@@ -8,8 +8,6 @@ import torch
 
 from fulmen_algorithm.exchange.codec import Payload, PayloadInvalid, Round, SegmentCodec, State
 
-__all__ = ["Shard"]
-
 
 class Shard:
     """Sums segments of every bucket; what a reply leaves out is kept back for the next one."""
@@ -34,11 +32,12 @@ class Shard:
             raise PayloadInvalid("ranks sent segments of different sizes")
         [size] = sizes
         if sum_ is None:
-            sum_ = self._sums[bucket] = torch.zeros(size, dtype=torch.float32, device=self._device)
-            if bucket not in self.states:  # it may have been restored
-                self.states[bucket] = self._down.new_state(sum_)
+            sum_ = torch.zeros(size, dtype=torch.float32, device=self._device)
         sum_.zero_()
         for payload in payloads:
             self._up.add(payload, sum_)
+        self._sums[bucket] = sum_
+        if bucket not in self.states:  # it may have been restored
+            self.states[bucket] = self._down.new_state(sum_)
         [reply] = self._down.encode(sum_, self.states[bucket], [0, size], round_)
         return reply

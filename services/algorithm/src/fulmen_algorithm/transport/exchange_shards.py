@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -68,13 +69,18 @@ class ServedShard:
         self.machine = machine
         self.lost_residuals = 0
         self.empty_since_s = clock()
-        self._is_broken = False
+        self._error_id = ""
         self._sums = sums
         self._clock = clock
         self._streams: dict[tuple[int, str], Outbox] = {}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="exchange-shard")
         self._due: asyncio.Queue[SumDue] = asyncio.Queue()
         self._adding = asyncio.create_task(self._add(), name="exchange-shard")
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a sum could not be made: no more are."""
+        return bool(self._error_id)
 
     def join(self, rank: int, incarnation: str, *, round_: int, epoch: int, known: int) -> Joined:
         """See `RoundMachine.join`."""
@@ -92,8 +98,8 @@ class ServedShard:
         if (older := self._streams.get((rank, incarnation))) is not None:
             older.end()
         self._streams[rank, incarnation] = outbox
-        if self._is_broken:
-            outbox.end(_broken())
+        if self.is_broken:
+            outbox.end(self._broken())
         return outbox
 
     def close(self, rank: int, incarnation: str, outbox: Outbox) -> None:
@@ -144,14 +150,15 @@ class ServedShard:
             except PayloadsRefused as error:
                 self._do(self.machine.refused(due.key, error.reasons, self._clock()))
             except Exception:  # noqa: BLE001  (handed on to all who wait, now and later)
-                _log.exception("exchange_sum_failed", round=due.key[0], call=due.key[1])
-                self._is_broken = True
+                self._error_id = uuid.uuid4().hex[:12]
+                _log.exception("exchange_sum_failed", error_id=self._error_id, round=due.key[0], call=due.key[1])
                 for outbox in list(self._streams.values()):
-                    outbox.end(_broken())
+                    outbox.end(self._broken())
                 return
             else:
                 self._do(self.machine.summed(due.key, reply, self._clock()))
 
-
-def _broken() -> InternalError:
-    return InternalError("A sum could not be made; the server's log says why. Start the run again.")
+    def _broken(self) -> InternalError:
+        # With an id: one without is what gRPC says of a connection that broke, after which ranks try again.
+        text = f"A sum could not be made; id {self._error_id} in the server's log says why. Start the ranks again."
+        return InternalError(text, error_id=self._error_id)

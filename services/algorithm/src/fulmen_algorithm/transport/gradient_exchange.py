@@ -26,7 +26,7 @@ from fulmen.errors import (
     Unavailable,
     Violation,
 )
-from fulmen_algorithm.exchange.aggregator.effects import Behind
+from fulmen_algorithm.exchange.aggregator.effects import Behind, Replaced
 from fulmen_algorithm.exchange.aggregator.rounds import RoundMachine
 from fulmen_algorithm.exchange.aggregator.terms import CHUNK_BYTES, MAX_RANKS, Problem, Terms
 from fulmen_algorithm.transport import exchange_messages as messages
@@ -99,6 +99,8 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
         """Does what is due now."""
         for run, shards in list(self._shards.items()):
             for number, shard in list(shards.items()):
+                if shards.get(number) is not shard:
+                    continue  # another was opened in its place while the one before it was ended
                 shard.tick()
                 if self._clock() >= shard.empty_since_s + self._limits.forget_s:
                     del shards[number]
@@ -140,8 +142,9 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
                 epoch=max(0, request.membership_epoch),
                 known=max(0, request.known_member_count),
             )
-        except Behind as error:
-            raise TrainingRunStateInvalid(_behind(str(error)), training_run=request.training_run[:MAX_NAME]) from None
+        except (Behind, Replaced) as error:
+            text = _behind(str(error)) if isinstance(error, Behind) else f"The rank's place was taken: {error}."
+            raise TrainingRunStateInvalid(text, training_run=request.training_run[:MAX_NAME]) from None
         return pb.JoinResponse(
             membership_epoch=joined.epoch,
             member_count=len(joined.ranks),
@@ -227,8 +230,7 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
         # One at a time, so that two ranks that join together find the same one.
         async with self._opening:
             shard = self._shards.get(run, {}).get(terms.shard)
-            if shard is not None and not shard.machine.members.ranks and shard.machine.terms.differences(terms):
-                # All have left, and come back with other settings.
+            if shard is not None and _is_over(shard, terms, request):
                 del self._shards[run][terms.shard]
                 await shard.end()
                 shard = None
@@ -278,6 +280,14 @@ async def _read(
         outbox.end(error)
     else:
         outbox.end()
+
+
+def _is_over(shard: ServedShard, terms: Terms, request: pb.JoinRequest) -> bool:
+    """Tells whether a shard gives place to a new one: for other settings when all have left, or when ranks start again."""
+    members = shard.machine.members
+    if shard.is_broken:
+        return members.get(request.rank, request.incarnation) is None
+    return not members.ranks and bool(shard.machine.terms.differences(terms))
 
 
 def _refuse(what: str, problems: list[Problem]) -> None:

@@ -86,9 +86,10 @@ class GradientExchangeServiceServicer(object):
         """Makes the caller a member of a run's exchange, or renews its lease if it is one. Idempotent by `incarnation`.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): the terms differ from those of the run, every difference is listed
-        in `google.rpc.BadRequest`; or sizes are beyond what the server holds. `FAILED_PRECONDITION`
-        (`TRAINING_RUN_STATE_INVALID`): the rank asks for a round whose sums are not kept any more; it needs the weights of
-        a newer checkpoint or of another rank.
+        in `google.rpc.BadRequest`; or sizes are beyond what the server holds. `RESOURCE_EXHAUSTED` (`QUOTA_EXCEEDED`): the
+        server holds as many shards as it may. `FAILED_PRECONDITION` (`TRAINING_RUN_STATE_INVALID`): the rank asks for a
+        round whose sums are not kept any more, and needs the weights of a newer checkpoint or of another rank; or it was a
+        member before, and another process has taken its place.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -105,7 +106,10 @@ class GradientExchangeServiceServicer(object):
         """Streams chunks of payloads to one shard, and verdicts and chunks of sums back. The first message opens the stream.
         Sent again on a new stream after it breaks off.
 
-        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): the first message opens nothing.
+        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): the first message opens nothing, or a later one is malformed.
+        `DEADLINE_EXCEEDED`: no first message came. `UNAVAILABLE`: the server does not know the exchange, so that the rank
+        joins it again; it is shutting down; or the rank does not read. `INTERNAL`: a sum could not be made, and none will
+        be until ranks are started again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -113,6 +117,8 @@ class GradientExchangeServiceServicer(object):
 
     def GetRound(self, request, context):
         """Returns how a recent round went.
+
+        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): the server remembers no such round.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

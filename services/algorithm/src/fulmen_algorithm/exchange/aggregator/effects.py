@@ -26,6 +26,10 @@ class Behind(Exception):
     """A rank asks for a round whose sums are not kept any more; the text says which round is the newest."""
 
 
+class Replaced(Exception):
+    """A process that was a member asks to join, and a newer one has its rank; the text says which rank."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
     """A part of a payload of a rank.

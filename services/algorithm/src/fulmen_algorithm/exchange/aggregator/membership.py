@@ -67,6 +67,10 @@ class Membership:
         member = self._members.get(rank)
         return member if member is not None and member.incarnation == incarnation else None
 
+    def is_taken(self, rank: int, incarnation: str) -> bool:
+        """Tells whether another process has a rank."""
+        return rank in self._members and self.get(rank, incarnation) is None
+
     def of_round(self, number: int) -> list[Member]:
         """Returns the members that take part in a round, by rank."""
         return [member for member in self.all() if member.first_round <= number]
@@ -113,13 +117,6 @@ class Membership:
         patient = self._patient_until_s is None or now_s < self._patient_until_s
         if len(self._members) >= awaited or (self._members and not patient):
             self.is_started = True
-
-    def next_s(self) -> float | None:
-        """Returns when something may be due next; None if nothing is."""
-        due = [member.seen_s + self.lease_s for member in self._members.values()]
-        if not self.is_started and self._patient_until_s is not None:
-            due.append(self._patient_until_s)
-        return min(due, default=None)
 
     def _change(self) -> None:
         self.epoch += 1

@@ -21,6 +21,7 @@ from fulmen_algorithm.exchange.aggregator.effects import (
     Done,
     Effect,
     Joined,
+    Replaced,
     RoundRecord,
     SumDue,
     Totals,
@@ -66,6 +67,7 @@ class RoundMachine:
         self.removed = 0
         self.records: dict[int, RoundRecord] = {}
         self._calls: dict[Key, _Call] = {}
+        self._restored: Key = (0, 0)
         self._is_resumed = False
         self._next_round = 1
 
@@ -74,7 +76,8 @@ class RoundMachine:
         self.members.epoch = max(self.members.epoch, epoch)
         for key, (terms, done) in kept.items():
             self._calls[key] = _Call(terms=terms, opened_s=0.0, done=done)
-            self.round = max(self.round, key[0])
+        self._restored = max(kept, default=(0, 0))
+        self.round = self._restored[0]
         self._next_round = self.round + 1
 
     def join(
@@ -92,7 +95,11 @@ class RoundMachine:
 
         Raises:
             Behind: if it asks for a round whose sums are not kept any more.
+            Replaced: if it was a member before, and another process has its rank now.
         """
+        # Who comes for the first time takes the place of who was there; two that took it in turn would let no sum be made.
+        if epoch and self.members.is_taken(rank, incarnation):
+            raise Replaced(f"another process takes part as rank {rank}")
         if not self.members.is_started:
             # What a member knows that this process has not seen, or has forgotten, counts.
             self._is_resumed |= known > 0
@@ -103,8 +110,9 @@ class RoundMachine:
         first_round = round_
         if not round_ and self.members.get(rank, incarnation) is None:
             first_round = self.round + 1 if self.members.is_started or self._is_resumed else self._next_round
+        told = self._positions()
         changed = self.members.add(Member(rank=rank, incarnation=incarnation, first_round=first_round, seen_s=now_s))
-        effects = (self._stale() if changed else []) + self._settle(now_s)
+        effects = (self._stale(told) if changed else []) + self._settle(now_s)
         member = self.members.get(rank, incarnation)
         assert member is not None
         joined = Joined(
@@ -142,7 +150,8 @@ class RoundMachine:
         call = self._calls.get(chunk.key)
         if call is None:
             ahead = max((other.position for other in self.members.all() if other is not member), default=(0, 0))
-            if chunk.key[0] < self.round - 1 or chunk.key < ahead:
+            # What is older than the newest sum that was restored was made, and is not kept: it is not made again.
+            if chunk.key[0] < self.round - 1 or chunk.key < max(ahead, self._restored):
                 return answer(Verdict.BEHIND, f"the others are in round {self.round}")
             call = self._calls[chunk.key] = _Call(terms=chunk.terms, opened_s=now_s)
             self._begin(chunk.key, now_s)
@@ -201,13 +210,6 @@ class RoundMachine:
             self.removed += len(slow)
             effects += self._remove(slow, now_s)
         return effects + self._settle(now_s)
-
-    def next_s(self) -> float | None:
-        """Returns when `tick` may have something to do; None if nothing is waited for."""
-        wait_s = min(self.arrivals.deadline_s(), self.terms.patience.give_up_s)
-        due = [call.opened_s + wait_s for call in self._calls.values() if call.collects]
-        leases_s = self.members.next_s()
-        return min(due if leases_s is None else [*due, leases_s], default=None)
 
     def _problem(self, member: Member, chunk: Chunk) -> str:
         """Says why a chunk cannot be taken, before anything is allocated for it; empty if it can."""
@@ -269,7 +271,7 @@ class RoundMachine:
 
     def _remove(self, ranks: Collection[int], now_s: float, *, also: bool = False) -> list[Effect]:
         """Ends memberships; what is not summed is then sent again, and so it is if `also` says so."""
-        told = [(member.rank, member.incarnation, member.position) for member in self.members.all()]
+        told = self._positions()
         changed = self.members.remove(ranks)
         if not changed and not also:
             return []
@@ -277,17 +279,25 @@ class RoundMachine:
             self._is_resumed, self._next_round = False, self.round + 1
         return self._stale(told) + self._settle(now_s)
 
-    def _stale(self, told: Collection[tuple[int, str, Key]] | None = None) -> list[Effect]:
-        """Forgets what is not summed, and tells those who wait for it to join and send again."""
-        if told is None:
-            told = [(member.rank, member.incarnation, member.position) for member in self.members.all()]
+    def _positions(self) -> list[tuple[int, str, Key]]:
+        return [(member.rank, member.incarnation, member.position) for member in self.members.all()]
+
+    def _stale(self, told: Collection[tuple[int, str, Key]]) -> list[Effect]:
+        """Forgets what is not summed, and tells those who wait for it to join and send again.
+
+        So are those told who are no members any more and wait for a sum that is being made: only members get it.
+
+        Args:
+            told: Who were members before, and where they were.
+        """
+        being_made = [key for key, call in self._calls.items() if call.due is not None]
         open_ = [key for key, call in self._calls.items() if call.collects]
         for key in open_:
             del self._calls[key]
         return [
             Answer(rank=rank, incarnation=incarnation, key=position, verdict=Verdict.STALE_EPOCH)
             for rank, incarnation, position in told
-            if position in open_
+            if position in open_ or (position in being_made and self.members.get(rank, incarnation) is None)
         ]
 
     def _told(self, member: Member, key: Key, done: Done, *, again: bool) -> Answer:

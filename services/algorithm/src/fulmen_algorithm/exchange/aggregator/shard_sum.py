@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from fulmen_algorithm.exchange import wire
 from fulmen_algorithm.exchange.aggregator.effects import Done, SumDue
 from fulmen_algorithm.exchange.aggregator.membership import Key
-from fulmen_algorithm.exchange.aggregator.terms import SUM, CallTerms, Problem, Terms
+from fulmen_algorithm.exchange.aggregator.terms import MAX_RANKS, SUM, CallTerms, Problem, Terms
 from fulmen_algorithm.exchange.codec import Payload, PayloadInvalid, Round, SegmentCodec
 from fulmen_algorithm.exchange.registry import load_codecs
 from fulmen_algorithm.exchange.shard import Shard
@@ -109,7 +109,7 @@ class ShardSum:
         for path in sorted(self._folder.glob("*.safetensors")) if self._folder is not None else ():
             try:
                 key, terms, done, state, its_epoch = self._read(path)
-            except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+            except (SafetensorError, OSError, KeyError, TypeError, ValueError, PayloadInvalid) as error:
                 _log.warning("kept_sum_not_read", file=path.name, error=type(error).__name__)
                 continue
             epoch = max(epoch, its_epoch)
@@ -150,7 +150,7 @@ class ShardSum:
             number=terms.number,
             world_size=due.member_count,
             ratio=terms.ratio,
-            rank=due.member_count + self._terms.shard,
+            rank=MAX_RANKS + self._terms.shard,  # no rank draws by it, whoever has come and gone
             seed=terms.seed,
             flush=terms.flush,
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fulmen_algorithm.exchange.kernels.choice import Choice, Kernels
-from fulmen_algorithm.exchange.kernels.library import KernelsUnavailable
+from fulmen_algorithm.exchange.kernels.loader import KernelsUnavailable
 
 if TYPE_CHECKING:
     from torch import Tensor

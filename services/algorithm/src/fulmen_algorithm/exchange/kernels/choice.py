@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
-from fulmen_algorithm.exchange.kernels.library import KernelsUnavailable, cache_folder, load
+from fulmen_algorithm.exchange.kernels.loader import KernelsUnavailable, cache_folder, load
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,4 +1,4 @@
-// The loops of reference.py on one thread of a CPU, with the same bits. They are compiled where they run (library.py).
+// The loops of reference.py on one thread of a CPU, with the same bits. They are compiled where they run (loader.py).
 //
 // Every operation rounds as torch's does: products and sums are not contracted (-ffp-contract=off), and what is divided
 // there is divided here.

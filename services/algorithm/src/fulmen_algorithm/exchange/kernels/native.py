@@ -10,7 +10,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from fulmen_algorithm.exchange.kernels.library import KernelsUnavailable
+from fulmen_algorithm.exchange.kernels.loader import KernelsUnavailable
 from fulmen_algorithm.exchange.kernels.reference import BLOCK, SPARSE_INVALID, kept_of
 
 _AT, _SIZE, _INT, _WORD, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_uint32, ctypes.c_float
@@ -29,7 +29,7 @@ class NativeKernels:
     """The compiled kernels.
 
     Args:
-        library: Of `library.load`.
+        library: Of `loader.load`.
 
     Raises:
         KernelsUnavailable: if it is another library.

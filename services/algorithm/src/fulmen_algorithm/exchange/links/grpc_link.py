@@ -22,8 +22,7 @@ from fulmen.algorithm.v1 import gradient_exchange_service_pb2 as pb
 from fulmen.errors import DeadlineExceeded, FulmenError, Unavailable
 from fulmen.rpc.channel import FulmenChannel, open_channel
 from fulmen_algorithm.exchange import wire
-from fulmen_algorithm.exchange.aggregator.shard_sum import SUM_VERSION, sum_payload
-from fulmen_algorithm.exchange.aggregator.terms import SUM
+from fulmen_algorithm.exchange.aggregator.shard_sum import sum_payload
 from fulmen_algorithm.exchange.codec import Codec, Payload, PayloadInvalid, Round
 from fulmen_algorithm.exchange.layout import Layout
 from fulmen_algorithm.exchange.link import ExchangeFailed
@@ -67,13 +66,12 @@ class GrpcRank:
     def request(self, settings: GrpcLinkSettings, shard: int) -> pb.JoinRequest:
         """Returns what a shard is joined with."""
         cuts = [self.layout.cuts_of(bucket) for bucket in range(len(self.layout.buckets))]
-        name = str(type(self.codec_settings).model_fields["codec"].default)
         terms = pb.ExchangeTerms(
             world_size=self.world_size,
             shard=shard,
             shard_count=len(settings.targets),
             layout_digest=self.layout.digest,
-            codec=name,
+            codec=self.codec.name,
             codec_version=self.codec.version,
             codec_settings_json=self.codec_settings.model_dump_json(exclude={"link"}),
             segment_sizes=[each[shard + 1] - each[shard] for each in cuts],
@@ -247,7 +245,7 @@ class GrpcLink:
             round=self._round,
             call=self._call,
             bucket=bucket,
-            codec=(payload.codec, payload.version) if payload.codec != SUM else (SUM, SUM_VERSION),
+            codec=(payload.codec, payload.version),
             settings=settings or pb.CallSettings(ratio=1.0),
             data=wire.encode(payload),
         )
@@ -324,8 +322,8 @@ class GrpcLink:
             future.cancel()
             names = ", ".join(sorted(set(self._settings.targets)))
             raise ExchangeFailed(
-                f"no sum from {names} within {limit_s:g} s in round {self._round}, call {self._call}: see"
-                " `fulmen exchange status` for who is missing, and whether the servers can be reached"
+                f"no answer from {names} within {limit_s:g} s in round {self._round}, call {self._call}: see whether all"
+                " ranks live, and whether the servers can be reached"
             ) from None
 
 

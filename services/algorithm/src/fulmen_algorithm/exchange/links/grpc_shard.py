@@ -193,12 +193,13 @@ class ShardClient:
         if not self._epoch:
             await self._join_or_fail()
         epoch = self._epoch
-        if self._stream is None:
-            self._stream = await self._opened()
-        stream = self._stream
-        self._is_sending = True
-        sending = [asyncio.create_task(self._send(stream, payload.chunks(epoch)), name="exchange-send")]
+        sending: list[asyncio.Task[None]] = []
         try:
+            if self._stream is None:
+                self._stream = await self._opened()
+            stream = self._stream
+            self._is_sending = True
+            sending.append(asyncio.create_task(self._send(stream, payload.chunks(epoch)), name="exchange-send"))
             return await self._read(stream, payload, epoch, sending)
         except (Unavailable, DeadlineExceeded, _JoinAgain, ExchangeFailed):
             raise
@@ -237,6 +238,9 @@ class ShardClient:
             if message is grpc.aio.EOF:
                 raise Unavailable("The server has closed the stream.")
             chunk = message.chunk
+            about = message.verdict if message.HasField("verdict") else chunk
+            if (about.round, about.call) != (payload.round, payload.call):
+                continue  # of a payload that was sent again, and had its sum already
             if message.HasField("verdict"):
                 verdict = self._checked(message.verdict, payload)
                 if verdict is not None:
@@ -244,7 +248,7 @@ class ShardClient:
                 elif message.verdict.verdict == pb.SegmentVerdict.VERDICT_BAD_CHECKSUM:
                     again = payload.chunks(epoch, only=message.verdict.offset_bytes)
                     sending.append(asyncio.create_task(self._send(stream, again), name="exchange-send-again"))
-            elif verdict is not None and (chunk.round, chunk.call) == (payload.round, payload.call):
+            elif verdict is not None:
                 problem = reply.problem(chunk.offset_bytes, chunk.total_bytes, len(chunk.data))
                 if problem or zlib.crc32(chunk.data) != chunk.crc32:
                     # Asked for again, it comes again.
@@ -267,8 +271,6 @@ class ShardClient:
             _JoinAgain: if the payload is to be sent in another epoch.
             ExchangeFailed: if no waiting helps.
         """
-        if (verdict.round, verdict.call) != (payload.round, payload.call):
-            return None
         if verdict.verdict in WITH_SUM:
             if not 0 < verdict.reply_bytes <= MAX_REPLY_BYTES:
                 raise ExchangeFailed(f"{self.name} announced a sum of {verdict.reply_bytes} bytes; update its server")

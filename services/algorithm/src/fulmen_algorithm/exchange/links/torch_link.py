@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from fulmen_algorithm.exchange import wire
+from fulmen_algorithm.exchange.aggregator.terms import MAX_RANKS
 from fulmen_algorithm.exchange.codec import Payload, Round, SegmentCodec
 from fulmen_algorithm.exchange.shard import Shard
 from fulmen_algorithm.training.parallel import Ranks
@@ -60,10 +62,7 @@ class TorchLink:
             raise AssertionError("this codec has no segments")
         collected = self._all_to_all([wire.encode(payload) for payload in payloads])
         mine = [wire.decode(data, device=self._ranks.device) for data in collected]
-        as_shard = Round(
-            number=round_.number, world_size=round_.world_size, ratio=round_.ratio,
-            rank=self.size + self.rank, seed=round_.seed, flush=round_.flush,
-        )  # fmt: skip
+        as_shard = replace(round_, rank=MAX_RANKS + self.rank)
         reply = wire.encode(self._shard.reduce(bucket, mine, as_shard))
         replies = self._all_to_all([reply] * self.size)
         return [wire.decode(data, device=self._ranks.device) for data in replies], [True] * self.size
