@@ -29,6 +29,7 @@ import torch
 from benchmarks.train.stand import say
 from benchmarks.train.world import Agent, Engine, Queue, Shelf, load_script
 from fulmen.train_config import StageConfig, TrainConfig, load_train_config
+from fulmen_algorithm import tiny_model
 from fulmen_algorithm.algorithms.registry import load_registry
 from fulmen_algorithm.domain.chat import ChatAnswer, ChatRequest
 from fulmen_algorithm.domain.control import RunControl
@@ -246,7 +247,7 @@ async def _first_stage(
 def _key(config: TrainConfig, stage: StageConfig) -> str:
     """Names what decides about the weights after a stage."""
     digest = hashlib.sha256(json.dumps([stage.algorithm, dict(stage.settings)], sort_keys=True).encode())
-    for path in (config.folder / "make_model.py", config.data.demonstrations):
+    for path in (*sorted(config.folder.glob("*.py")), Path(tiny_model.__file__), config.data.demonstrations):
         digest.update(path.read_bytes() if path else b"")
     return f"{config.name}-{digest.hexdigest()[:12]}"
 
@@ -269,12 +270,13 @@ def example(name: str, *, algorithm: str = "", assignments: Sequence[str] = (), 
     """Reads an example's training file.
 
     Args:
-        name: Folder of the example.
+        name: Folder of the example, or a training file in it, such as `two_roles/train_adapters.toml`.
         algorithm: Takes the place of the last stage's; its settings stay, unless they are assigned.
         assignments: `setting=value` for the last stage, or `first:setting=value` for the first.
         seed: Of all stages.
     """
-    config = load_train_config(EXAMPLES / name / "train.toml")
+    file = EXAMPLES / name
+    config = load_train_config(file if file.suffix else file / "train.toml")
     stages = list(config.stages)
     if algorithm:
         stages[-1] = replace(stages[-1], algorithm=algorithm)
@@ -309,7 +311,7 @@ def _now() -> datetime:
 def main() -> None:
     """Runs experiments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("example", help="folder in examples/")
+    parser.add_argument("example", help="folder in examples/, or a training file in one")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--algorithm", default="", help="in the place of the last stage's")
     parser.add_argument("--set", action="append", default=[], help="setting=value of the last stage; first:... of SFT")

@@ -9,22 +9,17 @@ Invariant: whatever the model samples, short of a role marker, is rendered back 
 echoes the assistant's message; so the prompt of the second call begins with prompt and completion of the first.
 """
 
-import argparse
 import string
-from pathlib import Path
 
-import torch
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from tokenizers import Regex, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from fulmen_algorithm.tiny_model import ROLES, make_tokenizer, run_command_line, save_model
 
 NUMBERS = tuple(f"{number:02d}" for number in range(100))
 CHARACTERS = string.ascii_letters + "+-*/().,:=?! "
 CALL_OPEN = '<tool_call>{"name":"calculator","arguments":{"expression":"'
 CALL_CLOSE = '"}}</tool_call>'
-END = "<|end|>"
-PAD = "<|pad|>"
-UNKNOWN = "<|unknown|>"
-ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
 # Arguments are rendered as the text that the client echoes, never parsed and printed anew.
 CHAT_TEMPLATE = """\
 {%- if tools -%}<|system|>{%- for tool in tools -%}{{ tool['function']['name'] }}{%- endfor -%}{%- endif -%}
@@ -43,62 +38,19 @@ CHAT_TEMPLATE = """\
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """Builds the tokenizer with its chat template."""
-    special = (PAD, UNKNOWN, END, *ROLES)
-    vocabulary = {token: index for index, token in enumerate((*special, CALL_OPEN, CALL_CLOSE, *NUMBERS, *CHARACTERS))}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\d\d|."), behavior="isolated")
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
-    # Not special: the text of a call must survive decoding.
-    tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in (CALL_OPEN, CALL_CLOSE)])
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=PAD, unk_token=UNKNOWN, eos_token=END, clean_up_tokenization_spaces=False
+    return make_tokenizer(
+        (*NUMBERS, *CHARACTERS),
+        pre_tokenizers.Split(Regex(r"\d\d|."), behavior="isolated"),
+        roles=(*ROLES, "<|tool|>"),
+        phrases=(CALL_OPEN, CALL_CLOSE),
+        chat_template=CHAT_TEMPLATE,
     )
-    fast.chat_template = CHAT_TEMPLATE
-    return fast
 
 
-def build(output_dir: str, seed: int = 0, *, hidden: int = 64, layers: int = 2, heads: int = 4, mlp: int = 256) -> None:
-    """Writes a model directory (config, safetensors, tokenizer with chat template).
-
-    Args:
-        output_dir: Directory to write; made if missing.
-        seed: Seed of the initial weights.
-        hidden: Width of the residual stream.
-        layers: Number of layers.
-        heads: Attention heads.
-        mlp: Width of the feed-forward layers.
-    """
-    tokenizer = build_tokenizer()
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=hidden,
-        intermediate_size=mlp,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        max_position_embeddings=256,
-        initializer_range=0.04,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    torch.manual_seed(seed)
-    model = LlamaForCausalLM(config)
-    Path(output_dir).mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(output_dir)
-    tokenizer.save_pretrained(output_dir)
-
-
-def main() -> None:
-    """Runs the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("output_dir")
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    build(arguments.output_dir, arguments.seed)
+def build(output_dir: str, seed: int = 0) -> None:
+    """Writes a model directory; a chain of seven operations needs more than the usual 128 positions."""
+    save_model(build_tokenizer(), output_dir, seed, positions=256)
 
 
 if __name__ == "__main__":
-    main()
+    run_command_line(build, __doc__)
