@@ -1,9 +1,15 @@
 """What publishing a version costs: all weights, what changed, or adapters; bytes, seconds, and the engine's pause.
 
-A policy is trained with AdamW in this process and served by the embedded engine in its own, which answers requests all
-the while. Each kind publishes the same number of versions, one after each optimiser step.
+A Llama of random weights (standard deviation 0.02, off the bfloat16 grid) is trained by AdamW with the given learning
+rate on random answers, so that every weight moves by up to the learning rate in each step; that is more than later in a
+run. After each step a version is published to the embedded engine, in a process of its own, which answers requests
+without a break; a request that fails, or an answer with a token of no version, counts. `publish_seconds` is from the
+first byte written to the engine's answer that the new weights are in; the pause is the engine's own measurement.
+Medians of the steps after the first version.
 
     python -m benchmarks.publish --hidden 512 --layers 8 --steps 10
+
+`python -m benchmarks.train --only publish` writes what it measures to benchmarks/results/train.json.
 """
 
 from __future__ import annotations
@@ -23,7 +29,7 @@ from pathlib import Path
 
 import aiohttp
 
-from benchmarks.outcome import Claim, claim, show, write
+from benchmarks.outcome import Claim, claim, show
 from fulmen_algorithm.clients.engine import EngineOptions
 from fulmen_algorithm.clients.engine_process import EngineProcess
 from fulmen_algorithm.domain.trainer import TrainerSetup
@@ -44,12 +50,6 @@ from fulmen_algorithm.training.settings import (
 from fulmen_algorithm.training.tensor_files import Weights, read_folder
 
 MAKE_MODEL = Path(__file__).resolve().parents[1] / "examples" / "arithmetic" / "make_model.py"
-METHOD = """A Llama of random weights (standard deviation 0.02, off the bfloat16 grid) is trained by AdamW with the given
-learning rate on random answers, so that every weight moves by up to the learning rate in each step; that is more than
-later in a run. After each step a version is published to the embedded engine, in a process of its own, which answers
-requests without a break; a request that fails, or an answer with a token of no version, counts. publish_seconds is from
-the first byte written to the engine's answer that the new weights are in; the pause is the engine's own measurement.
-Medians of the steps after the first version."""
 QUESTION = {"model": "policy", "messages": [{"role": "user", "content": "12+34="}], "max_tokens": 16}
 LOAD = 2
 
@@ -255,27 +255,26 @@ async def run(arguments: argparse.Namespace) -> None:
             sys.stdout.flush()
             await measure(kind, model, Path(folder) / kind.name, arguments)
         speed = codec(next((Path(folder) / "full" / "models").iterdir()), Path(folder) / "codec")
-    raw = {"arguments": vars(arguments) | {"json": None}, "kinds": [k.summary() for k in kinds], "codec": speed}
-    if arguments.no_result:
-        show(raw, claims_of(kinds))
-    else:
-        write("publish", method=METHOD, raw=raw, claims=claims_of(kinds))
-    if arguments.json:
-        arguments.json.write_text(json.dumps({**raw, "claims": claims_of(kinds)}, indent=2) + "\n")
+    given = {name: value for name, value in vars(arguments).items() if name != "output"}
+    raw = {"arguments": given, "kinds": [k.summary() for k in kinds], "codec": speed}
+    show(raw, claims_of(kinds))
+    if arguments.output:
+        arguments.output.write_text(json.dumps({**raw, "claims": claims_of(kinds)}, indent=2) + "\n")
     if any(kind.traffic.failed for kind in kinds):
         sys.exit(1)
 
 
 def main() -> None:
     """Reads the command line."""
-    parser = argparse.ArgumentParser(prog="benchmarks.publish", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.publish", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--hidden", type=int, default=512, help="width; a multiple of 8")
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--steps", type=int, default=10, help="versions that are published in each way")
     parser.add_argument("--learning-rate", type=float, default=1e-6)
     parser.add_argument("--short", action="store_true", help="a small model and three versions")
-    parser.add_argument("--json", type=Path, help="where the figures are written too")
-    parser.add_argument("--no-result", action="store_true", help="prints, and leaves benchmarks/results as it is")
+    parser.add_argument("--output", type=Path, help="where the figures are written too")
     arguments = parser.parse_args()
     if arguments.short:
         arguments.hidden, arguments.layers, arguments.steps = 128, 2, 3
