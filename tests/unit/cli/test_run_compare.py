@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from fulmen.algorithm.v1 import training_run_pb2
+from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
 from fulmen.cli.exits import CommandFailed
-from fulmen.cli.run_compare import Told, _drawn, _save_picture, differing
+from fulmen.cli.run_compare import Told, _drawn, _save_picture, differing, told_run
 from fulmen.cli.run_reproduce import Deviation, first_deviation
+from fulmen.client import Client
+
+RUNNING = training_run_pb2.TRAINING_RUN_STATE_RUNNING
+SUCCEEDED = training_run_pb2.TRAINING_RUN_STATE_SUCCEEDED
 
 
 @pytest.mark.parametrize(
@@ -71,3 +78,87 @@ def test_the_first_step_that_differs_is_named_also_where_one_run_lacks_it() -> N
     assert first_deviation(first, told("b", {"loss": 2.0}, {"loss": 1.0})) == Deviation(
         step=3, figure="loss", before=0.5, after=None
     )
+
+
+def test_what_is_no_number_twice_is_the_same() -> None:
+    assert first_deviation(told("a", {"loss": float("nan")}), told("b", {"loss": float("nan")})) is None
+    assert first_deviation(told("a", {"loss": float("nan")}), told("b", {"loss": 1.0})) is not None
+
+
+class Stream:
+    """The events of a run, after which the stream closes, or falls silent."""
+
+    def __init__(self, events: list[training_run_pb2.TrainingRunEvent], *, closes: bool) -> None:
+        self._events = events
+        self._closes = closes
+
+    async def __aiter__(self) -> AsyncIterator[training_run_service_pb2.WatchTrainingRunResponse]:
+        for event in self._events:
+            yield training_run_service_pb2.WatchTrainingRunResponse(event=event)
+        if not self._closes:
+            await asyncio.Event().wait()
+
+    def cancel(self) -> None:
+        """Ends it."""
+
+
+class Service:
+    """A service with one run, whose last event says how it is."""
+
+    def __init__(self, *events: training_run_pb2.TrainingRunEvent, closes: bool, step: int = 0) -> None:
+        self._stream = Stream(list(events), closes=closes)
+        self._run = training_run_pb2.TrainingRun()
+        self._run.CopyFrom([event.run for event in events if event.HasField("run")][-1])
+        self._run.step = step or self._run.step
+
+    @property
+    def training_runs(self) -> Service:
+        """The stub of the service."""
+        return self
+
+    def WatchTrainingRun(self, request: training_run_service_pb2.WatchTrainingRunRequest) -> Stream:
+        """Opens the stream."""
+        return self._stream
+
+    async def GetTrainingRun(
+        self, request: training_run_service_pb2.GetTrainingRunRequest
+    ) -> training_run_service_pb2.GetTrainingRunResponse:
+        """Returns the run."""
+        return training_run_service_pb2.GetTrainingRunResponse(training_run=self._run)
+
+
+def state(value: Any, *, step: int = 0, rolled_back: int = 0) -> training_run_pb2.TrainingRunEvent:
+    run = training_run_pb2.TrainingRun(name="trainingRuns/a", state=value, step=step, roll_back_count=rolled_back)
+    return training_run_pb2.TrainingRunEvent(run=run)
+
+
+def step(number: int, **values: float) -> training_run_pb2.TrainingRunEvent:
+    return training_run_pb2.TrainingRunEvent(step=training_run_pb2.StepMetrics(step=number, values=values))
+
+
+async def curve(service: Service) -> list[tuple[int, float]]:
+    return (await asyncio.wait_for(told_run(cast(Client, service), "a"), 5)).curve("loss")
+
+
+OLD = (state(RUNNING), step(1, loss=5), step(2, loss=4), step(3, loss=3))
+
+
+@pytest.mark.parametrize("closes", [True, False])
+async def test_a_run_that_ended_and_was_rolled_back_has_the_figures_of_its_last_branch(closes: bool) -> None:
+    ended = state(SUCCEEDED, step=3)
+    back = state(RUNNING, step=1, rolled_back=1)
+    service = Service(
+        *OLD, ended, back, step(2, loss=2), step(3, loss=1), state(SUCCEEDED, step=3, rolled_back=1), closes=closes
+    )
+    assert await curve(service) == [(1, 5), (2, 2), (3, 1)]
+
+
+async def test_a_run_that_goes_on_after_a_roll_back_has_no_figure_that_was_taken_back() -> None:
+    back = state(RUNNING, step=1, rolled_back=1)
+    assert await curve(Service(*OLD, back, closes=False)) == [(1, 5)]
+    assert await curve(Service(*OLD, back, step(2, loss=2), closes=False, step=2)) == [(1, 5), (2, 2)]
+
+
+async def test_a_step_that_is_done_again_after_a_crash_counts_once() -> None:
+    service = Service(*OLD, step(2, loss=2), step(3, loss=1), state(SUCCEEDED, step=3), closes=True)
+    assert await curve(service) == [(1, 5), (2, 2), (3, 1)]

@@ -19,6 +19,7 @@ from fulmen.cli.command import Output, OutputOption
 from fulmen.cli.connection import Connection
 from fulmen.cli.exits import CommandFailed
 from fulmen.cli.output import console, enum_word, print_json, working
+from fulmen.cli.run_states import RunArgument, run_name
 from fulmen.cli.training.watch import FINAL_STATES
 from fulmen.client import Client
 
@@ -28,8 +29,6 @@ CURVE_WIDTH: Final = 60
 IDLE_LIMIT_S: Final = 10.0
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _CURVES: Final = ("reward_mean", "validation_accuracy", "loss")
-
-RunArgument = Annotated[str, typer.Argument(help="trainingRuns/ID, or the ID.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,31 +106,46 @@ async def compare(
 
 async def told_run(client: Client, name: str) -> Told:
     """Reads a run and the figures of its steps, as far as it is."""
-    full = name if name.startswith("trainingRuns/") else f"trainingRuns/{name}"
-    request = training_run_service_pb2.GetTrainingRunRequest(name=full)
+    request = training_run_service_pb2.GetTrainingRunRequest(name=run_name(name))
     run = (await client.training_runs.GetTrainingRun(request)).training_run
     return Told(run=run, steps=await _steps(client, run))
 
 
 async def _steps(client: Client, run: training_run_pb2.TrainingRun) -> list[training_run_pb2.StepMetrics]:
-    """Reads the run's events up to where it was, and waits for no more."""
-    steps: list[training_run_pb2.StepMetrics] = []
+    """Reads the run's events up to where it was, and waits for no more.
+
+    Of a step that was done again the last figures count; what a roll back took back does not until it is done again.
+    """
+    steps: dict[int, training_run_pb2.StepMetrics] = {}
+    branch = 0
     stream = client.training_runs.WatchTrainingRun(training_run_service_pb2.WatchTrainingRunRequest(name=run.name))
     try:
-        async with asyncio.timeout(IDLE_LIMIT_S):
+        async with asyncio.timeout(IDLE_LIMIT_S) as limit:
             async for answer in stream:
+                limit.reschedule(asyncio.get_running_loop().time() + IDLE_LIMIT_S)
                 event = answer.event
+                if event.HasField("run") and event.run.roll_back_count > branch:
+                    branch = event.run.roll_back_count
+                    steps = {step: figures for step, figures in steps.items() if step <= event.run.step}
                 if event.HasField("step"):
-                    steps.append(event.step)
-                if event.HasField("run") and event.run.state in FINAL_STATES:
-                    break
-                if run.state not in FINAL_STATES and event.HasField("step") and event.step.step >= run.step:
+                    number = event.step.step
+                    steps.setdefault(number, training_run_pb2.StepMetrics(step=number)).MergeFrom(event.step)
+                if branch >= run.roll_back_count and _reached(event, run):
                     break
     except TimeoutError:
         pass  # It has not come to its first step.
     finally:
         stream.cancel()
-    return steps
+    return [figures for _, figures in sorted(steps.items())]
+
+
+def _reached(event: training_run_pb2.TrainingRunEvent, run: training_run_pb2.TrainingRun) -> bool:
+    """Tells whether an event of the run's last branch says what the run was when it was read."""
+    if run.state in FINAL_STATES:
+        return event.HasField("run") and event.run.state in FINAL_STATES
+    if event.HasField("run"):
+        return event.run.roll_back_count > 0 and event.run.step >= run.step
+    return event.HasField("step") and event.step.step >= run.step
 
 
 def differing(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, tuple[str, str]]:

@@ -17,6 +17,7 @@ from fulmen.cli.connection import Connection
 from fulmen.cli.exits import CommandFailed
 from fulmen.cli.output import as_dict, console, enum_word, print_json
 from fulmen.cli.run_compare import Told, differing, told_run
+from fulmen.cli.run_states import RunArgument
 from fulmen.cli.training.progress import RunProgress
 from fulmen.cli.training.watch import follow_run
 from fulmen.client import Client
@@ -42,7 +43,7 @@ class Deviation:
 
 async def reproduce(
     connection: Connection,
-    run: Annotated[str, typer.Argument(help="trainingRuns/ID, or the ID.")],
+    run: RunArgument,
     exact: Annotated[
         bool, typer.Option("--exact", help="Ends with an error if a compared figure of any step differs.")
     ] = False,
@@ -53,7 +54,7 @@ async def reproduce(
     Says what is different in the environment (versions of packages, machine, contents of inputs), follows the new run
     to its end, and compares loss, gradient norm, reward and validation of every step. The new run publishes further
     versions of the same policy. Rollouts that end in another order make other batches, so an asynchronous run
-    (`max_staleness` above 0) comes close and is seldom the same; see docs/runs.md.
+    (`max_staleness` above 0) comes close and is seldom the same; see docs/metrics.md.
 
     Examples:
 
@@ -114,9 +115,14 @@ def first_deviation(first: Told, second: Told) -> Deviation | None:
     for figure_steps in _by_step(first, second):
         step, before, after = figure_steps
         for figure in COMPARED:
-            if before.get(figure) != after.get(figure):
+            if not _same(before.get(figure), after.get(figure)):
                 return Deviation(step=step, figure=figure, before=before.get(figure), after=after.get(figure))
     return None
+
+
+def _same(before: float | None, after: float | None) -> bool:
+    # A skipped step may have reported what is no number, and then does so again.
+    return before == after or (before != before and after != after)
 
 
 def _by_step(first: Told, second: Told) -> Sequence[tuple[int, Mapping[str, float], Mapping[str, float]]]:

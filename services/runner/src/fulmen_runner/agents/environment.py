@@ -98,10 +98,15 @@ class Endpoints:
             "FULMEN_ATTEMPT": str(work.number),
         }
         if work.prompts:
-            variables[PROMPTS_VARIABLE] = json.dumps(dict(work.prompts))
+            variables[PROMPTS_VARIABLE] = prompts_text(work.prompts)
         if len(work.input) <= MAX_TASK_VARIABLE_BYTES and b"\0" not in work.input:
             variables["FULMEN_TASK"] = work.input.decode(errors="replace")
         return variables
+
+
+def prompts_text(prompts: Mapping[str, str]) -> str:
+    """Renders prompts as the variable in which agents find them."""
+    return json.dumps(dict(prompts), ensure_ascii=False)
 
 
 async def expanded_environment(

@@ -10,6 +10,7 @@ from fulmen.rpc.channel import FulmenChannel
 from fulmen.runner.v1 import agent_spec_pb2 as pb
 from fulmen.store.v1 import resource_service_pb2, resource_service_pb2_grpc
 from fulmen.store.v1.resource_pb2 import ResourceVersion
+from fulmen_runner.agents.environment import prompts_text
 from fulmen_runner.agents.specification import (
     Bundle,
     CommandTarget,
@@ -28,8 +29,8 @@ from fulmen_runner.domain.work import Work
 FETCH_DEADLINE_S = 30.0
 PROMPT_PREFIX = "resources/prompt."
 PROMPTS_KEPT = 256
-MAX_PROMPTS_BYTES = 100_000
-"""Linux allows 128 KiB for a variable of the environment, in which they are handed on."""
+MAX_PROMPTS_BYTES = 127 * 1024
+"""Of all together, as they are handed on: Linux allows 128 KiB for a variable of the environment, its name included."""
 
 
 class StoreLibrary:
@@ -79,6 +80,8 @@ class StoreLibrary:
             key = (work.project, version)
             if key not in self._prompts:
                 content = (await self._fetch(version, work.project)).content
+                if len(content) > MAX_PROMPTS_BYTES:  # Before it is kept: a resource may be far larger.
+                    raise _prompts_too_large()
                 try:
                     self._prompts[key] = content.decode()
                 except UnicodeDecodeError:
@@ -87,8 +90,8 @@ class StoreLibrary:
             found[name] = self._prompts[key]
         while len(self._prompts) > PROMPTS_KEPT:
             self._prompts.popitem(last=False)
-        if sum(len(text.encode()) for text in found.values()) > MAX_PROMPTS_BYTES:
-            raise AgentFailed(f"The prompts of the rollout have more than {MAX_PROMPTS_BYTES} bytes together.")
+        if found and len(prompts_text(found).encode()) > MAX_PROMPTS_BYTES:
+            raise _prompts_too_large()
         return found
 
     async def _fetch(self, name: str, project: str) -> ResourceVersion:
@@ -100,6 +103,10 @@ class StoreLibrary:
         except FulmenError as error:
             raise ProgramUnavailable(f"{name} cannot be fetched now: {error.message}") from None
         return answer.resources[0]
+
+
+def _prompts_too_large() -> AgentFailed:
+    return AgentFailed(f"The prompts of the rollout have more than {MAX_PROMPTS_BYTES} bytes together, as JSON.")
 
 
 def specification_of(spec: pb.AgentSpec, name: str) -> Specification:
