@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 import pytest
 import pytest_asyncio
 from aiohttp import web
-from pydantic import SecretStr
 
 from fulmen.rpc.channel import open_channel
 from fulmen_algorithm.clients.chat import ChatClient
@@ -31,6 +30,8 @@ class Endpoint:
         """Serves a chat completion."""
         self.requests.append((request.headers.get("Authorization", ""), await request.json()))
         status = self.statuses.pop(0) if self.statuses else 200
+        if status == 307:
+            raise web.HTTPTemporaryRedirect(request.path)
         return web.json_response(GOOD if status == 200 else {"error": {"message": "not now"}}, status=status)
 
 
@@ -47,15 +48,13 @@ async def endpoint() -> AsyncIterator[Endpoint]:
     await runner.cleanup()
 
 
-async def ask(endpoint: Endpoint, *, key_name: str = "mine", outage_limit_s: float = 30.0, notices: list | None = None):
+async def ask(endpoint: Endpoint, *, base_url: str = "", outage_limit_s: float = 30.0, notices: list | None = None):
     """Asks the endpoint, as an algorithm does."""
-    request = ChatRequest(
-        model="m", messages=[{"role": "user", "content": "well?"}], base_url=endpoint.url, key_name=key_name
-    )
+    request = ChatRequest(model="m", messages=[{"role": "user", "content": "well?"}], base_url=base_url or endpoint.url)
     async with open_channel("127.0.0.1:1", token=None) as proxy:
         client = ChatClient(
             proxy,
-            keys={"mine": SecretStr("s3cret")},
+            endpoints={endpoint.url: "s3cret"},
             outage_limit_s=outage_limit_s,
             notify=lambda severity, text: (notices if notices is not None else []).append(text),
         )
@@ -92,7 +91,14 @@ async def test_an_endpoint_that_stays_away_fails_the_run(endpoint: Endpoint) -> 
         await ask(endpoint, outage_limit_s=0.1)
 
 
-async def test_a_key_that_the_service_does_not_have_is_named(endpoint: Endpoint) -> None:
-    with pytest.raises(RunFailed, match="endpoint_keys have no entry 'other'"):
-        await ask(endpoint, key_name="other")
+async def test_an_address_that_the_service_does_not_name_is_not_called(endpoint: Endpoint) -> None:
+    with pytest.raises(RunFailed, match="/else is not in the service's setting chat_endpoints"):
+        await ask(endpoint, base_url=f"{endpoint.url}/else")
     assert not endpoint.requests
+
+
+async def test_a_redirection_does_not_carry_the_key_elsewhere(endpoint: Endpoint) -> None:
+    endpoint.statuses = [307]
+    with pytest.raises(RunFailed, match=r"refused by m at .*: status 307"):
+        await ask(endpoint)
+    assert len(endpoint.requests) == 1

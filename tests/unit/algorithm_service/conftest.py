@@ -1,9 +1,11 @@
 """A tiny model on disk, and runs over a model of the other services."""
 
+import asyncio
 import importlib.util
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -52,11 +54,15 @@ class Service:
     runs: Runs
     worker: RunWorker
     torch_thread: TorchThread
+    threads: ThreadPoolExecutor
+    """Where `asyncio.to_thread` works in this life."""
     folder: StateFolder
 
     def close(self) -> None:
-        """Ends it, as its process would."""
+        """Ends it, as its process would: no thread of it works on beside the next life."""
         self.torch_thread.close()
+        self.threads.shutdown(cancel_futures=True)
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())
         self.folder.__exit__(None, None, None)
 
 
@@ -66,7 +72,8 @@ def service_at(state: Path, world: World, open_trainer: OpenTrainer | None = Non
     runs = Runs(open_file=folder.run_files, clock=now, max_concurrent=2)
     for run, files in folder.runs():
         runs.adopt(run, files)
-    torch_thread = TorchThread(torch_threads=1)
+    torch_thread, threads = TorchThread(torch_threads=1), ThreadPoolExecutor()
+    asyncio.get_running_loop().set_default_executor(threads)
     executor = RunExecutor(
         registry=ALGORITHMS,
         runs=runs,
@@ -84,7 +91,8 @@ def service_at(state: Path, world: World, open_trainer: OpenTrainer | None = Non
         keep_models=2,
         machine={"device": "cpu"},
     )
-    return Service(runs=runs, worker=RunWorker(runs, executor), torch_thread=torch_thread, folder=folder)
+    worker = RunWorker(runs, executor)
+    return Service(runs=runs, worker=worker, torch_thread=torch_thread, threads=threads, folder=folder)
 
 
 @pytest.fixture
@@ -149,6 +157,6 @@ def sft_draft(grpo_draft: RunDraft) -> RunDraft:
     )
 
 
-async def created(draft: RunDraft, world: World) -> TrainingRun:
+async def created(draft: RunDraft, world: World, *, endpoints: Collection[str] = ()) -> TrainingRun:
     """Checks a draft against a world."""
-    return await checked_run(draft, registry=ALGORITHMS, shelf=ModelShelf(world), now=now())
+    return await checked_run(draft, registry=ALGORITHMS, shelf=ModelShelf(world), now=now(), endpoints=endpoints)

@@ -80,6 +80,8 @@ class World:
     answer_text: str = ""
     conversations: tuple[Conversation, ...] = ()
     others: dict[str, list[FinishedGroup]] = field(default_factory=dict)
+    read: Callable[[Sequence[str]], None] = lambda _: None
+    """Is told of attempts whose trajectories are read."""
     asked: list[ChatRequest] = field(default_factory=list)
     asking: int = 0
     asking_most: int = 0
@@ -179,6 +181,7 @@ class ModelQueue:
     async def trajectories(self, attempts: Sequence[str]) -> dict[str, RolloutTrajectory]:
         """Makes up tokens."""
         await self._world.crashes.before()
+        self._world.read(attempts)
         return {name: self._trajectory(name) for name in attempts}
 
     def _sequence(self, attempt: str, role: str, policy: str, model: str) -> TokenSequence:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -181,3 +182,49 @@ async def test_a_search_needs_a_prompt_and_a_critic(searched: World, draft: RunD
     with pytest.raises(SettingsInvalid) as caught:
         await created(replace(draft, inputs=inputs, settings_json="{}"), searched)
     assert [each.field for each in caught.value.violations] == ["settings.critic", "inputs.prompt"]
+
+
+async def test_a_search_asks_only_endpoints_that_the_operator_names(searched: World, draft: RunDraft) -> None:
+    named, other = "https://models.example/v1", "https://elsewhere.example/v1"
+    models = {"critic": {"model": "m", "base_url": f"{named}/"}, "editor": {"model": "m", "base_url": other}}
+    wanted = replace(draft, settings_json=json.dumps(models))
+    with pytest.raises(SettingsInvalid) as caught:
+        await created(wanted, searched, endpoints={named})
+    [violation] = caught.value.violations
+    assert violation.field == "settings.editor.base_url"
+    assert violation.description.startswith(f"{other} is not in the service's setting FULMEN_ALGORITHM_CHAT_ENDPOINTS")
+    assert (
+        json.loads((await created(wanted, searched, endpoints={named, other})).settings_json)["editor"]["base_url"]
+        == other
+    )
+    with pytest.raises(SettingsInvalid, match="needs an address such as"):
+        await created(replace(draft, settings_json='{"critic": {"model": "m", "base_url": "file:///etc"}}'), searched)
+
+
+async def test_a_search_that_is_put_back_tries_and_publishes_the_prompts_of_its_own_branch(
+    searched: World, draft: RunDraft, open_service: Callable[[World], Service], tmp_path: Path
+) -> None:
+    folder, kept = tmp_path / "state/runs/small/checkpoints/checkpoint-00000001", tmp_path / "kept"
+
+    def politely(request: ChatRequest) -> str:
+        if not kept.exists():  # the run itself keeps the newest ones alone
+            shutil.copytree(folder, kept)
+        return answer(request).replace("</prompt>", " Please.</prompt>")
+
+    searched.answer = politely
+    entry = await ended(open_service, searched, draft)
+    shutil.copytree(kept, folder)
+    searched.answer, searched.changed = answer, asyncio.Event()
+    service = open_service(searched)
+    service.runs.roll_back(entry.run.name, sequence=1, step=0)
+    assert await live(service, entry.run, searched.crashes)
+    again = service.runs.entry(entry.run.name).run
+    assert again.state is RunState.SUCCEEDED, again.failure_message
+    tried = {c["version"]: c["text"] for c in remembered(tmp_path, "small")["candidates"]}
+    assert len(tried) > 2
+    for version, text in tried.items():
+        resource, _, number = version.partition("/versions/")
+        assert searched.resources[resource][int(number) - 1].decode() == text
+        assert "Please" not in text
+    best = [content.decode() for content in searched.resources["resources/prompt.solver"]]
+    assert [FIRST, *(" Please." in text for text in best[1:])] == [FIRST, True, False]

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any
 
 import grpc.aio
 from prometheus_client import REGISTRY
+from pydantic import SecretStr
 
 from fulmen.algorithm.v1.gradient_exchange_service_pb2_grpc import add_GradientExchangeServiceServicer_to_server
 from fulmen.algorithm.v1.training_run_service_pb2_grpc import add_TrainingRunServiceServicer_to_server
@@ -118,6 +120,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         open_files=state.run_files,
         clock=_now,
         unavailable=partial(unavailable, _engine_options(settings)),
+        endpoints=frozenset(_by_address(settings.chat_endpoints)),
     )
     exchange = _exchange(settings, runs)
 
@@ -217,7 +220,7 @@ def _connections(
         shelf=lambda project, notify: StoreResources(store, project, patience(notify)),
         serving=lambda run, run_settings, notify: engines.serving(run.name, run_settings.engine, notify),
         chat=lambda notify: ChatClient(
-            proxy, keys=settings.endpoint_keys, outage_limit_s=settings.outage_limit_s, notify=notify
+            proxy, endpoints=_by_address(settings.chat_endpoints), outage_limit_s=settings.outage_limit_s, notify=notify
         ),
         open_trainer=open_trainer,
         build_model=builder.build,
@@ -254,8 +257,12 @@ def _engine_options(settings: AlgorithmServiceSettings) -> EngineOptions:
         log_folder=settings.state_dir.absolute() / "engines",
         vllm_command=settings.vllm_command,
         vllm_start_deadline_s=settings.vllm_start_deadline_s,
-        external_keys={url.rstrip("/"): key.get_secret_value() for url, key in settings.external_engines.items()},
+        external_keys=_by_address(settings.external_engines),
     )
+
+
+def _by_address(keys: Mapping[str, SecretStr]) -> dict[str, str]:
+    return {url.rstrip("/"): key.get_secret_value() for url, key in keys.items()}
 
 
 def _token(settings: AlgorithmServiceSettings) -> str | None:

@@ -64,9 +64,10 @@ class AlgorithmServiceSettings(ServiceSettings):
         description="JSON object of the vLLM servers that runs may name as `external` engines: address, such as"
         " `http://10.0.0.7:8000/v1`, and API key, empty for none. Secret.",
     )
-    endpoint_keys: dict[str, SecretStr] = Field(
+    chat_endpoints: dict[str, SecretStr] = Field(
         default_factory=dict,
-        description="JSON object of API keys by the names that runs use (`key_name` of a critic or editor). Secret.",
+        description="JSON object of the OpenAI-compatible endpoints that runs may name for a critic or editor: address,"
+        " such as `https://api.example.com/v1`, and API key, empty for none. Secret.",
     )
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="Device of training and engine.")
     torch_threads: int = Field(default=1, ge=1, le=1024, description="Threads of one torch operation.")

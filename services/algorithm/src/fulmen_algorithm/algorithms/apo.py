@@ -31,7 +31,7 @@ from fulmen_algorithm.domain.algorithm import AlgorithmEntry
 from fulmen_algorithm.domain.chat import ChatRequest
 from fulmen_algorithm.domain.context import RunContext
 from fulmen_algorithm.domain.failure import RunFailed
-from fulmen_algorithm.domain.groups import INFRASTRUCTURE, FinishedGroup, GroupSpec, Mode
+from fulmen_algorithm.domain.groups import INFRASTRUCTURE, FinishedGroup, GroupSpec, Mode, in_branch
 
 MEMORY = "apo"
 ALIAS = "best"
@@ -255,14 +255,20 @@ class _Search:
 
     async def _published(self, candidate: Candidate, parent: Candidate) -> str:
         """Publishes a candidate for its rollouts: beside the prompt itself, whose versions are those worth having."""
-        content = await self._ctx.control.unless_stopped(
-            self._ctx.resources.publish(
-                resource=f"{self._resource}.candidates",
+        resource, known = f"{self._resource}.candidates", parent.version if parent.parent else ""
+        return await self._publish(resource, candidate, parent=known, request=candidate.id)
+
+    async def _publish(self, resource: str, candidate: Candidate, *, parent: str, request: str) -> str:
+        ctx = self._ctx
+        content = await ctx.control.unless_stopped(
+            ctx.resources.publish(
+                resource=resource,
                 kind=PROMPT,
                 content=candidate.text.encode(),
                 content_type="text/plain; charset=utf-8",
-                parent=parent.version if parent.parent else "",
-                request_id=f"{self._ctx.run.run_id}/{candidate.id}",
+                parent=parent,
+                # A search that was put back makes other prompts; the same request would give the ones before.
+                request_id=in_branch(f"{ctx.run.run_id}/{request}", ctx.progress.branch),
             )
         )
         return content.name
@@ -332,17 +338,8 @@ class _Search:
         """Publishes the best prompt as a version of the prompt that the run names, and moves the alias to it."""
         ctx, version = self._ctx, best.version
         if best.id != FIRST:
-            content = await ctx.control.unless_stopped(
-                ctx.resources.publish(
-                    resource=self._resource,
-                    kind=PROMPT,
-                    content=best.text.encode(),
-                    content_type="text/plain; charset=utf-8",
-                    parent=self.state.candidates[FIRST].version,
-                    request_id=f"{ctx.run.run_id}/best",
-                )
-            )
-            version = content.name
+            first = self.state.candidates[FIRST].version
+            version = await self._publish(self._resource, best, parent=first, request="best")
         number = int(version.rpartition("/")[2])
         await ctx.control.unless_stopped(ctx.resources.point(self._resource, ALIAS, number))
         return version

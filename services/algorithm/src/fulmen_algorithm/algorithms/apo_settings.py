@@ -9,6 +9,7 @@ from pydantic import Field
 from fulmen_algorithm.algorithms.prompt_search import Candidate
 from fulmen_algorithm.algorithms.sampling import measuring_overrides
 from fulmen_algorithm.domain.algorithm import RolloutLimits, RunSettings
+from fulmen_algorithm.domain.engine_settings import Address
 from fulmen_algorithm.training.strict import NONE_BY_NAME, Strict
 
 
@@ -17,15 +18,14 @@ class Model(Strict):
 
     Attributes:
         model: Its name: a route of the LLM proxy, or a model of the endpoint.
-        base_url: An OpenAI-compatible endpoint; empty for the LLM proxy.
-        key_name: The entry of the service's `endpoint_keys` for it; empty for none.
+        base_url: An OpenAI-compatible endpoint, which the service must know (`FULMEN_ALGORITHM_CHAT_ENDPOINTS`); empty for
+            the LLM proxy.
         temperature: Sampling temperature; `"none"` leaves it to the model.
         max_tokens: Longest answer, in tokens.
     """
 
     model: str = Field(min_length=1, max_length=200)
-    base_url: str = Field(default="", pattern=r"^(https?://\S+)?$")
-    key_name: str = Field(default="", pattern=r"^[A-Za-z0-9._-]{0,63}$")
+    base_url: Literal[""] | Address = ""
     temperature: Annotated[float | None, NONE_BY_NAME] = Field(default=1.0, ge=0, le=2)
     max_tokens: int = Field(default=2048, ge=1, le=1_048_576)
 
@@ -122,6 +122,12 @@ class ApoSettings(RunSettings):
     def rollout_limits(self) -> RolloutLimits:
         """Limits of the run's rollouts."""
         return RolloutLimits(timeout_s=self.rollout_timeout_s, attempts=self.rollout_attempts)
+
+    @property
+    def endpoints(self) -> dict[str, str]:
+        """Endpoints of critic and editor."""
+        models = {"critic": self.critic, "editor": self.editor}
+        return {name: model.base_url for name, model in models.items() if model is not None and model.base_url}
 
     @property
     def overrides(self) -> dict[str, dict[str, object]]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-from pydantic import SecretStr
 
 from fulmen.errors import FulmenError
 from fulmen.llm_proxy.v1 import completion_service_pb2 as pb
@@ -45,25 +44,25 @@ class ChatClient:
     """See `domain.chat.ChatModels`."""
 
     def __init__(
-        self, proxy: FulmenChannel, *, keys: Mapping[str, SecretStr], outage_limit_s: float, notify: Notify
+        self, proxy: FulmenChannel, *, endpoints: Mapping[str, str], outage_limit_s: float, notify: Notify
     ) -> None:
         """Makes it.
 
         Args:
             proxy: The LLM proxy.
-            keys: Keys of endpoints, by name.
+            endpoints: Keys of the endpoints that may be asked, by address; empty for none.
             outage_limit_s: How long one question is asked again before it is an error, in seconds.
             notify: Is told of waits.
         """
         self._stub = CompletionServiceStub(proxy)
-        self._keys = keys
+        self._endpoints = endpoints
         self._outage_limit_s = outage_limit_s
         self._notify = notify
 
     async def ask(self, request: ChatRequest) -> ChatAnswer:
         """Asks once; see `ChatModels.ask`."""
-        if request.key_name and request.key_name not in self._keys:
-            raise RunFailed(f"The service's endpoint_keys have no entry {request.key_name!r}.")
+        if request.base_url and request.base_url not in self._endpoints:
+            raise RunFailed(f"{request.base_url} is not in the service's setting chat_endpoints.")
         ends, wait_s = time.monotonic() + self._outage_limit_s, FIRST_WAIT_S
         while True:
             reply = await (self._over_http(request) if request.base_url else self._over_proxy(request))
@@ -94,18 +93,21 @@ class ChatClient:
 
     async def _over_http(self, request: ChatRequest) -> _Reply:
         headers = {"Content-Type": "application/json"}
-        if request.key_name:
-            headers["Authorization"] = f"Bearer {self._keys[request.key_name].get_secret_value()}"
-        url = f"{request.base_url.rstrip('/')}/{PATH.removeprefix('/v1/')}"
+        if key := self._endpoints[request.base_url]:
+            headers["Authorization"] = f"Bearer {key}"
+        url = f"{request.base_url}/{PATH.removeprefix('/v1/')}"
         timeout = aiohttp.ClientTimeout(total=CALL_DEADLINE_S)
         try:
             async with (
                 aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
-                session.post(url, data=_body(request)) as response,
+                # A redirection would take the key to an address that nobody named.
+                session.post(url, data=_body(request), allow_redirects=False) as response,
             ):
                 after = response.headers.get("Retry-After", "")
                 body = await response.read()
-                return _Reply(status=response.status, body=body, retry_after_s=float(after) if after.isdigit() else 0.0)
+                return _Reply(
+                    status=response.status, body=body, retry_after_s=float(after) if after.isdecimal() else 0.0
+                )
         except (aiohttp.ClientError, TimeoutError):
             return _Reply(status=0)
 

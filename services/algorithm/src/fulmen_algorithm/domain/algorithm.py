@@ -54,6 +54,11 @@ class RunSettings(Strict):
         """Limits of the run's rollouts."""
         return RolloutLimits()
 
+    @property
+    def endpoints(self) -> dict[str, str]:
+        """Addresses outside of Fulmen that the run asks, by the setting that has them as its `base_url`."""
+        return {}
+
 
 def short_warm_up(most: int) -> Callable[[dict[str, Any]], int]:
     """Makes the default of `warmup_steps`: so many optimiser steps, but no more than `steps`."""

@@ -14,8 +14,7 @@ class ChatRequest:
         messages: OpenAI chat messages.
         temperature: Sampling temperature; None leaves it to the model.
         max_tokens: Longest answer, in tokens.
-        base_url: Such as `https://api.example.com/v1`; empty for the LLM proxy.
-        key_name: The entry of the service's `endpoint_keys` that the endpoint asks for; empty for none.
+        base_url: An address of the service's `chat_endpoints`, such as `https://api.example.com/v1`; empty for the proxy.
         purpose: Who asks, such as `apo.critic`; the agent name of the call at the proxy.
     """
 
@@ -24,7 +23,6 @@ class ChatRequest:
     temperature: float | None = None
     max_tokens: int = 1024
     base_url: str = ""
-    key_name: str = ""
     purpose: str = ""
 
 

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -88,6 +88,7 @@ async def checked_run(
     shelf: ResourceShelf,
     now: datetime,
     unavailable: Unavailable = _nothing,
+    endpoints: Collection[str] = (),
     knows_run: KnowsRun = _nobody,
 ) -> TrainingRun:
     """Checks a draft and everything that it names.
@@ -98,6 +99,7 @@ async def checked_run(
         shelf: What the store keeps of the draft's project.
         now: When the run is created.
         unavailable: Says why this service cannot start an engine.
+        endpoints: Addresses that the run itself may ask.
         knows_run: Tells which runs there are, those that have no rollouts yet too.
 
     Raises:
@@ -116,6 +118,7 @@ async def checked_run(
             settings = parse_settings(entry, draft.settings_json)
             if problem := unavailable(settings.engine):
                 violations.append(Violation(field="settings.engine", description=problem))
+            violations += _endpoint_problems(settings, endpoints)
         except SettingsInvalid as error:
             violations += error.violations
         violations += _policy_problems(draft, entry)
@@ -137,6 +140,16 @@ async def checked_run(
         request_id=draft.request_id,
         request_digest=digest(draft),
     )
+
+
+def _endpoint_problems(settings: RunSettings, known: Collection[str]) -> list[Violation]:
+    # A run that may name any address makes the service call it, and send it a key.
+    setting = "the service's setting FULMEN_ALGORITHM_CHAT_ENDPOINTS (docs/apo.md)"
+    return [
+        Violation(field=f"settings.{field}.base_url", description=f"{address} is not in {setting}")
+        for field, address in settings.endpoints.items()
+        if address not in known
+    ]
 
 
 async def read_inputs(inputs: Mapping[str, str], shelf: ResourceShelf) -> tuple[RunInputs, list[Violation]]:

@@ -1,7 +1,7 @@
 """`fulmen.algorithm.v1.TrainingRunService`."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import TypeVar
 
 import grpc.aio
@@ -19,7 +19,7 @@ from fulmen.errors import (
 )
 from fulmen_algorithm.domain.algorithm import Registry
 from fulmen_algorithm.domain.creation import Unavailable, checked_run
-from fulmen_algorithm.domain.events import Clock, EventLog
+from fulmen_algorithm.domain.events import Clock, Event, EventLog
 from fulmen_algorithm.domain.ports import Notify, ResourceShelf
 from fulmen_algorithm.domain.report import Report, report
 from fulmen_algorithm.domain.run import TrainingRun
@@ -48,6 +48,7 @@ class TrainingRunServicer(TrainingRunServiceServicer):
         open_files: Callable[[str], RunFiles],
         clock: Clock,
         unavailable: Unavailable,
+        endpoints: Collection[str],
     ) -> None:
         self._runs = runs
         self._worker = worker
@@ -56,6 +57,7 @@ class TrainingRunServicer(TrainingRunServiceServicer):
         self._open_files = open_files
         self._clock = clock
         self._unavailable = unavailable
+        self._endpoints = endpoints
         self._creating = asyncio.Lock()
         self._draining = asyncio.Event()
 
@@ -81,6 +83,7 @@ class TrainingRunServicer(TrainingRunServiceServicer):
                     shelf=shelf,
                     now=self._clock(),
                     unavailable=self._unavailable,
+                    endpoints=self._endpoints,
                     knows_run=self._runs.has,
                 )
                 if not request.validate_only:
@@ -110,19 +113,22 @@ class TrainingRunServicer(TrainingRunServiceServicer):
         """Streams the events of a run."""
         events = self._entry(request.name).events.follow(request.after_sequence)
         draining = asyncio.create_task(self._draining.wait())
+        following: asyncio.Future[Event | None] | None = None
         try:
             while True:
                 following = asyncio.ensure_future(anext(events, None))
                 await asyncio.wait({following, draining}, return_when=asyncio.FIRST_COMPLETED)
                 if not following.done():
-                    following.cancel()
                     raise Draining("The service is shutting down.")
                 event = following.result()
                 if event is None:
                     return
                 yield pb.WatchTrainingRunResponse(event=encode.event(event))
         finally:
-            draining.cancel()
+            # A caller who leaves is mostly waiting, maybe for an event that never comes.
+            for waiting in (draining, following):
+                if waiting is not None:
+                    waiting.cancel()
 
     async def PauseTrainingRun(
         self, request: pb.PauseTrainingRunRequest, context: grpc.aio.ServicerContext
