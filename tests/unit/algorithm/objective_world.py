@@ -6,9 +6,9 @@ import torch
 from fulmen_algorithm.training.loss_terms import TokenBatch
 from fulmen_algorithm.training.losses import policy_loss, token_weights
 from fulmen_algorithm.training.objectives import Objective
-from fulmen_algorithm.training.packing import pack
 from fulmen_algorithm.training.rows import NO_VERSION, Row
 from fulmen_algorithm.training.settings import PackingMode
+from tests.unit.algorithm.micro_batches import pack
 from tests.unit.algorithm.reference_losses import Sample
 
 

@@ -136,6 +136,17 @@ def _mean_of_means(parts: list[tuple[str, np.ndarray]]) -> float:
     return float(np.mean([np.concatenate(unit).mean() for unit in units.values()]))
 
 
+def has_bend(samples: list[Sample], objective: Objective, *, within: float = 1e-5) -> bool:
+    """Whether a clip begins so near to a ratio that finite differences would see both of its sides."""
+    settings = objective.loss
+    if settings.kind not in ("clip", "gspo"):
+        return False
+    bounds = np.array([1 - settings.low, 1 + settings.high, getattr(settings, "dual_clip", None) or np.inf])
+    moved = [s.pi - s.proximal for s in samples if len(s.pi)]
+    ratios = np.exp(np.concatenate(moved) if settings.kind == "clip" else [np.mean(each) for each in moved])
+    return bool((np.abs(ratios[:, None] - bounds) < within).any())
+
+
 def gradient(samples: list[Sample], objective: Objective, *, step: float = 1e-6) -> list[np.ndarray]:
     """Central finite differences of `objective_value` by each log-probability under pi."""
     held = [s.pi for s in samples]

@@ -9,7 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoTokenizer, CodeGenConfig, CodeGenForCausalLM
 
+from fulmen_algorithm.domain.failure import RunFailed
+from fulmen_algorithm.domain.trainer import TrainerSetup
+from fulmen_algorithm.trainers.local import LocalTrainer
 from fulmen_algorithm.training.advantage_settings import (
     AdvantageSettings,
     CriticPlan,
@@ -233,3 +237,16 @@ def test_a_policy_learns_to_say_what_is_rewarded(small_model, advantage):
         train_batch(state, rows, settings=StepSettings(), batch=BatchSettings(minibatches=1), seed=step)
     assert sum(means[:3]) / 3 < 0.2, means
     assert sum(means[-3:]) / 3 > 0.6, means
+
+
+def test_an_architecture_without_a_critic_is_refused_in_our_own_words(small_model: Path, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(small_model)
+    config = CodeGenConfig(vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=4, n_positions=64, rotary_dim=4)
+    CodeGenForCausalLM(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    setup = TrainerSetup(model_dir=tmp_path, optimizer=OptimizerSettings(learning_rate=1e-3), seed=0, critic=PLAN)
+    # The library's text is a list of every architecture that it knows.
+    with pytest.raises(
+        RunFailed, match=r"gives no critic: transformers has no token classifier of its architecture\.$"
+    ):
+        LocalTrainer.open(setup, Ranks())

@@ -208,6 +208,16 @@ def test_a_file_that_inflates_to_more_than_it_says_is_refused(tmp_path: Path) ->
         apply(base, tmp_path / "lying")
 
 
+def test_a_dense_tensor_with_too_few_words_is_refused(rich_delta: tuple[Weights, Weights, Path]) -> None:
+    base, _, path = rich_delta
+    parts, metadata = read_tensors(path)
+    words = parts["t2/values"].words[:-2]
+    cut = {**parts, "t2/values": RawTensor(dtype="U8", shape=(words.size,), words=words)}
+    write_tensors(path.with_name("cut"), cut, metadata)
+    with pytest.raises(DeltaDamaged, match="'t2' in the delta cannot be read"):
+        apply(base, path.with_name("cut"))
+
+
 def test_the_format_is_that_of_the_golden_file(tmp_path: Path) -> None:
     """The file was written by format 1; later code must read it, and whoever changes the format must say so."""
     vectors = json.loads((GOLDEN / "delta_v1.json").read_text())

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
+from pydantic import ValidationError
 from transformers import AutoModelForCausalLM
 
+from fulmen_algorithm.domain.failure import RunFailed
 from fulmen_algorithm.domain.trainer import TrainerSetup
 from fulmen_algorithm.trainers.local import LocalTrainer
 from fulmen_algorithm.training.parallel import Ranks
@@ -74,6 +76,19 @@ def test_a_row_of_a_role_without_adapter_is_refused(model_dir: Path) -> None:
     made = state(model_dir, ROLES)
     with pytest.raises(UnknownRole, match="'critic'"):
         sft_step(made, [row("critic")], settings=StepSettings())
+
+
+def test_a_role_has_one_adapter() -> None:
+    with pytest.raises(ValidationError, match="twice"):
+        LoraSettings.model_validate_json('{"roles": ["solver", "solver"]}')
+
+
+@pytest.mark.parametrize("target", ["no_such_layer", "input_layernorm"])
+def test_targets_that_no_adapter_fits_are_told_with_those_that_it_would(model_dir: Path, target: str) -> None:
+    lora = LoraSettings(targets=(target,))
+    setup = TrainerSetup(model_dir=model_dir, optimizer=OptimizerSettings(learning_rate=1e-3), seed=0, lora=lora)
+    with pytest.raises(RunFailed, match=rf"^lora\.targets \({target}\): adapters are for .*, o_proj, q_proj"):
+        LocalTrainer.open(setup, Ranks())
 
 
 def test_each_row_is_scored_under_the_adapter_of_its_role(model_dir: Path) -> None:

@@ -31,10 +31,10 @@ from fulmen_algorithm.training.objectives import (
     TokenCorrection,
     TokenMean,
 )
-from fulmen_algorithm.training.packing import pack
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.rows import Row, row_from_completion
 from fulmen_algorithm.training.settings import PackingMode
+from tests.unit.algorithm.micro_batches import pack
 
 # TRL and the trainer below it warn about their own settings.
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -31,6 +31,13 @@ def test_a_norm_that_lasts_is_no_explosion_any_more(low, ratio):
     assert sum(skipped) <= REMEMBERED // 2 + 1
 
 
+def test_norms_of_nothing_make_no_explosion_of_what_comes_after_them():
+    # Where rewards are rare, most batches have equal ones, and so neither advantages nor a gradient.
+    watch = NormWatch()
+    assert not any(watch.explodes(norm, 50.0) for norm in [0.0, 0.0, 0.0, 1.0] * REMEMBERED)
+    assert watch.explodes(51.0, 50.0) is True
+
+
 def test_an_exploding_step_changes_nothing_but_the_counts_and_is_remembered_by_a_checkpoint(model_dir, rows, tmp_path):
     state = make_state(PolicyModel.load(model_dir), OptimizerSettings(learning_rate=1e-3))
     usual = train_step(state, rows, settings=SETTINGS)

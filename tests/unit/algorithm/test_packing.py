@@ -3,10 +3,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fulmen_algorithm.training.packing import MicroBatch, pack
+from fulmen_algorithm.training.packing import MicroBatch, plan
 from fulmen_algorithm.training.rows import NO_VERSION, Row
 from fulmen_algorithm.training.settings import PackingMode, StepSettings
 from fulmen_algorithm.training.step import logprobs_of
+from tests.unit.algorithm.micro_batches import pack
 
 PAD = 999
 
@@ -47,7 +48,7 @@ def rebuilt(batches: list[MicroBatch]) -> dict[int, list[tuple]]:
 @given(some_rows(), st.integers(20, 64), st.sampled_from(PackingMode))
 def test_no_token_is_lost_and_the_budget_is_kept(rows, budget, mode):
     batches = pack(rows, token_budget=budget, pad_token_id=PAD, mode=mode)
-    assert all(batch.size_tokens <= budget for batch in batches)
+    assert all(batch.input_ids_BT.numel() <= budget for batch in batches)
     assert rebuilt(batches) == {
         index: list(
             zip(
@@ -72,7 +73,7 @@ def test_attention_masks_mark_exactly_the_tokens(rows, budget):
 
 def test_a_row_beyond_the_budget_is_refused(rows):
     with pytest.raises(ValueError, match="budget"):
-        pack(rows, token_budget=3, pad_token_id=PAD)
+        plan(rows, token_budget=3)
 
 
 def test_packed_rows_do_not_see_each_other(policy, rows):

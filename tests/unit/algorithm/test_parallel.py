@@ -36,7 +36,7 @@ lengths = st.lists(st.integers(1, 60), min_size=1, max_size=40)
 @settings(max_examples=60)
 def test_ranks_share_all_rows_within_the_budget(lengths, budget, world, mode):
     rows = [row_of(length) for length in lengths]
-    shares, _ = layouts_of(rows, Ranks(world_size=world), token_budget=budget, mode=mode)
+    shares = layouts_of(rows, Ranks(world_size=world), token_budget=budget, mode=mode)
     layouts = [layout for share in shares for layout in share]
     assert sorted(i for layout in layouts for line in layout.lines for i in line) == list(range(len(rows)))
     for layout in layouts:
@@ -47,7 +47,7 @@ def test_ranks_share_all_rows_within_the_budget(lengths, budget, world, mode):
 @given(lengths, st.integers(60, 300), st.integers(2, 4))
 @settings(max_examples=60)
 def test_no_rank_has_more_than_a_micro_batch_more_than_another(lengths, budget, world):
-    shares, _ = layouts_of(
+    shares = layouts_of(
         [row_of(length) for length in lengths],
         Ranks(world_size=world),
         token_budget=budget,
@@ -59,7 +59,7 @@ def test_no_rank_has_more_than_a_micro_batch_more_than_another(lengths, budget, 
 
 
 def test_rows_of_a_step_occupy_every_rank():
-    shares, _ = layouts_of(
+    shares = layouts_of(
         [row_of(10) for _ in range(16)], Ranks(world_size=4), token_budget=8192, mode=PackingMode.PACKED
     )
     assert [sum(layout.size_tokens for layout in share) for share in shares] == [40, 40, 40, 40]

@@ -39,5 +39,4 @@ def test_a_completion_trains_and_its_prompt_does_not():
     assert row.old_logprobs == (0, 0, -1, -2, -3)
     assert row.policy_versions == (-1, -1, 4, 4, 4)
     assert row.advantages == (0, 0, 0.5, 0.5, 0.5)
-    assert row.group_key == "a"
     assert row.trained_tokens == 3

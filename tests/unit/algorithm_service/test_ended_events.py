@@ -2,8 +2,9 @@
 
 import asyncio
 import json
+import resource
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from fulmen_algorithm.domain.events import Event, EventLog, StepMetrics
 from fulmen_algorithm.domain.run import PolicySpec, RunState, TrainingRun, rolled_back
 from fulmen_algorithm.domain.runs import Runs
 from fulmen_algorithm.persistence import files
-from fulmen_algorithm.persistence.files import append_json_lines, last_line, read_lines
+from fulmen_algorithm.persistence.files import append_json_lines, append_line, last_line, read_lines
 from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.sinks.publisher import MetricPublisher
 from fulmen_algorithm.sinks.sink import load_sink
@@ -167,3 +168,22 @@ def test_who_reads_beside_the_writer_leaves_a_line_alone_that_is_being_written(t
     assert path.read_bytes().endswith(b'{"versi')
     assert read_lines(path, json.loads) == [{"version": 1}]
     assert path.read_bytes().endswith(b"}\n")
+
+
+@pytest.mark.parametrize(
+    "append", [append_line, lambda path, content: append_json_lines(path, [{"long": str(content)}])]
+)
+def test_a_line_that_found_no_room_is_no_part_of_the_next(
+    append: Callable[[Path, bytes], object], tmp_path: Path
+) -> None:
+    path = tmp_path / "events.jsonl"
+    append_line(path, b'{"sequence": 1}')
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 7, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            append(path, b'{"sequence": 2}')
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    append_line(path, b'{"sequence": 2}')
+    assert read_lines(path, json.loads) == [{"sequence": 1}, {"sequence": 2}]

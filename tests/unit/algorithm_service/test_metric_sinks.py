@@ -1,6 +1,8 @@
 """Figures of runs reach TensorBoard, Weights & Biases and MLflow, read back by their own libraries."""
 
 import json
+import os
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -154,6 +156,54 @@ async def test_a_broken_sink_is_reported_once_and_holds_nothing_up(runs: Runs, t
     assert drawn(tmp_path) == [(1, 0.1), (2, 0.2), (3, 0.3)]
     warnings = [n.message for n in runs.entry(NAME).events.notices()]
     assert warnings == ["broken takes no more figures of this run; the service's log says why."]
+
+
+async def test_a_sink_that_never_answers_is_given_up_and_holds_no_other_up(runs: Runs, tmp_path: Path) -> None:
+    never = threading.Event()
+    written: list[int] = []
+
+    class SilentSink(BrokenSink):
+        def write(self, steps: list[StepMetrics]) -> None:
+            never.wait()
+
+    class ListSink(BrokenSink):
+        def write(self, steps: list[StepMetrics]) -> None:
+            written.extend(step.step for step in steps)
+
+        def close(self, run: TrainingRun) -> None:
+            written.append(run.step_count)
+
+    silent: OpenSink = SilentSink
+    listing: OpenSink = ListSink
+    # A deadline that the other sink keeps on the busiest machine.
+    carrying = MetricPublisher(runs, {"silent": silent, "list": listing}, folder=tmp_path, deadline_s=3.0)
+    for step in (1, 2):
+        measure(runs, step)
+        await carrying.carry()
+    await ended(carrying, runs)
+
+    assert written == [1, 2, 3]
+    warnings = [n.message for n in runs.entry(NAME).events.notices()]
+    assert warnings == ["silent takes no more figures of this run; the service's log says why."]
+    # Nor does it hold up the end of the process, which waits for all threads but these.
+    left = [thread for thread in threading.enumerate() if thread.name == "sink-silent"]
+    assert [thread.daemon for thread in left] == [True]
+    never.set()
+
+
+async def test_how_far_figures_were_carried_is_whole_on_disk_at_every_moment(runs: Runs, tmp_path: Path) -> None:
+    carrying = publisher(runs, tmp_path, "tensorboard")
+    measure(runs, 1)
+    await carrying.carry()
+    position, before = tmp_path / "arithmetic-1" / "metrics.json", tmp_path / "before"
+    os.link(position, before)
+    content = before.read_bytes()
+    measure(runs, 2)
+    await carrying.carry()
+
+    # Another file took its place: this one was never cut to be written again, where a kill would have left it empty.
+    assert position.read_bytes() != content
+    assert before.read_bytes() == content
 
 
 def test_prometheus_shows_the_newest_figures_of_live_runs_only(runs: Runs) -> None:

@@ -1,11 +1,17 @@
-"""A rank ends with the service, also where the service dies before it has read the rank's last answer."""
+"""A rank ends with the service, also where the service dies before it has read its last answer; what it says of errors."""
 
+import argparse
 import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from fulmen_algorithm.domain.failure import RunFailed
+from fulmen_algorithm.trainers.calls import Answer, Call
+from fulmen_algorithm.trainers.rank import Worker
 
 WAIT_S = 60
 RANK = """
@@ -42,3 +48,32 @@ def test_a_rank_ends_when_its_socket_does(is_read: bool) -> None:
             assert rank.wait(WAIT_S) == 0
         finally:
             rank.kill()
+
+
+class Failing:
+    """A trainer every call to which ends in an error."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def write_state(self, folder: Path) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "answer", "where_is_logged"),
+    [
+        (RunFailed("It has no tokenizer."), Answer(error="RunFailed", text="It has no tokenizer."), False),
+        (ValueError("A row is too long."), Answer(error="ValueError", text="A row is too long."), True),
+        (RuntimeError("CUDA error at /root/x.cu"), Answer(error="RuntimeError"), True),
+    ],
+)
+def test_an_error_that_nobody_meant_is_in_the_log_with_its_place(
+    error: Exception, answer: Answer, where_is_logged: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    worker = Worker(argparse.Namespace(), 0)
+    worker._trainer = Failing(error)
+    assert worker.answer(Call(method="write_state", arguments=b'{"folder": "/anywhere"}')) == answer
+    logged = capsys.readouterr().err
+    assert ("raise self.error" in logged) == where_is_logged
+    assert (str(error) in logged) == where_is_logged

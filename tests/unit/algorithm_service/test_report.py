@@ -4,7 +4,7 @@ import json
 from datetime import UTC, datetime
 
 from fulmen_algorithm.domain.events import StepMetrics
-from fulmen_algorithm.domain.report import report
+from fulmen_algorithm.domain.report import curve, report
 from fulmen_algorithm.domain.run import PolicySpec, TrainingRun
 
 
@@ -45,3 +45,11 @@ def test_what_it_was_made_with_and_how_to_do_it_again_is_told() -> None:
 def test_the_picture_needs_a_reward_or_a_loss() -> None:
     assert report(run(), steps(), [], {}, []).curve_png.startswith(b"\x89PNG")
     assert report(run(), [StepMetrics(step=1, values={"tokens": 3.0})], [], {}, []).curve_png == b""
+
+
+def test_the_picture_shows_rewards_below_zero() -> None:
+    def drawn(*rewards: float) -> bytes:
+        values = [StepMetrics(step=n, values={"reward_mean": reward}) for n, reward in enumerate(rewards)]
+        return curve(values)
+
+    assert drawn(-2.0, -1.0) != drawn(-1.0, -2.0)

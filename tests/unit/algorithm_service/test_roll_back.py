@@ -11,7 +11,7 @@ import pytest
 
 from fulmen.errors import TrainingRunStateInvalid
 from fulmen_algorithm.domain.creation import RunDraft
-from fulmen_algorithm.domain.groups import in_branch, of_branch
+from fulmen_algorithm.domain.groups import in_branch, of_branch, stored_train_index
 from fulmen_algorithm.domain.progress import IndexSet
 from fulmen_algorithm.domain.run import RunState, TrainingRun
 from fulmen_algorithm.training.checkpoints import Checkpoint, CheckpointStore
@@ -163,5 +163,7 @@ def test_ids_of_branches_are_told_apart() -> None:
     for branch in (0, 1, 12):
         stored = in_branch("train/7", branch)
         assert of_branch(stored, branch) == "train/7"
+        assert stored_train_index(stored) == 7
+        assert stored_train_index(in_branch("validation/1/7", branch)) is None
         assert all(of_branch(stored, other) is None for other in (0, 1, 2, 12) if other != branch)
     assert of_branch("branches/1", 0) == "branches/1"

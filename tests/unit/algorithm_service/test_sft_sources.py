@@ -1,16 +1,22 @@
 """What supervised fine-tuning learns from: demonstrations, and what went well in another run."""
 
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from fulmen.errors import SettingsInvalid
+from fulmen_algorithm.algorithms import sft
 from fulmen_algorithm.domain.creation import RunDraft, checked_run
 from fulmen_algorithm.domain.groups import FinishedGroup, FinishedRollout
 from fulmen_algorithm.domain.run import RunState, TrainingRun
 from fulmen_algorithm.domain.runs import Entry
+from fulmen_algorithm.domain.trajectory import Conversation
+from fulmen_algorithm.training.rows import Row
+from fulmen_algorithm.training.sft import sft_row
 from tests.unit.algorithm_service.conftest import ALGORITHMS, Service, created, now
 from tests.unit.algorithm_service.model_world import ModelShelf, World
 from tests.unit.algorithm_service.test_crashes import live
@@ -77,6 +83,68 @@ async def test_what_another_tokenizer_has_made_is_tokenised_again(
     # The same conversation counts once for a task.
     assert entry.run.results["examples"] == 2
     assert any("5 of them were tokenised again" in notice.message for notice in entry.events.notices())
+
+
+async def test_the_branches_of_a_run_that_was_put_back_are_learned_from_too(
+    world: World, draft: RunDraft, open_service: Callable[[World], Service]
+) -> None:
+    later = [
+        group("branch-1/train/0", [1.0]),
+        group("branch-12/train/7", [1.0]),
+        group("branch-1/validation/1/0", [1.0]),
+    ]
+    world.others[OTHER] += later
+    for each in later:
+        world.sampled_with |= {rollout.attempt: 1 for rollout in each.rollouts}
+    entry = await ended(open_service, world, await created(draft, world))
+    assert entry.run.state is RunState.SUCCEEDED, entry.run.failure_message
+    assert entry.run.results["examples"] == 5 + 2
+
+
+async def test_only_what_is_learned_from_is_read(
+    world: World, draft: RunDraft, open_service: Callable[[World], Service]
+) -> None:
+    read: list[str] = []
+    world.read = read.extend
+    entry = await ended(open_service, world, await created(draft, world))
+    assert entry.run.state is RunState.SUCCEEDED, entry.run.failure_message
+    expected = ("train/0.0", "train/0.2", "train/2.0", "train/2.1", "train/2.2")
+    assert sorted(read) == [f"rollouts/{name}/attempts/1" for name in expected]
+
+
+async def test_a_conversation_that_is_too_long_when_tokenised_again_is_left_out(
+    world: World, draft: RunDraft, open_service: Callable[[World], Service]
+) -> None:
+    world.answer_text = "not what these tokens say"
+
+    def told(question: str) -> Conversation:
+        return [{"role": "user", "content": question}, {"role": "assistant", "content": "2"}], ()
+
+    world.conversations = (told("1+1="), told("1+" * 30 + "1="))
+    settings = {**json.loads(draft.settings_json), "token_budget": 32}
+    entry = await ended(open_service, world, await created(replace(draft, settings_json=json.dumps(settings)), world))
+    assert entry.run.state is RunState.SUCCEEDED, entry.run.failure_message
+    assert entry.run.results["examples"] == 2
+
+
+async def test_texts_are_tokenised_beside_the_event_loop(
+    world: World, draft: RunDraft, open_service: Callable[[World], Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+
+    def noted(*args: Any, **kwargs: Any) -> Row:
+        threads.append(threading.get_ident())
+        return sft_row(*args, **kwargs)
+
+    monkeypatch.setattr(sft, "sft_row", noted)
+    world.answer_text = "not what these tokens say"
+    world.conversations = (([{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}], ()),)
+    inputs = {**draft.inputs, "demonstrations": "resources/dataset.demonstrations/versions/1"}
+    inputs["validation_demonstrations"] = inputs["demonstrations"]
+    entry = await ended(open_service, world, await created(replace(draft, inputs=inputs), world))
+    assert entry.run.state is RunState.SUCCEEDED, entry.run.failure_message
+    assert len(threads) == 1 + 1 + 5
+    assert threading.get_ident() not in threads
 
 
 async def test_the_rollouts_of_a_run_that_does_not_exist_are_a_problem_before_it_begins(

@@ -3,8 +3,8 @@
 import hashlib
 from collections import Counter
 from collections.abc import Callable
+from io import BufferedReader
 from pathlib import Path
-from typing import IO
 
 import pytest
 
@@ -32,7 +32,7 @@ def read_whole(monkeypatch: pytest.MonkeyPatch) -> Counter[Path]:
     counted: Counter[Path] = Counter()
     digest = hashlib.file_digest
 
-    def counting(file: IO[bytes], name: str) -> object:
+    def counting(file: BufferedReader, name: str) -> object:
         path = Path(file.name)
         counted.update([path] if any(part.startswith("checkpoint-") for part in path.parts) else [])
         return digest(file, name)
@@ -121,6 +121,16 @@ async def test_a_run_that_was_put_back_to_a_damaged_checkpoint_fails_and_names_i
     await book.stepped(await book.begun(), 1)
     book.damage(1)
     assert book.kept == [1, 2], "who lists them does not read them"
+    with pytest.raises(RunFailed, match="Checkpoint 1 cannot be read"):
+        await book.begun(1)
+
+
+async def test_a_branch_of_which_nothing_is_whole_any_more_does_not_begin_the_run_anew(tmp_path: Path) -> None:
+    book = Book(tmp_path)
+    await book.stepped(await book.begun(), 1)
+    await book.begun(1)
+    for sequence in book.kept:
+        book.damage(sequence)
     with pytest.raises(RunFailed, match="Checkpoint 1 cannot be read"):
         await book.begun(1)
 

@@ -13,7 +13,7 @@ import pytest
 from fulmen_algorithm.domain.creation import RunDraft, SettingsInvalid
 from fulmen_algorithm.domain.failure import RunFailed
 from fulmen_algorithm.domain.policy import Policy
-from fulmen_algorithm.domain.ports import Content
+from fulmen_algorithm.domain.ports import ChainLink, Content
 from fulmen_algorithm.domain.run import PolicyOrigin, PolicySpec, RunState, TrainingRun
 from fulmen_algorithm.domain.stored_weights import stored_policy
 from fulmen_algorithm.persistence.run_files import RunFiles
@@ -195,3 +195,10 @@ async def test_an_older_version_is_published_again_and_says_which_it_is(
     # What was trained is published again after the next step.
     assert world.served is not None
     assert world.served.name == run.policy_version
+
+
+async def test_weights_whose_delta_is_gone_say_so_and_not_where_it_was(tmp_path: Path, tiny_model: Path) -> None:
+    chain = [ChainLink(path=tiny_model, sha256=""), ChainLink(path=tmp_path / "gone", sha256="1" * 64)]
+    with pytest.raises(RunFailed) as failed:
+        await RunFiles(tmp_path / "run").rebuild_model(chain, 7)
+    assert failed.value.message == "The weights of step 7 cannot be put together again: No such file or directory"

@@ -63,7 +63,7 @@ class Grpo:
         """Trains to the end; see `Algorithm`."""
         settings = self._settings
         scorer, watch = Scorer(settings.scoring), EngineWatch(settings.engine_check, ctx.notify)
-        signal = SignalWatch(ctx.notify)
+        signal = SignalWatch(ctx.notify, over=len(ctx.progress.consumed) > ctx.progress.dropped)
         validator = Validator(ctx, score=scorer.total, parts=scorer.parts, failure_reward=settings.failure_reward)
         batches = BatchBuilder(
             ctx,

@@ -4,9 +4,10 @@ What is held out (`validation_demonstrations`) is never trained on; its loss is 
 every report.
 """
 
+import asyncio
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
@@ -78,8 +79,10 @@ class Sft:
     async def run(self, ctx: RunContext) -> None:
         """Trains to the end and publishes; see `Algorithm`."""
         settings = self._settings
-        rows = [*self._rows(ctx, ctx.inputs.demonstrations), *await self._successes(ctx)]
-        held_out = self._rows(ctx, ctx.inputs.validation_demonstrations)
+        # In a thread: a row takes milliseconds, and there may be thousands.
+        told = await asyncio.to_thread(self._rows, ctx, ctx.inputs.demonstrations)
+        rows = [*told, *await self._successes(ctx)]
+        held_out = await asyncio.to_thread(self._rows, ctx, ctx.inputs.validation_demonstrations)
         steps = settings.planned(len(rows))
         if settings.warmup_steps > steps:
             raise RunFailed(
@@ -133,12 +136,26 @@ class Sft:
         if not name:
             return []
         chosen: dict[str, str] = {}
-        groups = await ctx.rollouts.of_run(name)
-        for group in groups:
+        groups = []
+        for group in await ctx.rollouts.of_run(name):
             passed = [r for r in group.rollouts if r.scored and (r.reward or 0.0) >= self._settings.least_reward]
             best = sorted(passed, key=lambda r: (-(r.reward or 0.0), r.name))[: self._settings.most_per_task]
             chosen |= {r.name: group.group_id for r in best}
+            groups.append(replace(group, rollouts=tuple(best)))
         found = await ctx.rollouts.trajectories(groups)
+        rows, again = await asyncio.to_thread(self._imitable, ctx, chosen, found)
+        if not rows:
+            least = self._settings.least_reward
+            raise RunFailed(f"No rollout of {name} can be learned from: none that is whole has a reward of {least:g}.")
+        if not ctx.progress.step:
+            how = f" {again} of them were tokenised again, because the policy has another tokenizer." if again else ""
+            ctx.notify("info", f"{len(chosen)} rollouts of {name} give {len(rows)} rows.{how}")
+        return rows
+
+    def _imitable(
+        self, ctx: RunContext, chosen: Mapping[str, str], found: Mapping[str, RolloutTrajectory]
+    ) -> tuple[list[Row], int]:
+        """Makes the rows of rollouts, whose groups are given; also tells how many were tokenised again."""
         rows, seen, again = list[Row](), set[tuple[str, tuple[int, ...]]](), 0
         for rollout, group_id in chosen.items():
             trajectory = found.get(rollout)
@@ -150,17 +167,16 @@ class Sft:
             fresh = [row for row in within(made, self._settings.token_budget) if (group_id, row.token_ids) not in seen]
             seen |= {(group_id, row.token_ids) for row in fresh}
             rows += fresh
-        if not rows:
-            least = self._settings.least_reward
-            raise RunFailed(f"No rollout of {name} can be learned from: none that is whole has a reward of {least:g}.")
-        if not ctx.progress.step:
-            how = f" {again} of them were tokenised again, because the policy has another tokenizer." if again else ""
-            ctx.notify("info", f"{len(chosen)} rollouts of {name} give {len(rows)} rows.{how}")
-        return rows
+        return rows, again
 
     def _retold(self, ctx: RunContext, name: str, trajectory: RolloutTrajectory) -> list[Row]:
-        told = [Demonstration(messages=messages, tools=tools) for messages, tools in trajectory.conversations]
-        return [replace(row, rollout_id=name) for row in self._rows(ctx, told)]
+        try:
+            return [
+                sft_row(ctx.policy.tokenizer, messages, row_id=name, tools=tools or None)
+                for messages, tools in trajectory.conversations
+            ]
+        except ValueError as error:
+            raise RunFailed(f"{name} cannot be tokenised again: {error}") from error
 
     def _rows(self, ctx: RunContext, demonstrations: Sequence[Demonstration]) -> list[Row]:
         tokenizer = ctx.policy.tokenizer

@@ -128,9 +128,14 @@ class EnginePool:
             raise RunFailed(f"All {self._max_engines} engines serve policies of active runs (setting max_engines).")
         policy = min(idle, key=lambda p: idle[p].supervisor.last_used)
         _log.info("engine_makes_room", policy=policy)
-        await self._places[policy].supervisor.retire()
-        del self._places[policy]
-        self.keep()
+        supervisor = self._places[policy].supervisor
+        try:
+            await supervisor.retire()
+        finally:
+            # Also where whoever wanted the place is cancelled meanwhile: a retired engine is watched by nobody.
+            if supervisor.retired:
+                del self._places[policy]
+                self.keep()
 
     async def _restore(self, served: ServedPolicy) -> None:
         policy = served.policy.policy

@@ -50,6 +50,7 @@ class EngineSupervisor:
 
     Attributes:
         last_used: When it was last seen to sample tokens or to take weights, by `time.monotonic`.
+        retired: Whether it was ended for good: it must not serve again.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class EngineSupervisor:
         self._loaded: PublishedPolicy | None = None
         self._started_with: EngineSettings | None = None
         self._started = asyncio.Event()
-        self._retired = False
+        self.retired = False
         self.last_used = time.monotonic()
         self._tokens_before = 0
         self._tokens_of_engine = 0
@@ -180,7 +181,7 @@ class EngineSupervisor:
         """
         failed, wait_s = False, FIRST_RESTART_WAIT_S
         try:
-            while not self._retired:
+            while not self.retired:
                 try:
                     if failed:
                         await self._begin_again()
@@ -200,14 +201,16 @@ class EngineSupervisor:
         """Ends the engine for good and takes its policy from the proxy; an outage of the proxy is not waited out."""
         async with self._changing:
             names = () if self._served is None else self._served.policy.model_names
-            self._retired, self._served = True, None
-            for name in reversed(names):
-                try:
-                    await self._proxy.withdraw(name)
-                except REFUSED_OR_AWAY as error:
-                    _log.warning("route_left_behind", model=name, reason=type(error).__name__)
-            await self._stop_engine()
-            self._started.set()  # whoever waits to watch shall see that there is nothing more
+            self.retired, self._served = True, None
+            try:
+                for name in reversed(names):
+                    try:
+                        await self._proxy.withdraw(name)
+                    except REFUSED_OR_AWAY as error:
+                        _log.warning("route_left_behind", model=name, reason=type(error).__name__)
+            finally:
+                await self._stop_engine()
+                self._started.set()  # whoever waits to watch shall see that there is nothing more
 
     def _log_failure(self, error: Exception, *, first: bool) -> None:
         """Logs why the engine could not be watched or replaced; its run is told when it begins."""

@@ -20,6 +20,7 @@ class ExternalVllm:
         """Use `attach`."""
         self._api = api
         self._engine = engine
+        self._tokens_before: int | None = None
 
     @classmethod
     async def attach(
@@ -66,12 +67,17 @@ class ExternalVllm:
         return await asyncio.get_running_loop().create_future()
 
     async def sampled_tokens(self) -> int:
-        """Returns how many tokens it has sampled since it started, for whomever.
+        """Returns how many tokens it has sampled since this was first asked, for whomever.
+
+        What it sampled before it was attached to, maybe for the second time, is not counted again.
 
         Raises:
             EngineFailed: if it does not answer.
         """
-        return await self._api.sampled_tokens()
+        tokens = await self._api.sampled_tokens()
+        if self._tokens_before is None:
+            self._tokens_before = tokens
+        return tokens - self._tokens_before
 
     async def healthy(self) -> bool:
         """Tells whether it answers."""

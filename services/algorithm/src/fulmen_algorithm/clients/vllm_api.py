@@ -137,8 +137,6 @@ class VllmApi:
         try:
             if mode is SwapMode.DRAIN:
                 await gate.idle(drain_limit_s)
-            else:
-                began = time.monotonic()
             await _to_its_end(self._replace(weights, version, gate, recompute_cache=recompute_cache))
         finally:
             if mode is SwapMode.DRAIN:

@@ -194,6 +194,8 @@ def _command(
         "middleware": "fulmen_vllm.FulmenMiddleware",
         "worker-extension-cls": "fulmen_vllm.FulmenWorker",
         "generation-config": "vllm",
+        # A line for each call, in a log that only a start makes room in.
+        "disable-uvicorn-access-log": True,
         "enable-auto-tool-choice": True if engine.tool_call_parser else None,
         "tool-call-parser": engine.tool_call_parser or None,
     }

@@ -37,7 +37,7 @@ class RunControl:
         self._requested.set()
 
     def withdraw(self) -> None:
-        """Takes a pause back that the run has not heard yet; a drain stays."""
+        """Takes a pause back; a drain stays."""
         if self._reason is StopReason.PAUSE:
             self._requested.clear()
 
@@ -45,6 +45,11 @@ class RunControl:
     def requested(self) -> bool:
         """Tells whether the run was asked to stop."""
         return self._requested.is_set()
+
+    @property
+    def pausing(self) -> bool:
+        """Tells whether it was asked to stop by a pause."""
+        return self.requested and self._reason is StopReason.PAUSE
 
     def check(self) -> None:
         """Does nothing, or raises.

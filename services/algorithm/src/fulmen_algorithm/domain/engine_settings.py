@@ -157,7 +157,7 @@ class EngineCheck(Strict):
     """How far the engine's log-probabilities may be from the trainer's, as KL(engine || trainer) per token in nats.
 
     Attributes:
-        warn: Above it the run has a notice. Rounding to bfloat16 makes up to 0.001, a wrong temperature or other weights
+        warn: Above it the run has a notice. Rounding to bfloat16 makes up to 0.002, a wrong temperature or other weights
             more than 0.005 (docs/engines.md).
         stop: Above it the run fails; null for never.
         every: Steps between two notices.

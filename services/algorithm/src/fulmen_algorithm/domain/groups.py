@@ -128,11 +128,19 @@ def in_branch(group_id: str, branch: int) -> str:
 
 def of_branch(stored_id: str, branch: int) -> str | None:
     """Takes the plain id out of one that the store knows; None if the group is of another branch."""
+    own, plain_id = _branch_and_plain(stored_id)
+    return plain_id if own == branch else None
+
+
+def stored_train_index(stored_id: str) -> int | None:
+    """Takes the index out of the id under which the store knows a training group, of whatever branch; None: it is none."""
+    return train_index(_branch_and_plain(stored_id)[1])
+
+
+def _branch_and_plain(stored_id: str) -> tuple[int, str]:
     first, _, rest = stored_id.partition("/")
     number = first.removeprefix(BRANCH_PREFIX)
-    if rest and number != first and number.isdecimal():
-        return rest if int(number) == branch else None
-    return None if branch else stored_id
+    return (int(number), rest) if rest and number != first and number.isdecimal() else (0, stored_id)
 
 
 def validation_group_id(version: int, index: int) -> str:

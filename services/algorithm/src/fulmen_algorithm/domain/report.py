@@ -91,7 +91,8 @@ def curve(steps: Sequence[StepMetrics]) -> bytes:
         axes.plot([x for x, _ in points], [y for _, y in points], label=label, marker=marker, markersize=4)
     axes.set_xlabel("step")
     if rewards:
-        axes.set_ylim(-0.02, max(1.02, max(y for _, y in rewards) * 1.05))
+        values = [y for points in lines.values() for _, y in points]
+        axes.set_ylim(min(-0.02, min(values) * 1.05), max(1.02, max(values) * 1.05))
     axes.grid(alpha=0.3)
     axes.legend()
     if spent:

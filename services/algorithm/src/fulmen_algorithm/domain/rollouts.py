@@ -13,6 +13,7 @@ from fulmen_algorithm.domain.groups import (
     Mode,
     in_branch,
     of_branch,
+    stored_train_index,
     train_group_id,
     train_index,
     validation_group_id,
@@ -137,13 +138,15 @@ class Rollouts:
         return {attempts[attempt]: trajectory for attempt, trajectory in found.items()}
 
     async def of_run(self, training_run: str) -> list[FinishedGroup]:
-        """Reads the training groups of another run that have finished, in the order in which they did.
+        """Reads the training groups of another run that have finished, those of all its branches, in their order.
+
+        Their ids are those under which the store knows them.
 
         Raises:
             Interrupted: if the run was asked to stop.
         """
         found = await self._control.unless_stopped(self._queue.finished_of(training_run))
-        return [group for group in found if group.group_id.startswith(TRAIN_PREFIX)]
+        return [group for group in found if stored_train_index(group.group_id) is not None]
 
     async def follow(self, progress: Progress) -> None:
         """Follows the feed from the progress' cursor, until cancelled; an error ends it and is raised to the taker."""

@@ -174,6 +174,11 @@ class Runs:
         del self.active[name]
         self._wake()
 
+    async def idle(self) -> None:
+        """Waits until no run has its turn; what bounds the wait is up to the caller."""
+        while self.active:
+            await self._changed.wait()
+
     def _order(self, run: TrainingRun) -> tuple[bool, int, datetime, str]:
         """Sorts waiting runs: smaller is sooner."""
         siblings = sum(active.project == run.project for active in self.active.values())
@@ -211,7 +216,7 @@ class Runs:
         return self.entry(name).run
 
     def resume(self, name: str) -> TrainingRun:
-        """Lets a paused run wait for its turn; takes back a pause that was not heard yet.
+        """Lets a paused run wait for its turn; takes back a pause that is not there yet.
 
         Raises:
             TrainingRunStateInvalid: if it has ended.

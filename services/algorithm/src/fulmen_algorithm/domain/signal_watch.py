@@ -14,10 +14,11 @@ class SignalWatch:
     Only until the first step that trained: a policy that has learned all there is ends without differences, too.
     """
 
-    def __init__(self, notify: Notify) -> None:
+    def __init__(self, notify: Notify, *, over: bool = False) -> None:
+        """`over` says that the run has trained before: it goes on from a checkpoint."""
         self._notify = notify
         self._without = 0
-        self._over = False
+        self._over = over
 
     def look(self, step: int, figures: Mapping[str, float]) -> None:
         """Tells once of a run whose rollouts all get the same reward."""

@@ -42,7 +42,7 @@ def starting_point(checkpoints: CheckpointStore, branch_points: Sequence[int]) -
     else:
         search = checkpoints.newest()
     found = search.checkpoint
-    if found is None or branch_of(found) == len(branch_points):
+    if (0 if found is None else branch_of(found)) == len(branch_points):
         return StartingPoint(checkpoint=found, damaged=search.damaged)
     try:
         point = checkpoints.get(branch_points[-1])

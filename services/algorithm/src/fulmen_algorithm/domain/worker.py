@@ -74,8 +74,7 @@ class RunWorker:
         self._draining = True
         for active in self._runs.active.values():
             active.control.request(StopReason.DRAIN)
-        if tasks := {active.task for active in self._runs.active.values()}:
-            await asyncio.wait(tasks)
+        await self._runs.idle()
 
     def _begun(self, run: TrainingRun) -> Active:
         """Begins the turn of a run."""
@@ -107,6 +106,8 @@ class RunWorker:
         if isinstance(error, RewardCollapsed) and not active.cancelled:
             events.notify("warning", error.message)
             self._runs.roll_back(run.name, sequence=error.sequence, step=error.step, collapsed=True)
+            if active.control.pausing:  # the task ended before it listened
+                self._runs.move(run.name, RunState.PAUSED)
             return
         state, message = _verdict(active)
         if state is None:
@@ -127,9 +128,9 @@ def _verdict(active: Active) -> tuple[RunState | None, str]:
     match error:
         case None:
             return RunState.SUCCEEDED, ""
-        case Interrupted(reason=StopReason.PAUSE):
+        case Interrupted(reason=StopReason.PAUSE) if active.control.requested:
             return RunState.PAUSED, ""
-        case Interrupted():
+        case Interrupted():  # by a drain, or by a pause that was taken back while the checkpoint was written
             return None, ""
         case RunFailed() | FulmenError():
             return RunState.FAILED, error.message

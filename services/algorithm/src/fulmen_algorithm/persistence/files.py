@@ -27,10 +27,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 def append_line(path: Path, content: bytes) -> None:
     """Appends one line and makes it durable."""
-    with path.open("ab") as file:
-        file.write(content + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
+    _append(path, content + b"\n")
 
 
 def append_json_lines(path: Path, records: list[Mapping[str, object]]) -> int:
@@ -39,11 +36,23 @@ def append_json_lines(path: Path, records: list[Mapping[str, object]]) -> int:
     Returns:
         Size of the file afterwards, in bytes.
     """
-    with path.open("ab") as file:
-        file.write(b"".join(json.dumps(r, separators=(",", ":")).encode() + b"\n" for r in records))
-        file.flush()
-        os.fsync(file.fileno())
-        return file.tell()
+    return _append(path, b"".join(json.dumps(r, separators=(",", ":")).encode() + b"\n" for r in records))
+
+
+def _append(path: Path, content: bytes) -> int:
+    """Appends all of it or nothing, and makes it durable; returns the size of the file afterwards, in bytes."""
+    with path.open("ab", buffering=0) as file:
+        before = file.tell()
+        try:
+            left = memoryview(content)
+            while left:
+                left = left[file.write(left) :]
+            os.fsync(file.fileno())
+        except OSError:
+            # On a full disk it may be there in part, and whoever appends next would make one line of the two.
+            file.truncate(before)
+            raise
+        return before + len(content)
 
 
 def truncate(path: Path, size_bytes: int) -> None:

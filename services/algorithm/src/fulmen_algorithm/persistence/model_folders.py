@@ -53,7 +53,9 @@ class ModelFolders:
         try:
             return await asyncio.to_thread(self._rebuild, chain, path)
         except (DeltaError, TensorFileDamaged, OSError) as error:
-            raise RunFailed(f"The weights of step {step} cannot be put together again: {error}") from error
+            # The system's own text has the path in it.
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise RunFailed(f"The weights of step {step} cannot be put together again: {reason}") from error
 
     async def prune(self, keep: Sequence[Path]) -> None:
         """Removes all folders but these, in a thread: of a large model that takes seconds."""

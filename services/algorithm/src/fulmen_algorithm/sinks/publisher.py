@@ -2,12 +2,15 @@
 
 The event log is the truth; a sink that is away or broken never holds training up. How far a run's figures were carried
 is kept in its folder, so that a restarted service goes on there: figures of the last moments before a crash may be
-written twice, none are left out.
+written twice, none are left out. A sink that never answers is given up: it keeps neither the other sinks and runs from
+theirs, nor the service from ending.
 """
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,11 +20,14 @@ import structlog
 
 from fulmen_algorithm.domain.events import StepMetrics
 from fulmen_algorithm.domain.runs import Entry, Runs
+from fulmen_algorithm.persistence.files import replace_file
 from fulmen_algorithm.sinks.sink import MetricSink, OpenSink
 
 _log = structlog.get_logger()
 
 INTERVAL_S = 2.0
+CALL_DEADLINE_S = 300.0
+"""Longer than the libraries themselves try again to reach a server."""
 POSITION_FILE = "metrics.json"
 Result = TypeVar("Result")
 
@@ -39,11 +45,14 @@ class _Carried:
 class MetricPublisher:
     """Carries figures every other second."""
 
-    def __init__(self, runs: Runs, sinks: Mapping[str, OpenSink], *, folder: Path) -> None:
-        """`folder` holds a folder for each run id."""
+    def __init__(
+        self, runs: Runs, sinks: Mapping[str, OpenSink], *, folder: Path, deadline_s: float = CALL_DEADLINE_S
+    ) -> None:
+        """`folder` holds a folder for each run id; `deadline_s` is how long one call of a sink may take."""
         self._runs = runs
         self._openers = sinks
         self._folder = folder
+        self._deadline_s = deadline_s
         self._carried: dict[str, _Carried] = {}
 
     async def run(self) -> None:
@@ -82,7 +91,7 @@ class MetricPublisher:
                 if await self._guarded(entry, name, partial(_written, sink, steps)) is None:
                     del carried.sinks[name]
         carried.sequence = last
-        await asyncio.to_thread((carried.folder / POSITION_FILE).write_text, json.dumps({"sequence": last}))
+        await asyncio.to_thread(replace_file, carried.folder / POSITION_FILE, json.dumps({"sequence": last}).encode())
 
     async def _open(self, entry: Entry, carried: _Carried) -> None:
         if carried.opened:
@@ -100,9 +109,10 @@ class MetricPublisher:
             await self._guarded(entry, name, partial(sink.close, entry.run))
 
     async def _guarded(self, entry: Entry, name: str, work: Callable[[], Result]) -> Result | None:
-        """Calls a sink in a thread; None if it failed."""
+        """Calls a sink in a thread; None if it failed or did not answer."""
         try:
-            return await asyncio.to_thread(work)
+            async with asyncio.timeout(self._deadline_s):
+                return await _in_own_thread(work, name=f"sink-{name}")
         except Exception:  # noqa: BLE001  (its library may raise anything, and must not end a training)
             self._gave_up(entry, name)
             return None
@@ -115,6 +125,21 @@ class MetricPublisher:
 
 def _position(path: Path) -> int:
     return int(json.loads(path.read_bytes())["sequence"]) if path.exists() else 0
+
+
+async def _in_own_thread(work: Callable[[], Result], *, name: str) -> Result:
+    """Calls a function in a thread that holds no place in the shared pool, and that the process does not wait for."""
+    answer: Future[Result] = Future()
+    answer.set_running_or_notify_cancel()  # whoever gives it up leaves it alone
+
+    def call() -> None:
+        try:
+            answer.set_result(work())
+        except Exception as error:  # noqa: BLE001  (raised again where it is waited for)
+            answer.set_exception(error)
+
+    threading.Thread(target=call, name=name, daemon=True).start()
+    return await asyncio.wrap_future(answer)
 
 
 def _written(sink: MetricSink, steps: list[StepMetrics]) -> bool:

@@ -53,7 +53,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         result: As JSON; empty with an error, and from other ranks than the first.
         error: A key of `ERRORS`, another name if the rank ends over it, or empty.
-        text: What the error says.
+        text: What the error says, if it is one of `ERRORS`; else it stays in the rank's own log.
     """
 
     result: bytes = b""

@@ -12,6 +12,7 @@ from fulmen_algorithm.domain.trainer import TrainerSetup
 from fulmen_algorithm.training.advantage_settings import CriticPlan
 from fulmen_algorithm.training.compute import ComputeSettings, Fsdp2
 from fulmen_algorithm.training.critic import Critic
+from fulmen_algorithm.training.lora import TargetsUnknown
 from fulmen_algorithm.training.objectives import LossKl
 from fulmen_algorithm.training.parallel import Ranks, wants_bf16
 from fulmen_algorithm.training.policy import PolicyModel
@@ -117,7 +118,8 @@ def _load_critic(folder: Path, plan: CriticPlan, policy: PolicyModel, compute: C
     try:
         return Critic.load(folder, plan, ranks=ranks, pad_token_id=policy.pad_token_id, bf16=bf16)
     except (OSError, ValueError) as error:
-        raise RunFailed(f"The model in {folder} gives no critic: {error}") from error
+        text = f"The model in {folder} gives no critic: transformers has no token classifier of its architecture."
+        raise RunFailed(text) from error
 
 
 @contextmanager
@@ -132,6 +134,8 @@ def _roles_have_adapters() -> Iterator[None]:
 def _load(folder: Path, device: str, lora: LoraSettings | None = None) -> PolicyModel:
     try:
         return PolicyModel.load(folder, device=device, lora=lora)
+    except TargetsUnknown as error:
+        raise RunFailed(str(error)) from error
     except (OSError, ValueError) as error:
         text = f"The folder {folder} holds no complete model (config, weights and tokenizer)."
         raise RunFailed(text) from error

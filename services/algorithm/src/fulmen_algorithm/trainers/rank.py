@@ -15,6 +15,7 @@ from queue import SimpleQueue
 
 import msgspec
 
+from fulmen_algorithm.domain.failure import RunFailed
 from fulmen_algorithm.trainers.calls import (
     ERRORS,
     OPEN,
@@ -80,9 +81,10 @@ class Worker:
             return Answer(result=encode_result(call.method, result) if self._rank == 0 else b"")
         except Exception as error:  # noqa: BLE001  (whatever it is, the service is told, and the process ends over it)
             name = known_error(error)
-            if name not in ERRORS:
+            if not isinstance(error, RunFailed):
+                # The service only learns what it says, not where it comes from.
                 traceback.print_exc()
-            return Answer(error=name, text=str(error))
+            return Answer(error=name, text=str(error) if name in ERRORS else "")
 
     def _open(self, setup: object) -> object:
         # Seconds of imports: the service knows by now that this rank is there.

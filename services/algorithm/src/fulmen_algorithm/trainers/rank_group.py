@@ -247,13 +247,16 @@ async def _start(ranks: int, options: GroupOptions) -> tuple[Child, list[_Link]]
     Raises:
         TrainerLost: if they end before, or do not get there in time.
     """
-    arrived: asyncio.Queue[_Link] = asyncio.Queue()
+    links: list[_Link] = []
+    complete = asyncio.Event()
 
     async def welcome(reader: StreamReader, writer: StreamWriter) -> None:
         hello = msgspec.msgpack.decode(await _read(reader), type=Hello)
-        arrived.put_nowait(_Link(hello=hello, reader=reader, writer=writer))
+        links.append(_Link(hello=hello, reader=reader, writer=writer))
+        if len(links) == ranks:
+            complete.set()
 
-    links: list[_Link] = []
+    server: asyncio.Server | None = None
     child: Child | None = None
     # Only this user can open the folder, and so the socket; it is removed as soon as all are connected.
     folder = Path(tempfile.mkdtemp(prefix="fulmen-ranks-"))
@@ -263,9 +266,7 @@ async def _start(ranks: int, options: GroupOptions) -> tuple[Child, list[_Link]]
             _command(ranks, options, folder / "service"), environment=_environment(options), output=DEVNULL
         )
         async with asyncio.timeout(START_DEADLINE_S):
-            while len(links) < ranks:
-                links.append(await _next(arrived, child))
-        server.close()
+            await _until_complete(complete, child)
     except BaseException as error:
         if child is not None:
             await _end(child, links)
@@ -273,20 +274,21 @@ async def _start(ranks: int, options: GroupOptions) -> tuple[Child, list[_Link]]
             raise TrainerLost("The ranks of the trainer did not start; the log of the service says why.") from error
         raise
     finally:
+        if server is not None:
+            server.close()
         shutil.rmtree(folder, ignore_errors=True)
     return child, links
 
 
-async def _next(arrived: "asyncio.Queue[_Link]", child: Child) -> _Link:
-    link = asyncio.create_task(arrived.get(), name="rank-arrives")
+async def _until_complete(complete: asyncio.Event, child: Child) -> None:
+    arriving = asyncio.create_task(complete.wait(), name="ranks-arrive")
     ended = asyncio.create_task(child.wait(), name="ranks-end")
     try:
-        await asyncio.wait({link, ended}, return_when=asyncio.FIRST_COMPLETED)
-        if not link.done():
+        await asyncio.wait({arriving, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if not complete.is_set():
             raise _RankEnded("The launcher has ended.")
-        return link.result()
     finally:
-        link.cancel()
+        arriving.cancel()
         ended.cancel()
 
 

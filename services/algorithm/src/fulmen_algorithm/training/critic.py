@@ -220,7 +220,7 @@ class Critic:
         return torch.nn.functional.pad(output.logits[:, :-1, 0].float(), (1, 0))
 
     def _micro_batches(self, rows: Sequence[Row], *, token_budget: int, mode: PackingMode) -> list[MicroBatch]:
-        shares, _ = layouts_of(rows, self._ranks, token_budget=token_budget, mode=mode)
+        shares = layouts_of(rows, self._ranks, token_budget=token_budget, mode=mode)
         mine = shares[self._ranks.rank]
         return [micro_batch(rows, layout, pad_token_id=self._pad_token_id, mode=mode) for layout in mine]
 

@@ -279,9 +279,9 @@ def _decoded(name: str, entry: Encoded, base: Weights, parts: Mapping[str, RawTe
                 words[positions] = _stepped(words[positions], unpack_varints(values, entry.changed))
             else:
                 words[positions] = _as_words(values, tensor)
+        return RawTensor(dtype=tensor.dtype, shape=tensor.shape, words=words)
     except (ValueError, KeyError, IndexError, zlib.error) as error:
         raise DeltaDamaged(f"{name!r} in the delta cannot be read: {error}") from error
-    return RawTensor(dtype=tensor.dtype, shape=tensor.shape, words=words)
 
 
 def _positions(where: Bytes, entry: Encoded, elements: int) -> np.ndarray:

@@ -8,7 +8,7 @@ Files are those of peft, so that engines of others load them: `adapter_config.js
 """
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -28,6 +28,10 @@ _PREFIX = "base_model.model."
 _MARKS = (".lora_A.", ".lora_B.")
 
 
+class TargetsUnknown(Exception):
+    """The model has no linear layers of the names that are to get adapters; the text is for a person."""
+
+
 class Adapters:
     """The adapters of one model."""
 
@@ -35,18 +39,22 @@ class Adapters:
         """Puts fresh adapters beside a model's weights; these train no more.
 
         Raises:
-            ValueError: if the model has no module of those that are to get an adapter.
+            TargetsUnknown: if the model has no module of those that are to get an adapter, or one is no linear layer.
         """
         self._model = model
         self._settings = settings
+        linear = {name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, nn.Linear)}
         with warnings.catch_warnings():
             # That there are several adapters is what is wanted.
             warnings.filterwarnings("ignore", message="Already found a `peft_config`", category=UserWarning)
-            for name in settings.adapters:
-                model.add_adapter(_config(settings), adapter_name=name)
+            try:
+                for name in settings.adapters:
+                    model.add_adapter(_config(settings), adapter_name=name)
+            except ValueError as error:
+                raise _unknown(settings, linear) from error
         self._layers = [part for part in model.modules() if isinstance(part, LoraLayer)]
         if not all(isinstance(layer.get_base_layer(), nn.Linear) for layer in self._layers):
-            raise ValueError("Adapters are for linear layers.")
+            raise _unknown(settings, linear)
         self._dropouts = [d for layer in self._layers for d in layer.lora_dropout.values() if isinstance(d, nn.Dropout)]
         self._in_use = ""
         self.use(settings.adapters[0])
@@ -156,6 +164,12 @@ class Adapters:
                 head, found, tail = name.partition(mark)
                 if found and tail.startswith(f"{adapter}."):
                     yield name, f"{_PREFIX}{head}{mark}{tail.removeprefix(f'{adapter}.')}"
+
+
+def _unknown(settings: LoraSettings, linear: Collection[str]) -> TargetsUnknown:
+    wanted = settings.targets if isinstance(settings.targets, str) else ", ".join(settings.targets)
+    known = ", ".join(sorted(linear))
+    return TargetsUnknown(f"lora.targets ({wanted}): adapters are for the model's linear layers, which are {known}.")
 
 
 def _config(settings: LoraSettings) -> LoraConfig:

@@ -14,7 +14,8 @@ class NormWatch:
     """The gradient norms of the last optimiser steps.
 
     Norms of skipped steps count too: what lasts longer than half of what is remembered is no explosion any more, and a
-    run never skips for ever.
+    run never skips for ever. Norms of 0 do not: nothing was to be learnt there (all rewards were equal, say), which does
+    not make large what comes after it.
     """
 
     def __init__(self, norms: Iterable[float] = ()) -> None:
@@ -28,8 +29,8 @@ class NormWatch:
 
     def explodes(self, norm: float, factor: float | None) -> bool:
         """Tells whether a norm is more than `factor` times the median, and remembers it; None for never."""
-        if not isfinite(norm):
-            return False  # which is skipped for another reason
+        if not isfinite(norm) or not norm:
+            return False  # what is not finite is skipped for another reason
         exploding = factor is not None and len(self._norms) >= LEAST and norm > factor * median(self._norms)
         self._norms.append(norm)
         return exploding

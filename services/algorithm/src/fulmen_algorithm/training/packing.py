@@ -42,11 +42,6 @@ class MicroBatch:
     row_index_BT: Tensor
 
     @property
-    def size_tokens(self) -> int:
-        """Positions computed, padding included."""
-        return self.input_ids_BT.numel()
-
-    @property
     def empty(self) -> bool:
         """Tells whether it holds no row: a rank computes it only to keep the others company."""
         return bool((self.row_index_BT < 0).all())
@@ -146,15 +141,3 @@ def empty_micro_batch(*, pad_token_id: int) -> MicroBatch:
         versions_BT=torch.full(shape, NO_VERSION, dtype=torch.int64),
         row_index_BT=torch.full(shape, -1, dtype=torch.int64),
     )
-
-
-def pack(
-    rows: Sequence[Row], *, token_budget: int, pad_token_id: int, mode: PackingMode = PackingMode.PACKED
-) -> list[MicroBatch]:
-    """Makes all micro-batches of some rows; see `plan`.
-
-    Raises:
-        ValueError: if a row alone is longer than the budget.
-    """
-    layouts = plan(rows, token_budget=token_budget, mode=mode)
-    return [micro_batch(rows, layout, pad_token_id=pad_token_id, mode=mode) for layout in layouts]

@@ -76,22 +76,19 @@ def join_group(device: torch.device, *, deadline_s: float) -> Ranks:
     return Ranks(rank=dist.get_rank(), world_size=dist.get_world_size(), device=device, group=dist.group.WORLD)
 
 
-def layouts_of(
-    rows: Sequence[Row], ranks: Ranks, *, token_budget: int, mode: PackingMode
-) -> tuple[list[list[Layout]], float]:
+def layouts_of(rows: Sequence[Row], ranks: Ranks, *, token_budget: int, mode: PackingMode) -> list[list[Layout]]:
     """Makes micro-batches and deals them to the ranks, so that each has about as many positions as the others.
 
     A rank alone fills micro-batches up to the budget; several make them smaller where there would otherwise be fewer
     than ranks, or a rest that one rank works on while the others wait.
 
     Returns:
-        Each rank's micro-batches; the share of positions that are tokens.
+        Each rank's micro-batches.
 
     Raises:
         ValueError: if a row alone is longer than the budget.
     """
     layouts = plan(rows, token_budget=token_budget, mode=mode)
-    tokens = sum(len(row.token_ids) for row in rows)
     if ranks.world_size > 1 and len(layouts) % ranks.world_size:
         rounds = -(-len(layouts) // ranks.world_size)
         positions = sum(layout.size_tokens for layout in layouts)
@@ -102,7 +99,7 @@ def layouts_of(
     for layout in sorted(layouts, key=lambda one: -one.size_tokens):
         # The largest first, to whoever has the least: at most 4/3 of the best distribution (Graham, 1969).
         min(shares, key=lambda share: sum(one.size_tokens for one in share)).append(layout)
-    return shares, tokens / max(sum(layout.size_tokens for layout in layouts), 1)
+    return shares
 
 
 class GradientReducer(Protocol):

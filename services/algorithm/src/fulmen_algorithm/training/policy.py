@@ -60,7 +60,7 @@ class PolicyModel:
 
         Raises:
             OSError: if the directory holds no model or no tokenizer.
-            ValueError: if the model has none of the modules that are to get adapters.
+            TargetsUnknown: if the model has none of the modules that are to get adapters, or one is no linear layer.
         """
         model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)

@@ -76,11 +76,6 @@ class Row:
         """Number of tokens that train."""
         return sum(self.loss_mask)
 
-    @property
-    def group_key(self) -> str:
-        """The group, or what stands for it."""
-        return self.group or self.rollout_id
-
 
 def spread_advantage(advantage: float, loss_mask: Sequence[bool]) -> tuple[float, ...]:
     """Gives every token that trains the same advantage."""

@@ -2,9 +2,9 @@
 
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
 from fulmen_algorithm.training.objectives import Objective
 from fulmen_algorithm.training.strict import Strict
@@ -189,6 +189,12 @@ class LoraSettings(Strict):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
     roles: tuple[AdapterRole, ...] = ()
+
+    @model_validator(mode="after")
+    def _each_role_once(self) -> Self:
+        if len(set(self.roles)) != len(self.roles):
+            raise ValueError("roles: one of them is there twice")
+        return self
 
     @property
     def adapters(self) -> tuple[str, ...]:

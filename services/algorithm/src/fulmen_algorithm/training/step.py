@@ -242,7 +242,7 @@ def _share(policy: PolicyModel, rows: Sequence[Row], settings: StepSettings) -> 
     positions = 0
     for adapter, indices in sorted(by_adapter.items()):
         part = [rows[i] for i in indices]
-        shares, _ = layouts_of(part, ranks, token_budget=settings.token_budget, mode=mode)
+        shares = layouts_of(part, ranks, token_budget=settings.token_budget, mode=mode)
         positions += sum(layout.size_tokens for share in shares for layout in share)
         missing = max(map(len, shares)) - len(shares[ranks.rank]) if policy.sharded else 0
         mine.append((adapter, [layout.renumbered(indices) for layout in shares[ranks.rank]], missing))
