@@ -150,7 +150,7 @@ class KubernetesApi:
         path.write_text(yaml.safe_dump(document))
         return path
 
-    async def until(self, condition: Any, deadline_s: float = 30.0) -> None:
+    async def until(self, condition: Any, deadline_s: float = 90.0) -> None:
         """Waits until something is true of what the server holds."""
         async with asyncio.timeout(deadline_s), self._changed:
             await self._changed.wait_for(condition)

@@ -211,6 +211,14 @@ async def until_state(stubs: Stubs, name: str, state: int) -> rollout_pb2.Rollou
         return rollout
 
 
+async def until_queued(stubs: Stubs, count: int) -> None:
+    """Waits until the statistics say that so many rollouts wait: a count that took long is told again for a while."""
+    request = rollout_service_pb2.GetQueueStatsRequest()
+    async with asyncio.timeout(LIMIT_S):
+        while (await stubs.rollouts.GetQueueStats(request)).queued_count != count:  # noqa: ASYNC110  # state of the store
+            await asyncio.sleep(0.02)
+
+
 async def read_feed(
     stubs: Stubs, *, groups: int, cursor: str = "", **selection: Any
 ) -> tuple[list[rollout_service_pb2.FinishedGroup], str]:

@@ -9,15 +9,15 @@ from tests.conformance.runner.fixtures import PublishAgent, StartRunner
 from tests.conformance.runner.harness import rollouts_of
 from tests.conformance.runner.stores import Store
 
-LONG, COUNT = 4, 120
-# The first few attempts in a process do not end before the gate is there.
+LONG, SHORT, COUNT = 4, 40, 120
+# The first few attempts in a process do not end before the gate is there, nor do those after so many short ones.
 AGENT = """
 import asyncio, itertools, pathlib
 gate, numbers = pathlib.Path({gate!r}), itertools.count()
 async def solve(task, context):
     number = next(numbers)
     await asyncio.sleep(0.05)
-    while number < {long} and not gate.exists():
+    while not {long} <= number < {short} and not gate.exists():
         await asyncio.sleep(0.05)
     return 1.0
 """
@@ -27,7 +27,9 @@ async def test_a_runner_that_is_stopped_under_load_exits_0_and_every_rollout_end
     store: Store, start_runner: StartRunner, publish_agent: PublishAgent, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
-    agent = await publish_agent({"agent.py": AGENT.format(gate=str(gate), long=LONG)}, python="agent.py:solve")
+    agent = await publish_agent(
+        {"agent.py": AGENT.format(gate=str(gate), long=LONG, short=SHORT)}, python="agent.py:solve"
+    )
     names = await store.create(rollouts_of(agent, [{}] * COUNT, max_attempts=1))
     runner = await start_runner(slots=8, drain_grace_s=2)
     await runner.logged("attempt_finished", count=20)

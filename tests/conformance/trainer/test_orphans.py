@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fulmen_algorithm.domain.failure import RunFailed
+from fulmen_algorithm.domain.failure import RunFailed, TrainerLost
 from fulmen_algorithm.trainers.rank_group import GroupOptions, RankGroupTrainer
 from fulmen_algorithm.training.compute import ComputeSettings, Ddp
 from tests.conformance.trainer.conftest import setup_of
@@ -20,3 +20,16 @@ async def test_a_folder_without_a_model_is_refused_and_leaves_no_process(tmp_pat
     with pytest.raises(RunFailed, match="holds no complete model"):
         await RankGroupTrainer.open(setup_of(tmp_path, ComputeSettings(parallel=Ddp(ranks=1))), GroupOptions())
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+
+
+async def test_ranks_that_do_not_start_leave_no_socket(tmp_path: Path) -> None:
+    before = unix_sockets()
+    options = GroupOptions(device="none")
+    with pytest.raises(TrainerLost, match="did not start"):
+        await RankGroupTrainer.open(setup_of(tmp_path, ComputeSettings(parallel=Ddp(ranks=1))), options)
+    assert unix_sockets() <= before
+
+
+def unix_sockets() -> set[str]:
+    """Returns the paths of this process' own sockets, which are kept when the files are gone."""
+    return {str(socket.laddr) for socket in psutil.Process().net_connections(kind="unix") if socket.laddr}

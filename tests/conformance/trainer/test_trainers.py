@@ -30,7 +30,11 @@ from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import BatchSettings, LoraSettings, StepResult, StepSettings
 from tests.conformance.trainer.conftest import GROUPS, build_model, setup_of
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("trainers")]
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.xdist_group("trainers"),
+    pytest.mark.timeout(300),  # the first one waits until a group of processes with torch has started
+]
 
 STEP = StepSettings(token_budget=64, objective=Objective(kl=LossKl(coefficient=0.1)))
 BATCH = BatchSettings(minibatches=2)

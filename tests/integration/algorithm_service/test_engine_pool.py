@@ -38,6 +38,10 @@ class Proxy(BackendServiceServicer, RouteServiceServicer):
         self.news = asyncio.Condition()
         self.refusals = 0
         """How many registrations are refused from now on."""
+        self.answers = asyncio.Event()
+        self.answers.set()
+        """Whether routes are deleted at once."""
+        self.asked = asyncio.Event()
 
     async def RegisterBackend(self, request, context):
         if self.refusals:
@@ -69,6 +73,8 @@ class Proxy(BackendServiceServicer, RouteServiceServicer):
         return route_service_pb2.PromoteVersionResponse()
 
     async def DeleteRoute(self, request, context):
+        self.asked.set()
+        await self.answers.wait()
         self.routes.pop(request.name, None)
         return route_service_pb2.DeleteRouteResponse()
 
@@ -316,6 +322,23 @@ async def test_an_engine_of_others_is_promoted_before_it_goes_on_when_it_is_give
         await serving.swap(world.published("a", 2))
         assert [made.routed for _, _, made in world.started] == [[({}, {})], [({}, {"routes/a": 2})]]
         assert world.proxy.routes == {"routes/a": 2}
+
+
+async def test_a_run_that_is_cancelled_while_room_is_made_leaves_no_engine_that_nobody_watches(world: World) -> None:
+    async with world.pool(max_engines=1) as pool:
+        (await world.serve(pool, "a", 1)).release()
+        world.proxy.answers.clear()
+        waiting = asyncio.create_task(world.serve(pool, "b", 1))
+        await asyncio.wait_for(world.proxy.asked.wait(), WAIT_S)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        world.proxy.answers.set()
+        assert world.started[0][2].end.is_set()
+        await world.serve(pool, "a", 2)
+        world.started[1][2].end.set()
+        await world.until_started(3)
+        assert [(policy, version) for policy, version, _ in world.started] == [("a", 1), ("a", 2), ("a", 2)]
 
 
 def test_ids_of_backends_are_short_and_different() -> None:

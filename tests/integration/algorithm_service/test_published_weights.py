@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from fulmen.algorithm.v1 import training_run_pb2 as pb
 from fulmen.algorithm.v1 import training_run_service_pb2 as service_pb
 from fulmen.client import connect
@@ -11,6 +13,8 @@ from fulmen_algorithm.training.delta import DELTA_FILE, read_header
 from tests.integration.algorithm_service import test_training as small
 from tests.support.stack import running_stack, stack_targets
 from tests.support.training import publish_training_inputs
+
+pytestmark = [pytest.mark.serial, pytest.mark.xdist_group("serial"), pytest.mark.timeout(420)]
 
 STEPS = 3
 WEIGHTS = {"kind": "delta", "dtype": "bfloat16", "full_every": 20, "dense_above": 1.0}

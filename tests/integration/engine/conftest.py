@@ -1,7 +1,9 @@
 """A generation engine on a real socket, in this process, so that tests can hold its model thread at a token."""
 
 import argparse
+import asyncio
 import importlib.util
+import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,7 @@ from fulmen_algorithm.training.step import logprobs_of
 
 MAKE_MODEL = Path(__file__).resolve().parents[3] / "examples" / "arithmetic" / "make_model.py"
 CLIENT_DEADLINE = aiohttp.ClientTimeout(total=60)
+GATE_DEADLINE_S = 30
 
 
 @pytest.fixture(scope="session")
@@ -69,6 +72,29 @@ class Engine:
         body = {"path": str(directory), "version": version}
         async with self.client.post("/admin/weights", json=body) as response:
             return response.status, await response.json()
+
+
+class Hold:
+    """Holds the model thread before one of its forward passes, counted from now on, until it is released."""
+
+    def __init__(self, engine: Engine, *, at: int) -> None:
+        self._left = at
+        self._released = threading.Event()
+        self._reached = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        engine.generator.model.register_forward_pre_hook(self._before)
+
+    def _before(self, *_: object) -> None:
+        self._left -= 1
+        if not self._left:
+            self._loop.call_soon_threadsafe(self._reached.set)
+            self._released.wait(GATE_DEADLINE_S)
+
+    async def reached(self) -> None:
+        await asyncio.wait_for(self._reached.wait(), GATE_DEADLINE_S)
+
+    def release(self) -> None:
+        self._released.set()
 
 
 def chat_body(**changes: Any) -> dict[str, Any]:

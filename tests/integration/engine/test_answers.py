@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from tests.integration.engine.conftest import Engine, chat_body, logprobs_in, teacher_forced
+from tests.integration.engine.conftest import Engine, Hold, chat_body, logprobs_in, teacher_forced
 
 
 async def events(engine: Engine, **body) -> list[dict]:
@@ -64,13 +64,14 @@ async def test_tokens_are_sent_when_they_are_sampled(engine, greedy_without_end)
     body = chat_body(
         stream=True, temperature=0, max_tokens=60, messages=[{"role": "user", "content": greedy_without_end}]
     )
-    sent_before_the_end = 0
+    # Half of the forward passes are still to come, however late the first line is read.
+    hold = Hold(engine, at=30)
     async with engine.client.post("/v1/chat/completions", json=body) as response:
-        async for _ in response.content:
-            # The batch counts its forward passes as it goes: a first line that arrives early proves the stream true.
-            if engine.generator.stats.forward_passes < 60:
-                sent_before_the_end += 1
-    assert sent_before_the_end > 0
+        assert (await response.content.readline()).startswith(b"data: {")
+        assert engine.generator.stats.forward_passes < 30
+        hold.release()
+        assert (await response.content.read()).endswith(b"data: [DONE]\n\n")
+    assert engine.generator.stats.forward_passes == 60
 
 
 async def test_ids_and_logprobs_are_given_only_when_asked_for(engine):

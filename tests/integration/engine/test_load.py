@@ -7,10 +7,9 @@ import pytest
 from fulmen_algorithm.engine.protocol import Sampling
 from fulmen_algorithm.engine.weights import prepare_full
 from fulmen_algorithm.training.policy import PolicyModel
-from tests.integration.engine.conftest import Engine, chat_body, logprobs_in, teacher_forced
+from tests.integration.engine.conftest import GATE_DEADLINE_S, Engine, chat_body, logprobs_in, teacher_forced
 
 GREEDY = Sampling(temperature=0.0, top_p=1.0, max_tokens=4, stop=(), seed=None)
-GATE_DEADLINE_S = 30
 
 
 class Gate:
@@ -54,7 +53,8 @@ async def test_whatever_waits_goes_into_one_batch(engine, greedy_without_end):
 
 
 async def test_a_full_queue_and_a_passed_deadline_answer_503(engine):
-    engine.generator.limits = replace(engine.generator.limits, max_waiting=2, queue_deadline_s=0.5)
+    limits = engine.generator.limits
+    engine.generator.limits = replace(limits, max_waiting=2)
     gate = Gate(engine)
     await gate.reached()
     waiting = [asyncio.create_task(engine.chat()) for _ in range(2)]
@@ -62,7 +62,13 @@ async def test_a_full_queue_and_a_passed_deadline_answer_503(engine):
     async with engine.client.post("/v1/chat/completions", json=chat_body()) as response:
         assert response.status == 503
         assert int(response.headers["Retry-After"]) >= 1
-    assert [status for status, _ in await asyncio.gather(*waiting)] == [503, 503]
+    await gate.open()
+    assert [status for status, _ in await asyncio.gather(*waiting)] == [200, 200]
+    gate = Gate(engine)
+    await gate.reached()
+    engine.generator.limits = replace(limits, queue_deadline_s=0.5)
+    assert [status for status, _ in await asyncio.gather(engine.chat(), engine.chat())] == [503, 503]
+    engine.generator.limits = limits
     await gate.open()
     assert (await engine.chat())[0] == 200
 

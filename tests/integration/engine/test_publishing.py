@@ -32,6 +32,8 @@ from fulmen_algorithm.training.settings import (
 from fulmen_algorithm.training.tensor_files import read_folder
 from tests.integration.engine.conftest import CLIENT_DEADLINE, chat_body
 
+pytestmark = pytest.mark.timeout(420)  # three engines start in one test
+
 OPTIONS = EngineOptions(
     host="127.0.0.1", advertise_host="127.0.0.1", port=0, token="", torch_threads=1, device="cpu", max_batch_size=8
 )

@@ -14,7 +14,7 @@ from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.publishing import WeightsOrder, WrittenWeights
 from fulmen_algorithm.training.settings import WeightsKind
 from fulmen_algorithm.training.weight_writer import WeightWriter, published_tensors
-from tests.integration.engine.conftest import logprobs_in, teacher_forced
+from tests.integration.engine.conftest import GATE_DEADLINE_S, Hold, logprobs_in, teacher_forced
 
 
 @dataclass(kw_only=True)
@@ -83,17 +83,22 @@ async def test_a_chain_of_deltas_ends_at_the_weights_of_the_folder(engine, train
 
 async def test_an_answer_goes_on_over_a_delta_and_says_which_token_is_whose(engine, trained, greedy_without_end):
     body = {"messages": [{"role": "user", "content": greedy_without_end}], "max_tokens": 50, "temperature": 0}
+    hold = Hold(engine, at=10)
     running = asyncio.create_task(engine.chat(**body))
-    while (await engine.stats())["tokens"] < 5:
-        pass
+    await hold.reached()
     trained.change(scale=2e-4)
-    status, _ = await load(engine, kind="delta", path=trained.write(), version=7, sha256=trained.written[-1].sha256)
-    assert status == 200
+    order = {"kind": "delta", "path": trained.write(), "version": 7, "sha256": trained.written[-1].sha256}
+    loading = asyncio.create_task(load(engine, **order))
+    async with asyncio.timeout(GATE_DEADLINE_S):
+        while engine.generator._swaps.empty():  # noqa: ASYNC110 - nobody is told that it waits
+            await asyncio.sleep(0)
+    hold.release()
+    assert (await loading)[0] == 200
     status, answer = await running
     assert status == 200
     ranges = answer["weight_versions"]
     assert [r["version"] for r in ranges] == [0, 7]
-    assert ranges[0]["end"] == ranges[1]["start"]
+    assert ranges[0]["end"] == ranges[1]["start"] == 10
     assert (await engine.stats())["swaps_in_mid_batch"] == 1
 
 

@@ -21,6 +21,8 @@ from tests.integration.llm_proxy.harness import MODEL, SIGNING_KEY, RunningProxy
 from tests.support.backend import Backend
 
 DEADLINE_S = 30
+EARLY_S = 2.0
+"""A flush that is answered without the store: a tenth of it is what the answer has to arrive in time."""
 
 
 async def test_a_flush_waits_for_the_stores_acknowledgement(proxy: RunningProxy, store: FakeStore) -> None:
@@ -29,7 +31,7 @@ async def test_a_flush_waits_for_the_stores_acknowledgement(proxy: RunningProxy,
     async with asyncio.timeout(DEADLINE_S):
         await proxy.chat(key)
         waiting = asyncio.create_task(proxy.flush(attempt))
-        early = await proxy.flush(attempt, timeout=0.5)
+        early = await proxy.flush(attempt, timeout=EARLY_S)
         assert not waiting.done()
         store.acknowledge.set()
         summary = await waiting
@@ -44,7 +46,7 @@ async def test_a_flush_waits_for_a_call_in_flight(proxy: RunningProxy, backend: 
     async with asyncio.timeout(DEADLINE_S):
         call = asyncio.create_task(proxy.chat(key))
         await backend.arrived.acquire()
-        early = await proxy.flush(attempt, timeout=0.5)
+        early = await proxy.flush(attempt, timeout=EARLY_S)
         backend.switches.gate.set()
         await call
         summary = await proxy.flush(attempt)

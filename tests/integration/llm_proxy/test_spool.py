@@ -18,6 +18,7 @@ from fulmen_service_kit.tokens import TokenSigner
 from tests.integration.llm_proxy.fake_store import FakeStore, batch_of
 from tests.integration.llm_proxy.harness import MODEL, SIGNING_KEY, RunningProxy, running_proxy, target
 from tests.integration.llm_proxy.proxy_process import ProxyProcess, proxy_process
+from tests.integration.llm_proxy.test_delivery import EARLY_S
 from tests.support import store as real
 from tests.support.backend import Backend
 from tests.support.postgres import shared_server
@@ -81,12 +82,12 @@ async def test_a_proxy_killed_while_the_store_is_away_delivers_every_answered_ca
             for key in attempts.values():
                 assert (await proxy.chat(key, f"call {number}", model=MODEL))[0] == 200
         await proxy.until(SPOOLED, CALLS * len(attempts))
-        [early] = await proxy.flush([next(iter(attempts))], timeout=0.5)
+        [early] = await proxy.flush([next(iter(attempts))], timeout=EARLY_S)
         await proxy.kill()
         await running.__aexit__(None, None, None)
 
         async with proxy_process(f"127.0.0.1:{port}", ready, **options) as heir:
-            unsent = await heir.flush(list(attempts), timeout=0.5)
+            unsent = await heir.flush(list(attempts), timeout=EARLY_S)
             async with real.running_store(dsn, port=port) as store:
                 sent = await heir.flush(list(attempts), timeout=30)
                 await heir.until(RECORDS, 0)
@@ -193,7 +194,7 @@ async def test_a_full_spool_drops_what_is_not_trained_on_says_so_and_then_lets_c
             status, _ = await proxy.chat(key, _incompressible(answered), max_tokens=16)
             answered, refused = answered + (status == 200), refused + (status == 503)
             assert answered + refused < 5000
-        early = await proxy.flush(judged, timeout=0.5)
+        early = await proxy.flush(judged, timeout=EARLY_S)
         store.acknowledge.set()
         summary = await proxy.flush(attempt, timeout=30)
         told = await proxy.flush(judged)

@@ -111,12 +111,12 @@ CASES = {
         says=("batch/v2", "spec.parallelism", "names no container", "hostNetwork"),
     ),
     "memory": fated(Fate.OUT_OF_MEMORY, "AGENT_ERROR", "more than its 268435456 of memory"),
-    "no such image": fated(Fate.NO_SUCH_IMAGE, "AGENT_ERROR", "not pulled within 1 s", "not found"),
+    "no such image": fated(Fate.NO_SUCH_IMAGE, "AGENT_ERROR", "not pulled within 3 s", "not found"),
     "a bad name of an image": fated(Fate.BAD_NAME, "AGENT_ERROR", "InvalidImageName"),
     "no such program": fated(Fate.CANNOT_START, "AGENT_ERROR", "cannot be started", "no-such-program"),
-    "a registry that is away": fated(Fate.NO_REGISTRY, "INFRA", "not pulled within 1 s", "i/o timeout"),
+    "a registry that is away": fated(Fate.NO_REGISTRY, "INFRA", "not pulled within 3 s", "i/o timeout"),
     "no node with room": fated(Fate.NO_NODE, "INFRA", "No node took the pod", "no memory"),
-    "no pod at all": fated(Fate.NO_POD, "INFRA", "made no pod within 1 s"),
+    "no pod at all": fated(Fate.NO_POD, "INFRA", "made no pod within 3 s"),
     "an eviction": fated(Fate.EVICTED, "INFRA", "low on resource"),
     "a preemption": fated(Fate.PREEMPTED, "INFRA", "PreemptionByScheduler"),
     "a lost node": fated(Fate.NODE_LOST, "INFRA", "DeletionByTaintManager"),
@@ -144,7 +144,7 @@ def fits(got: Ended, case: Case) -> bool:
 async def test_what_becomes_of_jobs(
     store: DoubleStore, start_runner: StartRunner, api: KubernetesApi, proxy: ProxyDouble
 ) -> None:
-    await start(start_runner, api, job_start_s=1, job_image_s=1, max_command_output_bytes=1024 * 1024)
+    await start(start_runner, api, job_start_s=3, job_image_s=3, max_command_output_bytes=1024 * 1024)
     names: dict[str, str] = {}
     for case_name, case in CASES.items():
         agent = await store.publish(f"agent.{len(names)}", case.spec())

@@ -15,7 +15,7 @@ from tests.conformance.runner.harness import rollouts_of, wait_for_exit
 from tests.conformance.runner.proxy_double import ProxyDouble
 from tests.conformance.runner.stores import DoubleStore, Ended
 
-TIMEOUT_S = 6
+TIMEOUT_S = 12
 """Long enough for a child to start on a busy machine."""
 
 PROCESS = Isolation.ISOLATION_PROCESS

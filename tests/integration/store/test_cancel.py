@@ -61,7 +61,7 @@ async def test_a_runner_at_another_replica_hears_of_the_cancel_and_of_its_end(da
 
 
 async def test_a_runner_that_reports_within_the_grace_decides_when_the_cancel_ends(database_url: str) -> None:
-    async with running_store(database_url, lease_ttl_s=0.6, cancel_grace_s=60.0) as store:
+    async with running_store(database_url, cancel_grace_s=60.0) as store:
         stubs = await store.stubs()
         names = await create(stubs, 2, group_id="g", group_size=2)
         runner = await Runner(stubs).open()

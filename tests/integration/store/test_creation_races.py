@@ -12,7 +12,7 @@ from fulmen.store.v1 import rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_store.domain.resource_uses import ExpiringVersions
 from tests.support.rollouts import moment
-from tests.support.store import Stubs, create, get, running_store
+from tests.support.store import Stubs, create, get, running_store, until_queued
 
 ROUNDS = 12
 
@@ -122,7 +122,7 @@ async def test_a_request_that_was_recorded_but_not_created_is_created_when_it_is
     assert await _queued(stubs) == 0
     names = await create(stubs, 3, request_id="r")
     assert await create(stubs, 3, request_id="r") == names
-    assert await _queued(stubs) == 3
+    await until_queued(stubs, 3)
 
 
 async def _create_named(stubs: Stubs, names: list[str], content: bytes) -> list[str]:

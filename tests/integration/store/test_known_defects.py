@@ -224,7 +224,7 @@ async def test_things_expire_though_nobody_calls(database_url: str) -> None:
     settings = {"lease_ttl_s": 0.6, "attempt_grace_s": 0.1, "cancel_grace_s": 0.1}
     async with running_store(database_url, **settings) as store:
         stubs = await store.stubs()
-        (late,) = await create(stubs, deadline_time=moment(0.3), required_labels={"gpu": "none has it"})
+        (late,) = await create(stubs, deadline_time=moment(1.0), required_labels={"gpu": "none has it"})
         (silent,) = await create(stubs, policy=rollout_pb2.RolloutPolicy(max_attempts=1))
         runner = await Runner(stubs).open()
         await runner.take(1)

@@ -15,7 +15,17 @@ from fulmen.cli.main import app
 from fulmen.errors import QuotaExceeded
 from fulmen.store.v1 import failure_pb2, lease_pb2, lease_service_pb2, rollout_pb2, runner_registry_service_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
-from tests.support.store import LIMIT_S, Runner, StoreHandle, Stubs, create, get, running_store, until_state
+from tests.support.store import (
+    LIMIT_S,
+    Runner,
+    StoreHandle,
+    Stubs,
+    create,
+    get,
+    running_store,
+    until_queued,
+    until_state,
+)
 
 APPLIED = lease_pb2.COMPLETION_STATUS_APPLIED
 
@@ -55,7 +65,7 @@ async def test_more_than_the_quota_may_not_wait_and_the_answer_says_when_to_try_
         # The same request, repeated as the answer asked: it is created once there is room.
         names = await created_in_the_end(stubs, 3, request_id="batch")
         assert await create(stubs, 3, request_id="batch") == names
-        assert (await queue_stats(stubs)).queued_count == 4
+        await until_queued(stubs, 4)
 
 
 async def created_in_the_end(stubs: Stubs, count: int, *, request_id: str) -> list[str]:
@@ -222,7 +232,7 @@ async def test_a_late_attempt_is_hedged_and_the_first_success_decides(database_u
 async def test_a_hedge_whose_runner_dies_leaves_the_rollout_running(database_url: str) -> None:
     rules = pb.QueueRules(hedging=True)
     await set_project(database_url, rules=rules.SerializeToString())
-    async with running_store(database_url, lease_ttl_s=0.6) as store:
+    async with running_store(database_url, lease_ttl_s=2.0) as store:
         stubs = await store.stubs()
         late, quick = await Runner(stubs).open(), await Runner(stubs).open()
         renewing = [asyncio.create_task(keep_alive(runner)) for runner in (late, quick)]

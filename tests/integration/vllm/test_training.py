@@ -70,6 +70,7 @@ SETTINGS = {
     "learning_rate": 0.01,
     "warmup_steps": 0,
     "max_staleness": 0,
+    "refill_limit": 20.0,  # a policy that learns makes groups of equal rewards, and every step is to train
     "max_tokens": 4,
     "mask_truncated": False,
     "rollout_timeout_s": 600.0,
