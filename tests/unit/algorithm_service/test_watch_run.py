@@ -43,6 +43,7 @@ async def test_a_watch_that_is_left_leaves_nothing_behind(tmp_path: Path, world:
         open_files=lambda run_id: RunFiles(tmp_path / run_id),
         clock=now,
         unavailable=lambda engine: "",
+        endpoints=(),
     )
     set_caller(Caller(role=Role.CLIENT))
     before = asyncio.all_tasks()
