@@ -95,10 +95,16 @@ def test_nothing_is_left_when_the_program_is_killed(guarded: Guarded) -> None:
     assert not alive(child)
 
 
+def status_of(folder: Path, *program: str) -> int:
+    """Runs a program under a guardian; returns the guardian's status."""
+    command = [sys.executable, "-I", str(folder / "guardian.py"), str(folder / "log"), *program]
+    # Its input stays open: when it closes, whoever started it is gone, and the program is ended.
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        return process.wait(LIMIT_S)
+
+
 def test_the_status_is_the_programs(tmp_path: Path) -> None:
-    command = [sys.executable, "-I", str(tmp_path / "guardian.py"), str(tmp_path / "log")]
-    done = subprocess.run([*command, "sh", "-c", "echo out; exit 3"], timeout=LIMIT_S, check=False)
-    assert (done.returncode, (tmp_path / "log").read_text()) == (3, "out\n")
-    done = subprocess.run([*command, "/nowhere/vllm"], timeout=LIMIT_S, check=False)
-    assert done.returncode == guardian.CANNOT_START
+    assert status_of(tmp_path, "sh", "-c", "echo out; exit 3") == 3
+    assert (tmp_path / "log").read_text() == "out\n"
+    assert status_of(tmp_path, "/nowhere/vllm") == guardian.CANNOT_START
     assert "/nowhere/vllm: No such file or directory" in (tmp_path / "log").read_text()

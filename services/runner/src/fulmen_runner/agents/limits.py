@@ -10,9 +10,10 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from fulmen_runner.agents.specification import NO_LIMITS, Limits
@@ -128,16 +129,20 @@ class LimitKeeper:
         while self._watched:
             self._started.clear()
             allowed = {keeper: allowance for keeper, (allowance, _) in self._watched.items()}
-            usages, exceeded, took_s = await asyncio.to_thread(_look_and_kill, allowed)
-            for keeper, text in exceeded.items():
-                watched = self._watched.get(keeper)
-                if watched is not None and not watched[1].done():
-                    watched[1].set_result(text)
+            # The loop hears what is exceeded before the kill, and so before it can hear of the end.
+            tell = partial(asyncio.get_running_loop().call_soon_threadsafe, self._breached)
+            usages, took_s = await asyncio.to_thread(_look_and_kill, allowed, tell)
             if any(grows_fast(allowed[each], before.get(each, NOTHING), usages[each]) for each in allowed):
                 await asyncio.sleep(max(GROWING_INTERVAL_S, _PAUSES_WHILE_GROWING * took_s))
             else:
                 await self._pause(took_s)
             before = usages
+
+    def _breached(self, exceeded: Mapping[int, str]) -> None:
+        for keeper, text in exceeded.items():
+            watched = self._watched.get(keeper)
+            if watched is not None and not watched[1].done():
+                watched[1].set_result(text)
 
     async def _pause(self, took_s: float) -> None:
         """Waits for the next regular measurement, or for the first of a command that is started meanwhile."""
@@ -160,17 +165,21 @@ def breaches(allowed: Mapping[int, Allowance]) -> dict[int, str]:
     return _look(allowed)[1]
 
 
-def _look_and_kill(allowed: Mapping[int, Allowance]) -> tuple[dict[int, Usage], dict[int, str], float]:
-    """Returns what is used, what is exceeded, and how much of a processor's time that took, in seconds."""
+def _look_and_kill(
+    allowed: Mapping[int, Allowance], tell: Callable[[Mapping[int, str]], object]
+) -> tuple[dict[int, Usage], float]:
+    """Returns what is used, and how much of a processor's time that took, in seconds; tells what is exceeded."""
     # Not the time that passes: while thousands fork this thread waits for most of it, and must not pause for longer.
     begin_s = time.thread_time()
     usages, exceeded = _look(allowed)
+    if exceeded:
+        tell(exceeded)
     for keeper in exceeded:
         for group in usages[keeper].groups:
             # At once: beside thousands of processes that fork, keeper and event loop get little time.
             with suppress(OSError):
                 os.killpg(group, signal.SIGKILL)
-    return usages, exceeded, time.thread_time() - begin_s
+    return usages, time.thread_time() - begin_s
 
 
 def _look(allowed: Mapping[int, Allowance]) -> tuple[dict[int, Usage], dict[int, str]]:
