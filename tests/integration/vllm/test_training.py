@@ -10,11 +10,13 @@ import tempfile
 import time
 from array import array
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 import pytest_asyncio
 
@@ -283,9 +285,7 @@ async def store() -> AsyncIterator[FakeStore]:
 @pytest_asyncio.fixture(loop_scope="module")
 async def spanning(trained: Trained, store: FakeStore) -> AsyncIterator[tuple[RunningProxy, Served]]:
     """Yields a proxy of its own in front of the run's vLLM, with version 101 of two."""
-    listed = await trained.client.backends.ListBackends(backend_service_pb2.ListBackendsRequest())
-    [url] = [backend.base_url for backend in listed.backends]
-    token = engine_token(trained.stack)
+    url, token = await address_that_answers(trained), engine_token(trained.stack)
     folders = sorted((trained.stack.folder.path / "algorithm/runs/on-vllm/models").iterdir())
     versions = {
         number: PublishedPolicy(name=f"resources/policy.{POLICY}/versions/{number}", version=number, path=folder)
@@ -304,6 +304,22 @@ async def spanning(trained: Trained, store: FakeStore) -> AsyncIterator[tuple[Ru
         await admin.put_route(POLICY, 101, {})
         await served.swap(101)
         yield proxy, served
+
+
+async def address_that_answers(trained: Trained) -> str:
+    """Returns the address of the run's vLLM; the service puts another in its place if it is deaf on a busy machine."""
+    try:
+        async with asyncio.timeout(WAIT_S), aiohttp.ClientSession() as http:
+            while True:
+                listed = await trained.client.backends.ListBackends(backend_service_pb2.ListBackendsRequest())
+                [url] = [backend.base_url for backend in listed.backends]
+                with suppress(aiohttp.ClientError, TimeoutError):
+                    async with http.get(url.removesuffix("/v1") + "/health") as answer:
+                        if answer.ok:
+                            return url
+                await asyncio.sleep(1.0)
+    except TimeoutError:
+        raise AssertionError(trained.stack.log_tail("algorithm")) from None
 
 
 def engine_token(stack: LocalStack) -> str:

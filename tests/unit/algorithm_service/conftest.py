@@ -157,6 +157,6 @@ def sft_draft(grpo_draft: RunDraft) -> RunDraft:
     )
 
 
-async def created(draft: RunDraft, world: World, *, endpoints: Collection[str] = ()) -> TrainingRun:
-    """Checks a draft against a world."""
-    return await checked_run(draft, registry=ALGORITHMS, shelf=ModelShelf(world), now=now(), endpoints=endpoints)
+async def created(draft: RunDraft, world: World, **allowed: Collection[str]) -> TrainingRun:
+    """Checks a draft against a world; `allowed` are the addresses that the operator names."""
+    return await checked_run(draft, registry=ALGORITHMS, shelf=ModelShelf(world), now=now(), **allowed)

@@ -105,6 +105,24 @@ async def test_defaults_are_filled_in(world: World, sft_draft: RunDraft) -> None
         ("sft", {"steps": 0}, "should be greater than or equal to 1, or epochs given instead"),
         ("sft", {"steps": 10, "warmup_steps": 11}, "11 is more than the 10 optimiser steps"),
         ("grpo", {"max_grad_norm": float("inf")}, "should be a finite number"),
+        ("grpo", {"optimizer": {"kind": "sgd"}, "weight_decay": 0.1}, "only optimizer.kind adamw has it"),
+        ("grpo", {"exchange": {"codec": "bf16"}}, "needs parallel.kind ddp: one rank has none to sum"),
+        ("grpo", {"exchange": {"codec": "bf16"}, "parallel": {"kind": "fsdp2"}}, "inside the backward pass"),
+        ("grpo", {"exchange": {"codec": "topk"}, "parallel": {"kind": "ddp"}}, "topk needs kind sgd"),
+        (
+            "sft",
+            {
+                "exchange": {"codec": "dgc"},
+                "parallel": {"kind": "ddp"},
+                "optimizer": {"kind": "sgd", "momentum": 0.9},
+            },
+            "must be 0, dgc has the momentum",
+        ),
+        (
+            "grpo",
+            {"exchange": {"codec": "powersgd"}, "parallel": {"kind": "ddp"}, "lora": {}},
+            "powersgd keeps something back of each step, which lora does not go with",
+        ),
     ],
 )
 def test_settings_that_do_not_go_together_are_one_message(
@@ -115,6 +133,31 @@ def test_settings_that_do_not_go_together_are_one_message(
     (violation,) = raised.value.violations
     assert problem in violation.description
     assert not violation.description.startswith("Value error")
+
+
+def test_whatever_is_wrong_with_an_exchange_is_told_at_once() -> None:
+    with pytest.raises(SettingsInvalid) as raised:
+        parse_settings(ALGORITHMS["grpo"], json.dumps({"exchange": {"codec": "dgc"}, "lora": {}}))
+    (violation,) = raised.value.violations
+    assert all(what in violation.description for what in ("parallel.kind ddp", "lora", "dgc needs kind sgd"))
+
+
+@pytest.mark.parametrize("algorithm", [name for name, entry in ALGORITHMS.items() if entry.trains])
+def test_one_setting_compresses_the_gradients_of_every_algorithm_that_trains(algorithm: str) -> None:
+    given = {
+        "exchange": {"codec": "dgc", "ratio": 100, "dense": ["*.head.*"], "policy": {"kind": "auto", "ratios": [50]}},
+        "parallel": {"kind": "ddp", "ranks": 2},
+        "optimizer": {"kind": "sgd"},
+    }
+    settings = parse_settings(ALGORITHMS[algorithm], json.dumps(given))
+    assert (settings.exchange.name, settings.exchange.ratio, settings.optimizer.momentum) == ("dgc", 100.0, 0.0)
+    assert parse_settings(ALGORITHMS[algorithm], settings.model_dump_json()) == settings
+
+
+@pytest.mark.parametrize("algorithm", [name for name, entry in ALGORITHMS.items() if entry.trains])
+def test_adapters_of_some_layers_can_be_asked_of_every_algorithm_that_trains(algorithm: str) -> None:
+    settings = parse_settings(ALGORITHMS[algorithm], json.dumps({"lora": {"targets": ["q_proj", "v_proj"]}}))
+    assert settings.lora.targets == ("q_proj", "v_proj")
 
 
 @pytest.mark.parametrize(("steps", "warmup_steps"), [(2, 2), (200, 10)])
@@ -131,6 +174,10 @@ def test_the_warm_up_that_is_left_out_is_no_longer_than_the_run(steps: int, warm
         ({"loss": {"kind": "clipp"}}, "loss", "; did you mean 'clip'?"),
         ({"loss": {"kind": "clip", "hihg": 1}}, "loss.clip.hihg", "no such setting; did you mean 'high'?"),
         ({"loss": {"high": 0.3}}, "loss", "needs a kind: clip, gspo, cispo"),
+        ({"exchange": {"codec": "dcg"}}, "exchange", "codec 'dcg' is not one of: none, bf16"),
+        ({"exchange": {"codec": "dcg"}}, "exchange", "; did you mean 'dgc'?"),
+        ({"exchange": {"ratio": 100.0}}, "exchange", "needs a codec: none, bf16"),
+        ({"exchange": {"codec": "dgc", "rato": 1}}, "exchange.dgc.rato", "no such setting; did you mean 'ratio'?"),
         ({"schedule": "cosin"}, "schedule", "should be one of: constant, linear, cosine"),
         ({"steps": 0}, "steps", "should be greater than or equal to 1"),
     ],

@@ -44,6 +44,7 @@ async def test_a_watch_that_is_left_leaves_nothing_behind(tmp_path: Path, world:
         clock=now,
         unavailable=lambda engine: "",
         endpoints=(),
+        exchange_targets=(),
     )
     set_caller(Caller(role=Role.CLIENT))
     before = asyncio.all_tasks()

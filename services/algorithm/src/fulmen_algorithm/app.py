@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib import import_module
@@ -36,6 +37,7 @@ from fulmen_algorithm.domain.worker import RunWorker
 from fulmen_algorithm.persistence.served_policies import ServedPolicies
 from fulmen_algorithm.persistence.state_folder import StateFolder
 from fulmen_algorithm.settings import AlgorithmServiceSettings
+from fulmen_algorithm.sinks.exchange_prometheus import ExchangeMetrics
 from fulmen_algorithm.sinks.prometheus import RunMetrics
 from fulmen_algorithm.sinks.publisher import MetricPublisher
 from fulmen_algorithm.sinks.sink import OpenSink, load_sink
@@ -121,8 +123,9 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         clock=_now,
         unavailable=partial(unavailable, _engine_options(settings)),
         endpoints=frozenset(_by_address(settings.chat_endpoints)),
+        exchange_targets=frozenset(settings.exchange_targets),
     )
-    exchange = _exchange(settings, runs)
+    exchange = _exchange(settings, runs, stack)
 
     def register(server: grpc.aio.Server) -> None:
         add_TrainingRunServiceServicer_to_server(servicer, server)
@@ -148,11 +151,15 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     return ServiceParts(server=server, roles=roles, drain=drain)
 
 
-def _exchange(settings: AlgorithmServiceSettings, runs: Runs) -> GradientExchangeServicer:
+def _exchange(settings: AlgorithmServiceSettings, runs: Runs, stack: AsyncExitStack) -> GradientExchangeServicer:
     def project_of(name: str) -> str:
         return runs.entry(name).run.project
 
-    return GradientExchangeServicer(project_of=project_of, folder=settings.state_dir / "exchange")
+    servicer = GradientExchangeServicer(project_of=project_of, folder=settings.state_dir / "exchange")
+    shown = ExchangeMetrics(servicer.held)
+    REGISTRY.register(shown)
+    stack.callback(REGISTRY.unregister, shown)
+    return servicer
 
 
 def _registry(settings: AlgorithmServiceSettings) -> Registry:
@@ -172,6 +179,8 @@ def _trainers(settings: AlgorithmServiceSettings, stack: AsyncExitStack) -> Open
     )
 
     async def open_trainer(setup: TrainerSetup) -> Trainer:
+        if setup.exchange is not None and setup.exchange.link.targets:
+            setup = replace(setup, exchange_token=_token(settings) or "")
         if setup.compute.parallel.kind != "none":
             return await RankGroupTrainer.open(setup, group)
         in_process = await asyncio.to_thread(import_module, "fulmen_algorithm.trainers.in_process")

@@ -69,6 +69,11 @@ class AlgorithmServiceSettings(ServiceSettings):
         description="JSON object of the OpenAI-compatible endpoints that runs may name for a critic or editor: address,"
         " such as `https://api.example.com/v1`, and API key, empty for none. Secret.",
     )
+    exchange_targets: tuple[str, ...] = Field(
+        default=(),
+        description="JSON list of the algorithm services, `host:port`, through which ranks of runs may exchange gradients;"
+        " they are shown this service's token.",
+    )
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="Device of training and engine.")
     torch_threads: int = Field(default=1, ge=1, le=1024, description="Threads of one torch operation.")
     kernels: str = Field(

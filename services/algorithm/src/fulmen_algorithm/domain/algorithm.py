@@ -11,9 +11,10 @@ from pydantic import Field, model_validator
 from fulmen_algorithm.domain.collapse import CollapseSettings, NoCollapse
 from fulmen_algorithm.domain.context import RunContext
 from fulmen_algorithm.domain.engine_settings import EmbeddedEngine, EngineSettings
+from fulmen_algorithm.exchange.registry import ExchangeSettings
 from fulmen_algorithm.training.advantage_settings import CriticPlan
 from fulmen_algorithm.training.compute import ComputeSettings, OneProcess, ParallelSettings, Precision
-from fulmen_algorithm.training.settings import FullWeights, LoraSettings, WeightsSettings
+from fulmen_algorithm.training.settings import AdamW, FullWeights, LoraSettings, Sgd, UpdateRule, WeightsSettings
 from fulmen_algorithm.training.strict import NONE_BY_NAME, Strict
 
 
@@ -59,6 +60,11 @@ class RunSettings(Strict):
         """Addresses outside of Fulmen that the run asks, by the setting that has them as its `base_url`."""
         return {}
 
+    @property
+    def exchange_targets(self) -> tuple[str, ...]:
+        """Addresses of services through which the run's ranks exchange gradients."""
+        return ()
+
 
 def short_warm_up(most: int) -> Callable[[dict[str, Any]], int]:
     """Makes the default of `warmup_steps`: so many optimiser steps, but no more than `steps`."""
@@ -69,8 +75,9 @@ class AlgorithmSettings(RunSettings):
     """Settings of an algorithm that trains weights.
 
     Attributes:
-        learning_rate: Peak learning rate of AdamW.
-        weight_decay: Decoupled weight decay.
+        learning_rate: Peak learning rate.
+        optimizer: `{kind = "adamw"}` or `{kind = "sgd"}`, each with its numbers; SGD wants a higher learning rate.
+        weight_decay: Decoupled weight decay, of AdamW alone.
         schedule: `constant`, `linear` or `cosine`, after the warm-up; the latter two end at 0 with the run.
         warmup_steps: Optimiser steps of linear warm-up, no more than the run has.
         max_grad_norm: Gradients are scaled down to this global norm.
@@ -81,6 +88,7 @@ class AlgorithmSettings(RunSettings):
         token_budget: Positions of a micro-batch; bounds memory, not the result.
         parallel: Who trains: `{kind = "none"}`, the service's own process; `{kind = "ddp", ranks = 2}`, each rank with all
             weights; `{kind = "fsdp2", ranks = 2}`, each with a part of them.
+        exchange: How ranks of `ddp` exchange gradients, such as `{codec = "dgc", ratio = 100}`; left out: as they are.
         precision: `fp32` or `bf16`, of the forward and backward passes; `auto` is bf16 on GPUs and fp32 on CPUs.
         gradient_checkpointing: Computes each layer's inside again in the backward pass instead of keeping it.
         weights: How versions are published: `{kind = "full"}` or `{kind = "delta"}`, each with its numbers.
@@ -88,6 +96,7 @@ class AlgorithmSettings(RunSettings):
     """
 
     learning_rate: float = Field(default=1e-4, gt=0, le=1)
+    optimizer: UpdateRule = AdamW()
     weight_decay: float = Field(default=0.0, ge=0, le=1)
     schedule: str = Field(default="constant", pattern="^(constant|linear|cosine)$")
     warmup_steps: int = Field(default=0, ge=0)
@@ -96,6 +105,7 @@ class AlgorithmSettings(RunSettings):
     collapse: CollapseSettings = NoCollapse()
     token_budget: int = Field(default=8192, ge=16, le=1_048_576)
     parallel: ParallelSettings = OneProcess()
+    exchange: ExchangeSettings | None = None
     precision: Precision = Precision.AUTO
     gradient_checkpointing: bool = False
     weights: WeightsSettings = FullWeights()
@@ -119,6 +129,18 @@ class AlgorithmSettings(RunSettings):
             raise ValueError("lora.roles: several adapters need parallel.kind none or ddp, fsdp2 takes one")
         return self
 
+    @model_validator(mode="after")
+    def _optimizer_has_what_is_asked_of_it(self) -> Self:
+        if self.weight_decay and not isinstance(self.optimizer, AdamW):
+            raise ValueError("weight_decay: only optimizer.kind adamw has it")
+        return self
+
+    @model_validator(mode="after")
+    def _exchange_fits(self) -> Self:
+        if self.exchange is not None and (problems := exchange_problems(self)):
+            raise ValueError("; ".join(problems))
+        return self
+
     @property
     def compute(self) -> ComputeSettings:
         """Who trains, and in which precision."""
@@ -127,6 +149,11 @@ class AlgorithmSettings(RunSettings):
             precision=self.precision,
             gradient_checkpointing=self.gradient_checkpointing,
         )
+
+    @property
+    def exchange_targets(self) -> tuple[str, ...]:
+        """See `RunSettings`."""
+        return () if self.exchange is None else self.exchange.link.targets
 
     @property
     def critic_plan(self) -> CriticPlan | None:
@@ -150,6 +177,33 @@ class AlgorithmSettings(RunSettings):
                 f"warmup_steps: {self.warmup_steps} is more than the {self.optimizer_steps} optimiser steps of the run"
             )
         return self
+
+
+def exchange_problems(settings: AlgorithmSettings) -> list[str]:
+    """Says why the ranks of a run cannot exchange gradients, or would not learn, the way that its settings ask for."""
+    exchange, optimizer = settings.exchange, settings.optimizer
+    if exchange is None:
+        return []
+    found = []
+    if settings.parallel.kind != "ddp":
+        because = (
+            "fsdp2 sums gradients inside the backward pass"
+            if settings.parallel.kind == "fsdp2"
+            else "one rank has none to sum"
+        )
+        found.append(f"exchange: needs parallel.kind ddp: {because}")
+    if settings.lora is not None and exchange.keeps_back:
+        # It would move adapters of roles that the step has no rows of.
+        found.append(f"exchange: {exchange.name} keeps something back of each step, which lora does not go with")
+    every_step = exchange.outer.kind == "every_step"
+    if exchange.sgd_only and every_step and isinstance(optimizer, AdamW):
+        found.append(
+            f"optimizer: {exchange.name} needs kind sgd, and a higher learning rate with it: what it keeps back comes in"
+            " bursts, which AdamW's moments take for noise. qsgd, bf16 and double_quantization go with adamw"
+        )
+    if exchange.holds_momentum and isinstance(optimizer, Sgd) and optimizer.momentum:
+        found.append(f"optimizer.momentum: must be 0, {exchange.name} has the momentum (exchange.momentum)")
+    return found
 
 
 Settings = TypeVar("Settings", bound=RunSettings)

@@ -89,6 +89,7 @@ async def checked_run(
     now: datetime,
     unavailable: Unavailable = _nothing,
     endpoints: Collection[str] = (),
+    exchange_targets: Collection[str] = (),
     knows_run: KnowsRun = _nobody,
 ) -> TrainingRun:
     """Checks a draft and everything that it names.
@@ -100,6 +101,7 @@ async def checked_run(
         now: When the run is created.
         unavailable: Says why this service cannot start an engine.
         endpoints: Addresses that the run itself may ask.
+        exchange_targets: Addresses of services through which its ranks may exchange gradients.
         knows_run: Tells which runs there are, those that have no rollouts yet too.
 
     Raises:
@@ -119,6 +121,7 @@ async def checked_run(
             if problem := unavailable(settings.engine):
                 violations.append(Violation(field="settings.engine", description=problem))
             violations += _endpoint_problems(settings, endpoints)
+            violations += _target_problems(settings, exchange_targets)
         except SettingsInvalid as error:
             violations += error.violations
         violations += _policy_problems(draft, entry)
@@ -149,6 +152,16 @@ def _endpoint_problems(settings: RunSettings, known: Collection[str]) -> list[Vi
         Violation(field=f"settings.{field}.base_url", description=f"{address} is not in {setting}")
         for field, address in settings.endpoints.items()
         if address not in known
+    ]
+
+
+def _target_problems(settings: RunSettings, known: Collection[str]) -> list[Violation]:
+    # Ranks show the service's token to whatever they exchange with.
+    setting = "the service's setting FULMEN_ALGORITHM_EXCHANGE_TARGETS (docs/exchange.md)"
+    return [
+        Violation(field=f"settings.exchange.link.targets.{index}", description=f"{target} is not in {setting}")
+        for index, target in enumerate(settings.exchange_targets)
+        if target not in known
     ]
 
 

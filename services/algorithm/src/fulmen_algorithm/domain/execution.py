@@ -146,7 +146,7 @@ class RunExecutor:
         model, base = await self._model_to_train(turn, start, trains=entry.trains)
         if model is not None:
             events.notify("info", "The trainer starts and loads the model.")
-        trainer = await self._open_trainer(model, settings, turn.folder) if model is not None else None
+        trainer = await self._open_trainer(model, turn) if model is not None else None
         try:
             await recorder.recover(
                 trainer,
@@ -248,11 +248,13 @@ class RunExecutor:
             notify=notify,
         )
 
-    async def _open_trainer(self, model: Path, settings: AlgorithmSettings, folder: RunFolder) -> Trainer:
+    async def _open_trainer(self, model: Path, turn: _Turn) -> Trainer:
+        settings, folder = turn.settings, turn.folder
         reference = await asyncio.to_thread(folder.keep_reference, model) if settings.uses_reference else None
         optimizer = OptimizerSettings(
             learning_rate=settings.learning_rate,
             weight_decay=settings.weight_decay,
+            rule=settings.optimizer,
             schedule=Schedule(settings.schedule),
             warmup_steps=settings.warmup_steps,
             total_steps=settings.optimizer_steps,
@@ -266,6 +268,8 @@ class RunExecutor:
                 critic=settings.critic_plan,
                 reference_dir=reference,
                 lora=settings.lora,
+                exchange=settings.exchange,
+                training_run=turn.run.name,
             )
         )
 

@@ -128,9 +128,11 @@ class Policy:
             RunFailed: if a row is of a role that has no adapter.
         """
         self._check_roles(rows)
-        return await self._trainer.train(
+        results = await self._trainer.train(
             rows, settings=self._placed(settings), batch=batch, seed=seed, current_version=current_version
         )
+        self._tell_exchanges(results)
+        return results
 
     async def reference_logprobs(self, rows: Sequence[Row], *, settings: StepSettings) -> list[list[float]]:
         """Computes the log-probability of each token that trains under the frozen first weights; 0.0 for the others."""
@@ -154,12 +156,24 @@ class Policy:
         number = calls if self._supervised[0] == step else 0
         self._supervised = (step, number + 1)
         later = min(number, self._per_step - 1)
-        return await self._trainer.train_supervised(rows, settings=self._placed(settings).later(later))
+        result = await self._trainer.train_supervised(rows, settings=self._placed(settings).later(later))
+        self._tell_exchanges([result])
+        return result
+
+    def _tell_exchanges(self, results: Sequence[StepResult]) -> None:
+        """Books the time of exchanges apart from that of training, and tells what was decided on them."""
+        seconds = sum(result.exchange_s for result in results)
+        if seconds:
+            self._recorder.spend("exchange", seconds)
+            self._recorder.spend("train", -seconds)
+        for text in (text for result in results for text in result.events):
+            self._notify("info", f"exchange: {text}")
 
     def _placed(self, settings: StepSettings) -> StepSettings:
         """Says where in the run a step is: the learning rate goes by that, whatever was skipped before."""
-        recorder, per_step = self._recorder, self._per_step
-        return replace(settings, planned_steps=recorder.progress.step * per_step, total_steps=recorder.steps * per_step)
+        progress, steps, per_step = self._recorder.progress, self._recorder.steps, self._per_step
+        metric = progress.rewards[-1] if progress.rewards else None
+        return replace(settings, planned_steps=progress.step * per_step, total_steps=steps * per_step, metric=metric)
 
     async def publish(self) -> int:
         """Publishes the present weights, unless they are published, and swaps them in if the policy is served.

@@ -10,7 +10,8 @@ from fulmen.config_reader import hint
 from fulmen.errors import Violation
 
 _CHOICE = re.compile(r"\^\(([a-z0-9_|]+)\)\$")
-_KIND = "kind"
+_KINDS = ("kind", "codec")
+"""Fields that tell settings of one place apart."""
 _FOLLOWS = "default_factory_not_called"
 """The library's word for a default that other settings decide, where one of those is wrong."""
 
@@ -39,15 +40,19 @@ def _text(
         case "union_tag_invalid":
             kinds = re.findall(r"'([^']+)'", context["expected_tags"])
             near = hint(context["tag"], kinds, list_all=False)
-            return f"kind {context['tag']!r} is not one of: {', '.join(kinds)}{near}"
+            return f"{_key(context)} {context['tag']!r} is not one of: {', '.join(kinds)}{near}"
         case "union_tag_not_found":
             within = {name: model for each in around for name, model in _fields(each)}
             kinds = [name for model in _models(within.get(str(place[-1]))) for name in _kinds(model)]
-            return f"needs a kind: {', '.join(kinds)}"
+            return f"needs a {_key(context)}: {', '.join(kinds)}"
         case "string_pattern_mismatch" if choice := _CHOICE.fullmatch(context["pattern"]):
             return f"should be one of: {', '.join(choice[1].split('|'))}"
         case _:
             return message.removeprefix("Value error, ").removeprefix("Input ")
+
+
+def _key(context: dict[str, Any]) -> str:
+    return str(context["discriminator"]).strip("'")
 
 
 def _models_at(settings: type[BaseModel], place: Sequence[int | str]) -> list[type[BaseModel]]:
@@ -71,4 +76,5 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _kinds(model: type[BaseModel]) -> tuple[str, ...]:
-    return get_args(model.model_fields[_KIND].annotation) if _KIND in model.model_fields else ()
+    fields = model.model_fields
+    return tuple(name for key in _KINDS if key in fields for name in get_args(fields[key].annotation))

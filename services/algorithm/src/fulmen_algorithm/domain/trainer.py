@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from fulmen_algorithm.exchange.registry import ExchangeSettings
 from fulmen_algorithm.training.advantage_settings import CriticPlan
 from fulmen_algorithm.training.compute import ComputeSettings
 from fulmen_algorithm.training.publishing import WeightsOrder, WrittenWeights
@@ -30,6 +31,9 @@ class TrainerSetup:
         reference_dir: The frozen policy of a KL penalty; None where there is no penalty.
         critic: How a critic makes the advantages; None where the rows have them.
         lora: Fresh adapters are trained beside the weights in `model_dir`; None: the weights themselves.
+        exchange: How the ranks of `compute` exchange gradients; None: as they are.
+        training_run: Of whom the trainer is, `trainingRuns/{id}`: shards of an exchange know it by that.
+        exchange_token: With which ranks join shards; empty where no tokens are asked for.
     """
 
     model_dir: Path
@@ -39,6 +43,9 @@ class TrainerSetup:
     reference_dir: Path | None = None
     critic: CriticPlan | None = None
     lora: LoraSettings | None = None
+    exchange: ExchangeSettings | None = None
+    training_run: str = ""
+    exchange_token: str = field(default="", repr=False)
 
 
 class Trainer(Protocol):

@@ -14,7 +14,7 @@ from fulmen_algorithm.training.compute import ComputeSettings, Fsdp2
 from fulmen_algorithm.training.critic import Critic
 from fulmen_algorithm.training.lora import TargetsUnknown
 from fulmen_algorithm.training.objectives import LossKl
-from fulmen_algorithm.training.parallel import Ranks, wants_bf16
+from fulmen_algorithm.training.parallel import GradientReducer, Ranks, wants_bf16
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.publishing import WeightsOrder, WrittenWeights
 from fulmen_algorithm.training.randomness import OwnRandomness
@@ -55,6 +55,8 @@ class LocalTrainer:
             reference.model.requires_grad_(False)
             reference.prepare(setup.compute, ranks)
         state = make_state(policy, setup.optimizer)
+        if setup.exchange is not None and not policy.sharded:
+            state.reducer = _open_reducer(setup, policy, ranks)
         if setup.critic is not None:
             state.critic = _load_critic(setup.model_dir, setup.critic, policy, setup.compute)
         if ranks.rank:
@@ -88,6 +90,7 @@ class LocalTrainer:
 
     def logprobs(self, rows: Sequence[Row], *, settings: StepSettings) -> list[list[float]]:
         """Computes the log-probability of each token that trains."""
+        self._state.reducer.settle()
         with _roles_have_adapters():
             return logprobs_of(self._state.policy, rows, settings=settings, trained_only=True)
 
@@ -99,10 +102,12 @@ class LocalTrainer:
 
     def write_weights(self, folder: Path, order: WeightsOrder) -> WrittenWeights | None:
         """Writes the present weights for engines; rank 0 writes, and is the one that gets an answer."""
+        self._state.reducer.settle()
         return self._state.policy.publish(folder, order)
 
     def write_state(self, folder: Path) -> None:
         """Writes all that training goes on from."""
+        self._state.reducer.settle()
         with self._randomness.in_use():
             write_state(self._state, folder)
 
@@ -110,6 +115,22 @@ class LocalTrainer:
         """Goes on from what `write_state` wrote."""
         with self._randomness.in_use():
             read_state(folder, self._state)
+
+
+def _open_reducer(setup: TrainerSetup, policy: PolicyModel, ranks: Ranks) -> GradientReducer:
+    # Codecs, their kernels and gRPC take time to import, which runs without them need not spend.
+    from fulmen_algorithm.exchange.links.torch_link import TorchLink
+    from fulmen_algorithm.exchange.reducer import CodecReducer
+
+    assert setup.exchange is not None
+    parameters = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
+    return CodecReducer.open(
+        setup.exchange,
+        parameters=parameters,
+        link=TorchLink(ranks),
+        seed=setup.seed,
+        optimizer=setup.optimizer.rule.kind,
+    )
 
 
 def _load_critic(folder: Path, plan: CriticPlan, policy: PolicyModel, compute: ComputeSettings) -> Critic:

@@ -25,7 +25,7 @@ from fulmen_algorithm.training.advantage_settings import CriticPlan
 from fulmen_algorithm.training.advantages import Floats, discounted_sums, whitened
 from fulmen_algorithm.training.norm_watch import NormWatch
 from fulmen_algorithm.training.packing import MicroBatch, micro_batch
-from fulmen_algorithm.training.parallel import AllReduce, Ranks, autocast, clip_gradients, layouts_of
+from fulmen_algorithm.training.parallel import AllReduce, Ranks, Situation, autocast, clip_gradients, layouts_of
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import PackingMode
 
@@ -159,7 +159,7 @@ class Critic:
             part.backward()
             loss += float(part.detach())
         parameters = list(self.model.parameters())
-        AllReduce().reduce(parameters, self._ranks)
+        AllReduce().reduce(parameters, self._ranks, Situation())
         norm = clip_gradients(parameters, self._plan.critic.max_grad_norm)
         measured = self._ranks.gather((loss, norm))
         loss = sum(one for one, _ in measured)

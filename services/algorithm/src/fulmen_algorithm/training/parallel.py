@@ -6,9 +6,9 @@ rank alone would get, but for rounding. Whatever is decided (to skip a step, say
 every rank alike.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar, cast
 
@@ -102,21 +102,74 @@ def layouts_of(rows: Sequence[Row], ranks: Ranks, *, token_budget: int, mode: Pa
     return shares
 
 
-class GradientReducer(Protocol):
-    """Sums the gradients of ranks that hold the same weights: the one place where another exchange plugs in."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """What a reducer is told of the step whose gradients it sums.
 
-    def reduce(self, parameters: Sequence[nn.Parameter], ranks: Ranks) -> None:
+    Attributes:
+        progress: Share of the run that is done, 0 to 1; 0 where nobody knows.
+        metric: Mean reward of the step's rows; None where they have none. The same on every rank.
+        compute_s: Seconds of this rank's passes.
+    """
+
+    progress: float = 0.0
+    metric: float | None = None
+    compute_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchanged:
+    """What an exchange has to tell, the same on every rank but for seconds and bytes.
+
+    Attributes:
+        figures: Numbers by name (`exchange_*`), for the stream of the run.
+        events: Texts for the history of the run.
+    """
+
+    figures: Mapping[str, float] = field(default_factory=dict)
+    events: tuple[str, ...] = ()
+
+
+class GradientReducer(Protocol):
+    """Sums the gradients of ranks that hold the same weights: the one place where another exchange plugs in.
+
+    All ranks call the same methods in the same order.
+
+    Attributes:
+        clips_sums: Whether the caller is to scale the sum to a norm; False where each rank's own part is scaled.
+    """
+
+    clips_sums: bool
+
+    def reduce(self, parameters: Sequence[nn.Parameter], ranks: Ranks, situation: Situation) -> None:
         """Replaces each parameter's gradient by its sum over the ranks, the same bits on every rank.
 
-        Called once per optimiser step, after the last micro-batch, by all ranks with the same parameters in the same
-        order. A parameter without gradient on any rank keeps none.
+        Called once per optimiser step, after the last micro-batch, with the same parameters in the same order. A
+        parameter without gradient on any rank keeps none. Where ranks take steps of their own, gradients stay theirs.
         """
+
+    def stepped(self) -> None:
+        """Is told that all ranks have tried an optimiser step, taken or skipped."""
+
+    def settle(self) -> None:
+        """Gives all ranks the same weights: somebody asks for them."""
+
+    def take(self) -> Exchanged:
+        """Returns what there is to tell since it was last asked."""
+
+    def state(self) -> dict[str, Any]:
+        """Returns what this rank goes on from: tensors, numbers and texts in dicts and lists; empty if there is nothing."""
+
+    def restore(self, states: Sequence[dict[str, Any]]) -> None:
+        """Goes on from the states of all ranks that there were; bit for bit with as many ranks as now."""
 
 
 class AllReduce:
     """Sums gradients as they are, in buckets."""
 
-    def reduce(self, parameters: Sequence[nn.Parameter], ranks: Ranks) -> None:
+    clips_sums = True
+
+    def reduce(self, parameters: Sequence[nn.Parameter], ranks: Ranks, situation: Situation) -> None:
         """See `GradientReducer`."""
         if ranks.group is None:
             return
@@ -124,6 +177,23 @@ class AllReduce:
             flat = ranks.sum(torch.cat([gradient.flatten() for gradient in bucket]))
             for gradient, part in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
                 gradient.copy_(part.view_as(gradient))
+
+    def stepped(self) -> None:
+        """See `GradientReducer`: nothing is due."""
+
+    def settle(self) -> None:
+        """See `GradientReducer`: weights are always the same."""
+
+    def take(self) -> Exchanged:
+        """See `GradientReducer`: nothing is told of what cannot be chosen."""
+        return Exchanged()
+
+    def state(self) -> dict[str, Any]:
+        """See `GradientReducer`: there is none."""
+        return {}
+
+    def restore(self, states: Sequence[dict[str, Any]]) -> None:
+        """See `GradientReducer`: there is nothing to restore."""
 
 
 def shared_gradients(parameters: Sequence[nn.Parameter], ranks: Ranks) -> list[Tensor]:
@@ -187,6 +257,11 @@ def spread_again(module: nn.Module) -> None:
 def autocast(device: torch.device, *, bf16: bool) -> AbstractContextManager[object]:
     """Computes in bf16 where that is right, if asked to."""
     return torch.autocast(device.type, dtype=torch.bfloat16) if bf16 else nullcontext()
+
+
+def gradient_norm(parameters: Sequence[nn.Parameter]) -> float:
+    """Computes the global norm of all gradients."""
+    return float(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> float:

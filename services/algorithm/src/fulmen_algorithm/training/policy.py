@@ -28,7 +28,7 @@ from fulmen_algorithm.training.parallel import Ranks, autocast, shard, spread_ag
 from fulmen_algorithm.training.publishing import WeightsOrder, WrittenWeights
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.scorer import TokenScorer, checkpoint_layers, layers_of, try_out
-from fulmen_algorithm.training.settings import LoraSettings, OptimizerSettings, PackingMode
+from fulmen_algorithm.training.settings import LoraSettings, OptimizerSettings, PackingMode, Sgd
 from fulmen_algorithm.training.tensor_files import WEIGHTS_FILE
 from fulmen_algorithm.training.weight_writer import WeightWriter, published_tensors
 
@@ -212,9 +212,12 @@ def _whole_weights(model: PreTrainedModel) -> dict[str, Tensor]:
     return {name: value for name, value in whole.items() if name not in tied and isinstance(value, Tensor)}
 
 
-def make_optimizer(policy: PolicyModel, settings: OptimizerSettings) -> torch.optim.AdamW:
-    """Builds AdamW over all parameters; matrices decay, vectors (norms, biases) do not."""
+def make_optimizer(policy: PolicyModel, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    """Builds the optimiser over all parameters; of AdamW's, matrices decay, vectors (norms, biases) do not."""
     parameters = [p for p in policy.model.parameters() if p.requires_grad]
+    rule = settings.rule
+    if isinstance(rule, Sgd):
+        return torch.optim.SGD(parameters, lr=settings.learning_rate, momentum=rule.momentum)
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
@@ -222,6 +225,6 @@ def make_optimizer(policy: PolicyModel, settings: OptimizerSettings) -> torch.op
     return torch.optim.AdamW(
         [g for g in groups if g["params"]],
         lr=settings.learning_rate,
-        betas=(settings.beta1, settings.beta2),
-        eps=settings.epsilon,
+        betas=(rule.beta1, rule.beta2),
+        eps=rule.epsilon,
     )

@@ -1,5 +1,6 @@
 """Settings and results of training, as plain values: whoever only names them need not load torch."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Annotated, Literal, Self
@@ -25,16 +26,43 @@ class Schedule(StrEnum):
     COSINE = "cosine"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerSettings:
-    """AdamW and its schedule.
+class AdamW(Strict):
+    """Adam with decoupled weight decay (arXiv:1711.05101).
 
     Attributes:
-        learning_rate: Peak learning rate.
-        weight_decay: Decoupled weight decay.
         beta1: Decay of the first moment.
         beta2: Decay of the second moment.
         epsilon: Added to the root of the second moment.
+    """
+
+    kind: Literal["adamw"] = "adamw"
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    epsilon: float = Field(default=1e-8, gt=0, lt=1)
+
+
+class Sgd(Strict):
+    """Stochastic gradient descent; wants a higher learning rate than AdamW.
+
+    Attributes:
+        momentum: 0 for none, and where the codec of the exchange has it.
+    """
+
+    kind: Literal["sgd"] = "sgd"
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+
+
+UpdateRule = Annotated[AdamW | Sgd, Field(discriminator="kind")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerSettings:
+    """An optimiser and its schedule.
+
+    Attributes:
+        learning_rate: Peak learning rate.
+        weight_decay: Decoupled weight decay, of AdamW alone.
+        rule: What a step does with a gradient.
         schedule: Shape after the warm-up.
         warmup_steps: Optimiser steps of linear warm-up from 0; those that are skipped do not count.
         total_steps: Optimiser steps, skipped ones too, at which a linear or cosine schedule reaches 0, unless a step says
@@ -43,9 +71,7 @@ class OptimizerSettings:
 
     learning_rate: float
     weight_decay: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.95
-    epsilon: float = 1e-8
+    rule: UpdateRule = AdamW()  # noqa: RUF009  (it never changes)
     schedule: Schedule = Schedule.CONSTANT
     warmup_steps: int = 0
     total_steps: int | None = None
@@ -66,6 +92,8 @@ class StepSettings:
         planned_steps: Optimiser steps that the run had planned before this one, by which a learning rate decays; None: those
             that were tried.
         total_steps: Optimiser steps of the whole run, where it decays to 0; None: as the optimiser's settings say.
+        metric: Reward that came since the step before, the higher the better, by which the exchange of gradients may be
+            judged; None if none did.
     """
 
     objective: Objective = field(default_factory=Objective)
@@ -76,10 +104,12 @@ class StepSettings:
     packing: PackingMode = PackingMode.PACKED
     planned_steps: int | None = None
     total_steps: int | None = None
+    metric: float | None = None
 
     def later(self, steps: int) -> "StepSettings":
         """Returns the settings of an optimiser step that is planned so many after this one."""
-        return self if self.planned_steps is None else replace(self, planned_steps=self.planned_steps + steps)
+        planned = None if self.planned_steps is None else self.planned_steps + steps
+        return replace(self, planned_steps=planned, metric=None if steps else self.metric)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +141,8 @@ class StepResult:
         packing_efficiency: Tokens of the rows, as a share of the positions that were computed.
         exploded: Whether the gradient exploded.
         tokens_per_second: Tokens of the rows, those that do not train included, by wall time.
+        exchange: Figures of the exchange of gradients, as rank 0 has them.
+        events: What the exchange has to tell, for the history of the run.
     """
 
     loss: float
@@ -122,13 +154,21 @@ class StepResult:
     exploded: bool = False
     packing_efficiency: float = 1.0
     tokens_per_second: float = 0.0
+    exchange: Mapping[str, float] = field(default_factory=dict)
+    events: tuple[str, ...] = ()
+
+    @property
+    def exchange_s(self) -> float:
+        """Seconds that the exchange took, waiting included."""
+        return sum(self.exchange.get(f"exchange_{part}_seconds", 0.0) for part in ("encode", "transfer", "decode"))
 
     def as_metrics(self) -> dict[str, float]:
         """Flattens everything into one mapping of numbers."""
         flat = asdict(self)
         # Algorithms report the tokens that the engine samples per second under the plain name.
         flat["trained_tokens_per_second"] = flat.pop("tokens_per_second")
-        return {**flat.pop("metrics"), **{k: float(v) for k, v in flat.items()}}
+        del flat["events"]
+        return {**flat.pop("metrics"), **flat.pop("exchange"), **{k: float(v) for k, v in flat.items()}}
 
 
 class WeightsKind(StrEnum):
@@ -187,7 +227,7 @@ class LoraSettings(Strict):
     rank: int = Field(default=16, ge=1, le=1024)
     alpha: float = Field(default=32.0, gt=0)
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    targets: Literal["all-linear"] | Annotated[tuple[str, ...], Field(strict=False)] = "all-linear"
     roles: tuple[AdapterRole, ...] = ()
 
     @model_validator(mode="after")

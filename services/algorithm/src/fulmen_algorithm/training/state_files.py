@@ -24,6 +24,7 @@ from fulmen_algorithm.training.tensor_files import TensorFileDamaged
 
 TRAINING = "training.pt"
 WEIGHTS = "model*.safetensors"
+EXCHANGE = "exchange-{rank}.pt"
 
 
 def write_state(state: TrainingState, folder: Path) -> None:
@@ -35,6 +36,9 @@ def write_state(state: TrainingState, folder: Path) -> None:
     # Whatever the ranks exchange comes first: after an error of rank 0's disk none must wait for it.
     saved = _training_dict(state)
     state.policy.save(folder / MODEL)
+    if kept := state.reducer.state():
+        # Each rank its own: what ranks keep back of their gradients may be twice as much as the weights.
+        torch.save(kept, folder / EXCHANGE.format(rank=state.policy.ranks.rank))
     if state.policy.ranks.leads:
         torch.save(saved, folder / TRAINING)
         if state.critic is not None:
@@ -55,6 +59,12 @@ def read_state(folder: Path, state: TrainingState) -> None:
     state.optimizer_steps = saved["optimizer_steps"]
     state.skipped_steps = saved["skipped_steps"]
     state.norms = NormWatch(saved["norms"])
+    state.reducer.restore(
+        [
+            torch.load(file, map_location="cpu", weights_only=True)
+            for file in sorted(folder.glob(EXCHANGE.format(rank="*")))
+        ]
+    )
     of_ranks = saved["rng"]
     set_generators(of_ranks[state.policy.ranks.rank % len(of_ranks)])
 

@@ -30,7 +30,14 @@ from fulmen_algorithm.training.losses import (
 from fulmen_algorithm.training.norm_watch import NormWatch
 from fulmen_algorithm.training.objectives import Proximal
 from fulmen_algorithm.training.packing import Layout, MicroBatch, empty_micro_batch, micro_batch
-from fulmen_algorithm.training.parallel import AllReduce, GradientReducer, clip_gradients, layouts_of
+from fulmen_algorithm.training.parallel import (
+    AllReduce,
+    GradientReducer,
+    Situation,
+    clip_gradients,
+    gradient_norm,
+    layouts_of,
+)
 from fulmen_algorithm.training.policy import PolicyModel, make_optimizer
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.schedule import LearningRate
@@ -42,7 +49,7 @@ class TrainingState:
     """What a training run changes: the policy, its optimiser, its schedule and its counters."""
 
     policy: PolicyModel
-    optimizer: torch.optim.AdamW
+    optimizer: torch.optim.Optimizer
     rate: LearningRate
     reducer: GradientReducer = field(default_factory=AllReduce)
     optimizer_steps: int = 0
@@ -281,10 +288,14 @@ def _optimise(
         part = _accompany(policy, micro, beside) if micro.empty else loss_of(micro)
         part.backward()
         loss += float(part.detach())
-    parameters = list(policy.model.parameters())
+    parameters, reducer = list(policy.model.parameters()), state.reducer
     if not policy.sharded:
-        state.reducer.reduce(parameters, policy.ranks)
-    norm = clip_gradients(parameters, settings.max_grad_norm)
+        total = settings.total_steps or state.rate.settings.total_steps
+        progress = min(planned / total, 1.0) if total else 0.0
+        situation = Situation(progress=progress, metric=settings.metric, compute_s=perf_counter() - started)
+        reducer.reduce(parameters, policy.ranks, situation)
+    clips = reducer.clips_sums
+    norm = clip_gradients(parameters, settings.max_grad_norm) if clips else gradient_norm(parameters)
     measured = policy.ranks.gather((loss, norm, sums))
     loss = sum(one for one, _, _ in measured)
     trained = any(row.trained_tokens for row in rows)
@@ -298,6 +309,8 @@ def _optimise(
         state.optimizer.step()
         state.optimizer_steps += 1
     state.optimizer.zero_grad(set_to_none=True)
+    reducer.stepped()
+    exchanged = reducer.take()
     tokens = sum(len(row.token_ids) for row in rows)
     all_sums = [one for _, _, part in measured for one in part]
     seconds = perf_counter() - started
@@ -311,6 +324,8 @@ def _optimise(
         metrics=loss_metrics(all_sums, positions=tokens) if all_sums else {},
         packing_efficiency=efficiency,
         tokens_per_second=tokens / seconds,
+        exchange=exchanged.figures,
+        events=exchanged.events,
     )
 
 

@@ -49,6 +49,7 @@ class TrainingRunServicer(TrainingRunServiceServicer):
         clock: Clock,
         unavailable: Unavailable,
         endpoints: Collection[str],
+        exchange_targets: Collection[str],
     ) -> None:
         self._runs = runs
         self._worker = worker
@@ -58,6 +59,7 @@ class TrainingRunServicer(TrainingRunServiceServicer):
         self._clock = clock
         self._unavailable = unavailable
         self._endpoints = endpoints
+        self._exchange_targets = exchange_targets
         self._creating = asyncio.Lock()
         self._draining = asyncio.Event()
 
@@ -84,6 +86,7 @@ class TrainingRunServicer(TrainingRunServiceServicer):
                     now=self._clock(),
                     unavailable=self._unavailable,
                     endpoints=self._endpoints,
+                    exchange_targets=self._exchange_targets,
                     knows_run=self._runs.has,
                 )
                 if not request.validate_only:
