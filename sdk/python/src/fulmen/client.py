@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
+from fulmen.algorithm.v1.gradient_exchange_service_pb2_grpc import GradientExchangeServiceStub
 from fulmen.algorithm.v1.training_run_service_pb2_grpc import TrainingRunServiceStub
 from fulmen.llm_proxy.v1.backend_service_pb2_grpc import BackendServiceStub
 from fulmen.llm_proxy.v1.completion_service_pb2_grpc import CompletionServiceStub
@@ -45,6 +46,7 @@ class Client:
     projects: ProjectServiceStub
     usage: UsageServiceStub
     training_runs: TrainingRunServiceStub
+    exchanges: GradientExchangeServiceStub
     routes: RouteServiceStub
     backends: BackendServiceStub
     completions: CompletionServiceStub
@@ -70,6 +72,7 @@ async def connect(targets: Targets, *, token: str | None) -> AsyncIterator[Clien
             projects=ProjectServiceStub(store),
             usage=UsageServiceStub(store),
             training_runs=TrainingRunServiceStub(algorithm),
+            exchanges=GradientExchangeServiceStub(algorithm),
             routes=RouteServiceStub(llm_proxy),
             backends=BackendServiceStub(llm_proxy),
             completions=CompletionServiceStub(llm_proxy),

@@ -15,7 +15,6 @@ import grpc.aio
 from prometheus_client import REGISTRY
 from pydantic import SecretStr
 
-from fulmen.algorithm.v1.gradient_exchange_service_pb2_grpc import add_GradientExchangeServiceServicer_to_server
 from fulmen.algorithm.v1.training_run_service_pb2_grpc import add_TrainingRunServiceServicer_to_server
 from fulmen.rpc.channel import FulmenChannel, open_channel
 from fulmen_algorithm.algorithms.registry import AlgorithmsInvalid, load_registry
@@ -29,11 +28,13 @@ from fulmen_algorithm.clients.proxy import ProxyAdmin, backend_id
 from fulmen_algorithm.clients.store import RolloutRequest, StoreQueue, StoreResources
 from fulmen_algorithm.domain.algorithm import Registry, RunSettings
 from fulmen_algorithm.domain.execution import Connections, RunExecutor
+from fulmen_algorithm.domain.failure import RunFailed
 from fulmen_algorithm.domain.ports import PublishedPolicy
 from fulmen_algorithm.domain.run import TrainingRun
 from fulmen_algorithm.domain.runs import Runs
 from fulmen_algorithm.domain.trainer import OpenTrainer, Trainer, TrainerSetup
 from fulmen_algorithm.domain.worker import RunWorker
+from fulmen_algorithm.exchange.links.access import TOKEN_TTL_S, LinkAccess
 from fulmen_algorithm.persistence.served_policies import ServedPolicies
 from fulmen_algorithm.persistence.state_folder import StateFolder
 from fulmen_algorithm.settings import AlgorithmServiceSettings
@@ -42,7 +43,7 @@ from fulmen_algorithm.sinks.prometheus import RunMetrics
 from fulmen_algorithm.sinks.publisher import MetricPublisher
 from fulmen_algorithm.sinks.sink import OpenSink, load_sink
 from fulmen_algorithm.trainers.rank_group import GroupOptions, RankGroupTrainer
-from fulmen_algorithm.transport.gradient_exchange import GradientExchangeServicer
+from fulmen_algorithm.transport.gradient_exchange import GradientExchangeServicer, add_exchange
 from fulmen_algorithm.transport.training_runs import TrainingRunServicer
 from fulmen_service_kit.auth import RolePolicy
 from fulmen_service_kit.errors import StartupError
@@ -129,7 +130,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
 
     def register(server: grpc.aio.Server) -> None:
         add_TrainingRunServiceServicer_to_server(servicer, server)
-        add_GradientExchangeServiceServicer_to_server(exchange, server)
+        add_exchange(exchange, server)
 
     revoked = RevokedTokens()
     server = build_server(
@@ -180,7 +181,7 @@ def _trainers(settings: AlgorithmServiceSettings, stack: AsyncExitStack) -> Open
 
     async def open_trainer(setup: TrainerSetup) -> Trainer:
         if setup.exchange is not None and setup.exchange.link.targets:
-            setup = replace(setup, exchange_token=_token(settings) or "")
+            setup = replace(setup, link_access=await asyncio.to_thread(_link_access, settings, setup))
         if setup.compute.parallel.kind != "none":
             return await RankGroupTrainer.open(setup, group)
         in_process = await asyncio.to_thread(import_module, "fulmen_algorithm.trainers.in_process")
@@ -272,6 +273,22 @@ def _engine_options(settings: AlgorithmServiceSettings) -> EngineOptions:
 
 def _by_address(keys: Mapping[str, SecretStr]) -> dict[str, str]:
     return {url.rstrip("/"): key.get_secret_value() for url, key in keys.items()}
+
+
+def _link_access(settings: AlgorithmServiceSettings, setup: TrainerSetup) -> LinkAccess:
+    assert setup.exchange is not None
+    files = {target: settings.exchange_targets.get(target) for target in setup.exchange.link.targets}
+    key = settings.signing_key.get_secret_value()
+    signer = TokenSigner(key) if key else None
+    try:
+        certificates = {target: Path(file).read_text() for target, file in files.items() if file}
+    except OSError as error:
+        raise RunFailed(f"A file of the setting exchange_targets cannot be read: {error.strerror}.") from error
+    return LinkAccess(
+        training_run=setup.training_run,
+        token=signer.issue(Role.SERVICE, subject="ranks", ttl_s=TOKEN_TTL_S, project=setup.project) if signer else "",
+        certificates=certificates,
+    )
 
 
 def _token(settings: AlgorithmServiceSettings) -> str | None:

@@ -69,10 +69,11 @@ class AlgorithmServiceSettings(ServiceSettings):
         description="JSON object of the OpenAI-compatible endpoints that runs may name for a critic or editor: address,"
         " such as `https://api.example.com/v1`, and API key, empty for none. Secret.",
     )
-    exchange_targets: tuple[str, ...] = Field(
-        default=(),
-        description="JSON list of the algorithm services, `host:port`, through which ranks of runs may exchange gradients;"
-        " they are shown this service's token.",
+    exchange_targets: dict[str, str] = Field(
+        default_factory=dict,
+        description="JSON object of the algorithm services through which ranks of runs may exchange gradients, and which"
+        " are shown a token for that: address, `host:port`, and file of the authorities (PEM) by which to know the"
+        " server, empty for no TLS.",
     )
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="Device of training and engine.")
     torch_threads: int = Field(default=1, ge=1, le=1024, description="Threads of one torch operation.")

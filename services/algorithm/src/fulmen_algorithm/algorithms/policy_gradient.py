@@ -1,6 +1,8 @@
 """What algorithms have in common that follow the gradient of a policy on groups: their settings, and their figures."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
@@ -44,6 +46,9 @@ from fulmen_algorithm.training.settings import (
     StepSettings,
 )
 from fulmen_algorithm.training.strict import NONE_BY_NAME
+
+EXCHANGE_COSTS = ("_bytes", "_seconds", "_rounds", "_missed_sums")
+"""Ends of the names of what exchanges cost."""
 
 
 class PolicyGradientSettings(SamplingSettings):
@@ -168,17 +173,29 @@ class PolicyGradientSettings(SamplingSettings):
         return self.seed * 1_000_003 + step
 
 
+def exchanged(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Sums what exchanges have cost, and averages what was measured in some rounds over those."""
+    found: dict[str, float] = {}
+    for name in dict.fromkeys(name for each in figures for name in each):
+        values = [each[name] for each in figures if name in each]
+        found[name] = sum(values) if name.endswith(EXCHANGE_COSTS) else fmean(values)
+    if sent := found.get("exchange_sent_bytes"):
+        found["exchange_ratio"] = found["exchange_raw_bytes"] / sent
+    return found
+
+
 def means(results: Sequence[StepResult]) -> dict[str, float]:
     """Averages the figures of the optimiser steps of one training step; counts are summed, `_max` is the largest."""
     if not results:
         return {"optimizer_steps": 0.0}
-    metrics = [r.as_metrics() for r in results]
+    metrics = [replace(r, exchange={}).as_metrics() for r in results]
     averages = {key: sum(m.get(key, 0.0) for m in metrics) / len(metrics) for key in metrics[-1] if key != "seconds"}
     averages["tokens"] = sum(m.get("tokens", 0.0) for m in metrics)
     for key in (key for key in averages if key.endswith("_max")):
         averages[key] = max(m.get(key, 0.0) for m in metrics)
     return {
         **averages,
+        **exchanged([r.exchange for r in results]),
         "skipped": float(sum(r.skipped for r in results)),
         "exploded": float(sum(r.exploded for r in results)),
         "train_seconds": sum(r.seconds for r in results),

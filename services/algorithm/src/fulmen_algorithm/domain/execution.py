@@ -270,6 +270,7 @@ class RunExecutor:
                 lora=settings.lora,
                 exchange=settings.exchange,
                 training_run=turn.run.name,
+                project=turn.run.project,
             )
         )
 

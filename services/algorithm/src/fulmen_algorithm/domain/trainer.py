@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from fulmen_algorithm.exchange.links.access import LinkAccess
 from fulmen_algorithm.exchange.registry import ExchangeSettings
 from fulmen_algorithm.training.advantage_settings import CriticPlan
 from fulmen_algorithm.training.compute import ComputeSettings
@@ -32,8 +33,9 @@ class TrainerSetup:
         critic: How a critic makes the advantages; None where the rows have them.
         lora: Fresh adapters are trained beside the weights in `model_dir`; None: the weights themselves.
         exchange: How the ranks of `compute` exchange gradients; None: as they are.
-        training_run: Of whom the trainer is, `trainingRuns/{id}`: shards of an exchange know it by that.
-        exchange_token: With which ranks join shards; empty where no tokens are asked for.
+        training_run: Whose trainer it is, `trainingRuns/{id}`.
+        project: Of the run, `projects/{id}`.
+        link_access: To servers of shards; None where the exchange has none.
     """
 
     model_dir: Path
@@ -45,7 +47,8 @@ class TrainerSetup:
     lora: LoraSettings | None = None
     exchange: ExchangeSettings | None = None
     training_run: str = ""
-    exchange_token: str = field(default="", repr=False)
+    project: str = ""
+    link_access: LinkAccess | None = None
 
 
 class Trainer(Protocol):

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, create_model
 
 from fulmen_algorithm.domain.failure import RunFailed
 from fulmen_algorithm.domain.trainer import Trainer, TrainerSetup
+from fulmen_algorithm.exchange.failure import ExchangeFailed
 from fulmen_algorithm.training.checkpoints import OtherArchitecture
 from fulmen_algorithm.training.rows import Row
 
@@ -118,6 +119,11 @@ def read_frame(stream: BinaryIO) -> bytes | None:
 def known_error(error: Exception) -> str:
     """Returns the name under which an error travels; its own if a call is not to raise it."""
     return next((name for name, known in ERRORS.items() if isinstance(error, known)), type(error).__name__)
+
+
+def told(error: Exception) -> str:
+    """Returns what of an error's text travels: that of others may name what is nobody's business."""
+    return str(error) if isinstance(error, (*ERRORS.values(), ExchangeFailed)) else ""
 
 
 @cache

@@ -119,18 +119,14 @@ class LocalTrainer:
 
 def _open_reducer(setup: TrainerSetup, policy: PolicyModel, ranks: Ranks) -> GradientReducer:
     # Codecs, their kernels and gRPC take time to import, which runs without them need not spend.
-    from fulmen_algorithm.exchange.links.torch_link import TorchLink
+    from fulmen_algorithm.exchange.links.opening import open_link
     from fulmen_algorithm.exchange.reducer import CodecReducer
 
     assert setup.exchange is not None
     parameters = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
-    return CodecReducer.open(
-        setup.exchange,
-        parameters=parameters,
-        link=TorchLink(ranks),
-        seed=setup.seed,
-        optimizer=setup.optimizer.rule.kind,
-    )
+    link = open_link(setup.exchange, parameters=parameters, ranks=ranks, access=setup.link_access)
+    rule = setup.optimizer.rule.kind
+    return CodecReducer.open(setup.exchange, parameters=parameters, link=link, seed=setup.seed, optimizer=rule)
 
 
 def _load_critic(folder: Path, plan: CriticPlan, policy: PolicyModel, compute: ComputeSettings) -> Critic:

@@ -28,6 +28,7 @@ from fulmen_algorithm.trainers.calls import (
     known_error,
     read_frame,
     takes_rows,
+    told,
 )
 
 
@@ -84,7 +85,7 @@ class Worker:
             if not isinstance(error, RunFailed):
                 # The service only learns what it says, not where it comes from.
                 traceback.print_exc()
-            return Answer(error=name, text=str(error) if name in ERRORS else "")
+            return Answer(error=name, text=told(error))
 
     def _open(self, setup: object) -> object:
         # Seconds of imports: the service knows by now that this rank is there.

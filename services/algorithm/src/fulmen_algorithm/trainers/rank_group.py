@@ -99,9 +99,8 @@ class _Link:
         if answer.error in ERRORS:
             raise _RankRefused(ERRORS[answer.error](answer.text))
         if answer.error:
-            raise _RankEnded(
-                f"Rank {self.hello.rank} of the trainer failed ({answer.error}); the log of the service says more."
-            )
+            reason = f": {answer.text}" if answer.text else f" ({answer.error}); the log of the service says more"
+            raise _RankEnded(f"Rank {self.hello.rank} of the trainer failed{reason}.")
         return answer
 
 

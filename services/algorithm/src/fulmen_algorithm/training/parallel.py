@@ -134,12 +134,11 @@ class GradientReducer(Protocol):
     """Sums the gradients of ranks that hold the same weights: the one place where another exchange plugs in.
 
     All ranks call the same methods in the same order.
-
-    Attributes:
-        clips_sums: Whether the caller is to scale the sum to a norm; False where each rank's own part is scaled.
     """
 
-    clips_sums: bool
+    @property
+    def clips_sums(self) -> bool:
+        """Whether the caller is to scale the sum to a norm; False where each rank's own part is scaled."""
 
     def reduce(self, parameters: Sequence[nn.Parameter], ranks: Ranks, situation: Situation) -> None:
         """Replaces each parameter's gradient by its sum over the ranks, the same bits on every rank.

@@ -159,7 +159,7 @@ class StepResult:
 
     @property
     def exchange_s(self) -> float:
-        """Seconds that the exchange took, waiting included."""
+        """Seconds that the exchange took, but for the wait for ranks that compute for longer."""
         return sum(self.exchange.get(f"exchange_{part}_seconds", 0.0) for part in ("encode", "transfer", "decode"))
 
     def as_metrics(self) -> dict[str, float]:

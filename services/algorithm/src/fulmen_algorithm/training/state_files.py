@@ -38,7 +38,7 @@ def write_state(state: TrainingState, folder: Path) -> None:
     state.policy.save(folder / MODEL)
     if kept := state.reducer.state():
         # Each rank its own: what ranks keep back of their gradients may be twice as much as the weights.
-        torch.save(kept, folder / EXCHANGE.format(rank=state.policy.ranks.rank))
+        torch.save(kept, folder / EXCHANGE.format(rank=f"{state.policy.ranks.rank:05d}"))
     if state.policy.ranks.leads:
         torch.save(saved, folder / TRAINING)
         if state.critic is not None:

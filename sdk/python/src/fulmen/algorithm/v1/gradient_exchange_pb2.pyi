@@ -28,12 +28,14 @@ class PayloadPart(_message.Message):
         KIND_INT16: _ClassVar[PayloadPart.Kind]
         KIND_BFLOAT16: _ClassVar[PayloadPart.Kind]
         KIND_FLOAT32: _ClassVar[PayloadPart.Kind]
+        KIND_FLOAT16: _ClassVar[PayloadPart.Kind]
     KIND_UNSPECIFIED: PayloadPart.Kind
     KIND_INT8: PayloadPart.Kind
     KIND_UINT8: PayloadPart.Kind
     KIND_INT16: PayloadPart.Kind
     KIND_BFLOAT16: PayloadPart.Kind
     KIND_FLOAT32: PayloadPart.Kind
+    KIND_FLOAT16: PayloadPart.Kind
     KIND_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     kind: PayloadPart.Kind

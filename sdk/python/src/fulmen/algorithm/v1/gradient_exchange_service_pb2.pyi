@@ -37,7 +37,7 @@ class ExchangeTerms(_message.Message):
     def __init__(self, world_size: _Optional[int] = ..., shard: _Optional[int] = ..., shard_count: _Optional[int] = ..., layout_digest: _Optional[str] = ..., codec: _Optional[str] = ..., codec_version: _Optional[int] = ..., codec_settings_json: _Optional[str] = ..., segment_sizes: _Optional[_Iterable[int]] = ..., quorum: _Optional[float] = ..., least_wait_s: _Optional[float] = ..., most_wait_s: _Optional[float] = ..., give_up_s: _Optional[float] = ..., lease_s: _Optional[float] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("training_run", "rank", "incarnation", "terms", "round", "membership_epoch", "known_member_count")
+    __slots__ = ("training_run", "rank", "incarnation", "terms", "round", "membership_epoch", "known_member_count", "call", "history")
     TRAINING_RUN_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,8 @@ class JoinRequest(_message.Message):
     ROUND_FIELD_NUMBER: _ClassVar[int]
     MEMBERSHIP_EPOCH_FIELD_NUMBER: _ClassVar[int]
     KNOWN_MEMBER_COUNT_FIELD_NUMBER: _ClassVar[int]
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
     training_run: str
     rank: int
     incarnation: str
@@ -52,21 +54,25 @@ class JoinRequest(_message.Message):
     round: int
     membership_epoch: int
     known_member_count: int
-    def __init__(self, training_run: _Optional[str] = ..., rank: _Optional[int] = ..., incarnation: _Optional[str] = ..., terms: _Optional[_Union[ExchangeTerms, _Mapping]] = ..., round: _Optional[int] = ..., membership_epoch: _Optional[int] = ..., known_member_count: _Optional[int] = ...) -> None: ...
+    call: int
+    history: str
+    def __init__(self, training_run: _Optional[str] = ..., rank: _Optional[int] = ..., incarnation: _Optional[str] = ..., terms: _Optional[_Union[ExchangeTerms, _Mapping]] = ..., round: _Optional[int] = ..., membership_epoch: _Optional[int] = ..., known_member_count: _Optional[int] = ..., call: _Optional[int] = ..., history: _Optional[str] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
-    __slots__ = ("membership_epoch", "member_count", "ranks", "round", "first_round")
+    __slots__ = ("membership_epoch", "member_count", "ranks", "round", "first_round", "history")
     MEMBERSHIP_EPOCH_FIELD_NUMBER: _ClassVar[int]
     MEMBER_COUNT_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     FIRST_ROUND_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
     membership_epoch: int
     member_count: int
     ranks: _containers.RepeatedScalarFieldContainer[int]
     round: int
     first_round: int
-    def __init__(self, membership_epoch: _Optional[int] = ..., member_count: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., round: _Optional[int] = ..., first_round: _Optional[int] = ...) -> None: ...
+    history: str
+    def __init__(self, membership_epoch: _Optional[int] = ..., member_count: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., round: _Optional[int] = ..., first_round: _Optional[int] = ..., history: _Optional[str] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ("training_run", "shard", "rank", "incarnation")
@@ -219,16 +225,20 @@ class GetRoundResponse(_message.Message):
     def __init__(self, ranks: _Optional[_Iterable[int]] = ..., raw_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., reply_bytes: _Optional[int] = ..., late_ranks: _Optional[_Iterable[int]] = ..., duration_s: _Optional[float] = ...) -> None: ...
 
 class GetExchangeRequest(_message.Message):
-    __slots__ = ("training_run",)
+    __slots__ = ("training_run", "page_token")
     TRAINING_RUN_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     training_run: str
-    def __init__(self, training_run: _Optional[str] = ...) -> None: ...
+    page_token: str
+    def __init__(self, training_run: _Optional[str] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class GetExchangeResponse(_message.Message):
-    __slots__ = ("shards",)
+    __slots__ = ("shards", "next_page_token")
     SHARDS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     shards: _containers.RepeatedCompositeFieldContainer[ShardStatus]
-    def __init__(self, shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ...) -> None: ...
+    next_page_token: str
+    def __init__(self, shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class ShardStatus(_message.Message):
     __slots__ = ("terms", "membership_epoch", "round", "members", "received_bytes", "sent_bytes", "ratio", "sum_count", "partial_sum_count", "bad_checksum_count", "removed_member_count", "lost_residual_count", "wait_s")

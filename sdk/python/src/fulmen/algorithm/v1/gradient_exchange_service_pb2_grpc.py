@@ -88,8 +88,9 @@ class GradientExchangeServiceServicer(object):
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): the terms differ from those of the run, every difference is listed
         in `google.rpc.BadRequest`; or sizes are beyond what the server holds. `RESOURCE_EXHAUSTED` (`QUOTA_EXCEEDED`): the
         server holds as many shards as it may. `FAILED_PRECONDITION` (`TRAINING_RUN_STATE_INVALID`): the rank asks for a
-        round whose sums are not kept any more, and needs the weights of a newer checkpoint or of another rank; or it was a
-        member before, and another process has taken its place.
+        round whose sums are not kept any more, or has sums that the server does not know and the others have not, and needs
+        the weights of a newer checkpoint or of another rank; or it was a member before, and another process has taken its
+        place.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

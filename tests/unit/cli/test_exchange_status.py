@@ -1,0 +1,224 @@
+"""What a run's stream says of its exchange, put together; and how numbers are written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, cast
+
+import pytest
+
+from fulmen.algorithm.v1 import gradient_exchange_service_pb2 as pb
+from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
+from fulmen.cli.exchange_shards import Held, ask_all, last_round
+from fulmen.cli.exchange_story import NOTICES_KEPT, Figure, Story, told_story
+from fulmen.cli.exchange_table import amount, size
+from fulmen.client import Client
+from fulmen.errors import ArgumentInvalid, TrainingRunNotFound
+
+RUNNING = training_run_pb2.TRAINING_RUN_STATE_RUNNING
+SUCCEEDED = training_run_pb2.TRAINING_RUN_STATE_SUCCEEDED
+Event = training_run_pb2.TrainingRunEvent
+
+
+def run(step: int = 0, *, state: int = RUNNING, roll_backs: int = 0) -> training_run_pb2.TrainingRun:
+    return training_run_pb2.TrainingRun(
+        name="trainingRuns/a",
+        state=cast(Any, state),
+        step=step,
+        roll_back_count=roll_backs,
+    )
+
+
+def step(number: int, **values: float) -> Event:
+    return Event(step=training_run_pb2.StepMetrics(step=number, values=values))
+
+
+def notice(message: str, severity: str = "info") -> Event:
+    return Event(notice=training_run_pb2.RunNotice(severity=severity, message=message))
+
+
+def story(*events: Event, asked: training_run_pb2.TrainingRun | None = None) -> Story:
+    told = Story(run=asked or run())
+    for event in events:
+        told.take(event)
+    return told
+
+
+def test_the_newest_value_of_each_figure_of_the_exchange_counts_with_its_step() -> None:
+    told = story(
+        step(1, loss=2.0, exchange_ratio=4.0, exchange_cosine=0.9),
+        step(2, loss=1.0, exchange_ratio=16.0),
+    )
+
+    assert told.step == 2
+    assert told.figures == {
+        "exchange_ratio": Figure(step=2, value=16.0),
+        "exchange_cosine": Figure(step=1, value=0.9),
+    }
+
+
+def test_the_share_of_an_exchange_is_that_of_the_time_that_training_took_so_far() -> None:
+    told = story(
+        step(1, spent_train_seconds=1.0, spent_start_seconds=7.0),
+        step(2, exchange_ratio=4.0, spent_train_seconds=3.0, spent_exchange_seconds=1.0),
+    )
+
+    assert told.share == Figure(step=2, value=0.25)
+
+
+def test_a_run_without_an_exchange_has_no_share_of_it() -> None:
+    told = story(step(1, spent_train_seconds=1.0))
+
+    assert told.share is None
+    assert not told.tells_any
+
+
+def test_what_a_roll_back_has_taken_back_is_not_shown() -> None:
+    told = story(
+        step(1, exchange_ratio=4.0),
+        step(5, exchange_cosine=0.9),
+        Event(run=run(1, roll_backs=1)),
+        step(2, exchange_ratio=16.0),
+    )
+
+    assert told.figures == {"exchange_ratio": Figure(step=2, value=16.0)}
+
+
+def test_only_what_was_decided_on_the_exchange_is_told_and_of_that_the_newest() -> None:
+    texts = [f"round {number}" for number in range(NOTICES_KEPT + 3)]
+    told = story(notice("Goes on."), *(notice(f"exchange: {text}", "warning") for text in texts))
+
+    assert [each.message for each in told.notices] == texts[-NOTICES_KEPT:]
+    assert {each.severity for each in told.notices} == {"warning"}
+
+
+@pytest.mark.parametrize(
+    ("events", "is_current"),
+    [
+        ([], False),
+        ([step(2)], False),
+        ([step(3)], False),
+        ([step(3), Event(run=run(2, roll_backs=1))], False),
+        ([step(3), Event(run=run(2, roll_backs=1)), step(3)], True),
+    ],
+)
+def test_a_story_has_come_to_where_the_run_was_in_its_last_branch(events: Sequence[Event], is_current: bool) -> None:
+    assert story(*events, asked=run(3, roll_backs=1)).is_current is is_current
+
+
+class Service:
+    """A service with a run that has these events; it goes on, unless it has ended."""
+
+    def __init__(self, events: Sequence[Event], *, refuses: bool = False) -> None:
+        self._events = events
+        self._refuses = refuses
+        self.cancelled = False
+
+    @property
+    def training_runs(self) -> Service:
+        return self
+
+    def WatchTrainingRun(self, request: training_run_service_pb2.WatchTrainingRunRequest) -> Service:
+        self._answers = self._all(request.after_sequence)
+        return self
+
+    async def _all(self, after: int) -> AsyncIterator[training_run_service_pb2.WatchTrainingRunResponse]:
+        if self._refuses:
+            raise TrainingRunNotFound("There is no such training run.")
+        for number, event in enumerate(self._events[after:], start=after + 1):
+            event.sequence = number
+            yield training_run_service_pb2.WatchTrainingRunResponse(event=event)
+        if not (self._events and self._events[-1].run.state == SUCCEEDED):
+            await asyncio.Event().wait()
+
+    async def __anext__(self) -> Any:
+        return await anext(self._answers)
+
+    def __aiter__(self) -> Service:
+        return self
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+async def test_the_story_of_a_run_that_goes_on_is_told_as_far_as_it_is() -> None:
+    service = Service([Event(run=run()), step(1, exchange_ratio=4.0)])
+    async with told_story(cast(Client, service), run(1)) as told:
+        told.check()
+        assert told.figures == {"exchange_ratio": Figure(step=1, value=4.0)}
+
+    assert service.cancelled
+
+
+async def test_the_story_of_a_run_that_has_ended_is_told_to_its_end() -> None:
+    service = Service([step(1), Event(run=run(1, state=SUCCEEDED))])
+    async with told_story(cast(Client, service), run(1, state=SUCCEEDED)) as told:
+        assert told.run.state == SUCCEEDED
+
+
+async def test_a_service_that_refuses_is_heard() -> None:
+    with pytest.raises(TrainingRunNotFound):
+        async with told_story(cast(Client, Service([], refuses=True)), run()):
+            pass
+
+
+class Holder:
+    """A service whose shards come in pages, and which remembers the newest round of none of them."""
+
+    @property
+    def exchanges(self) -> Holder:
+        return self
+
+    async def GetExchange(self, request: pb.GetExchangeRequest, timeout: float) -> pb.GetExchangeResponse:
+        first = int(request.page_token or 0)
+        shard = pb.ShardStatus(terms=pb.ExchangeTerms(shard=first), round=3)
+        return pb.GetExchangeResponse(shards=[shard], next_page_token=str(first + 1) if first < 2 else "")
+
+    async def GetRound(self, request: pb.GetRoundRequest, timeout: float) -> pb.GetRoundResponse:
+        if request.round == 3:
+            raise ArgumentInvalid("There is no such round.", violations=[])
+        return went(request.shard)
+
+
+async def test_all_shards_of_a_service_are_asked_for_and_their_last_whole_rounds() -> None:
+    [held] = await ask_all({"a": cast(Client, Holder())}, "trainingRuns/a", are_named=True)
+
+    assert [shard.terms.shard for shard in held.shards] == [0, 1, 2]
+    assert {shard: (number, list(one.ranks)) for shard, (number, one) in held.rounds.items()} == {
+        shard: (2, [shard]) for shard in range(3)
+    }
+
+
+def went(*ranks: int, **more: Any) -> pb.GetRoundResponse:
+    return pb.GetRoundResponse(ranks=ranks, raw_bytes=400, sent_bytes=4, reply_bytes=5, **more)
+
+
+def test_how_a_round_went_is_put_together_of_all_shards_that_are_as_far() -> None:
+    held = [
+        Held(target="a", rounds={0: (7, went(0, 1, 2, duration_s=0.5)), 1: (8, went(0))}),
+        Held(target="b", rounds={2: (7, went(0, 2, duration_s=0.75, late_ranks=[1]))}),
+        Held(target="c"),
+    ]
+    last = last_round(held)
+
+    assert last is not None
+    assert (last.number, last.shard_count, last.ranks, last.late_ranks) == (7, 2, [0, 2], [1])
+    assert (last.raw_bytes, last.sent_bytes, last.reply_bytes, last.duration_s) == (800, 8, 10, 0.75)
+    assert last_round(held[2:]) is None
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [(0, "0 B"), (999, "999 B"), (999.6, "1 kB"), (12_345, "12.3 kB"), (1.5e9, "1.5 GB"), (2e18, "2e+03 PB")],
+)
+def test_sizes_have_three_digits(size_bytes: float, text: str) -> None:
+    assert size(size_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("sent_bytes", "2 B"), ("wait_seconds", "2 s"), ("ratio", "2x"), ("late_share", "200 %"), ("cosine", "2")],
+)
+def test_a_figure_is_written_in_the_unit_of_its_name(name: str, text: str) -> None:
+    assert amount(name, 2.0) == text
