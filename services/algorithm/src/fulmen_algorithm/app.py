@@ -96,14 +96,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     runs = Runs(open_file=state.run_files, clock=_now, max_concurrent=settings.max_concurrent_runs)
     for run, files in state.runs():
         runs.adopt(run, files)
-    engines = EnginePool(
-        _engine_options(settings),
-        start=EngineStarter(_start_engine_inside) if settings.engine_in_process else EngineStarter(),
-        admin=lambda policy: ProxyAdmin(proxy, backend_id=backend_id(settings.engine_backend, policy)),
-        file=ServedPolicies(settings.state_dir / "served.json"),
-        max_engines=settings.max_engines,
-        outage_limit_s=settings.outage_limit_s,
-    )
+    engines = _engines(settings, proxy)
     connections = _connections(settings, store, proxy, engines, _trainers(settings, stack))
     executor = RunExecutor(
         registry=registry,
@@ -124,7 +117,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         clock=_now,
         unavailable=partial(unavailable, _engine_options(settings)),
         endpoints=frozenset(_by_address(settings.chat_endpoints)),
-        exchange_targets=frozenset(settings.exchange_targets),
+        exchange_targets=settings.known_exchange_targets,
     )
     exchange = _exchange(settings, runs, stack)
 
@@ -150,6 +143,17 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         "revocations": RevocationFollower(revoked=revoked, fetch=revoked_at_store(store)),
     }
     return ServiceParts(server=server, roles=roles, drain=drain)
+
+
+def _engines(settings: AlgorithmServiceSettings, proxy: FulmenChannel) -> EnginePool:
+    return EnginePool(
+        _engine_options(settings),
+        start=EngineStarter(_start_engine_inside) if settings.engine_in_process else EngineStarter(),
+        admin=lambda policy: ProxyAdmin(proxy, backend_id=backend_id(settings.engine_backend, policy)),
+        file=ServedPolicies(settings.state_dir / "served.json"),
+        max_engines=settings.max_engines,
+        outage_limit_s=settings.outage_limit_s,
+    )
 
 
 def _exchange(settings: AlgorithmServiceSettings, runs: Runs, stack: AsyncExitStack) -> GradientExchangeServicer:

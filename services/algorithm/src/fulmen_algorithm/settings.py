@@ -73,7 +73,7 @@ class AlgorithmServiceSettings(ServiceSettings):
         default_factory=dict,
         description="JSON object of the algorithm services through which ranks of runs may exchange gradients, and which"
         " are shown a token for that: address, `host:port`, and file of the authorities (PEM) by which to know the"
-        " server, empty for no TLS.",
+        " server, empty for no TLS. This service itself always is among them, at `127.0.0.1` and its port.",
     )
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="Device of training and engine.")
     torch_threads: int = Field(default=1, ge=1, le=1024, description="Threads of one torch operation.")
@@ -99,6 +99,11 @@ class AlgorithmServiceSettings(ServiceSettings):
         default="", description="Python files with further algorithms, separated by `:` (docs/extending.md)."
     )
     keep_models: int = Field(default=3, ge=1, description="Newest published models of a run kept, beside the best.")
+
+    @property
+    def known_exchange_targets(self) -> frozenset[str]:
+        """Addresses of services through which ranks of runs may exchange gradients."""
+        return frozenset({*self.exchange_targets, f"127.0.0.1:{self.port}"})
 
     @field_validator("metric_sinks")
     @classmethod
