@@ -8,7 +8,7 @@ COMPOSE := docker compose --file deploy/docker-compose.yml
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup vllm-env demo test test-frameworks test-gpu test-container chaos chaos-store chaos-runners lint format types proto \
-	proto-check lock clean bench bench-store bench-runner bench-proxy bench-train \
+	proto-check lock clean bench bench-store bench-runner bench-proxy bench-train bench-exchange-convergence \
 	up down compose-smoke
 
 help: ## Shows this list
@@ -87,6 +87,10 @@ bench-proxy: setup ## Benchmarks the LLM proxy beside LiteLLM, Agent Lightning a
 
 bench-train: setup ## Benchmarks training: what is learned, asynchronous against synchronous, merging, publishing
 	$(PYTHON_BIN)/python -m benchmarks.train $(if $(SHORT),--short)
+
+bench-exchange-convergence: setup ## Trains with every codec beside a dense exchange (two hours; goes on where it was cut off)
+	OMP_NUM_THREADS=1 $(PYTHON_BIN)/python -m benchmarks.exchange.convergence \
+		$(if $(SHORT),--short,--doc docs/exchange-convergence.md)
 
 up: deploy/.env ## Builds and starts everything in containers
 	$(COMPOSE) up --build --detach --wait

@@ -42,6 +42,9 @@ begun=$SECONDS
 compose up --detach --wait --wait-timeout 240 --quiet-pull
 echo "compose-smoke: up in $((SECONDS - begun)) s"
 [ "$(compose ps --quiet runner | wc -l)" -eq 2 ] || { echo "compose-smoke: there are not two runners" >&2; exit 1; }
+compose exec -T --env FULMEN_ALGORITHM_KERNELS=native --env PATH=/opt/fulmen/bin algorithm \
+  python -c 'import torch; from fulmen_algorithm.exchange import kernels; kernels.threshold_of(torch.ones(2), 0.5)' ||
+  { echo "compose-smoke: the image of the algorithm service has no compiled kernels" >&2; exit 1; }
 
 set -a
 . "$folder/env"

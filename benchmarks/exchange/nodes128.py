@@ -4,13 +4,15 @@ Method: the cost model of the package (`fulmen_algorithm.exchange.cost_model`) i
 but the largest number of ranks, and compared with those of the largest, which were held back. Then it is asked about
 another cluster: that of a claim, of which two figures are given (2.3 s of dense exchange with 32 nodes; 58 %
 of a step with 128), from which its two unknowns follow (seconds for the gradient to pass a line once, seconds of
-computing). A message takes there what it takes in the measured steps. Codecs take nothing, or what they take in the
-measured steps: both are told.
+computing). Those leave no room for what a message takes, so it takes nothing there. Codecs take nothing, or what they
+take in the measured steps: both are told.
 
-Run `python -m benchmarks.exchange.nodes128 [--results FILE] [--doc FILE] [--picture FILE]`. The file of results has a
-list `raw.points` of steps: codec, topology (ring, sharded, gather), world_size, gradient_bytes, ratio (measured: bytes
-of float32 for each byte sent), line_mbit, compute_s, step_s, and optionally union and codec_s. In the document, all
-between the two lines that name this benchmark is replaced.
+`python -m benchmarks.exchange` measures the steps and does all this at its end. For other steps, or another document:
+`python -m benchmarks.exchange.nodes128 [--results FILE] [--doc FILE] [--picture FILE]`. The file of results has a list
+`raw.points` of steps: codec, topology (ring, sharded, gather), world_size, gradient_bytes, ratio (measured: bytes of
+float32 for each byte sent), line_mbit, compute_s, step_s, and optionally union, codec_s, link, and what leaves a step
+out of the fit: a latency_ms that was added to the line, or `loopback` for its line, which has no rate of its own. In the
+document, all between the two lines that name this benchmark is replaced.
 """
 
 from __future__ import annotations
@@ -63,6 +65,14 @@ class Point(BaseModel):
     step_s: float = Field(gt=0)
     codec_s: float | None = None
     union: bool = False
+    link: str = "torch"
+    line: str = ""
+    latency_ms: float = 0.0
+
+    @property
+    def fits(self) -> bool:
+        """Whether the model has what decides on this step."""
+        return not self.latency_ms and self.line != "loopback"
 
     def measured(self) -> Measured:
         """Says it in the words of the cost model."""
@@ -76,8 +86,8 @@ class Point(BaseModel):
         step = Step(
             exchange=exchange,
             compute_s=self.compute_s,
-            codec=self.codec,
-            codec_s=0.0 if self.codec == "none" else self.codec_s,
+            codec=self.codec if self.link == "torch" else f"{self.codec} over {self.link}",
+            codec_s=0.0 if self.codec == "none" and self.codec_s is None else self.codec_s,
             line_bytes_per_s=self.line_mbit * 1e6 / 8,
         )
         return Measured(step=step, step_s=self.step_s)
@@ -166,19 +176,16 @@ def split(points: Sequence[Measured]) -> tuple[list[Measured], list[Measured]]:
 Table = dict[str, dict[int, Predicted]]
 
 
-def on_cluster(
-    cluster: Cluster, *, latency_s: float, overlap: float = 0.0, codec_s_per_byte: Mapping[str, float] | None = None
-) -> Table:
+def on_cluster(cluster: Cluster, *, overlap: float = 0.0, codec_s_per_byte: Mapping[str, float] | None = None) -> Table:
     """Predicts steps of the claim's cluster, by way and number of nodes.
 
     Args:
         cluster: Of the claim.
-        latency_s: Of a message.
         overlap: Share of the computing during which gradients are sent already; the claim's figures leave no room for
             one.
         codec_s_per_byte: By codec of `WAYS`; one without costs nothing.
     """
-    model, per_byte = Model(latency_s=latency_s, overlap=overlap), codec_s_per_byte or {}
+    model, per_byte = Model(overlap=overlap), codec_s_per_byte or {}
     found: Table = {}
     for way in WAYS:
         found[way.name] = {}
@@ -268,8 +275,7 @@ class Report:
         """
         fitted, held_back = split(points)
         model, cluster = calibrate(fitted), Cluster.of_claim()
-        codecs, latency_s = _codecs_of_ways(model, points), model.latency_s
-        wire_alone = on_cluster(cluster, latency_s=latency_s)
+        codecs, wire_alone = _codecs_of_ways(model, fitted), on_cluster(cluster)
         return cls(
             model=model,
             fitted=fitted,
@@ -278,8 +284,8 @@ class Report:
             on_held_back=validate(model, held_back),
             cluster=cluster,
             wire_alone=wire_alone,
-            with_codecs=on_cluster(cluster, latency_s=latency_s, codec_s_per_byte=codecs),
-            overlapped=on_cluster(cluster, latency_s=latency_s, overlap=OVERLAP),
+            with_codecs=on_cluster(cluster, codec_s_per_byte=codecs),
+            overlapped=on_cluster(cluster, overlap=OVERLAP),
             rounds=stragglers(cluster, wire_alone[SHARDED.name][CLAIMED].exchange_s),
             missing=sorted({way.codec for way in WAYS} - set(codecs) - {"none"}),
         )
@@ -321,17 +327,25 @@ def _codecs_of_ways(model: Model, points: Sequence[Measured]) -> dict[str, float
     return found
 
 
-def read(file: Path) -> list[Measured]:
-    """Reads measured steps.
+def steps_of(points: Sequence[Mapping[str, object]]) -> list[Measured]:
+    """Returns the measured steps that can be fitted.
 
     Raises:
         ValueError: if there are none, or one is not what it should be.
     """
-    document = json.loads(file.read_text(encoding="utf-8"))
-    points = document.get("raw", {}).get("points", [])
-    if not points:
-        raise ValueError(f"{file} has no raw.points, the steps that were measured")
-    return [Point.model_validate(point).measured() for point in points]
+    found = [point.measured() for point in map(Point.model_validate, points) if point.fits]
+    if not found:
+        raise ValueError("no raw.points, the steps that were measured on lines of a rate")
+    return found
+
+
+def read(file: Path) -> list[Measured]:
+    """Reads the measured steps of a file that can be fitted.
+
+    Raises:
+        ValueError: see `steps_of`.
+    """
+    return steps_of(json.loads(file.read_text(encoding="utf-8")).get("raw", {}).get("points", []))
 
 
 def main() -> None:

@@ -46,7 +46,7 @@ def _fit(report: Report, source: str) -> list[str]:
         "",
         f"- a byte takes {model.slowdown:.2f} times what the line's rate says; a message"
         f" {1e3 * model.latency_s:.2g} ms; {100 * model.overlap:.0f} % of the computing hides exchange",
-        f"- float32 through a codec: {codecs or 'none was fitted'}"
+        f"- float32 through a codec: {codecs or 'as was measured'}"
         + (f"; no time could be told for {free}" if free else ""),
         f"- error on the steps that it was fitted to: median {100 * report.on_fitted.median:.0f} %, worst"
         f" {100 * report.on_fitted.worst:.0f} %",
@@ -76,8 +76,7 @@ def _claims(report: Report) -> list[str]:
         f" {gradient_bytes(cluster) / 1e9:.2f} GB do at 9.2 Gbit/s), computing takes"
         f" {cluster.compute_s:.2f} s. SIMULATED with these:",
         "",
-        f"- dense, {CLAIMED} nodes: {100 * dense[CLAIMED].share:.0f} % of a step with the latency that was fitted (58 %"
-        " were claimed, and put in)",
+        f"- dense, {CLAIMED} nodes: {100 * dense[CLAIMED].share:.0f} % of a step, which were claimed, and put in",
         f"- {100 * DGC_SHARE:.0f} % instead of 58 % *is* a gain of {(1 - DGC_SHARE) / (1 - DENSE_SHARE):.2f}x,"
         f" whatever the machines ({DGC_GAIN}x claimed): the two are one claim",
         f"- an all-gather takes {100 * DGC_SHARE:.0f} % with {CLAIMED} nodes at {needed:.0f}x, not at 100x",
@@ -120,13 +119,13 @@ def _stragglers(report: Report) -> list[str]:
     return lines
 
 
-def replace_part(document: Path, text: str) -> None:
+def replace_part(document: Path, text: str, *, marks: tuple[str, str] = MARKS) -> None:
     """Replaces what stands between the marks.
 
     Raises:
         ValueError: if the marks are not there.
     """
-    begin, end = MARKS
+    begin, end = marks
     old = document.read_text(encoding="utf-8")
     if begin not in old or end not in old:
         raise ValueError(f"{document} has no place for the tables: {begin} and {end}")

@@ -38,8 +38,10 @@ from fulmen_algorithm.domain.events import Event, EventLog
 from fulmen_algorithm.domain.execution import Connections, RunExecutor
 from fulmen_algorithm.domain.run import PolicyOrigin, PolicySpec, RunState, TrainingRun
 from fulmen_algorithm.domain.runs import Runs
+from fulmen_algorithm.domain.trainer import Trainer, TrainerSetup
 from fulmen_algorithm.persistence.state_folder import StateFolder
 from fulmen_algorithm.trainers.in_process import InProcessTrainer
+from fulmen_algorithm.trainers.rank_group import GroupOptions, RankGroupTrainer
 from fulmen_algorithm.trainers.torch_thread import TorchThread
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -131,7 +133,7 @@ class Process:
                     shelf=lambda project, notify: self.shelf,
                     serving=lambda run, settings, notify: self.engine,
                     chat=lambda notify: _NoChat(),
-                    open_trainer=lambda setup: InProcessTrainer.open(setup, thread=self._thread, device="cpu"),
+                    open_trainer=self._open_trainer,
                     build_model=self._build,
                 ),
                 open_folder=state.run_files,
@@ -150,6 +152,11 @@ class Process:
 
     def _uses_agent(self, entry: Any) -> bool:
         return "agent" in entry.needs
+
+    async def _open_trainer(self, setup: TrainerSetup) -> Trainer:
+        if setup.compute.parallel.kind != "none":
+            return await RankGroupTrainer.open(setup, GroupOptions())
+        return await InProcessTrainer.open(setup, thread=self._thread, device="cpu")
 
     async def _build(self, bundle: bytes, target: str, bundle_dir: Path, output_dir: Path, seed: int) -> None:
         load_script(self._config.folder / target.partition(":")[0]).build(str(output_dir), seed=seed)

@@ -1,5 +1,6 @@
 #!/bin/sh
 # Used by the build stage of every service's Dockerfile, in /src with constraints.txt:
+#   install.sh compiler        makes `c++` known, where it is not: the algorithm service's wheel compiles its kernels
 #   install.sh torch           makes /opt/fulmen with torch
 #   install.sh DISTRIBUTION... installs our distributions, as wheels, with what they need at the pinned versions
 # A wheel of torch in deploy/wheels is taken if there is one; otherwise the build
@@ -17,7 +18,18 @@ if [ ! -x "$environment/bin/python" ]; then
 fi
 install() { /opt/uv/bin/uv pip install --quiet --python "$environment/bin/python" "$@"; }
 
-if [ "$1" = torch ]; then
+if [ "$1" = compiler ]; then
+  command -v c++ >/dev/null && exit 0
+  # From the index that everything else comes from; it stays in the build stage. The target is named so that nothing of
+  # the processor that builds is taken for granted.
+  /opt/uv/bin/uv venv --quiet --python "$(command -v python)" /opt/zig
+  /opt/uv/bin/uv pip install --quiet --python /opt/zig/bin/python "ziglang==0.17.1"
+  cat > /usr/local/bin/c++ <<'SCRIPT'
+#!/bin/sh
+exec /opt/zig/bin/python -m ziglang cc -x c++ -nostdlib++ -target "$(uname -m)-linux-gnu.2.28" "$@"
+SCRIPT
+  chmod +x /usr/local/bin/c++
+elif [ "$1" = torch ]; then
   torch=$(grep '^torch==' constraints.txt)
   if ls /wheels/torch-*.whl >/dev/null 2>&1; then install --find-links /wheels "$torch"
   else install --torch-backend "${TORCH_BACKEND:-cpu}" "$torch"; fi

@@ -16,7 +16,7 @@ from fulmen.algorithm.v1 import gradient_exchange_service_pb2 as pb
 from fulmen.rpc.channel import FulmenChannel, open_channel
 from fulmen_algorithm.exchange.aggregator.terms import CHUNK_BYTES
 from fulmen_algorithm.exchange.codec import Payload, Round
-from fulmen_algorithm.exchange.link import ExchangeFailed
+from fulmen_algorithm.exchange.failure import ExchangeFailed
 from tests.integration.exchange.test_sums import expected
 from tests.integration.exchange.world import Join, Member, Site, gradient_of, running
 
@@ -162,8 +162,9 @@ class Altered(FulmenChannel):
             stream = make()
             write = stream.write
 
-            async def altered(message: pb.ExchangeRequest) -> None:
-                if message.HasField("chunk"):
+            async def altered(message: bytes | pb.ExchangeRequest) -> None:
+                if isinstance(message, bytes):
+                    message = pb.ExchangeRequest.FromString(message)
                     await self._alter(message.chunk)
                 await write(message)
 
@@ -186,7 +187,7 @@ async def test_a_slow_upload_is_cut_off_when_the_sum_is_made_without_it(site: Si
     both = asyncio.gather(*(asyncio.to_thread(member.exchange, 1) for member in (fast, slow)))
     await site.until(lambda: site.has_sent(1, 1) and bool(site.shard().machine.arrivals._offsets_s))
     await site.tick(30.0)
-    await site.until(lambda: not slow.link._shards[0]._is_sending)  # it has read that it is late
+    await site.until(lambda: not any(each.is_wanted for each in slow.link._shards[0]._awaited.values()))  # it knows
     goes_on.set()
     sums = await both
 

@@ -9,14 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from fulmen_algorithm.exchange.codec import Codec
-from fulmen_algorithm.exchange.link import ExchangeFailed
+from fulmen_algorithm.exchange.failure import ExchangeFailed
 from fulmen_algorithm.exchange.links.grpc_link import GrpcLink
 from fulmen_algorithm.exchange.reducer import CodecReducer
 from fulmen_algorithm.exchange.settings import CodecSettings
-from fulmen_algorithm.training.parallel import Ranks
+from fulmen_algorithm.training.parallel import Ranks, Situation
 from tests.integration.exchange.test_failures import HASTY, SHORT_LEASE_S, alike, exchanged
-from tests.integration.exchange.world import OTHER_RUN, ROWS, Join, Site, layout_of, running, settings_named
+from tests.integration.exchange.world import OTHER_RUN, ROWS, Join, Site, running, settings_named
 
 
 async def test_one_who_leaves_is_not_waited_for(site: Site, join: Join) -> None:
@@ -137,7 +136,7 @@ async def test_the_gradients_of_a_model_are_the_same_on_every_rank(codec: str, j
     async with running(Site()) as site:
         settings = settings_named(codec, check_every=1)
         members = [await join(rank, codec=codec, targets=[site.target] * 2, check_every=1) for rank in range(2)]
-        models = [_Ranked(member.link, settings, member.codec) for member in members]
+        models = [_Ranked(member.link, settings) for member in members]
         for step in range(2):
             given = [model.fill(step) for model in models]
             threads = [threading.Thread(target=model.reduce) for model in models]
@@ -156,22 +155,13 @@ async def test_the_gradients_of_a_model_are_the_same_on_every_rank(codec: str, j
 class _Ranked:
     """A model of two parameters on one rank."""
 
-    def __init__(self, link: GrpcLink, settings: CodecSettings, codec: Codec) -> None:
+    def __init__(self, link: GrpcLink, settings: CodecSettings) -> None:
         self.link = link
         self.parameters = {
             "weight": nn.Parameter(torch.zeros(ROWS + 3, 16)),
             "bias": nn.Parameter(torch.zeros(16)),
         }
-        layout = layout_of(settings, 2)
-        self.reducer = CodecReducer(
-            settings=settings,
-            codec=codec,
-            link=link,
-            layout=type(layout)(buckets=layout.buckets, dense=("bias",), shards=2),
-            seed=0,
-            ratio_at=lambda _: 4.0,
-            parameters=self.parameters,
-        )
+        self.reducer = CodecReducer.open(settings, parameters=self.parameters, link=link, seed=0, optimizer="sgd")
 
     def fill(self, step: int) -> dict[str, torch.Tensor]:
         """Makes gradients; returns copies."""
@@ -184,4 +174,4 @@ class _Ranked:
         return {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
 
     def reduce(self) -> None:
-        self.reducer.reduce(list(self.parameters.values()), Ranks(rank=self.link.rank, world_size=2))
+        self.reducer.reduce(list(self.parameters.values()), Ranks(rank=self.link.rank, world_size=2), Situation())

@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fulmen.algorithm.v1.gradient_exchange_service_pb2_grpc import add_GradientExchangeServiceServicer_to_server
 from fulmen.errors import TrainingRunNotFound
 from fulmen_algorithm.app import GRADIENT_EXCHANGE_SERVICE, POLICY
 from fulmen_algorithm.exchange.codec import BLOCK, Bucket, Round, SegmentCodec, State
@@ -20,7 +19,7 @@ from fulmen_algorithm.exchange.links.grpc_link import GrpcLink
 from fulmen_algorithm.exchange.registry import load_codecs
 from fulmen_algorithm.exchange.settings import CodecSettings
 from fulmen_algorithm.transport.exchange_shards import ServedShard
-from fulmen_algorithm.transport.gradient_exchange import GradientExchangeServicer
+from fulmen_algorithm.transport.gradient_exchange import GradientExchangeServicer, add_exchange
 from fulmen_service_kit.server import RpcServer, build_server
 from fulmen_service_kit.settings import ServiceSettings, settings_config
 
@@ -72,7 +71,7 @@ class Site:
             SampleSettings(port=self.port, **self.options),  # type: ignore[arg-type]
             policy=POLICY,
             service_names=[GRADIENT_EXCHANGE_SERVICE],
-            register=lambda server: add_GradientExchangeServiceServicer_to_server(self.servicer, server),
+            register=lambda server: add_exchange(self.servicer, server),
         )
         self.port = self.server.port
         await self.server.server.start()

@@ -20,16 +20,18 @@ from fulmen_algorithm.exchange.aggregator.effects import (
     Answer,
     Behind,
     Chunk,
+    Claim,
     Done,
     Effect,
     Replaced,
+    Reply,
     SumDue,
     Verdict,
 )
 from fulmen_algorithm.exchange.aggregator.membership import Key, Member, Membership
 from fulmen_algorithm.exchange.aggregator.rounds import MAX_OPEN, RoundMachine
 from fulmen_algorithm.exchange.aggregator.shard_sum import PayloadsRefused, ShardSum, TermsRefused, sum_payload
-from fulmen_algorithm.exchange.aggregator.staging import Staging
+from fulmen_algorithm.exchange.aggregator.staging import Staged, Staging
 from fulmen_algorithm.exchange.aggregator.terms import CHUNK_BYTES, MAX_RANKS, SUM, CallTerms, Patience, Terms
 from fulmen_algorithm.exchange.codec import Payload, Round
 from fulmen_algorithm.exchange.compression.topk import ENTRIES as TOPK
@@ -47,6 +49,9 @@ CODED = CallTerms(bucket=0, codec="topk", codec_version=1, number=1, ratio=4.0, 
 def chunk(key: Key, *, epoch: int, terms: CallTerms = CODED, data: bytes = b"abcd") -> Chunk:
     """Returns a whole payload."""
     return Chunk(epoch=epoch, key=key, terms=terms, offset=0, total_bytes=len(data), data=data, crc32=zlib.crc32(data))
+
+
+SUMMED = Reply(size=3, messages=(b"sum",))
 
 
 def started(*ranks: int) -> RoundMachine:
@@ -98,13 +103,13 @@ def test_a_sum_without_a_straggler_needs_the_deadline_and_the_quorum() -> None:
     assert isinstance(due, SumDue)
     assert sorted(due.payloads) == [0, 1, 2]
 
-    effects = machine.summed((1, 0), b"sum", 8.2)
+    effects = machine.summed((1, 0), SUMMED, 8.2)
     assert {effect.rank for effect in effects if isinstance(effect, Answer)} == {0, 1, 2}
     [late] = taken(machine, 3, (1, 0), 8.3)
     assert isinstance(late, Answer)
     assert late.verdict is Verdict.LATE
     assert late.done is not None
-    assert late.done.reply == b"sum"
+    assert late.done.reply == SUMMED
 
 
 def test_what_is_not_compressed_waits_for_all_until_one_is_given_up() -> None:
@@ -140,9 +145,9 @@ def test_a_rank_that_asks_for_a_round_that_is_not_kept_is_behind() -> None:
     machine = started(0)
     for number in range(1, 5):
         taken(machine, 0, (number, 0))
-        machine.summed((number, 0), b"sum", 0.0)
+        machine.summed((number, 0), SUMMED, 0.0)
     with pytest.raises(Behind, match="in round 4"):
-        machine.join(1, "1", 0.0, round_=2)
+        machine.join(1, "1", 0.0, Claim(round=2))
 
 
 def test_ranks_that_do_not_agree_on_a_sum_are_told_what_differs() -> None:
@@ -166,14 +171,14 @@ def test_a_member_has_few_payloads_put_together_at_a_time() -> None:
 
 def kept(rank: int, key: Key) -> Mapping[Key, tuple[CallTerms, Done]]:
     """Returns a sum as it is read from its file."""
-    return {key: (CODED, Done(taken={rank: str(rank)}, member_count=1, reply=b"sum"))}
+    return {key: (CODED, Done(taken={rank: str(rank)}, member_count=1, reply=SUMMED))}
 
 
 def test_a_restarted_server_does_not_make_a_sum_anew_that_was_replaced_by_a_newer_one() -> None:
     machine = RoundMachine(TERMS)
-    machine.restore(kept(0, (3, 0)), epoch=2)  # rank 0 had gone on without rank 1, which comes back first
-    machine.join(1, "1", 0.0, round_=2, epoch=1, known=2)
-    machine.join(0, "0", 0.0, round_=3, epoch=2, known=1)
+    machine.restore(kept(0, (3, 0)), epoch=2, history="h")  # rank 0 had gone on without rank 1, which comes back first
+    machine.join(1, "1", 0.0, Claim(round=2, epoch=1, known=2))
+    machine.join(0, "0", 0.0, Claim(round=3, epoch=2, known=1))
 
     [answer] = taken(machine, 1, (2, 0))
     assert isinstance(answer, Answer)
@@ -193,9 +198,9 @@ def test_a_member_that_is_removed_while_its_sum_is_made_joins_again_and_gets_it(
     [stale] = machine.tick(10.0)
     assert isinstance(stale, Answer)
     assert (stale.rank, stale.key, stale.verdict) == (1, (1, 0), Verdict.STALE_EPOCH)
-    machine.join(1, "1", 10.0, round_=1, epoch=2, known=2)
+    machine.join(1, "1", 10.0, Claim(round=1, epoch=2, known=2))
     assert taken(machine, 1, (1, 0), 10.0) == []
-    told = machine.summed((1, 0), b"sum", 11.0)
+    told = machine.summed((1, 0), SUMMED, 11.0)
     assert {(each.rank, each.verdict) for each in told if isinstance(each, Answer)} == {
         (0, Verdict.ACCEPTED), (1, Verdict.ACCEPTED),
     }  # fmt: skip
@@ -208,7 +213,7 @@ def test_a_process_whose_place_another_has_taken_does_not_take_it_back() -> None
     assert isinstance(stale, Answer)
     assert (stale.incarnation, stale.verdict) == ("1", Verdict.STALE_EPOCH)
     with pytest.raises(Replaced, match="rank 1"):
-        machine.join(1, "1", 0.0, round_=1, epoch=2, known=2)
+        machine.join(1, "1", 0.0, Claim(round=1, epoch=2, known=2))
     assert machine.members.get(1, "newer") is not None
 
 
@@ -222,11 +227,12 @@ def test_chunks_in_any_order_and_repeated_are_the_payload(order: list[int], agai
     for offset in [*order, *(order[place] for place in again)]:
         data = payload[offset : offset + CHUNK_BYTES]
         assert not staging.problem(offset, len(payload), len(data))
-        staging.put(offset, data)
-        staging.put(offset, bytes(len(data)))  # a second one changes nothing
+        staging.put(offset, data, zlib.crc32(data))
+        staging.put(offset, bytes(len(data)), 0)  # a second one changes nothing
 
     assert staging.is_complete
-    assert bytes(staging.take()) == payload
+    assert bytes(staging.take().data) == payload
+    assert staging.take().checksum == zlib.crc32(payload[8:])
 
 
 @pytest.mark.parametrize(
@@ -270,7 +276,7 @@ def due_of(tensors: list[torch.Tensor], *, number: int = 1, ratio: float = 4.0) 
     for rank, tensor in enumerate(tensors):
         round_ = Round(number=number, world_size=2, ratio=ratio, rank=rank)
         [payload] = codec.encode(tensor.clone(), codec.new_state(tensor), [0, SIZE], round_)
-        payloads[rank] = wire.encode(payload)
+        payloads[rank] = Staged.of(wire.encode(payload))
     return SumDue(
         key=(number, 0),
         terms=replace(CODED, number=number, ratio=ratio),
@@ -285,22 +291,27 @@ def random_tensors(seed: int) -> list[torch.Tensor]:
     return [torch.from_numpy(row.astype(np.float32)) for row in drawn]
 
 
+def summed(sums: ShardSum, due: SumDue, *, epoch: int = 7, history: str = "h") -> bytes:
+    return sums.reduce(due, epoch=epoch, history=history).data()
+
+
 def test_a_sum_goes_on_from_its_file_as_if_nothing_had_happened(tmp_path: Path) -> None:
     lasting, first = ShardSum(TERMS), ShardSum(TERMS, folder=tmp_path)
-    replies = [each.reduce(due_of(random_tensors(1)), epoch=7) for each in (lasting, first)]
+    replies = [summed(each, due_of(random_tensors(1))) for each in (lasting, first)]
     second = ShardSum(TERMS, folder=tmp_path)
-    kept, epoch = second.restore(at_least=1)
+    restored = second.restore(at_least=1, known=2, history="h")
 
-    assert replies[0] == replies[1] == kept[1, 0][1].reply
-    assert epoch == 7
-    due = due_of(random_tensors(2), number=2)
-    assert second.reduce(due, epoch=8) == lasting.reduce(due, epoch=8)
-    assert ShardSum(TERMS).reduce(due, epoch=8) != lasting.reduce(due_of(random_tensors(2), number=2), epoch=8)
+    assert replies[0] == replies[1] == restored.sums[1, 0][1].reply.data()
+    assert (restored.epoch, restored.history, restored.has_lost) == (7, "h", False)
+    assert summed(second, due_of(random_tensors(2), number=2)) == summed(lasting, due_of(random_tensors(2), number=2))
+    assert summed(ShardSum(TERMS), due_of(random_tensors(2), number=2)) != summed(
+        lasting, due_of(random_tensors(2), number=2)
+    )
 
 
-@pytest.mark.parametrize("what", ["too old", "cut off", "damaged", "of other terms"])
-def test_a_file_that_is_of_no_use_is_not_used(what: str, tmp_path: Path) -> None:
-    ShardSum(TERMS, folder=tmp_path).reduce(due_of(random_tensors(1)), epoch=7)
+@pytest.mark.parametrize("what", ["too old", "cut off", "damaged", "of other terms", "of another history"])
+def test_a_file_that_is_of_no_use_is_not_used_and_what_it_kept_back_counts_as_lost(what: str, tmp_path: Path) -> None:
+    summed(ShardSum(TERMS, folder=tmp_path), due_of(random_tensors(1)))
     [path] = tmp_path.glob("*.safetensors")
     data = bytearray(path.read_bytes())
     if what == "cut off":
@@ -310,10 +321,49 @@ def test_a_file_that_is_of_no_use_is_not_used(what: str, tmp_path: Path) -> None
         path.write_bytes(data)
     terms = replace(TERMS, layout_digest="other") if what == "of other terms" else TERMS
     again = ShardSum(terms, folder=tmp_path)
+    is_new = what in ("cut off", "damaged", "of other terms")  # nobody has to have known the exchange to lose that
+    restored = again.restore(
+        at_least=2 if what == "too old" else 1,
+        known=0 if is_new else 2,
+        history="another" if what == "of another history" else "h",
+    )
 
-    assert again.restore(at_least=2 if what == "too old" else 1) == ({}, 0)
+    assert restored.sums == {}
+    assert restored.has_lost == (what != "of other terms")
     due = due_of(random_tensors(2), number=2)
-    assert again.reduce(due, epoch=8) == ShardSum(TERMS).reduce(due, epoch=8)
+    assert summed(again, due) == summed(ShardSum(TERMS), due_of(random_tensors(2), number=2))
+
+
+def test_the_files_of_other_buckets_are_used_where_one_cannot_be_read(tmp_path: Path) -> None:
+    terms = replace(TERMS, segment_sizes=(SIZE, SIZE))
+    first = ShardSum(terms, folder=tmp_path)
+    for bucket in range(2):
+        due = due_of(random_tensors(bucket))
+        summed(first, replace(due, key=(1, bucket), terms=replace(due.terms, bucket=bucket)))
+    (tmp_path / "bucket-1.safetensors").write_bytes(b"")
+    restored = ShardSum(terms, folder=tmp_path).restore(at_least=1, known=2, history="h")
+
+    assert list(restored.sums) == [(1, 0)]
+    assert restored.has_lost
+    assert restored.history == ""  # the sum that was lost may be one that a rank has
+
+
+def test_a_file_is_whole_on_the_disk_before_it_takes_the_place_of_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[str, list[str]]] = []
+
+    def note(descriptor: int) -> None:
+        name = Path(f"/proc/self/fd/{descriptor}").readlink().name
+        synced.append((name, sorted(path.name for path in tmp_path.iterdir())))
+
+    monkeypatch.setattr("os.fsync", note)
+    summed(ShardSum(TERMS, folder=tmp_path, is_synced=False), due_of(random_tensors(1)))
+    assert not synced
+    summed(ShardSum(TERMS, folder=tmp_path), due_of(random_tensors(2)))
+
+    before, after = ["bucket-0.new", "bucket-0.safetensors"], ["bucket-0.safetensors"]
+    assert synced == [("bucket-0.new", before), (tmp_path.name, after)]
 
 
 def test_a_shard_draws_by_a_number_that_no_rank_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,26 +376,26 @@ def test_a_shard_draws_by_a_number_that_no_rank_has(monkeypatch: pytest.MonkeyPa
     sums = ShardSum(TERMS)
     monkeypatch.setattr(sums._shard, "reduce", spy)
     due = due_of(random_tensors(1))
-    sums.reduce(replace(due, payloads={0: due.payloads[0], 2: due.payloads[1]}, taken={0: "0", 2: "2"}), epoch=1)
+    summed(sums, replace(due, payloads={0: due.payloads[0], 2: due.payloads[1]}, taken={0: "0", 2: "2"}))
 
     assert rounds[0].rank >= MAX_RANKS
 
 
 def test_the_rank_whose_payload_cannot_be_summed_is_named() -> None:
     due = due_of(random_tensors(1))
-    damaged = bytearray(due.payloads[1])
+    damaged = bytearray(due.payloads[1].data)
     damaged[-1] ^= 1
     with pytest.raises(PayloadsRefused) as caught:
-        ShardSum(TERMS).reduce(replace(due, payloads={0: due.payloads[0], 1: damaged}), epoch=1)
+        summed(ShardSum(TERMS), replace(due, payloads={0: due.payloads[0], 1: Staged.of(damaged)}))
 
     assert caught.value.reasons == {1: "its checksum is wrong"}
 
 
 def test_tensors_of_different_sizes_are_not_summed() -> None:
-    payloads = {rank: wire.encode(sum_payload(torch.zeros(rank + 1))) for rank in range(2)}
+    payloads = {rank: Staged.of(wire.encode(sum_payload(torch.zeros(rank + 1)))) for rank in range(2)}
     due = SumDue(key=(1, 0), terms=PLAIN, payloads=payloads, taken={0: "0", 1: "1"}, member_count=2)
     with pytest.raises(PayloadsRefused, match="another type or size"):
-        ShardSum(TERMS).reduce(due, epoch=1)
+        summed(ShardSum(TERMS), due)
 
 
 @pytest.mark.parametrize(

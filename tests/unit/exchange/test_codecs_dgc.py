@@ -78,15 +78,52 @@ def test_what_is_sent_stops_its_momentum_and_the_rest_goes_on():
     assert not state["velocity"].any()
 
 
-def test_a_flush_sends_all_that_was_accumulated_and_stops_all_momentum():
+def sgd(gradients, m, *, nesterov):
+    """What SGD with momentum moves weights by, float64, as PyTorch has it: b = m b + g, and g + m b with Nesterov's."""
+    buffer, moves = np.zeros(SIZE), []
+    for g in gradients:
+        buffer = m * buffer + g
+        moves.append(g + m * buffer if nesterov else buffer)
+    return moves
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_rounds_that_send_everything_are_steps_of_sgd_with_momentum(nesterov):
+    codec = segment("dgc", momentum=0.9, nesterov=nesterov)
+    left_out, flushed = (codec.new_state(torch.zeros(SIZE)) for _ in range(2))
+    gradients = [gradient(SIZE, number) for number in range(1, 12)]
+    sent, moved = np.zeros(SIZE), np.zeros(SIZE)
+    for number, (g, wanted) in enumerate(
+        zip(gradients, sgd([g.double().numpy() for g in gradients], 0.9, nesterov=nesterov), strict=True), start=1
+    ):
+        whole = g.clone()
+        codec.whole(whole, left_out)
+        np.testing.assert_allclose(whole.double().numpy(), wanted, rtol=1e-4, atol=1e-4)
+        payloads = codec.encode(g.clone(), flushed, [0, SIZE], Round(number=number, flush=True))
+        sent += decoded(codec, payloads, [0, SIZE]).double().numpy()
+        moved += wanted
+        # What rounding to bfloat16 leaves comes in the next round.
+        rounded = flushed["accumulated"].double().numpy()
+        np.testing.assert_allclose(sent + rounded, moved, rtol=1e-4, atol=1e-3)
+        assert np.abs(rounded).max() < 2**-8 * np.abs(wanted).max() * 1.1
+
+
+@pytest.mark.parametrize("way", ["flushed", "left out"])
+def test_a_round_that_sends_everything_sends_what_was_accumulated_and_goes_on_with_its_momentum(way):
     codec = segment("dgc")
     state = codec.new_state(torch.zeros(SIZE))
     for number in range(1, 4):
         codec.encode(gradient(SIZE, number), state, [0, SIZE], Round(number=number, ratio=100.0))
-    before = state["accumulated"] + 0.9 * state["velocity"] + gradient(SIZE, 4)
-    payloads = codec.encode(gradient(SIZE, 4), state, [0, SIZE], Round(number=4, flush=True))
-    torch.testing.assert_close(decoded(codec, payloads, [0, SIZE]), before, rtol=2**-7, atol=1e-6)
-    assert not state["velocity"][before != 0].any()
+    momentum = 0.9 * state["velocity"] + gradient(SIZE, 4)
+    before = state["accumulated"] + momentum
+    found = gradient(SIZE, 4)
+    if way == "flushed":
+        payloads = codec.encode(found, state, [0, SIZE], Round(number=4, flush=True))
+        found = decoded(codec, payloads, [0, SIZE])
+    else:
+        codec.whole(found, state)
+    torch.testing.assert_close(found, before, rtol=2**-7, atol=1e-6)
+    torch.testing.assert_close(state["velocity"], momentum)
     assert bool((state["accumulated"].abs() <= before.abs() * 2**-8).all())
 
 

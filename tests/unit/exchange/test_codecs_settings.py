@@ -4,9 +4,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from pydantic import ValidationError
 
-from fulmen_algorithm.exchange.codec import LinearCodec, SegmentCodec
+from fulmen_algorithm.exchange.codec import Bucket, LinearCodec, SegmentCodec
 from fulmen_algorithm.exchange.registry import load_codecs, make_codec
 from fulmen_algorithm.exchange.settings import CodecSettings
 
@@ -25,6 +26,20 @@ def test_every_codec_is_found_by_its_name_and_can_be_made_of_its_defaults():
         assert isinstance(codec, SegmentCodec | LinearCodec)
         assert codec.name == name
         assert codec.version == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_settings_and_codec_say_the_same_of_what_is_kept_back(name):
+    entry = load_codecs()[name]
+    codec, like = make_codec(entry.settings()), torch.zeros(8192)
+    if isinstance(codec, LinearCodec):
+        states = [codec.new_state(Bucket(index=0, flat=like, matrices=[(0, 128, 64)], cuts=[0, 8192]))]
+        assert set(codec.shared) <= set(states[0])
+    else:
+        states = [each.new_state(like) for each in (codec, codec.reply())]
+        assert codec.reply().kept is None or codec.reply().kept in states[1]
+    assert codec.kept is None or codec.kept in states[0]
+    assert any(states) == entry.settings.keeps_back
 
 
 @pytest.mark.parametrize("name", NAMES)

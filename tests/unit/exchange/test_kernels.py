@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fulmen_algorithm.exchange import kernels
-from fulmen_algorithm.exchange.kernels import reference
+from fulmen_algorithm.exchange.kernels import KernelsUnavailable, reference
 from fulmen_algorithm.exchange.kernels.choice import Kernels
-from fulmen_algorithm.exchange.kernels.loader import COMPILERS, load
+from fulmen_algorithm.exchange.kernels.loader import COMPILERS, compile_portable, load
 from fulmen_algorithm.exchange.kernels.native import NativeKernels
 from tests.unit.exchange.kernel_inputs import (
     SIZES,
@@ -37,6 +37,16 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> NativeKernels:
     if not any(map(shutil.which, COMPILERS)):
         pytest.skip("there is no C++ compiler")
     return NativeKernels(load(tmp_path_factory.mktemp("kernels")))
+
+
+@pytest.fixture(scope="module")
+def portable(native: NativeKernels, tmp_path_factory: pytest.TempPathFactory) -> NativeKernels:
+    """Compiles the kernels for all machines of this kind."""
+    library = compile_portable(tmp_path_factory.mktemp("kernels"))
+    try:
+        return NativeKernels(load(library.parent / "cache", path="", prebuilt=library.parent))
+    except KernelsUnavailable:
+        pytest.skip("this processor is older than those that they are compiled for")
 
 
 @settings(max_examples=EXAMPLES)
@@ -82,6 +92,18 @@ def test_the_threshold_is_the_same(native: Kernels, size: int, seed: int, share:
     assert native.threshold_of(sample, share) == reference.threshold_of(sample, share)
     strided = kernels.sampled(numbers(3 * size, seed)[::3])
     assert native.threshold_of(strided, share) == reference.threshold_of(strided, share)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_is_compiled_for_other_machines_gives_the_same_bits(portable: NativeKernels, size: int) -> None:
+    gradient, state = numbers(size, 1), numbers(size, 2)
+    for threshold in THRESHOLDS:
+        assert_same(selected(portable, gradient, state, threshold), selected(reference, gradient, state, threshold))
+    found = corrected(portable, gradient, state, 1.0, nesterov=True)
+    assert_same(found, corrected(reference, gradient, state, 1.0, nesterov=True))
+    for bits in range(2, 9):
+        found = quantised(portable, gradient, state, bits=bits)
+        assert_same(found, quantised(reference, gradient, state, bits=bits))
 
 
 def test_of_equal_magnitudes_the_threshold_is_theirs(native: Kernels) -> None:

@@ -36,7 +36,7 @@ def test_the_cluster_of_the_claim_has_its_figures():
     assert 2 * 31 / 32 * cluster.pass_s == pytest.approx(2.3)
     dense_s = 2 * 127 / 128 * cluster.pass_s
     assert dense_s / (dense_s + cluster.compute_s) == pytest.approx(0.58)
-    found = nodes128.on_cluster(cluster, latency_s=0.0)
+    found = nodes128.on_cluster(cluster)
     assert found["dense ring"][128].share == pytest.approx(0.58)
     gathered_s = 127 / 100 * cluster.pass_s
     assert found["DGC 100x, all-gather"][128].share == pytest.approx(gathered_s / (gathered_s + cluster.compute_s))
@@ -46,9 +46,9 @@ def test_the_ratio_and_the_codec_that_a_share_needs_give_that_share():
     cluster = nodes128.Cluster.of_claim()
     gathered_s = 127 * cluster.pass_s / nodes128.ratio_for(cluster, 0.22, 128)
     assert gathered_s / (gathered_s + cluster.compute_s) == pytest.approx(0.22)
-    alone = nodes128.on_cluster(cluster, latency_s=0.0)[nodes128.SHARDED.name][128]
+    alone = nodes128.on_cluster(cluster)[nodes128.SHARDED.name][128]
     rate = nodes128.codec_rate_for(cluster, alone, 0.05)
-    coded = nodes128.on_cluster(cluster, latency_s=0.0, codec_s_per_byte={"dgc": 1 / rate})
+    coded = nodes128.on_cluster(cluster, codec_s_per_byte={"dgc": 1 / rate})
     assert coded[nodes128.SHARDED.name][128].share == pytest.approx(0.05)
 
 

@@ -10,11 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fulmen_algorithm.exchange.codec import BLOCK, Round
-from fulmen_algorithm.exchange.compression.sparse import RESIDUAL, Feedback
+from fulmen_algorithm.exchange.codec import BLOCK, RESIDUAL, Round
+from fulmen_algorithm.exchange.compression.sparse import Feedback
 from fulmen_algorithm.exchange.outer import OuterLoop, OuterState, OuterStateInvalid, decay_residuals
 from fulmen_algorithm.exchange.settings import OuterLoopSettings
 from fulmen_algorithm.exchange.shard import Shard
+from tests.unit.exchange.codec_cases import segment
 
 RANKS, SIZE = 3, BLOCK + 100
 
@@ -58,7 +59,7 @@ class Ranks:
         """Averages through the codec and its shards, as ranks of a link do."""
         self.number += 1
         round_ = Round(number=self.number, world_size=RANKS, ratio=self.ratio)
-        decay_residuals(self.states, self.outer)
+        decay_residuals(self.codec, self.states, self.outer)
         payloads = [
             self.codec.encode(one.clone(), state, self.cuts, round_)
             for one, state in zip(given, self.states, strict=True)
@@ -204,8 +205,8 @@ def test_a_state_of_other_parameters_or_settings_is_refused_and_changes_nothing(
     assert loop.state().anchor["a"].tolist() == [1.0, 1.0]
 
 
-def test_states_without_a_residual_are_left_alone():
-    states = [{RESIDUAL: torch.full((2,), 4.0)}, {"other": torch.full((2,), 4.0)}, {}]
-    decay_residuals(states, settings_of(decay=0.5))
-    assert states[0][RESIDUAL].tolist() == [2.0, 2.0]
-    assert states[1]["other"].tolist() == [4.0, 4.0]
+def test_codecs_that_keep_nothing_back_have_nothing_that_decays():
+    states = [{RESIDUAL: torch.full((2,), 4.0)}, {RESIDUAL: torch.full((2,), 2.0)}]
+    decay_residuals(segment("topk"), states, settings_of(decay=0.5))
+    assert [state[RESIDUAL].tolist() for state in states] == [[2.0, 2.0], [1.0, 1.0]]
+    decay_residuals(segment("qsgd"), [{}], settings_of(decay=0.5))

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from itertools import groupby
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -13,14 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from fulmen_algorithm.exchange.codec import CodecEntry
 from fulmen_algorithm.exchange.compression.dgc import DgcSettings
 from fulmen_algorithm.exchange.compression.qsgd import QsgdSettings
 from fulmen_algorithm.exchange.compression.topk import TopkSettings
 from fulmen_algorithm.exchange.policies.choosers import Adaptive, Stages
 from fulmen_algorithm.exchange.policies.decision import Choice, Way
-from fulmen_algorithm.exchange.policies.policy import warmup_ratio
+from fulmen_algorithm.exchange.policies.policy import make_policy, warmup_ratio
 from fulmen_algorithm.exchange.policies.roll_back import RollBack
 from fulmen_algorithm.exchange.policies.settings import AdaptivePolicy, NoRollBack, RollBackOnDrop, Stage, StagesPolicy
+from fulmen_algorithm.exchange.registry import load_codecs
+from fulmen_algorithm.exchange.settings import CodecSettings
 from tests.unit.exchange.policy_world import calm
 
 TOPK = Way(codec="topk", ratio=100.0)
@@ -165,6 +169,20 @@ class TestRollBack:
         assert len(events) == 2
         assert "not at fault" in events[1]
 
+    def test_what_the_policy_tells_and_flushes_meanwhile_is_passed_on(self):
+        guard, now = RollBack(self.SETTINGS), None
+        found = []
+        for number in range(1, 20):
+            metric, way = (1.0, MILD) if number < 5 else (0.2 if now == TOPK else 1.0, TOPK)
+            wanted = Choice(way=way, reason="", flush=number % 3 == 0, events=(f"told in {number}",))
+            choice = guard.guard(calm(number, metric=metric), wanted, now=now)
+            now = choice.way
+            found.append(choice)
+        assert any(choice.way == MILD for choice in found[8:]), "it was rolled back"
+        for number, choice in enumerate(found, start=1):
+            assert choice.flush == (number % 3 == 0)
+            assert f"told in {number}" in choice.events
+
     def test_nothing_is_watched_unless_that_was_asked_for(self):
         guard = RollBack(NoRollBack())
         for number, metric in enumerate([1.0] * 5 + [-100.0] * 20, start=1):
@@ -198,6 +216,37 @@ def test_a_codec_without_a_ratio_has_no_policy_that_changes_it(kind):
 def test_a_codec_that_holds_the_momentum_has_no_outer_loop():
     with pytest.raises(ValidationError, match="momentum"):
         DgcSettings.model_validate({"outer": {"kind": "outer"}})
+
+
+@pytest.mark.parametrize(
+    "outer", [{"learning_rate": 1.1}, {"decay": 1.0}, {"momentum": 0.9}, {"momentum": 0.5, "decay": 0.97}]
+)
+def test_outer_steps_that_would_count_what_was_kept_back_too_often_are_refused(outer):
+    asked = {"kind": "outer", **outer}
+    with pytest.raises(ValidationError, match="learning_rate is at most"):
+        TopkSettings.model_validate({"outer": asked})
+    assert QsgdSettings.model_validate({"outer": asked}).outer.kind == "outer", "it keeps nothing back"
+    assert TopkSettings.model_validate({"outer": {**asked, "decay": 0.8, "learning_rate": 0.4}})
+
+
+def test_a_warm_up_counts_the_steps_of_an_outer_loop():
+    settings = TopkSettings.model_validate({"outer": {"kind": "outer", "steps": 30}})
+    policy = make_policy(settings, optimizer="adamw", world_size=2, gradient_bytes=4e6)
+    assert [policy.decide(calm(number)).ratio for number in (1, 2, 3, 4)] == [16.0, 64.0, 100.0, 100.0]
+
+
+def test_ways_know_of_their_codecs_what_the_registry_says(monkeypatch):
+    class Mine(CodecSettings):
+        keeps_back = False
+        summed_in_place = True
+        plain_ratio = 3.0
+        codec: Literal["mine"] = "mine"
+
+    entries = {**load_codecs(), "mine": CodecEntry(settings=Mine, make=lambda _: None)}
+    monkeypatch.setattr("fulmen_algorithm.exchange.policies.decision.load_codecs", lambda: entries)
+    way = Way(codec="mine")
+    assert (way.keeps_back, way.summed_in_place, way.bytes_ratio) == (False, True, 3.0)
+    assert (TOPK.keeps_back, TOPK.summed_in_place, TOPK.bytes_ratio) == (True, False, 100.0)
 
 
 def test_all_settings_of_a_policy_can_be_read():

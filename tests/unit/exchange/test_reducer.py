@@ -2,117 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fulmen_algorithm.exchange import wire
-from fulmen_algorithm.exchange.codec import Payload, Round, SegmentCodec
-from fulmen_algorithm.exchange.layout import Layout
-from fulmen_algorithm.exchange.reducer import CodecReducer, RanksDiverged
-from fulmen_algorithm.exchange.registry import load_codecs, make_codec
-from fulmen_algorithm.exchange.shard import Shard
-from fulmen_algorithm.training.parallel import Ranks
+from fulmen_algorithm.exchange.failure import RanksDiverged
+from fulmen_algorithm.exchange.registry import load_codecs
+from fulmen_algorithm.training.parallel import Situation
+from tests.unit.exchange.thread_ranks import Rank, on_ranks
 
 WORLD = 3
-LIMIT_S = 30.0
-RATIO = 10.0
-
-
-class Meeting:
-    """Where threads that stand for ranks put what they send each other."""
-
-    def __init__(self, size: int) -> None:
-        self.barrier = threading.Barrier(size, timeout=LIMIT_S)
-        self.slots: list[Any] = [None] * size
-
-    def all(self, rank: int, value: Any) -> list[Any]:
-        """Gives every rank the values of all."""
-        self.slots[rank] = value
-        self.barrier.wait()
-        values = list(self.slots)
-        self.barrier.wait()
-        return values
-
-
-class ThreadLink:
-    """Ranks that are threads; each is the shard of one segment, and payloads travel as bytes."""
-
-    def __init__(self, meeting: Meeting, rank: int, codec: Any) -> None:
-        self._meeting = meeting
-        self.rank = rank
-        self.size = self.shards = len(meeting.slots)
-        self._shard = Shard(codec) if isinstance(codec, SegmentCodec) else None
-        self.sent_bytes = self.received_bytes = 0
-
-    def begin(self) -> None:
-        """Nobody comes or goes."""
-
-    def all_reduce(self, tensor: Tensor) -> None:
-        """Adds in the order of the ranks."""
-        values = self._meeting.all(self.rank, tensor.clone())
-        tensor.copy_(sum(values[1:], start=values[0]))
-
-    def exchange(self, bucket: int, payloads: Sequence[Payload], round_: Round) -> tuple[list[Payload], list[bool]]:
-        """Sums the segments."""
-        assert self._shard is not None
-        sent = self._meeting.all(self.rank, [wire.encode(payload) for payload in payloads])
-        mine = [wire.decode(of_rank[self.rank]) for of_rank in sent]
-        replies = self._meeting.all(self.rank, wire.encode(self._shard.reduce(bucket, mine, round_)))
-        return [wire.decode(reply) for reply in replies], [True] * self.size
-
-
-def model_of(seed: int) -> nn.Module:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(130, 90), nn.Linear(90, 70), nn.Linear(70, 3))
-
-
-def on_ranks(work: Callable[[int, CodecReducer], Any], codec: str, **settings: Any) -> list[Any]:
-    """Does something on every rank at once; all hold the same model."""
-    meeting = Meeting(WORLD)
-    models = [model_of(7) for _ in range(WORLD)]
-
-    def alone(rank: int) -> Any:
-        chosen = load_codecs()[codec].settings(**settings)
-        made = make_codec(chosen)
-        link = ThreadLink(meeting, rank, made)
-        named = list(models[rank].named_parameters())
-        layout = Layout.of(named, chosen, shards=link.shards)
-        reducer = CodecReducer(
-            settings=chosen, codec=made, link=link, layout=layout, seed=0,
-            ratio_at=lambda _: RATIO, parameters=dict(named),
-        )  # fmt: skip
-        try:
-            return work(rank, reducer)
-        except BaseException:
-            meeting.barrier.abort()
-            raise
-
-    with ThreadPoolExecutor(WORLD) as pool:
-        return list(pool.map(alone, range(WORLD)))
-
-
-def gradients_of(rank: int, round_number: int, reducer: CodecReducer) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(1000 * round_number + rank)
-    return [torch.randn(p.shape, generator=generator) for p in reducer.parameters.values()]
-
-
-def reduced(rank: int, round_number: int, reducer: CodecReducer) -> Tensor:
-    parameters = list(reducer.parameters.values())
-    for parameter, gradient in zip(parameters, gradients_of(rank, round_number, reducer), strict=True):
-        parameter.grad = gradient
-    reducer.reduce(parameters, Ranks())
-    return torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])
-
-
-def plain_sum(round_number: int, reducer: CodecReducer) -> Tensor:
-    of_ranks = [gradients_of(rank, round_number, reducer) for rank in range(WORLD)]
-    return torch.stack([torch.cat([g.flatten() for g in gradients]) for gradients in of_ranks]).sum(0)
 
 
 @pytest.mark.parametrize("codec", sorted(load_codecs()))
@@ -120,10 +19,12 @@ def test_every_rank_has_the_same_bits_and_over_time_the_whole_sum(codec: str) ->
     rounds = 40
     # The momentum of dgc would be in the sum, and clipping takes something from it.
     settings = {"momentum": 0.0, "clip": 1e9} if codec == "dgc" else {}
+    if "ratio" in load_codecs()[codec].settings.model_fields:
+        settings["ratio"] = 10.0
 
-    def work(rank: int, reducer: CodecReducer) -> tuple[list[Tensor], Tensor]:
-        sums = [reduced(rank, number, reducer) for number in range(1, rounds + 1)]
-        return sums, sum((plain_sum(n, reducer) for n in range(1, rounds + 1)), start=torch.zeros_like(sums[0]))
+    def work(rank: Rank) -> tuple[list[Tensor], Tensor]:
+        sums = [rank.reduce(number) for number in range(1, rounds + 1)]
+        return sums, sum((rank.plain_sum(n) for n in range(1, rounds + 1)), start=torch.zeros_like(sums[0]))
 
     of_ranks = on_ranks(work, codec, **settings)
     sums, wanted = of_ranks[0]
@@ -136,41 +37,61 @@ def test_every_rank_has_the_same_bits_and_over_time_the_whole_sum(codec: str) ->
 
 
 def test_uncompressed_it_is_the_plain_sum() -> None:
-    def work(rank: int, reducer: CodecReducer) -> bool:
-        return torch.allclose(reduced(rank, 1, reducer), plain_sum(1, reducer), atol=1e-5)
-
-    assert on_ranks(work, "none") == [True] * WORLD
+    found = on_ranks(lambda rank: torch.allclose(rank.reduce(1), rank.plain_sum(1), atol=1e-5), "none")
+    assert found == [True] * WORLD
 
 
-def test_a_number_that_is_not_finite_on_one_rank_goes_into_no_state() -> None:
-    def work(rank: int, reducer: CodecReducer) -> tuple[bool, int, Tensor]:
-        reduced(rank, 1, reducer)
-        before = {key: value.clone() for key, value in reducer.states[0].items()}
-        parameters = list(reducer.parameters.values())
-        for parameter, gradient in zip(parameters, gradients_of(rank, 2, reducer), strict=True):
+@pytest.mark.parametrize("number", [float("inf"), float("nan"), 3e38])
+@pytest.mark.parametrize("codec", ["topk", "qsgd", "powersgd", "none", "dgc"])
+def test_a_number_that_cannot_be_summed_on_one_rank_goes_into_no_state(codec: str, number: float) -> None:
+    def work(rank: Rank) -> tuple[bool, int, Tensor]:
+        rank.reduce(1)
+        before = rank.reducer.state()["codecs"]
+        for parameter, gradient in zip(rank.parameters.values(), rank.gradients(2), strict=True):
             parameter.grad = gradient
-        if rank == 1:
-            parameters[0].grad.view(-1)[5] = float("inf")  # type: ignore[union-attr]  # set above
-        reducer.reduce(parameters, Ranks())
-        same = all(torch.equal(value, reducer.states[0][key]) for key, value in before.items())
-        return same, reducer.round_number, torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])
+        if rank.number == 1:
+            rank.parameters["0.weight"].grad.view(-1)[5] = number  # type: ignore[union-attr]  # set above
+        sums = rank.reduced()
+        return same(before, rank.reducer.state()["codecs"]), rank.reducer.rounds, sums
 
-    for same, rounds, sums in on_ranks(work, "topk"):
-        assert same
+    for unchanged, rounds, sums in on_ranks(work, codec):
+        assert unchanged
         assert rounds == 1
         assert not sums.isfinite().any(), "every rank skips the step"
 
 
+@pytest.mark.parametrize("codec", sorted(load_codecs()))
+def test_large_gradients_never_make_sums_that_are_not_finite(codec: str) -> None:
+    def work(rank: Rank) -> list[bool]:
+        # Norms of about 1e17, which are summed, and then 1e20, at which every rank skips.
+        sums = [rank.reduce(number, scale=1e15) for number in (1, 2, 3)]
+        last = rank.reduce(4, scale=1e18)
+        return [bool(one.isfinite().all()) for one in sums] + [bool(last.isfinite().any())]
+
+    assert on_ranks(work, codec, full_sync_every=3) == [[True, True, True, False]] * WORLD
+
+
+def same(one: object, other: object) -> bool:
+    """Compares nested states, bit for bit."""
+    if isinstance(one, Tensor):
+        return isinstance(other, Tensor) and torch.equal(one.view(torch.int32), other.view(torch.int32))
+    if isinstance(one, dict):
+        return isinstance(other, dict) and one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
+    if isinstance(one, list):
+        return isinstance(other, list) and len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
 @pytest.mark.parametrize("codec", ["none", "topk"])
 def test_a_parameter_without_gradient_on_any_rank_has_one_only_if_something_of_it_was_kept_back(codec: str) -> None:
-    def work(rank: int, reducer: CodecReducer) -> list[list[int]]:
-        parameters, found = list(reducer.parameters.values()), []
+    def work(rank: Rank) -> list[list[int]]:
+        parameters, found = list(rank.parameters.values()), []
         for number, without in enumerate(([0, 1], [0, 1, 2], [], [0, 1]), start=1):
-            for index, gradient in enumerate(gradients_of(rank, number, reducer)):
+            for index, gradient in enumerate(rank.gradients(number)):
                 # Of the third, the last rank alone has none in the first round.
-                alone = index == 2 and number == 1 and rank == WORLD - 1
+                alone = index == 2 and number == 1 and rank.number == WORLD - 1
                 parameters[index].grad = None if index in without or alone else gradient
-            reducer.reduce(parameters, Ranks())
+            rank.reduced()
             found.append([index for index, parameter in enumerate(parameters) if parameter.grad is None])
         return found
 
@@ -179,49 +100,171 @@ def test_a_parameter_without_gradient_on_any_rank_has_one_only_if_something_of_i
     assert on_ranks(work, codec) == [expected] * WORLD
 
 
-def test_weights_of_any_shape_are_compared() -> None:
-    def work(rank: int, reducer: CodecReducer) -> int:
-        scalar, nothing = nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.zeros(0))
-        reducer.parameters = {**reducer.parameters, "scale": scalar, "nothing": nothing}
-        reduced(rank, 1, reducer)
-        return reducer.round_number
+def test_weights_of_any_shape_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(2.0))
+            self.nothing = nn.Parameter(torch.zeros(0))
+            self.weight = nn.Parameter(torch.ones(70, 70))
+
+    monkeypatch.setattr("tests.unit.exchange.thread_ranks.model_of", lambda _: Odd())
+
+    def work(rank: Rank) -> int:
+        rank.reduce(1)
+        return rank.reducer.rounds
 
     assert on_ranks(work, "none", check_every=1) == [1] * WORLD
 
 
-def test_each_ranks_gradient_is_clipped_before_dgc_accumulates_it() -> None:
+@pytest.mark.parametrize("window", [0, 1000])
+def test_each_ranks_gradient_is_clipped_before_dgc_accumulates_it(window: int) -> None:
     clip = 0.5
 
-    def work(rank: int, reducer: CodecReducer) -> float:
-        reducer.ratio_at = lambda _: 1.0
-        parameters = list(reducer.parameters.values())
-        for parameter in parameters:
+    def work(rank: Rank) -> float:
+        if window:
+            for number in range(1, 30):  # three explosions in a row, and compression is off for the window
+                rank.reduce(number, scale=1e-9 if number < 24 else 1.0)
+        for parameter in rank.parameters.values():
             parameter.grad = torch.zeros_like(parameter)
-        if rank == 0:
-            parameters[0].grad = torch.full_like(parameters[0], 3.0)
-        reducer.reduce(parameters, Ranks())
-        return float(torch.linalg.vector_norm(torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])))
+        if rank.number == 0:
+            rank.parameters["0.weight"].grad = torch.full_like(rank.parameters["0.weight"], 3.0)
+        return float(torch.linalg.vector_norm(rank.reduced()))
 
-    assert on_ranks(work, "dgc", clip=clip) == pytest.approx([clip / WORLD**0.5] * WORLD, rel=1e-2)
+    policy = {"anomaly": {"window": window, "times": 3}}
+    found = on_ranks(work, "dgc", clip=clip, ratio=1.0, momentum=0.0, policy=policy)
+    assert found == pytest.approx([clip / WORLD**0.5] * WORLD, rel=1e-2)
+
+
+def test_the_caller_clips_sums_unless_the_codec_clips_what_it_accumulates() -> None:
+    assert on_ranks(lambda rank: rank.reducer.clips_sums, "dgc") == [False] * WORLD
+    assert on_ranks(lambda rank: rank.reducer.clips_sums, "topk") == [True] * WORLD
 
 
 def test_ranks_whose_weights_have_parted_are_told() -> None:
-    def work(rank: int, reducer: CodecReducer) -> bool:
-        if rank == 2:
-            next(iter(reducer.parameters.values())).data[0, 0] += 1e-6
-        reduced(rank, 1, reducer)
+    def work(rank: Rank) -> bool:
+        if rank.number == 2:
+            rank.parameters["0.weight"].data[0, 0] += 1e-6
+        rank.reduce(1)
         with pytest.raises(RanksDiverged, match="round 2"):
-            reduced(rank, 2, reducer)
+            rank.reduce(2)
         return True
 
     assert on_ranks(work, "qsgd", check_every=2) == [True] * WORLD
 
 
 def test_a_round_in_which_everything_is_sent_leaves_nothing_behind() -> None:
-    def work(rank: int, reducer: CodecReducer) -> tuple[Tensor, Tensor]:
-        sums = [reduced(rank, number, reducer) for number in (1, 2, 3)]
-        return torch.stack(sums).sum(0), sum((plain_sum(n, reducer) for n in (1, 2, 3)), start=torch.zeros(1))
+    def work(rank: Rank) -> tuple[Tensor, Tensor]:
+        sums = [rank.reduce(number) for number in (1, 2, 3)]
+        return torch.stack(sums).sum(0), sum((rank.plain_sum(n) for n in (1, 2, 3)), start=torch.zeros(1))
 
     for got, wanted in on_ranks(work, "topk", full_sync_every=3):
         # bfloat16 rounds what is sent; that alone is kept back.
         assert float((got - wanted).norm() / wanted.norm()) < 1e-2
+
+
+def test_what_came_too_late_is_sent_later() -> None:
+    def work(rank: Rank) -> tuple[Tensor, Tensor]:
+        rank.link.late = lambda number: rank.number == 1 and number == 2
+        sums = [rank.reduce(number) for number in (1, 2, 3)]
+        return torch.stack(sums).sum(0), sum((rank.plain_sum(n) for n in (1, 2, 3)), start=torch.zeros(1))
+
+    [(got, wanted), *others] = on_ranks(work, "topk", full_sync_every=3)
+    assert float((got - wanted).norm() / wanted.norm()) < 1e-2
+    assert all(torch.equal(got, other) for other, _ in others)
+
+
+def test_a_single_rank_goes_through_the_codec_as_well() -> None:
+    def work(rank: Rank) -> Tensor:
+        return torch.stack([rank.reduce(number) - rank.plain_sum(number) for number in (1, 2)]).sum(0)
+
+    [left] = on_ranks(work, "topk", world=1, full_sync_every=2)
+    assert float(left.abs().max()) < 0.1
+
+
+class TestMomentum:
+    """Whatever dgc's rounds go through, the momentum of SGD is in them."""
+
+    ROUNDS = 12
+    CLIP = 1e9
+
+    def wanted(self, rank: Rank) -> list[Tensor]:
+        """Computes what SGD with momentum would move the weights by, in float64."""
+        buffer, moves = torch.zeros_like(rank.plain_sum(1)).double(), []
+        for number in range(1, self.ROUNDS + 1):
+            buffer = 0.9 * buffer + rank.plain_sum(number).double()
+            moves.append(buffer)
+        return moves
+
+    def test_a_policy_that_never_compresses_is_sgd_with_momentum(self) -> None:
+        def work(rank: Rank) -> bool:
+            # Without seconds measured, `auto` would go through ways in turn; one that asks for many rounds of each stays.
+            sums = [rank.reduce(number) for number in range(1, self.ROUNDS + 1)]
+            return all(
+                torch.allclose(one.double(), wanted, atol=1e-4)
+                for one, wanted in zip(sums, self.wanted(rank), strict=True)
+            )
+
+        assert on_ranks(work, "dgc", clip=self.CLIP, policy={"kind": "auto", "probe_rounds": 100}) == [True] * WORLD
+
+    @pytest.mark.parametrize(
+        "policy",
+        [
+            # None, bf16, 8 and 4 bits, then dgc itself, and whatever is the quickest.
+            {"kind": "auto", "probe_rounds": 1, "ratios": [4096.0], "measure_every": 0},
+            {"kind": "auto", "probe_rounds": 2, "ratios": [4096.0], "measure_every": 0},
+            {"kind": "fixed"},
+        ],
+    )
+    def test_ways_that_follow_each_other_lose_no_momentum(self, policy: dict[str, object]) -> None:
+        def work(rank: Rank) -> tuple[Tensor, Tensor]:
+            sums = [rank.reduce(number) for number in range(1, self.ROUNDS + 1)]
+            return torch.stack(sums).double().sum(0), torch.stack(self.wanted(rank)).sum(0)
+
+        # Of so few numbers that are sent, masking stops hardly any momentum.
+        for got, wanted in on_ranks(work, "dgc", clip=self.CLIP, ratio=4096.0, full_sync_every=4, policy=policy):
+            # 4 bits are off by some hundredths; without the momentum, the sum would be off by its nine tenths.
+            assert float((got - wanted).norm() / wanted.norm()) < 0.1
+
+    def test_a_window_without_compression_loses_no_momentum(self) -> None:
+        calm, rounds = 22, 40
+
+        def scale(number: int) -> float:
+            return 1.0 if number <= calm else 1e4
+
+        def work(rank: Rank) -> tuple[Tensor, Tensor, int]:
+            buffer, wanted, got = torch.zeros(()), torch.zeros(()), torch.zeros(())
+            for number in range(1, rounds + 1):
+                got = got + rank.reduce(number, scale=scale(number)).double()
+                buffer = 0.9 * buffer + rank.plain_sum(number).double() * scale(number)
+                wanted = wanted + buffer
+            off = [text for text in rank.reducer.take().events if "compression off" in text]
+            return got, wanted, len(off)
+
+        policy = {"anomaly": {"window": 5, "times": 2}}
+        for got, wanted, times in on_ranks(
+            work, "dgc", clip=self.CLIP, ratio=4096.0, full_sync_every=rounds, policy=policy
+        ):
+            assert times == 1
+            assert float((got - wanted).norm() / wanted.norm()) < 0.05
+
+    def test_what_is_not_compressed_has_momentum_too(self) -> None:
+        def work(rank: Rank) -> bool:
+            sums = [rank.reduce(number) for number in range(1, self.ROUNDS + 1)]
+            biases = [slice(11700, 11790), slice(18090, 18160)]
+            return all(
+                torch.allclose(one[part].double(), wanted[part], atol=1e-4)
+                for one, wanted in zip(sums, self.wanted(rank), strict=True)
+                for part in biases
+            )
+
+        assert on_ranks(work, "dgc", clip=self.CLIP, ratio=50.0) == [True] * WORLD
+
+
+def test_gradients_are_summed_whatever_the_policy_is_told() -> None:
+    def work(rank: Rank) -> bool:
+        sums = rank.reduce(1, progress=0.5, metric=float(rank.number), compute_s=float(rank.number))
+        return bool(sums.isfinite().all())
+
+    assert on_ranks(work, "qsgd") == [True] * WORLD
+    assert Situation().metric is None

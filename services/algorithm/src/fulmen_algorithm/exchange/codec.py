@@ -29,8 +29,12 @@ BLOCK = 4096
 State = dict[str, "Tensor"]
 """What a codec keeps of one bucket from round to round: float32 tensors by name, flat.
 
-Those of a segment codec are as long as the bucket, element for element; a linear codec may have others as well.
+They are as long as the bucket, element for element, and those of two ranks may be added up; but for what a linear codec
+has in `shared`.
 """
+
+RESIDUAL = "residual"
+"""What most codecs call the tensor of what was not sent."""
 
 
 class PayloadInvalid(Exception):
@@ -48,6 +52,7 @@ class Round:
         rank: Which of the ranks this one is, from 0; a shard that sums has a number beyond all ranks.
         seed: Of what is random.
         flush: Whether all that was kept back is to be sent, as exactly as the codec can.
+        bucket: Which one is encoded; what is random differs between buckets.
     """
 
     number: int
@@ -56,6 +61,7 @@ class Round:
     rank: int = 0
     seed: int = 0
     flush: bool = False
+    bucket: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,18 +103,39 @@ class Bucket:
     cuts: Sequence[int]
 
 
-class SegmentCodec(ABC):
-    """Encodes segments that a shard can sum. Stateless: what it must remember is in the `State` that it is given.
+class AnyCodec:
+    """What all codecs have in common. They are stateless: what is remembered is in the `State` that they are given.
 
     Attributes:
         name: What settings name it by.
         version: Of the format of its payloads.
-        local_clip: Norm to which all of a rank's gradients together are scaled down, over the root of the number of ranks,
-            before they are encoded; None where nothing is accumulated and the sum may be clipped as it is.
+        kept: Name of the tensor of its state that has what was not sent; None if all of it always is.
     """
 
     name: str
     version: int
+    kept: str | None = RESIDUAL
+
+    def whole(self, gradient: Tensor, state: State) -> None:
+        """Makes of a gradient what is to be sent in a round that leaves this codec out: all that was kept back with it.
+
+        Args:
+            gradient: float32 [n], changed in place.
+            state: Changed in place: nothing is kept back any more.
+        """
+        if self.kept is not None:
+            gradient.add_(state[self.kept])
+            state[self.kept].zero_()
+
+
+class SegmentCodec(AnyCodec, ABC):
+    """Encodes segments that a shard can sum.
+
+    Attributes:
+        local_clip: Norm to which all of a rank's gradients together are scaled down, over the root of the number of ranks,
+            before they are encoded; None where nothing is accumulated and the sum may be clipped as it is.
+    """
+
     local_clip: float | None = None
 
     @abstractmethod
@@ -143,11 +170,14 @@ class SegmentCodec(ABC):
         """Returns the codec of the way back; its state is that of the shard."""
 
 
-class LinearCodec(ABC):
-    """Makes tensors whose sums are those of the gradients, so that no shard has to decode what the ranks send."""
+class LinearCodec(AnyCodec, ABC):
+    """Makes tensors whose sums are those of the gradients, so that no shard has to decode what the ranks send.
 
-    name: str
-    version: int
+    Attributes:
+        shared: Names of tensors of its state that are the same on every rank, of any length.
+    """
+
+    shared: tuple[str, ...] = ()
 
     @abstractmethod
     def new_state(self, bucket: Bucket) -> State:

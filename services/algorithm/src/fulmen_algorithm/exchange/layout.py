@@ -7,14 +7,13 @@ parameters, those that a setting names) is summed as it is.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-import torch
 from torch import Tensor, nn
 
-from fulmen_algorithm.exchange.codec import BLOCK, Bucket
+from fulmen_algorithm.exchange.codec import BLOCK
 from fulmen_algorithm.exchange.settings import CodecSettings
 
 BUCKET_BYTES = 25 * 2**20
@@ -88,11 +87,11 @@ class Layout:
         blocks = -(-size // BLOCK)
         return [min(size, (blocks * shard // self.shards) * BLOCK) for shard in range(self.shards)] + [size]
 
-    def bucket(self, index: int, gradients: dict[str, Tensor], *, like: Tensor) -> Bucket:
-        """Copies gradients into a bucket; a parameter without one counts as zeros."""
-        flat = torch.zeros(self.size_of(index), dtype=torch.float32, device=like.device)
-        for place in self.buckets[index]:
-            if place.name in gradients:
-                flat[place.begin : place.end] = gradients[place.name].flatten()
-        matrices = [(place.begin, place.rows, place.columns) for place in self.buckets[index]]
-        return Bucket(index=index, flat=flat, matrices=matrices, cuts=self.cuts_of(index))
+
+def fill(flat: Tensor, places: Sequence[Place], gradients: Mapping[str, Tensor]) -> None:
+    """Copies gradients to their places in a flat tensor; a parameter without one counts as zeros."""
+    for place in places:
+        if place.name in gradients:
+            flat[place.begin : place.end] = gradients[place.name].flatten()
+        else:
+            flat[place.begin : place.end] = 0.0

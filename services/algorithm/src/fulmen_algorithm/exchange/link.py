@@ -7,11 +7,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from fulmen_algorithm.exchange.codec import Payload, Round
-
-
-class ExchangeFailed(Exception):
-    """Ranks cannot go on exchanging; the text says what to do about it."""
+from fulmen_algorithm.exchange.codec import Payload, Round, SegmentCodec
+from fulmen_algorithm.exchange.shard import Shard
 
 
 class Link(Protocol):
@@ -35,6 +32,16 @@ class Link(Protocol):
     def all_reduce(self, tensor: Tensor) -> None:
         """Sums a tensor over the ranks, in place; the same bits on each."""
 
+    def takes(self, codec: SegmentCodec) -> bool:
+        """Tells whether payloads of a codec can be summed; always, if it is the one that the link was made for."""
+
+    def use(self, codec: SegmentCodec) -> Shard | None:
+        """Has payloads of a codec summed from now on; one that it takes, the same on every rank.
+
+        Returns:
+            The shard that this rank is, whose states belong to those of the rank; None where shards are elsewhere.
+        """
+
     def exchange(self, bucket: int, payloads: Sequence[Payload], round_: Round) -> tuple[list[Payload], list[bool]]:
         """Has the segments of a bucket summed.
 
@@ -46,6 +53,14 @@ class Link(Protocol):
         Returns:
             The encoded sum of each segment, the same bytes on every rank; for each segment, whether this rank's payload is
             in it.
+        """
+
+    @property
+    def missed_sums(self) -> int:
+        """How many sums of `all_reduce` this rank got that were made without its own tensor, since it began.
+
+        What it had put in is lost to all ranks alike: they go on with the same bits. It is so only after a rank was given
+        up and has come back.
         """
 
     @property

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fulmen_algorithm.exchange.codec import State
-from fulmen_algorithm.exchange.compression.sparse import RESIDUAL
+from fulmen_algorithm.exchange.codec import Codec, State
 from fulmen_algorithm.exchange.settings import OuterLoopSettings
 
 
@@ -63,6 +62,11 @@ class OuterLoop:
     def stepped(self) -> None:
         """Counts a step of the inner optimiser; one that was skipped by all ranks counts too."""
         self._steps += 1
+
+    @property
+    def moved(self) -> bool:
+        """Whether any step was taken since the last outer one."""
+        return self._steps > 0
 
     def due(self) -> bool:
         """Tells whether it is time for an exchange, alike on every rank."""
@@ -117,15 +121,16 @@ class OuterLoop:
         self._steps = state.steps
 
 
-def decay_residuals(states: Iterable[State], settings: OuterLoopSettings) -> None:
+def decay_residuals(codec: Codec, states: Iterable[State], settings: OuterLoopSettings) -> None:
     """Multiplies what a rank's codec has kept back by beta, before a round: e = beta e + pseudo-gradient.
 
     Residuals hold what older outer steps were to do, from weights that have moved since. Source: arXiv:2508.15706.
 
     Args:
-        states: Of the rank's buckets; changed in place. Codecs that keep nothing back have none.
+        codec: Whose states they are.
+        states: Of the rank's buckets; changed in place.
         settings: Of the loop.
     """
     for state in states:
-        if RESIDUAL in state:
-            state[RESIDUAL].mul_(settings.decay)
+        if codec.kept is not None:
+            state[codec.kept].mul_(settings.decay)

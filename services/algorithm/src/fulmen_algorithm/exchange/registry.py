@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Union
+
+from pydantic import Field
 
 from fulmen_algorithm.exchange import compression
 from fulmen_algorithm.exchange.codec import AnyEntry, Codec, CodecEntry
@@ -53,3 +55,13 @@ def _all() -> Iterator[tuple[str, Any]]:
         except Exception as error:  # other people's code, which may raise anything
             raise CodecsInvalid(f"{origin}: {type(error).__name__}: {error}") from error
         yield from ((origin, entry) for entry in getattr(loaded, ENTRIES, loaded))
+
+
+if TYPE_CHECKING:
+    ExchangeSettings = CodecSettings
+else:
+    ExchangeSettings = Annotated[
+        Union[tuple(entry.settings for entry in load_codecs().values())],  # noqa: UP007 - known at run time alone
+        Field(discriminator="codec"),
+    ]
+"""Settings of any codec that is there, told apart by their `codec`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import perf_counter
 
 import torch
 
@@ -10,7 +11,12 @@ from fulmen_algorithm.exchange.codec import Payload, PayloadInvalid, Round, Segm
 
 
 class Shard:
-    """Sums segments of every bucket; what a reply leaves out is kept back for the next one."""
+    """Sums segments of every bucket; what a reply leaves out is kept back for the next one.
+
+    Attributes:
+        states: Of each bucket that was summed; may be restored before.
+        seconds: That sums have taken.
+    """
 
     def __init__(self, codec: SegmentCodec, *, device: torch.device | str = "cpu") -> None:
         self._up = codec
@@ -18,6 +24,7 @@ class Shard:
         self._device = device
         self._sums: dict[int, torch.Tensor] = {}
         self.states: dict[int, State] = {}
+        self.seconds = 0.0
 
     def reduce(self, bucket: int, payloads: Sequence[Payload], round_: Round) -> Payload:
         """Returns the encoded sum of the payloads, which are in the order of their ranks.
@@ -26,6 +33,7 @@ class Shard:
             PayloadInvalid: if one of them is not what the codec makes, or of another size than before; the sum is not sent
                 then, and nothing is kept of it.
         """
+        began = perf_counter()
         sum_ = self._sums.get(bucket)
         sizes = {payload.size for payload in payloads} | ({sum_.numel()} if sum_ is not None else set())
         if len(sizes) != 1:
@@ -37,7 +45,8 @@ class Shard:
         for payload in payloads:
             self._up.add(payload, sum_)
         self._sums[bucket] = sum_
-        if bucket not in self.states:  # it may have been restored
+        if bucket not in self.states:
             self.states[bucket] = self._down.new_state(sum_)
         [reply] = self._down.encode(sum_, self.states[bucket], [0, size], round_)
+        self.seconds += perf_counter() - began
         return reply

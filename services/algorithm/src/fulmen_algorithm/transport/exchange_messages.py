@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
 
 from fulmen.algorithm.v1 import gradient_exchange_service_pb2 as pb
-from fulmen_algorithm.exchange.aggregator.effects import Answer, Chunk, RoundRecord
+from fulmen_algorithm.exchange.aggregator.effects import Answer, Chunk, Claim, Joined, RoundRecord
 from fulmen_algorithm.exchange.aggregator.rounds import RoundMachine
-from fulmen_algorithm.exchange.aggregator.terms import CHUNK_BYTES, SUM, CallTerms, Patience, Terms
+from fulmen_algorithm.exchange.aggregator.terms import SUM, CallTerms, Patience, Terms
+from fulmen_algorithm.exchange.links.grpc_chunks import ReadChunk
+
+MAX_TEXT = 1000
 
 
 def terms_of(message: pb.ExchangeTerms) -> Terms:
@@ -33,7 +35,7 @@ def terms_of(message: pb.ExchangeTerms) -> Terms:
 
 
 def terms(value: Terms) -> pb.ExchangeTerms:
-    """Encodes the terms of a run."""
+    """Encodes the terms of a run, without the sizes of its segments, which may be many."""
     return pb.ExchangeTerms(
         world_size=value.world_size,
         shard=value.shard,
@@ -42,7 +44,6 @@ def terms(value: Terms) -> pb.ExchangeTerms:
         codec=value.codec,
         codec_version=value.codec_version,
         codec_settings_json=value.settings_json,
-        segment_sizes=value.segment_sizes,
         quorum=value.patience.quorum,
         least_wait_s=value.patience.least_wait_s,
         most_wait_s=value.patience.most_wait_s,
@@ -51,59 +52,71 @@ def terms(value: Terms) -> pb.ExchangeTerms:
     )
 
 
-def chunk_of(message: pb.GradientChunk) -> Chunk:
+def claim_of(message: pb.JoinRequest) -> Claim:
+    """Decodes what a rank says of itself."""
+    return Claim(
+        round=max(0, message.round),
+        call=max(0, message.call),
+        epoch=max(0, message.membership_epoch),
+        known=max(0, message.known_member_count),
+        history=message.history,
+    )
+
+
+def joined(value: Joined) -> pb.JoinResponse:
+    """Encodes what a rank learns when it joins."""
+    return pb.JoinResponse(
+        membership_epoch=value.epoch,
+        member_count=len(value.ranks),
+        ranks=value.ranks,
+        round=value.round,
+        first_round=value.first_round,
+        history=value.history,
+    )
+
+
+def chunk_of(message: ReadChunk) -> Chunk:
     """Decodes a chunk of a payload."""
-    settings = message.settings
+    head, settings = message.head, message.head.settings
     return Chunk(
-        epoch=message.membership_epoch,
-        key=(message.round, message.call),
+        epoch=head.membership_epoch,
+        key=(head.round, head.call),
         terms=CallTerms(
-            bucket=message.bucket,
-            codec=message.codec,
-            codec_version=message.codec_version,
+            bucket=head.bucket,
+            codec=head.codec,
+            codec_version=head.codec_version,
             number=settings.number,
             ratio=settings.ratio,
             seed=settings.seed,
             flush=settings.flush,
-            total_bytes=message.total_bytes if message.codec == SUM else 0,
+            total_bytes=head.total_bytes if head.codec == SUM else 0,
         ),
-        offset=message.offset_bytes,
-        total_bytes=message.total_bytes,
+        offset=head.offset_bytes,
+        total_bytes=head.total_bytes,
         data=message.data,
-        crc32=message.crc32,
+        crc32=head.crc32,
     )
 
 
-def answer(value: Answer, *, epoch: int) -> Iterator[pb.ExchangeResponse]:
+def answer(value: Answer, *, epoch: int) -> Iterator[bytes | pb.ExchangeResponse]:
     """Encodes an answer: the verdict, and the chunks of the sum if there is one."""
     number, call = value.key
     done = value.done
-    reply = memoryview(done.reply if done is not None else b"")
-    verdict = pb.SegmentVerdict(
-        round=number,
-        call=call,
-        verdict=pb.SegmentVerdict.Verdict.Value(f"VERDICT_{value.verdict}"),
-        text=value.text,
-        offset_bytes=value.offset,
-        membership_epoch=epoch,
-        ranks=sorted(done.taken) if done is not None else (),
-        member_count=done.member_count if done is not None else 0,
-        reply_bytes=len(reply),
-    )
-    yield pb.ExchangeResponse(verdict=verdict)
-    for begin in range(0, len(reply), CHUNK_BYTES):
-        data = bytes(reply[begin : begin + CHUNK_BYTES])
-        yield pb.ExchangeResponse(
-            chunk=pb.GradientChunk(
-                membership_epoch=epoch,
-                round=number,
-                call=call,
-                offset_bytes=begin,
-                total_bytes=len(reply),
-                data=data,
-                crc32=zlib.crc32(data),
-            )
+    yield pb.ExchangeResponse(
+        verdict=pb.SegmentVerdict(
+            round=number,
+            call=call,
+            verdict=pb.SegmentVerdict.Verdict.Value(f"VERDICT_{value.verdict}"),
+            text=value.text[:MAX_TEXT],
+            offset_bytes=value.offset,
+            membership_epoch=epoch,
+            ranks=sorted(done.taken) if done is not None else (),
+            member_count=done.member_count if done is not None else 0,
+            reply_bytes=done.reply.size if done is not None else 0,
         )
+    )
+    if done is not None:
+        yield from done.reply.messages
 
 
 def round_(record: RoundRecord) -> pb.GetRoundResponse:

@@ -12,13 +12,15 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
 
 from fulmen.errors import Draining, InternalError, Unavailable
-from fulmen_algorithm.exchange.aggregator.effects import Answer, Chunk, Effect, Joined, SumDue
+from fulmen_algorithm.exchange.aggregator.effects import Answer, Chunk, Claim, Effect, Joined, SumDue
 from fulmen_algorithm.exchange.aggregator.rounds import RoundMachine
+from fulmen_algorithm.exchange.aggregator.tally import Tally
 
 if TYPE_CHECKING:
     from fulmen_algorithm.exchange.aggregator.shard_sum import ShardSum
@@ -67,6 +69,7 @@ class ServedShard:
     def __init__(self, machine: RoundMachine, sums: ShardSum, *, clock: Callable[[], float]) -> None:
         """Takes its rounds, what adds, and the time in seconds."""
         self.machine = machine
+        self.tally = Tally()
         self.lost_residuals = 0
         self.empty_since_s = clock()
         self._error_id = ""
@@ -82,9 +85,9 @@ class ServedShard:
         """Whether a sum could not be made: no more are."""
         return bool(self._error_id)
 
-    def join(self, rank: int, incarnation: str, *, round_: int, epoch: int, known: int) -> Joined:
+    def join(self, rank: int, incarnation: str, claim: Claim) -> Joined:
         """See `RoundMachine.join`."""
-        joined, effects = self.machine.join(rank, incarnation, self._clock(), round_=round_, epoch=epoch, known=known)
+        joined, effects = self.machine.join(rank, incarnation, self._clock(), claim)
         self._do(effects)
         return joined
 
@@ -115,6 +118,7 @@ class ServedShard:
         """See `RoundMachine.tick`."""
         now_s = self._clock()
         self._do(self.machine.tick(now_s))
+        self.tally.look(self.machine)
         if self.machine.members.ranks:
             self.empty_since_s = now_s
 
@@ -135,7 +139,9 @@ class ServedShard:
         for effect in effects:
             if isinstance(effect, SumDue):
                 self._due.put_nowait(effect)
-            elif (outbox := self._streams.get((effect.rank, effect.incarnation))) is not None:
+                continue
+            self.tally.verdicts[effect.verdict] += 1
+            if (outbox := self._streams.get((effect.rank, effect.incarnation))) is not None:
                 outbox.put(effect)
 
     async def _add(self) -> None:
@@ -144,9 +150,9 @@ class ServedShard:
         loop = asyncio.get_running_loop()
         while True:
             due = await self._due.get()
-            epoch = self.machine.members.epoch
+            reduce = partial(self._sums.reduce, due, epoch=self.machine.members.epoch, history=self.machine.history)
             try:
-                reply = await loop.run_in_executor(self._thread, lambda: self._sums.reduce(due, epoch=epoch))  # noqa: B023  (awaited here)
+                reply = await loop.run_in_executor(self._thread, reduce)
             except PayloadsRefused as error:
                 self._do(self.machine.refused(due.key, error.reasons, self._clock()))
             except Exception:  # noqa: BLE001  (handed on to all who wait, now and later)

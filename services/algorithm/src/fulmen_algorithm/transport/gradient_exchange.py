@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -16,33 +15,47 @@ import grpc.aio
 import structlog
 
 from fulmen.algorithm.v1 import gradient_exchange_service_pb2 as pb
-from fulmen.algorithm.v1.gradient_exchange_service_pb2_grpc import GradientExchangeServiceServicer
+from fulmen.algorithm.v1.gradient_exchange_service_pb2_grpc import (
+    GradientExchangeServiceServicer,
+    add_GradientExchangeServiceServicer_to_server,
+)
 from fulmen.errors import (
     ArgumentInvalid,
     DeadlineExceeded,
+    Draining,
     QuotaExceeded,
     TrainingRunNotFound,
     TrainingRunStateInvalid,
     Unavailable,
     Violation,
 )
+from fulmen.ids import ALL_PROJECTS
 from fulmen_algorithm.exchange.aggregator.effects import Behind, Replaced
 from fulmen_algorithm.exchange.aggregator.rounds import RoundMachine
 from fulmen_algorithm.exchange.aggregator.terms import CHUNK_BYTES, MAX_RANKS, Problem, Terms
+from fulmen_algorithm.exchange.links import grpc_chunks
+from fulmen_algorithm.exchange.links.grpc_chunks import ReadChunk
 from fulmen_algorithm.transport import exchange_messages as messages
+from fulmen_algorithm.transport.exchange_folders import ExchangeFolders, Run
 from fulmen_algorithm.transport.exchange_shards import Outbox, ServedShard
 from fulmen_service_kit.auth import current_caller
 
 if TYPE_CHECKING:
-    from fulmen_algorithm.exchange.aggregator.shard_sum import ShardSum
+    from fulmen_algorithm.exchange.aggregator.shard_sum import Restored, ShardSum
 
+SERVICE = "fulmen.algorithm.v1.GradientExchangeService"
+EXCHANGE = "Exchange"
 OPEN_LIMIT_S = 15.0
 TICK_S = 0.1
+SWEEP_S = 600.0
 MAX_NAME = 128
+MAX_VIOLATIONS = 20
+"""Of one answer: they travel as metadata, which is limited."""
+PAGE_BYTES = 2 * 2**20
+"""Of an answer; gRPC takes twice as much unless it is told otherwise."""
 
 _log = structlog.get_logger()
-Run = tuple[str, str]
-"""Project and name; what different projects exchange never meets."""
+Message = ReadChunk | pb.ExchangeRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,22 +65,26 @@ class ExchangeLimits:
     Attributes:
         max_shards: Shards of all runs together.
         max_elements: Elements of one shard: all its segments.
-        forget_s: How long a shard without members is kept.
+        forget_s: How long a shard without members is kept in memory.
+        keep_s: How long its files are, unless its run is over.
     """
 
     max_shards: int = 64
     max_elements: int = 2**31
     forget_s: float = 600.0
+    keep_s: float = 7 * 86_400.0
 
 
 class GradientExchangeServicer(GradientExchangeServiceServicer):
-    """Decodes, calls once, encodes; and is the background role that makes time pass."""
+    """Decodes, calls once, encodes; and is the background role that makes time pass. Added to servers by `add_exchange`."""
 
     def __init__(
         self,
         *,
         project_of: Callable[[str], str],
         folder: Path | None = None,
+        is_synced: bool = True,
+        is_over: Callable[[Run], bool] = lambda _: False,
         clock: Callable[[], float] = time.monotonic,
         limits: ExchangeLimits = ExchangeLimits(),
     ) -> None:
@@ -76,15 +93,20 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
         Args:
             project_of: The project of a training run; raises TrainingRunNotFound.
             folder: Where sums are kept over a restart; None: nowhere.
+            is_synced: Whether they are on the disk before ranks get them: a crash of the machine loses none then.
+            is_over: Tells whether a run will never go on, so that what is kept of it can be deleted.
             clock: The time, in seconds.
             limits: What is held at most.
         """
         self._project_of = project_of
-        self._folder = folder
+        self._folders = None if folder is None else ExchangeFolders(folder, keep_s=limits.keep_s, is_over=is_over)
+        self._is_synced = is_synced
         self._clock = clock
         self._limits = limits
         self._shards: dict[Run, dict[int, ServedShard]] = {}
         self._opening = asyncio.Lock()
+        self._swept_s = -SWEEP_S
+        self._drains = False
 
     async def run(self) -> None:
         """Removes silent members, and makes sums without stragglers, until it is cancelled."""
@@ -107,9 +129,18 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
                     await shard.end()
             if not shards:
                 self._shards.pop(run, None)
+        if self._folders is not None and self._clock() >= self._swept_s + SWEEP_S:
+            self._swept_s = self._clock()
+            async with self._opening:
+                await asyncio.to_thread(self._folders.sweep, set(self._shards))
+
+    def held(self) -> list[tuple[str, str, ServedShard]]:
+        """Returns all shards with their projects and runs; also in another thread."""
+        return [(*run, shard) for run, shards in list(self._shards.items()) for shard in list(shards.values())]
 
     def drain(self) -> None:
-        """Ends the open streams; their ranks come back."""
+        """Ends the open streams, and takes no more: ranks come back when the server does."""
+        self._drains = True
         for shard in self._all():
             shard.drain()
 
@@ -122,36 +153,25 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
 
     async def Join(self, request: pb.JoinRequest, context: grpc.aio.ServicerContext) -> pb.JoinResponse:
         """Takes a rank in."""
+        self._refuse_if_draining()
         run = self._run(request.training_run)
         terms = messages.terms_of(request.terms)
         problems = terms.problems(max_elements=self._limits.max_elements)
         if not 0 <= request.rank < MAX_RANKS:
             problems.append(Problem(field="rank", description=f"must be 0 to {MAX_RANKS - 1}"))
-        if not 0 < len(request.incarnation) <= MAX_NAME:
-            problems.append(Problem(field="incarnation", description=f"has 1 to {MAX_NAME} characters"))
+        if not 0 < len(request.incarnation) <= MAX_NAME or len(request.history) > MAX_NAME:
+            problems.append(Problem(field="incarnation", description=f"has 1 to {MAX_NAME} characters, as `history`"))
         _refuse("The rank cannot take part in an exchange", problems)
         shard = await self._shard_for(run, terms, request)
         _refuse(
             "The rank cannot take part: its terms differ from those of the run", shard.machine.terms.differences(terms)
         )
         try:
-            joined = shard.join(
-                request.rank,
-                request.incarnation,
-                round_=max(0, request.round),
-                epoch=max(0, request.membership_epoch),
-                known=max(0, request.known_member_count),
-            )
+            joined = shard.join(request.rank, request.incarnation, messages.claim_of(request))
         except (Behind, Replaced) as error:
             text = _behind(str(error)) if isinstance(error, Behind) else f"The rank's place was taken: {error}."
             raise TrainingRunStateInvalid(text, training_run=request.training_run[:MAX_NAME]) from None
-        return pb.JoinResponse(
-            membership_epoch=joined.epoch,
-            member_count=len(joined.ranks),
-            ranks=joined.ranks,
-            round=joined.round,
-            first_round=joined.first_round,
-        )
+        return messages.joined(joined)
 
     async def Leave(self, request: pb.LeaveRequest, context: grpc.aio.ServicerContext) -> pb.LeaveResponse:
         """Ends a membership."""
@@ -161,15 +181,16 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
         return pb.LeaveResponse()
 
     async def Exchange(
-        self, requests: AsyncIterator[pb.ExchangeRequest], context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[pb.ExchangeResponse]:
+        self, requests: AsyncIterator[Message], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[bytes | pb.ExchangeResponse]:
         """Carries chunks both ways."""
+        self._refuse_if_draining()
         try:
             async with asyncio.timeout(OPEN_LIMIT_S):
                 first = await anext(aiter(requests), None)
         except TimeoutError:
             raise DeadlineExceeded(f"The stream was not opened within {OPEN_LIMIT_S:.0f} s.") from None
-        if first is None or not first.HasField("open"):
+        if not isinstance(first, pb.ExchangeRequest) or not first.HasField("open"):
             _refuse("The stream is malformed", [Problem(field="open", description="must be the first message")])
             return
         opened = first.open
@@ -200,24 +221,51 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
         self, request: pb.GetExchangeRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetExchangeResponse:
         """Returns how the shards of a run stand."""
-        shards = self._known(request.training_run)
-        now_s = self._clock()
-        return pb.GetExchangeResponse(
-            shards=[
-                messages.status(shard.machine, lost_residuals=shard.lost_residuals, now_s=now_s)
-                for _, shard in sorted(shards.items())
-            ]
-        )
+        shards, now_s = self._known(request.training_run), self._clock()
+        if request.page_token and not request.page_token.isdecimal():
+            _refuse("There is no such page", [Problem(field="page_token", description="not one that was returned")])
+        numbers = [number for number in sorted(shards) if number >= int(request.page_token or 0)]
+        response = pb.GetExchangeResponse()
+        for number in numbers:
+            shard = shards[number]
+            status = messages.status(shard.machine, lost_residuals=shard.lost_residuals, now_s=now_s)
+            if response.shards and response.ByteSize() + status.ByteSize() > PAGE_BYTES:
+                response.next_page_token = str(number)
+                break
+            response.shards.append(status)
+        return response
 
     def _run(self, name: str) -> Run:
-        """Returns a run that the caller may see; any other is as if it did not exist."""
-        project = self._project_of(name)
-        if not current_caller().may_access(project):
+        """Returns a run that the caller may see; any other is as if it did not exist.
+
+        One that this service does not know is of another one, of whose sum it holds shards: it belongs to the project that
+        the caller's token is bound to.
+        """
+        caller = current_caller()
+        try:
+            project = self._project_of(name)
+        except TrainingRunNotFound:
+            if caller.project == ALL_PROJECTS or len(name) > MAX_NAME:
+                raise
+            project = caller.project
+        if not caller.may_access(project):
             raise TrainingRunNotFound("There is no such training run.", training_run=name[:MAX_NAME])
         return project, name
 
+    def _refuse_if_draining(self) -> None:
+        if self._drains:
+            raise Draining("The service is shutting down.")
+
     def _known(self, name: str) -> dict[int, ServedShard]:
-        shards = self._shards.get(self._run(name))
+        try:
+            run = self._run(name)
+        except TrainingRunNotFound:
+            # Whoever may see all projects sees runs of other services, too, unless two projects have the name.
+            held = [run for run in self._shards if run[1] == name and current_caller().may_access(run[0])]
+            if len(held) != 1:
+                raise
+            [run] = held
+        shards = self._shards.get(run)
         if not shards:
             raise TrainingRunNotFound("No rank of the run has joined an exchange here.", training_run=name[:MAX_NAME])
         return shards
@@ -244,38 +292,49 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
     async def _opened(self, run: Run, terms: Terms, request: pb.JoinRequest) -> ServedShard:
         # It loads torch, which takes seconds.
         module: Any = await asyncio.to_thread(import_module, "fulmen_algorithm.exchange.aggregator.shard_sum")
+        folder = None
+        if self._folders is not None:
+            folder = await asyncio.to_thread(self._folders.of, run, terms.shard)
+        make = partial(module.ShardSum, terms, folder=folder, is_synced=self._is_synced)
         try:
-            sums: ShardSum = await asyncio.to_thread(
-                partial(module.ShardSum, terms, folder=self._folder_of(run, terms))
-            )
+            sums: ShardSum = await asyncio.to_thread(make)
         except module.TermsRefused as error:
             _refuse("The rank cannot take part in an exchange", error.problems)
             raise
-        kept, epoch = await asyncio.to_thread(partial(sums.restore, at_least=request.round - 1))
+        claim = messages.claim_of(request)
+        restore = partial(sums.restore, at_least=claim.round - 1, known=claim.known, history=claim.history)
+        restored: Restored = await asyncio.to_thread(restore)
         machine = RoundMachine(terms)
-        machine.restore(kept, epoch=epoch)
+        machine.restore(restored.sums, epoch=restored.epoch, history=restored.history)
         shard = ServedShard(machine, sums, clock=self._clock)
-        if request.known_member_count and not kept and sums.keeps_state:
+        if restored.has_lost:
             shard.lost_residuals += 1
-            _log.warning("exchange_residual_lost", training_run=run[1], shard=terms.shard, round=request.round)
+            _log.warning("exchange_residual_lost", training_run=run[1], shard=terms.shard, round=claim.round)
         return shard
 
-    def _folder_of(self, run: Run, terms: Terms) -> Path | None:
-        if self._folder is None:
-            return None
-        return self._folder / hashlib.sha256("\0".join(run).encode()).hexdigest()[:32] / f"shard-{terms.shard}"
+
+def add_exchange(servicer: GradientExchangeServicer, server: grpc.aio.Server) -> None:
+    """Adds the service to a server: as generated code does, but that chunks go through `grpc_chunks`."""
+    handler = grpc.stream_stream_rpc_method_handler(
+        servicer.Exchange,
+        request_deserializer=partial(grpc_chunks.read, pb.ExchangeRequest),
+        response_serializer=grpc_chunks.write,
+    )
+    # The first of several is asked, and before all of them those that are registered by name, of which the last counts.
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {EXCHANGE: handler}),))
+    add_GradientExchangeServiceServicer_to_server(servicer, server)
+    server.add_registered_method_handlers(SERVICE, {EXCHANGE: handler})
 
 
-async def _read(
-    requests: AsyncIterator[pb.ExchangeRequest], shard: ServedShard, opened: pb.OpenExchange, outbox: Outbox
-) -> None:
+async def _read(requests: AsyncIterator[Message], shard: ServedShard, opened: pb.OpenExchange, outbox: Outbox) -> None:
     """Takes chunks until the stream ends; what is wrong with it goes out on it."""
     try:
         async for request in requests:
-            if len(request.chunk.data) > CHUNK_BYTES or request.HasField("open"):
+            if not isinstance(request, ReadChunk) or len(request.data) > CHUNK_BYTES:
                 problem = Problem(field="chunk", description=f"has at most {CHUNK_BYTES} bytes, and follows one `open`")
                 _refuse("The stream is malformed", [problem])
-            shard.take(opened.rank, opened.incarnation, messages.chunk_of(request.chunk))
+            else:
+                shard.take(opened.rank, opened.incarnation, messages.chunk_of(request))
     except Exception as error:  # noqa: BLE001  (handed on to the stream)
         outbox.end(error)
     else:
@@ -293,7 +352,10 @@ def _is_over(shard: ServedShard, terms: Terms, request: pb.JoinRequest) -> bool:
 def _refuse(what: str, problems: list[Problem]) -> None:
     if problems:
         told = "; ".join(f"{problem.field}: {problem.description}" for problem in problems)
-        violations = [Violation(field=problem.field, description=problem.description) for problem in problems]
+        violations = [
+            Violation(field=problem.field, description=problem.description[: MAX_NAME * 2])
+            for problem in problems[:MAX_VIOLATIONS]
+        ]
         raise ArgumentInvalid(f"{what}: {told[:1000]}.", violations=violations)
 
 

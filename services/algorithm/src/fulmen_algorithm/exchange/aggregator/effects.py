@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from fulmen_algorithm.exchange.aggregator.membership import Key
-from fulmen_algorithm.exchange.aggregator.terms import CallTerms
+from fulmen_algorithm.exchange.aggregator.staging import Staged
+from fulmen_algorithm.exchange.aggregator.terms import CHUNK_BYTES, CallTerms
 
 
 class Verdict(StrEnum):
@@ -23,7 +24,7 @@ class Verdict(StrEnum):
 
 
 class Behind(Exception):
-    """A rank asks for a round whose sums are not kept any more; the text says which round is the newest."""
+    """A rank asks for a round whose sums are not kept any more, or has others than those who go on; the text says which."""
 
 
 class Replaced(Exception):
@@ -49,8 +50,30 @@ class Chunk:
     terms: CallTerms
     offset: int
     total_bytes: int
-    data: bytes = field(repr=False)
+    data: bytes | memoryview = field(repr=False)
     crc32: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """An encoded sum, as the messages that carry it: they are made once, and are the same for all ranks.
+
+    Attributes:
+        size: Its bytes.
+        messages: Of its chunks, in order; each ends with what it carries.
+    """
+
+    size: int
+    messages: tuple[bytes, ...] = field(repr=False)
+
+    def chunks(self) -> Iterator[memoryview]:
+        """Returns what the messages carry."""
+        for message, begin in zip(self.messages, range(0, self.size, CHUNK_BYTES), strict=True):
+            yield memoryview(message)[-min(CHUNK_BYTES, self.size - begin) :]
+
+    def data(self) -> bytes:
+        """Returns it in one piece."""
+        return b"".join(self.chunks())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +88,7 @@ class Done:
 
     taken: Mapping[int, str]
     member_count: int
-    reply: bytes = field(repr=False)
+    reply: Reply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,12 +128,31 @@ class SumDue:
 
     key: Key
     terms: CallTerms
-    payloads: Mapping[int, bytearray] = field(repr=False)
+    payloads: Mapping[int, Staged] = field(repr=False)
     taken: Mapping[int, str]
     member_count: int
 
 
 Effect = Answer | SumDue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """What a rank that joins says of itself.
+
+    Attributes:
+        round: The round that it is in or begins with; 0 for the next.
+        call: How many sums of that round it has; of all rounds before it has all.
+        epoch: The epoch that it knew; 0 for none.
+        known: How many members it knew; 0 for none.
+        history: What it was told of the exchange's; empty for nothing.
+    """
+
+    round: int = 0
+    call: int = 0
+    epoch: int = 0
+    known: int = 0
+    history: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,12 +164,14 @@ class Joined:
         ranks: Of the members, ascending.
         round: The newest of which anything was sent; 0 before the first.
         first_round: The one that the rank takes part in first.
+        history: Names all that was summed so far.
     """
 
     epoch: int
     ranks: tuple[int, ...]
     round: int
     first_round: int
+    history: str
 
 
 @dataclass(slots=True, kw_only=True)

@@ -9,6 +9,7 @@ was sent in another epoch changes nothing.
 from __future__ import annotations
 
 import math
+import uuid
 import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -18,19 +19,22 @@ from fulmen_algorithm.exchange.aggregator.effects import (
     Answer,
     Behind,
     Chunk,
+    Claim,
     Done,
     Effect,
     Joined,
     Replaced,
+    Reply,
     RoundRecord,
     SumDue,
     Totals,
     Verdict,
 )
 from fulmen_algorithm.exchange.aggregator.membership import Key, Member, Membership
-from fulmen_algorithm.exchange.aggregator.staging import Staging
+from fulmen_algorithm.exchange.aggregator.staging import Spare, Staging
 from fulmen_algorithm.exchange.aggregator.terms import CallTerms, Terms
 
+NEW = Claim()
 MAX_CALLS = 2**17
 MAX_ROUND = 2**48
 MAX_OPEN = 4
@@ -40,17 +44,14 @@ RECORDED = 64
 
 @dataclass(slots=True, kw_only=True)
 class _Call:
-    """One sum. `due` is set while it is being made, `done` when it was."""
+    """One sum. `due` is set while it is being made, `done` when it was; `waiting` has sent for it and is to be told."""
 
     terms: CallTerms
     opened_s: float
     staged: dict[int, Staging] = field(default_factory=dict)
+    waiting: dict[int, str] = field(default_factory=dict)
     due: SumDue | None = None
     done: Done | None = None
-
-    @property
-    def collects(self) -> bool:
-        return self.due is None and self.done is None
 
 
 class RoundMachine:
@@ -61,58 +62,56 @@ class RoundMachine:
         patience = terms.patience
         self.terms = terms
         self.round = 0
+        self.history = uuid.uuid4().hex
         self.members = Membership(world_size=terms.world_size, lease_s=patience.lease_s)
         self.arrivals = Arrivals(least_s=patience.least_wait_s, most_s=patience.most_wait_s)
         self.totals = Totals()
         self.removed = 0
         self.records: dict[int, RoundRecord] = {}
         self._calls: dict[Key, _Call] = {}
-        self._restored: Key = (0, 0)
+        self._open: dict[Key, _Call] = {}  # those of them that collect
+        self._made: Key = (0, 0)  # what comes before it was made, by this process or by one before
+        self._spare = Spare()
+        self._is_restored = False
         self._is_resumed = False
         self._next_round = 1
 
-    def restore(self, kept: Mapping[Key, tuple[CallTerms, Done]], *, epoch: int) -> None:
-        """Goes on from sums that were kept when the server ended."""
+    def restore(self, kept: Mapping[Key, tuple[CallTerms, Done]], *, epoch: int, history: str) -> None:
+        """Goes on from sums that were kept when the server ended; without a history, newer ones may have been lost."""
         self.members.epoch = max(self.members.epoch, epoch)
+        if not kept:
+            return
         for key, (terms, done) in kept.items():
             self._calls[key] = _Call(terms=terms, opened_s=0.0, done=done)
-        self._restored = max(kept, default=(0, 0))
-        self.round = self._restored[0]
+        self.round, call = max(kept)
+        self._made = self.round, call + 1
         self._next_round = self.round + 1
+        self._is_restored = bool(history)
+        self.history = history or self.history
 
-    def join(
-        self, rank: int, incarnation: str, now_s: float, *, round_: int = 0, epoch: int = 0, known: int = 0
-    ) -> tuple[Joined, list[Effect]]:
+    def join(self, rank: int, incarnation: str, now_s: float, claim: Claim = NEW) -> tuple[Joined, list[Effect]]:
         """Takes a rank in, or renews its lease.
 
         Args:
             rank: From 0.
             incarnation: Tells its processes apart.
             now_s: The time.
-            round_: The round that it is in or begins with; 0 for the next.
-            epoch: That it knew; 0 for none.
-            known: How many members it knew; 0 for none.
+            claim: What it says of itself.
 
         Raises:
-            Behind: if it asks for a round whose sums are not kept any more.
+            Behind: if it asks for a round whose sums are not kept any more, or has sums of another history.
             Replaced: if it was a member before, and another process has its rank now.
         """
         # Who comes for the first time takes the place of who was there; two that took it in turn would let no sum be made.
-        if epoch and self.members.is_taken(rank, incarnation):
+        if claim.epoch and self.members.is_taken(rank, incarnation):
             raise Replaced(f"another process takes part as rank {rank}")
-        if not self.members.is_started:
-            # What a member knows that this process has not seen, or has forgotten, counts.
-            self._is_resumed |= known > 0
-            self.round = max(self.round, round_)
-        elif round_ and round_ < self.round - 1:
-            raise Behind(f"the exchange is in round {self.round}, and this rank in round {round_}")
-        self.members.resume(epoch=epoch, known=known, until_s=now_s + self.terms.patience.lease_s)
-        first_round = round_
-        if not round_ and self.members.get(rank, incarnation) is None:
+        self._listen(claim, is_member=self.members.get(rank, incarnation) is not None)
+        self.members.resume(epoch=claim.epoch, known=claim.known, until_s=now_s + self.terms.patience.lease_s)
+        first_round = claim.round
+        if not claim.round and self.members.get(rank, incarnation) is None:
             first_round = self.round + 1 if self.members.is_started or self._is_resumed else self._next_round
-        told = self._positions()
         changed = self.members.add(Member(rank=rank, incarnation=incarnation, first_round=first_round, seen_s=now_s))
-        effects = (self._stale(told) if changed else []) + self._settle(now_s)
+        effects = (self._stale() if changed else []) + self._settle(now_s)
         member = self.members.get(rank, incarnation)
         assert member is not None
         joined = Joined(
@@ -120,8 +119,27 @@ class RoundMachine:
             ranks=tuple(self.members.ranks),
             round=self.round,
             first_round=member.first_round,
+            history=self.history,
         )
         return joined, effects
+
+    def _listen(self, claim: Claim, *, is_member: bool) -> None:
+        """Learns from what a rank knows; before the first round, that counts which this process has not seen."""
+        is_strange = bool(claim.history) and claim.history != self.history and not is_member
+        if is_strange and (self.members.is_started or self._is_restored):
+            raise Behind(
+                f"the others have gone on without this rank, on a server that did not have its sums any more, to round"
+                f" {self.round}"
+            )
+        if self.members.is_started:
+            if claim.round and claim.round < self.round - 1:
+                raise Behind(f"the exchange is in round {self.round}, and this rank in round {claim.round}")
+            return
+        self.round = max(self.round, claim.round)
+        if claim.known:
+            self._is_resumed = True
+            # Those who lack a sum that this rank has would make another one.
+            self._made = max(self._made, (claim.round, claim.call))
 
     def leave(self, rank: int, incarnation: str, now_s: float) -> list[Effect]:
         """Ends a membership."""
@@ -142,53 +160,63 @@ class RoundMachine:
             # Only at its beginning, here and below: one answer is enough for a payload of many chunks.
             return answer(Verdict.STALE_EPOCH) if chunk.offset == 0 else []
         member.seen_s = now_s
-        if zlib.crc32(chunk.data) != chunk.crc32:
-            self.totals.bad_checksums += 1
-            return answer(Verdict.BAD_CHECKSUM)
         if problem := self._problem(member, chunk):
             return answer(Verdict.INVALID, problem)
         call = self._calls.get(chunk.key)
         if call is None:
-            ahead = max((other.position for other in self.members.all() if other is not member), default=(0, 0))
-            # What is older than the newest sum that was restored was made, and is not kept: it is not made again.
-            if chunk.key[0] < self.round - 1 or chunk.key < max(ahead, self._restored):
+            if chunk.key < self._made:
                 return answer(Verdict.BEHIND, f"the others are in round {self.round}")
-            call = self._calls[chunk.key] = _Call(terms=chunk.terms, opened_s=now_s)
+            call = self._calls[chunk.key] = self._open[chunk.key] = _Call(terms=chunk.terms, opened_s=now_s)
             self._begin(chunk.key, now_s)
-        member.position = max(member.position, chunk.key)
+        if chunk.key > member.position:
+            enters, member.position = chunk.key[0] > member.position[0], chunk.key
+            if enters:
+                self._forget()
         if call.done is not None:
             return [self._told(member, chunk.key, call.done, again=True)] if chunk.offset == 0 else []
-        if call.due is None:
-            staging = call.staged.get(rank)
-            if staging is None:
-                staging = call.staged[rank] = Staging(chunk.total_bytes)
-            was_complete = staging.is_complete
-            staging.put(chunk.offset, chunk.data)
-            if staging.is_complete and not was_complete and not call.terms.needs_all:
-                self.arrivals.note(now_s - call.opened_s)
+        call.waiting[rank] = incarnation
+        if call.due is not None:
+            return []
+        staging = call.staged.get(rank)
+        if staging is None:
+            staging = call.staged[rank] = Staging(chunk.total_bytes, self._spare)
+        # Not before the sum is known of: sums are made in order, and this one is not to be passed by.
+        if zlib.crc32(chunk.data) != chunk.crc32:
+            self.totals.bad_checksums += 1
+            return answer(Verdict.BAD_CHECKSUM)
+        if not staging.put(chunk.offset, chunk.data, chunk.crc32):
+            return []
+        if not call.terms.needs_all:
+            self.arrivals.note(now_s - call.opened_s)
         return self._settle(now_s)
 
-    def summed(self, key: Key, reply: bytes, now_s: float) -> list[Effect]:
-        """Takes the encoded sum of payloads that were due."""
+    def summed(self, key: Key, reply: Reply, now_s: float) -> list[Effect]:
+        """Takes the encoded sum of payloads that were due; nobody reads these any more."""
         call = self._calls[key]
         due = call.due
         assert due is not None
         call.due, call.done = None, Done(taken=due.taken, member_count=due.member_count, reply=reply)
-        waiting = [member for member in self.members.all() if member.position == key]
+        self._made = max(self._made, (key[0], key[1] + 1))
         self._count(due, reply, now_s)
-        self._drop()
-        return [self._told(member, key, call.done, again=False) for member in waiting]
+        self._spare.most = 2 * len(self.members.ranks)
+        for staged in due.payloads.values():
+            self._spare.give(staged.buffer)
+        waiting = [self.members.get(rank, incarnation) for rank, incarnation in call.waiting.items()]
+        call.waiting = {}
+        return [self._told(member, key, call.done, again=False) for member in waiting if member is not None]
 
     def refused(self, key: Key, reasons: Mapping[int, str], now_s: float) -> list[Effect]:
         """Takes that payloads cannot be summed, by rank why: these ranks are removed, and the others send again."""
         call = self._calls[key]
         due = call.due
         assert due is not None
-        call.due = None
+        call.due, self._open[key] = None, call
         effects: list[Effect] = [
             Answer(rank=rank, incarnation=due.taken[rank], key=key, verdict=Verdict.INVALID, text=text)
             for rank, text in reasons.items()
         ]
+        for rank in reasons:
+            call.waiting.pop(rank, None)
         gone = [rank for rank in reasons if self.members.get(rank, due.taken[rank]) is not None]
         return effects + self._remove(gone, now_s, also=True)
 
@@ -202,8 +230,8 @@ class RoundMachine:
             give_up_s = self.terms.patience.give_up_s
             slow = {
                 member.rank
-                for key, call in self._calls.items()
-                if call.collects and now_s >= call.opened_s + give_up_s and not self._may_close(key, call, now_s)
+                for key, call in self._open.items()
+                if now_s >= call.opened_s + give_up_s and not self._may_close(key, call, now_s)
                 for member in self.members.of_round(key[0])
                 if not _is_complete(call, member.rank)
             }
@@ -225,7 +253,7 @@ class RoundMachine:
         if staging is None:
             if problem := chunk.terms.problem(self.terms, chunk.total_bytes):
                 return problem
-            staged = sum(each.collects and member.rank in each.staged for each in self._calls.values())
+            staged = sum(member.rank in each.staged for each in self._open.values())
             if staged >= MAX_OPEN:
                 return f"at most {MAX_OPEN} payloads of a rank are taken at a time"
             return Staging.shape_problem(chunk.offset, chunk.total_bytes, len(chunk.data))
@@ -241,15 +269,14 @@ class RoundMachine:
         return here >= math.ceil(self.terms.patience.quorum * len(expected) - 1e-9)
 
     def _settle(self, now_s: float) -> list[Effect]:
-        """Closes what may be closed."""
+        """Closes what may be closed, in order: who has a sum has all before it."""
         self.members.start_if_due(now_s)
-        if not self.members.is_started:
-            return []
-        return [
-            self._close(key, call, now_s)
-            for key, call in self._calls.items()
-            if call.collects and self._may_close(key, call, now_s)
-        ]
+        effects: list[Effect] = []
+        for key in sorted(self._open) if self.members.is_started else ():
+            if not self._may_close(key, self._open[key], now_s):
+                break
+            effects.append(self._close(key, self._open.pop(key), now_s))
+        return effects
 
     def _close(self, key: Key, call: _Call, now_s: float) -> SumDue:
         expected = self.members.of_round(key[0])
@@ -271,38 +298,38 @@ class RoundMachine:
 
     def _remove(self, ranks: Collection[int], now_s: float, *, also: bool = False) -> list[Effect]:
         """Ends memberships; what is not summed is then sent again, and so it is if `also` says so."""
-        told = self._positions()
         changed = self.members.remove(ranks)
         if not changed and not also:
             return []
         if not self.members.ranks:
             self._is_resumed, self._next_round = False, self.round + 1
-        return self._stale(told) + self._settle(now_s)
+            self._spare.clear()
+        return self._stale() + self._settle(now_s)
 
-    def _positions(self) -> list[tuple[int, str, Key]]:
-        return [(member.rank, member.incarnation, member.position) for member in self.members.all()]
-
-    def _stale(self, told: Collection[tuple[int, str, Key]]) -> list[Effect]:
+    def _stale(self) -> list[Effect]:
         """Forgets what is not summed, and tells those who wait for it to join and send again.
 
         So are those told who are no members any more and wait for a sum that is being made: only members get it.
-
-        Args:
-            told: Who were members before, and where they were.
         """
-        being_made = [key for key, call in self._calls.items() if call.due is not None]
-        open_ = [key for key, call in self._calls.items() if call.collects]
-        for key in open_:
+        told: list[tuple[Key, int, str]] = []
+        for key, call in list(self._calls.items()):
+            if call.done is not None:
+                continue
+            for rank, incarnation in list(call.waiting.items()):
+                if key in self._open or self.members.get(rank, incarnation) is None:
+                    del call.waiting[rank]
+                    told.append((key, rank, incarnation))
+        for key in self._open:
             del self._calls[key]
+        self._open.clear()
         return [
-            Answer(rank=rank, incarnation=incarnation, key=position, verdict=Verdict.STALE_EPOCH)
-            for rank, incarnation, position in told
-            if position in open_ or (position in being_made and self.members.get(rank, incarnation) is None)
+            Answer(rank=rank, incarnation=incarnation, key=key, verdict=Verdict.STALE_EPOCH)
+            for key, rank, incarnation in told
         ]
 
     def _told(self, member: Member, key: Key, done: Done, *, again: bool) -> Answer:
         inside = done.taken.get(member.rank) == member.incarnation
-        self.totals.sent_bytes += len(done.reply)
+        self.totals.sent_bytes += done.reply.size
         verdict = (Verdict.DUPLICATE if again else Verdict.ACCEPTED) if inside else Verdict.LATE
         return Answer(rank=member.rank, incarnation=member.incarnation, key=key, verdict=verdict, done=done)
 
@@ -315,10 +342,10 @@ class RoundMachine:
     def _record(self, number: int, now_s: float) -> RoundRecord:
         return self.records.setdefault(number, RoundRecord(began_s=now_s))
 
-    def _count(self, due: SumDue, reply: bytes, now_s: float) -> None:
+    def _count(self, due: SumDue, reply: Reply, now_s: float) -> None:
         terms, totals = due.terms, self.totals
         raw = terms.total_bytes if terms.needs_all else self.terms.segment_sizes[terms.bucket] * 4
-        received = sum(len(payload) for payload in due.payloads.values())
+        received = sum(len(payload.data) for payload in due.payloads.values())
         totals.sums += 1
         totals.partial_sums += len(due.payloads) < due.member_count
         totals.raw_bytes += raw * len(due.payloads)
@@ -330,12 +357,14 @@ class RoundMachine:
         record.sent_bytes += received
         record.payloads += len(due.payloads)
         record.sums += 1
-        record.reply_bytes += len(reply)
+        record.reply_bytes += reply.size
 
-    def _drop(self) -> None:
-        """Forgets sums from the next-but-one round on."""
-        for key in [key for key, call in self._calls.items() if key[0] < self.round - 1 and call.due is None]:
-            del self._calls[key]
+    def _forget(self) -> None:
+        """Forgets sums that all members have: of rounds before those that they are in, and before the last but one."""
+        oldest = min(member.position[0] or member.first_round for member in self.members.all())
+        for key in [key for key, call in self._calls.items() if call.done is not None]:
+            if key[0] < max(oldest, self.round - 1):
+                del self._calls[key]
 
 
 def _is_complete(call: _Call, rank: int) -> bool:

@@ -6,29 +6,25 @@ it was after the newest sum that a rank may have; otherwise it is lost, and that
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import structlog
 import torch
 from pydantic import ValidationError
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
+from fulmen.algorithm.v1 import gradient_exchange_service_pb2 as pb
 from fulmen_algorithm.exchange import wire
-from fulmen_algorithm.exchange.aggregator.effects import Done, SumDue
+from fulmen_algorithm.exchange.aggregator.effects import Done, Reply, SumDue
+from fulmen_algorithm.exchange.aggregator.kept_sums import BUCKET, KeptSums
 from fulmen_algorithm.exchange.aggregator.membership import Key
 from fulmen_algorithm.exchange.aggregator.terms import MAX_RANKS, SUM, CallTerms, Problem, Terms
 from fulmen_algorithm.exchange.codec import Payload, PayloadInvalid, Round, SegmentCodec
+from fulmen_algorithm.exchange.links.grpc_chunks import CutPayload, cut, cut_bytes
 from fulmen_algorithm.exchange.registry import load_codecs
 from fulmen_algorithm.exchange.shard import Shard
 
 SUM_VERSION = 1
-REPLY, STATE = "reply", "state."
-
-_log = structlog.get_logger()
 
 
 class TermsRefused(Exception):
@@ -47,20 +43,38 @@ class PayloadsRefused(Exception):
         self.reasons = reasons
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """What a shard goes on from.
+
+    Attributes:
+        sums: Those that were kept; none if they are of no use.
+        epoch: Of the membership then.
+        history: Of the exchange; empty if it cannot be told whether these are its newest.
+        has_lost: Whether something that was kept back for later rounds is lost.
+    """
+
+    sums: Mapping[Key, tuple[CallTerms, Done]] = field(default_factory=dict, repr=False)
+    epoch: int = 0
+    history: str = ""
+    has_lost: bool = False
+
+
 def sum_payload(tensor: torch.Tensor) -> Payload:
-    """Wraps a flat tensor that is to be summed as it is: float32 or bfloat16, [n]."""
+    """Wraps a flat tensor that is to be summed as it is: of a kind that payloads may have, [n]."""
     return Payload(codec=SUM, version=SUM_VERSION, size=tensor.numel(), parts=(tensor,))
 
 
 class ShardSum:
     """The sums of one shard of one run. Not for several threads at a time."""
 
-    def __init__(self, terms: Terms, *, folder: Path | None = None) -> None:
+    def __init__(self, terms: Terms, *, folder: Path | None = None, is_synced: bool = True) -> None:
         """Finds the codec.
 
         Args:
             terms: What the ranks agree on.
             folder: Where sums are kept; None: nowhere.
+            is_synced: See `KeptSums`.
 
         Raises:
             TermsRefused: if there is no such codec, or its settings are not valid.
@@ -68,7 +82,7 @@ class ShardSum:
         self._terms = terms
         self._codec = _codec_of(terms)
         self._shard = None if self._codec is None else Shard(self._codec)
-        self._folder = folder
+        self._files = None if folder is None else KeptSums(folder, terms, is_synced)
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -77,8 +91,8 @@ class ShardSum:
         """Whether the shard keeps anything back for later rounds."""
         return self._codec is not None and bool(self._codec.reply().new_state(torch.zeros(1)))
 
-    def reduce(self, due: SumDue, *, epoch: int) -> bytes:
-        """Returns the encoded sum of payloads.
+    def reduce(self, due: SumDue, *, epoch: int, history: str) -> Reply:
+        """Returns the encoded sum of payloads, whose bytes may be overwritten.
 
         Raises:
             PayloadsRefused: if some are not what the codec makes; nothing is changed then.
@@ -86,50 +100,61 @@ class ShardSum:
         payloads, reasons = self._decoded(due)
         if reasons:
             raise PayloadsRefused(reasons)
-        if due.terms.needs_all:
-            reply = bytes(wire.encode(_plain_sum(list(payloads.values()))))
-        else:
-            reply = self._encoded_sum(due, payloads)
-        if self._folder is not None:
-            self._keep(self._folder, due, reply, epoch)
+        in_order = list(payloads.values())
+        sum_ = _plain_sum(in_order) if due.terms.needs_all else self._coded_sum(due, payloads)
+        reply = _reply(cut(wire.front_of(sum_), wire.parts_of(sum_)), due.key, epoch)
+        if self._files is not None:
+            keeps = self._shard is not None and not due.terms.needs_all
+            state = self._shard.states[due.terms.bucket] if self._shard is not None and keeps else {}
+            self._files.write(due, reply, state, epoch=epoch, history=history)
         return reply
 
-    def restore(self, *, at_least: int) -> tuple[dict[Key, tuple[CallTerms, Done]], int]:
+    def restore(self, *, at_least: int, known: int = 0, history: str = "") -> Restored:
         """Reads what was kept, unless it is of other terms, damaged, or older than what ranks have.
 
         Args:
             at_least: The oldest round whose sums are of use.
-
-        Returns:
-            The sums, and the epoch; nothing and 0 if they are of no use.
+            known: How many members the rank knew that asks; 0: it was none of them.
+            history: What it was told of the exchange's; empty for nothing.
         """
-        kept: dict[Key, tuple[CallTerms, Done]] = {}
-        states: dict[int, tuple[Key, dict[str, torch.Tensor]]] = {}
-        epoch = 0
-        for path in sorted(self._folder.glob("*.safetensors")) if self._folder is not None else ():
-            try:
-                key, terms, done, state, its_epoch = self._read(path)
-            except (SafetensorError, OSError, KeyError, TypeError, ValueError, PayloadInvalid) as error:
-                _log.warning("kept_sum_not_read", file=path.name, error=type(error).__name__)
-                continue
-            epoch = max(epoch, its_epoch)
-            kept[key] = terms, done
-            if not terms.needs_all and (terms.bucket not in states or key > states[terms.bucket][0]):
-                states[terms.bucket] = key, state
-        newest = max((number for number, _ in kept), default=0)
-        if newest < at_least:
-            return {}, 0
-        if self._shard is not None:
-            self._shard.states.update({bucket: state for bucket, (_, state) in states.items()})
-        return {key: value for key, value in kept.items() if key[0] >= newest - 1}, epoch
+        kept, bad = self._files.read() if self._files is not None else ([], [])
+        newest = max((each.key for each in kept), default=(0, 0))
+        last = {each.history for each in kept if each.key == newest}
+        if not kept or newest[0] < at_least or (history and history not in last):
+            return Restored(has_lost=self.keeps_state and (bool(known) or any(name.startswith(BUCKET) for name in bad)))
+        states: dict[int, Key] = {}
+        for each in kept:
+            bucket = each.terms.bucket
+            if self._shard is not None and not each.terms.needs_all and each.key > states.get(bucket, (0, 0)):
+                states[bucket] = each.key
+                self._shard.states[bucket] = each.state
+        sums = {
+            each.key: (
+                each.terms,
+                Done(
+                    taken=each.taken,
+                    member_count=each.member_count,
+                    reply=_reply(cut_bytes(each.data), each.key, each.epoch),
+                ),
+            )
+            for each in kept
+            if each.key[0] >= newest[0] - 1
+        }
+        return Restored(
+            sums=sums,
+            epoch=max(each.epoch for each in kept),
+            # What cannot be read may have been newer than all of these.
+            history="" if bad else last.pop(),
+            has_lost=self.keeps_state and any(name.startswith(BUCKET) for name in bad),
+        )
 
     def _decoded(self, due: SumDue) -> tuple[dict[int, Payload], dict[int, str]]:
         payloads: dict[int, Payload] = {}
         reasons: dict[int, str] = {}
         kinds: dict[tuple[torch.dtype, int], int] = {}
-        for rank, data in due.payloads.items():
+        for rank, staged in due.payloads.items():
             try:
-                payload = payloads[rank] = wire.decode(data)
+                payload = payloads[rank] = wire.decode(staged.data, checksum=staged.checksum, copies=False)
                 if not due.terms.needs_all:
                     size = self._terms.segment_sizes[due.terms.bucket]
                     if payload.size != size:
@@ -142,7 +167,7 @@ class ShardSum:
                 reasons[rank] = str(error)
         return payloads, reasons
 
-    def _encoded_sum(self, due: SumDue, payloads: Mapping[int, Payload]) -> bytes:
+    def _coded_sum(self, due: SumDue, payloads: Mapping[int, Payload]) -> Payload:
         shard, codec, terms = self._shard, self._codec, due.terms
         assert shard is not None
         assert codec is not None
@@ -153,9 +178,10 @@ class ShardSum:
             rank=MAX_RANKS + self._terms.shard,  # no rank draws by it, whoever has come and gone
             seed=terms.seed,
             flush=terms.flush,
+            bucket=terms.bucket,
         )
         try:
-            return bytes(wire.encode(shard.reduce(terms.bucket, list(payloads.values()), round_)))
+            return shard.reduce(terms.bucket, list(payloads.values()), round_)
         except PayloadInvalid:
             reasons = {}
             for rank, payload in payloads.items():
@@ -166,42 +192,6 @@ class ShardSum:
             if not reasons:
                 raise
             raise PayloadsRefused(reasons) from None
-
-    def _keep(self, folder: Path, due: SumDue, reply: bytes, epoch: int) -> None:
-        number, call = due.key
-        tensors = {REPLY: torch.frombuffer(bytearray(reply), dtype=torch.uint8)}
-        if self._shard is not None and not due.terms.needs_all:
-            tensors |= {f"{STATE}{name}": value for name, value in self._shard.states[due.terms.bucket].items()}
-        about = {
-            "round": number,
-            "call": call,
-            "epoch": epoch,
-            "terms": asdict(due.terms),
-            "taken": {str(rank): incarnation for rank, incarnation in due.taken.items()},
-            "member_count": due.member_count,
-            "run": _name_of(self._terms),
-        }
-        # Replaced in the next round: ranks are never more than a sum apart.
-        path = folder / f"{f'call-{call}' if due.terms.needs_all else f'bucket-{due.terms.bucket}'}.safetensors"
-        aside = path.with_suffix(".new")
-        save_file(tensors, aside, metadata={"about": json.dumps(about)})
-        aside.replace(path)
-
-    def _read(self, path: Path) -> tuple[Key, CallTerms, Done, dict[str, torch.Tensor], int]:
-        with safe_open(path, framework="pt") as file:
-            about = json.loads(file.metadata()["about"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
-        if about["run"] != _name_of(self._terms):
-            raise ValueError("of other terms")
-        terms = CallTerms(**about["terms"])
-        taken = {int(rank): str(incarnation) for rank, incarnation in about["taken"].items()}
-        reply = tensors.pop(REPLY).numpy().tobytes()
-        wire_sum = wire.decode(reply)
-        state = {name.removeprefix(STATE): value for name, value in tensors.items()}
-        if any(value.numel() != wire_sum.size for value in state.values()):
-            raise ValueError("of another size")
-        done = Done(taken=taken, member_count=int(about["member_count"]), reply=reply)
-        return (int(about["round"]), int(about["call"])), terms, done, state, int(about["epoch"])
 
 
 def _codec_of(terms: Terms) -> SegmentCodec | None:
@@ -230,18 +220,22 @@ def _kind_of(payload: Payload) -> tuple[torch.dtype, int]:
     if (payload.codec, payload.version, len(payload.parts)) != (SUM, SUM_VERSION, 1):
         raise PayloadInvalid(f"not a payload of {SUM} version {SUM_VERSION}")
     [part] = payload.parts
-    if part.dtype not in (torch.float32, torch.bfloat16) or part.numel() != payload.size:
-        raise PayloadInvalid("a tensor that is summed as it is has float32 or bfloat16")
+    if part.numel() != payload.size:
+        raise PayloadInvalid("a tensor that is summed as it is has one part of its size")
     return part.dtype, part.numel()
 
 
 def _plain_sum(payloads: list[Payload]) -> Payload:
-    """Sums in float32, in the order of ranks, and rounds once."""
-    sum_ = torch.zeros(payloads[0].size, dtype=torch.float32)
-    for payload in payloads:
-        sum_ += payload.parts[0].float()
-    return sum_payload(sum_.to(payloads[0].parts[0].dtype))
+    """Sums in float32, in the order of ranks, and rounds once; whole numbers go around, as those of a process group do."""
+    [first], *others = (payload.parts for payload in payloads)
+    wide = torch.float32 if first.is_floating_point() else torch.int32
+    sum_ = first.to(wide)  # of float32 that is the first payload itself, which nobody needs any more
+    for [other] in others:
+        sum_ += other
+    return sum_payload(sum_.to(first.dtype))
 
 
-def _name_of(terms: Terms) -> str:
-    return json.dumps([terms.layout_digest, terms.codec, terms.codec_version, terms.settings_json, terms.shard_count])
+def _reply(payload: CutPayload, key: Key, epoch: int) -> Reply:
+    head = pb.GradientChunk(membership_epoch=epoch, round=key[0], call=key[1])
+    messages = tuple(payload.message(head, number) for number in range(len(payload.pieces)))
+    return Reply(size=payload.size, messages=messages)

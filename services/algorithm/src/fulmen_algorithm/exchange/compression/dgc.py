@@ -35,6 +35,8 @@ class DgcSettings(CodecSettings):
             accumulated; in the gradient's unit, 1.0 unless given.
     """
 
+    sgd_only = True
+    holds_momentum = True
     codec: Literal["dgc"] = "dgc"
     ratio: float = Field(default=100.0, ge=1, le=MOST_RATIO)
     momentum: float = Field(default=0.9, ge=0, lt=1)
@@ -51,6 +53,7 @@ class Dgc(SegmentCodec):
     local_clip: float | None = None
     name = "dgc"
     version = 1
+    kept = ACCUMULATED
 
     def new_state(self, like: Tensor) -> State:
         """Keeps u and v."""
@@ -58,14 +61,35 @@ class Dgc(SegmentCodec):
 
     def encode(self, gradient: Tensor, state: State, cuts: Sequence[int], round_: Round) -> list[Payload]:
         """See `SegmentCodec`."""
-        velocity, accumulated, threshold = state[VELOCITY], state[ACCUMULATED], 0.0
-        if not round_.flush:
+        velocity, accumulated = state[VELOCITY], state[ACCUMULATED]
+        if round_.flush:
+            self._correct(gradient, velocity)
+            taken = kernels.feedback_select(gradient, accumulated, 0.0)
+        else:
             g, u, v = (kernels.sampled(each) for each in (gradient, velocity, accumulated))
             # In the very order in which the kernel adds, so that the threshold's own element reaches it.
             after = v + self.momentum * (u + g) + g if self.nesterov else v + (self.momentum * u + g)
             threshold = kernels.threshold_of(after, share_of(round_.ratio))
-        taken = kernels.dgc_select(gradient, velocity, accumulated, self.momentum, self.nesterov, threshold)
+            taken = kernels.dgc_select(gradient, velocity, accumulated, self.momentum, self.nesterov, threshold)
         return payloads_of(self.name, self.version, taken, cuts)
+
+    def whole(self, gradient: Tensor, state: State) -> None:
+        """See `AnyCodec`: a step of SGD with momentum, and all of v with it."""
+        self._correct(gradient, state[VELOCITY])
+        if bool(state[ACCUMULATED].any()):  # not in the second of several such rounds
+            gradient.add_(state[ACCUMULATED])
+            state[ACCUMULATED].zero_()
+
+    def _correct(self, gradient: Tensor, velocity: Tensor) -> None:
+        """Makes of g, in place, what v grows by.
+
+        u is not masked where all of v is sent: that is for momentum of gradients that are long past when they are sent.
+        So rounds that send everything are steps of SGD with momentum, and none of it is lost when a policy asks for them.
+        """
+        if self.nesterov:
+            gradient.add_(velocity.add_(gradient).mul_(self.momentum))
+        else:
+            gradient.copy_(velocity.mul_(self.momentum).add_(gradient))
 
     def add(self, payload: Payload, out: Tensor) -> None:
         """See `SegmentCodec`."""

@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING
 import numpy
 from pydantic import Field
 
-from fulmen_algorithm.exchange.codec import Bucket, LinearCodec, Round, State
-from fulmen_algorithm.exchange.compression.sparse import RESIDUAL
+from fulmen_algorithm.exchange.codec import RESIDUAL, Bucket, LinearCodec, Round, State
 from fulmen_algorithm.exchange.settings import CodecSettings
 
 if TYPE_CHECKING:
@@ -125,6 +124,7 @@ class LowRank(LinearCodec):
 
     matrix_rank: int
     least_ratio: float
+    shared = (RIGHT,)
 
     @abstractmethod
     def sum_factors(

@@ -15,9 +15,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from fulmen_algorithm.exchange import kernels
-from fulmen_algorithm.exchange.codec import Payload, PayloadInvalid, Round, SegmentCodec, State
+from fulmen_algorithm.exchange.codec import RESIDUAL, Payload, PayloadInvalid, Round, SegmentCodec, State
 from fulmen_algorithm.exchange.compression.parts import FLOAT32, INT8, UINT8, check_finite, check_frame, check_kinds
-from fulmen_algorithm.exchange.compression.sparse import RESIDUAL
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -113,17 +112,15 @@ class Stochastic(SegmentCodec):
     name: str
     bits: int
     version = 1
+    kept = None
 
     def new_state(self, like: Tensor) -> State:
         """Keeps nothing."""
         return {}
 
     def encode(self, gradient: Tensor, state: State, cuts: Sequence[int], round_: Round) -> list[Payload]:
-        """See `SegmentCodec`; what is random is drawn from the round's seed and number, the rank, and the place.
-
-        The place is that in the bucket, so buckets of a round draw alike; errors of two parameters may go together.
-        """
-        seed = zlib.crc32(struct.pack("<qqq", round_.seed, round_.number, round_.rank))
+        """See `SegmentCodec`; what is random is drawn from the round's seed and number, the rank, the bucket and the place."""
+        seed = zlib.crc32(struct.pack("<qqq", round_.seed, round_.number, round_.rank), round_.bucket)
         return [
             Payload(
                 codec=self.name,

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from fulmen_algorithm.exchange import kernels
-from fulmen_algorithm.exchange.codec import BLOCK, Payload, PayloadInvalid, Round, SegmentCodec, State
+from fulmen_algorithm.exchange.codec import BLOCK, RESIDUAL, Payload, PayloadInvalid, Round, SegmentCodec, State
 from fulmen_algorithm.exchange.compression.parts import BFLOAT16, INT16, check_finite, check_frame, check_kinds
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ COUNT_BYTES = 2
 MOST_RATIO = 4096.0
 """Beyond it counts alone would be half of what is sent, and more."""
 LEAST_SHARE = 1e-5
-RESIDUAL = "residual"
 KINDS = (INT16, INT16, BFLOAT16)
 
 

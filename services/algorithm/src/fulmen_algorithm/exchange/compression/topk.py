@@ -23,6 +23,7 @@ class TopkSettings(CodecSettings):
         exact: Sorts all elements instead of every so many-th, which is many times as slow; not unless given.
     """
 
+    sgd_only = True
     codec: Literal["topk"] = "topk"
     ratio: float = Field(default=100.0, ge=1, le=MOST_RATIO)
     exact: bool = False

@@ -17,13 +17,21 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from fulmen_algorithm.exchange import kernels
-from fulmen_algorithm.exchange.codec import BLOCK, CodecEntry, Payload, PayloadInvalid, Round, SegmentCodec, State
+from fulmen_algorithm.exchange.codec import (
+    BLOCK,
+    RESIDUAL,
+    CodecEntry,
+    Payload,
+    PayloadInvalid,
+    Round,
+    SegmentCodec,
+    State,
+)
 from fulmen_algorithm.exchange.compression.parts import BFLOAT16, INT16, check_finite, check_frame, check_kinds
 from fulmen_algorithm.exchange.compression.quantised import kind_of, pack, packed_count, unpack
 from fulmen_algorithm.exchange.compression.sparse import (
     COUNT_BYTES,
     KINDS,
-    RESIDUAL,
     check,
     check_places,
     payloads_of,
@@ -51,6 +59,7 @@ class TopkQuantisedSettings(CodecSettings):
         exact: Sorts all elements instead of every so many-th, which is many times as slow; not unless given.
     """
 
+    sgd_only = True
     codec: Literal["topk_quantised"] = "topk_quantised"
     ratio: float = Field(default=100.0, ge=1, le=MOST_RATIO)
     bits: int = Field(default=4, ge=2, le=8)

@@ -1,7 +1,7 @@
 """Which kernels are used: compiled ones where they can be had, else the reference; decided when they are first needed.
 
-The bits are the same, so ranks may choose differently. A failure to compile is told once and costs speed alone, unless
-the variable FULMEN_ALGORITHM_KERNELS says otherwise.
+The bits are the same, so ranks may choose differently. Each process says once in its log which kernels a kind of device
+has. A failure to compile costs speed alone, unless the variable FULMEN_ALGORITHM_KERNELS says otherwise.
 """
 
 from __future__ import annotations
@@ -114,14 +114,17 @@ class Choice:
 
         mode = self.mode()
         if mode is Mode.REFERENCE:
+            _log.info("kernels_chosen", device=device, kernels="reference")
             return reference
         try:
-            return self._compiled(device)
+            found = self._compiled(device)
         except KernelsUnavailable as error:
             if mode is Mode.NATIVE:
                 raise KernelsUnavailable(f"{VARIABLE} is {mode}, but {error}") from error
-            _log.warning("kernels_not_compiled", device=device, reason=str(error))
+            _log.warning("kernels_not_compiled", device=device, kernels="reference", reason=str(error))
             return reference
+        _log.info("kernels_chosen", device=device, kernels="native")
+        return found
 
     def _compiled(self, device: str) -> Kernels:
         if device == "cpu":

@@ -3,11 +3,12 @@
 // Every operation rounds as torch's does: products and sums are not contracted (-ffp-contract=off), and what is divided
 // there is divided here.
 // Magnitudes are compared as integers, which vectorises: floats without their sign are ordered as their bits are.
-// Functions are plain C, so that the library fits every torch and Python. Pointers never overlap.
+// Functions are plain C, and so are the headers: the library fits every torch and Python, and needs nothing of C++'s own.
+// Pointers never overlap.
 
-#include <cmath>
-#include <cstdint>
-#include <cstring>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
 
 #if !defined(__BYTE_ORDER__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "words of marks and of planes are read as little-endian"
@@ -23,13 +24,13 @@ constexpr int64_t kChunk = 512;  // elements that are rounded or unpacked at a t
 
 uint32_t bits_of(float value) {
   uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
+  memcpy(&bits, &value, sizeof bits);
   return bits;
 }
 
 float float_of(uint32_t bits) {
   float value;
-  std::memcpy(&value, &bits, sizeof value);
+  memcpy(&value, &bits, sizeof value);
   return value;
 }
 
@@ -97,7 +98,7 @@ struct Taken {
     for (int64_t line = 0; line < kBlock; line += kLine) {
       for (const float* stream : streams) __builtin_prefetch(stream + kBlock + line);
       uint64_t words[2];
-      std::memcpy(words, marks + line, sizeof words);
+      memcpy(words, marks + line, sizeof words);
       if (!(words[0] | words[1])) continue;
       for (int half = 0; half < 2; ++half) {
         for (uint64_t word = words[half]; word; word &= word - 1) {
@@ -126,7 +127,7 @@ float drawn(uint32_t place, uint32_t low, uint32_t high) {
 void round_chunk(const float* __restrict values, int32_t size, float step, float levels, uint32_t begin, uint32_t low,
                  uint32_t high, int8_t* __restrict whole) {
   for (int32_t i = 0; i < size; ++i) {
-    float rounded = std::floor(values[i] / step + drawn(begin + static_cast<uint32_t>(i), low, high));
+    float rounded = floor(values[i] / step + drawn(begin + static_cast<uint32_t>(i), low, high));
     rounded = rounded < -levels ? -levels : rounded;
     rounded = rounded > levels ? levels : rounded;
     whole[i] = static_cast<int8_t>(static_cast<int32_t>(rounded));
@@ -142,40 +143,42 @@ float largest(const float* values, int64_t size) {
   return float_of(found);
 }
 
-// Packs groups of 8 integers: one bit of each of them becomes one byte.
-uint8_t* pack(const int8_t* whole, int64_t groups, int bits, uint8_t* packed) {
-  for (int64_t group = 0; group < groups; ++group) {
-    uint64_t word;
-    std::memcpy(&word, whole + 8 * group, sizeof word);
-    for (int bit = 0; bit < bits; ++bit) {
-      // The product moves the lowest bit of byte i to bit 56 + i, and no two bits to the same place.
-      *packed++ = static_cast<uint8_t>((((word >> bit) & 0x0101010101010101u) * 0x0102040810204080u) >> 56);
-    }
-  }
-  return packed;
+// Bit j of byte i becomes bit i of byte j (Warren, Hacker's Delight, section 7-3): 8 integers of 8 bits become the 8
+// planes of their bits, and planes become integers.
+uint64_t transposed(uint64_t word) {
+  uint64_t swapped = (word ^ (word >> 7)) & 0x00aa00aa00aa00aau;
+  word ^= swapped ^ (swapped << 7);
+  swapped = (word ^ (word >> 14)) & 0x0000cccc0000ccccu;
+  word ^= swapped ^ (swapped << 14);
+  swapped = (word ^ (word >> 28)) & 0x00000000f0f0f0f0u;
+  return word ^ swapped ^ (swapped << 28);
 }
 
-// For each byte of a plane, a word whose byte i is bit i of it.
-struct Spread {
-  uint64_t of[256] = {};
+// Packs groups of 8 integers, at most a chunk and one group of them: their lowest `bits` planes. In several loops, of
+// which those that compute vectorise.
+uint8_t* pack(const int8_t* whole, int64_t groups, int bits, uint8_t* packed) {
+  uint64_t words[kChunk / 8 + 1];
+  uint8_t planes[kChunk + 16];
+  memcpy(words, whole, static_cast<size_t>(8 * groups));
+  for (int64_t group = 0; group < groups; ++group) words[group] = transposed(words[group]);
+  // Planes beyond the lowest are written over by the next group's.
+  for (int64_t group = 0; group < groups; ++group) memcpy(planes + group * bits, words + group, 8);
+  memcpy(packed, planes, static_cast<size_t>(groups * bits));
+  return packed + groups * bits;
+}
 
-  constexpr Spread() {
-    for (int plane = 0; plane < 256; ++plane) {
-      for (int i = 0; i < 8; ++i) of[plane] |= static_cast<uint64_t>(plane >> i & 1) << (8 * i);
-    }
-  }
-};
-constexpr Spread kSpread;
-
+// Unpacks groups of 8 integers, at most a chunk of them.
 void unpack(const uint8_t* packed, int64_t groups, int bits, int8_t* whole) {
-  const uint64_t sign = 0x0101010101010101u << (bits - 1);
-  for (int64_t group = 0; group < groups; ++group) {
-    uint64_t word = 0;
-    for (int bit = 0; bit < bits; ++bit) word |= kSpread.of[*packed++] << bit;
-    // Two's complement of `bits` bits to that of 8, byte by byte: what has the sign's bit gets those above it.
-    word |= ((word & sign) << 1) * (0xffu >> bits);
-    std::memcpy(whole + 8 * group, &word, sizeof word);
-  }
+  uint64_t words[kChunk / 8];
+  uint8_t planes[kChunk + 8] = {};
+  memcpy(planes, packed, static_cast<size_t>(groups * bits));
+  for (int64_t group = 0; group < groups; ++group) memcpy(words + group, planes + group * bits, 8);
+  const uint64_t own = (uint64_t{1} << (8 * bits)) - 1;
+  for (int64_t group = 0; group < groups; ++group) words[group] = transposed(words[group] & own);
+  memcpy(whole, words, static_cast<size_t>(8 * groups));
+  // From two's complement of `bits` bits to that of 8.
+  const int sign = 1 << (bits - 1);
+  for (int64_t i = 0; i < 8 * groups; ++i) whole[i] = static_cast<int8_t>((whole[i] ^ sign) - sign);
 }
 
 void add_scaled(const int8_t* __restrict whole, int64_t size, float scale, float* __restrict out) {
@@ -214,7 +217,7 @@ int64_t fulmen_feedback_select(const float* gradient, float* residual, int64_t s
   Taken taken{counts, places, values};
   for (int64_t begin = 0; begin < size; begin += kBlock) {
     const int64_t length = smaller(kBlock, size - begin);
-    std::memset(marks + length, 0, static_cast<size_t>(kBlock - length));
+    memset(marks + length, 0, static_cast<size_t>(kBlock - length));
     feed(gradient + begin, residual + begin, length, Range(threshold), marks);
     taken.take(marks, residual + begin, nullptr, {gradient + begin, residual + begin});
   }
@@ -229,7 +232,7 @@ int64_t fulmen_dgc_select(const float* gradient, float* velocity, float* accumul
   const auto step = nesterov ? correct_nesterov : correct;
   for (int64_t begin = 0; begin < size; begin += kBlock) {
     const int64_t length = smaller(kBlock, size - begin);
-    std::memset(marks + length, 0, static_cast<size_t>(kBlock - length));
+    memset(marks + length, 0, static_cast<size_t>(kBlock - length));
     step(gradient + begin, velocity + begin, accumulated + begin, length, momentum, Range(threshold), marks);
     taken.take(marks, accumulated + begin, velocity + begin,
                {gradient + begin, velocity + begin, accumulated + begin});
@@ -277,12 +280,12 @@ void fulmen_quantise(const float* values, int64_t size, int32_t bits, int64_t bl
       if (bits == 8) continue;
       waiting += length;
       packed = pack(pending, waiting / 8, bits, packed);
-      std::memmove(pending, pending + waiting / 8 * 8, static_cast<size_t>(waiting % 8));
+      memmove(pending, pending + waiting / 8 * 8, static_cast<size_t>(waiting % 8));
       waiting %= 8;
     }
   }
   if (waiting) {
-    std::memset(pending + waiting, 0, static_cast<size_t>(8 - waiting));
+    memset(pending + waiting, 0, static_cast<size_t>(8 - waiting));
     pack(pending, 1, bits, packed);
   }
 }

@@ -24,7 +24,7 @@ class GrpcLinkSettings(Strict):
     """
 
     kind: Literal["grpc"] = "grpc"
-    targets: tuple[str, ...] = Field(min_length=1, max_length=4096)
+    targets: tuple[str, ...] = Field(min_length=1, max_length=4096, strict=False)
     quorum: float = Field(default=1.0, gt=0, le=1)
     least_wait_s: float = Field(default=0.2, gt=0)
     most_wait_s: float = Field(default=30.0, gt=0)

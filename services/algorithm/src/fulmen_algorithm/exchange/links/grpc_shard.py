@@ -1,7 +1,7 @@
 """The membership of a rank with one shard, and its stream.
 
-Invariant: a payload is sent until its shard has said what became of it; sending again is harmless. Only the event loop of
-the link runs any of this.
+Invariants: a payload is sent until its shard has said what became of it, and sending it again is harmless; payloads go out
+in the order in which they are given. Only the event loop of the link runs any of this.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import grpc.aio
 
@@ -18,22 +19,27 @@ from fulmen.algorithm.v1 import gradient_exchange_service_pb2 as pb
 from fulmen.algorithm.v1.gradient_exchange_service_pb2_grpc import GradientExchangeServiceStub
 from fulmen.errors import DeadlineExceeded, FulmenError, Unavailable
 from fulmen.rpc.channel import DuplexStream, FulmenChannel
-from fulmen_algorithm.exchange.aggregator.staging import Staging
+from fulmen_algorithm.exchange.aggregator.membership import Key
+from fulmen_algorithm.exchange.aggregator.staging import Spare, Staged, Staging
 from fulmen_algorithm.exchange.aggregator.terms import CHUNK_BYTES
-from fulmen_algorithm.exchange.link import ExchangeFailed
+from fulmen_algorithm.exchange.failure import ExchangeFailed
+from fulmen_algorithm.exchange.links import grpc_chunks
+from fulmen_algorithm.exchange.links.grpc_chunks import CutPayload, ReadChunk
 
+STREAM = "/fulmen.algorithm.v1.GradientExchangeService/Exchange"
 JOIN_LIMIT_S = 20.0
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
 HEARTBEATS_PER_LEASE = 3
 MAX_REPLY_BYTES = 2**30
+SPARE = 4
 WITH_SUM = (
     pb.SegmentVerdict.VERDICT_ACCEPTED,
     pb.SegmentVerdict.VERDICT_DUPLICATE,
     pb.SegmentVerdict.VERDICT_LATE,
 )
 
-Stream = DuplexStream[pb.ExchangeRequest, pb.ExchangeResponse]
+Stream = DuplexStream[bytes | pb.ExchangeRequest, ReadChunk | pb.ExchangeResponse]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +52,7 @@ class Outgoing:
         bucket: From 0.
         codec: Name and version.
         settings: What the codec is told.
-        data: The payload.
+        payload: It; its memory does not change until its sum has come.
     """
 
     round: int
@@ -54,28 +60,26 @@ class Outgoing:
     bucket: int
     codec: tuple[str, int]
     settings: pb.CallSettings
-    data: bytes | bytearray = field(repr=False)
+    payload: CutPayload = field(repr=False)
 
-    def chunks(self, epoch: int, *, only: int | None = None) -> Iterator[pb.ExchangeRequest]:
-        """Cuts it up; `only` is the offset of the one chunk that is wanted."""
-        view = memoryview(self.data)
-        for begin in range(0, len(view), CHUNK_BYTES) if only is None else (only,):
-            data = bytes(view[begin : begin + CHUNK_BYTES])
-            yield pb.ExchangeRequest(
-                chunk=pb.GradientChunk(
-                    membership_epoch=epoch,
-                    round=self.round,
-                    call=self.call,
-                    bucket=self.bucket,
-                    codec=self.codec[0],
-                    codec_version=self.codec[1],
-                    offset_bytes=begin,
-                    total_bytes=len(view),
-                    data=data,
-                    crc32=zlib.crc32(data),
-                    settings=self.settings,
-                )
-            )
+    @property
+    def key(self) -> Key:
+        """Names the sum."""
+        return self.round, self.call
+
+    def messages(self, epoch: int, *, only: int | None = None) -> Iterator[tuple[bytes, int]]:
+        """Returns the messages of its chunks, and what each carries; `only` is the number of the one that is wanted."""
+        head = pb.GradientChunk(
+            membership_epoch=epoch,
+            round=self.round,
+            call=self.call,
+            bucket=self.bucket,
+            codec=self.codec[0],
+            codec_version=self.codec[1],
+            settings=self.settings,
+        )
+        for number in range(len(self.payload.pieces)) if only is None else (only,):
+            yield self.payload.message(head, number), sum(map(len, self.payload.pieces[number]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,43 +87,73 @@ class Incoming:
     """A sum.
 
     Attributes:
-        data: It, encoded.
+        sum: It, encoded.
         accepted: Whether this rank's payload is in it.
         member_count: Members of whom it was expected.
     """
 
-    data: bytearray = field(repr=False)
+    sum: Staged
     accepted: bool
     member_count: int
 
 
-@dataclass(slots=True)
-class _JoinAgain(Exception):
-    """The members have changed."""
+@dataclass(slots=True, eq=False)
+class _Awaited:
+    """A payload whose sum has not come; the epoch is that in which it was sent last, the verdict that of its sum."""
+
+    payload: Outgoing
+    result: asyncio.Future[Incoming]
+    epoch: int = 0
+    verdict: pb.SegmentVerdict | None = None
+    reply: Staging | None = None
+
+    def begin_again(self) -> None:
+        self.verdict, self.reply = None, None
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the shard still wants the payload."""
+        return self.verdict is None and not self.result.done()
+
+
+_Orders = asyncio.Queue[tuple[_Awaited, int | None]]
+"""Payloads that are to be sent, and which chunk alone."""
 
 
 class ShardClient:
     """One rank at one shard."""
 
     def __init__(self, channel: FulmenChannel, request: pb.JoinRequest) -> None:
-        """Takes the channel to the shard's server, and what to join with; round, epoch and count are filled in."""
+        """Takes the channel to the shard's server, and what to join with; what the rank knows is filled in."""
         self.sent_bytes = 0
         self.received_bytes = 0
-        self.round = 0
-        self.known_member_count = 0
         self.first_round = 0
         self._stub = GradientExchangeServiceStub(channel)
+        self._open_stream = channel.stream_stream(
+            STREAM,
+            request_serializer=grpc_chunks.write,
+            response_deserializer=partial(grpc_chunks.read, pb.ExchangeResponse),
+        )
         self._request = request
-        self._epoch = 0
-        self._stream: Stream | None = None
+        self._next_call = 0
         self._joining = asyncio.Lock()
-        self._beating: asyncio.Task[None] | None = None
-        self._is_sending = False
+        self._is_joined = False
+        self._awaited: dict[Key, _Awaited] = {}
+        self._something_awaited = asyncio.Event()
+        self._orders: _Orders | None = None
+        self._has_heard = False
+        self._spare = Spare(SPARE)
+        self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def name(self) -> str:
         """Names the shard for a person."""
         return f"shard {self._request.terms.shard} of {self._request.training_run}"
+
+    def begin(self, round_: int) -> None:
+        """Begins a round: of those before, this rank has all sums."""
+        self._request.round = round_
+        self._next_call = 0
 
     async def join(self) -> pb.JoinResponse:
         """Becomes a member, or renews the lease.
@@ -128,14 +162,17 @@ class ShardClient:
             FulmenError: what the server says.
         """
         async with self._joining:
-            self._request.round = self.round
-            self._request.membership_epoch = self._epoch
-            self._request.known_member_count = self.known_member_count
+            self._request.call = min((call for _, call in self._awaited), default=self._next_call)
             joined: pb.JoinResponse = await self._stub.Join(self._request, timeout=JOIN_LIMIT_S)
-            self._epoch = joined.membership_epoch
+            self._request.membership_epoch = joined.membership_epoch
+            self._request.history = joined.history
             self.first_round = joined.first_round
-            if self._beating is None:
-                self._beating = asyncio.create_task(self._beat(), name="exchange-heartbeat")
+            self._is_joined = True
+            if not self._tasks:
+                self._tasks = [
+                    asyncio.create_task(self._beat(), name="exchange-heartbeat"),
+                    asyncio.create_task(self._serve(), name="exchange-stream"),
+                ]
             return joined
 
     async def sum(self, payload: Outgoing) -> Incoming:
@@ -144,27 +181,23 @@ class ShardClient:
         Raises:
             ExchangeFailed: if no waiting helps.
         """
-        pause_s = FIRST_PAUSE_S
-        while True:
-            try:
-                return await self._attempt(payload)
-            except _JoinAgain:
-                with contextlib.suppress(Unavailable, DeadlineExceeded):
-                    await self._join_or_fail()
-                    continue
-            except (Unavailable, DeadlineExceeded):
-                self._drop_stream()
-            await asyncio.sleep(pause_s)
-            pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
-            # The server may be another one, which knows nobody.
-            with contextlib.suppress(Unavailable, DeadlineExceeded):
-                await self._join_or_fail()
+        awaited = self._awaited[payload.key] = _Awaited(payload, asyncio.get_running_loop().create_future())
+        self._next_call = max(self._next_call, payload.call + 1)
+        if self._orders is not None:
+            self._orders.put_nowait((awaited, None))
+        self._something_awaited.set()
+        try:
+            return await awaited.result
+        finally:
+            self._awaited.pop(payload.key, None)
+
+    def recycle(self, staged: Staged) -> None:
+        """Takes the memory of a sum that nobody reads any more."""
+        self._spare.give(staged.buffer)
 
     async def leave(self) -> None:
         """Ends the membership; a server that is away will find out by the lease."""
-        if self._beating is not None:
-            self._beating.cancel()
-        self._drop_stream()
+        self.stop()
         request = pb.LeaveRequest(
             training_run=self._request.training_run,
             shard=self._request.terms.shard,
@@ -176,9 +209,36 @@ class ShardClient:
 
     def stop(self) -> None:
         """Ends what goes on without saying so, as a process that dies does."""
-        if self._beating is not None:
-            self._beating.cancel()
-        self._drop_stream()
+        for task in self._tasks:
+            task.cancel()
+
+    async def _serve(self) -> None:
+        """Keeps a stream while sums are awaited."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            while not self._awaited:
+                self._something_awaited.clear()
+                await self._something_awaited.wait()
+            try:
+                if not self._is_joined:
+                    await self._join_or_fail()
+                await self._talk()
+            except (Unavailable, DeadlineExceeded):
+                # The server may be another one, which knows nobody.
+                self._is_joined = False
+                pause_s = FIRST_PAUSE_S if self._has_heard else min(LONGEST_PAUSE_S, pause_s * 2)
+                self._has_heard = False
+                await asyncio.sleep(pause_s)
+            except ExchangeFailed as error:
+                self._fail(error)
+            except FulmenError as error:
+                self._fail(failed(self.name, error))
+
+    def _fail(self, error: ExchangeFailed) -> None:
+        for awaited in list(self._awaited.values()):
+            if not awaited.result.done():
+                awaited.result.set_exception(error)
+        self._awaited = {}
 
     async def _join_or_fail(self) -> None:
         try:
@@ -188,32 +248,31 @@ class ShardClient:
         except FulmenError as error:
             raise failed(self.name, error) from error
 
-    async def _attempt(self, payload: Outgoing) -> Incoming:
-        """Sends all of a payload on the stream, and reads until its sum is there."""
-        if not self._epoch:
-            await self._join_or_fail()
-        epoch = self._epoch
-        sending: list[asyncio.Task[None]] = []
+    async def _talk(self) -> None:
+        """Opens a stream, sends all that is awaited, and reads, until it breaks off."""
+        stream: Stream = self._open_stream()
+        orders = self._orders = asyncio.Queue()
+        for awaited in list(self._awaited.values()):
+            awaited.begin_again()
+            orders.put_nowait((awaited, None))
+        both = (
+            asyncio.create_task(self._send(stream, orders), name="exchange-send"),
+            asyncio.create_task(self._listen(stream, orders), name="exchange-listen"),
+        )
         try:
-            if self._stream is None:
-                self._stream = await self._opened()
-            stream = self._stream
-            self._is_sending = True
-            sending.append(asyncio.create_task(self._send(stream, payload.chunks(epoch)), name="exchange-send"))
-            return await self._read(stream, payload, epoch, sending)
-        except (Unavailable, DeadlineExceeded, _JoinAgain, ExchangeFailed):
-            raise
-        except FulmenError as error:
-            raise failed(self.name, error) from error
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            # Not cancelled: that would end the stream. What is being written is a chunk at most.
-            self._is_sending = False
-            for result in await asyncio.gather(*sending, return_exceptions=True):
-                if isinstance(result, BaseException):
-                    self._drop_stream()
+            self._orders = None
+            stream.cancel()
+            for task in both:
+                task.cancel()
+            ended = await asyncio.gather(*both, return_exceptions=True)
+        errors = [error for error in ended if isinstance(error, Exception)]
+        raise next((error for error in errors if isinstance(error, ExchangeFailed)), None) or (
+            errors[0] if errors else Unavailable("The stream was cancelled.")
+        )
 
-    async def _opened(self) -> Stream:
-        stream: Stream = self._stub.Exchange()
+    async def _send(self, stream: Stream, orders: _Orders) -> None:
         opened = pb.OpenExchange(
             training_run=self._request.training_run,
             shard=self._request.terms.shard,
@@ -221,74 +280,74 @@ class ShardClient:
             incarnation=self._request.incarnation,
         )
         await stream.write(pb.ExchangeRequest(open=opened))
-        return stream
+        while True:
+            awaited, only = await orders.get()
+            if only is None:
+                awaited.epoch = self._request.membership_epoch
+            for message, size in awaited.payload.messages(awaited.epoch, only=only):
+                if not awaited.is_wanted:
+                    break
+                self.sent_bytes += size
+                await stream.write(message)
 
-    async def _send(self, stream: Stream, requests: Iterator[pb.ExchangeRequest]) -> None:
-        for request in requests:
-            if not self._is_sending:
-                return
-            self.sent_bytes += len(request.chunk.data)
-            await stream.write(request)
-
-    async def _read(self, stream: Stream, payload: Outgoing, epoch: int, sending: list[asyncio.Task[None]]) -> Incoming:
-        verdict: pb.SegmentVerdict | None = None
-        reply = Staging(0)
+    async def _listen(self, stream: Stream, orders: _Orders) -> None:
         while True:
             message = await stream.read()
             if message is grpc.aio.EOF:
                 raise Unavailable("The server has closed the stream.")
-            chunk = message.chunk
-            about = message.verdict if message.HasField("verdict") else chunk
-            if (about.round, about.call) != (payload.round, payload.call):
+            self._has_heard = True
+            about = message.head if isinstance(message, ReadChunk) else message.verdict
+            awaited = self._awaited.get((about.round, about.call))
+            if awaited is None or awaited.result.done():
                 continue  # of a payload that was sent again, and had its sum already
-            if message.HasField("verdict"):
-                verdict = self._checked(message.verdict, payload)
-                if verdict is not None:
-                    reply = Staging(verdict.reply_bytes)
-                elif message.verdict.verdict == pb.SegmentVerdict.VERDICT_BAD_CHECKSUM:
-                    again = payload.chunks(epoch, only=message.verdict.offset_bytes)
-                    sending.append(asyncio.create_task(self._send(stream, again), name="exchange-send-again"))
-            elif verdict is not None:
-                problem = reply.problem(chunk.offset_bytes, chunk.total_bytes, len(chunk.data))
-                if problem or zlib.crc32(chunk.data) != chunk.crc32:
-                    # Asked for again, it comes again.
-                    self._drop_stream()
-                    raise Unavailable(f"A sum came damaged: {problem or 'wrong checksum'}.")
-                self.received_bytes += len(chunk.data)
-                reply.put(chunk.offset_bytes, chunk.data)
-            if verdict is not None and reply.is_complete:
-                self.known_member_count = verdict.member_count
-                return Incoming(
-                    data=reply.take(),
+            if isinstance(message, ReadChunk):
+                self._take(awaited, message)
+            elif message.verdict.verdict in WITH_SUM:
+                self._expect(awaited, message.verdict)
+            elif message.verdict.verdict == pb.SegmentVerdict.VERDICT_BAD_CHECKSUM:
+                orders.put_nowait((awaited, message.verdict.offset_bytes // CHUNK_BYTES))
+            elif message.verdict.verdict == pb.SegmentVerdict.VERDICT_STALE_EPOCH:
+                if awaited.epoch < message.verdict.membership_epoch:  # else it was sent again since
+                    if self._request.membership_epoch < message.verdict.membership_epoch:
+                        await self._join_or_fail()
+                    orders.put_nowait((awaited, None))
+            else:
+                awaited.result.set_exception(self._refusal(awaited, message.verdict))
+
+    def _expect(self, awaited: _Awaited, verdict: pb.SegmentVerdict) -> None:
+        if not 0 < verdict.reply_bytes <= MAX_REPLY_BYTES:
+            raise ExchangeFailed(f"{self.name} announced a sum of {verdict.reply_bytes} bytes; update its server")
+        awaited.verdict, awaited.reply = verdict, Staging(verdict.reply_bytes, self._spare)
+
+    def _take(self, awaited: _Awaited, chunk: ReadChunk) -> None:
+        verdict, reply, head = awaited.verdict, awaited.reply, chunk.head
+        if verdict is None or reply is None:
+            return
+        problem = reply.problem(head.offset_bytes, head.total_bytes, len(chunk.data))
+        if problem or zlib.crc32(chunk.data) != head.crc32:
+            # Asked for again, it comes again.
+            raise Unavailable(f"A sum came damaged: {problem or 'wrong checksum'}.")
+        self.received_bytes += len(chunk.data)
+        if reply.put(head.offset_bytes, chunk.data, head.crc32):
+            self._request.known_member_count = verdict.member_count
+            awaited.result.set_result(
+                Incoming(
+                    sum=reply.take(),
                     accepted=verdict.verdict != pb.SegmentVerdict.VERDICT_LATE,
                     member_count=verdict.member_count,
                 )
+            )
 
-    def _checked(self, verdict: pb.SegmentVerdict, payload: Outgoing) -> pb.SegmentVerdict | None:
-        """Returns a verdict whose sum follows and is waited for.
-
-        Raises:
-            _JoinAgain: if the payload is to be sent in another epoch.
-            ExchangeFailed: if no waiting helps.
-        """
-        if verdict.verdict in WITH_SUM:
-            if not 0 < verdict.reply_bytes <= MAX_REPLY_BYTES:
-                raise ExchangeFailed(f"{self.name} announced a sum of {verdict.reply_bytes} bytes; update its server")
-            self._is_sending = False
-            return verdict
-        if verdict.verdict == pb.SegmentVerdict.VERDICT_STALE_EPOCH:
-            raise _JoinAgain
+    def _refusal(self, awaited: _Awaited, verdict: pb.SegmentVerdict) -> ExchangeFailed:
         if verdict.verdict == pb.SegmentVerdict.VERDICT_BEHIND:
-            raise ExchangeFailed(
+            return ExchangeFailed(
                 f"this rank is too far behind {self.name}: {verdict.text}."
                 " Start it again from a newer checkpoint, or from the weights of another rank"
             )
-        if verdict.verdict == pb.SegmentVerdict.VERDICT_INVALID:
-            raise ExchangeFailed(
-                f"{self.name} refuses a payload of round {payload.round}: {verdict.text}."
-                " The ranks must run the same version with the same settings"
-            )
-        return None
+        return ExchangeFailed(
+            f"{self.name} refuses a payload of round {awaited.payload.round}: {verdict.text}."
+            " The ranks must run the same version with the same settings"
+        )
 
     async def _beat(self) -> None:
         """Keeps the lease while the rank computes."""
@@ -297,11 +356,6 @@ class ShardClient:
             # The next call finds out whatever it is.
             with contextlib.suppress(FulmenError):
                 await self.join()
-
-    def _drop_stream(self) -> None:
-        if self._stream is not None:
-            self._stream.cancel()
-            self._stream = None
 
 
 def failed(name: str, error: FulmenError) -> ExchangeFailed:

@@ -15,14 +15,19 @@ from fulmen_algorithm.exchange.codec import Payload, Round, SegmentCodec
 from fulmen_algorithm.exchange.shard import Shard
 from fulmen_algorithm.training.parallel import Ranks
 
+SMALL_BYTES = 16 * 1024
+"""Up to which a sum is made by every rank of what all have sent it."""
+
 
 class TorchLink:
     """See `exchange.link.Link`."""
 
-    def __init__(self, ranks: Ranks, codec: SegmentCodec | None) -> None:
-        """Makes it; None for a codec whose sums need no shard."""
+    missed_sums = 0
+
+    def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._shard = Shard(codec, device=ranks.device) if codec is not None else None
+        self._shards: dict[SegmentCodec, Shard] = {}
+        self._shard: Shard | None = None
         self.sent_bytes = 0
         self.received_bytes = 0
 
@@ -41,25 +46,44 @@ class TorchLink:
         """One on each rank."""
         return self._ranks.world_size
 
-    @property
-    def shard(self) -> Shard | None:
-        """The shard of this rank."""
-        return self._shard
-
     def begin(self) -> None:
         """Ranks of a process group neither come nor go."""
 
     def all_reduce(self, tensor: Tensor) -> None:
         """See `Link`; what a ring of ranks sends is counted: 2 (N - 1) / N of the tensor each way."""
+        size_bytes = tensor.numel() * tensor.element_size()
+        if size_bytes <= SMALL_BYTES and tensor.device.type == "cpu":
+            self._sum_small(tensor)
+            return
         self._ranks.sum(tensor)
-        moved = 2 * (self.size - 1) * tensor.numel() * tensor.element_size() // self.size
+        moved = 2 * (self.size - 1) * size_bytes // self.size
         self.sent_bytes += moved
         self.received_bytes += moved
+
+    def _sum_small(self, tensor: Tensor) -> None:
+        """Has every rank send a tensor to every other one: one message's time, where a ring takes those of 2 (N - 1)."""
+        of_ranks = [torch.empty_like(tensor) for _ in range(self.size)]
+        self._swap([tensor] * self.size, of_ranks)
+        first, *others = of_ranks
+        tensor.copy_(first)
+        for other in others:
+            tensor += other
+
+    def takes(self, codec: SegmentCodec) -> bool:
+        """Takes payloads of any codec."""
+        return True
+
+    def use(self, codec: SegmentCodec) -> Shard:
+        """See `Link`; a codec keeps its shard."""
+        if codec not in self._shards:
+            self._shards[codec] = Shard(codec, device=self._ranks.device)
+        self._shard = self._shards[codec]
+        return self._shard
 
     def exchange(self, bucket: int, payloads: Sequence[Payload], round_: Round) -> tuple[list[Payload], list[bool]]:
         """See `Link`; every payload is accepted."""
         if self._shard is None:
-            raise AssertionError("this codec has no segments")
+            raise AssertionError("use() comes before the first exchange")
         collected = self._all_to_all([wire.encode(payload) for payload in payloads])
         mine = [wire.decode(data, device=self._ranks.device) for data in collected]
         as_shard = replace(round_, rank=MAX_RANKS + self.rank)
@@ -69,23 +93,25 @@ class TorchLink:
 
     def _all_to_all(self, messages: Sequence[bytearray]) -> list[bytearray]:
         """Sends each rank its message, and returns what each has sent to this one."""
-        group, device, own = self._ranks.group, self._ranks.device, self.rank
-        if group is None:
-            return list(messages)
-        table = torch.zeros(self.size, self.size, dtype=torch.int64, device=device)
-        table[own] = torch.tensor([len(message) for message in messages], device=device)
-        dist.all_reduce(table, group=group)
-        sizes = table[:, own].tolist()
-        incoming = [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
+        device = self._ranks.device
+        sizes = torch.empty(self.size, dtype=torch.int64, device=device)
+        self._swap([torch.tensor([len(message)], device=device) for message in messages], sizes.split(1))
         outgoing = [torch.frombuffer(message, dtype=torch.uint8).to(device) for message in messages]
+        incoming = [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes.tolist()]
+        self._swap(outgoing, incoming)
+        return [bytearray(tensor.cpu().numpy().tobytes()) for tensor in incoming]
+
+    def _swap(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> None:
+        """Sends each rank a tensor, and fills the other ones with what each has sent to this one."""
+        group, own = self._ranks.group, self.rank
+        incoming[own].copy_(outgoing[own])
         calls = []
         for other in range(self.size):
             if other != own:
-                calls.append(dist.P2POp(dist.isend, outgoing[other], other, group=group))
-                calls.append(dist.P2POp(dist.irecv, incoming[other], other, group=group))
-                self.sent_bytes += outgoing[other].numel()
-                self.received_bytes += incoming[other].numel()
+                # First where to: Gloo uses half of a line where it has to send what nobody waits for yet.
+                calls.append(dist.P2POp(dist.irecv, incoming[other], group=group, group_peer=other))
+                calls.append(dist.P2POp(dist.isend, outgoing[other], group=group, group_peer=other))
+                self.sent_bytes += outgoing[other].numel() * outgoing[other].element_size()
+                self.received_bytes += incoming[other].numel() * incoming[other].element_size()
         for work in dist.batch_isend_irecv(calls) if calls else ():
             work.wait()
-        incoming[own] = outgoing[own]
-        return [bytearray(tensor.cpu().numpy().tobytes()) for tensor in incoming]

@@ -1,7 +1,8 @@
 """Gradients that explode or vanish: compression is left out for a window, and what was kept back is sent before it.
 
 Whether a norm is out of the ordinary is told by the median of the logarithms of the norms before it and their median
-absolute deviation: norms are spread about evenly on a logarithmic scale, and neither is moved by a few outliers.
+absolute deviation: norms are spread about evenly on a logarithmic scale, and neither is moved by a few outliers. Norms
+of 0 are no part of it: nothing was to be learnt there (all rewards were equal, say), which says nothing of what comes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ LEAST = 20
 """With fewer norms nothing is out of the ordinary."""
 LEAST_DEVIATION = 0.1
 """Of logarithms: norms that hardly differ would call a difference of some percent an explosion."""
-_TINY = 1e-30
 
 
 @dataclass(slots=True)
@@ -46,12 +46,15 @@ class AnomalyWatch:
     def off(self, figures: RoundFigures) -> str | None:
         """Takes a round's norms in; returns why compression is to be off, or None if it is not to be."""
         state, settings = self._state, self._settings
-        kind = self._kind(max(figures.gradient_norms))
+        norm = max(figures.gradient_norms)
+        kind = self._kind(norm) if norm else ""
         if not settings.window:
             return None
         if figures.number < state.off_until:
             state.streak = 0
             return f"gradients {state.streak_kind}; back on in round {state.off_until}"
+        if not norm:
+            return None
         state.streak = state.streak + 1 if kind and kind == state.streak_kind else int(bool(kind))
         state.streak_kind = kind
         if state.streak < settings.times or figures.number < state.quiet_until:
@@ -64,7 +67,7 @@ class AnomalyWatch:
 
     def _kind(self, norm: float) -> str:
         """Says what a norm does, and remembers it; empty for nothing."""
-        logs, value, found = self._state.logs, log(max(norm, _TINY)), ""
+        logs, value, found = self._state.logs, log(norm), ""
         if len(logs) >= LEAST:
             middle = median(logs)
             deviation = max(median(abs(each - middle) for each in logs), LEAST_DEVIATION)

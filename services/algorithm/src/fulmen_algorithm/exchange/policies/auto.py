@@ -20,9 +20,6 @@ from fulmen_algorithm.exchange.policies.decision import Choice, RoundFigures, Se
 from fulmen_algorithm.exchange.policies.machine import dump, load
 from fulmen_algorithm.exchange.policies.settings import AutoPolicy
 
-SUMMED_IN_PLACE = frozenset({"none", "bf16", "fp16"})
-"""Their sums go round in a ring; those of the other codecs through shards."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
@@ -122,12 +119,14 @@ class Prediction:
 
 def exchange_of(way: Way, gradient_bytes: float, world_size: int) -> Exchange:
     """Says what a way exchanges."""
-    topology = Topology.RING if way.codec in SUMMED_IN_PLACE else Topology.SHARDED
+    topology = Topology.RING if way.summed_in_place else Topology.SHARDED
     return Exchange(topology=topology, world_size=world_size, gradient_bytes=gradient_bytes, ratio=way.bytes_ratio)
 
 
 class Auto:
     """Chooses by the cost model."""
+
+    watches_energy = False
 
     def __init__(self, ways: Sequence[Way], settings: AutoPolicy, *, gradient_bytes: float, world_size: int) -> None:
         """Makes it.

@@ -15,7 +15,13 @@ GROWS = 1.2
 
 
 class Chooser(Protocol):
-    """The part of a policy that differs by its kind."""
+    """The part of a policy that differs by its kind.
+
+    Attributes:
+        watches_energy: Whether it reads what was captured, kept back and zero in every round, which costs time to measure.
+    """
+
+    watches_energy: bool
 
     def choose(self, figures: RoundFigures, *, now: Way | None) -> Choice:
         """Takes a round's figures in, which were measured while `now` was in effect; returns what it wants."""
@@ -38,6 +44,8 @@ class NothingKept:
 
 class Fixed:
     """The way of the codec's own settings."""
+
+    watches_energy = False
 
     def __init__(self, way: Way) -> None:
         self._way = way
@@ -90,6 +98,8 @@ class Adaptive:
 
     Only rounds that were sent with its own way count: not those of the warm-up, or after a roll back.
     """
+
+    watches_energy = True
 
     def __init__(self, way: Way, settings: AdaptivePolicy) -> None:
         self._way = way

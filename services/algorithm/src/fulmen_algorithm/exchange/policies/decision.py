@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-KEEPS_NOTHING = frozenset({"none", "bf16", "fp16", "qsgd"})
-"""Codecs without a residual: nothing is lost when they give way to another one."""
+from fulmen_algorithm.exchange.registry import load_codecs
+from fulmen_algorithm.exchange.settings import CodecSettings
+
+Kin = tuple[str, int]
+"""What ways have in common that share a codec with its states, and the cost of coding: the codec's name, and bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +28,16 @@ class Way:
     @property
     def keeps_back(self) -> bool:
         """Whether something may be left in the state when this gives way to another way."""
-        return self.codec not in KEEPS_NOTHING
+        return self._settings.keeps_back
 
     @property
-    def kin(self) -> tuple[str, int]:
-        """What ways have in common that share a state, and the cost of coding."""
+    def summed_in_place(self) -> bool:
+        """Whether its sums go round in a ring, and not through shards."""
+        return self._settings.summed_in_place
+
+    @property
+    def kin(self) -> Kin:
+        """What it has in common with ways that differ by the ratio alone."""
         return self.codec, self.bits
 
     @property
@@ -45,7 +53,16 @@ class Way:
             return self.ratio
         if self.bits:
             return 32 / self.bits
-        return 2.0 if self.codec in ("bf16", "fp16") else 1.0
+        return self._settings.plain_ratio
+
+    @property
+    def _settings(self) -> type[CodecSettings]:
+        settings: type[CodecSettings] = load_codecs()[self.codec].settings
+        return settings
+
+
+PLAIN = Way(codec="none")
+"""Gradients as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +131,7 @@ class Decision:
 
     Attributes:
         way: The way to send, where it is enabled.
-        enabled: False if gradients are to be sent as they are (none, or bf16). The round before has then sent all that
-            was kept back. A codec that holds the optimiser's momentum (dgc) must keep it up in such a round.
+        enabled: False if gradients are to be sent as they are. The round before has then sent all that was kept back.
         flush: Whether all that was kept back is to be sent in this round, through the way's codec.
         reason: Why, for a person.
         events: Texts for the history of the run; none if nothing has changed.

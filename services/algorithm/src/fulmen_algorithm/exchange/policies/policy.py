@@ -7,13 +7,14 @@ round before has sent all that was kept back: nothing is ever thrown away.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import isfinite
 
 from fulmen_algorithm.exchange.policies.anomaly import AnomalyWatch
 from fulmen_algorithm.exchange.policies.auto import Auto
 from fulmen_algorithm.exchange.policies.choosers import Adaptive, Chooser, Fixed, Stages
-from fulmen_algorithm.exchange.policies.decision import Choice, Decision, RoundFigures, Way
+from fulmen_algorithm.exchange.policies.decision import PLAIN, Choice, Decision, RoundFigures, Way
 from fulmen_algorithm.exchange.policies.machine import PolicyStateInvalid, dump, load
 from fulmen_algorithm.exchange.policies.roll_back import RollBack
 from fulmen_algorithm.exchange.policies.settings import (
@@ -23,11 +24,11 @@ from fulmen_algorithm.exchange.policies.settings import (
     FixedPolicy,
     StagesPolicy,
 )
-from fulmen_algorithm.exchange.settings import CodecSettings
+from fulmen_algorithm.exchange.settings import CodecSettings, OuterLoopSettings
 
 FIRST_RATIO = 4.0
 WARMUP_STAGES = 4
-UNBIASED = (Way(codec="none"), Way(codec="bf16"), Way(codec="qsgd", bits=8), Way(codec="qsgd", bits=4))
+UNBIASED = (PLAIN, Way(codec="bf16"), Way(codec="qsgd", bits=8), Way(codec="qsgd", bits=4))
 """What any optimiser stands, from what loses nothing to what loses most."""
 SAFE_SPARSE = {"adamw": frozenset[str](), "sgd": frozenset({"dgc"})}
 """Sparse codecs that an optimiser stands besides, by its name."""
@@ -61,20 +62,29 @@ def warmup_ratio(ratio: float, number: int, rounds: int) -> float:
 class Policy:
     """Decides on each round, in order; see the module for what holds."""
 
-    def __init__(self, chooser: Chooser, settings: CommonPolicySettings, *, full_sync_every: int = 0) -> None:
+    def __init__(
+        self, chooser: Chooser, settings: CommonPolicySettings, *, full_sync_every: int = 0, steps: int = 1
+    ) -> None:
         """Makes it.
 
         Args:
             chooser: What is particular to its kind.
             settings: What all kinds have in common.
             full_sync_every: Rounds between those in which all that was kept back is sent; 0 for never.
+            steps: Of each rank's optimiser in a round.
         """
         self._chooser = chooser
         self._settings = settings
         self._full_sync_every = full_sync_every
+        self._steps = steps
         self._anomaly = AnomalyWatch(settings.anomaly)
         self._roll_back = RollBack(settings.roll_back)
         self._state = PolicyState()
+
+    @property
+    def watches_energy(self) -> bool:
+        """Whether it reads what was captured, kept back and zero in every round."""
+        return self._chooser.watches_energy
 
     def decide(self, figures: RoundFigures) -> Decision:
         """Says what a round does. Called once before each round; once more with the same number if it was skipped."""
@@ -92,13 +102,14 @@ class Policy:
         choice = self._warm(self._chooser.choose(told, now=now), figures.number)
         choice = self._roll_back.guard(figures, choice, now=now)
         off = self._anomaly.off(figures)
-        return self._step(figures, choice, off)
+        # What is sent as it is has nothing to leave out.
+        return self._step(figures, choice, None if choice.way == PLAIN else off)
 
     def _warm(self, choice: Choice, number: int) -> Choice:
-        ratio = choice.way.ratio
-        if ratio is None or number > self._settings.warmup_rounds:
+        ratio, at = choice.way.ratio, number * self._steps
+        if ratio is None or at > self._settings.warmup_rounds:
             return choice
-        warm = warmup_ratio(ratio, number, self._settings.warmup_rounds)
+        warm = warmup_ratio(ratio, at, self._settings.warmup_rounds)
         return choice if warm == ratio else replace(choice, way=replace(choice.way, ratio=warm), reason="warm-up")
 
     def _step(self, figures: RoundFigures, choice: Choice, off: str | None) -> Decision:
@@ -147,7 +158,20 @@ class Policy:
         self._roll_back.restore(plain["roll_back"])
 
 
-def make_policy(settings: CodecSettings, *, optimizer: str, world_size: int, gradient_bytes: float) -> Policy:
+def own_way(settings: CodecSettings) -> Way:
+    """Returns the way that a codec's own settings name."""
+    fields = settings.model_dump()
+    return Way(codec=settings.name, bits=fields.get("bits", 0), ratio=fields.get("ratio"))
+
+
+def make_policy(
+    settings: CodecSettings,
+    *,
+    optimizer: str,
+    world_size: int,
+    gradient_bytes: float,
+    takes: Callable[[Way], bool] = lambda _: True,
+) -> Policy:
     """Builds the policy of a codec's settings.
 
     Args:
@@ -155,9 +179,9 @@ def make_policy(settings: CodecSettings, *, optimizer: str, world_size: int, gra
         optimizer: `adamw` or `sgd`; what another one stands is taken to be what AdamW does.
         world_size: Ranks.
         gradient_bytes: Of all gradients that are compressed, as float32.
+        takes: Whether the link can send in a way; it always can in that of the settings, and as it is.
     """
-    fields = settings.model_dump()
-    own = Way(codec=fields["codec"], bits=fields.get("bits", 0), ratio=fields.get("ratio"))
+    own = own_way(settings)
     chooser: Chooser
     match settings.policy:
         case FixedPolicy():
@@ -167,9 +191,10 @@ def make_policy(settings: CodecSettings, *, optimizer: str, world_size: int, gra
         case AdaptivePolicy() as adaptive:
             chooser = Adaptive(own, adaptive)
         case AutoPolicy() as auto:
-            ways = ways_of(own, auto, optimizer=optimizer)
+            ways = [way for way in ways_of(own, auto, optimizer=optimizer) if takes(way)]
             chooser = Auto(ways, auto, gradient_bytes=gradient_bytes, world_size=world_size)
-    return Policy(chooser, settings.policy, full_sync_every=settings.full_sync_every)
+    steps = settings.outer.steps if isinstance(settings.outer, OuterLoopSettings) else 1
+    return Policy(chooser, settings.policy, full_sync_every=settings.full_sync_every, steps=steps)
 
 
 def ways_of(own: Way, settings: AutoPolicy, *, optimizer: str) -> tuple[Way, ...]:

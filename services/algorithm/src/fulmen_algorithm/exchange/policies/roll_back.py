@@ -7,7 +7,7 @@ end, the settings were not at fault: the best is forgotten, and the policy goes 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fulmen_algorithm.exchange.policies.decision import Choice, RoundFigures, Way
 from fulmen_algorithm.exchange.policies.machine import dump, load
@@ -43,13 +43,13 @@ class RollBack:
             return wanted
         if figures.metric is not None and now is not None:
             self._learn(figures.metric, now, settings)
-        events: list[str] = []
+        events = list(wanted.events)
         if state.held is not None:
             if figures.number < state.held_until:
-                return Choice(way=state.held, reason=f"rolled back; others from round {state.held_until} on")
+                return replace(wanted, way=state.held, reason=f"rolled back; others from round {state.held_until} on")
             events += self._end(settings)
         if state.below < settings.window or state.good is None or now is None or now == state.good:
-            return Choice(way=wanted.way, reason=wanted.reason, flush=wanted.flush, events=(*wanted.events, *events))
+            return replace(wanted, events=tuple(events))
         rounds = settings.cool_down * 2 ** min(state.times, MOST_DOUBLINGS)
         state.held, state.held_until, state.below = state.good, figures.number + rounds, 0
         state.times += 1
@@ -57,7 +57,7 @@ class RollBack:
             f"compression rolled back from {now.text} to {state.held.text}: the metric fell from {state.best:.4g} to"
             f" {state.mean:.4g}, by more than {settings.drop:.4g}; it stays for {rounds} rounds"
         )
-        return Choice(way=state.held, reason="the metric fell", events=tuple(events))
+        return replace(wanted, way=state.held, reason="the metric fell", events=tuple(events))
 
     def _learn(self, metric: float, now: Way, settings: RollBackOnDrop) -> None:
         state = self._state

@@ -62,7 +62,8 @@ class CommonPolicySettings(Strict):
 
     Attributes:
         warmup_rounds: Rounds over which the ratio grows to its own, from 4 on, fourfold each quarter (arXiv:1712.01887,
-            section 3.3: 4, 16, 62, 250, 1000); 0 for none. Codecs without a ratio have no warm-up.
+            section 3.3: 4, 16, 62, 250, 1000); 0 for none. Codecs without a ratio have no warm-up. A round of an outer
+            loop counts as many times as it has steps.
         anomaly: What gradients that explode or vanish do.
         roll_back: What a falling reward does.
     """
@@ -98,10 +99,13 @@ class StagesPolicy(CommonPolicySettings):
     """
 
     kind: Literal["stages"]
-    stages: tuple[Stage, ...] = (
-        Stage(until_progress=0.2, ratio=75.0),
-        Stage(until_progress=0.8, ratio=150.0),
-        Stage(until_progress=1.0, ratio=50.0),
+    stages: tuple[Stage, ...] = Field(
+        default=(
+            Stage(until_progress=0.2, ratio=75.0),
+            Stage(until_progress=0.8, ratio=150.0),
+            Stage(until_progress=1.0, ratio=50.0),
+        ),
+        strict=False,
     )
 
     @model_validator(mode="after")
@@ -160,7 +164,7 @@ class AutoPolicy(CommonPolicySettings):
     """
 
     kind: Literal["auto"]
-    ratios: tuple[Ratio, ...] = (50.0, 100.0, 200.0)
+    ratios: tuple[Ratio, ...] = Field(default=(50.0, 100.0, 200.0), strict=False)
     probe_rounds: int = Field(default=3, ge=1, le=100)
     measure_every: int = Field(default=1000, ge=0, le=10_000_000)
     measure_share: float = Field(default=0.02, gt=0, le=1)

@@ -1,0 +1,1 @@
+"""Benchmark of convergence: what every codec learns beside a dense exchange with as many steps."""

@@ -1,0 +1,51 @@
+"""A server of shards of sums, with the servicer of the algorithm service; one stands beside each rank.
+
+    python -m benchmarks.exchange.server ADDRESS
+
+prints its port, and ends when its input does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import torch
+
+from benchmarks.exchange.rank import own_output
+from fulmen_algorithm.app import GRADIENT_EXCHANGE_SERVICE, POLICY
+from fulmen_algorithm.transport.gradient_exchange import GradientExchangeServicer, add_exchange
+from fulmen_service_kit.server import build_server
+from fulmen_service_kit.settings import ServiceSettings, settings_config
+
+
+class ShardServerSettings(ServiceSettings):
+    """Those that every service has."""
+
+    service_name = "exchange-benchmark"
+    model_config = settings_config("FULMEN_EXCHANGE_BENCHMARK_")
+
+
+async def serve() -> None:
+    """Serves until standard input ends."""
+    said = own_output()
+    torch.set_num_threads(1)
+    servicer = GradientExchangeServicer(project_of=lambda _: "projects/benchmark")
+    made = build_server(
+        ShardServerSettings(host=sys.argv[1]),
+        policy=POLICY,
+        service_names=[GRADIENT_EXCHANGE_SERVICE],
+        register=lambda server: add_exchange(servicer, server),
+    )
+    await made.server.start()
+    passing = asyncio.create_task(servicer.run(), name="time")
+    said.write(f"{made.port}\n")
+    said.flush()
+    await asyncio.to_thread(sys.stdin.read)
+    passing.cancel()
+    await asyncio.gather(passing, return_exceptions=True)
+    await made.server.stop(None)
+
+
+if __name__ == "__main__":
+    asyncio.run(serve())

@@ -1,0 +1,158 @@
+"""How each contender takes a step: the same model, passes, clipping and optimiser, and an exchange of its own between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from benchmarks.exchange import peers
+from benchmarks.exchange.contenders import By, Contender
+from benchmarks.exchange.lines import Place
+from benchmarks.exchange.model import Transformer, made
+from fulmen_algorithm.exchange.links.access import LinkAccess
+from fulmen_algorithm.exchange.links.grpc_link import GrpcLink
+from fulmen_algorithm.exchange.links.opening import open_link
+from fulmen_algorithm.exchange.reducer import CodecReducer
+from fulmen_algorithm.exchange.registry import load_codecs
+from fulmen_algorithm.training.parallel import Exchanged, Ranks, Situation
+
+RATE, MOMENTUM = 1e-3, 0.9
+DEADLINES = {"give_up_s": 240.0, "deadline_s": 300.0}
+SEED = 7
+
+
+def sgd(model: nn.Module, momentum: float) -> torch.optim.Optimizer:
+    """Makes the optimiser that all have."""
+    return torch.optim.SGD(model.parameters(), lr=RATE, momentum=momentum)
+
+
+class Work:
+    """A model, its optimiser, and how its gradients are exchanged; this one exchanges nothing.
+
+    Attributes:
+        module: Maps rows to their loss.
+        parameters: That train.
+        optimizer: SGD with momentum; without where the codec holds it.
+        share: By which the loss is multiplied, so that what is exchanged is the mean over all rows.
+        is_shared: Whether all ranks hold the same weights.
+    """
+
+    share = 1.0
+    is_shared = False
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+        self.module = model
+        self.parameters = list(model.parameters())
+        self.optimizer = optimizer or sgd(model, MOMENTUM)
+
+    def exchange(self, compute_s: float) -> bool:
+        """Exchanges gradients, if that is not done yet; tells whether what came is to be clipped to a norm."""
+        return True
+
+    def stepped(self) -> None:
+        """Is told that a step was taken."""
+
+    def take(self) -> Exchanged:
+        """Returns what there is to tell of the exchange."""
+        return Exchanged()
+
+    def close(self) -> None:
+        """Ends what is open."""
+
+
+class Peer(Work):
+    """Exchanges during the backward pass, in PyTorch's DDP."""
+
+    is_shared = True
+
+    def __init__(self, what: str) -> None:
+        super().__init__(peers.wrapped(made(), what))
+
+
+@dataclass(slots=True)
+class Shared:
+    """What all codecs of the package share: a model, the same on all ranks whoever has exchanged its gradients.
+
+    Attributes:
+        model: It.
+        optimizers: Of it, by momentum.
+    """
+
+    model: Transformer = field(default_factory=made)
+    optimizers: dict[float, torch.optim.Optimizer] = field(default_factory=dict)
+
+    def optimizer(self, momentum: float) -> torch.optim.Optimizer:
+        """Returns the one of a momentum."""
+        if momentum not in self.optimizers:
+            self.optimizers[momentum] = sgd(self.model, momentum)
+        return self.optimizers[momentum]
+
+
+class Ours(Work):
+    """Exchanges as trainers of the algorithm service do."""
+
+    is_shared = True
+
+    def __init__(self, contender: Contender, shared: Shared, ranks: Ranks, place: Place) -> None:
+        given = dict(contender.settings)
+        if contender.link == "grpc":
+            given["link"] = {"kind": "grpc", "targets": place.targets, **DEADLINES}
+        settings = load_codecs()[contender.codec].settings.model_validate(given)
+        super().__init__(shared.model, shared.optimizer(0.0 if settings.holds_momentum else MOMENTUM))
+        self.share = 1.0 / ranks.world_size
+        self._ranks = ranks
+        named = {name: each for name, each in shared.model.named_parameters() if each.requires_grad}
+        access = LinkAccess(training_run=f"trainingRuns/{contender.codec}", token=place.token)
+        self._link = open_link(settings, parameters=named, ranks=ranks, access=access)
+        self._reducer = CodecReducer.open(settings, parameters=named, link=self._link, seed=SEED, optimizer="sgd")
+
+    def exchange(self, compute_s: float) -> bool:
+        """See `Work`."""
+        self._reducer.reduce(self.parameters, self._ranks, Situation(compute_s=compute_s))
+        return self._reducer.clips_sums
+
+    def stepped(self) -> None:
+        """See `Work`."""
+        self._reducer.stepped()
+
+    def take(self) -> Exchanged:
+        """See `Work`."""
+        return self._reducer.take()
+
+    def close(self) -> None:
+        """See `Work`."""
+        if isinstance(self._link, GrpcLink):
+            self._link.close()
+
+
+class Works:
+    """The works of a rank, each opened when it is first asked for, by all ranks in the same order."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._ranks = Ranks(rank=place.rank, world_size=place.world_size, group=dist.group.WORLD)
+        self._open: dict[str, Work] = {}
+        self._shared = Shared()
+
+    def of(self, contender: Contender) -> Work:
+        """Returns the work of a contender; those of DDP, which has hooks in it, have a model of their own."""
+        if contender.name not in self._open:
+            self._open[contender.name] = self._opened(contender)
+        return self._open[contender.name]
+
+    def _opened(self, contender: Contender) -> Work:
+        match contender.by:
+            case By.NOBODY:
+                return Work(made())
+            case By.PYTORCH:
+                return Peer(contender.codec)
+            case By.FULMEN:
+                return Ours(contender, self._shared, self._ranks, self._place)
+
+    def close(self) -> None:
+        """Ends what is open."""
+        for work in self._open.values():
+            work.close()
