@@ -8,7 +8,7 @@ COMPOSE := docker compose --file deploy/docker-compose.yml
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup vllm-env demo test test-frameworks test-gpu test-container chaos chaos-store chaos-runners lint format types proto \
-	proto-check lock clean bench bench-store bench-runner bench-proxy bench-train bench-exchange-convergence \
+	proto-check lock clean bench bench-store bench-runner bench-proxy bench-train bench-exchange bench-exchange-convergence \
 	up down compose-smoke
 
 help: ## Shows this list
@@ -74,7 +74,7 @@ proto-check: setup $(NODE_READY) ## Checks the protos: lint, format, breaking ch
 lock: ## Resolves constraints.txt anew
 	tools/lock.sh
 
-bench: bench-store bench-runner bench-proxy bench-train ## Runs every benchmark (SHORT=1: the short form)
+bench: bench-store bench-runner bench-proxy bench-train bench-exchange ## Runs every benchmark (SHORT=1: the short form)
 
 bench-store: setup ## Benchmarks the store: rollouts and spans per second, latency, CPU per operation
 	$(PYTHON_BIN)/python -m benchmarks.store $(if $(SHORT),--short)
@@ -91,6 +91,9 @@ bench-train: setup ## Benchmarks training: what is learned, asynchronous against
 bench-exchange-convergence: setup ## Trains with every codec beside a dense exchange (two hours; goes on where it was cut off)
 	OMP_NUM_THREADS=1 $(PYTHON_BIN)/python -m benchmarks.exchange.convergence \
 		$(if $(SHORT),--short,--doc docs/exchange-convergence.md)
+
+bench-exchange: setup ## Benchmarks compressed gradient exchange beside PyTorch's hooks, on lines of a rate (root, or user namespaces)
+	$(PYTHON_BIN)/python -m benchmarks.exchange $(if $(SHORT),--quick)
 
 up: deploy/.env ## Builds and starts everything in containers
 	$(COMPOSE) up --build --detach --wait

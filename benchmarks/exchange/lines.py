@@ -18,7 +18,7 @@ from typing import IO, Self
 
 INSIDE = "FULMEN_BENCH_EXCHANGE_INSIDE"
 """Set by `enter` for the process that it starts."""
-UNSHARE = ("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+UNSHARE = ("unshare", "--net", "--mount")
 TOOLS = ("unshare", "mount", "ip", "tc")
 BRIDGE = "lines"
 QUEUE = "50ms"

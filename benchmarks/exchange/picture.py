@@ -10,6 +10,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
+from matplotlib.patches import Patch
 
 from benchmarks.exchange.contenders import COMPUTE, CONTENDERS, By
 from benchmarks.exchange.lines import LINES
@@ -30,6 +31,8 @@ def draw(raw: Mapping[str, Any], path: Path) -> None:
         _panel(axes, raw[line.name][most]["contenders"])
         axes.set_title(f"{line.text}, {most} ranks", fontsize=9)
         axes.set_xlabel("seconds of a step")
+    patches = [Patch(color=COLOURS[by], label=label) for by, label in ((By.PYTORCH, "PyTorch"), (By.FULMEN, "Fulmen"))]
+    grid[0][-1].legend(handles=patches, fontsize=8, loc="lower right")
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 

@@ -71,18 +71,13 @@ class Size:
 
     Attributes:
         steps: Optimiser steps of a rank on text; training steps of the run on arithmetic.
-        rounds: Exchanges in these.
+        rounds: Optimiser steps of a rank in these, and exchanges, but for an outer loop.
         every: Steps between validations.
     """
 
     steps: int
     rounds: int
     every: int
-
-    @property
-    def warmup_rounds(self) -> int:
-        """Rounds over which ratios grow."""
-        return max(1, round(WARMUP_SHARE * self.rounds))
 
 
 SIZES = {
@@ -105,7 +100,9 @@ class Cell:
     @property
     def exchange(self) -> dict[str, Any]:
         """Settings of the exchange, with a warm-up that fits the run."""
-        return {**self.case.exchange, "policy": {"kind": "fixed", "warmup_rounds": self.size.warmup_rounds}}
+        rounds = self.size.rounds / self.case.exchange.get("outer", {}).get("steps", 1)
+        warmup_rounds = max(1, round(WARMUP_SHARE * rounds))
+        return {**self.case.exchange, "policy": {"kind": "fixed", "warmup_rounds": warmup_rounds}}
 
     @property
     def file(self) -> str:

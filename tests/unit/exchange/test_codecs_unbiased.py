@@ -48,9 +48,11 @@ def test_the_mean_of_many_encodings_is_the_input(name):
         (Round(number=1), Round(number=2)),
         (Round(number=1), Round(number=1, rank=1)),
         (Round(number=1), Round(number=1, seed=1)),
+        (Round(number=1), Round(number=1, bucket=1)),
+        (Round(number=1, bucket=1), Round(number=1, rank=1)),
     ],
 )
-def test_rounds_ranks_and_seeds_draw_apart(one, other):
+def test_rounds_ranks_seeds_and_buckets_draw_apart(one, other):
     codec, values = segment("qsgd", bits=4), torch.randn(200_000, generator=torch.Generator().manual_seed(0))
     cuts = [0, values.numel()]
     [first, second] = (

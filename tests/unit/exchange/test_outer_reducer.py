@@ -201,6 +201,42 @@ def test_a_run_goes_on_bit_for_bit(codec: str, at: int, settles: bool) -> None:
         assert torch.equal(wanted, got)
 
 
+def test_a_network_learns_with_the_defaults_at_a_high_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.unit.exchange.thread_ranks.model_of", lambda _: network(0))
+    teacher = network(1)
+
+    def work(rank: Rank) -> list[float]:
+        student = network(0)  # whose own weights are not used
+        optimizer = torch.optim.AdamW(rank.parameters.values(), lr=3e-3)
+        losses = []
+        for number in range(300):
+            inputs = torch.randn(32, 16, generator=torch.Generator().manual_seed(2 * number + rank.number))
+            found = torch.func.functional_call(student, dict(rank.parameters), inputs)
+            loss = (found - teacher(inputs).detach()).square().mean()
+            # Normalised over the rows of all ranks.
+            (loss / rank.world).backward()
+            rank.reducer.reduce(list(rank.parameters.values()), Ranks(), Situation())
+            optimizer.step()
+            optimizer.zero_grad()
+            rank.reducer.stepped()
+            losses.append(float(loss.detach()))
+        return losses
+
+    outer = {"kind": "outer", "steps": 10}
+    for losses in on_ranks(work, "topk", world=2, ratio=100.0, dense_below=1, outer=outer):
+        last = sum(losses[-30:]) / 30
+        assert last < 0.5 * sum(losses[:10]) / 10
+        # Nothing builds up: it is not above what it has been at any time for long.
+        assert last < 1.5 * min(sum(losses[at : at + 30]) / 30 for at in range(0, 270, 10))
+
+
+def network(seed: int) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(
+        torch.nn.Linear(16, 96), torch.nn.Tanh(), torch.nn.Linear(96, 96), torch.nn.Tanh(), torch.nn.Linear(96, 4)
+    )
+
+
 def test_without_states_the_loop_begins_anew_from_the_weights_that_there_are() -> None:
     def work(rank: Rank) -> Tensor:
         steps(rank, 4)

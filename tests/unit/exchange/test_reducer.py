@@ -174,6 +174,22 @@ def test_what_came_too_late_is_sent_later() -> None:
     assert all(torch.equal(got, other) for other, _ in others)
 
 
+def test_a_rank_whose_part_was_missed_has_the_same_gradients_as_all_others() -> None:
+    def work(rank: Rank) -> list[Tensor | None]:
+        rank.link.missing = rank.number == 1
+        parameters = list(rank.parameters.values())
+        for index, gradient in enumerate(rank.gradients(1)):
+            parameters[index].grad = gradient if rank.number == 1 or index > 1 else None
+        rank.reduced()
+        return [parameter.grad for parameter in parameters]
+
+    first, *others = on_ranks(work, "none")
+    assert [one is None for one in first] == [True, True, False, False, False, False]
+    for other in others:
+        for one, two in zip(first, other, strict=True):
+            assert one is two is None or (one is not None and two is not None and torch.equal(one, two))
+
+
 def test_a_single_rank_goes_through_the_codec_as_well() -> None:
     def work(rank: Rank) -> Tensor:
         return torch.stack([rank.reduce(number) - rank.plain_sum(number) for number in (1, 2)]).sum(0)

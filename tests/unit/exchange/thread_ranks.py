@@ -42,7 +42,8 @@ class ThreadLink:
     """Each rank is the shard of one segment, and payloads travel as bytes.
 
     Attributes:
-        late: Says of a bucket whether this rank's payloads come too late.
+        late: Says of a round whether this rank's payloads come too late.
+        missing: Whether sums are made without this rank's tensors.
         sums: How many tensors were summed.
     """
 
@@ -56,6 +57,7 @@ class ThreadLink:
         self._shard: Shard | None = None
         self.sent_bytes = self.received_bytes = 0
         self.late: Callable[[int], bool] = lambda _: False
+        self.missing = False
         self.sums = 0
 
     def begin(self) -> None:
@@ -64,7 +66,7 @@ class ThreadLink:
     def all_reduce(self, tensor: Tensor) -> None:
         """Adds in the order of the ranks."""
         self.sums += 1
-        values = self._meeting.all(self._place, tensor.clone())
+        values = self._meeting.all(self._place, torch.zeros_like(tensor) if self.missing else tensor.clone())
         tensor.copy_(sum(values[1:], start=values[0]))
         self.sent_bytes += tensor.numel() * tensor.element_size()
 

@@ -43,7 +43,8 @@ from fulmen_algorithm.sinks.prometheus import RunMetrics
 from fulmen_algorithm.sinks.publisher import MetricPublisher
 from fulmen_algorithm.sinks.sink import OpenSink, load_sink
 from fulmen_algorithm.trainers.rank_group import GroupOptions, RankGroupTrainer
-from fulmen_algorithm.transport.gradient_exchange import GradientExchangeServicer, add_exchange
+from fulmen_algorithm.transport.exchange_folders import Run
+from fulmen_algorithm.transport.gradient_exchange import ExchangeLimits, GradientExchangeServicer, add_exchange
 from fulmen_algorithm.transport.training_runs import TrainingRunServicer
 from fulmen_service_kit.auth import RolePolicy
 from fulmen_service_kit.errors import StartupError
@@ -130,6 +131,8 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         settings, policy=POLICY, service_names=tuple(POLICY.services), register=register, revoked=revoked
     )
 
+    ports = {"tls_port": _secure_port(settings, server.server)} if settings.tls_certificate else {}
+
     async def drain() -> None:
         servicer.drain()
         exchange.drain()
@@ -142,7 +145,25 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         "metric_publisher": _metric_publisher(settings, runs, stack),
         "revocations": RevocationFollower(revoked=revoked, fetch=revoked_at_store(store)),
     }
-    return ServiceParts(server=server, roles=roles, drain=drain)
+    return ServiceParts(server=server, roles=roles, drain=drain, ports=ports)
+
+
+def _secure_port(settings: AlgorithmServiceSettings, server: grpc.aio.Server) -> int:
+    """Binds the port with TLS; returns it.
+
+    Raises:
+        StartupError: if the certificate or its key cannot be read, or the port is in use.
+    """
+    try:
+        key, certificate = Path(settings.tls_key).read_bytes(), Path(settings.tls_certificate).read_bytes()
+    except OSError as error:
+        raise StartupError(f"tls_certificate or tls_key cannot be read: {error}.") from error
+    address = f"{settings.host}:{settings.tls_port}"
+    try:
+        return int(server.add_secure_port(address, grpc.ssl_server_credentials([(key, certificate)])))
+    except RuntimeError:
+        text = f"Cannot listen on {address} with TLS: see whether the port is free, and key and certificate are a pair."
+        raise StartupError(text) from None
 
 
 def _engines(settings: AlgorithmServiceSettings, proxy: FulmenChannel) -> EnginePool:
@@ -160,7 +181,22 @@ def _exchange(settings: AlgorithmServiceSettings, runs: Runs, stack: AsyncExitSt
     def project_of(name: str) -> str:
         return runs.entry(name).run.project
 
-    servicer = GradientExchangeServicer(project_of=project_of, folder=settings.state_dir / "exchange")
+    def is_over(run: Run) -> bool:
+        project, name = run
+        return runs.has(name, project) and runs.entry(name).run.state.final
+
+    servicer = GradientExchangeServicer(
+        project_of=project_of,
+        folder=None if settings.exchange_sums == "none" else settings.state_dir / "exchange",
+        is_synced=settings.exchange_sums == "synced",
+        is_over=is_over,
+        limits=ExchangeLimits(
+            max_shards=settings.exchange_max_shards,
+            max_elements=settings.exchange_max_elements,
+            forget_s=settings.exchange_forget_s,
+            keep_s=settings.exchange_keep_s,
+        ),
+    )
     shown = ExchangeMetrics(servicer.held)
     REGISTRY.register(shown)
     stack.callback(REGISTRY.unregister, shown)

@@ -10,6 +10,7 @@ from fulmen_service_kit.settings import ServiceSettings, is_loopback, settings_c
 
 ALGORITHM_PORT = 7301
 METRICS_PORT = 7302
+TLS_PORT = 7303
 
 
 class AlgorithmServiceSettings(ServiceSettings):
@@ -75,6 +76,40 @@ class AlgorithmServiceSettings(ServiceSettings):
         " are shown a token for that: address, `host:port`, and file of the authorities (PEM) by which to know the"
         " server, empty for no TLS. This service itself always is among them, at `127.0.0.1` and its port.",
     )
+    exchange_max_shards: int = Field(
+        default=64,
+        ge=1,
+        le=4096,
+        description="Shards of sums of gradients that are held at a time, of all runs together.",
+    )
+    exchange_max_elements: int = Field(
+        default=2**31, ge=1, description="Elements of one such shard, of which it may hold a few float32 each."
+    )
+    exchange_forget_s: float = Field(
+        default=600.0, gt=0, description="How long a shard that all ranks have left stays in memory, seconds."
+    )
+    exchange_keep_s: float = Field(
+        default=7 * 86_400.0,
+        gt=0,
+        description="How long the sums of a run are kept in files that nobody adds to; those of a run that is over, no longer"
+        " than a shard stays in memory. Seconds.",
+    )
+    exchange_sums: str = Field(
+        default="synced",
+        pattern=r"^(synced|written|none)$",
+        description="What is done with a sum before ranks get it: on the disk, so that a crash of the machine loses nothing"
+        " (`synced`), in a file, so that one of the service does not (`written`), nothing (`none`).",
+    )
+    tls_port: int = Field(
+        default=TLS_PORT,
+        ge=0,
+        le=65535,
+        description="gRPC port with TLS, for ranks at other sites; 0 takes a free one.",
+    )
+    tls_certificate: str = Field(
+        default="", description="PEM file of the certificate chain for `tls_port`; empty: there is no such port."
+    )
+    tls_key: str = Field(default="", description="PEM file of that certificate's key.")
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="Device of training and engine.")
     torch_threads: int = Field(default=1, ge=1, le=1024, description="Threads of one torch operation.")
     kernels: str = Field(
@@ -118,4 +153,10 @@ class AlgorithmServiceSettings(ServiceSettings):
             raise ValueError("engine_token is needed, because engine_host can be reached from other machines")
         if self.max_engines < self.max_concurrent_runs:
             raise ValueError("max_engines needs to be at least max_concurrent_runs")
+        return self
+
+    @model_validator(mode="after")
+    def _certificate_has_key(self) -> Self:
+        if bool(self.tls_certificate) != bool(self.tls_key):
+            raise ValueError("tls_certificate and tls_key go together: set both, or neither")
         return self

@@ -70,15 +70,14 @@ class BucketSums:
         self._scratch = torch.empty(max(map(_size_of, self._places)), dtype=torch.float32, device=like.device)
         self._spent = Spent()
         self._lapped = 0.0
-        self.memories: dict[Kin, Memory] = {}
-        self.forget()
+        self.memories = {self._own: Memory(codec=make_codec(settings))}
 
     def forget(self) -> None:
         """Begins as if there had been no round."""
         for memory in self.memories.values():
             if memory.shard is not None:
                 memory.shard.states.clear()
-        self.memories = {self._own: Memory(codec=make_codec(self._settings))}
+        self.memories = {kin: Memory(codec=memory.codec) for kin, memory in self.memories.items()}
 
     @property
     def local_clip(self) -> float | None:

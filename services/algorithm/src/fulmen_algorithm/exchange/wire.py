@@ -7,7 +7,6 @@ Little-endian: `FGX1`, CRC-32 (ISO-HDLC, as in zlib) of all that follows it, len
 from __future__ import annotations
 
 import struct
-import zlib
 
 import numpy
 import torch
@@ -15,6 +14,7 @@ from google.protobuf.message import DecodeError
 from torch import Tensor
 
 from fulmen.algorithm.v1.gradient_exchange_pb2 import PayloadHeader, PayloadPart
+from fulmen_algorithm.exchange.aggregator.checksum import crc32
 from fulmen_algorithm.exchange.codec import Payload, PayloadInvalid
 
 MAGIC = b"FGX1"
@@ -43,7 +43,7 @@ def encode(payload: Payload) -> bytearray:
     """Makes the bytes of a payload."""
     front = front_of(payload)
     out = bytearray().join((front, *parts_of(payload)))
-    seal(out, zlib.crc32(memoryview(out)[CHECKED_FROM:]))
+    seal(out, crc32(memoryview(out)[CHECKED_FROM:]))
     return out
 
 
@@ -95,7 +95,7 @@ def decode(
     magic, wanted, length = _FRONT.unpack_from(view)
     if magic != MAGIC:
         raise PayloadInvalid("no payload of this format")
-    if (zlib.crc32(view[CHECKED_FROM:]) if checksum is None else checksum) != wanted:
+    if (crc32(view[CHECKED_FROM:]) if checksum is None else checksum) != wanted:
         raise PayloadInvalid("its checksum is wrong")
     try:
         header = PayloadHeader.FromString(bytes(view[_FRONT.size : _FRONT.size + length]))

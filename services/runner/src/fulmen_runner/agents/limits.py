@@ -124,19 +124,21 @@ class LimitKeeper:
             await asyncio.wait((self._measuring,))
 
     async def _measure(self) -> None:
-        before: Mapping[int, Usage] = {}
+        loop, before = asyncio.get_running_loop(), dict[int, Usage]()
         await asyncio.sleep(FIRST_LOOK_S)
         while self._watched:
             self._started.clear()
             allowed = {keeper: allowance for keeper, (allowance, _) in self._watched.items()}
-            # The loop hears what is exceeded before the kill, and so before it can hear of the end.
-            tell = partial(asyncio.get_running_loop().call_soon_threadsafe, self._breached)
-            usages, took_s = await asyncio.to_thread(_look_and_kill, allowed, tell)
+            usages, took_s = await asyncio.to_thread(_look_and_kill, allowed, partial(self._tell, loop))
             if any(grows_fast(allowed[each], before.get(each, NOTHING), usages[each]) for each in allowed):
                 await asyncio.sleep(max(GROWING_INTERVAL_S, _PAUSES_WHILE_GROWING * took_s))
             else:
                 await self._pause(took_s)
             before = usages
+
+    def _tell(self, loop: asyncio.AbstractEventLoop, exceeded: Mapping[int, str]) -> None:
+        # In a thread, and before the kill: so the loop hears of it before it can hear of the end.
+        loop.call_soon_threadsafe(self._breached, exceeded)
 
     def _breached(self, exceeded: Mapping[int, str]) -> None:
         for keeper, text in exceeded.items():

@@ -7,11 +7,26 @@ Source: Mark Adler's `crc32_combine` (zlib, crc32.c).
 
 from __future__ import annotations
 
+import zlib
 from functools import lru_cache
 
 POLYNOMIAL = 0xEDB88320
 ONE = 1 << 31
 """x^0: the lowest power is in the highest bit."""
+LONG = 65_536
+"""Bytes from which on it is worth asking what this machine's processor can do."""
+
+
+def crc32(data: bytes | bytearray | memoryview, value: int = 0) -> int:
+    """Returns the checksum of flat bytes, after those that `value` is of; of long ones as fast as this machine can.
+
+    The first long ones load torch and maybe compile a kernel: not on an event loop.
+    """
+    if len(data) < LONG:
+        return zlib.crc32(data, value)
+    from fulmen_algorithm.exchange import kernels
+
+    return kernels.checksum(memoryview(data), value)
 
 
 def joined(first: int, second: int, size: int) -> int:

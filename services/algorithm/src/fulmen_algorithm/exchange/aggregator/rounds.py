@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 import uuid
-import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from fulmen_algorithm.exchange.aggregator.arrivals import Arrivals
+from fulmen_algorithm.exchange.aggregator.checksum import crc32
 from fulmen_algorithm.exchange.aggregator.effects import (
     Answer,
     Behind,
@@ -168,22 +168,29 @@ class RoundMachine:
                 return answer(Verdict.BEHIND, f"the others are in round {self.round}")
             call = self._calls[chunk.key] = self._open[chunk.key] = _Call(terms=chunk.terms, opened_s=now_s)
             self._begin(chunk.key, now_s)
-        if chunk.key > member.position:
-            enters, member.position = chunk.key[0] > member.position[0], chunk.key
-            if enters:
-                self._forget()
+        self._note(member, chunk.key)
         if call.done is not None:
             return [self._told(member, chunk.key, call.done, again=True)] if chunk.offset == 0 else []
         call.waiting[rank] = incarnation
         if call.due is not None:
             return []
+        # Not before the sum is known of: sums are made in order, and this one is not to be passed by.
+        if crc32(chunk.data) != chunk.crc32:
+            self.totals.bad_checksums += 1
+            return answer(Verdict.BAD_CHECKSUM)
+        return self._put(call, rank, chunk, now_s)
+
+    def _note(self, member: Member, key: Key) -> None:
+        """Remembers what a member has sent for."""
+        if key > member.position:
+            enters, member.position = key[0] > member.position[0], key
+            if enters:
+                self._forget()
+
+    def _put(self, call: _Call, rank: int, chunk: Chunk, now_s: float) -> list[Effect]:
         staging = call.staged.get(rank)
         if staging is None:
             staging = call.staged[rank] = Staging(chunk.total_bytes, self._spare)
-        # Not before the sum is known of: sums are made in order, and this one is not to be passed by.
-        if zlib.crc32(chunk.data) != chunk.crc32:
-            self.totals.bad_checksums += 1
-            return answer(Verdict.BAD_CHECKSUM)
         if not staging.put(chunk.offset, chunk.data, chunk.crc32):
             return []
         if not call.terms.needs_all:

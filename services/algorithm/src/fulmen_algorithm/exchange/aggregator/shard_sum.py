@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from fulmen.algorithm.v1 import gradient_exchange_service_pb2 as pb
 from fulmen_algorithm.exchange import wire
+from fulmen_algorithm.exchange.aggregator.checksum import LONG, crc32
 from fulmen_algorithm.exchange.aggregator.effects import Done, Reply, SumDue
 from fulmen_algorithm.exchange.aggregator.kept_sums import BUCKET, KeptSums
 from fulmen_algorithm.exchange.aggregator.membership import Key
@@ -85,6 +86,7 @@ class ShardSum:
         self._files = None if folder is None else KeptSums(folder, terms, is_synced)
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
+        crc32(bytes(LONG))  # what that needs is made ready here, and not where chunks are waited for
 
     @property
     def keeps_state(self) -> bool:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import struct
-import zlib
 from dataclasses import dataclass, field
 
-from fulmen_algorithm.exchange.aggregator.checksum import joined, without
+from fulmen_algorithm.exchange.aggregator.checksum import crc32, joined, without
 from fulmen_algorithm.exchange.aggregator.terms import CHUNK_BYTES
 
 ALIGNMENT = 16
@@ -64,7 +63,7 @@ class Staged:
     @classmethod
     def of(cls, payload: bytes | bytearray) -> Staged:
         """Returns one that lies somewhere in one piece."""
-        return cls(memoryview(payload), zlib.crc32(memoryview(payload)[CHECKED_FROM:]), bytearray())
+        return cls(memoryview(payload), crc32(memoryview(payload)[CHECKED_FROM:]), bytearray())
 
 
 @dataclass(slots=True)
@@ -134,7 +133,7 @@ class Staging:
         first = min(CHUNK_BYTES, self.total_bytes)
         checksum = 0
         if self.total_bytes > CHECKED_FROM:
-            front = zlib.crc32(self._data[:CHECKED_FROM])
+            front = crc32(self._data[:CHECKED_FROM])
             checksum = without(self._checksums[0], front, first - CHECKED_FROM)
             for offset in range(CHUNK_BYTES, self.total_bytes, CHUNK_BYTES):
                 size = min(CHUNK_BYTES, self.total_bytes - offset)

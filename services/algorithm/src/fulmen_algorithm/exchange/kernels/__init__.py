@@ -6,6 +6,9 @@ encoded are float32, contiguous and on one device; ValueError says so where they
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from fulmen_algorithm.exchange.kernels.choice import Choice, Kernels
@@ -18,6 +21,7 @@ __all__ = [
     "KernelsUnavailable",
     "add_quantised",
     "add_sparse",
+    "checksum",
     "dgc_select",
     "feedback_select",
     "quantise",
@@ -75,6 +79,24 @@ def add_quantised(packed: Tensor, scales: Tensor, out: Tensor, *, bits: int, blo
     if packed.numel() != (size if bits == 8 else -(-size // 8) * bits) or scales.numel() != -(-size // block):
         raise ValueError(f"these are not {size} elements of {bits} bits with a scale for each {block}")
     _of(out).add_quantised(packed.contiguous(), scales.contiguous(), out, bits=bits, block=block)
+
+
+def checksum(data: bytes | memoryview, value: int = 0) -> int:
+    """Returns the CRC-32 (ISO-HDLC, as in zlib) of flat bytes.
+
+    Args:
+        data: They.
+        value: That of what stands before them.
+    """
+    return _checksum()(data, value)
+
+
+@lru_cache(maxsize=1)
+def _checksum() -> Callable[[bytes | memoryview, int], int]:
+    from fulmen_algorithm.exchange.kernels.native import NativeKernels
+
+    found = _choice.of("cpu")
+    return found.checksum if isinstance(found, NativeKernels) and found.checks_quickly else zlib.crc32
 
 
 def _of(first: Tensor, *others: Tensor) -> Kernels:

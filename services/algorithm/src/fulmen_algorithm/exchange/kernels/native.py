@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -22,6 +23,8 @@ SIGNATURES = {
     "add_sparse": ([_AT, _SIZE, _AT, _AT, _SIZE, _AT, _SIZE], _INT),
     "quantise": ([_AT, _SIZE, _INT, _SIZE, _WORD, _WORD, _WORD, _AT, _AT], None),
     "add_quantised": ([_AT, _AT, _AT, _SIZE, _INT, _SIZE], None),
+    "checks_quickly": ([], _INT),
+    "checksum": ([_AT, _SIZE, _WORD], _WORD),
 }
 
 
@@ -43,6 +46,7 @@ class NativeKernels:
                 raise KernelsUnavailable(f"the compiled library has no function {name}") from error
             function.argtypes, function.restype = arguments, result
         self._library = library
+        self.checks_quickly = bool(library.fulmen_checks_quickly())
 
     def threshold_of(self, sample: Tensor, share: float) -> float:
         """See `reference.threshold_of`."""
@@ -103,6 +107,11 @@ class NativeKernels:
         self._library.fulmen_add_quantised(
             packed.data_ptr(), scales.data_ptr(), out.data_ptr(), out.numel(), bits, block
         )
+
+    def checksum(self, data: bytes | memoryview, value: int = 0) -> int:
+        """Returns the CRC-32 of flat bytes, as `zlib.crc32` does; slower than that, unless `checks_quickly` says otherwise."""
+        bytes_ = numpy.frombuffer(data, dtype=numpy.uint8)
+        return int(self._library.fulmen_checksum(bytes_.ctypes.data, bytes_.size, value))
 
 
 def _room_for(size: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -6,7 +6,6 @@ what is written here, any protobuf library reads, and the other way round; `data
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -14,7 +13,7 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError
 
 from fulmen.algorithm.v1 import gradient_exchange_service_pb2 as pb
-from fulmen_algorithm.exchange.aggregator.checksum import joined
+from fulmen_algorithm.exchange.aggregator.checksum import crc32, joined
 from fulmen_algorithm.exchange.aggregator.terms import CHUNK_BYTES
 
 CHUNK_TAG = b"\x0a"
@@ -86,7 +85,7 @@ def cut(front: bytearray, parts: Iterable[memoryview]) -> CutPayload:
     for checksum, size in zip(checksums[1:], sizes[1:], strict=True):
         whole = joined(whole, checksum, size)
     front[4:CHECKED_FROM] = whole.to_bytes(4, "little")
-    checksums[0] = joined(zlib.crc32(front[:CHECKED_FROM]), checksums[0], sizes[0] - CHECKED_FROM)
+    checksums[0] = joined(crc32(front[:CHECKED_FROM]), checksums[0], sizes[0] - CHECKED_FROM)
     return CutPayload(tuple(pieces), tuple(checksums), sum(sizes))
 
 
@@ -202,5 +201,5 @@ def _runs(size: int, room: int) -> Iterator[tuple[int, int]]:
 def _checksum(pieces: Iterable[memoryview]) -> int:
     checksum = 0
     for piece in pieces:
-        checksum = zlib.crc32(piece, checksum)
+        checksum = crc32(piece, checksum)
     return checksum

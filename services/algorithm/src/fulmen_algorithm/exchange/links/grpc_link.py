@@ -24,6 +24,7 @@ from fulmen.algorithm.v1 import gradient_exchange_service_pb2 as pb
 from fulmen.errors import DeadlineExceeded, FulmenError, Unavailable
 from fulmen.rpc.channel import FulmenChannel, open_channel
 from fulmen_algorithm.exchange import wire
+from fulmen_algorithm.exchange.aggregator.checksum import LONG, crc32
 from fulmen_algorithm.exchange.aggregator.shard_sum import sum_payload
 from fulmen_algorithm.exchange.codec import Codec, Payload, PayloadInvalid, Round, SegmentCodec
 from fulmen_algorithm.exchange.failure import ExchangeFailed
@@ -116,6 +117,7 @@ class GrpcLink:
         if rank.layout.shards != len(settings.targets):
             raise ValueError(f"a layout of {rank.layout.shards} shards, but {len(settings.targets)} targets")
         self.missed_sums = 0
+        crc32(bytes(LONG))  # what that needs is made ready here, and not on the event loop
         self._rank = rank
         self._settings = settings
         self._connect = connect

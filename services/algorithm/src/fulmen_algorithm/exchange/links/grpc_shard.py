@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +18,7 @@ from fulmen.algorithm.v1 import gradient_exchange_service_pb2 as pb
 from fulmen.algorithm.v1.gradient_exchange_service_pb2_grpc import GradientExchangeServiceStub
 from fulmen.errors import DeadlineExceeded, FulmenError, Unavailable
 from fulmen.rpc.channel import DuplexStream, FulmenChannel
+from fulmen_algorithm.exchange.aggregator.checksum import crc32
 from fulmen_algorithm.exchange.aggregator.membership import Key
 from fulmen_algorithm.exchange.aggregator.staging import Spare, Staged, Staging
 from fulmen_algorithm.exchange.aggregator.terms import CHUNK_BYTES
@@ -324,7 +324,7 @@ class ShardClient:
         if verdict is None or reply is None:
             return
         problem = reply.problem(head.offset_bytes, head.total_bytes, len(chunk.data))
-        if problem or zlib.crc32(chunk.data) != head.crc32:
+        if problem or crc32(chunk.data) != head.crc32:
             # Asked for again, it comes again.
             raise Unavailable(f"A sum came damaged: {problem or 'wrong checksum'}.")
         self.received_bytes += len(chunk.data)
