@@ -8,7 +8,7 @@ within. PyTorch's DDP in float32, with its bf16 hook (stock, under another name:
 its PowerSGD hook of rank 1 (stock, with all gradients in one bucket: with more it aborts on Gloo); and the package's
 codecs, summed the way trainers do it, over Gloo, or over gRPC with a process that serves a shard beside each rank.
 Ratios are those after the warm-up of the sparsity; `auto` has measured before it is timed. All take turns; a step's time
-is that of the slowest rank, the first of a turn is left out unless it takes longer than 3 s; medians and quartiles.
+is that of the slowest rank, the first of a turn is left out unless it takes longer than 2 s; medians and quartiles.
 Bytes are those of the interfaces, headers and all. CPU seconds of a rank are with those of the server beside it.
 Transfers are of all gradients as they are, without computing.
 
@@ -137,4 +137,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:
+        say("interrupted; lines that were measured are in the results")
         sys.exit(130)

@@ -36,7 +36,7 @@ class Form:
     worlds: Sequence[int] = (2, 4)
     trials: int = 3
     steps: int = 2
-    slow_s: float = 3.0
+    slow_s: float = 2.0
     transfers: int = 3
     short: bool = False
 
@@ -134,8 +134,10 @@ class Turns:
             counts[contender.name] = 1 if seconds >= form.slow_s else form.steps + 1
         for trial in range(form.trials):
             for contender in contenders:
-                if len(self.taken[contender.name].steps) < form.trials * form.steps:
-                    self.take(contender, counts[contender.name])
+                count = counts[contender.name]
+                # One that is slow has taken a step that counts in the turn before these.
+                if len(self.taken[contender.name].steps) < form.trials * max(1, count - 1):
+                    self.take(contender, count)
             say(f"  {self._line.text}, {self._world_size} ranks: turn {trial + 1} of {form.trials}")
 
 

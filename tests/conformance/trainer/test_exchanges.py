@@ -109,7 +109,9 @@ async def test_what_loses_little_learns_what_one_process_learns(codec, rule, gro
 @pytest.mark.parametrize("given", STATEFUL, ids=lambda given: "-".join(map(str, given.values()))[:40])
 async def test_training_goes_on_bit_for_bit_with_what_was_kept_back(given, group, rows, model_dir, tmp_path):
     codec = SETTINGS.validate_python(given)
-    setup = setup_of(model_dir, given, Sgd() if codec.sgd_only else AdamW())
+    # With an outer loop each rank has moments of its own.
+    rule = Sgd() if codec.sgd_only and codec.outer.kind == "every_step" else AdamW()
+    setup = setup_of(model_dir, given, rule)
     await group._call(OPEN, setup=setup)
     await steps(group, rows, count=2)
     (tmp_path / "state").mkdir()

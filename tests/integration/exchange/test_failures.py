@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -194,6 +195,64 @@ async def test_a_slow_upload_is_cut_off_when_the_sum_is_made_without_it(site: Si
     assert alike(*sums)
     assert (fast.accepted, slow.accepted) == ([[True]], [[False]])
     assert slow.link.sent_bytes <= 2 * CHUNK_BYTES
+
+
+class Unruly(FulmenChannel):
+    """A channel that brings what is sent late, some of it twice, and chunks of a payload in another order."""
+
+    def __init__(self, inner: FulmenChannel, chance: random.Random) -> None:
+        self._inner = inner
+        self._chance = chance
+        self.unary_unary: Any = inner.unary_unary
+
+    async def close(self, grace: float | None = None) -> None:
+        await self._inner.close(grace)
+
+    def stream_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        make = self._inner.stream_stream(method, *args, **kwargs)
+        return lambda: self._unruly(make())
+
+    def _unruly(self, stream: Any) -> Any:
+        write, read, held = stream.write, stream.read, list[bytes]()
+
+        async def unruly(message: bytes | pb.ExchangeRequest) -> None:
+            await asyncio.sleep(self._chance.uniform(0.0, 0.002))
+            if not isinstance(message, bytes):
+                await write(message)
+                return
+            chunk = pb.ExchangeRequest.FromString(message).chunk
+            held.append(message)
+            is_last = chunk.offset_bytes + len(chunk.data) == chunk.total_bytes
+            if is_last or self._chance.random() < 0.4:
+                self._chance.shuffle(held)
+                for each in [*held, *self._chance.choices(held, k=self._chance.randrange(2))]:
+                    await write(each)
+                held.clear()
+
+        async def late() -> Any:
+            await asyncio.sleep(self._chance.uniform(0.0, 0.002))
+            return await read()
+
+        stream.write, stream.read = unruly, late
+        return stream
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_messages_that_are_late_repeated_and_in_another_order_change_nothing(
+    seed: int, site: Site, join: Join
+) -> None:
+    rows = 3 * CHUNK_BYTES // 16 + 5  # at a ratio of 4 three chunks, and a rest
+    chance = random.Random(seed)
+    members = [await join(rank, rows=rows, connect=lambda at: Unruly(open_channel(at), chance)) for rank in range(2)]
+    async with running(Site()) as other:
+        calm = [await join(rank, rows=rows, targets=[other.target]) for rank in range(2)]
+        for number in (1, 2, 3):
+            sums = await exchanged(number, *members)
+            wanted = await exchanged(number, *calm)
+            assert all(alike(sum_, wanted[0]) for sum_ in sums)
+        for member in calm:
+            await asyncio.to_thread(member.link.kill)
+    assert all(member.accepted == [[True]] * 3 for member in members)
 
 
 async def test_a_damaged_chunk_is_refused_and_sent_again(site: Site, join: Join) -> None:

@@ -10,9 +10,10 @@ import torch
 from fulmen_algorithm.exchange import wire
 from fulmen_algorithm.exchange.aggregator.terms import MAX_RANKS
 from fulmen_algorithm.exchange.codec import Round, SegmentCodec
+from fulmen_algorithm.exchange.links.grpc_link import PIECE_BYTES, SMALL, UNDER_WAY
 from fulmen_algorithm.exchange.registry import load_codecs, make_codec
 from fulmen_algorithm.exchange.shard import Shard
-from tests.integration.exchange.world import Join, Site, gradient_of, layout_of, settings_named
+from tests.integration.exchange.world import Join, Member, Site, gradient_of, layout_of, settings_named
 
 SEGMENT_CODECS = sorted(
     name for name, entry in load_codecs().items() if isinstance(make_codec(entry.settings()), SegmentCodec)
@@ -67,17 +68,56 @@ async def test_four_ranks_and_four_shards_get_the_sums_of_a_process_group(site: 
             assert torch.equal(got.view(torch.int32), sum_.view(torch.int32))
 
 
-@pytest.mark.parametrize("size", [1, 65_536, 300_001])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-async def test_a_tensor_is_summed_as_it_is(size: int, dtype: torch.dtype, site: Site, join: Join) -> None:
-    members = [await join(rank, of=2, targets=[site.target] * 2) for rank in range(2)]
-    tensors = [gradient_of(rank, 1, size).to(dtype) for rank in range(2)]
-    wanted = (tensors[0].float() + tensors[1].float()).to(dtype)
+async def reduced(members: list[Member], tensors: list[torch.Tensor]) -> None:
+    """Has members sum their tensors, in a round of its own."""
     for member in members:
         member.link.begin()
     await asyncio.gather(
         *(asyncio.to_thread(member.link.all_reduce, tensor) for member, tensor in zip(members, tensors, strict=True))
     )
-    assert torch.equal(tensors[0], wanted)
-    assert torch.equal(tensors[1], wanted)
-    assert members[0].link.sent_bytes >= size * (2 if dtype is torch.bfloat16 else 4)
+
+
+KEPT = [torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.int16]
+
+
+@pytest.mark.parametrize("size", [1, 65_536, 300_001])
+@pytest.mark.parametrize("dtype", [*KEPT, torch.float64])
+async def test_a_tensor_is_summed_as_it_is(size: int, dtype: torch.dtype, site: Site, join: Join) -> None:
+    members = [await join(rank, of=2, targets=[site.target] * 2) for rank in range(2)]
+    tensors = [(gradient_of(rank, 1, size) * 40).to(dtype) for rank in range(2)]
+    exact = (tensors[0].double() + tensors[1].double()).float()
+    # Whole numbers go around, as those of a process group do; all others are rounded once.
+    wanted = exact.to(dtype) if dtype.is_floating_point else exact.int().to(dtype)
+    await reduced(members, [torch.zeros(SMALL + 1) for _ in members])  # after which all know all members
+    before = members[0].link.sent_bytes
+    await reduced(members, tensors)
+    for tensor in tensors:
+        torch.testing.assert_close(tensor, wanted, rtol=1e-6 if dtype is torch.float64 else 0.0, atol=0.0)
+    assert torch.equal(tensors[0], tensors[1])
+    sent_each = dtype.itemsize if dtype in KEPT else 4
+    assert 0 <= members[0].link.sent_bytes - before - size * sent_each <= 200
+
+
+async def test_a_long_tensor_is_summed_in_pieces_of_which_several_are_under_way(site: Site, join: Join) -> None:
+    members = [await join(rank) for rank in range(2)]
+    size = 3 * PIECE_BYTES // 4 * 2 + 5
+    tensors = [gradient_of(rank, 1, size).view(-1, 1) for rank in range(2)]
+    wanted = tensors[0] + tensors[1]
+    members[0].link.begin()
+    first = asyncio.create_task(asyncio.to_thread(members[0].link.all_reduce, tensors[0]))
+    machine = site.shard().machine
+    await site.until(lambda: len(machine._open) == UNDER_WAY)  # the other has not begun
+    members[1].link.begin()
+    await asyncio.to_thread(members[1].link.all_reduce, tensors[1])
+    await first
+
+    assert machine.totals.sums == 7
+    assert all(torch.equal(tensor, wanted) for tensor in tensors)
+
+
+async def test_a_tensor_that_does_not_lie_in_a_row_is_summed(site: Site, join: Join) -> None:
+    members = [await join(rank) for rank in range(2)]
+    tensors = [gradient_of(rank, 1, 600).view(20, 30).t() for rank in range(2)]
+    wanted = tensors[0] + tensors[1]
+    await reduced(members, tensors)
+    assert all(torch.equal(tensor, wanted) for tensor in tensors)

@@ -18,8 +18,9 @@ from fulmen_algorithm.exchange.layout import Layout
 from fulmen_algorithm.exchange.links.grpc_link import GrpcLink
 from fulmen_algorithm.exchange.registry import load_codecs
 from fulmen_algorithm.exchange.settings import CodecSettings
+from fulmen_algorithm.transport.exchange_folders import Run
 from fulmen_algorithm.transport.exchange_shards import ServedShard
-from fulmen_algorithm.transport.gradient_exchange import GradientExchangeServicer, add_exchange
+from fulmen_algorithm.transport.gradient_exchange import ExchangeLimits, GradientExchangeServicer, add_exchange
 from fulmen_service_kit.server import RpcServer, build_server
 from fulmen_service_kit.settings import ServiceSettings, settings_config
 
@@ -56,6 +57,8 @@ class Site:
 
     clock: Clock = field(default_factory=Clock)
     folder: Path | None = None
+    is_over: Callable[[Run], bool] = lambda _: False
+    limits: ExchangeLimits = field(default_factory=ExchangeLimits)
     options: dict[str, object] = field(default_factory=lambda: {"dev_mode": True})
     port: int = 0
     servicer: GradientExchangeServicer = field(init=False)
@@ -66,7 +69,9 @@ class Site:
         return f"127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        self.servicer = GradientExchangeServicer(project_of=project_of, folder=self.folder, clock=self.clock)
+        self.servicer = GradientExchangeServicer(
+            project_of=project_of, folder=self.folder, is_over=self.is_over, clock=self.clock, limits=self.limits
+        )
         self.server = build_server(
             SampleSettings(port=self.port, **self.options),  # type: ignore[arg-type]
             policy=POLICY,
@@ -131,9 +136,11 @@ class Member:
     def gradient(self, number: int) -> Tensor:
         return gradient_of(self.link.rank, number, self.layout.size_of(0))
 
-    def exchange(self, number: int) -> Tensor:
-        """Takes one round, in the thread of the caller; returns the sum."""
+    def exchange(self, number: int, *, also: Tensor | None = None) -> Tensor:
+        """Takes one round, in the thread of the caller; returns the sum. `also` is summed before, as it is."""
         self.link.begin()
+        if also is not None:
+            self.link.all_reduce(also)
         size = self.layout.size_of(0)
         bucket = Bucket(index=0, flat=self.gradient(number), matrices=[], cuts=self.layout.cuts_of(0))
         round_ = Round(number=number, world_size=self.link.size, ratio=4.0, rank=self.link.rank, seed=7)

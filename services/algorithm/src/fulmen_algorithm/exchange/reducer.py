@@ -72,6 +72,11 @@ class CodecReducer:
         return not self._exchanger.clips
 
     @property
+    def steps_alone(self) -> bool:
+        """See `GradientReducer`."""
+        return self._outer is not None
+
+    @property
     def rounds(self) -> int:
         """How many rounds there were."""
         return self._exchanger.number

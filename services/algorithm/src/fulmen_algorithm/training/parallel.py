@@ -140,6 +140,10 @@ class GradientReducer(Protocol):
     def clips_sums(self) -> bool:
         """Whether the caller is to scale the sum to a norm; False where each rank's own part is scaled."""
 
+    @property
+    def steps_alone(self) -> bool:
+        """Whether each rank takes optimiser steps of its own, and so has moments of its own."""
+
     def reduce(self, parameters: Sequence[nn.Parameter], ranks: Ranks, situation: Situation) -> None:
         """Replaces each parameter's gradient by its sum over the ranks, the same bits on every rank.
 
@@ -167,6 +171,7 @@ class AllReduce:
     """Sums gradients as they are, in buckets."""
 
     clips_sums = True
+    steps_alone = False
 
     def reduce(self, parameters: Sequence[nn.Parameter], ranks: Ranks, situation: Situation) -> None:
         """See `GradientReducer`."""

@@ -36,7 +36,10 @@ def write_state(state: TrainingState, folder: Path) -> None:
     # Whatever the ranks exchange comes first: after an error of rank 0's disk none must wait for it.
     saved = _training_dict(state)
     state.policy.save(folder / MODEL)
-    if kept := state.reducer.state():
+    kept = state.reducer.state()
+    if state.reducer.steps_alone:
+        kept["moments"] = _get_moments(state, everywhere=True)
+    if kept:
         # Each rank its own: what ranks keep back of their gradients may be twice as much as the weights.
         torch.save(kept, folder / EXCHANGE.format(rank=f"{state.policy.ranks.rank:05d}"))
     if state.policy.ranks.leads:
@@ -59,12 +62,12 @@ def read_state(folder: Path, state: TrainingState) -> None:
     state.optimizer_steps = saved["optimizer_steps"]
     state.skipped_steps = saved["skipped_steps"]
     state.norms = NormWatch(saved["norms"])
-    state.reducer.restore(
-        [
-            torch.load(file, map_location="cpu", weights_only=True)
-            for file in sorted(folder.glob(EXCHANGE.format(rank="*")))
-        ]
-    )
+    files = sorted(folder.glob(EXCHANGE.format(rank="*")))
+    kept = [torch.load(file, map_location="cpu", weights_only=True) for file in files]
+    own = [one.pop("moments", None) for one in kept]
+    if state.reducer.steps_alone and any(own):
+        _set_moments(state, own[state.policy.ranks.rank % len(own)])
+    state.reducer.restore(kept)
     of_ranks = saved["rng"]
     set_generators(of_ranks[state.policy.ranks.rank % len(of_ranks)])
 
@@ -100,8 +103,8 @@ def _training_dict(state: TrainingState) -> dict[str, Any]:
     }
 
 
-def _get_moments(state: TrainingState) -> dict[str, dict[str, Tensor]]:
-    """Collects the optimiser's moments by the name of their weight, whole and on the CPU of rank 0.
+def _get_moments(state: TrainingState, *, everywhere: bool = False) -> dict[str, dict[str, Tensor]]:
+    """Collects the optimiser's moments by the name of their weight, whole and on the CPU of rank 0, or of every rank.
 
     The library's own function would take a step of its own where there are none yet.
     """
@@ -110,7 +113,7 @@ def _get_moments(state: TrainingState) -> dict[str, dict[str, Tensor]]:
         for key, value in state.optimizer.state.get(parameter, {}).items():
             # Of all ranks, one weight after another, so that no GPU holds all of them.
             whole = value.full_tensor() if isinstance(value, DTensor) else value
-            if state.policy.ranks.leads:
+            if everywhere or state.policy.ranks.leads:
                 found.setdefault(name, {})[key] = whole.cpu()
     return found
 

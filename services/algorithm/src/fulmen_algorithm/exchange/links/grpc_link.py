@@ -7,14 +7,12 @@ a membership outlasts any computation. Calls are counted from the beginning of a
 from __future__ import annotations
 
 import asyncio
-import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
@@ -30,6 +28,7 @@ from fulmen_algorithm.exchange.codec import Codec, Payload, PayloadInvalid, Roun
 from fulmen_algorithm.exchange.failure import ExchangeFailed
 from fulmen_algorithm.exchange.layout import Layout
 from fulmen_algorithm.exchange.links.grpc_chunks import cut
+from fulmen_algorithm.exchange.links.grpc_loop import link_loop
 from fulmen_algorithm.exchange.links.grpc_settings import GrpcLinkSettings
 from fulmen_algorithm.exchange.links.grpc_shard import Incoming, Outgoing, ShardClient, failed
 from fulmen_algorithm.exchange.settings import CodecSettings
@@ -224,7 +223,7 @@ class GrpcLink:
             if part.dtype is not piece.dtype or part.numel() != piece.numel():
                 raise ExchangeFailed("a shard returned a sum of another type or size; update its server")
             piece.copy_(part)
-            _loop().call_soon_threadsafe(self._shards[shard].recycle, incoming.sum)
+            link_loop().call_soon_threadsafe(self._shards[shard].recycle, incoming.sum)
 
     def takes(self, codec: SegmentCodec) -> bool:
         """See `Link`; the terms of a run name one codec."""
@@ -298,7 +297,7 @@ class GrpcLink:
         if not self._round:
             raise AssertionError("begin() comes before the first call of a round")
         self._call += 1
-        return asyncio.run_coroutine_threadsafe(gather(), _loop())
+        return asyncio.run_coroutine_threadsafe(gather(), link_loop())
 
     def _finish(self, future: Future[list[Incoming]]) -> list[Incoming]:
         found = self._result(future, self._settings.deadline_s)
@@ -348,7 +347,7 @@ class GrpcLink:
     def _wait(self, coroutine: Coroutine[Any, Any, Value], *, limit_s: float | None = None) -> Value:
         """Runs something on the loop's thread; see `_result`."""
         limit_s = self._settings.deadline_s if limit_s is None else limit_s
-        return self._result(asyncio.run_coroutine_threadsafe(coroutine, _loop()), limit_s)
+        return self._result(asyncio.run_coroutine_threadsafe(coroutine, link_loop()), limit_s)
 
     def _result(self, future: Future[Value], limit_s: float) -> Value:
         """Waits for what runs on the loop's thread.
@@ -375,14 +374,3 @@ def _waves(flat: Tensor, shards: int) -> Iterator[tuple[Tensor, ...]]:
     pieces = flat.split(size if size <= SMALL else min(most, -(-size // shards)))
     for begin in range(0, len(pieces), shards):
         yield pieces[begin : begin + shards]
-
-
-@lru_cache(maxsize=1)
-def _loop() -> asyncio.AbstractEventLoop:
-    """Returns the event loop of all links of this process, in a thread of its own.
-
-    It is never closed: gRPC hands events from one loop of a process to another, and fails if that one is gone.
-    """
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="exchange-links", daemon=True).start()
-    return loop

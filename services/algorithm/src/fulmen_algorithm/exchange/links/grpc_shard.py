@@ -33,6 +33,8 @@ LONGEST_PAUSE_S = 2.0
 HEARTBEATS_PER_LEASE = 3
 MAX_REPLY_BYTES = 2**30
 SPARE = 4
+OUTDATED = -1
+"""Instead of an epoch: what is being sent is of no use."""
 WITH_SUM = (
     pb.SegmentVerdict.VERDICT_ACCEPTED,
     pb.SegmentVerdict.VERDICT_DUPLICATE,
@@ -284,8 +286,9 @@ class ShardClient:
             awaited, only = await orders.get()
             if only is None:
                 awaited.epoch = self._request.membership_epoch
-            for message, size in awaited.payload.messages(awaited.epoch, only=only):
-                if not awaited.is_wanted:
+            epoch = awaited.epoch
+            for message, size in awaited.payload.messages(epoch, only=only):
+                if not awaited.is_wanted or awaited.epoch != epoch:
                     break
                 self.sent_bytes += size
                 await stream.write(message)
@@ -308,6 +311,7 @@ class ShardClient:
                 orders.put_nowait((awaited, message.verdict.offset_bytes // CHUNK_BYTES))
             elif message.verdict.verdict == pb.SegmentVerdict.VERDICT_STALE_EPOCH:
                 if awaited.epoch < message.verdict.membership_epoch:  # else it was sent again since
+                    awaited.epoch = OUTDATED
                     if self._request.membership_epoch < message.verdict.membership_epoch:
                         await self._join_or_fail()
                     orders.put_nowait((awaited, None))
