@@ -205,7 +205,7 @@ class RoundMachine:
         call.due, call.done = None, Done(taken=due.taken, member_count=due.member_count, reply=reply)
         self._made = max(self._made, (key[0], key[1] + 1))
         self._count(due, reply, now_s)
-        self._spare.most = 2 * len(self.members.ranks)
+        self._spare.most = MAX_OPEN * len(self.members.ranks)
         for staged in due.payloads.values():
             self._spare.give(staged.buffer)
         waiting = [self.members.get(rank, incarnation) for rank, incarnation in call.waiting.items()]
