@@ -138,7 +138,10 @@ def test_every_case_is_held_against_a_dense_one_with_the_same_optimiser_and_no_s
         assert (dense.exchange["codec"], dense.dense) == ("none", "")
         assert dense.optimizer["kind"] == case.optimizer["kind"]
         momenta = [one.optimizer.get("momentum", 0.0) for one in (case, dense)]
-        assert momenta == ([0.0, 0.9] if case.exchange["codec"] == "dgc" else [momenta[1]] * 2)
+        if case.exchange["codec"] == "dgc":
+            assert momenta[0] == 0.0  # it has its own
+        elif case.exchange["codec"] != "none":
+            assert momenta[0] == momenta[1]
         assert not case.tried or case.rate in case.tried
     assert {case.exchange["codec"] for case in CASES if case.task is Task.TEXT} == set(load_codecs())
     assert {case.exchange["codec"] for case in CASES if case.task is Task.ARITHMETIC} == set(load_codecs())
