@@ -1,4 +1,4 @@
-"""Servers and ranks that are processes of their own, to be killed and held still, and a line between them that does harm.
+"""Servers and ranks that are processes of their own, to be killed and held still.
 
 They are forked from one process that has loaded what all of them need. Whoever starts them ends them.
 """
@@ -9,10 +9,8 @@ import asyncio
 import hashlib
 import multiprocessing
 import os
-import random
 import signal
-import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,12 +31,10 @@ from fulmen_algorithm.exchange.links.grpc_settings import GrpcLinkSettings
 from fulmen_algorithm.exchange.registry import make_codec
 from fulmen_algorithm.transport.gradient_exchange import GradientExchangeServicer, add_exchange
 from fulmen_service_kit.server import build_server
+from tests.integration.exchange.line import Line
 from tests.integration.exchange.world import RUN, Member, SampleSettings, layout_of, settings_named
 
 ANSWER_LIMIT_S = 120.0
-PIECE_BYTES = 65_536
-DAMAGED_FROM = 4096
-"""Bytes of what a socket brings at a time, from which on one of them is damaged when that is asked for."""
 Answer = dict[str, Any]
 Started = TypeVar("Started", bound="Process | Line")
 
@@ -156,8 +152,8 @@ class Nursery:
         return started
 
     def close(self) -> None:
-        """Ends all that were started."""
-        for started in self._started:
+        """Ends all that were started, the newest first: nobody calls a line while it ends."""
+        for started in reversed(self._started):
             started.close()
 
 
@@ -219,7 +215,6 @@ class _Taking:
         rows: int = 0,
         version: int = 0,
         link: dict[str, float] | None = None,
-        weights: bytes = b"",
         **more: object,
     ) -> int:
         """Joins; returns the round that it takes part in first.
@@ -232,7 +227,6 @@ class _Taking:
             rows: Of the model, if not as usual.
             version: Of the codec, if not its own.
             link: Settings of it.
-            weights: That it begins with; zeros if empty.
             more: Settings of the codec.
         """
         settings = settings_named(codec, **more)
@@ -248,7 +242,7 @@ class _Taking:
         opened = GrpcLink.open(who, given, connect=partial(open_channel))
         size = layout.size_of(0)
         self._member = Seeded(opened, made, layout, made.new_state(torch.zeros(size)), seed=self._seed)
-        self._weights = torch.frombuffer(bytearray(weights), dtype=torch.float32) if weights else torch.zeros(size)
+        self._weights = torch.zeros(size)
         self._given, self._got = np.zeros(size), np.zeros(size)
         return opened.next_round
 
@@ -264,8 +258,8 @@ class _Taking:
         self._weights += sum_
         return {
             "number": number,
-            "sum": _digest(sum_),
-            "weights": _digest(self._weights),
+            "sum": digest_of(sum_),
+            "weights": digest_of(self._weights),
             "accepted": self._member.accepted[-1],
             "ranks": self._member.link.size,
         }
@@ -273,6 +267,10 @@ class _Taking:
     def weights(self) -> bytes:
         """Returns the weights."""
         return self._weights.numpy().tobytes()
+
+    def take_over(self, *, weights: bytes) -> None:
+        """Begins with the weights of another rank, instead of zeros."""
+        self._weights = torch.frombuffer(bytearray(weights), dtype=torch.float32)
 
     def kept(self) -> Answer:
         """See `Kept`."""
@@ -291,11 +289,15 @@ class Seeded(Member):
     seed: int = 0
 
     def gradient(self, number: int) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(1_000_003 * self.seed + 1000 * number + self.link.rank)
-        return torch.randn(self.layout.size_of(0), generator=generator)
+        return seeded_gradient(self.link.rank, number, self.layout.size_of(0), seed=self.seed)
 
 
-def _digest(tensor: torch.Tensor) -> str:
+def seeded_gradient(rank: int, number: int, size: int, *, seed: int) -> torch.Tensor:
+    """Returns the gradient of a rank in a round."""
+    return torch.randn(size, generator=torch.Generator().manual_seed(1_000_003 * seed + 1000 * number + rank))
+
+
+def digest_of(tensor: torch.Tensor) -> str:
     return hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy().data).hexdigest()[:16]
 
 
@@ -336,6 +338,7 @@ def _status(servicer: GradientExchangeServicer) -> Answer:
     shards = [shard for _, _, shard in servicer.held()]
     return {
         "members": [shard.machine.members.ranks for shard in shards],
+        "epochs": [shard.machine.members.epoch for shard in shards],
         "lost_residuals": sum(shard.lost_residuals for shard in shards),
         "removed": sum(shard.machine.removed for shard in shards),
         "sums": sum(shard.machine.totals.sums for shard in shards),
@@ -343,95 +346,3 @@ def _status(servicer: GradientExchangeServicer) -> Answer:
         "bad_checksums": sum(shard.machine.totals.bad_checksums for shard in shards),
         "positions": {member.rank: member.position for shard in shards for member in shard.machine.members.all()},
     }
-
-
-class Line:
-    """What ranks go through to a server: forwards bytes, late, in other pieces, damaged, or up to a point.
-
-    Attributes:
-        delay_s: The longest delay of a piece.
-        held_after: Bytes to the server after which no more go through; None: all go.
-        to_damage: Pieces each way that are still to be damaged.
-        carried: Bytes that went to the server.
-    """
-
-    def __init__(self, port: int, *, seed: int = 0) -> None:
-        self.delay_s = 0.0
-        self.held_after: int | None = None
-        self.to_damage = {"up": 0, "down": 0}
-        self.carried = 0
-        self._target = port
-        self._chance = random.Random(seed)
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._released = asyncio.Event()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="line", daemon=True)
-        self._thread.start()
-        self._server = self._do(asyncio.start_server(self._carry, "127.0.0.1", 0))
-
-    @property
-    def address(self) -> str:
-        """Where it begins."""
-        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-
-    def release(self) -> None:
-        """Lets go through what was held."""
-        self.held_after = None
-        self._loop.call_soon_threadsafe(self._released.set)
-
-    def cut(self) -> None:
-        """Ends all connections."""
-        self._do(self._cut())
-
-    def close(self) -> None:
-        """Ends."""
-        self._do(self._end())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(ANSWER_LIMIT_S)
-        self._loop.close()
-
-    def _do(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(ANSWER_LIMIT_S)
-
-    async def _cut(self) -> None:
-        for writer in self._writers:
-            writer.transport.abort()
-
-    async def _end(self) -> None:
-        self._server.close()
-        await self._cut()
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for writer in self._writers:
-            with suppress(OSError):
-                await writer.wait_closed()
-
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
-        with suppress(asyncio.CancelledError):  # the line ends
-            try:
-                to_reader, to_writer = await asyncio.open_connection("127.0.0.1", self._target)
-            except OSError:
-                writer.transport.abort()
-                return
-            self._writers.add(to_writer)
-            await asyncio.gather(self._pump(reader, to_writer, "up"), self._pump(to_reader, writer, "down"))
-
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: str) -> None:
-        with suppress(OSError):
-            while data := await reader.read(self._chance.randint(1, PIECE_BYTES) if self.delay_s else PIECE_BYTES):
-                await asyncio.sleep(self._chance.uniform(0.0, self.delay_s))
-                if way == "up":
-                    if self.held_after is not None and self.carried + len(data) > self.held_after:
-                        await self._released.wait()
-                    self.carried += len(data)
-                # Not where a chunk says what it is of: that has no checksum but TCP's.
-                if len(data) > DAMAGED_FROM and self.to_damage[way] and b"topk" not in data:
-                    self.to_damage[way] -= 1
-                    place = self._chance.randrange(DAMAGED_FROM // 2, len(data))
-                    data = data[:place] + bytes([data[place] ^ 1 << self._chance.randrange(8)]) + data[place + 1 :]
-                writer.write(data)
-                await writer.drain()
-        writer.transport.abort()

@@ -344,6 +344,21 @@ async def test_a_restarted_server_goes_on_with_what_it_had_kept_back(join: Join,
             await asyncio.to_thread(member.link.kill)
 
 
+async def test_a_rank_that_has_sent_nothing_to_the_server_before_joins_the_restarted_one(
+    site: Site, join: Join
+) -> None:
+    members = [await join(rank, link=HASTY) for rank in range(2)]
+    await site.stop()
+    await site.start()
+    waiting = asyncio.create_task(asyncio.to_thread(members[0].exchange, 1))
+    await site.until(lambda: bool(site.servicer.held()) and site.has_sent(0, 1))
+    # It believes that it is a member, in an epoch that has the number of this server's.
+    sums = [await asyncio.to_thread(members[1].exchange, 1), await waiting]
+
+    assert alike(*sums)
+    assert members[0].link.size == 2
+
+
 async def test_a_restarted_server_still_has_the_newest_sum_for_one_who_lacks_it(join: Join, tmp_path: Path) -> None:
     async with running(Site(folder=tmp_path)) as site:
         fast, slow = [await join(rank, targets=[site.target], link=QUORUM) for rank in range(2)]

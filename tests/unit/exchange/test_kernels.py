@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import zlib
 
 import numpy as np
 import pytest
@@ -208,6 +209,15 @@ def test_of_eight_neighbours_each_bit_is_one_byte(bits: int) -> None:
     padded = np.concatenate([integers, np.zeros(6, dtype=np.int64)]).reshape(2, 8)
     planes = [sum((int(lane) >> bit & 1) << i for i, lane in enumerate(row)) for row in padded for bit in range(bits)]
     assert packed.tolist() == planes
+
+
+@settings(max_examples=EXAMPLES)
+@given(size=st.integers(0, 700), begin=st.integers(0, 20), value=st.integers(0, 2**32 - 1), seed=seeds)
+def test_the_checksum_is_that_of_zlib(
+    native: NativeKernels, portable: NativeKernels, size: int, begin: int, value: int, seed: int
+) -> None:
+    data = memoryview(np.random.default_rng(seed).bytes(begin + size))[begin:]
+    assert native.checksum(data, value) == portable.checksum(data, value) == zlib.crc32(data, value)
 
 
 def test_tensors_of_another_kind_are_refused() -> None:

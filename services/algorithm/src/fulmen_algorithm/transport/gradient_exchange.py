@@ -195,8 +195,9 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
             return
         opened = first.open
         shard = self._shards.get(self._run(opened.training_run), {}).get(opened.shard)
-        if shard is None:
-            raise Unavailable("This server does not know the exchange: join it first.")
+        if shard is None or shard.machine.members.get(opened.rank, opened.incarnation) is None:
+            # It may believe that it is a member, of the server before this one: epochs of the two may be the same number.
+            raise Unavailable("The rank is no member of an exchange here: join it first.")
         outbox = shard.open(opened.rank, opened.incarnation)
         reading = asyncio.create_task(_read(requests, shard, opened, outbox), name="exchange-stream")
         try:

@@ -108,9 +108,9 @@ class GradientExchangeServiceServicer(object):
         Sent again on a new stream after it breaks off.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): the first message opens nothing, or a later one is malformed.
-        `DEADLINE_EXCEEDED`: no first message came. `UNAVAILABLE`: the server does not know the exchange, so that the rank
-        joins it again; it is shutting down; or the rank does not read. `INTERNAL`: a sum could not be made, and none will
-        be until ranks are started again.
+        `DEADLINE_EXCEEDED`: no first message came. `UNAVAILABLE`: the server does not know the exchange, or not this
+        process as one of its members, so that the rank joins it again; it is shutting down; or the rank does not read.
+        `INTERNAL`: a sum could not be made, and none will be until ranks are started again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
