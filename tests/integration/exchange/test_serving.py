@@ -15,11 +15,12 @@ from fulmen.algorithm.v1 import gradient_exchange_service_pb2 as pb
 from fulmen.algorithm.v1.gradient_exchange_service_pb2_grpc import GradientExchangeServiceStub
 from fulmen.errors import ArgumentInvalid, Draining
 from fulmen.rpc.channel import FulmenChannel, open_channel
+from fulmen_algorithm.exchange.aggregator.terms import CHUNK_BYTES
 from fulmen_algorithm.exchange.failure import ExchangeFailed
 from fulmen_algorithm.transport import gradient_exchange
 from fulmen_algorithm.transport.gradient_exchange import ExchangeLimits
 from tests.integration.exchange.test_failures import HASTY, alike, exchanged
-from tests.integration.exchange.world import LIMIT_S, RUN, Join, Site, running
+from tests.integration.exchange.world import LIMIT_S, OTHER_RUN, RUN, Join, Site, running
 
 DAY_S = 86_400.0
 
@@ -55,6 +56,30 @@ async def test_a_server_holds_no_more_shards_than_it_may(join: Join) -> None:
             await join(0, of=1, run="trainingRuns/2", targets=[site.target] * 2)
         with pytest.raises(ExchangeFailed, match="must be between 0 and 200000"):
             await join(0, of=1, run="trainingRuns/2", targets=[site.target], rows=200_001 // 16 + 1)
+
+
+async def test_a_server_holds_no_more_bytes_of_payloads_than_it_may(join: Join) -> None:
+    rows = 4 * CHUNK_BYTES // 16  # at a ratio of 4 a byte for each element
+    async with running(Site(limits=ExchangeLimits(max_staged_bytes=16 * CHUNK_BYTES))) as site:
+        members = [await join(rank, targets=[site.target], rows=rows, link=HASTY) for rank in range(2)]
+        for number in range(1, 4):
+            assert alike(*await exchanged(number, *members))
+        # Buffers that are kept for the next round give way to those of another size.
+        for member in members:
+            member.link.begin()
+        larger = [torch.ones(5 * CHUNK_BYTES // 4) for _ in members]
+        await asyncio.gather(
+            *(asyncio.to_thread(each.link.all_reduce, one) for each, one in zip(members, larger, strict=True))
+        )
+        assert site.shard().machine.staged_bytes <= 16 * CHUNK_BYTES
+
+        third = await join(0, of=2, run=OTHER_RUN, targets=[site.target], rows=5 * rows, link=HASTY)
+        with pytest.raises(ExchangeFailed, match=r"QUOTA_EXCEEDED.*FULMEN_ALGORITHM_EXCHANGE_MAX_STAGED_BYTES"):
+            await exchanged(1, third)
+        await asyncio.to_thread(third.link.kill)
+        assert alike(*await exchanged(5, *members))
+        for member in members:
+            await asyncio.to_thread(member.link.kill)
 
 
 async def test_what_was_kept_of_a_run_that_is_over_goes_when_its_ranks_have_left(join: Join, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from fulmen_algorithm.exchange.figures import Spent
 from fulmen_algorithm.exchange.links.grpc_settings import GrpcLinkSettings
 from fulmen_algorithm.exchange.registry import load_codecs
 from fulmen_algorithm.exchange.settings import CodecSettings
+from fulmen_algorithm.settings import AlgorithmServiceSettings
 from fulmen_algorithm.sinks.exchange_prometheus import ExchangeMetrics
 
 DDP: dict[str, Any] = {"parallel": {"kind": "ddp", "ranks": 2}}
@@ -66,6 +67,17 @@ def test_settings_of_the_link_have_the_names_and_defaults_that_are_said(page: st
         name: float(default) for row in told for name, default in zip(names_in(row[0]), row[2].split(","), strict=True)
     }
     assert shown == {name: fields[name] for name in fields if name not in ("kind", "targets")}
+
+
+def test_settings_of_the_service_have_the_names_and_defaults_that_are_said(page: str) -> None:
+    prefix = "exchange_"
+    told = rows_after(page, "| `FULMEN_ALGORITHM_EXCHANGE_` | | default |")
+    fields = AlgorithmServiceSettings.model_fields
+    assert {row[0].strip("`"): row[2] for row in told} == {
+        name.removeprefix(prefix).upper(): str(fields[name].default)
+        for name in fields
+        if name.startswith(prefix) and name != "exchange_targets"
+    }
 
 
 REFUSED: dict[str, dict[str, Any]] = {

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fulmen_algorithm.exchange.aggregator.durable import make_folder
 from fulmen_algorithm.transport.exchange_folders import ABOUT, ExchangeFolders, Run
 
 HOUR_S = 3600.0
@@ -67,6 +68,21 @@ def test_runs_of_two_projects_have_folders_of_their_own(tmp_path: Path) -> None:
     known = folders(tmp_path)
     assert known.of(OVER, 0) != known.of(("projects/other", OVER[1]), 0)
     assert known.of(OVER, 0) == folders(tmp_path).of(OVER, 0)
+
+
+@pytest.mark.parametrize("is_synced", [True, False])
+def test_the_disk_knows_a_folder_before_anything_is_put_into_it(
+    is_synced: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr("os.fsync", lambda file: synced.append(Path(f"/proc/self/fd/{file}").readlink()))
+    root = tmp_path / "state" / "exchange"
+    made = ExchangeFolders(root, keep_s=KEEP_S, is_over=lambda _: False, is_synced=is_synced).of(ACTIVE, 0)
+    make_folder(made, is_synced=is_synced)
+    make_folder(made, is_synced=is_synced)
+
+    assert made.is_dir()
+    assert synced == ([tmp_path, tmp_path / "state", root, made.parent] if is_synced else [])
 
 
 def test_where_nothing_was_kept_there_is_nothing_to_do(tmp_path: Path) -> None:

@@ -193,6 +193,7 @@ def _exchange(settings: AlgorithmServiceSettings, runs: Runs, stack: AsyncExitSt
         limits=ExchangeLimits(
             max_shards=settings.exchange_max_shards,
             max_elements=settings.exchange_max_elements,
+            max_staged_bytes=settings.exchange_max_staged_bytes,
             forget_s=settings.exchange_forget_s,
             keep_s=settings.exchange_keep_s,
         ),

@@ -85,6 +85,12 @@ class AlgorithmServiceSettings(ServiceSettings):
     exchange_max_elements: int = Field(
         default=2**31, ge=1, description="Elements of one such shard, of which it may hold a few float32 each."
     )
+    exchange_max_staged_bytes: int = Field(
+        default=8 * 2**30,
+        ge=2**20,
+        description="Memory of payloads that wait for their sums, of all shards together, bytes: up to four payloads of each"
+        " rank. A rank for whose payload there is no room is refused.",
+    )
     exchange_forget_s: float = Field(
         default=600.0, gt=0, description="How long a shard that all ranks have left stays in memory, seconds."
     )

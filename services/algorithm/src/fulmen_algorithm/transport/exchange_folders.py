@@ -14,6 +14,8 @@ from pathlib import Path
 
 import structlog
 
+from fulmen_algorithm.exchange.aggregator.durable import make_folder
+
 ABOUT = "run.json"
 NAME_CHARACTERS = 32
 
@@ -26,7 +28,13 @@ class ExchangeFolders:
     """See the module."""
 
     def __init__(
-        self, root: Path, *, keep_s: float, is_over: Callable[[Run], bool], now: Callable[[], float] = time.time
+        self,
+        root: Path,
+        *,
+        keep_s: float,
+        is_over: Callable[[Run], bool],
+        is_synced: bool = True,
+        now: Callable[[], float] = time.time,
     ) -> None:
         """Takes where they are.
 
@@ -34,17 +42,19 @@ class ExchangeFolders:
             root: Of all of them.
             keep_s: How long the folder of a run stays in which nothing is written.
             is_over: Tells whether a run will never go on.
+            is_synced: Whether a crash of the machine, too, must not lose them.
             now: Unix time, in seconds.
         """
         self._root = root
         self._keep_s = keep_s
         self._is_over = is_over
+        self._is_synced = is_synced
         self._now = now
 
     def of(self, run: Run, shard: int) -> Path:
         """Returns the folder of a shard; that of its run is there then."""
         folder = self._root / hashlib.sha256("\0".join(run).encode()).hexdigest()[:NAME_CHARACTERS]
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder, is_synced=self._is_synced)
         about = folder / ABOUT
         if not about.exists():
             about.write_text(json.dumps(run), encoding="utf-8")

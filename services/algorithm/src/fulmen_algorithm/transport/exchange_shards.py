@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from fulmen.errors import Draining, InternalError, Unavailable
-from fulmen_algorithm.exchange.aggregator.effects import Answer, Chunk, Claim, Effect, Joined, SumDue
+from fulmen.errors import Draining, InternalError, QuotaExceeded, Unavailable
+from fulmen_algorithm.exchange.aggregator.effects import Answer, Chunk, Claim, Effect, Joined, NoRoom, SumDue
 from fulmen_algorithm.exchange.aggregator.rounds import RoundMachine
 from fulmen_algorithm.exchange.aggregator.tally import Tally
 
@@ -111,8 +111,19 @@ class ServedShard:
             del self._streams[rank, incarnation]
 
     def take(self, rank: int, incarnation: str, chunk: Chunk) -> None:
-        """See `RoundMachine.take`."""
-        self._do(self.machine.take(rank, incarnation, chunk, self._clock()))
+        """See `RoundMachine.take`.
+
+        Raises:
+            QuotaExceeded: if the server holds as many bytes of payloads as it may.
+        """
+        try:
+            effects = self.machine.take(rank, incarnation, chunk, self._clock())
+        except NoRoom:
+            raise QuotaExceeded(
+                f"The server has no room for a payload of {chunk.total_bytes} bytes beside those that it holds: see its"
+                " setting FULMEN_ALGORITHM_EXCHANGE_MAX_STAGED_BYTES."
+            ) from None
+        self._do(effects)
 
     def tick(self) -> None:
         """See `RoundMachine.tick`."""

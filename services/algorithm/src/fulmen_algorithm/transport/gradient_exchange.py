@@ -65,12 +65,14 @@ class ExchangeLimits:
     Attributes:
         max_shards: Shards of all runs together.
         max_elements: Elements of one shard: all its segments.
+        max_staged_bytes: Memory of payloads that wait for their sums, of all shards together.
         forget_s: How long a shard without members is kept in memory.
         keep_s: How long its files are, unless its run is over.
     """
 
     max_shards: int = 64
     max_elements: int = 2**31
+    max_staged_bytes: int = 8 * 2**30
     forget_s: float = 600.0
     keep_s: float = 7 * 86_400.0
 
@@ -99,7 +101,11 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
             limits: What is held at most.
         """
         self._project_of = project_of
-        self._folders = None if folder is None else ExchangeFolders(folder, keep_s=limits.keep_s, is_over=is_over)
+        self._folders = (
+            None
+            if folder is None
+            else ExchangeFolders(folder, keep_s=limits.keep_s, is_over=is_over, is_synced=is_synced)
+        )
         self._is_synced = is_synced
         self._clock = clock
         self._limits = limits
@@ -271,6 +277,9 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
             raise TrainingRunNotFound("No rank of the run has joined an exchange here.", training_run=name[:MAX_NAME])
         return shards
 
+    def _room(self) -> int:
+        return self._limits.max_staged_bytes - sum(shard.machine.staged_bytes for shard in self._all())
+
     def _all(self) -> Iterator[ServedShard]:
         for shards in self._shards.values():
             yield from shards.values()
@@ -305,7 +314,7 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
         claim = messages.claim_of(request)
         restore = partial(sums.restore, at_least=claim.round - 1, known=claim.known, history=claim.history)
         restored: Restored = await asyncio.to_thread(restore)
-        machine = RoundMachine(terms)
+        machine = RoundMachine(terms, room=self._room)
         machine.restore(restored.sums, epoch=restored.epoch, history=restored.history)
         shard = ServedShard(machine, sums, clock=self._clock)
         if restored.has_lost:

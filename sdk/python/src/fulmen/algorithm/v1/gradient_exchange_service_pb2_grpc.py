@@ -110,7 +110,8 @@ class GradientExchangeServiceServicer(object):
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): the first message opens nothing, or a later one is malformed.
         `DEADLINE_EXCEEDED`: no first message came. `UNAVAILABLE`: the server does not know the exchange, or not this
         process as one of its members, so that the rank joins it again; it is shutting down; or the rank does not read.
-        `INTERNAL`: a sum could not be made, and none will be until ranks are started again.
+        `RESOURCE_EXHAUSTED` (`QUOTA_EXCEEDED`): the server has no room for a payload. `INTERNAL`: a sum could not be made,
+        and none will be until ranks are started again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -31,6 +31,10 @@ class Replaced(Exception):
     """A process that was a member asks to join, and a newer one has its rank; the text says which rank."""
 
 
+class NoRoom(Exception):
+    """A payload cannot be put together: what the server holds of others leaves too little memory for it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
     """A part of a payload of a rank.

@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from fulmen_algorithm.exchange import wire
+from fulmen_algorithm.exchange.aggregator.durable import sync_folder
 from fulmen_algorithm.exchange.aggregator.effects import Reply, SumDue
 from fulmen_algorithm.exchange.aggregator.membership import Key
 from fulmen_algorithm.exchange.aggregator.terms import CallTerms, Terms
@@ -97,7 +98,7 @@ class KeptSums:
                 os.fsync(file.fileno())
         aside.replace(path)
         if self.is_synced:
-            _sync_folder(self.folder)
+            sync_folder(self.folder)
 
     def read(self) -> tuple[list[KeptSum], list[str]]:
         """Returns what was kept, and the names of files that cannot be read."""
@@ -151,15 +152,6 @@ def _in_a_row(sizes: dict[str, int]) -> Iterator[tuple[str, int, int]]:
     for name, size in sizes.items():
         yield name, begin, begin + size
         begin += size
-
-
-def _sync_folder(folder: Path) -> None:
-    """Has the disk know the names of the files in a folder."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _name_of(terms: Terms) -> str:

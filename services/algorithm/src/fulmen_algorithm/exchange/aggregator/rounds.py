@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from fulmen_algorithm.exchange.aggregator.arrivals import Arrivals
@@ -23,6 +23,7 @@ from fulmen_algorithm.exchange.aggregator.effects import (
     Done,
     Effect,
     Joined,
+    NoRoom,
     Replaced,
     Reply,
     RoundRecord,
@@ -57,10 +58,11 @@ class _Call:
 class RoundMachine:
     """The rounds of one shard of one run."""
 
-    def __init__(self, terms: Terms) -> None:
-        """Begins before the first round."""
+    def __init__(self, terms: Terms, *, room: Callable[[], float] = lambda: math.inf) -> None:
+        """Begins before the first round; `room` says how many more bytes payloads may take."""
         patience = terms.patience
         self.terms = terms
+        self._room = room
         self.round = 0
         self.history = uuid.uuid4().hex
         self.members = Membership(world_size=terms.world_size, lease_s=patience.lease_s)
@@ -75,6 +77,13 @@ class RoundMachine:
         self._is_restored = False
         self._is_resumed = False
         self._next_round = 1
+
+    @property
+    def staged_bytes(self) -> int:
+        """Memory of payloads that come, or are summed, and of buffers that are kept for the next ones."""
+        coming = sum(staging.size_bytes for call in self._open.values() for staging in call.staged.values())
+        dues = [call.due for call in self._calls.values() if call.due is not None]
+        return coming + sum(len(each.buffer) for due in dues for each in due.payloads.values()) + self._spare.size_bytes
 
     def restore(self, kept: Mapping[Key, tuple[CallTerms, Done]], *, epoch: int, history: str) -> None:
         """Goes on from sums that were kept when the server ended; without a history, newer ones may have been lost."""
@@ -146,7 +155,11 @@ class RoundMachine:
         return self._remove([rank], now_s) if self.members.get(rank, incarnation) is not None else []
 
     def take(self, rank: int, incarnation: str, chunk: Chunk, now_s: float) -> list[Effect]:
-        """Takes a chunk."""
+        """Takes a chunk.
+
+        Raises:
+            NoRoom: if it begins a payload for which there is no memory.
+        """
 
         def answer(verdict: Verdict, text: str = "") -> list[Effect]:
             return [
@@ -190,12 +203,19 @@ class RoundMachine:
     def _put(self, call: _Call, rank: int, chunk: Chunk, now_s: float) -> list[Effect]:
         staging = call.staged.get(rank)
         if staging is None:
-            staging = call.staged[rank] = Staging(chunk.total_bytes, self._spare)
+            staging = call.staged[rank] = self._begun(chunk.total_bytes)
         if not staging.put(chunk.offset, chunk.data, chunk.crc32):
             return []
         if not call.terms.needs_all:
             self.arrivals.note(now_s - call.opened_s)
         return self._settle(now_s)
+
+    def _begun(self, size: int) -> Staging:
+        if size > self._room():
+            self._spare.clear()
+            if size > self._room():
+                raise NoRoom
+        return Staging(size, self._spare)
 
     def summed(self, key: Key, reply: Reply, now_s: float) -> list[Effect]:
         """Takes the encoded sum of payloads that were due; nobody reads these any more."""

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from fulmen.algorithm.v1 import gradient_exchange_service_pb2 as pb
 from fulmen_algorithm.exchange import wire
 from fulmen_algorithm.exchange.aggregator.checksum import LONG, crc32
+from fulmen_algorithm.exchange.aggregator.durable import make_folder
 from fulmen_algorithm.exchange.aggregator.effects import Done, Reply, SumDue
 from fulmen_algorithm.exchange.aggregator.kept_sums import BUCKET, KeptSums
 from fulmen_algorithm.exchange.aggregator.membership import Key
@@ -85,7 +86,7 @@ class ShardSum:
         self._shard = None if self._codec is None else Shard(self._codec)
         self._files = None if folder is None else KeptSums(folder, terms, is_synced)
         if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder, is_synced=is_synced)
         crc32(bytes(LONG))  # what that needs is made ready here, and not where chunks are waited for
 
     @property

@@ -41,6 +41,11 @@ class Spare:
             self._buffers.append(buffer)
             del self._buffers[: max(0, len(self._buffers) - self.most)]
 
+    @property
+    def size_bytes(self) -> int:
+        """Memory of those that are kept."""
+        return sum(map(len, self._buffers))
+
     def clear(self) -> None:
         """Gives all of them up."""
         self._buffers.clear()
@@ -122,6 +127,11 @@ class Staging:
         self._checksums[offset] = checksum
         self._data[offset : offset + len(data)] = data
         return not self._missing
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that it takes."""
+        return len(self._buffer)
 
     @property
     def is_complete(self) -> bool:

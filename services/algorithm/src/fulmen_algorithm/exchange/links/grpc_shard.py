@@ -137,7 +137,10 @@ class ShardClient:
             response_deserializer=partial(grpc_chunks.read, pb.ExchangeResponse),
         )
         self._request = request
-        self._next_call = 0
+        self._place: Key = (
+            0,
+            0,
+        )  # what comes before it, this rank has; in one piece: `begin` is called in another thread
         self._joining = asyncio.Lock()
         self._is_joined = False
         self._awaited: dict[Key, _Awaited] = {}
@@ -154,8 +157,7 @@ class ShardClient:
 
     def begin(self, round_: int) -> None:
         """Begins a round: of those before, this rank has all sums."""
-        self._request.round = round_
-        self._next_call = 0
+        self._place = round_, 0
 
     async def join(self) -> pb.JoinResponse:
         """Becomes a member, or renews the lease.
@@ -164,7 +166,7 @@ class ShardClient:
             FulmenError: what the server says.
         """
         async with self._joining:
-            self._request.call = min((call for _, call in self._awaited), default=self._next_call)
+            self._request.round, self._request.call = min(self._awaited, default=self._place)
             joined: pb.JoinResponse = await self._stub.Join(self._request, timeout=JOIN_LIMIT_S)
             self._request.membership_epoch = joined.membership_epoch
             self._request.history = joined.history
@@ -184,7 +186,7 @@ class ShardClient:
             ExchangeFailed: if no waiting helps.
         """
         awaited = self._awaited[payload.key] = _Awaited(payload, asyncio.get_running_loop().create_future())
-        self._next_call = max(self._next_call, payload.call + 1)
+        self._place = payload.round, max(self._place[1], payload.call + 1)
         if self._orders is not None:
             self._orders.put_nowait((awaited, None))
         self._something_awaited.set()
