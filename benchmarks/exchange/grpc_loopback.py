@@ -297,11 +297,11 @@ def exchanging(plan: Plan, rank: int, name: str, target: str) -> Work:
 
     def once() -> None:
         link.begin()
-        for bucket, flat in enumerate(flats):
-            if payloads:
-                link.exchange(bucket, payloads[bucket], round_)
-            else:
-                link.all_reduce(flat)
+        if payloads:
+            link.exchange(dict(enumerate(payloads)), round_)
+            return
+        for flat in flats:
+            link.all_reduce(flat)
 
     return Work(once=once, moved_bytes=lambda: link.sent_bytes + link.received_bytes)
 

@@ -1,4 +1,4 @@
-"""GRPO on the arithmetic example, with two ranks in processes of their own that exchange over a process group.
+"""GRPO on the arithmetic example, with ranks in processes of their own that exchange over a process group.
 
 The algorithm, the trainer, the settings and the sampling code are those of the service; only transport is missing
 (`benchmarks.train.world`). All cells of a seed begin with the same weights, those after imitation.
@@ -20,7 +20,6 @@ from fulmen_algorithm.domain.events import Event, EventLog
 from fulmen_algorithm.domain.run import PolicyOrigin, PolicySpec
 
 EXAMPLE = "arithmetic"
-RANKS = 2
 LAST = 10
 """Training steps whose mean reward is what a run has come to: with 256 rollouts each it has less noise than 200 tasks."""
 
@@ -42,7 +41,7 @@ async def _train(cell: Cell) -> Learned:
         "max_grad_norm": cell.case.max_norm,
         "optimizer": dict(cell.case.optimizer),
         "exchange": cell.exchange,
-        "parallel": {"kind": "ddp", "ranks": RANKS},
+        "parallel": {"kind": "ddp", "ranks": cell.case.ranks},
     }
     settings["warmup_steps"] = min(settings["warmup_steps"], cell.size.rounds)
     began = perf_counter()

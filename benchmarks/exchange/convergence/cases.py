@@ -46,6 +46,7 @@ class Case:
         exchange: As a run's settings have it; the warm-up of the ratio is added.
         optimizer: As a run's settings have it.
         rate: Peak learning rate.
+        ranks: That exchange.
         max_norm: Gradients are scaled down to it, where the codec does not scale each rank's own.
         tried: Learning rates among which it was chosen.
         dense: Name of the case that it is held against; empty for such a case.
@@ -58,6 +59,7 @@ class Case:
     exchange: Mapping[str, Any]
     optimizer: Mapping[str, Any]
     rate: float
+    ranks: int = 4
     max_norm: float = 1.0
     tried: Sequence[float] = ()
     dense: str = ""
@@ -111,6 +113,7 @@ class Cell:
             "exchange": self.exchange,
             "optimizer": self.case.optimizer,
             "max_norm": self.case.max_norm,
+            "ranks": self.case.ranks,
             **asdict(self.size),
         }
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=dict).encode()).hexdigest()[:10]
@@ -173,36 +176,34 @@ TEXT_CASES = (
 )
 
 
-def _arithmetic(name: str, exchange: Mapping[str, Any], optimizer: Mapping[str, Any], rate: float, **more: Any) -> Case:
+def _arithmetic(
+    name: str, exchange: Mapping[str, Any], optimizer: Mapping[str, Any], rate: float, *, ranks: int = 2, **more: Any
+) -> Case:
     # The model is so small that its embedding would be sent as it is, and be most of what is sent.
-    compressed = {} if exchange["codec"] == "none" else {"dense_below": 1024}
-    return Case(
-        name=name, task=Task.ARITHMETIC, exchange={**exchange, **compressed}, optimizer=optimizer, rate=rate, **more
-    )
+    exchange = {**exchange, **({} if exchange["codec"] == "none" else {"dense_below": 1024})}
+    return Case(name=name, task=Task.ARITHMETIC, exchange=exchange, optimizer=optimizer, rate=rate, ranks=ranks, **more)
 
 
+FOUR_RANKS = f"{DENSE_SGD} of four"
+SGD_RATES = (0.01, 0.03, 0.1, 0.2, 0.3)
 ARITHMETIC_CASES = (
     # The rate of the example itself.
-    _arithmetic(DENSE_ADAMW, {"codec": "none"}, ADAMW, 3e-4),
+    _arithmetic(DENSE_ADAMW, {"codec": "none"}, ADAMW, 3e-4, tried=(3e-4, 6e-4)),
     _arithmetic("bf16", {"codec": "bf16"}, ADAMW, 3e-4, dense=DENSE_ADAMW, claimed=True),
     _arithmetic("fp16", {"codec": "fp16"}, ADAMW, 3e-4, dense=DENSE_ADAMW, claimed=True),
     _arithmetic("qsgd 8 bits", {"codec": "qsgd", "bits": 8}, ADAMW, 3e-4, dense=DENSE_ADAMW, claimed=True),
     _arithmetic("qsgd 4 bits", {"codec": "qsgd", "bits": 4}, ADAMW, 3e-4, dense=DENSE_ADAMW),
     _arithmetic("double_quantization", {"codec": "double_quantization"}, ADAMW, 3e-4, dense=DENSE_ADAMW),
-    _arithmetic(DENSE_SGD, {"codec": "none"}, SGD, 0.03, tried=(0.01, 0.03, 0.1)),
+    _arithmetic(DENSE_SGD, {"codec": "none"}, SGD, 0.1, tried=SGD_RATES),
     _arithmetic(
-        "dgc 50x",
-        {"codec": "dgc", "ratio": 50.0},
-        PLAIN_SGD,
-        0.03,
-        tried=(0.01, 0.03, 0.1),
-        dense=DENSE_SGD,
-        claimed=True,
+        "dgc 50x", {"codec": "dgc", "ratio": 50.0}, PLAIN_SGD, 0.1, tried=SGD_RATES, dense=DENSE_SGD, claimed=True
     ),
-    _arithmetic("dgc 100x", {"codec": "dgc"}, PLAIN_SGD, 0.03, tried=(0.01, 0.03, 0.1), dense=DENSE_SGD, claimed=True),
-    _arithmetic("topk 100x", {"codec": "topk"}, SGD, 0.03, dense=DENSE_SGD),
-    _arithmetic("topk_quantised 100x", {"codec": "topk_quantised"}, SGD, 0.03, dense=DENSE_SGD),
-    _arithmetic("powersgd rank 4", {"codec": "powersgd"}, SGD, 0.03, dense=DENSE_SGD),
-    _arithmetic("lowrank_quantised rank 4", {"codec": "lowrank_quantised"}, SGD, 0.03, dense=DENSE_SGD),
+    _arithmetic("dgc 100x", {"codec": "dgc"}, PLAIN_SGD, 0.1, tried=SGD_RATES, dense=DENSE_SGD, claimed=True),
+    _arithmetic("topk 100x", {"codec": "topk"}, SGD, 0.1, dense=DENSE_SGD),
+    _arithmetic("topk_quantised 100x", {"codec": "topk_quantised"}, SGD, 0.1, dense=DENSE_SGD),
+    _arithmetic("powersgd rank 4", {"codec": "powersgd"}, SGD, 0.1, dense=DENSE_SGD),
+    _arithmetic("lowrank_quantised rank 4", {"codec": "lowrank_quantised"}, SGD, 0.1, dense=DENSE_SGD),
+    _arithmetic(FOUR_RANKS, {"codec": "none"}, SGD, 0.1, ranks=4),
+    _arithmetic("dgc 100x of four", {"codec": "dgc"}, PLAIN_SGD, 0.1, ranks=4, dense=FOUR_RANKS, claimed=True),
 )
 CASES = (*TEXT_CASES, *ARITHMETIC_CASES)

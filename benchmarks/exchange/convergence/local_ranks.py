@@ -18,6 +18,7 @@ from torch import Tensor
 from fulmen_algorithm.exchange import wire
 from fulmen_algorithm.exchange.aggregator.terms import MAX_RANKS
 from fulmen_algorithm.exchange.codec import Payload, Round, SegmentCodec
+from fulmen_algorithm.exchange.link import Sums
 from fulmen_algorithm.exchange.shard import Shard
 
 Result = TypeVar("Result")
@@ -94,14 +95,17 @@ class LocalLink:
         self._shard = self._shards.setdefault(codec, Shard(codec))
         return self._shard
 
-    def exchange(self, bucket: int, payloads: Sequence[Payload], round_: Round) -> tuple[list[Payload], list[bool]]:
+    def exchange(self, payloads: Mapping[int, Sequence[Payload]], round_: Round) -> dict[int, Sums]:
         """See `Link`; every payload is accepted."""
         assert self._shard is not None
-        collected = self._all_to_all([wire.encode(payload) for payload in payloads])
-        as_shard = replace(round_, rank=MAX_RANKS + self.rank)
-        reply = wire.encode(self._shard.reduce(bucket, [wire.decode(data) for data in collected], as_shard))
-        replies = self._all_to_all([reply] * self.size)
-        return [wire.decode(data) for data in replies], [True] * self.size
+        found = {}
+        for bucket, segments in payloads.items():
+            collected = self._all_to_all([wire.encode(payload) for payload in segments])
+            as_shard = replace(round_, rank=MAX_RANKS + self.rank, bucket=bucket)
+            reply = wire.encode(self._shard.reduce(bucket, [wire.decode(data) for data in collected], as_shard))
+            replies = self._all_to_all([reply] * self.size)
+            found[bucket] = Sums(replies=[wire.decode(data) for data in replies], accepted=[True] * self.size)
+        return found
 
     def _all_to_all(self, messages: Sequence[bytearray]) -> list[bytearray]:
         """Sends each rank its message, and returns what each has sent to this one."""

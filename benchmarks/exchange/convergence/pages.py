@@ -35,7 +35,7 @@ def _task(task: Task, lines: Sequence[Line]) -> list[str]:
     for dense in (line for line in lines if not line.case.dense):
         spread = f", spread {dense.spread:.4f} over {len(dense.learned)} seeds" if dense.spread is not None else ""
         found += [
-            f"`{dense.case.name}`: {dense.final:.4f}{spread}; {_bytes(dense)} bytes of a rank in each step.",
+            f"`{dense.case.name}`, {dense.case.ranks} ranks: {dense.final:.4f}{spread}; {_bytes(dense)} bytes of a rank in each step.",
             "",
             f"| exchange | rate | {FINALS[task]} | worse by | in spreads | verdict | bytes of a step | ratio, whole run |"
             " ratio, second half |",
@@ -51,10 +51,10 @@ def _line(line: Line) -> str:
     settings = ", ".join(f"{name} {_plain(value)}" for name, value in case.exchange.items() if name not in LEFT_OUT)
     name = f"`{case.exchange['codec']}`" + (f" {settings}" if settings else "") + (" (refused)" if case.trap else "")
     final = f"{line.final:.4f}" + (f" ± {line.spread:.4f}" if line.spread is not None else "")
-    told = ["", "", ""]
+    beside = ["", "", ""]
     if verdict is not None:
-        told = [f"{verdict.worse_by:+.4f}", f"{verdict.spreads:+.1f}", verdict.text(UNITS[case.task])]
-    cells = [name, f"{case.rate:g}", final, *told, _bytes(line), f"{line.ratio:.1f}x", f"{line.late_ratio:.1f}x"]
+        beside = [f"{verdict.worse_by:+.4f}", f"{verdict.spreads:+.1f}", verdict.text(UNITS[case.task])]
+    cells = [name, f"{case.rate:g}", final, *beside, _bytes(line), f"{line.ratio:.1f}x", f"{line.late_ratio:.1f}x"]
     return f"| {' | '.join(cells)} |"
 
 

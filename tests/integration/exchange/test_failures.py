@@ -290,7 +290,7 @@ async def test_a_payload_that_is_none_is_refused_and_the_others_go_on(site: Site
     bad.link.begin()
     round_ = Round(number=1, world_size=2, ratio=4.0, rank=1, seed=7)
     with pytest.raises(ExchangeFailed, match=r"the segment has .* elements, the payload 5"):
-        await asyncio.to_thread(bad.link.exchange, 0, [payload], round_)
+        await asyncio.to_thread(bad.link.exchange, {0: [payload]}, round_)
 
     await waiting
     assert good.accepted == [[True]]

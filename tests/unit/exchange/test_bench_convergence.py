@@ -184,10 +184,10 @@ def test_shards_that_are_threads_reply_the_same_bytes_to_all() -> None:
         cuts = [0, 4096, 8192]
         round_ = Round(number=1, world_size=2, rank=rank)
         payloads = codec.encode(gradient, codec.new_state(gradient), cuts, round_)
-        replies, accepted = link.exchange(0, payloads, round_)
-        assert accepted == [True, True]
+        sums = link.exchange({0: payloads}, round_)[0]
+        assert sums.accepted == [True, True]
         out = torch.zeros(8192)
-        for reply, (left, right) in zip(replies, ((0, 4096), (4096, 8192)), strict=True):
+        for reply, (left, right) in zip(sums.replies, ((0, 4096), (4096, 8192)), strict=True):
             codec.add(reply, out[left:right])
         return out, link.sent_bytes
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fulmen_algorithm.exchange import wire
 from fulmen_algorithm.exchange.aggregator.terms import MAX_RANKS
 from fulmen_algorithm.exchange.codec import Payload, Round, SegmentCodec
+from fulmen_algorithm.exchange.link import Sums
 from fulmen_algorithm.exchange.reducer import CodecReducer
 from fulmen_algorithm.exchange.registry import load_codecs
 from fulmen_algorithm.exchange.shard import Shard
@@ -79,17 +80,20 @@ class ThreadLink:
         self._shard = self._held.setdefault(codec, Shard(codec))
         return self._shard
 
-    def exchange(self, bucket: int, payloads: Sequence[Payload], round_: Round) -> tuple[list[Payload], list[bool]]:
+    def exchange(self, payloads: Mapping[int, Sequence[Payload]], round_: Round) -> dict[int, Sums]:
         """Sums the segments."""
         assert self._shard is not None
         on_time = not self.late(round_.number)
-        messages = [wire.encode(payload) for payload in payloads]
-        self.sent_bytes += sum(map(len, messages))
-        sent = self._meeting.all(self._place, messages if on_time else None)
-        mine = [wire.decode(of_rank[self._place]) for of_rank in sent if of_rank is not None]
-        reply = self._shard.reduce(bucket, mine, replace(round_, rank=MAX_RANKS + self.rank))
-        replies = self._meeting.all(self._place, wire.encode(reply))
-        return [wire.decode(reply) for reply in replies], [on_time] * self.size
+        found = {}
+        for bucket, segments in payloads.items():
+            messages = [wire.encode(payload) for payload in segments]
+            self.sent_bytes += sum(map(len, messages))
+            sent = self._meeting.all(self._place, messages if on_time else None)
+            mine = [wire.decode(of_rank[self._place]) for of_rank in sent if of_rank is not None]
+            reply = self._shard.reduce(bucket, mine, replace(round_, rank=MAX_RANKS + self.rank, bucket=bucket))
+            replies = self._meeting.all(self._place, wire.encode(reply))
+            found[bucket] = Sums(replies=[wire.decode(reply) for reply in replies], accepted=[on_time] * self.size)
+        return found
 
 
 @dataclass

@@ -27,6 +27,9 @@ from fulmen_algorithm.exchange.registry import load_codecs, make_codec
 from fulmen_algorithm.exchange.settings import CodecSettings
 from fulmen_algorithm.exchange.shard import Shard
 
+WAVE_BYTES = 8 * 2**20
+"""Of payloads that are exchanged at a time: so much that the time of a message itself does not count, and little memory."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Memory:
@@ -35,11 +38,13 @@ class Memory:
     Attributes:
         codec: It.
         states: By bucket.
+        keeping: Buckets of which something may be kept back.
         shard: The shard of its sums that this rank is; None where it is none, or has no segments.
     """
 
     codec: Codec
     states: dict[int, State] = field(default_factory=dict)
+    keeping: set[int] = field(default_factory=set)
     shard: Shard | None = None
 
 
@@ -66,8 +71,10 @@ class BucketSums:
         self._layout = Layout.of(list(parameters.items()), settings, shards=link.shards)
         self._places = [*self._layout.buckets, _in_a_row(self._layout.dense, parameters)]
         self.compressed = sum(map(_size_of, self._layout.buckets))
+        self._begins = list(accumulate(map(_size_of, self._places), initial=0))
         [like, *_] = parameters.values()
-        self._scratch = torch.empty(max(map(_size_of, self._places)), dtype=torch.float32, device=like.device)
+        # Kept from round to round, as DDP keeps its buckets: new memory costs more than arithmetic.
+        self._flat = torch.empty(self._begins[-1], dtype=torch.float32, device=like.device)
         self._spent = Spent()
         self._lapped = 0.0
         self.memories = {self._own: Memory(codec=make_codec(settings))}
@@ -96,55 +103,69 @@ class BucketSums:
         """Replaces tensors by their sums over the ranks; returns what that took.
 
         Args:
-            tensors: By name of the parameter of which they have the shape; changed in place. Those of which only other
-                ranks have one are added, and so is what a codec had kept back; those that nobody has are not there.
+            tensors: By name of the parameter of which they have the shape. The sums that replace them lie in memory that the
+                next call writes to. Those of which only other ranks have one are added, and so is what a codec had kept
+                back; those that nobody has are not there.
             way: Which way, the same on every rank.
             round_: The round.
             present: Those of which any rank has one.
             energy: Gets what became of them, if that is to be measured.
         """
         memory = self._memory(way.kin)
-        if isinstance(memory.codec, SegmentCodec):
-            memory.shard = self._link.use(memory.codec)
         self._spent = Spent(rounds=1)
         self._lap(None)
-        for index, places in enumerate(self._places):
-            if not places:
-                continue
-            bucket = self._bucket(index)
-            fill(bucket.flat, places, tensors)
-            if index == len(self._layout.buckets):
-                self._sum_dense(bucket)
-            else:
-                self._sum_bucket(memory, bucket, replace(round_, bucket=index), energy)
-            self._write_back(bucket.flat, places, tensors, present)
-            self._lap("decode_s")
-            self._spent.raw_bytes += bucket.flat.numel() * 4
+        if isinstance(memory.codec, SegmentCodec):
+            memory.shard = self._link.use(memory.codec)
+            self._exchange_all(memory, memory.codec, tensors, round_, energy)
+        else:
+            for index in range(len(self._layout.buckets)):
+                self._reduce(memory, memory.codec, self._filled(index, tensors), round_, energy)
+        if self._places[-1]:
+            self._sum_dense(self._filled(len(self._layout.buckets), tensors))
+        self._hand_out(tensors, present)
+        self._lap("decode_s")
+        self._spent.raw_bytes += self._flat.numel() * 4
         return self._spent
 
     def _bucket(self, index: int) -> Bucket:
-        """Returns a bucket; all of them lie in the same memory, for new memory costs more than arithmetic."""
-        flat = self._scratch[: _size_of(self._places[index])]
+        """Returns a bucket; what is in it stays until something else is put there."""
+        begin, end = self._begins[index], self._begins[index + 1]
+        flat = self._flat[begin:end]
         if index == len(self._layout.buckets):
             return Bucket(index=index, flat=flat, matrices=(), cuts=(0, flat.numel()))
         matrices = [(place.begin, place.rows, place.columns) for place in self._places[index]]
         return Bucket(index=index, flat=flat, matrices=matrices, cuts=self._layout.cuts_of(index))
 
+    def _filled(self, index: int, tensors: Mapping[str, Tensor]) -> Bucket:
+        """Puts tensors in their bucket."""
+        bucket = self._bucket(index)
+        fill(bucket.flat, self._places[index], tensors)
+        return bucket
+
     def _sum_dense(self, bucket: Bucket) -> None:
+        own = self.memories[self._own]
         if self._settings.holds_momentum:
-            own = self.memories[self._own]
-            own.codec.whole(bucket.flat, _state_of(own, bucket))
+            own.codec.correct(bucket.flat, _state_of(own, bucket))
         self._all_reduce(bucket.flat)
 
-    def _sum_bucket(self, memory: Memory, bucket: Bucket, round_: Round, energy: Energy | None) -> None:
-        own, codec = self.memories[self._own], memory.codec
-        if memory is not own and (self._settings.holds_momentum or bucket.index in own.states):
-            own.codec.whole(bucket.flat, _state_of(own, bucket))
+    def _leave_out(self, memory: Memory, bucket: Bucket) -> None:
+        """Lets nothing be lost where a round leaves the codec of the settings out."""
+        own = self.memories[self._own]
+        if memory is own:
+            return
+        if self._settings.holds_momentum:
+            own.codec.correct(bucket.flat, _state_of(own, bucket))
+        if bucket.index in own.keeping:
+            own.codec.give_back(bucket.flat, own.states[bucket.index])
+            own.keeping.remove(bucket.index)
+
+    def _reduce(self, memory: Memory, codec: LinearCodec, bucket: Bucket, round_: Round, energy: Energy | None) -> None:
+        self._leave_out(memory, bucket)
         state = _state_of(memory, bucket)
+        memory.keeping.add(bucket.index)
         kept = None if codec.kept is None else state[codec.kept]
-        if isinstance(codec, SegmentCodec):
-            self._exchange(codec, memory.shard, bucket, state, round_, energy)
-        elif energy is None or kept is None:
+        round_ = replace(round_, bucket=bucket.index)
+        if energy is None or kept is None:
             codec.reduce(bucket, state, self._all_reduce, round_)
         else:
             came, before = bucket.flat.clone(), bucket.flat + kept
@@ -156,47 +177,68 @@ class BucketSums:
         self._link.all_reduce(tensor)
         self._lap("transfer_s")
 
-    def _exchange(
-        self,
-        codec: SegmentCodec,
-        shard: Shard | None,
-        bucket: Bucket,
-        state: State,
-        round_: Round,
-        energy: Energy | None,
+    def _exchange_all(
+        self, memory: Memory, codec: SegmentCodec, tensors: Mapping[str, Tensor], round_: Round, energy: Energy | None
     ) -> None:
-        flat = bucket.flat
-        came = None if energy is None else flat.clone()
-        payloads = codec.encode(flat, state, bucket.cuts, round_)
+        """Encodes buckets, and exchanges as many as make a wave."""
+        last, wave = len(self._layout.buckets) - 1, dict[int, list[Payload]]()
+        size = 0
+        for index in range(last + 1):
+            bucket = self._filled(index, tensors)
+            self._leave_out(memory, bucket)
+            wave[index] = self._encode(memory, codec, bucket, replace(round_, bucket=index), energy)
+            size += sum(payload.nbytes for payload in wave[index])
+            if index == last or size >= WAVE_BYTES:
+                self._exchange(memory, codec, wave, round_)
+                wave.clear()
+                size = 0
+
+    def _encode(
+        self, memory: Memory, codec: SegmentCodec, bucket: Bucket, round_: Round, energy: Energy | None
+    ) -> list[Payload]:
+        state = _state_of(memory, bucket)
+        memory.keeping.add(bucket.index)
+        came = None if energy is None else bucket.flat.clone()
+        payloads = codec.encode(bucket.flat, state, bucket.cuts, round_)
         self._lap("encode_s")
         if energy is not None and came is not None:
-            sent = torch.zeros_like(flat)
+            sent = torch.zeros_like(bucket.flat)
             _add(codec, payloads, bucket.cuts, sent)
             energy.add(came=came, sent=sent, kept=None if codec.kept is None else state[codec.kept])
             self._lap(None)
+        return payloads
+
+    def _exchange(
+        self, memory: Memory, codec: SegmentCodec, wave: Mapping[int, Sequence[Payload]], round_: Round
+    ) -> None:
+        """Puts the sums of payloads in their buckets."""
+        shard = memory.shard
         summed_s = 0.0 if shard is None else shard.seconds
-        replies, accepted = self._link.exchange(bucket.index, payloads, round_)
+        found = self._link.exchange(wave, round_)
         self._lap("transfer_s")
         if shard is not None:
             self._spent.transfer_s -= shard.seconds - summed_s
             self._spent.decode_s += shard.seconds - summed_s
-        for payload, begin, taken in zip(payloads, bucket.cuts, accepted, strict=False):
-            if not taken:
-                codec.credit(payload, state, begin)
-        flat.zero_()
-        _add(codec.reply(), replies, bucket.cuts, flat)
+        for index, sums in found.items():
+            bucket = self._bucket(index)
+            for payload, begin, taken in zip(wave[index], bucket.cuts, sums.accepted, strict=False):
+                if not taken:
+                    codec.credit(payload, memory.states[index], begin)
+            bucket.flat.zero_()
+            _add(codec.reply(), sums.replies, bucket.cuts, bucket.flat)
+        self._lap("decode_s")
 
-    def _write_back(
-        self, flat: Tensor, places: Sequence[Place], tensors: dict[str, Tensor], present: frozenset[str]
-    ) -> None:
-        for place in places:
-            sum_ = flat[place.begin : place.end]
-            if place.name not in present and not bool(sum_.any()):
-                tensors.pop(place.name, None)
-                continue
-            if place.name not in tensors:
-                tensors[place.name] = torch.empty_like(self._parameters[place.name])
-            tensors[place.name].copy_(sum_.view_as(tensors[place.name]))
+    def _hand_out(self, tensors: dict[str, Tensor], present: frozenset[str]) -> None:
+        """Replaces tensors by what lies in the buckets."""
+        for index, places in enumerate(self._places):
+            flat = self._bucket(index).flat
+            for place in places:
+                sum_ = flat[place.begin : place.end]
+                if place.name not in present and not bool(sum_.any()):
+                    tensors.pop(place.name, None)
+                    continue
+                like = self._parameters[place.name]
+                tensors[place.name] = sum_.view(like.shape).to(like.dtype)
 
     def _lap(self, part: str | None) -> None:
         """Books the time since the last call; None is for what is no part of an exchange."""
@@ -262,6 +304,7 @@ class BucketSums:
         for index, places in enumerate(self._places):
             shared = alike.get(digest_of(places), {})
             if shared or any(place.name in kept for place in places):
+                memory.keeping.add(index)
                 own, target = _parted(memory.codec, _state_of(memory, self._bucket(index)))
                 lay(places, kept, own)
                 for name, tensor in shared.items():
@@ -275,7 +318,7 @@ class BucketSums:
         for index, places in enumerate(self._layout.buckets):
             if any(place.name in wholes for place in places):
                 left, right = self._layout.cuts_of(index)[self._link.rank :][:2]
-                state = codec.reply().new_state(self._scratch[left:right])
+                state = codec.reply().new_state(self._bucket(index).flat[left:right])
                 lay(places, wholes, state, begin=left)
                 memory.shard.states[index] = state
 

@@ -116,13 +116,14 @@ class AnyCodec:
     version: int
     kept: str | None = RESIDUAL
 
-    def whole(self, gradient: Tensor, state: State) -> None:
-        """Makes of a gradient what is to be sent in a round that leaves this codec out: all that was kept back with it.
+    def correct(self, gradient: Tensor, state: State) -> None:
+        """Makes of a gradient, in place, what the optimiser is to get of it in a round that leaves this codec out.
 
-        Args:
-            gradient: float32 [n], changed in place.
-            state: Changed in place: nothing is kept back any more.
+        Nothing, unless the codec holds the optimiser's momentum; what was kept back is not added.
         """
+
+    def give_back(self, gradient: Tensor, state: State) -> None:
+        """Adds to a gradient, in place, all that was kept back; nothing is any more."""
         if self.kept is not None:
             gradient.add_(state[self.kept])
             state[self.kept].zero_()

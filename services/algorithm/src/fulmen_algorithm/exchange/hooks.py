@@ -138,6 +138,10 @@ class ExchangeHook:
                 self._stand_ins[self._names[parameter]].grad = gradient
         situation = replace(self.situation, compute_s=self._compute_s())
         self._reducer.reduce(list(self._stand_ins.values()), self._ranks, situation)
+        for waiting in self._waiting:
+            for parameter, gradient in zip(waiting.parameters, waiting.gradients, strict=True):
+                sum_ = self._stand_ins[self._names[parameter]].grad
+                gradient.zero_() if sum_ is None else gradient.copy_(sum_)
         self._keep_late(unused)
         for waiting in self._waiting:
             waiting.average.set_result(waiting.buffer)

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 from fulmen_algorithm.exchange.codec import Payload, Round, SegmentCodec
 from fulmen_algorithm.exchange.shard import Shard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sums:
+    """What came of the segments of a bucket.
+
+    Attributes:
+        replies: The encoded sum of each segment, the same bytes on every rank.
+        accepted: For each segment, whether this rank's payload is in it.
+    """
+
+    replies: Sequence[Payload]
+    accepted: Sequence[bool]
 
 
 class Link(Protocol):
@@ -42,17 +56,15 @@ class Link(Protocol):
             The shard that this rank is, whose states belong to those of the rank; None where shards are elsewhere.
         """
 
-    def exchange(self, bucket: int, payloads: Sequence[Payload], round_: Round) -> tuple[list[Payload], list[bool]]:
-        """Has the segments of a bucket summed.
+    def exchange(self, payloads: Mapping[int, Sequence[Payload]], round_: Round) -> dict[int, Sums]:
+        """Has the segments of buckets summed.
 
         Args:
-            bucket: Which one.
-            payloads: One for each shard.
-            round_: The round.
+            payloads: Of each bucket, by its index, one for each shard; of the same buckets in the same order on every rank.
+            round_: The round; of which bucket, the link says itself.
 
         Returns:
-            The encoded sum of each segment, the same bytes on every rank; for each segment, whether this rank's payload is
-            in it.
+            What came of each bucket.
         """
 
     @property

@@ -63,7 +63,7 @@ class Dgc(SegmentCodec):
         """See `SegmentCodec`."""
         velocity, accumulated = state[VELOCITY], state[ACCUMULATED]
         if round_.flush:
-            self._correct(gradient, velocity)
+            self.correct(gradient, state)
             taken = kernels.feedback_select(gradient, accumulated, 0.0)
         else:
             g, u, v = (kernels.sampled(each) for each in (gradient, velocity, accumulated))
@@ -73,24 +73,17 @@ class Dgc(SegmentCodec):
             taken = kernels.dgc_select(gradient, velocity, accumulated, self.momentum, self.nesterov, threshold)
         return payloads_of(self.name, self.version, taken, cuts)
 
-    def whole(self, gradient: Tensor, state: State) -> None:
-        """See `AnyCodec`: a step of SGD with momentum, and all of v with it."""
-        self._correct(gradient, state[VELOCITY])
-        least, most = state[ACCUMULATED].aminmax()  # several times as fast as `any`
-        if bool(least) or bool(most):  # not in the second of several such rounds
-            gradient.add_(state[ACCUMULATED])
-            state[ACCUMULATED].zero_()
-
-    def _correct(self, gradient: Tensor, velocity: Tensor) -> None:
-        """Makes of g, in place, what v grows by.
+    def correct(self, gradient: Tensor, state: State) -> None:
+        """See `AnyCodec`: makes of g what v grows by, so that the round is a step of SGD with momentum.
 
         u is not masked where all of v is sent: that is for momentum of gradients that are long past when they are sent.
-        So rounds that send everything are steps of SGD with momentum, and none of it is lost when a policy asks for them.
+        So none of it is lost when a policy asks for rounds that send everything.
         """
+        velocity = state[VELOCITY]
         if self.nesterov:
             gradient.add_(velocity.add_(gradient).mul_(self.momentum))
         else:
-            gradient.copy_(velocity.mul_(self.momentum).add_(gradient))
+            velocity.copy_(gradient.add_(velocity, alpha=self.momentum))
 
     def add(self, payload: Payload, out: Tensor) -> None:
         """See `SegmentCodec`."""

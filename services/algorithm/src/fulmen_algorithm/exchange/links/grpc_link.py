@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
@@ -27,6 +27,7 @@ from fulmen_algorithm.exchange.aggregator.shard_sum import sum_payload
 from fulmen_algorithm.exchange.codec import Codec, Payload, PayloadInvalid, Round, SegmentCodec
 from fulmen_algorithm.exchange.failure import ExchangeFailed
 from fulmen_algorithm.exchange.layout import Layout
+from fulmen_algorithm.exchange.link import Sums
 from fulmen_algorithm.exchange.links.grpc_chunks import cut
 from fulmen_algorithm.exchange.links.grpc_loop import link_loop
 from fulmen_algorithm.exchange.links.grpc_settings import GrpcLinkSettings
@@ -40,7 +41,7 @@ PIECE_BYTES = 2 * 2**20
 """That a shard sums at a time, at most. So little that sums come down a line while the next pieces go up: with pieces of
 a whole bucket a line of 100 Mbit/s was used to 60 %, each direction in turn."""
 UNDER_WAY = 3
-"""Sums of one tensor that are under way at a time, so that payloads go up while sums are made and others come down."""
+"""Pieces of a tensor, or buckets, that are under way at a time: payloads go up while sums are made and others come down."""
 RETRY_S = 0.2
 CLOSE_LIMIT_S = 25.0
 
@@ -232,19 +233,36 @@ class GrpcLink:
     def use(self, codec: SegmentCodec) -> None:
         """See `Link`: shards are elsewhere, and sum what they were joined for."""
 
-    def exchange(self, bucket: int, payloads: Sequence[Payload], round_: Round) -> tuple[list[Payload], list[bool]]:
-        """See `Link`.
+    def exchange(self, payloads: Mapping[int, Sequence[Payload]], round_: Round) -> dict[int, Sums]:
+        """See `Link`. Some buckets are under way at a time, so that payloads go up while sums of others come down.
 
         Raises:
             ExchangeFailed: if a sum cannot be had.
         """
         settings = pb.CallSettings(number=round_.number, ratio=round_.ratio, seed=round_.seed, flush=round_.flush)
-        outgoing = {
-            shard: self._outgoing(payload, bucket=bucket, settings=settings) for shard, payload in enumerate(payloads)
-        }
-        found = self._finish(self._start(outgoing))
-        replies = [self._decoded(each, device=self._rank.device) for each in found]
-        return replies, [each.accepted for each in found]
+        under_way: deque[tuple[int, Future[list[Incoming]]]] = deque()
+        found: dict[int, Sums] = {}
+        try:
+            for bucket, segments in payloads.items():
+                if len(under_way) == UNDER_WAY:
+                    found |= self._sums(*under_way.popleft())
+                outgoing = {
+                    shard: self._outgoing(payload, bucket=bucket, settings=settings)
+                    for shard, payload in enumerate(segments)
+                }
+                under_way.append((bucket, self._start(outgoing)))
+            while under_way:
+                found |= self._sums(*under_way.popleft())
+        finally:
+            for _, future in under_way:
+                future.cancel()
+        return found
+
+    def _sums(self, bucket: int, future: Future[list[Incoming]]) -> dict[int, Sums]:
+        """Waits for the sums of a bucket."""
+        incoming = self._finish(future)
+        replies = [self._decoded(each, device=self._rank.device) for each in incoming]
+        return {bucket: Sums(replies=replies, accepted=[each.accepted for each in incoming])}
 
     def close(self) -> None:
         """Leaves every shard."""

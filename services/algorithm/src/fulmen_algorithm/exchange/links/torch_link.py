@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,7 @@ from torch import Tensor
 from fulmen_algorithm.exchange import wire
 from fulmen_algorithm.exchange.aggregator.terms import MAX_RANKS
 from fulmen_algorithm.exchange.codec import Payload, Round, SegmentCodec
+from fulmen_algorithm.exchange.link import Sums
 from fulmen_algorithm.exchange.shard import Shard
 from fulmen_algorithm.training.parallel import Ranks
 
@@ -80,26 +82,35 @@ class TorchLink:
         self._shard = self._shards[codec]
         return self._shard
 
-    def exchange(self, bucket: int, payloads: Sequence[Payload], round_: Round) -> tuple[list[Payload], list[bool]]:
-        """See `Link`; every payload is accepted."""
+    def exchange(self, payloads: Mapping[int, Sequence[Payload]], round_: Round) -> dict[int, Sums]:
+        """See `Link`; every payload is accepted. All buckets travel together, for every message costs time of its own."""
         if self._shard is None:
             raise AssertionError("use() comes before the first exchange")
-        collected = self._all_to_all([wire.encode(payload) for payload in payloads])
-        mine = [wire.decode(data, device=self._ranks.device) for data in collected]
-        as_shard = replace(round_, rank=MAX_RANKS + self.rank)
-        reply = wire.encode(self._shard.reduce(bucket, mine, as_shard))
-        replies = self._all_to_all([reply] * self.size)
-        return [wire.decode(data, device=self._ranks.device) for data in replies], [True] * self.size
+        outgoing = [[wire.encode(of_bucket[shard]) for of_bucket in payloads.values()] for shard in range(self.size)]
+        of_ranks = self._all_to_all(outgoing)
+        replies = []
+        for bucket, messages in zip(payloads, zip(*of_ranks, strict=True), strict=True):
+            mine = [wire.decode(data, device=self._ranks.device) for data in messages]
+            as_shard = replace(round_, rank=MAX_RANKS + self.rank, bucket=bucket)
+            replies.append(wire.encode(self._shard.reduce(bucket, mine, as_shard)))
+        of_shards = self._all_to_all([replies] * self.size)
+        return {
+            bucket: Sums(
+                replies=[wire.decode(data, device=self._ranks.device) for data in messages],
+                accepted=[True] * self.size,
+            )
+            for bucket, messages in zip(payloads, zip(*of_shards, strict=True), strict=True)
+        }
 
-    def _all_to_all(self, messages: Sequence[bytearray]) -> list[bytearray]:
-        """Sends each rank its message, and returns what each has sent to this one."""
-        device = self._ranks.device
-        sizes = torch.empty(self.size, dtype=torch.int64, device=device)
-        self._swap([torch.tensor([len(message)], device=device) for message in messages], sizes.split(1))
-        outgoing = [torch.frombuffer(message, dtype=torch.uint8).to(device) for message in messages]
-        incoming = [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes.tolist()]
-        self._swap(outgoing, incoming)
-        return [bytearray(tensor.cpu().numpy().tobytes()) for tensor in incoming]
+    def _all_to_all(self, outgoing: Sequence[Sequence[bytearray]]) -> list[list[memoryview]]:
+        """Sends each rank its messages, and returns what each has sent to this one; of each as many."""
+        device, count = self._ranks.device, len(outgoing[0])
+        sizes = torch.empty(self.size, count, dtype=torch.int64, device=device)
+        self._swap([torch.tensor([len(one) for one in each], device=device) for each in outgoing], list(sizes))
+        joined = [torch.frombuffer(bytearray().join(each), dtype=torch.uint8).to(device) for each in outgoing]
+        incoming = [torch.empty(int(each.sum()), dtype=torch.uint8, device=device) for each in sizes]
+        self._swap(joined, incoming)
+        return [_cut(data.cpu(), each.tolist()) for data, each in zip(incoming, sizes, strict=True)]
 
     def _swap(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> None:
         """Sends each rank a tensor, and fills the other ones with what each has sent to this one."""
@@ -115,3 +126,9 @@ class TorchLink:
                 self.received_bytes += incoming[other].numel() * incoming[other].element_size()
         for work in dist.batch_isend_irecv(calls) if calls else ():
             work.wait()
+
+
+def _cut(data: Tensor, sizes: Sequence[int]) -> list[memoryview]:
+    """Cuts bytes up into messages of these sizes."""
+    view, ends = data.numpy().data, list(accumulate(sizes, initial=0))
+    return [view[begin:end] for begin, end in pairwise(ends)]
