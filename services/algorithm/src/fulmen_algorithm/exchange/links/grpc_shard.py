@@ -137,10 +137,8 @@ class ShardClient:
             response_deserializer=partial(grpc_chunks.read, pb.ExchangeResponse),
         )
         self._request = request
-        self._place: Key = (
-            0,
-            0,
-        )  # what comes before it, this rank has; in one piece: `begin` is called in another thread
+        # What comes before it, this rank has. One value, for `begin` is called in another thread.
+        self._place: Key = (0, 0)
         self._joining = asyncio.Lock()
         self._is_joined = False
         self._awaited: dict[Key, _Awaited] = {}
