@@ -1,6 +1,6 @@
 """Benchmark of training: what is learned and how soon, asynchronous against synchronous, and where the time goes.
 
-Method: `learning` and `overlap` run whole trainings through the four services on this machine (`fulmen up`, `fulmen
+Method: `learning`, `overlap` and `ranks` run whole trainings through the four services on this machine (`fulmen up`, `fulmen
 train`); `variants` runs the same algorithms in one process, without transport; `trainer` and `publish` are
 benchmarks.trainer and benchmarks.publish. Accuracy is greedy, on held-out tasks. Goals hold for the worst seed, and no
 setting was chosen on a seed that is reported. Figures without a goal are in `figures`.
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import outcome
-from benchmarks.train import alone, learned, overlap, picture, variants
+from benchmarks.train import alone, learned, overlap, picture, ranks, variants
 from benchmarks.train.figures import figures_of
 from benchmarks.train.stand import say
 
@@ -31,6 +31,7 @@ PARTS: dict[str, Part] = {
     "learning": learned.run,
     "variants": variants.run,
     "overlap": overlap.run,
+    "ranks": ranks.run,
     "trainer": alone.trainer,
     "publish": alone.publish,
 }

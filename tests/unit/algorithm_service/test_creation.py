@@ -2,11 +2,13 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fulmen.errors import ResourceNotFound, SettingsInvalid
+from fulmen.train_config import load_train_config
 from fulmen_algorithm.algorithms.sampling import RESHAPING
 from fulmen_algorithm.clients.engine import EngineOptions
 from fulmen_algorithm.clients.engines import unavailable
@@ -16,6 +18,8 @@ from fulmen_algorithm.training.advantage_settings import OverlongSettings
 from fulmen_algorithm.training.objectives import SequenceMeanTokenSumNorm
 from tests.unit.algorithm_service.conftest import ALGORITHMS, created, now
 from tests.unit.algorithm_service.model_world import ModelShelf, World
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
 async def problems(draft: RunDraft, world: World) -> dict[str, str]:
@@ -152,6 +156,15 @@ def test_one_setting_compresses_the_gradients_of_every_algorithm_that_trains(alg
     settings = parse_settings(ALGORITHMS[algorithm], json.dumps(given))
     assert (settings.exchange.name, settings.exchange.ratio, settings.optimizer.momentum) == ("dgc", 100.0, 0.0)
     assert parse_settings(ALGORITHMS[algorithm], settings.model_dump_json()) == settings
+
+
+@pytest.mark.parametrize(
+    "path", sorted(EXAMPLES.glob("*/train*.toml")), ids=lambda path: f"{path.parent.name}/{path.name}"
+)
+def test_the_settings_of_every_example_are_accepted(path: Path) -> None:
+    for stage in load_train_config(path).stages:
+        if stage.algorithm in ALGORITHMS:
+            assert parse_settings(ALGORITHMS[stage.algorithm], json.dumps(dict(stage.settings)))
 
 
 @pytest.mark.parametrize("algorithm", [name for name, entry in ALGORITHMS.items() if entry.trains])
