@@ -194,7 +194,8 @@ class Lines:
             self._delay.kill()
             self._delay.wait()
         for rank in self._ranks if self._line.mbit is not None else ():
-            # With a namespace its interfaces go, and with those their other ends.
+            # With a namespace its interfaces go, and with those their other ends, but only some time after.
+            _run("ip", "link", "del", _near(rank, delayed=bool(self._line.latency_ms)), may_fail=True)
             _run("ip", "netns", "del", _place(rank), may_fail=True)
             _run("ip", "link", "del", _port(rank), may_fail=True)
         for name in (BRIDGE, *(f"between{rank}" for rank in self._ranks)):
@@ -205,7 +206,7 @@ class Lines:
         _run("ip", "link", "set", BRIDGE, "up")
         delayed, netem = bool(self._line.latency_ms), has_netem()
         for rank in self._ranks:
-            place, near = _place(rank), f"near{rank}" if delayed else _port(rank)
+            place, near = _place(rank), _near(rank, delayed=delayed)
             _run("ip", "netns", "add", place)
             _run("ip", "link", "add", INTERFACE, "netns", place, "type", "veth", "peer", "name", near)
             _run("ip", "link", "set", near, "up")
@@ -234,7 +235,7 @@ class Lines:
             _run("tc", "qdisc", "add", "dev", far, "root", "netem", "delay", delay, "limit", "100000")
 
     def _start_delay(self) -> None:
-        names = [name for rank in self._ranks for name in (f"near{rank}", f"far{rank}")]
+        names = [name for rank in self._ranks for name in (_near(rank, delayed=True), f"far{rank}")]
         words = [sys.executable, "-m", "benchmarks.exchange.delay", f"{self._line.latency_ms:g}", *names]
         self._delay = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         if not _pipe(self._delay.stdout).readline():
@@ -247,6 +248,11 @@ def _place(rank: int) -> str:
 
 def _port(rank: int) -> str:
     return f"port{rank}"
+
+
+def _near(rank: int, *, delayed: bool) -> str:
+    """Names the other end of a rank's own interface."""
+    return f"near{rank}" if delayed else _port(rank)
 
 
 def _pipe(pipe: IO[str] | None) -> IO[str]:

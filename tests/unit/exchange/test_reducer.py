@@ -190,6 +190,25 @@ def test_a_rank_whose_part_was_missed_has_the_same_gradients_as_all_others() -> 
             assert one is two is None or (one is not None and two is not None and torch.equal(one, two))
 
 
+def test_the_same_buckets_travel_together_on_all_ranks_however_much_is_sent_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fulmen_algorithm.exchange.layout.BUCKET_BYTES", 1)
+    monkeypatch.setattr("fulmen_algorithm.exchange.bucket_sums.WAVE_BYTES", 20_000)
+
+    def work(rank: Rank) -> tuple[list[tuple[int, ...]], Tensor]:
+        for parameter, gradient in zip(rank.parameters.values(), rank.gradients(1), strict=True):
+            # All of what one rank has reaches the threshold, and is sent: ten times what the others send.
+            parameter.grad = torch.ones_like(gradient) if rank.number == 1 else gradient
+        first = rank.reduced()
+        return rank.link.waves, torch.stack([first, rank.reduce(2)])
+
+    found = on_ranks(work, "topk", ratio=10.0, full_sync_every=2)
+    for waves, sums in found:
+        assert waves == [(0, 1), (0,), (1,)], "in the second round everything is sent"
+        assert torch.equal(sums, found[0][1])
+
+
 def test_a_single_rank_goes_through_the_codec_as_well() -> None:
     def work(rank: Rank) -> Tensor:
         return torch.stack([rank.reduce(number) - rank.plain_sum(number) for number in (1, 2)]).sum(0)

@@ -46,6 +46,7 @@ class ThreadLink:
         late: Says of a round whether this rank's payloads come too late.
         missing: Whether sums are made without this rank's tensors.
         sums: How many tensors were summed.
+        waves: Buckets that were exchanged at a time.
     """
 
     missed_sums = 0
@@ -60,6 +61,7 @@ class ThreadLink:
         self.late: Callable[[int], bool] = lambda _: False
         self.missing = False
         self.sums = 0
+        self.waves: list[tuple[int, ...]] = []
 
     def begin(self) -> None:
         """Nobody comes or goes."""
@@ -84,6 +86,9 @@ class ThreadLink:
         """Sums the segments."""
         assert self._shard is not None
         on_time = not self.late(round_.number)
+        together = self._meeting.all(self._place, tuple(payloads))
+        assert together == [together[0]] * self.size, f"ranks exchange other buckets at a time: {together}"
+        self.waves.append(together[0])
         found = {}
         for bucket, segments in payloads.items():
             messages = [wire.encode(payload) for payload in segments]

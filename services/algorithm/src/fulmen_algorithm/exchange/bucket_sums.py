@@ -7,7 +7,7 @@ that: so nothing is lost, neither gradient nor momentum, whatever carries a roun
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from time import perf_counter
@@ -28,7 +28,7 @@ from fulmen_algorithm.exchange.settings import CodecSettings
 from fulmen_algorithm.exchange.shard import Shard
 
 WAVE_BYTES = 8 * 2**20
-"""Of payloads that are exchanged at a time: so much that the time of a message itself does not count, and little memory."""
+"""Of payloads that are exchanged at a time, about: so much that the time of a message itself does not count, and little memory."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -116,7 +116,8 @@ class BucketSums:
         self._lap(None)
         if isinstance(memory.codec, SegmentCodec):
             memory.shard = self._link.use(memory.codec)
-            self._exchange_all(memory, memory.codec, tensors, round_, energy)
+            for wave in self._waves(way, round_):
+                self._exchange(memory, memory.codec, wave, tensors, round_, energy)
         else:
             for index in range(len(self._layout.buckets)):
                 self._reduce(memory, memory.codec, self._filled(index, tensors), round_, energy)
@@ -177,21 +178,19 @@ class BucketSums:
         self._link.all_reduce(tensor)
         self._lap("transfer_s")
 
-    def _exchange_all(
-        self, memory: Memory, codec: SegmentCodec, tensors: Mapping[str, Tensor], round_: Round, energy: Energy | None
-    ) -> None:
-        """Encodes buckets, and exchanges as many as make a wave."""
-        last, wave = len(self._layout.buckets) - 1, dict[int, list[Payload]]()
-        size = 0
-        for index in range(last + 1):
-            bucket = self._filled(index, tensors)
-            self._leave_out(memory, bucket)
-            wave[index] = self._encode(memory, codec, bucket, replace(round_, bucket=index), energy)
-            size += sum(payload.nbytes for payload in wave[index])
-            if index == last or size >= WAVE_BYTES:
-                self._exchange(memory, codec, wave, round_)
-                wave.clear()
-                size = 0
+    def _waves(self, way: Way, round_: Round) -> Iterator[list[int]]:
+        """Says which buckets travel together, the same on every rank: by what is to be sent of them, not by what is."""
+        ratio = 1.0 if round_.flush else way.bytes_ratio if way.ratio is None else round_.ratio
+        wave: list[int] = []
+        size = 0.0
+        for index in range(len(self._layout.buckets)):
+            wave.append(index)
+            size += 4.0 * self._layout.size_of(index) / ratio
+            if size >= WAVE_BYTES:
+                yield wave
+                wave, size = [], 0.0
+        if wave:
+            yield wave
 
     def _encode(
         self, memory: Memory, codec: SegmentCodec, bucket: Bucket, round_: Round, energy: Energy | None
@@ -209,19 +208,30 @@ class BucketSums:
         return payloads
 
     def _exchange(
-        self, memory: Memory, codec: SegmentCodec, wave: Mapping[int, Sequence[Payload]], round_: Round
+        self,
+        memory: Memory,
+        codec: SegmentCodec,
+        wave: Sequence[int],
+        tensors: Mapping[str, Tensor],
+        round_: Round,
+        energy: Energy | None,
     ) -> None:
-        """Puts the sums of payloads in their buckets."""
+        """Puts the sums of tensors in the buckets of a wave."""
+        payloads: dict[int, list[Payload]] = {}
+        for index in wave:
+            bucket = self._filled(index, tensors)
+            self._leave_out(memory, bucket)
+            payloads[index] = self._encode(memory, codec, bucket, replace(round_, bucket=index), energy)
         shard = memory.shard
         summed_s = 0.0 if shard is None else shard.seconds
-        found = self._link.exchange(wave, round_)
+        found = self._link.exchange(payloads, round_)
         self._lap("transfer_s")
         if shard is not None:
             self._spent.transfer_s -= shard.seconds - summed_s
             self._spent.decode_s += shard.seconds - summed_s
         for index, sums in found.items():
             bucket = self._bucket(index)
-            for payload, begin, taken in zip(wave[index], bucket.cuts, sums.accepted, strict=False):
+            for payload, begin, taken in zip(payloads[index], bucket.cuts, sums.accepted, strict=False):
                 if not taken:
                     codec.credit(payload, memory.states[index], begin)
             bucket.flat.zero_()
