@@ -15,6 +15,7 @@ from tests.unit.exchange.kernel_inputs import (
     quantised,
     rounded_multiples,
     selected,
+    stepped,
 )
 
 pytestmark = [
@@ -46,6 +47,14 @@ def test_selecting_with_momentum_gives_the_bits_of_a_cpu(
     gradient, state = numbers(size, 1), numbers(size, 2)
     found = corrected(on_gpu, gradient.cuda(), state.cuda(), threshold, nesterov=nesterov)
     assert_same(found, corrected(reference, gradient, state, threshold, nesterov=nesterov))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_steps_with_momentum_have_the_bits_of_a_cpu(on_gpu: Kernels, size: int, nesterov: bool) -> None:
+    gradient, state = numbers(size, 1), numbers(size, 2)
+    found = stepped(on_gpu, gradient.cuda(), state.cuda(), nesterov=nesterov)
+    assert_same(found, stepped(reference, gradient, state, nesterov=nesterov))
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -51,6 +51,14 @@ def corrected(of: Kernels, gradient: Tensor, state: Tensor, threshold: float, *,
     return (*first, *second, velocity, accumulated)
 
 
+def stepped(of: Kernels, gradient: Tensor, state: Tensor, *, nesterov: bool) -> tuple[Tensor, ...]:
+    """Takes two steps with momentum, the second in the place of its gradient; returns what the steps are, and u."""
+    velocity, first, second = state.clone(), torch.empty_like(state), gradient.flip(0).contiguous()
+    of.correct(gradient.clone(), velocity, 0.9, nesterov, first)
+    of.correct(second, velocity, 0.9, nesterov, second)
+    return first, second, velocity
+
+
 def quantised(of: Kernels, values: Tensor, state: Tensor, *, bits: int, block: int = 512) -> tuple[Tensor, ...]:
     """Quantises; returns the payload, and a segment that it was added to."""
     packed, scales = of.quantise(values, bits=bits, block=block, begin=4096 * 2**21 - 4096, seed=0xDEADBEEF12345678)

@@ -97,7 +97,7 @@ def test_rounds_that_send_everything_are_steps_of_sgd_with_momentum(nesterov):
         zip(gradients, sgd([g.double().numpy() for g in gradients], 0.9, nesterov=nesterov), strict=True), start=1
     ):
         whole = g.clone()
-        codec.correct(whole, left_out)
+        codec.correct(left_out, whole, 0, whole)
         codec.give_back(whole, left_out)
         np.testing.assert_allclose(whole.double().numpy(), wanted, rtol=1e-4, atol=1e-4)
         payloads = codec.encode(g.clone(), flushed, [0, SIZE], Round(number=number, flush=True))
@@ -122,7 +122,7 @@ def test_a_round_that_sends_everything_sends_what_was_accumulated_and_goes_on_wi
         payloads = codec.encode(found, state, [0, SIZE], Round(number=4, flush=True))
         found = decoded(codec, payloads, [0, SIZE])
     else:
-        codec.correct(found, state)
+        codec.correct(state, found, 0, found)
         codec.give_back(found, state)
     torch.testing.assert_close(found, before, rtol=2**-7, atol=1e-6)
     torch.testing.assert_close(state["velocity"], momentum)

@@ -25,6 +25,7 @@ from tests.unit.exchange.kernel_inputs import (
     rounded_multiples,
     same_bits,
     selected,
+    stepped,
 )
 
 THRESHOLDS = (0.0, -0.0, 1e-42, 1e-3, 1.0, 1e30, float("inf"))
@@ -68,6 +69,14 @@ def test_selecting_with_momentum_gives_the_same_bits(
 
 
 @settings(max_examples=EXAMPLES)
+@given(size=sizes, seed=seeds, nesterov=st.booleans())
+def test_steps_with_momentum_have_the_same_bits(native: Kernels, size: int, seed: int, nesterov: bool) -> None:
+    gradient, state = numbers(size, seed), numbers(size, seed + 1)
+    found = stepped(native, gradient, state, nesterov=nesterov)
+    assert_same(found, stepped(reference, gradient, state, nesterov=nesterov))
+
+
+@settings(max_examples=EXAMPLES)
 @given(size=sizes, seed=seeds, bits=st.integers(2, 8), block=st.sampled_from([512, 4096, 100, 12, 1]))
 @pytest.mark.parametrize("range_", [(-149, 120), (-8, 2), (-149, -120)], ids=["all", "usual", "subnormal"])
 def test_quantising_gives_the_same_bits(
@@ -102,6 +111,9 @@ def test_what_is_compiled_for_other_machines_gives_the_same_bits(portable: Nativ
         assert_same(selected(portable, gradient, state, threshold), selected(reference, gradient, state, threshold))
     found = corrected(portable, gradient, state, 1.0, nesterov=True)
     assert_same(found, corrected(reference, gradient, state, 1.0, nesterov=True))
+    for nesterov in (False, True):
+        found = stepped(portable, gradient, state, nesterov=nesterov)
+        assert_same(found, stepped(reference, gradient, state, nesterov=nesterov))
     for bits in range(2, 9):
         found = quantised(portable, gradient, state, bits=bits)
         assert_same(found, quantised(reference, gradient, state, bits=bits))
@@ -227,6 +239,8 @@ def test_tensors_of_another_kind_are_refused() -> None:
             kernels.feedback_select(bad, good.clone(), 1.0)
         with pytest.raises(ValueError, match="gradients and states"):
             kernels.dgc_select(good, bad, good.clone(), 0.9, False, 1.0)
+        with pytest.raises(ValueError, match="gradients and states"):
+            kernels.correct(good, bad, 0.9, False, good.clone())
     whole, scales = kernels.quantise(good, bits=8, block=512, begin=0, seed=1)
     for wrong in ((whole[:7], scales), (whole, scales[:0]), (whole.short(), scales), (whole, scales.double())):
         with pytest.raises(ValueError, match=r"these are not|integers are"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate, pairwise
 from time import perf_counter
 from typing import Any
@@ -120,9 +121,9 @@ class BucketSums:
                 self._exchange(memory, memory.codec, wave, tensors, round_, energy)
         else:
             for index in range(len(self._layout.buckets)):
-                self._reduce(memory, memory.codec, self._filled(index, tensors), round_, energy)
+                self._reduce(memory, memory.codec, self._filled(index, tensors, memory), round_, energy)
         if self._places[-1]:
-            self._sum_dense(self._filled(len(self._layout.buckets), tensors))
+            self._all_reduce(self._filled(len(self._layout.buckets), tensors, None).flat)
         self._hand_out(tensors, present)
         self._lap("decode_s")
         self._spent.raw_bytes += self._flat.numel() * 4
@@ -137,31 +138,19 @@ class BucketSums:
         matrices = [(place.begin, place.rows, place.columns) for place in self._places[index]]
         return Bucket(index=index, flat=flat, matrices=matrices, cuts=self._layout.cuts_of(index))
 
-    def _filled(self, index: int, tensors: Mapping[str, Tensor]) -> Bucket:
-        """Puts tensors in their bucket."""
-        bucket = self._bucket(index)
-        fill(bucket.flat, self._places[index], tensors)
+    def _filled(self, index: int, tensors: Mapping[str, Tensor], carrier: Memory | None) -> Bucket:
+        """Puts tensors in their bucket, with what the codec of the settings has of them, unless that is what carries it."""
+        bucket, own = self._bucket(index), self.memories[self._own]
+        put = None
+        if carrier is not own and self._settings.holds_momentum:
+            put = partial(own.codec.correct, _state_of(own, bucket))
+        fill(bucket.flat, self._places[index], tensors, put)
+        if carrier is not own and index in own.keeping:
+            own.codec.give_back(bucket.flat, own.states[index])
+            own.keeping.remove(index)
         return bucket
 
-    def _sum_dense(self, bucket: Bucket) -> None:
-        own = self.memories[self._own]
-        if self._settings.holds_momentum:
-            own.codec.correct(bucket.flat, _state_of(own, bucket))
-        self._all_reduce(bucket.flat)
-
-    def _leave_out(self, memory: Memory, bucket: Bucket) -> None:
-        """Lets nothing be lost where a round leaves the codec of the settings out."""
-        own = self.memories[self._own]
-        if memory is own:
-            return
-        if self._settings.holds_momentum:
-            own.codec.correct(bucket.flat, _state_of(own, bucket))
-        if bucket.index in own.keeping:
-            own.codec.give_back(bucket.flat, own.states[bucket.index])
-            own.keeping.remove(bucket.index)
-
     def _reduce(self, memory: Memory, codec: LinearCodec, bucket: Bucket, round_: Round, energy: Energy | None) -> None:
-        self._leave_out(memory, bucket)
         state = _state_of(memory, bucket)
         memory.keeping.add(bucket.index)
         kept = None if codec.kept is None else state[codec.kept]
@@ -219,8 +208,7 @@ class BucketSums:
         """Puts the sums of tensors in the buckets of a wave."""
         payloads: dict[int, list[Payload]] = {}
         for index in wave:
-            bucket = self._filled(index, tensors)
-            self._leave_out(memory, bucket)
+            bucket = self._filled(index, tensors, memory)
             payloads[index] = self._encode(memory, codec, bucket, replace(round_, bucket=index), energy)
         shard = memory.shard
         summed_s = 0.0 if shard is None else shard.seconds

@@ -116,11 +116,18 @@ class AnyCodec:
     version: int
     kept: str | None = RESIDUAL
 
-    def correct(self, gradient: Tensor, state: State) -> None:
-        """Makes of a gradient, in place, what the optimiser is to get of it in a round that leaves this codec out.
+    def correct(self, state: State, gradient: Tensor, begin: int, out: Tensor) -> None:
+        """Puts in `out` what the optimiser is to get of a gradient in a round that leaves this codec out.
 
-        Nothing, unless the codec holds the optimiser's momentum; what was kept back is not added.
+        The gradient itself, unless the codec holds the optimiser's momentum; what was kept back is not added.
+
+        Args:
+            state: Of a bucket; changed in place.
+            gradient: Of a part of it, [n].
+            begin: Where that part begins.
+            out: float32 [n]; may be the gradient.
         """
+        out.copy_(gradient)
 
     def give_back(self, gradient: Tensor, state: State) -> None:
         """Adds to a gradient, in place, all that was kept back; nothing is any more."""

@@ -7,7 +7,7 @@ parameters, those that a setting names) is summed as it is.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -88,10 +88,29 @@ class Layout:
         return [min(size, (blocks * shard // self.shards) * BLOCK) for shard in range(self.shards)] + [size]
 
 
-def fill(flat: Tensor, places: Sequence[Place], gradients: Mapping[str, Tensor]) -> None:
-    """Copies gradients to their places in a flat tensor; a parameter without one counts as zeros."""
+def fill(
+    flat: Tensor,
+    places: Sequence[Place],
+    gradients: Mapping[str, Tensor],
+    put: Callable[[Tensor, int, Tensor], None] | None = None,
+) -> None:
+    """Puts gradients in their places in a flat tensor; a parameter without one counts as zeros.
+
+    Args:
+        flat: float32; all of it that has a place is written to.
+        places: They.
+        gradients: By name of the parameter.
+        put: Is given each gradient, flat, with where it begins and what to write to, which may be the gradient; copies
+            unless given.
+    """
     for place in places:
-        if place.name in gradients:
-            flat[place.begin : place.end] = gradients[place.name].flatten()
+        out = flat[place.begin : place.end]
+        gradient = gradients.get(place.name)
+        if gradient is None:
+            out.zero_()
+            if put is not None:
+                put(out, place.begin, out)
+        elif put is None:
+            out.copy_(gradient.flatten())
         else:
-            flat[place.begin : place.end] = 0.0
+            put(gradient.flatten(), place.begin, out)

@@ -63,7 +63,7 @@ class Dgc(SegmentCodec):
         """See `SegmentCodec`."""
         velocity, accumulated = state[VELOCITY], state[ACCUMULATED]
         if round_.flush:
-            self.correct(gradient, state)
+            self.correct(state, gradient, 0, gradient)
             taken = kernels.feedback_select(gradient, accumulated, 0.0)
         else:
             g, u, v = (kernels.sampled(each) for each in (gradient, velocity, accumulated))
@@ -73,17 +73,14 @@ class Dgc(SegmentCodec):
             taken = kernels.dgc_select(gradient, velocity, accumulated, self.momentum, self.nesterov, threshold)
         return payloads_of(self.name, self.version, taken, cuts)
 
-    def correct(self, gradient: Tensor, state: State) -> None:
+    def correct(self, state: State, gradient: Tensor, begin: int, out: Tensor) -> None:
         """See `AnyCodec`: makes of g what v grows by, so that the round is a step of SGD with momentum.
 
         u is not masked where all of v is sent: that is for momentum of gradients that are long past when they are sent.
         So none of it is lost when a policy asks for rounds that send everything.
         """
-        velocity = state[VELOCITY]
-        if self.nesterov:
-            gradient.add_(velocity.add_(gradient).mul_(self.momentum))
-        else:
-            velocity.copy_(gradient.add_(velocity, alpha=self.momentum))
+        velocity = state[VELOCITY][begin : begin + out.numel()]
+        kernels.correct(gradient.float().contiguous(), velocity, self.momentum, self.nesterov, out)
 
     def add(self, payload: Payload, out: Tensor) -> None:
         """See `SegmentCodec`."""

@@ -22,6 +22,7 @@ __all__ = [
     "add_quantised",
     "add_sparse",
     "checksum",
+    "correct",
     "dgc_select",
     "feedback_select",
     "quantise",
@@ -56,6 +57,11 @@ def dgc_select(
     """Applies momentum correction, takes out what reaches the threshold, and masks. See `reference.dgc_select`."""
     kernels = _of(accumulated, velocity, gradient)
     return kernels.dgc_select(gradient, velocity, accumulated, momentum, nesterov, threshold)
+
+
+def correct(gradient: Tensor, velocity: Tensor, momentum: float, nesterov: bool, out: Tensor) -> None:
+    """Puts in `out` what a step of SGD with momentum takes of a gradient; it may be the gradient. See `reference.correct`."""
+    _of(out, velocity, gradient).correct(gradient, velocity, momentum, nesterov, out)
 
 
 def add_sparse(counts: Tensor, places: Tensor, values: Tensor, out: Tensor) -> None:

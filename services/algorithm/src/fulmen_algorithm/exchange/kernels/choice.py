@@ -47,6 +47,9 @@ class Kernels(Protocol):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See `reference.dgc_select`."""
 
+    def correct(self, gradient: Tensor, velocity: Tensor, momentum: float, nesterov: bool, out: Tensor) -> None:
+        """See `reference.correct`."""
+
     def add_sparse(self, counts: Tensor, places: Tensor, values: Tensor, out: Tensor) -> None:
         """See `reference.add_sparse`."""
 

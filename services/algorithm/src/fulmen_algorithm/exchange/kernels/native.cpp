@@ -283,6 +283,24 @@ int64_t fulmen_dgc_select(const float* gradient, float* velocity, float* accumul
   return taken.size;
 }
 
+// The gradient and `out` may be the same, and only they.
+void fulmen_correct(const float* gradient, float* __restrict velocity, int64_t size, float momentum, int32_t nesterov,
+                    float* out) {
+  if (nesterov) {
+    for (int64_t i = 0; i < size; ++i) {
+      const float u = (velocity[i] + gradient[i]) * momentum;
+      velocity[i] = u;
+      out[i] = gradient[i] + u;
+    }
+  } else {
+    for (int64_t i = 0; i < size; ++i) {
+      const float u = velocity[i] * momentum + gradient[i];
+      velocity[i] = u;
+      out[i] = u;
+    }
+  }
+}
+
 // Returns 0, or -1 if places are not there or do not ascend; nothing is added then. Payloads come from other machines.
 int32_t fulmen_add_sparse(const int16_t* counts, int64_t blocks, const int16_t* places, const uint16_t* values,
                           int64_t taken, float* out, int64_t size) {

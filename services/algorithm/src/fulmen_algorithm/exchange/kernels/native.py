@@ -20,6 +20,7 @@ SIGNATURES = {
     "threshold_of": ([_AT, _SIZE, _SIZE], _FLOAT),
     "feedback_select": ([_AT, _AT, _SIZE, _FLOAT, _AT, _AT, _AT], _SIZE),
     "dgc_select": ([_AT, _AT, _AT, _SIZE, _FLOAT, _INT, _FLOAT, _AT, _AT, _AT], _SIZE),
+    "correct": ([_AT, _AT, _SIZE, _FLOAT, _INT, _AT], None),
     "add_sparse": ([_AT, _SIZE, _AT, _AT, _SIZE, _AT, _SIZE], _INT),
     "quantise": ([_AT, _SIZE, _INT, _SIZE, _WORD, _WORD, _WORD, _AT, _AT], None),
     "add_quantised": ([_AT, _AT, _AT, _SIZE, _INT, _SIZE], None),
@@ -79,6 +80,12 @@ class NativeKernels:
             *(momentum, nesterov, threshold, counts.data_ptr(), places.data_ptr(), values.data_ptr()),
         )
         return counts, places[:taken].clone(), values[:taken].clone()
+
+    def correct(self, gradient: Tensor, velocity: Tensor, momentum: float, nesterov: bool, out: Tensor) -> None:
+        """See `reference.correct`."""
+        self._library.fulmen_correct(
+            gradient.data_ptr(), velocity.data_ptr(), out.numel(), momentum, nesterov, out.data_ptr()
+        )
 
     def add_sparse(self, counts: Tensor, places: Tensor, values: Tensor, out: Tensor) -> None:
         """See `reference.add_sparse`."""

@@ -86,6 +86,25 @@ def dgc_select(
     return taken
 
 
+def correct(gradient: Tensor, velocity: Tensor, momentum: float, nesterov: bool, out: Tensor) -> None:
+    """Puts in `out` what a step of SGD with momentum takes of a gradient, as `torch.optim.SGD` without dampening.
+
+    Source: the local update of arXiv:1712.01887, equation 4: u = m u + g, of which u is taken; with Nesterov's momentum
+    u = m (u + g), of which u + g is.
+
+    Args:
+        gradient: g, float32 [n].
+        velocity: u, float32 [n]; changed in place.
+        momentum: m.
+        nesterov: Whether it is Nesterov's.
+        out: float32 [n]; may be the gradient.
+    """
+    if nesterov:
+        torch.add(gradient, velocity.add_(gradient).mul_(momentum), out=out)
+    else:
+        out.copy_(velocity.mul_(momentum).add_(gradient))
+
+
 def add_sparse(counts: Tensor, places: Tensor, values: Tensor, out: Tensor) -> None:
     """Adds what `feedback_select` has taken to a segment, float32 [n], in place.
 

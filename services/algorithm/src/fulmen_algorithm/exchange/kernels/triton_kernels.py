@@ -23,6 +23,7 @@ if torch.version.hip:
     raise ImportError("these kernels are for NVIDIA's GPUs")
 
 threshold_of = reference.threshold_of
+correct = reference.correct
 CHUNK = 128
 """Elements of a payload that are added at a time."""
 
