@@ -41,7 +41,8 @@ from fulmen_service_kit.settings import ServiceSettings, settings_config
 METHOD = """Each rank has so many MiB of encoded gradients, in buckets of 25 MiB of float32 as in training, and has them
 summed again and again, bucket after bucket; it is timed from when all ranks are ready until the slowest has all sums.
 GB/s are the bytes of payloads and sums that all ranks send and receive, over that time; encoding and decoding are not in
-it, the sum is. `none` is float32, which a shard adds; `qsgd` has 8 bits, which a shard decodes, adds and encodes again.
+it, the sum is. `none` is float32, which a shard adds, in pieces of 16 MiB, as they are set for ranks on one machine, and in
+those of a MiB that are the default, for lines; `qsgd` has 8 bits, which a shard decodes, adds and encodes again.
 `gRPC alone` moves as many bytes, in messages of a MiB, over streams of gRPC for Python, and does nothing with them:
 that is what can be reached. All take turns, so that neighbours of the machine disturb all alike; two turns do not count.
 CPU seconds are of server and ranks, for each GB, what the kernel does for them included."""
@@ -54,7 +55,9 @@ GIGABYTE = 1e9
 MESSAGE_BYTES = 2**20
 PUMP = "/benchmark/Pump"
 GRPC_ALONE = "gRPC alone"
-CODECS = ("none", "qsgd")
+NONE, QSGD = "none", "qsgd"
+PIECES_BYTES = {NONE: 16 * 2**20, f"{NONE}, pieces of a MiB": 2**20, QSGD: 2**20}
+"""Of what is exchanged, by its name, which begins with that of its codec."""
 UNLIMITED = (("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1))
 
 
@@ -200,7 +203,7 @@ def _line(what: str, found: Mapping[str, Any]) -> str:
 def _claims(raw: Mapping[str, Any]) -> list[Claim]:
     alone = raw[GRPC_ALONE]["median"]
     claims = []
-    for what in CODECS:
+    for what in (NONE, QSGD):
         rate = raw[what]["median"]
         claims.append(claim(f"{what} over gRPC on loopback", rate, "GB/s", goal=GOAL, better="higher"))
         share = claim(f"{what}, of what gRPC alone moves", rate / alone, "", goal=GOAL_SHARE, better="higher")
@@ -259,7 +262,7 @@ def take_part(plan: Plan, rank: int, targets: Mapping[str, str], server: int, me
     """Is a rank; tells what it found."""
     torch.set_num_threads(1)
     works = {GRPC_ALONE: pumping(plan, targets["pump"])}
-    works |= {codec: exchanging(plan, rank, codec, targets["shard"]) for codec in CODECS}
+    works |= {what: exchanging(plan, rank, what, targets["shard"]) for what in PIECES_BYTES}
     for _ in range(WARM_UP + plan.trials):
         for work in works.values():
             work.take(meeting.barrier, psutil.Process(server))
@@ -269,8 +272,9 @@ def take_part(plan: Plan, rank: int, targets: Mapping[str, str], server: int, me
     os._exit(0)  # links of a process that is measured end with it
 
 
-def exchanging(plan: Plan, rank: int, name: str, target: str) -> Work:
+def exchanging(plan: Plan, rank: int, what: str, target: str) -> Work:
     """Opens a link, and encodes what is sent."""
+    name = what.partition(",")[0]
     settings = load_codecs()[name].settings.model_validate({"codec": name})
     codec = make_codec(settings)
     width = 1 if isinstance(codec, SegmentCodec) else 4
@@ -279,14 +283,14 @@ def exchanging(plan: Plan, rank: int, name: str, target: str) -> Work:
     parameters = [(str(number), nn.Parameter(torch.zeros(size, COLUMNS))) for number, size in enumerate(sizes)]
     layout = Layout.of(parameters, settings, shards=1)
     who = GrpcRank(
-        training_run=f"trainingRuns/{name}",
+        training_run=f"trainingRuns/{name}-{PIECES_BYTES[what]}",
         rank=rank,
         world_size=plan.ranks,
         layout=layout,
         codec=codec,
         codec_settings=settings,
     )
-    link = GrpcLink.open(who, GrpcLinkSettings(targets=(target,)))
+    link = GrpcLink.open(who, GrpcLinkSettings(targets=(target,), piece_bytes=PIECES_BYTES[what]))
     round_ = Round(number=1, world_size=plan.ranks, rank=rank)
     flats = [torch.randn(layout.size_of(bucket)) for bucket in range(len(sizes))]
     payloads = [

@@ -10,7 +10,7 @@ import torch
 from fulmen_algorithm.exchange import wire
 from fulmen_algorithm.exchange.aggregator.terms import MAX_RANKS
 from fulmen_algorithm.exchange.codec import Round, SegmentCodec
-from fulmen_algorithm.exchange.links.grpc_link import PIECE_BYTES, SMALL, UNDER_WAY
+from fulmen_algorithm.exchange.links.grpc_link import SMALL, UNDER_WAY
 from fulmen_algorithm.exchange.registry import load_codecs, make_codec
 from fulmen_algorithm.exchange.shard import Shard
 from tests.integration.exchange.world import Join, Member, Site, gradient_of, layout_of, settings_named
@@ -99,8 +99,8 @@ async def test_a_tensor_is_summed_as_it_is(size: int, dtype: torch.dtype, site: 
 
 
 async def test_a_long_tensor_is_summed_in_pieces_of_which_several_are_under_way(site: Site, join: Join) -> None:
-    members = [await join(rank) for rank in range(2)]
-    size = 3 * PIECE_BYTES // 4 * 2 + 5
+    members = [await join(rank, link={"piece_bytes": 2**16}) for rank in range(2)]
+    size = 6 * 2**16 // 4 + 5
     tensors = [gradient_of(rank, 1, size).view(-1, 1) for rank in range(2)]
     wanted = tensors[0] + tensors[1]
     members[0].link.begin()

@@ -23,6 +23,7 @@ from fulmen.errors import DeadlineExceeded, FulmenError, Unavailable
 from fulmen.rpc.channel import FulmenChannel, open_channel
 from fulmen_algorithm.exchange import wire
 from fulmen_algorithm.exchange.aggregator.checksum import LONG, crc32
+from fulmen_algorithm.exchange.aggregator.rounds import MAX_OPEN
 from fulmen_algorithm.exchange.aggregator.shard_sum import sum_payload
 from fulmen_algorithm.exchange.codec import Codec, Payload, PayloadInvalid, Round, SegmentCodec
 from fulmen_algorithm.exchange.failure import ExchangeFailed
@@ -37,10 +38,7 @@ from fulmen_algorithm.training.parallel import CPU
 
 SMALL = 65_536
 """Elements up to which a tensor is summed by one shard, so that all of it is the sum of the same ranks."""
-PIECE_BYTES = 2 * 2**20
-"""That a shard sums at a time, at most. So little that sums come down a line while the next pieces go up: with pieces of
-a whole bucket a line of 100 Mbit/s was used to 60 %, each direction in turn."""
-UNDER_WAY = 3
+UNDER_WAY = MAX_OPEN
 """Pieces of a tensor, or buckets, that are under way at a time: payloads go up while sums are made and others come down."""
 RETRY_S = 0.2
 CLOSE_LIMIT_S = 25.0
@@ -200,7 +198,7 @@ class GrpcLink:
             flat = flat.float()
         under_way: deque[tuple[Sequence[Tensor], Sequence[int], Future[list[Incoming]]]] = deque()
         try:
-            for wave in _waves(flat, self.shards):
+            for wave in _waves(flat, self.shards, self._settings.piece_bytes):
                 if len(under_way) == UNDER_WAY:
                     self._land(*under_way.popleft())
                 # One that is alone takes turns among the shards.
@@ -384,9 +382,9 @@ class GrpcLink:
             ) from None
 
 
-def _waves(flat: Tensor, shards: int) -> Iterator[tuple[Tensor, ...]]:
+def _waves(flat: Tensor, shards: int, piece_bytes: int) -> Iterator[tuple[Tensor, ...]]:
     """Cuts a flat tensor up: in each wave a piece for each shard, all of them for one if it is small."""
-    size, most = flat.numel(), PIECE_BYTES // flat.element_size()
+    size, most = flat.numel(), piece_bytes // flat.element_size()
     if not size:
         return
     pieces = flat.split(size if size <= SMALL else min(most, -(-size // shards)))

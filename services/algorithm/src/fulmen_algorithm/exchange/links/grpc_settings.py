@@ -21,6 +21,8 @@ class GrpcLinkSettings(Strict):
         give_up_s: A rank that keeps a sum waiting for so long is removed.
         lease_s: So is a rank that is silent for so long.
         deadline_s: How long a call waits for its sum, restarts of shards and all, before the run fails.
+        piece_bytes: What is summed as it is goes to a shard in pieces of at most so many bytes. While small ones go up a
+            line, sums of others come down; large ones take less of the processors.
     """
 
     kind: Literal["grpc"] = "grpc"
@@ -31,6 +33,7 @@ class GrpcLinkSettings(Strict):
     give_up_s: float = Field(default=300.0, gt=0, le=86_400)
     lease_s: float = Field(default=15.0, ge=0.1, le=3600)
     deadline_s: float = Field(default=900.0, gt=0)
+    piece_bytes: int = Field(default=2**20, ge=2**16, le=2**28)
 
     @model_validator(mode="after")
     def _nested(self) -> Self:
