@@ -13,6 +13,7 @@ from tests.unit.exchange.kernel_inputs import (
     corrected,
     numbers,
     quantised,
+    rounded,
     rounded_multiples,
     selected,
     stepped,
@@ -64,6 +65,7 @@ def test_quantising_gives_the_bits_of_a_cpu(on_gpu: Kernels, size: int, bits: in
     values, state = numbers(size, 1, lowest=range_[0], highest=range_[1]), numbers(size, 2)
     found = quantised(on_gpu, values.cuda(), state.cuda(), bits=bits)
     assert_same(found, quantised(reference, values, state, bits=bits))
+    assert_same(rounded(on_gpu, values.cuda(), bits=bits), rounded(reference, values, bits=bits))
 
 
 def test_a_multiple_of_the_scale_is_itself(on_gpu: Kernels) -> None:

@@ -67,6 +67,14 @@ def quantised(of: Kernels, values: Tensor, state: Tensor, *, bits: int, block: i
     return packed, scales, sum_
 
 
+def rounded(of: Kernels, values: Tensor, *, bits: int, block: int = 512) -> tuple[Tensor, ...]:
+    """Rounds to the nearest; returns the payload, and what is left of the values."""
+    packed, scales = of.nearest(values, bits=bits, block=block)
+    left = values.clone()
+    of.add_quantised(packed, -scales, left, bits=bits, block=block)
+    return packed, scales, left
+
+
 def rounded_multiples(of: Kernels, *, device: str = "cpu") -> list[int]:
     """Quantises j times the scale, where 0 is drawn; returns each integer less its j, which is 0 if quotients are exact.
 

@@ -22,6 +22,7 @@ from tests.unit.exchange.kernel_inputs import (
     corrected,
     numbers,
     quantised,
+    rounded,
     rounded_multiples,
     same_bits,
     selected,
@@ -87,6 +88,25 @@ def test_quantising_gives_the_same_bits(
     assert_same(found, quantised(reference, values, state, bits=bits, block=block))
 
 
+@settings(max_examples=EXAMPLES)
+@given(size=sizes, seed=seeds, bits=st.integers(2, 8), block=st.sampled_from([512, 4096, 100, 12, 1]))
+@pytest.mark.parametrize("range_", [(-149, 120), (-8, 2), (-149, -120)], ids=["all", "usual", "subnormal"])
+def test_rounding_to_the_nearest_gives_the_same_bits(
+    native: Kernels, size: int, seed: int, bits: int, block: int, range_: tuple[int, int]
+) -> None:
+    values = numbers(size, seed, lowest=range_[0], highest=range_[1])
+    assert_same(rounded(native, values, bits=bits, block=block), rounded(reference, values, bits=bits, block=block))
+
+
+@pytest.mark.parametrize("of", ["native", "reference"])
+def test_what_lies_halfway_is_rounded_to_the_even_level(native: Kernels, of: str) -> None:
+    kernels_ = native if of == "native" else reference
+    halves = torch.arange(-7, 7.5, 0.5)
+    whole, scales = kernels_.nearest(torch.cat([halves, torch.tensor([127.0])]), bits=8, block=512)
+    assert scales.tolist() == [1.0]
+    assert whole[:-1].tolist() == [round(half) for half in halves.tolist()]  # Python's, which is to even
+
+
 @pytest.mark.parametrize("block", [512, 100])
 @pytest.mark.parametrize("bits", [5, 8])
 def test_many_values_are_quantised_as_few_are(native: Kernels, bits: int, block: int) -> None:
@@ -117,6 +137,7 @@ def test_what_is_compiled_for_other_machines_gives_the_same_bits(portable: Nativ
     for bits in range(2, 9):
         found = quantised(portable, gradient, state, bits=bits)
         assert_same(found, quantised(reference, gradient, state, bits=bits))
+        assert_same(rounded(portable, gradient, bits=bits), rounded(reference, gradient, bits=bits))
 
 
 def test_of_equal_magnitudes_the_threshold_is_theirs(native: Kernels) -> None:
@@ -138,6 +159,7 @@ def test_nothing_gives_nothing(native: Kernels, bits: int) -> None:
     for of in (native, reference):
         assert [part.numel() for part in selected(of, nothing, nothing, 0.0)] == [0] * 5
         assert [part.numel() for part in quantised(of, nothing, nothing, bits=bits)] == [0] * 3
+        assert [part.numel() for part in rounded(of, nothing, bits=bits)] == [0] * 3
 
 
 @pytest.mark.parametrize(

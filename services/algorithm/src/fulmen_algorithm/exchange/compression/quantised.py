@@ -57,32 +57,6 @@ def unpack(packed: Tensor, bits: int, like: Tensor) -> Tensor:
     return whole
 
 
-def nearest(values: Tensor, *, bits: int) -> tuple[Tensor, Tensor]:
-    """Rounds each block to the nearest of 2^bits - 1 levels about zero, the largest magnitude among them.
-
-    No element is further off than half a level, nor than by its own magnitude: it may well become zero. So the error
-    is always less than the values are, which error feedback needs (arXiv:1901.09847, definition of a compressor), for
-    any number of bits.
-
-    Args:
-        values: float32 [n].
-        bits: 2 to 8.
-
-    Returns:
-        As `kernels.quantise`.
-    """
-    levels = 2 ** (bits - 1) - 1
-    size = values.numel()
-    padded = values.new_zeros(-(-size // BLOCK), BLOCK)
-    padded.view(-1)[:size] = values
-    largest = padded.abs().amax(dim=1)
-    # By a tensor: on a GPU, a quotient by a number is a product with its reciprocal, which has other bits.
-    scales = largest / largest.new_full((), levels)
-    steps = scales + (scales == 0)
-    whole = (padded / steps[:, None]).round_().clamp_(-levels, levels).flatten()[:size].char()
-    return pack(whole, bits), scales
-
-
 def check(payload: Payload, *, name: str, version: int, bits: int, size: int) -> tuple[Tensor, Tensor]:
     """Returns the parts of a quantised payload: integers and scales.
 
@@ -175,7 +149,7 @@ class Nearest(SegmentCodec):
                 parts = (part.clone(),)
                 part.zero_()
             else:
-                packed, scales = parts = nearest(part, bits=self.bits)
+                packed, scales = parts = kernels.nearest(part, bits=self.bits, block=BLOCK)
                 kernels.add_quantised(packed, -scales, part, bits=self.bits, block=BLOCK)
             found.append(Payload(codec=self.name, version=self.version, size=right - left, parts=parts))
         return found

@@ -25,6 +25,7 @@ __all__ = [
     "correct",
     "dgc_select",
     "feedback_select",
+    "nearest",
     "quantise",
     "sampled",
     "threshold_of",
@@ -75,6 +76,11 @@ def add_sparse(counts: Tensor, places: Tensor, values: Tensor, out: Tensor) -> N
 def quantise(values: Tensor, *, bits: int, block: int, begin: int, seed: int) -> tuple[Tensor, Tensor]:
     """Rounds each block to integers of `bits` bits, at random, so that the mean is exact. See `reference.quantise`."""
     return _of(values).quantise(values, bits=bits, block=block, begin=begin, seed=seed)
+
+
+def nearest(values: Tensor, *, bits: int, block: int) -> tuple[Tensor, Tensor]:
+    """Rounds each block to the nearest integers of `bits` bits. See `reference.nearest`."""
+    return _of(values).nearest(values, bits=bits, block=block)
 
 
 def add_quantised(packed: Tensor, scales: Tensor, out: Tensor, *, bits: int, block: int) -> None:

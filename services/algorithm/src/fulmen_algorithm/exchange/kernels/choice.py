@@ -56,6 +56,9 @@ class Kernels(Protocol):
     def quantise(self, values: Tensor, *, bits: int, block: int, begin: int, seed: int) -> tuple[Tensor, Tensor]:
         """See `reference.quantise`."""
 
+    def nearest(self, values: Tensor, *, bits: int, block: int) -> tuple[Tensor, Tensor]:
+        """See `reference.nearest`."""
+
     def add_quantised(self, packed: Tensor, scales: Tensor, out: Tensor, *, bits: int, block: int) -> None:
         """See `reference.add_quantised`."""
 

@@ -139,6 +139,16 @@ void round_chunk(const float* __restrict values, int32_t size, float step, float
   }
 }
 
+// To the nearest, ties to even, as the processor rounds unless it was told otherwise.
+void nearest_chunk(const float* __restrict values, int32_t size, float step, float levels, int8_t* __restrict whole) {
+  for (int32_t i = 0; i < size; ++i) {
+    float rounded = __builtin_rintf(values[i] / step);
+    rounded = rounded < -levels ? -levels : rounded;
+    rounded = rounded > levels ? levels : rounded;
+    whole[i] = static_cast<int8_t>(static_cast<int32_t>(rounded));
+  }
+}
+
 float largest(const float* values, int64_t size) {
   uint32_t found = 0;
   for (int64_t i = 0; i < size; ++i) {
@@ -191,6 +201,36 @@ void add_scaled(const int8_t* __restrict whole, int64_t size, float scale, float
 }
 
 int64_t smaller(int64_t one, int64_t other) { return one < other ? one : other; }
+
+// Rounds blocks to integers, chunk by chunk as `round` does, and packs them.
+template <typename Round>
+void quantise(const float* values, int64_t size, int32_t bits, int64_t block, uint8_t* packed, float* scales,
+              Round round) {
+  const float levels = static_cast<float>((1 << (bits - 1)) - 1);
+  alignas(64) int8_t pending[kChunk + 8];  // before the next chunk at most 7 wait for the rest of their group
+  int64_t waiting = 0;
+  for (int64_t left = 0; left < size; left += block) {
+    const int64_t right = smaller(left + block, size);
+    const float scale = largest(values + left, right - left) / levels;
+    const float step = scale > 0.0f ? scale : 1.0f;
+    *scales++ = scale;
+    for (int64_t at = left; at < right; at += kChunk) {
+      const int64_t length = smaller(kChunk, right - at);
+      for (int64_t i = 0; i < kChunk; i += kLine) __builtin_prefetch(values + at + kChunk + i);
+      int8_t* whole = bits == 8 ? reinterpret_cast<int8_t*>(packed) + at : pending + waiting;
+      round(at, static_cast<int32_t>(length), step, whole);
+      if (bits == 8) continue;
+      waiting += length;
+      packed = pack(pending, waiting / 8, bits, packed);
+      memmove(pending, pending + waiting / 8 * 8, static_cast<size_t>(waiting % 8));
+      waiting %= 8;
+    }
+  }
+  if (waiting) {
+    memset(pending + waiting, 0, static_cast<size_t>(8 - waiting));
+    pack(pending, 1, bits, packed);
+  }
+}
 
 uint32_t checksum_of(const uint8_t* bytes, int64_t size, uint32_t state) {
   for (int64_t i = 0; i < size; ++i) {
@@ -325,30 +365,16 @@ int32_t fulmen_add_sparse(const int16_t* counts, int64_t blocks, const int16_t* 
 void fulmen_quantise(const float* values, int64_t size, int32_t bits, int64_t block, uint32_t begin, uint32_t low,
                      uint32_t high, uint8_t* packed, float* scales) {
   const float levels = static_cast<float>((1 << (bits - 1)) - 1);
-  alignas(64) int8_t pending[kChunk + 8];  // before the next chunk at most 7 wait for the rest of their group
-  int64_t waiting = 0;
-  for (int64_t left = 0; left < size; left += block) {
-    const int64_t right = smaller(left + block, size);
-    const float scale = largest(values + left, right - left) / levels;
-    const float step = scale > 0.0f ? scale : 1.0f;
-    *scales++ = scale;
-    for (int64_t at = left; at < right; at += kChunk) {
-      const int64_t length = smaller(kChunk, right - at);
-      for (int64_t i = 0; i < kChunk; i += kLine) __builtin_prefetch(values + at + kChunk + i);
-      int8_t* whole = bits == 8 ? reinterpret_cast<int8_t*>(packed) + at : pending + waiting;
-      round_chunk(values + at, static_cast<int32_t>(length), step, levels, begin + static_cast<uint32_t>(at), low, high,
-                  whole);
-      if (bits == 8) continue;
-      waiting += length;
-      packed = pack(pending, waiting / 8, bits, packed);
-      memmove(pending, pending + waiting / 8 * 8, static_cast<size_t>(waiting % 8));
-      waiting %= 8;
-    }
-  }
-  if (waiting) {
-    memset(pending + waiting, 0, static_cast<size_t>(8 - waiting));
-    pack(pending, 1, bits, packed);
-  }
+  quantise(values, size, bits, block, packed, scales, [=](int64_t at, int32_t length, float step, int8_t* whole) {
+    round_chunk(values + at, length, step, levels, begin + static_cast<uint32_t>(at), low, high, whole);
+  });
+}
+
+void fulmen_nearest(const float* values, int64_t size, int32_t bits, int64_t block, uint8_t* packed, float* scales) {
+  const float levels = static_cast<float>((1 << (bits - 1)) - 1);
+  quantise(values, size, bits, block, packed, scales, [=](int64_t at, int32_t length, float step, int8_t* whole) {
+    nearest_chunk(values + at, length, step, levels, whole);
+  });
 }
 
 void fulmen_add_quantised(const uint8_t* packed, const float* scales, float* out, int64_t size, int32_t bits,

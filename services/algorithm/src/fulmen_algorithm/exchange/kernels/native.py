@@ -22,6 +22,7 @@ SIGNATURES = {
     "dgc_select": ([_AT, _AT, _AT, _SIZE, _FLOAT, _INT, _FLOAT, _AT, _AT, _AT], _SIZE),
     "correct": ([_AT, _AT, _SIZE, _FLOAT, _INT, _AT], None),
     "add_sparse": ([_AT, _SIZE, _AT, _AT, _SIZE, _AT, _SIZE], _INT),
+    "nearest": ([_AT, _SIZE, _INT, _SIZE, _AT, _AT], None),
     "quantise": ([_AT, _SIZE, _INT, _SIZE, _WORD, _WORD, _WORD, _AT, _AT], None),
     "add_quantised": ([_AT, _AT, _AT, _SIZE, _INT, _SIZE], None),
     "checks_quickly": ([], _INT),
@@ -98,14 +99,18 @@ class NativeKernels:
 
     def quantise(self, values: Tensor, *, bits: int, block: int, begin: int, seed: int) -> tuple[Tensor, Tensor]:
         """See `reference.quantise`."""
-        size = values.numel()
-        packed = (
-            torch.empty(size, dtype=torch.int8) if bits == 8 else torch.empty(-(-size // 8) * bits, dtype=torch.uint8)
-        )
-        scales = torch.empty(-(-size // block))
+        packed, scales = _room_for_quantised(values.numel(), bits, block)
         self._library.fulmen_quantise(
-            *(values.data_ptr(), size, bits, block, begin & _LOW, seed & _LOW, (seed >> 32) & _LOW),
+            *(values.data_ptr(), values.numel(), bits, block, begin & _LOW, seed & _LOW, (seed >> 32) & _LOW),
             *(packed.data_ptr(), scales.data_ptr()),
+        )
+        return packed, scales
+
+    def nearest(self, values: Tensor, *, bits: int, block: int) -> tuple[Tensor, Tensor]:
+        """See `reference.nearest`."""
+        packed, scales = _room_for_quantised(values.numel(), bits, block)
+        self._library.fulmen_nearest(
+            values.data_ptr(), values.numel(), bits, block, packed.data_ptr(), scales.data_ptr()
         )
         return packed, scales
 
@@ -119,6 +124,11 @@ class NativeKernels:
         """Returns the CRC-32 of flat bytes, as `zlib.crc32` does; slower than that, unless `checks_quickly` says otherwise."""
         bytes_ = numpy.frombuffer(data, dtype=numpy.uint8)
         return int(self._library.fulmen_checksum(bytes_.ctypes.data, bytes_.size, value))
+
+
+def _room_for_quantised(size: int, bits: int, block: int) -> tuple[Tensor, Tensor]:
+    kind, count = (torch.int8, size) if bits == 8 else (torch.uint8, -(-size // 8) * bits)
+    return torch.empty(count, dtype=kind), torch.empty(-(-size // block))
 
 
 def _room_for(size: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -175,14 +175,40 @@ def quantise(values: Tensor, *, bits: int, block: int, begin: int, seed: int) ->
 
 def _rounded(values: Tensor, scales: Tensor, *, levels: int, block: int, begin: int, seed: int) -> Tensor:
     """Returns the integers of some blocks, as float32, and writes their scales."""
+    quotients, scales[:] = _in_steps(values, levels=levels, block=block)
+    drawn = _random(begin, quotients.numel(), seed, values.device).view_as(quotients)
+    return torch.floor(quotients + drawn).clamp_(-levels, levels).flatten()[: values.numel()]
+
+
+def _in_steps(values: Tensor, *, levels: int, block: int) -> tuple[Tensor, Tensor]:
+    """Returns values over the step between levels, float32 [blocks, block], and the step of each block, its scale."""
     size = values.numel()
-    padded = torch.nn.functional.pad(values, (0, -size % block)).view(scales.numel(), block)
+    padded = torch.nn.functional.pad(values, (0, -size % block)).view(-(-size // block), block)
     largest = padded.abs().amax(dim=1)
     # By a tensor: on a GPU, a quotient by a number is a product with its reciprocal, which has other bits.
-    torch.div(largest, largest.new_full((), levels), out=scales)
-    steps = torch.where(scales > 0, scales, torch.ones_like(scales))
-    drawn = _random(begin, padded.numel(), seed, values.device).view_as(padded)
-    return torch.floor(padded / steps[:, None] + drawn).clamp_(-levels, levels).flatten()[:size]
+    scales = largest / largest.new_full((), levels)
+    return padded / torch.where(scales > 0, scales, torch.ones_like(scales))[:, None], scales
+
+
+def nearest(values: Tensor, *, bits: int, block: int) -> tuple[Tensor, Tensor]:
+    """Rounds each block to the nearest of 2^bits - 1 levels about zero, the largest magnitude among them; ties to even.
+
+    No element is further off than half a level, nor than by its own magnitude: it may well become zero. So the error
+    is always less than the values are, which error feedback needs (arXiv:1901.09847, definition of a compressor), for
+    any number of bits.
+
+    Args:
+        values: float32 [n].
+        bits: 2 to 8.
+        block: Elements that share a scale.
+
+    Returns:
+        As `quantise`.
+    """
+    levels = 2 ** (bits - 1) - 1
+    quotients, scales = _in_steps(values, levels=levels, block=block)
+    whole = quotients.round_().clamp_(-levels, levels).flatten()[: values.numel()].to(torch.int8)
+    return (whole if bits == 8 else _pack(whole, bits)), scales
 
 
 def _pack(whole: Tensor, bits: int) -> Tensor:

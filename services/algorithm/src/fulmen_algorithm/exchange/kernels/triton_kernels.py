@@ -24,6 +24,7 @@ if torch.version.hip:
 
 threshold_of = reference.threshold_of
 correct = reference.correct
+nearest = reference.nearest
 CHUNK = 128
 """Elements of a payload that are added at a time."""
 
