@@ -93,6 +93,8 @@ bench-exchange-convergence: setup ## Trains with every codec beside a dense exch
 		$(if $(SHORT),--short,--doc docs/exchange-convergence.md)
 
 bench-exchange: setup ## Benchmarks compressed gradient exchange beside PyTorch's hooks, on lines of a rate (root, or user namespaces)
+	$(PYTHON_BIN)/python -m benchmarks.exchange.kernels $(if $(SHORT),--short,--output benchmarks/results)
+	$(PYTHON_BIN)/python -m benchmarks.exchange.grpc_loopback $(if $(SHORT),--trials 2,--out benchmarks/results/exchange_grpc.json)
 	$(PYTHON_BIN)/python -m benchmarks.exchange $(if $(SHORT),--quick)
 
 up: deploy/.env ## Builds and starts everything in containers

@@ -2,7 +2,7 @@
 
     python -m benchmarks.exchange.kernels [--short] [--device cuda] [--output FOLDER]
 
-writes kernels.json to the folder, if there is one.
+writes exchange_kernels.json to the folder, if there is one.
 """
 
 from __future__ import annotations
@@ -87,11 +87,17 @@ def functions(of: Kernels, by: str, gradient: Tensor, states: Sequence[Tensor]) 
             [one, other],
             20.0,
         ),
+        "correct": (partial(of.correct, gradient, one, MOMENTUM, False, other), [one, other], 16.0),
         "add_sparse 1 %": (partial(of.add_sparse, *sparse, one), [one], 0.0),
     }
     for bits in (8, 4):
         quantise = partial(of.quantise, gradient, bits=bits, block=BLOCK, begin=0, seed=1)
         calls[f"quantise {bits} bits"] = (quantise, [], 4 + bits / 8)
+        calls[f"nearest {bits} bits"] = (
+            partial(of.nearest, gradient, bits=bits, block=BLOCK),
+            [],
+            4 + bits / 8,
+        )
         calls[f"add_quantised {bits} bits"] = (
             partial(of.add_quantised, *quantise(), one, bits=bits, block=BLOCK),
             [one],
@@ -163,13 +169,13 @@ def main() -> None:
     """Reads the command line."""
     parser = argparse.ArgumentParser(prog="benchmarks.exchange.kernels", description=__doc__)
     parser.add_argument("--short", action="store_true", help="three rounds")
-    parser.add_argument("--output", type=Path, help="folder that kernels.json is written to")
+    parser.add_argument("--output", type=Path, help="folder that exchange_kernels.json is written to")
     parser.add_argument("--device", choices=sorted(SIZE), default="cpu")
     arguments = parser.parse_args()
     raw, claims = run(short=arguments.short, device=arguments.device)
     show(raw, claims)
     if arguments.output:
-        save("kernels", method=METHOD, raw=raw, claims=claims, folder=arguments.output, short=arguments.short)
+        save("exchange_kernels", method=METHOD, raw=raw, claims=claims, folder=arguments.output, short=arguments.short)
     if not all(each["met"] for each in claims):
         sys.stdout.write("a goal is missed\n")
 
