@@ -21,6 +21,7 @@ __all__ = ["Rpc", "answer_of", "exchange", "listed_rpcs"]
 PROBE_SERVICES = ("grpc.health.", "grpc.reflection.")
 LIMIT_S = 20.0
 BROKEN_OFF = "Internal error from Core"
+TRIES = 10
 
 Outcome = list[Message] | FulmenError
 
@@ -61,7 +62,27 @@ async def exchange(
     answers: int = 1,
     timeout_s: float = LIMIT_S,
 ) -> Outcome:
-    """Sends raw messages and reads up to so many answers; returns them, or the error that came instead."""
+    """Sends raw messages and reads up to so many answers; returns them, or the error that came instead.
+
+    gRPC forgets the answer of a server that ends a call while the client still writes into it: such a call is made anew,
+    and `Unavailable` is what is left when it never gets to its answer.
+    """
+    for _ in range(TRIES):
+        outcome = await _exchange_once(channel, rpc, payloads, metadata, answers, timeout_s)
+        if outcome is not None:
+            return outcome
+    return Unavailable("The call was ended while messages were sent.")
+
+
+async def _exchange_once(
+    channel: grpc.aio.Channel,
+    rpc: Rpc,
+    payloads: Sequence[bytes],
+    metadata: Sequence[tuple[str, Any]],
+    answers: int,
+    timeout_s: float,
+) -> Outcome | None:
+    """Makes one call; returns None if its answer was lost."""
     serve = channel.stream_stream(
         rpc.path, request_serializer=bytes, response_deserializer=rpc.response_class.FromString
     )
@@ -75,10 +96,7 @@ async def exchange(
                 break
             found.append(message)
     except grpc.aio.AioRpcError as error:
-        # What gRPC says for itself to who still writes into a call that the server has ended.
-        if error.details() == BROKEN_OFF:
-            return Unavailable("The call was ended while messages were sent.")
-        return decode(error)
+        return None if error.details() == BROKEN_OFF else decode(error)
     finally:
         call.cancel()
     return found
