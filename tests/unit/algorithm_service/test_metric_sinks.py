@@ -214,6 +214,8 @@ def test_prometheus_shows_the_newest_figures_of_live_runs_only(runs: Runs) -> No
 
     assert registry.get_sample_value("fulmen_algorithm_run_figure", labels) == 0.2
     assert registry.get_sample_value("fulmen_algorithm_runs", {"state": "running"}) == 1
+    one = {"project": "default", "run": "arithmetic-1", "state": "running"}
+    assert registry.get_sample_value("fulmen_algorithm_run_state", one) == 1
 
     runs.move(NAME, RunState.SUCCEEDED)
     assert registry.get_sample_value("fulmen_algorithm_run_figure", labels) is None

@@ -14,6 +14,9 @@ __all__ = ["StoreMetrics"]
 
 # A project may have very many sets of labels, and every one is a time series.
 DEMANDS_SHOWN: Final = 100
+# OpenTelemetry's own bounds are made for milliseconds.
+DISPATCH_BOUNDS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+ROWS_BOUNDS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
 class StoreMetrics:
@@ -23,7 +26,10 @@ class StoreMetrics:
         """Makes the instruments."""
         self._meter = metrics.get_meter("fulmen.store")
         self._batches = self._meter.create_histogram(
-            "fulmen.store.commit.rows", unit="{row}", description="Rows per group commit, by kind of work."
+            "fulmen.store.commit.rows",
+            unit="{row}",
+            description="Rows per group commit, by kind of work.",
+            explicit_bucket_boundaries_advisory=ROWS_BOUNDS,
         )
         self._dispatched = self._meter.create_counter(
             "fulmen.store.dispatched", unit="{attempt}", description="Attempts handed to runners."
@@ -32,6 +38,7 @@ class StoreMetrics:
             "fulmen.store.dispatch.duration",
             unit="s",
             description="From the match of work and credit to its delivery, the commit of the claim included.",
+            explicit_bucket_boundaries_advisory=DISPATCH_BOUNDS_S,
         )
         self._claims_lost = self._meter.create_counter(
             "fulmen.store.claims.lost", unit="{claim}", description="Claims whose row another replica or a cancel took."
@@ -47,6 +54,11 @@ class StoreMetrics:
         self._chunks_unreadable = self._meter.create_counter(
             "fulmen.store.chunks.unreadable", unit="{chunk}", description="Chunks that a reader had to pass over."
         )
+        # A counter that begins with its first trouble shows no increase by it.
+        for counter in (
+            self._dispatched, self._claims_lost, self._spans_rejected, self._spans_repeated, self._chunks_unreadable,
+        ):  # fmt: skip
+            counter.add(0)
 
     def spans_rejected(self, count: int) -> None:
         """Notes spans of exports that were not kept."""

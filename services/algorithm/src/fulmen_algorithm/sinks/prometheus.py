@@ -15,8 +15,9 @@ _RUN = ["project", "run"]
 class RunMetrics(Collector):
     """Looks at the runs when it is scraped; of runs that ended it shows nothing but their number.
 
-    `fulmen_algorithm_runs{state}`; for each run that is not final `fulmen_algorithm_run_step`, `..._run_steps_planned`
-    and `fulmen_algorithm_run_figure{figure}`, where figures are named as in `StepMetrics.values`, units included.
+    `fulmen_algorithm_runs{state}`; for each run that is not final `fulmen_algorithm_run_state{state}`, `..._run_step`,
+    `..._run_steps_planned` and `fulmen_algorithm_run_figure{figure}`, where figures are named as in
+    `StepMetrics.values`, units included.
     """
 
     def __init__(self, runs: Runs) -> None:
@@ -32,6 +33,9 @@ class RunMetrics(Collector):
         states = GaugeMetricFamily("fulmen_algorithm_runs", "Training runs by state.", labels=["state"])
         for state in RunState:
             states.add_metric([state.value.lower()], sum(e.run.state is state for e in entries))
+        run_state = GaugeMetricFamily(
+            "fulmen_algorithm_run_state", "1 for the state that a run is in.", labels=[*_RUN, "state"]
+        )
         step = GaugeMetricFamily("fulmen_algorithm_run_step", "Steps done of a run.", labels=_RUN)
         planned = GaugeMetricFamily("fulmen_algorithm_run_steps_planned", "Steps planned of a run.", labels=_RUN)
         figure = GaugeMetricFamily(
@@ -42,8 +46,9 @@ class RunMetrics(Collector):
             if run.state.final:
                 continue
             labels = [run.project.removeprefix("projects/"), run.run_id]
+            run_state.add_metric([*labels, run.state.value.lower()], 1)
             step.add_metric(labels, run.step)
             planned.add_metric(labels, run.step_count)
             for name, value in entry.events.newest_figures.items():
                 figure.add_metric([*labels, run.algorithm, name], value)
-        return (states, step, planned, figure)
+        return (states, run_state, step, planned, figure)

@@ -1,0 +1,97 @@
+"""Compressed gradients."""
+
+from __future__ import annotations
+
+from boards.panels import RATE, Board, Panel, Row, Variable, figures, percentiles, rate
+
+SHARD = "{{run}}/{{shard}}"
+OF_RUN = '{run=~"$run"}'
+EXCHANGE = Board(
+    name="exchange",
+    title="exchange of gradients",
+    description="Ranks that exchange compressed gradients through servers, shard by shard.",
+    variables=[Variable(name="run", metric="fulmen_algorithm_exchange_round", label="run")],
+    rows=[
+        Row(
+            title="Members and rounds",
+            panels=[
+                Panel(
+                    title="Ranks that take part, of those at the beginning",
+                    queries={
+                        SHARD: f"fulmen_algorithm_exchange_members{OF_RUN}",
+                        f"{SHARD} at first": f"fulmen_algorithm_exchange_world_size{OF_RUN}",
+                    },
+                ),
+                Panel(
+                    title="Rounds",
+                    unit="ops",
+                    queries={SHARD: f"rate(fulmen_algorithm_exchange_round_seconds_count{OF_RUN}{RATE})"},
+                ),
+                percentiles("Duration of a round", "fulmen_algorithm_exchange_round_seconds", by="run", where=OF_RUN),
+                Panel(
+                    title="Round, and number of the set of members",
+                    queries={
+                        f"round {SHARD}": f"fulmen_algorithm_exchange_round{OF_RUN}",
+                        f"epoch {SHARD}": f"fulmen_algorithm_exchange_epoch{OF_RUN}",
+                    },
+                ),
+                Panel(
+                    title="Sums, and those made without all members",
+                    unit="ops",
+                    queries={
+                        "sums {{run}}": rate("fulmen_algorithm_exchange_sums_total", by="run", where=OF_RUN),
+                        "partial {{run}}": rate("fulmen_algorithm_exchange_partial_sums_total", by="run", where=OF_RUN),
+                    },
+                ),
+                Panel(
+                    title="What was lost",
+                    queries={
+                        f"members removed {SHARD}": f"fulmen_algorithm_exchange_removed_members_total{OF_RUN}",
+                        f"residuals lost {SHARD}": f"fulmen_algorithm_exchange_lost_residuals_total{OF_RUN}",
+                    },
+                ),
+            ],
+        ),
+        Row(
+            title="Bytes and payloads",
+            panels=[
+                Panel(
+                    title="On the line",
+                    unit="Bps",
+                    queries={
+                        "received {{run}}": rate(
+                            "fulmen_algorithm_exchange_received_bytes_total", by="run", where=OF_RUN
+                        ),
+                        "sent {{run}}": rate("fulmen_algorithm_exchange_sent_bytes_total", by="run", where=OF_RUN),
+                    },
+                ),
+                Panel(
+                    title="Compression of payloads, as a factor",
+                    queries={
+                        "{{run}}": rate("fulmen_algorithm_exchange_raw_bytes_total", by="run", where=OF_RUN)
+                        + " / "
+                        + rate("fulmen_algorithm_exchange_received_bytes_total", by="run", where=OF_RUN)
+                    },
+                ),
+                Panel(
+                    title="Verdicts on payloads",
+                    unit="ops",
+                    stacked=True,
+                    queries={
+                        "{{verdict}}": rate("fulmen_algorithm_exchange_verdicts_total", by="verdict", where=OF_RUN)
+                    },
+                ),
+            ],
+        ),
+        Row(
+            title="As the ranks see it",
+            panels=[
+                figures("Time of a step's exchange", "exchange_(wait|encode|transfer|decode)_seconds", unit="s"),
+                figures("Ratio", "exchange_ratio"),
+                figures(
+                    "What compression leaves out", "exchange_(gradient_cosine|relative_error|residual_norm)", least=None
+                ),
+            ],
+        ),
+    ],
+)

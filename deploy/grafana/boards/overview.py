@@ -1,0 +1,120 @@
+"""What is looked at first."""
+
+from __future__ import annotations
+
+from boards.panels import RATE, SERVICES, WAITING, Board, Panel, Row, number, rate
+
+OVERVIEW = Board(
+    name="overview",
+    title="overview",
+    description="Is all well, what is being done, and what does it take.",
+    rows=[
+        Row(
+            title="Is all well",
+            panels=[
+                number(
+                    "Alerts that fire",
+                    'count(ALERTS{alertname=~"Fulmen.*", alertstate="firing"}) or vector(0)',
+                    alarm=1,
+                ),
+                number("Processes that do not answer", f"count(up{{{SERVICES}}} == 0) or vector(0)", alarm=1),
+                number("Stores without a database", "count(fulmen_store_database_up == 0) or vector(0)", alarm=1),
+                number(
+                    "Backends given up",
+                    'sum(max by (backend) (fulmen_llm_proxy_backend_breaker{state="open"}))',
+                    alarm=1,
+                ),
+                number("Rollouts waiting", f"sum({WAITING})"),
+                number("Attempts running", "sum(fulmen_runner_running)"),
+                number("Runners", "sum(fulmen_store_runners)", alarm=1, alarm_below=True),
+                number("Training runs", 'sum(fulmen_algorithm_runs{state="running"})'),
+            ],
+        ),
+        Row(
+            title="Work",
+            panels=[
+                Panel(
+                    title="Attempts that end, by kind of failure",
+                    unit="ops",
+                    stacked=True,
+                    queries={"{{failure_kind}}": rate("fulmen_runner_attempts_total", by="failure_kind")},
+                    about="`none` are successes. INFRA is tried again and is never a reward.",
+                ),
+                Panel(
+                    title="Model calls, by status",
+                    unit="reqps",
+                    stacked=True,
+                    queries={"{{status}}": rate("fulmen_llm_proxy_calls_total", by="status")},
+                    about="0: the caller was gone.",
+                ),
+                Panel(
+                    title="Tokens",
+                    unit="short",
+                    queries={"{{kind}} a second": rate("fulmen_llm_proxy_tokens_total", by="kind")},
+                ),
+                Panel(
+                    title="Queue",
+                    queries={
+                        "waiting": f"sum({WAITING})",
+                        "running": "sum(max by (project, labels) (fulmen_store_demand_running))",
+                        "free places": "sum(fulmen_store_queue_open_credit)",
+                    },
+                ),
+                Panel(
+                    title="Reward of training runs",
+                    least=None,
+                    queries={"{{run}}": 'fulmen_algorithm_run_figure{figure="reward_mean"}'},
+                ),
+                Panel(
+                    title="Cost of model calls, dollars an hour",
+                    unit="currencyUSD",
+                    queries={"cost": "3600 * sum(rate(fulmen_llm_proxy_cost_dollars_total" + RATE + "))"},
+                    about="By the price table of the proxy; a model without a price costs nothing.",
+                ),
+            ],
+        ),
+        Row(
+            title="Services",
+            panels=[
+                Panel(
+                    title="Cores in use",
+                    queries={"{{job}} {{instance}}": f"rate(process_cpu_seconds_total{{{SERVICES}}}{RATE})"},
+                    about="A process of the store, proxy or runner uses one core at most: near 1 it wants a replica or worker.",
+                ),
+                Panel(
+                    title="Memory",
+                    unit="bytes",
+                    queries={"{{job}} {{instance}}": f"process_resident_memory_bytes{{{SERVICES}}}"},
+                ),
+                Panel(
+                    title="Open files, share of the limit",
+                    unit="percentunit",
+                    alarm=0.8,
+                    queries={"{{job}} {{instance}}": f"process_open_fds{{{SERVICES}}} / process_max_fds"},
+                ),
+                Panel(
+                    title="Rpcs",
+                    unit="reqps",
+                    stacked=True,
+                    queries={"{{job}}": rate("rpc_server_duration_seconds_count", by="job")},
+                ),
+                Panel(
+                    title="Rpcs that failed, by code",
+                    unit="reqps",
+                    stacked=True,
+                    queries={
+                        "{{job}} {{rpc_code}}": rate(
+                            "rpc_server_duration_seconds_count", by="job, rpc_code", where='{rpc_code!~"OK|CANCELLED"}'
+                        ),
+                    },
+                    about="INTERNAL and UNKNOWN are faults of ours; the rest is what callers asked for.",
+                ),
+                Panel(
+                    title="Starts of processes in the last hour",
+                    kind="timeseries",
+                    queries={"{{job}} {{instance}}": f"changes(process_start_time_seconds{{{SERVICES}}}[1h])"},
+                ),
+            ],
+        ),
+    ],
+)

@@ -1,0 +1,98 @@
+"""What a dashboard is described with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+RATE = "[$__rate_interval]"
+# Every replica counts the whole queue: the largest of their answers, not the sum.
+WAITING = "max by (project, labels) (fulmen_store_demand_queued)"
+SERVICES = 'job=~"store|llm_proxy|algorithm|runner"'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One picture.
+
+    Attributes:
+        queries: PromQL by its legend, which may name labels: `{{backend}}`.
+        unit: Grafana's name of it.
+        kind: `timeseries` or `stat`.
+        width: of 24.
+        alarm: from which value on it is red; with `alarm_below`, below which.
+        stacked: whether its lines add up.
+        about: what is worth knowing beyond the title.
+    """
+
+    title: str
+    queries: Mapping[str, str]
+    unit: str = "short"
+    kind: str = "timeseries"
+    width: int = 8
+    least: float | None = 0
+    most: float | None = None
+    alarm: float | None = None
+    alarm_below: bool = False
+    stacked: bool = False
+    about: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Panels that belong together."""
+
+    title: str
+    panels: Sequence[Panel]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    """Something to choose by: the values of a label of a metric."""
+
+    name: str
+    metric: str
+    label: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Board:
+    """A dashboard; `span` is the time that it shows at first."""
+
+    name: str
+    title: str
+    description: str
+    rows: Sequence[Row]
+    variables: Sequence[Variable] = ()
+    span: str = "1h"
+
+
+def number(title: str, query: str, **more: object) -> Panel:
+    """Returns a panel of one number."""
+    return Panel(title=title, queries={"": query}, kind="stat", width=3, least=None, **more)  # type: ignore[arg-type]
+
+
+def percentiles(
+    title: str, histogram: str, *, by: str = "", where: str = "", unit: str = "s", about: str = ""
+) -> Panel:
+    """Returns a panel with half, 95 % and 99 % of a histogram, by labels."""
+    labels = f"le, {by}" if by else "le"
+    rate = f"sum by ({labels}) (rate({histogram}_bucket{where}[$__rate_interval]))"
+    named = f" {{{{{by}}}}}" if by else ""
+    shares = {"50 %": 0.5, "95 %": 0.95, "99 %": 0.99}
+    queries = {f"{name}{named}": f"histogram_quantile({share}, {rate})" for name, share in shares.items()}
+    return Panel(title=title, queries=queries, unit=unit, about=about)
+
+
+def rate(metric: str, *, by: str, where: str = "") -> str:
+    """Returns the rate of a counter by labels."""
+    return f"sum by ({by}) (rate({metric}{where}{RATE}))"
+
+
+def figures(title: str, *names: str, unit: str = "short", least: float | None = 0, about: str = "") -> Panel:
+    """Returns a panel of figures of training runs."""
+    chosen = f'{{run=~"$run", figure=~"{"|".join(names)}"}}'
+    legend = "{{run}}" if len(names) == 1 and names[0].isidentifier() else "{{run}} {{figure}}"
+    return Panel(
+        title=title, queries={legend: f"fulmen_algorithm_run_figure{chosen}"}, unit=unit, least=least, about=about
+    )

@@ -1,0 +1,180 @@
+"""The queue, runners and their agents, the store and its database."""
+
+from __future__ import annotations
+
+from boards.panels import RATE, Board, Panel, Row, Variable, percentiles, rate
+
+QUEUE = Board(
+    name="queue",
+    title="queue, runners and agents",
+    description="What waits and runs, how it is handed out, what becomes of it.",
+    variables=[Variable(name="project", metric="fulmen_store_demand_queued", label="project")],
+    rows=[
+        Row(
+            title="The queue",
+            panels=[
+                Panel(
+                    title="Waiting, by project and labels",
+                    stacked=True,
+                    queries={
+                        "{{project}} {{labels}}": 'max by (project, labels) (fulmen_store_demand_queued{project=~"$project"})'
+                    },
+                    about="Counted every 15 s.",
+                ),
+                Panel(
+                    title="Running, by project and labels",
+                    stacked=True,
+                    queries={
+                        "{{project}} {{labels}}": 'max by (project, labels) (fulmen_store_demand_running{project=~"$project"})'
+                    },
+                ),
+                Panel(
+                    title="Work that waits, as predicted, one after the other",
+                    unit="s",
+                    queries={
+                        "{{project}}": "sum by (project) (max by (project, labels) "
+                        '(fulmen_store_demand_predicted_work_seconds{project=~"$project"}))'
+                    },
+                ),
+                Panel(
+                    title="Attempts handed out",
+                    unit="ops",
+                    queries={"{{instance}}": rate("fulmen_store_dispatched_total", by="instance")},
+                ),
+                percentiles("From match to delivery", "fulmen_store_dispatch_duration_seconds"),
+                Panel(
+                    title="Claims that another replica had",
+                    unit="ops",
+                    queries={"{{instance}}": rate("fulmen_store_claims_lost_total", by="instance")},
+                ),
+            ],
+        ),
+        Row(
+            title="Runners",
+            panels=[
+                Panel(title="Runners by store replica", stacked=True, queries={"{{instance}}": "fulmen_store_runners"}),
+                Panel(
+                    title="Places",
+                    queries={
+                        "all": "sum(fulmen_runner_slots)",
+                        "taken": "sum(fulmen_runner_running)",
+                        "free, as the store knows": "sum(fulmen_store_queue_open_credit)",
+                        "of runners that drain": "sum(fulmen_runner_slots * fulmen_runner_draining)",
+                    },
+                ),
+                Panel(
+                    title="Attempts that end, by kind of failure",
+                    unit="ops",
+                    stacked=True,
+                    queries={"{{failure_kind}}": rate("fulmen_runner_attempts_total", by="failure_kind")},
+                ),
+                Panel(
+                    title="Changes of places, by reason",
+                    unit="ops",
+                    queries={"{{reason}}": rate("fulmen_runner_slot_changes_total", by="reason")},
+                    about="Of runners that decide their slots themselves.",
+                ),
+                Panel(
+                    title="What hangs",
+                    queries={
+                        "stragglers {{instance}}": "fulmen_runner_stragglers",
+                        "reports not acknowledged {{instance}}": "fulmen_runner_unacknowledged",
+                    },
+                ),
+                Panel(
+                    title="Share of time that agents block their runner",
+                    unit="percentunit",
+                    alarm=0.2,
+                    queries={"{{instance}}": f"rate(fulmen_runner_loop_blocked_seconds_total{RATE})"},
+                ),
+            ],
+        ),
+        Row(
+            title="Agents (with the hook fulmen_runner.hooks.monitor:Monitor)",
+            panels=[
+                Panel(
+                    title="Failing share of attempts",
+                    unit="percentunit",
+                    most=1,
+                    queries={
+                        "{{agent}}": 'sum by (agent) (rate(fulmen_agent_attempts_total{failure_kind!="none"}[$__rate_interval])) '
+                        "/ " + rate("fulmen_agent_attempts_total", by="agent")
+                    },
+                ),
+                percentiles("Duration of attempts", "fulmen_agent_duration_seconds", by="agent"),
+                Panel(
+                    title="Mean reward",
+                    least=None,
+                    queries={
+                        "{{agent}} {{mode}} {{dimension}}": "increase(fulmen_agent_reward_sum[15m]) / "
+                        "(increase(fulmen_agent_reward_count[15m]) > 0)"
+                    },
+                    about="Rewards that are negative make the sum fall: then read the rolling mean beside it.",
+                ),
+                Panel(
+                    title="Mean reward of the last five minutes",
+                    least=None,
+                    queries={"{{agent}} {{instance}}": "fulmen_agent_rolling_mean_reward"},
+                ),
+                Panel(
+                    title="Model calls",
+                    unit="reqps",
+                    queries={"{{agent}}": rate("fulmen_agent_model_calls_total", by="agent")},
+                ),
+                Panel(
+                    title="Tokens",
+                    queries={"{{agent}} {{kind}} a second": rate("fulmen_agent_tokens_total", by="agent, kind")},
+                ),
+                Panel(
+                    title="Calls of hooks that failed",
+                    unit="ops",
+                    queries={"{{hook}} {{point}}": rate("fulmen_runner_hook_failures_total", by="hook, point")},
+                ),
+            ],
+        ),
+        Row(
+            title="Store and database",
+            panels=[
+                Panel(
+                    title="Commits, by kind of work",
+                    unit="ops",
+                    stacked=True,
+                    queries={"{{work}}": rate("fulmen_store_commit_rows_count", by="work")},
+                ),
+                Panel(
+                    title="Rows in a commit, mean",
+                    queries={
+                        "{{work}}": rate("fulmen_store_commit_rows_sum", by="work")
+                        + " / "
+                        + rate("fulmen_store_commit_rows_count", by="work")
+                    },
+                ),
+                Panel(
+                    title="Spans rejected, repeated; chunks that cannot be read",
+                    unit="ops",
+                    queries={
+                        "rejected": "sum(rate(fulmen_store_spans_rejected_total[$__rate_interval]))",
+                        "repeated": "sum(rate(fulmen_store_spans_repeated_total[$__rate_interval]))",
+                        "unreadable chunks": "sum(rate(fulmen_store_chunks_unreadable_total[$__rate_interval]))",
+                    },
+                ),
+                Panel(
+                    title="Connections of PostgreSQL",
+                    queries={
+                        "{{datname}} {{state}}": "sum by (datname, state) (pg_stat_activity_count)",
+                        "limit": "max(pg_settings_max_connections)",
+                    },
+                ),
+                Panel(
+                    title="Transactions",
+                    unit="ops",
+                    queries={
+                        "committed": "sum(rate(pg_stat_database_xact_commit[$__rate_interval]))",
+                        "rolled back": "sum(rate(pg_stat_database_xact_rollback[$__rate_interval]))",
+                    },
+                ),
+                Panel(title="Size of databases", unit="bytes", queries={"{{datname}}": "pg_database_size_bytes"}),
+            ],
+        ),
+    ],
+)
