@@ -7,9 +7,9 @@ COMPOSE := docker compose --file deploy/docker-compose.yml
 # Images of containers like to set it; every process that is started would then compile torch and all else anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup vllm-env demo test test-frameworks test-gpu test-container chaos chaos-store chaos-runners lint format types proto \
+.PHONY: help setup vllm-env clients demo test test-frameworks test-gpu test-container chaos chaos-store chaos-runners lint format types proto \
 	proto-check lock clean bench bench-store bench-runner bench-proxy bench-train bench-exchange bench-exchange-convergence \
-	up down compose-smoke
+	helm helm-settings up down compose-smoke
 
 help: ## Shows this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,6 +24,9 @@ $(NODE_READY): package.json $(wildcard clients/node/package.json)
 
 vllm-env: ## Makes .venv-vllm with vLLM for the CPU (2.1 GB), for the tests with a real engine
 	@tools/vllm_env.sh
+
+clients: $(NODE_READY) ## Builds the clients in other languages, those whose toolchains are there (tools/client_toolchains.sh)
+	@tools/build_clients.sh $(LANGUAGES)
 
 demo: setup ## Trains a small model on arithmetic through the four services, on this machine
 	@$(PYTHON_BIN)/python -m benchmarks.demo $(ARGS)
@@ -109,6 +112,15 @@ deploy/.env:
 compose-smoke: setup ## Builds the containers, trains the short form of the demo from outside, takes them down
 	@tools/compose_smoke.sh
 
+helm: setup ## Checks the Helm chart with Helm's own SDK: lint, and every test of what it renders
+	@tools/helm_toolchain.sh
+	.venv-helm/bin/python tools/helm_chart.py lint deploy/helm/fulmen
+	CI=1 $(PYTHON_BIN)/python -m pytest tests/contract/test_helm_chart.py tests/contract/test_helm_settings.py \
+		tests/contract/test_helm_network.py
+
+helm-settings: setup ## Writes into the chart's schema which settings the services have
+	$(PYTHON_BIN)/python tools/helm_settings.py
+
 clean: ## Removes what was built here; the state of `fulmen up` (.fulmen) is kept
-	rm -rf .venv .venv-vllm .venv-frameworks node_modules .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache deploy/wheels/*.whl
+	rm -rf .venv .venv-vllm .venv-frameworks .venv-helm node_modules .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache deploy/wheels/*.whl
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

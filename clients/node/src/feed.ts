@@ -1,0 +1,57 @@
+// The two ends of the queue: creating rollouts, and reading the feed of those that are final.
+
+import { BatchCreateRolloutsRequest, WatchRolloutsRequest } from "../build/gen/fulmen/store/v1/rollout_service.js";
+import type { FinishedGroup } from "../build/gen/fulmen/store/v1/rollout_service.js";
+import { call, whileUnavailable, type Connection } from "./connection.js";
+import type { Emit, Options } from "./main.js";
+
+/** Creates a group of rollouts with the same input. With a request id the call can be repeated: nothing is doubled. */
+export async function create(store: Connection, options: Options, emit: Emit) {
+  const { project, trainingRun, groupId, count, input, requestId } = options;
+  const rollout = { project, trainingRun, groupId, groupSize: groupId ? count : 1, input: Buffer.from(input) };
+  const request = BatchCreateRolloutsRequest.fromPartial({ rollouts: Array(count).fill(rollout), requestId });
+  const { rollouts } = await whileUnavailable(store.deadline, () =>
+    call(store.rollouts, store.rollouts.batchCreateRollouts, request, store.metadata, store),
+  );
+  for (const { name, state } of rollouts) emit({ rollout: name, state });
+}
+
+/** Reads finished groups. A broken stream is opened again behind the last group that was handled. */
+export async function watch(store: Connection, options: Options, emit: Emit) {
+  const { project, trainingRun, count } = options;
+  let { cursor } = options;
+  let handled = 0;
+  await whileUnavailable(store.deadline, async () => {
+    const request = WatchRolloutsRequest.fromPartial({ project, trainingRun, cursor });
+    const stream = store.rollouts.watchRollouts(request, store.metadata, { deadline: store.deadline });
+    try {
+      for await (const { groups } of stream) {
+        for (const group of groups) {
+          emit(described(group));
+          cursor = group.cursor;
+          if (++handled === count) return;
+        }
+      }
+    } finally {
+      stream.cancel();
+    }
+  });
+}
+
+function described({ groupId, cursor, rollouts }: FinishedGroup) {
+  return {
+    group_id: groupId,
+    cursor,
+    rollouts: rollouts.map(({ name, state, attempts }) => ({
+      rollout: name,
+      state,
+      attempts: attempts.map((attempt) => ({
+        attempt: attempt.name,
+        state: attempt.state,
+        failure_kind: attempt.failureKind,
+        rewards: attempt.rewards.map(({ value }) => value),
+        output: attempt.output.toString("utf8"),
+      })),
+    })),
+  };
+}

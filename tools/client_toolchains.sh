@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Installs what the clients of clients/ are built with, as far as it is missing. Debian or Ubuntu, as root.
+#
+#   tools/client_toolchains.sh                  installs for every language
+#   tools/client_toolchains.sh --list LANGUAGE  prints the packages of one
+#
+# Packages of the distribution alone: no language's own registry is asked but npm, which `make` asks anyway.
+set -euo pipefail
+
+packages_of() {
+  case $1 in
+    node) echo nodejs npm ;;
+    go)
+      echo golang-go protoc-gen-go protoc-gen-go-grpc golang-google-grpc-dev golang-google-protobuf-dev \
+        golang-google-genproto-dev golang-github-golang-protobuf-1-5-dev golang-golang-x-net-dev \
+        golang-golang-x-sys-dev golang-golang-x-text-dev
+      ;;
+    java)
+      echo default-jdk-headless protobuf-compiler protobuf-compiler-grpc-java-plugin libgrpc-java libprotobuf-java \
+        libnetty-java libperfmark-java libgoogle-gson-java libguava-java libopencensus-java
+      ;;
+    cpp)
+      echo g++ make cmake pkg-config protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libgrpc++-dev nlohmann-json3-dev
+      ;;
+    *) echo "no such language: $1" >&2; return 2 ;;
+  esac
+}
+
+if [ "${1:-}" = --list ]; then
+  packages_of "$2"
+  exit
+fi
+
+missing=()
+for language in go java cpp; do # Node.js is needed without any client, and often comes from elsewhere
+  for package in $(packages_of "$language"); do
+    dpkg-query --show --showformat '${db:Status-Status}\n' "$package" 2>/dev/null | grep -qx installed || missing+=("$package")
+  done
+done
+[ ${#missing[@]} -eq 0 ] && exit
+echo "client toolchains: installing ${missing[*]}"
+apt-get update -qq
+DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
