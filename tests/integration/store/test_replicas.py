@@ -330,7 +330,7 @@ class CountingMeter:
         self.granted = 0
         self.lost = 0
 
-    def dispatched(self, count: int, latency_s: float) -> None:
+    def dispatched(self, count: int, latency_s: float | None) -> None:
         """Notes granted claims."""
         self.granted += count
 

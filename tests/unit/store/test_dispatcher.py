@@ -20,6 +20,20 @@ from tests.support.memory_lease_table import MemoryLeaseTable
 POLICY = RetryPolicy(max_attempts=2, retry_mask=0, backoff_ms=0)
 
 
+class CountingMeter:
+    """Counts what is handed out, and how much of that was claimed after it was created."""
+
+    def __init__(self) -> None:
+        self.count = self.claimed = 0
+
+    def dispatched(self, count: int, latency_s: float | None) -> None:
+        self.count += count
+        self.claimed += 0 if latency_s is None else count
+
+    def claims_lost(self, count: int) -> None:
+        pass
+
+
 class World:
     """A dispatcher over a table in memory."""
 
@@ -27,8 +41,9 @@ class World:
         self.table = table or MemoryLeaseTable()
         self.seats = Seats()
         self.returned: list[AttemptReport] = []
+        self.meter = CountingMeter()
         self.dispatcher = Dispatcher(
-            table=self.table, seats=self.seats, undelivered=self.returned.extend, poll_interval_s=0.01
+            table=self.table, seats=self.seats, undelivered=self.returned.extend, poll_interval_s=0.01, meter=self.meter
         )
 
     def add(self, count: int, *, offer: bool = True) -> None:
@@ -155,6 +170,22 @@ async def test_new_work_finds_a_runner_that_waits_and_uses_its_credit() -> None:
         first, second = (ReadyItem(rollout_id=uuid7(), project_id=1) for _ in range(2))
         assert world.dispatcher.match_new([first, second]) == {first.rollout_id: seat}
         assert seat.credit == 0
+
+
+async def test_what_is_handed_out_counts_whether_it_was_created_with_its_lease_or_claimed_later() -> None:
+    world = World()
+    async with asyncio.timeout(10), idle(world):
+        seat = world.seat(3)
+        new = ReadyItem(rollout_id=uuid7(), project_id=1)
+        matches = world.dispatcher.match_new([new])
+        world.table.add(new, POLICY)
+        world.dispatcher.deliver_new(matches, await world.table.claim([(new.rollout_id, seat.session_id)]))
+        assert (world.meter.count, world.meter.claimed) == (1, 0)
+        await taken(seat)
+        world.add(2)
+        while world.meter.count < 3:  # noqa: ASYNC110  # bounded by the timeout
+            await asyncio.sleep(0)
+    assert world.meter.claimed == 2
 
 
 async def test_new_work_does_not_pass_work_that_waits() -> None:

@@ -82,10 +82,11 @@ class StoreMetrics:
         """Notes one group commit."""
         self._batches.record(rows, {"work": name})
 
-    def dispatched(self, count: int, latency_s: float) -> None:
-        """Notes that work was handed out, and how long after its match."""
+    def dispatched(self, count: int, latency_s: float | None) -> None:
+        """Notes that work was handed out, and how long after its match; None: as it was created."""
         self._dispatched.add(count)
-        self._claims.record(latency_s)
+        if latency_s is not None:
+            self._claims.record(latency_s)
 
     def watch_queue(self, *, known: Callable[[], int], credit: Callable[[], int], runners: Callable[[], int]) -> None:
         """Reports, at every scrape, the queue as this replica knows it."""

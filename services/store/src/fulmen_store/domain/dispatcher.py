@@ -30,8 +30,8 @@ RETRY_PAUSE_S: Final = 0.2
 class DispatchMeter(Protocol):
     """What the dispatcher tells about its work."""
 
-    def dispatched(self, count: int, latency_s: float) -> None:
-        """Notes that work was handed out, and how long after its match."""
+    def dispatched(self, count: int, latency_s: float | None) -> None:
+        """Notes that work was handed out, and how long after its match; None: as it was created."""
         ...
 
     def claims_lost(self, count: int) -> None:
@@ -133,6 +133,8 @@ class Dispatcher:
         """Hands out the leases that were created; the credit of the other matches is given back."""
         granted = {grant.rollout_id: grant for grant in grants}
         self._deliver([(rollout_id, seat) for rollout_id, seat in matches.items()], granted)
+        if self._meter is not None and granted:
+            self._meter.dispatched(len(granted), None)
 
     def unmatch(self, matches: Mapping[UUID, Seat]) -> None:
         """Gives the credit of matches back, of which nothing was created."""
