@@ -36,7 +36,8 @@ from fulmen_algorithm.exchange.links.grpc_settings import GrpcLinkSettings
 from fulmen_algorithm.exchange.registry import load_codecs, make_codec
 from fulmen_algorithm.transport.gradient_exchange import GradientExchangeServicer, add_exchange
 from fulmen_service_kit.server import build_server
-from fulmen_service_kit.settings import ServiceSettings, settings_config
+from fulmen_service_kit.settings import KeyHolderSettings, settings_config
+from fulmen_service_kit.tokens import TokenVerifier
 
 METHOD = """Each rank has so many MiB of encoded gradients, in buckets of 25 MiB of float32 as in training, and has them
 summed again and again, bucket after bucket; it is timed from when all ranks are ready until the slowest has all sums.
@@ -61,7 +62,7 @@ PIECES_BYTES = {NONE: 16 * 2**20, f"{NONE}, pieces of a MiB": 2**20, QSGD: 2**20
 UNLIMITED = (("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1))
 
 
-class LoopbackSettings(ServiceSettings):
+class LoopbackSettings(KeyHolderSettings):
     """Those that every service has."""
 
     service_name = "exchange-loopback"
@@ -228,6 +229,7 @@ async def _serve(plan: Plan, meeting: Meeting) -> None:
     )
     made = build_server(
         LoopbackSettings(port=0, dev_mode=True, log_level="warning"),
+        verifier=TokenVerifier(""),
         policy=POLICY,
         service_names=[GRADIENT_EXCHANGE_SERVICE],
         register=lambda server: add_exchange(servicer, server),

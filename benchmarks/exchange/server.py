@@ -16,10 +16,11 @@ from benchmarks.exchange.rank import own_output
 from fulmen_algorithm.app import GRADIENT_EXCHANGE_SERVICE, POLICY
 from fulmen_algorithm.transport.gradient_exchange import GradientExchangeServicer, add_exchange
 from fulmen_service_kit.server import build_server
-from fulmen_service_kit.settings import ServiceSettings, settings_config
+from fulmen_service_kit.settings import KeyHolderSettings, settings_config
+from fulmen_service_kit.tokens import TokenVerifier
 
 
-class ShardServerSettings(ServiceSettings):
+class ShardServerSettings(KeyHolderSettings):
     """Those that every service has."""
 
     service_name = "exchange-benchmark"
@@ -31,8 +32,10 @@ async def serve() -> None:
     said = own_output()
     torch.set_num_threads(1)
     servicer = GradientExchangeServicer(project_of=lambda _: "projects/benchmark")
+    settings = ShardServerSettings(host=sys.argv[1])
     made = build_server(
-        ShardServerSettings(host=sys.argv[1]),
+        settings,
+        verifier=TokenVerifier(settings.signing_keys()),
         policy=POLICY,
         service_names=[GRADIENT_EXCHANGE_SERVICE],
         register=lambda server: add_exchange(servicer, server),

@@ -97,7 +97,6 @@ async def running_runner(
     settings = {
         "FULMEN_RUNNER_STORE_TARGET": bench.store.target,
         "FULMEN_RUNNER_TOKEN": signer.issue(Role.RUNNER, subject="bench", ttl_s=7200),
-        "FULMEN_RUNNER_SIGNING_KEY": bench.signing_key,
         "FULMEN_RUNNER_PORT": "0",
         "FULMEN_RUNNER_METRICS_PORT": "0",
         "FULMEN_RUNNER_READY_FILE": str(ready),

@@ -64,6 +64,7 @@ class Things:
     session: str
     resource: str
     token_id: str
+    token: str
 
 
 def absent() -> Things:
@@ -77,6 +78,7 @@ def absent() -> Things:
         session=str(uuid7()),
         resource="resources/nobody",
         token_id="n" * 21 + "A",
+        token="nobody.has.it",
     )
 
 
@@ -220,6 +222,7 @@ PROBES: dict[str, list[Probe]] = {
         lambda t: [prj.IssueTokenRequest(project=t.project, token_role=prj.TOKEN_ROLE_CLIENT, subject="x")],
     ],
     PROJECTS + "RevokeToken": [lambda t: [prj.RevokeTokenRequest(token_id=t.token_id)]],
+    PROJECTS + "IntrospectToken": [lambda t: [prj.IntrospectTokenRequest(token=t.token)]],
     PROJECTS + "ListTokens": [lambda t: [prj.ListTokensRequest(project=t.project)]],
     USAGE + "GetUsage": [
         lambda t: [usage_service_pb2.GetUsageRequest(project=t.project)],
@@ -298,6 +301,7 @@ MAY_CALL: dict[str, set[Role]] = {
     PROJECTS + "RevokeToken": {A},
     PROJECTS + "ListTokens": {A},
     PROJECTS + "ListRevokedTokens": {A, S},
+    PROJECTS + "IntrospectToken": {A, S, R},
     USAGE + "ExchangeUsage": {A, S},
     USAGE + "GetUsage": {A, S, C, V},
     NOTIFY: {A, S},

@@ -24,6 +24,8 @@ from fulmen.store.v1 import (
     failure_pb2,
     lease_pb2,
     lease_service_pb2_grpc,
+    project_service_pb2,
+    project_service_pb2_grpc,
     resource_pb2,
     resource_service_pb2,
     resource_service_pb2_grpc,
@@ -32,7 +34,8 @@ from fulmen.store.v1 import (
 from fulmen.store.v1 import (
     lease_service_pb2 as messages,
 )
-from fulmen_service_kit.auth import Authenticator, RolePolicy
+from fulmen_service_kit.auth import Authenticator, RolePolicy, current_caller
+from fulmen_service_kit.introspection import introspected
 from fulmen_service_kit.rpc_edge import RpcEdge
 from fulmen_service_kit.tokens import Role, TokenSigner, TokenVerifier
 
@@ -73,6 +76,7 @@ class Session:
 
 class StoreDouble(
     lease_service_pb2_grpc.LeaseServiceServicer,
+    project_service_pb2_grpc.ProjectServiceServicer,
     resource_service_pb2_grpc.ResourceServiceServicer,
     trace_service_pb2_grpc.TraceServiceServicer,
 ):
@@ -97,7 +101,7 @@ class StoreDouble(
         self.loads: list[lease_pb2.RunnerLoad] = []
         self.labels: dict[str, str] = {}
         self.otlp_spans: list[Span] = []
-        self._signing_key = signing_key
+        self._verifier = TokenVerifier(signing_key)
         self._signer = TokenSigner(signing_key)
         self._ttl_s = lease_ttl_s
         self._queue: deque[str] = deque()
@@ -115,15 +119,17 @@ class StoreDouble(
             services={
                 "fulmen.store.v1.LeaseService": frozenset({Role.RUNNER}),
                 "fulmen.store.v1.ResourceService": frozenset({Role.RUNNER}),
+                "fulmen.store.v1.ProjectService": frozenset({Role.RUNNER}),
                 "opentelemetry.proto.collector.trace.v1.TraceService": frozenset({Role.RUNNER, Role.ATTEMPT}),
             },
             rpcs={},
         )
-        edge = RpcEdge(Authenticator(verifier=TokenVerifier(self._signing_key), policy=open_policy, dev_mode=False))
+        edge = RpcEdge(Authenticator(verifier=self._verifier, policy=open_policy, dev_mode=False))
         self._server = grpc.aio.server(interceptors=[edge], options=(("grpc.so_reuseport", 0),))
         lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(self, self._server)
         resource_service_pb2_grpc.add_ResourceServiceServicer_to_server(self, self._server)
         trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self._server)
+        project_service_pb2_grpc.add_ProjectServiceServicer_to_server(self, self._server)
         self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
         await self._server.start()
 
@@ -274,6 +280,11 @@ class StoreDouble(
                 raise ResourceNotFound(f"There is no {name}.", resource=name)
             found.append(versions[int(number) - 1])
         return resource_service_pb2.GetResourcesResponse(resources=found)
+
+    async def IntrospectToken(
+        self, request: project_service_pb2.IntrospectTokenRequest, context: Any
+    ) -> project_service_pb2.IntrospectTokenResponse:
+        return introspected(self._verifier, request.token, asked_by=current_caller())
 
     async def Export(
         self, request: trace_service_pb2.ExportTraceServiceRequest, context: Any

@@ -31,6 +31,7 @@ from fulmen_algorithm.exchange.links.grpc_settings import GrpcLinkSettings
 from fulmen_algorithm.exchange.registry import make_codec
 from fulmen_algorithm.transport.gradient_exchange import GradientExchangeServicer, add_exchange
 from fulmen_service_kit.server import build_server
+from fulmen_service_kit.tokens import TokenVerifier
 from tests.integration.exchange.line import Line
 from tests.integration.exchange.world import RUN, Member, SampleSettings, layout_of, settings_named
 
@@ -322,6 +323,7 @@ async def _serving(pipe: Connection, port: int, folder: Path | None) -> None:
     servicer = GradientExchangeServicer(project_of=lambda _: "projects/default", folder=folder)
     made = build_server(
         SampleSettings(port=port, dev_mode=True, log_level="warning"),
+        verifier=TokenVerifier(""),
         policy=POLICY,
         service_names=[GRADIENT_EXCHANGE_SERVICE],
         register=lambda server: add_exchange(servicer, server),

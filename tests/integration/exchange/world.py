@@ -22,7 +22,8 @@ from fulmen_algorithm.transport.exchange_folders import Run
 from fulmen_algorithm.transport.exchange_shards import ServedShard
 from fulmen_algorithm.transport.gradient_exchange import ExchangeLimits, GradientExchangeServicer, add_exchange
 from fulmen_service_kit.server import RpcServer, build_server
-from fulmen_service_kit.settings import ServiceSettings, settings_config
+from fulmen_service_kit.settings import KeyHolderSettings, settings_config
+from fulmen_service_kit.tokens import TokenVerifier
 
 RUN, OTHER_RUN = "trainingRuns/1", "trainingRuns/2"
 LEASE_S = 3600.0
@@ -30,7 +31,7 @@ LIMIT_S = 30.0
 ROWS = 3 * BLOCK // 16
 
 
-class SampleSettings(ServiceSettings):
+class SampleSettings(KeyHolderSettings):
     service_name = "sample"
     model_config = settings_config("FULMEN_SAMPLE_")
 
@@ -74,6 +75,7 @@ class Site:
         )
         self.server = build_server(
             SampleSettings(port=self.port, **self.options),  # type: ignore[arg-type]
+            verifier=TokenVerifier(str(self.options.get("signing_key", ""))),
             policy=POLICY,
             service_names=[GRADIENT_EXCHANGE_SERVICE],
             register=lambda server: add_exchange(self.servicer, server),

@@ -21,7 +21,7 @@ async def refused(proxy: RunningProxy, key: str) -> tuple[int, str, int]:
 
 
 async def test_after_many_forged_keys_an_address_waits_and_good_keys_go_on(store: FakeStore, backend: Backend) -> None:
-    async with running_proxy(store.target, bad_keys_per_minute=ALLOWED) as proxy:
+    async with running_proxy(store.target, auth_failures_per_minute=ALLOWED) as proxy:
         await proxy.register("one", backend.url)
         await proxy.put_route(target("one"))
         _, good = proxy.attempt()
@@ -39,7 +39,7 @@ async def test_after_many_forged_keys_an_address_waits_and_good_keys_go_on(store
 
 
 async def test_every_path_that_takes_a_key_counts(store: FakeStore) -> None:
-    async with running_proxy(store.target, bad_keys_per_minute=1) as proxy:
+    async with running_proxy(store.target, auth_failures_per_minute=1) as proxy:
         for url, status in ((f"{proxy.url}/models", 401), (f"{proxy.url}/models", 429)):
             async with proxy.http.get(url, headers={"x-api-key": "forged"}) as answer:
                 assert answer.status == status

@@ -30,6 +30,7 @@ from fulmen_runner.agents.guardian import Guardian
 from fulmen_runner.agents.own_process import ChildHost, ChildPolicy, Children
 from fulmen_runner.agents.preparation import prepare_process
 from fulmen_runner.agents.python_entry import PythonHost, python_agent
+from fulmen_runner.agents.runner_exporter import RunnerExporter
 from fulmen_runner.agents.spans import AttemptSpanProcessor, AttemptSpans, add_span_processor
 from fulmen_runner.agents.specification import NO_LIMITS
 from fulmen_runner.domain.outcome import Succeeded
@@ -232,7 +233,9 @@ async def _with_world(workspaces: Workspaces, check: Callable[[World], object]) 
             ),
             policy=ChildPolicy(attempts_each=1, idle_count=0, idle_s=1),
         )
-        own_spans = AttemptSpans(otlp_url=endpoints.otlp_url, token="", flush_s=1)
+        own_spans = AttemptSpans(
+            RunnerExporter(otlp_url=endpoints.otlp_url, token=str, tls=None, timeout_s=1), flush_s=1
+        )
         host = PythonHost(stragglers=Stragglers(), spans=own_spans, children=children)
         await check(World(seen, spans, host, workspaces))
 

@@ -9,13 +9,13 @@ from fulmen_service_kit.auth import RolePolicy
 from fulmen_service_kit.cli import service_cli
 from fulmen_service_kit.lifecycle import ServiceParts
 from fulmen_service_kit.server import build_server
-from fulmen_service_kit.settings import ServiceSettings, settings_config
-from fulmen_service_kit.tokens import Role
+from fulmen_service_kit.settings import KeyHolderSettings, ServiceSettings, settings_config
+from fulmen_service_kit.tokens import Role, TokenVerifier
 
 SERVICE = "fulmen.store.v1.RolloutService"
 
 
-class SampleSettings(ServiceSettings):
+class SampleSettings(KeyHolderSettings):
     """Settings of the sample."""
 
     service_name = "sample"
@@ -55,6 +55,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     servicer = SampleServicer()
     server = build_server(
         settings,
+        verifier=TokenVerifier(settings.signing_keys()),
         policy=RolePolicy(services={SERVICE: frozenset({Role.CLIENT})}, rpcs={}),
         service_names=[SERVICE],
         register=lambda server: rpc.add_RolloutServiceServicer_to_server(servicer, server),

@@ -13,15 +13,15 @@ from fulmen.store.v1 import rollout_service_pb2_grpc as rpc
 from fulmen_service_kit.auth import RolePolicy, current_caller
 from fulmen_service_kit.errors import StartupError
 from fulmen_service_kit.server import RpcServer, build_server
-from fulmen_service_kit.settings import ServiceSettings, settings_config
-from fulmen_service_kit.tokens import Role, TokenSigner
+from fulmen_service_kit.settings import KeyHolderSettings, settings_config
+from fulmen_service_kit.tokens import Role, TokenSigner, TokenVerifier
 
 KEY = "k" * 32
 SERVICE = "fulmen.store.v1.RolloutService"
 POLICY = RolePolicy(services={SERVICE: frozenset({Role.CLIENT})}, rpcs={f"/{SERVICE}/CancelRollouts": frozenset()})
 
 
-class SampleSettings(ServiceSettings):
+class SampleSettings(KeyHolderSettings):
     service_name = "sample"
     model_config = settings_config("FULMEN_SAMPLE_")
 
@@ -46,6 +46,7 @@ class SampleServicer(rpc.RolloutServiceServicer):
 async def sample_server(**settings: object) -> AsyncIterator[RpcServer]:
     server = build_server(
         SampleSettings(**({"signing_key": KEY} | settings)),
+        verifier=TokenVerifier(KEY),
         policy=POLICY,
         service_names=[SERVICE],
         register=lambda server: rpc.add_RolloutServiceServicer_to_server(SampleServicer(), server),

@@ -96,6 +96,7 @@ async def furnish(store: StoreHandle, admin: Stubs) -> tuple[Things, Runner]:
         session=runner.session_id,
         resource="resources/of-b",
         token_id=issued.token_id,
+        token=issued.token,
     )
     chunks = service.spans.AppendSpans()
     await chunks.write(span_service_pb2.AppendSpansRequest(chunks=[chunk_of(things)]))

@@ -13,7 +13,7 @@ from fulmen_llm_proxy.domain.apis.sealed_responses import SealedReader, sealed_a
 from fulmen_llm_proxy.domain.response_ids import KeptResponse, ResponseIds
 from fulmen_llm_proxy.domain.sse import encode_event
 
-IDS = ResponseIds("a secret of the deployment")
+IDS = ResponseIds(lambda: (b"a secret of the deployment",))
 
 
 @given(raw_id=st.text(min_size=1, max_size=80), backend_id=st.from_regex(r"[a-z0-9._-]{1,63}", fullmatch=True))
@@ -21,7 +21,7 @@ def test_an_id_leads_back_to_its_backend_for_its_own_project_alone(raw_id: str, 
     sealed = IDS.sealed(raw_id, backend_id=backend_id, project="projects/a")
     assert IDS.opened(sealed, project="projects/a") == KeptResponse(backend_id=backend_id, raw_id=raw_id)
     assert IDS.opened(sealed, project="projects/b") is None
-    assert ResponseIds("another secret").opened(sealed, project="projects/a") is None
+    assert ResponseIds(lambda: (b"another secret",)).opened(sealed, project="projects/a") is None
 
 
 @pytest.mark.parametrize("forged", ["", "resp_1", "resp_1~one", "resp_1~one~", "resp_1~one~é", "~~"])

@@ -24,6 +24,7 @@ from fulmen_runner.agents.hosts import Hosts
 from fulmen_runner.agents.judge import JudgeClient
 from fulmen_runner.agents.own_process import ChildHost, ChildPolicy, Children
 from fulmen_runner.agents.python_entry import PythonHost
+from fulmen_runner.agents.runner_exporter import RunnerExporter
 from fulmen_runner.agents.spans import AttemptSpans
 from fulmen_runner.agents.specification import NO_LIMITS, Bundle, PythonTarget, Specification
 from fulmen_runner.domain.executor import AttemptExecutor
@@ -99,7 +100,7 @@ async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     )
     children = Children(host=child_host, policy=ChildPolicy(attempts_each=1, idle_count=0, idle_s=1))
     with tracing_restored():
-        spans = AttemptSpans(otlp_url=endpoints.otlp_url, token="", flush_s=1)
+        spans = AttemptSpans(RunnerExporter(otlp_url=endpoints.otlp_url, token=str, tls=None, timeout_s=1), flush_s=1)
         catalogue = Catalogue(
             library=shelf,
             commands=CommandHost(guardian=guardian, inherited={}, work_dir=tmp_path, output_allowed_bytes=1),

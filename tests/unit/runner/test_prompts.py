@@ -6,11 +6,10 @@ import os
 import sys
 from dataclasses import replace
 
-import grpc
 import pytest
 
 from fulmen.agent import PROMPTS_VARIABLE
-from fulmen.rpc.channel import FulmenChannel
+from fulmen.rpc.channel import open_channel
 from fulmen.store.v1 import resource_service_pb2
 from fulmen.store.v1.resource_pb2 import ResourceVersion
 from fulmen_runner.agents.environment import Endpoints
@@ -45,7 +44,7 @@ def given(*uses: str) -> Work:
 
 async def library(store: Store) -> StoreLibrary:
     """Returns a library over it."""
-    made = StoreLibrary(FulmenChannel(grpc.aio.insecure_channel("127.0.0.1:1"), metadata=(), timeout_s=1))
+    made = StoreLibrary(open_channel("127.0.0.1:1", timeout_s=1))
     made._stub = store  # type: ignore[assignment]
     return made
 

@@ -20,6 +20,7 @@ from fulmen_runner.agents.environment import Endpoints
 from fulmen_runner.agents.guardian import Guardian
 from fulmen_runner.agents.own_process import ChildHost, ChildPolicy, Children
 from fulmen_runner.agents.python_entry import PythonHost, python_agent, python_grader
+from fulmen_runner.agents.runner_exporter import RunnerExporter
 from fulmen_runner.agents.spans import AttemptSpans
 from fulmen_runner.agents.specification import NO_LIMITS
 from fulmen_runner.domain.errors import AgentFailed
@@ -40,7 +41,7 @@ async def host() -> AsyncIterator[PythonHost]:
         guardian=Guardian(), inherited={}, endpoints=endpoints, flush_s=1, output_allowed_bytes=1, limits=NO_LIMITS
     )
     with tracing_restored():
-        spans = AttemptSpans(otlp_url=endpoints.otlp_url, token="", flush_s=1)
+        spans = AttemptSpans(RunnerExporter(otlp_url=endpoints.otlp_url, token=str, tls=None, timeout_s=1), flush_s=1)
         yield PythonHost(
             stragglers=Stragglers(),
             spans=spans,

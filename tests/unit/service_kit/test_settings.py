@@ -3,10 +3,10 @@
 import pytest
 
 from fulmen.errors import SettingsInvalid
-from fulmen_service_kit.settings import ServiceSettings, settings_config
+from fulmen_service_kit.settings import KeyHolderSettings, settings_config
 
 
-class SampleSettings(ServiceSettings):
+class SampleSettings(KeyHolderSettings):
     service_name = "sample"
     model_config = settings_config("FULMEN_SAMPLE_")
 

@@ -5,14 +5,21 @@ Nothing is open by default: an rpc that the policy does not name is closed to ev
 
 from collections.abc import Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
-from fulmen.errors import PermissionDenied, TokenInvalid
+import structlog
+from opentelemetry import metrics
+
+from fulmen.errors import PermissionDenied, TokenInvalid, TooManyBadTokens
 from fulmen.ids import ALL_PROJECTS
-from fulmen_service_kit.tokens import Caller, Role, TokenVerifier
+from fulmen_service_kit.failed_keys import FailedKeys
+from fulmen_service_kit.tokens import FORGED, Caller, Role
 
 # Health and reflection tell nothing about anybody's data; probes have no token.
 _OPEN_PREFIXES = ("/grpc.health.v1.Health/", "/grpc.reflection.")
+
+_log = structlog.get_logger()
 
 _caller: ContextVar[Caller] = ContextVar("fulmen_caller")
 
@@ -40,11 +47,14 @@ class RolePolicy:
         rpcs: Roles by full rpc name, such as `/fulmen.store.v1.LeaseService/StreamLeases`; goes before `services`.
         self_checking: Services whose callers may have no authorization header: their servicers find a token in the
             request and pass it to `Authenticator.identify`. Nothing else may be done before that.
+        audited: Administrative rpcs, each with the fields of its request that tell what was asked: paths such as
+            `project.name`. Every call of one, refused or not, is a line of the audit log.
     """
 
     services: Mapping[str, frozenset[Role]]
     rpcs: Mapping[str, frozenset[Role]]
     self_checking: frozenset[str] = frozenset()
+    audited: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def roles(self, rpc: str) -> frozenset[Role]:
         """Returns the roles that may call an rpc, besides ADMIN."""
@@ -61,13 +71,62 @@ def _service_of(rpc: str) -> str:
     return rpc.strip("/").split("/")[0]
 
 
+class Verifier(Protocol):
+    """Knows whose a token is: by the deployment's keys, or by asking the store."""
+
+    async def prepare(self, token: str) -> None:
+        """Finds out what `verify` needs to know; raises `Unavailable` if that cannot be had."""
+
+    def verify(self, token: str) -> Caller:
+        """Returns whose it is, or raises `TokenInvalid`."""
+        ...
+
+    def check(self, caller: Caller) -> None:
+        """Raises `TokenInvalid` if the token of a caller was revoked since."""
+
+
 class Authenticator:
     """Decides whether a call may go on."""
 
-    def __init__(self, *, verifier: TokenVerifier, policy: RolePolicy, dev_mode: bool) -> None:
+    def __init__(
+        self, *, verifier: Verifier, policy: RolePolicy, dev_mode: bool, failures: FailedKeys | None = None
+    ) -> None:
+        """Takes who knows tokens, what roles may do, and how many bad tokens an address may show; None: any number."""
         self._verifier = verifier
         self._policy = policy
         self._dev_mode = dev_mode
+        self._failures = failures
+        self._refused = metrics.get_meter("fulmen.auth").create_counter(
+            "auth.refused", description="Tokens that were refused, by what was wrong with them."
+        )
+
+    @property
+    def policy(self) -> RolePolicy:
+        """Which roles may call what."""
+        return self._policy
+
+    async def admit(self, rpc: str, authorization: str, address: str) -> Caller | None:
+        """Does what `authenticate` does for a call from an address, and counts failures.
+
+        Raises:
+            TokenInvalid: There is no good token.
+            TooManyBadTokens: So it is, and the address has shown too many that this deployment did not make.
+            PermissionDenied: The role may not call this rpc.
+            Unavailable: It cannot be found out now whose the token is.
+        """
+        await self._verifier.prepare(authorization.partition(" ")[2].strip())
+        try:
+            return self.authenticate(rpc, authorization)
+        except TokenInvalid as error:
+            problem = error.metadata.get("problem", "")
+            self._refused.add(1, {"problem": problem})
+            wait_s = self._failures.failed(address) if self._failures is not None and problem == FORGED else 0.0
+            if not wait_s:
+                raise
+            _log.warning("too_many_bad_tokens", address=address)
+            raise TooManyBadTokens(
+                "Too many tokens of this address were not made by this deployment.", retry_after_s=wait_s
+            ) from None
 
     def authenticate(self, rpc: str, authorization: str) -> Caller | None:
         """Returns the caller, or None for the rpcs that are open to everybody or find out themselves.

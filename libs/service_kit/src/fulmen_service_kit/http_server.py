@@ -15,8 +15,10 @@ import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from fulmen.tls import TlsFiles
 from fulmen_service_kit.errors import StartupError
 from fulmen_service_kit.http_wire import BODY_CAME, DEPARTURES, Departures, Receive, Scope, Send
+from fulmen_service_kit.tls import http_context
 
 _BACKLOG = 4096
 _KEEP_ALIVE_S = 75
@@ -73,6 +75,7 @@ class HttpServer:
         listener: socket.socket,
         grace_s: float,
         private: socket.socket | None = None,
+        tls: TlsFiles | None = None,
         write_timeout_s: float = WRITE_TIMEOUT_S,
     ) -> None:
         """Takes what answers, and where.
@@ -82,8 +85,12 @@ class HttpServer:
             listener: The bound port.
             grace_s: How long a drain waits for answers, seconds.
             private: A second bound socket, for the service's own processes.
+            tls: The certificate to show; None for no TLS. The private socket then speaks TLS, too.
             write_timeout_s: How long a peer may take nothing of an answer that waits for it, seconds; then its
                 connection is cut.
+
+        Raises:
+            StartupError: If a file of `tls` cannot be used.
         """
 
         class Protocol(BoundedHttpProtocol):
@@ -106,6 +113,8 @@ class HttpServer:
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=max(1, int(grace_s * ANSWERS_SHARE)),
         )
+        config.load()
+        config.ssl = None if tls is None else http_context(tls)
         self._server = _EmbeddedServer(config)
         self._stopped = asyncio.Event()
 

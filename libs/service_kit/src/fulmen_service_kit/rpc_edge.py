@@ -8,7 +8,7 @@ import asyncio
 import inspect
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 import grpc
@@ -18,11 +18,12 @@ from google.protobuf.message import DecodeError
 from opentelemetry import metrics, propagate, trace
 from opentelemetry.trace import SpanKind, StatusCode
 
-from fulmen.errors import ArgumentInvalid, FulmenError, InternalError, NotYetServed, Violation
+from fulmen.errors import ArgumentInvalid, FulmenError, InternalError, NotYetServed, PermissionDenied, Violation
 from fulmen.rpc.status import STATUS_METADATA_KEY, encode, grpc_code
+from fulmen_service_kit.audit import AuditLog, fields_of
 from fulmen_service_kit.auth import Authenticator, set_caller
 from fulmen_service_kit.logs import places_of
-from fulmen_service_kit.tokens import Caller
+from fulmen_service_kit.tokens import Caller, Role
 
 _log = structlog.get_logger()
 # What everybody does all the time is logged at debug level.
@@ -32,14 +33,25 @@ _QUIET = ("/grpc.health.", "/grpc.reflection.")
 class RpcEdge(grpc.aio.ServerInterceptor):
     """Wraps every handler of a server."""
 
-    def __init__(self, authenticator: Authenticator, *, log_error_texts: bool = True) -> None:
+    def __init__(
+        self,
+        authenticator: Authenticator,
+        *,
+        log_error_texts: bool = True,
+        audit: AuditLog | None = None,
+        mutual_tls: bool = False,
+    ) -> None:
         """Takes who decides about callers.
 
         Args:
             authenticator: Decides.
             log_error_texts: Whether the text of an error that nobody foresaw is logged: not where it may hold prompts.
+            audit: Writes down administrative calls; by default, to standard error.
+            mutual_tls: Whether all but agents must show a certificate.
         """
+        self._mutual_tls = mutual_tls
         self._authenticator = authenticator
+        self._audit = AuditLog() if audit is None else audit
         self._log_error_texts = log_error_texts
         self._tracer = trace.get_tracer("fulmen.rpc")
         self._duration = metrics.get_meter("fulmen.rpc").create_histogram(
@@ -80,7 +92,7 @@ class RpcEdge(grpc.aio.ServerInterceptor):
         async def handle(request: Any, context: grpc.aio.ServicerContext) -> Any:
             call = _Call(self, rpc, metadata)
             try:
-                call.begin()
+                await call.begin(context)
                 response = await inner(call.checked(request), context)
             except BaseException as error:
                 await call.fail(error, context)
@@ -94,7 +106,7 @@ class RpcEdge(grpc.aio.ServerInterceptor):
         async def handle(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
             call = _Call(self, rpc, metadata)
             try:
-                call.begin()
+                await call.begin(context)
                 messages = call.checked(request)
                 if inspect.isasyncgenfunction(inner):
                     async for response in inner(messages, context):
@@ -126,15 +138,20 @@ class _Call:
         self._started = time.perf_counter()
         self._subject = ""
         self._caller: Caller | None = None
+        self._audited = edge._authenticator.policy.audited.get(rpc)
+        self._asked: Any = None
         self._span = edge._tracer.start_span(rpc.lstrip("/"), context=propagate.extract(metadata), kind=SpanKind.SERVER)
 
-    def begin(self) -> None:
+    async def begin(self, context: grpc.aio.ServicerContext) -> None:
         """Authenticates the caller.
 
         Raises:
             FulmenError: The call may not go on.
         """
-        caller = self._edge._authenticator.authenticate(self._rpc, self._metadata.get("authorization", ""))
+        authorization = self._metadata.get("authorization", "")
+        caller = await self._edge._authenticator.admit(self._rpc, authorization, _address(context.peer()))
+        if caller is not None and self._edge._mutual_tls:
+            require_certificate(caller, context.auth_context())
         if caller is not None:
             self._caller = caller
             self._subject = f"{caller.role}:{caller.subject}"
@@ -155,7 +172,11 @@ class _Call:
         Raises:
             ArgumentInvalid: The request's bytes are no message of this rpc.
         """
-        return _Checked(request, self) if hasattr(request, "__anext__") else _readable(request)
+        if hasattr(request, "__anext__"):
+            return _Checked(request, self)
+        if self._audited is not None:
+            self._asked = request
+        return _readable(request)
 
     async def fail(self, error: BaseException, context: grpc.aio.ServicerContext) -> None:
         """Ends the rpc with the status of an error; returns only for a cancellation or an abort under way."""
@@ -189,6 +210,14 @@ class _Call:
         quiet = self._rpc.startswith(_QUIET) or code in ("OK", "CANCELLED")
         write = _log.debug if quiet else _log.info
         write("rpc", rpc=self._rpc, code=code, reason=reason, duration_s=round(seconds, 6), caller=self._subject)
+        if self._audited is not None:
+            self._edge._audit(
+                rpc=self._rpc,
+                code=code,
+                reason=reason,
+                caller=self._caller,
+                asked=fields_of(self._asked, self._audited),
+            )
 
 
 class _Checked:
@@ -209,6 +238,26 @@ class _Checked:
 
 class _Unreadable:
     """Stands for a message whose bytes could not be decoded: gRPC itself would answer with internal text."""
+
+
+def require_certificate(caller: Caller, connection: Mapping[str, Any]) -> None:
+    """Checks that a caller other than an agent has shown a certificate, which gRPC has then verified.
+
+    Args:
+        caller: Who calls.
+        connection: gRPC's properties of it; a socket file within the service's own folder is no TLS at all.
+
+    Raises:
+        PermissionDenied: If it has shown none.
+    """
+    is_tls = connection.get("transport_security_type") in (b"ssl", [b"ssl"])
+    if is_tls and caller.role is not Role.ATTEMPT and "x509_pem_cert" not in connection:
+        raise PermissionDenied("This port is for agents: call the one that asks for a certificate, with one.")
+
+
+def _address(peer: str) -> str:
+    """Returns the host of gRPC's `ipv4:10.0.0.7:4711`; all who come by a socket file are one."""
+    return peer.rpartition(":")[0] if peer.startswith("ip") else peer
 
 
 def _tolerant(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:

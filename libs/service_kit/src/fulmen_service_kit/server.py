@@ -1,17 +1,21 @@
 """Makes the gRPC server of a service: the edge, health, reflection, limits and keep-alive."""
 
-from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from fulmen_service_kit.auth import Authenticator, RolePolicy
+from fulmen.tls import TlsFiles
+from fulmen_service_kit.audit import AuditLog
+from fulmen_service_kit.auth import Authenticator, RolePolicy, Verifier
 from fulmen_service_kit.errors import StartupError
+from fulmen_service_kit.failed_keys import FailedKeys
 from fulmen_service_kit.rpc_edge import RpcEdge
 from fulmen_service_kit.settings import ServiceSettings
-from fulmen_service_kit.tokens import TokenVerifier
+from fulmen_service_kit.tls import rpc_credentials
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,30 +38,35 @@ class RpcServer:
 def build_server(
     settings: ServiceSettings,
     *,
+    verifier: Verifier,
     policy: RolePolicy,
     service_names: Sequence[str],
     register: Callable[[grpc.aio.Server], None],
-    revoked: Container[str] = frozenset(),
     log_error_texts: bool = True,
     private: Path | None = None,
 ) -> RpcServer:
     """Makes and binds a server; `lifecycle.run_service` starts it.
 
     Args:
-        settings: Host, port, keys and limits.
+        settings: Host, port, certificates and limits.
+        verifier: Knows whose a token is.
         policy: Which roles may call which rpc.
         service_names: Full names of the served services, for health and reflection.
         register: Adds the servicers.
-        revoked: Ids of tokens that are refused although they are well signed; may change at any time.
         log_error_texts: See `RpcEdge`.
         private: A socket on which the service's own processes reach this one; the port is then shared with them.
 
     Raises:
-        StartupError: If the port cannot be bound.
+        StartupError: If the port cannot be bound, or a file that the settings name cannot be used.
     """
-    verifier = TokenVerifier(settings.signing_key.get_secret_value(), revoked=revoked)
-    authenticator = Authenticator(verifier=verifier, policy=policy, dev_mode=settings.dev_mode)
-    edge = RpcEdge(authenticator, log_error_texts=log_error_texts)
+    failures = FailedKeys(per_minute=settings.auth_failures_per_minute, clock=time.monotonic)
+    authenticator = Authenticator(verifier=verifier, policy=policy, dev_mode=settings.dev_mode, failures=failures)
+    edge = RpcEdge(
+        authenticator,
+        log_error_texts=log_error_texts,
+        audit=_audit_log(settings),
+        mutual_tls=bool(settings.tls_client_ca_file),
+    )
     server = grpc.aio.server(
         interceptors=[edge],
         options=(
@@ -78,14 +87,15 @@ def build_server(
     from grpc_reflection.v1alpha import reflection
 
     reflection.enable_server_reflection((*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    address = f"{settings.host}:{settings.port}"
+    port = _bind(server, settings.host, settings.port, settings.own_tls())
+    if settings.agents_port:
+        _bind(server, settings.host, settings.agents_port, replace(settings.own_tls() or TlsFiles(), ca_file=""))
     try:
-        port = server.add_insecure_port(address)
         if private is not None:
             private.unlink(missing_ok=True)
             server.add_insecure_port(f"unix:{private}")
     except RuntimeError:
-        raise StartupError(f"Cannot listen on {address}: the port is in use or not allowed. Choose another.") from None
+        raise StartupError(f"Cannot listen on {private}.") from None
     return RpcServer(
         server=server,
         authenticator=authenticator,
@@ -93,3 +103,21 @@ def build_server(
         port=port,
         service_names=tuple(service_names),
     )
+
+
+def _bind(server: grpc.aio.Server, host: str, port: int, tls: TlsFiles | None) -> int:
+    address = f"{host}:{port}"
+    credentials = None if tls is None else rpc_credentials(tls)
+    try:
+        if credentials is None:
+            return int(server.add_insecure_port(address))
+        return int(server.add_secure_port(address, credentials))
+    except RuntimeError:
+        raise StartupError(f"Cannot listen on {address}: the port is in use or not allowed. Choose another.") from None
+
+
+def _audit_log(settings: ServiceSettings) -> AuditLog:
+    try:
+        return AuditLog(settings.audit_file, service=settings.service_name)
+    except OSError as error:
+        raise StartupError(f"audit_file {settings.audit_file} cannot be written: {error.strerror}.") from None

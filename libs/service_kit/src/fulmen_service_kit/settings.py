@@ -1,15 +1,21 @@
-"""Settings of a service: one frozen class, read from the environment only, where an unknown key is an error."""
+"""Settings of a service: one frozen class, read from the environment only, where an unknown key is an error.
+
+What is secret may come from a file: `FULMEN_STORE_SIGNING_KEY_FILE` names the file of `FULMEN_STORE_SIGNING_KEY`.
+"""
 
 import ipaddress
+import json
 import os
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
-from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic import Field, PrivateAttr, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from fulmen.errors import SettingsInvalid, Violation
-
-MIN_SIGNING_KEY_BYTES = 32
+from fulmen.tls import TlsFiles
+from fulmen.watched_file import WatchedFile
+from fulmen_service_kit.secret import MIN_KEY_BYTES, Secret, SigningKeys, problem_of, split_keys, text_of
 
 
 class ServiceSettings(BaseSettings):
@@ -22,9 +28,6 @@ class ServiceSettings(BaseSettings):
     host: str = Field(default="127.0.0.1", description="Address that the service binds to.")
     port: int = Field(default=0, ge=0, le=65535, description="gRPC port; 0 takes a free one.")
     metrics_port: int = Field(default=0, ge=0, le=65535, description="Port of /metrics over HTTP; 0 takes a free one.")
-    signing_key: SecretStr = Field(
-        default=SecretStr(""), description="Key of all tokens of the deployment, at least 32 bytes. Secret."
-    )
     dev_mode: bool = Field(default=False, description="Accepts calls without a token; needs a loopback host.")
     otlp_endpoint: str = Field(
         default="", description="Where the service's own traces and metrics go by OTLP/gRPC, `http://host:4317`."
@@ -34,17 +37,56 @@ class ServiceSettings(BaseSettings):
     drain_grace_s: float = Field(default=10.0, ge=0, le=3600, description="How long a stop waits for work, seconds.")
     max_message_bytes: int = Field(default=20 * 1024 * 1024, ge=4096, description="Largest gRPC message, bytes.")
     ready_file: str = Field(default="", description="Gets the real ports as JSON once the service is serving.")
+    tls_certificate_file: str = Field(
+        default="",
+        description="PEM file of the service's certificate chain: its ports speak TLS, /metrics apart. Read again when it changes.",
+    )
+    tls_key_file: str = Field(default="", description="PEM file of that certificate's key.")
+    tls_client_ca_file: str = Field(
+        default="",
+        description="PEM file of the authorities of clients' certificates; with it the gRPC port takes no others (mTLS).",
+    )
+    tls_ca_file: str = Field(
+        default="",
+        description="PEM file of the authorities by which to know other services, which are then called with TLS; this "
+        "service shows them its own certificate, if it has one.",
+    )
+    agents_port: int = Field(
+        default=0,
+        ge=0,
+        le=65535,
+        description="A second gRPC port, for agents where `tls_client_ca_file` is set: with TLS, without certificates of "
+        "clients, for attempts' keys alone. 0: none.",
+    )
+    tls_own_name: str = Field(
+        default="",
+        description="A name in the service's own certificate, by which its replicas and processes know one another; empty: "
+        "their addresses.",
+    )
+    auth_failures_per_minute: int = Field(
+        default=60,
+        ge=0,
+        le=1_000_000,
+        description="Tokens not made by this deployment that one address may show a minute; more get RESOURCE_EXHAUSTED or 429. "
+        "0: any.",
+    )
+    audit_file: str = Field(
+        default="",
+        description="File that gets a line for every administrative call; empty: they go to standard error with the log.",
+    )
+
+    _secret_files: dict[str, WatchedFile] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="after")
-    def _authenticated(self) -> Self:
-        if self.dev_mode:
-            if not is_loopback(self.host):
-                raise ValueError("dev_mode needs a loopback host: it answers calls without a token")
-        elif len(self.signing_key.get_secret_value().encode()) < MIN_SIGNING_KEY_BYTES:
-            raise ValueError(
-                f"signing_key needs at least {MIN_SIGNING_KEY_BYTES} bytes (`fulmen token --new-key` makes one), "
-                "or set dev_mode=true on a loopback host"
-            )
+    def _safe(self) -> Self:
+        if self.dev_mode and not is_loopback(self.host):
+            raise ValueError("dev_mode needs a loopback host: it answers calls without a token")
+        if bool(self.tls_certificate_file) != bool(self.tls_key_file):
+            raise ValueError("tls_certificate_file and tls_key_file belong together")
+        if self.tls_client_ca_file and not self.tls_certificate_file:
+            raise ValueError("tls_client_ca_file needs tls_certificate_file")
+        if self.agents_port and not self.tls_client_ca_file:
+            raise ValueError("agents_port is of use only with tls_client_ca_file")
         return self
 
     @classmethod
@@ -55,14 +97,16 @@ class ServiceSettings(BaseSettings):
             SettingsInvalid: With every problem at once, unknown variables of the service's prefix included.
         """
         prefix = str(cls.model_config.get("env_prefix", "")).upper()
-        known = {f"{prefix}{name.upper()}" for name in cls.model_fields}
+        files = {f"{prefix}{name.upper()}_FILE": name for name in cls.secret_names()}
+        known = {f"{prefix}{name.upper()}" for name in cls.model_fields} | files.keys()
         violations = [
             Violation(field=name, description="no such setting")
             for name in sorted(os.environ)
             if name.startswith(prefix) and name not in known
         ]
+        secret_files, values = _read_secrets(cls, files, prefix, violations)
         try:
-            settings = cls()
+            settings = cls(**values)
         except ValidationError as error:
             # The input is left out: it may be a secret.
             violations += [
@@ -72,12 +116,76 @@ class ServiceSettings(BaseSettings):
             settings = None
         if violations or settings is None:
             raise SettingsInvalid(f"The settings of {cls.service_name} are not valid.", violations=violations)
+        settings._secret_files.update(secret_files)
         return settings
+
+    @classmethod
+    def secret_names(cls) -> list[str]:
+        """Returns the settings that are secret: those that may come from a file."""
+        return [name for name, field in cls.model_fields.items() if "SecretStr" in str(field.annotation)]
+
+    def secret(self, name: str) -> Secret:
+        """Returns a secret setting, which follows its file if it comes from one.
+
+        Args:
+            name: of a setting that is one text.
+        """
+        value: SecretStr = getattr(self, name)
+        return Secret(value.get_secret_value(), file=self._secret_files.get(name))
+
+    def own_tls(self) -> TlsFiles | None:
+        """Returns with what this service serves, or None for no TLS."""
+        if not self.tls_certificate_file:
+            return None
+        return TlsFiles(
+            ca_file=self.tls_client_ca_file, certificate_file=self.tls_certificate_file, key_file=self.tls_key_file
+        )
+
+    def peer_tls(self) -> TlsFiles | None:
+        """Returns with what this service calls others, or None for no TLS."""
+        if not self.tls_ca_file:
+            return None
+        return TlsFiles(
+            ca_file=self.tls_ca_file, certificate_file=self.tls_certificate_file, key_file=self.tls_key_file
+        )
+
+    def sibling_tls(self) -> TlsFiles | None:
+        """Returns with what this service calls its own replicas and itself, or None for no TLS."""
+        peers = self.peer_tls()
+        return None if peers is None else replace(peers, server_name=self.tls_own_name)
 
     def describe(self) -> dict[str, str]:
         """Returns every setting by its environment variable, secrets masked."""
         prefix = str(self.model_config.get("env_prefix", "")).upper()
-        return {f"{prefix}{name.upper()}": str(getattr(self, name)) for name in type(self).model_fields}
+        found = {f"{prefix}{name.upper()}": str(getattr(self, name)) for name in type(self).model_fields}
+        return found | {f"{prefix}{name.upper()}_FILE": str(file.path) for name, file in self._secret_files.items()}
+
+
+class KeyHolderSettings(ServiceSettings):
+    """Settings of a service that holds the deployment's signing key: it knows by itself whose a token is."""
+
+    signing_key: SecretStr = Field(
+        default=SecretStr(""),
+        description="Keys of all tokens of the deployment, one a line, at least 32 bytes each: the first signs, all are "
+        "accepted. Secret.",
+    )
+
+    @model_validator(mode="after")
+    def _keyed(self) -> Self:
+        keys = split_keys(self.signing_key.get_secret_value())
+        if not keys and not self.dev_mode:
+            raise ValueError(
+                f"signing_key needs at least {MIN_KEY_BYTES} bytes (`fulmen token --new-key` makes one), "
+                "or set dev_mode=true on a loopback host"
+            )
+        problem = problem_of(keys)
+        if problem is not None:
+            raise ValueError(f"signing_key {problem}")
+        return self
+
+    def signing_keys(self) -> SigningKeys:
+        """Returns the keys of tokens, which follow their file."""
+        return SigningKeys(self.secret("signing_key"))
 
 
 def settings_config(prefix: str) -> SettingsConfigDict:
@@ -93,6 +201,31 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _read_secrets(
+    settings_class: type[ServiceSettings], files: dict[str, str], prefix: str, violations: list[Violation]
+) -> tuple[dict[str, WatchedFile], dict[str, Any]]:
+    """Reads the files of secrets that the environment names; adds what is wrong with them to the violations."""
+    watched: dict[str, WatchedFile] = {}
+    values: dict[str, Any] = {}
+    for variable, name in files.items():
+        path = os.environ.get(variable, "")
+        if not path:
+            continue
+        if os.environ.get(f"{prefix}{name.upper()}"):
+            violations.append(Violation(field=variable, description=f"and {prefix}{name.upper()} are set: set one"))
+            continue
+        try:
+            watched[name] = WatchedFile(path)
+            text = text_of(watched[name])
+            is_text = settings_class.model_fields[name].annotation is SecretStr
+            values[name] = SecretStr(text) if is_text else json.loads(text)
+        except OSError as error:
+            violations.append(Violation(field=variable, description=f"{path} cannot be read: {error.strerror}"))
+        except ValueError:
+            violations.append(Violation(field=variable, description=f"{path} does not hold what the setting asks for"))
+    return watched, values
 
 
 def _variable(prefix: str, location: tuple[Any, ...]) -> str:

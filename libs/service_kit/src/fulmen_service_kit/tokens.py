@@ -1,4 +1,4 @@
-"""Tokens: signed statements of who calls. One signing key per deployment; JWT (RFC 7519) with HS256.
+"""Tokens: signed statements of who calls. The signing keys are the deployment's; JWT (RFC 7519) with HS256.
 
 An attempt key is a token too: it names one attempt and its lease, and is all that an agent ever holds.
 
@@ -12,7 +12,7 @@ import math
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -20,6 +20,7 @@ import jwt
 
 from fulmen.errors import TokenInvalid
 from fulmen.ids import ALL_PROJECTS, DEFAULT_PROJECT, AttemptName, parse_attempt_name
+from fulmen_service_kit.secret import SigningKeys
 
 _ISSUER = "fulmen"
 _ALGORITHM = "HS256"
@@ -80,8 +81,9 @@ def new_token_id() -> str:
 class TokenSigner:
     """Makes tokens."""
 
-    def __init__(self, signing_key: str) -> None:
-        self._key_bytes = signing_key.encode()
+    def __init__(self, signing_keys: SigningKeys | str) -> None:
+        """Takes the deployment's keys."""
+        self._keys = SigningKeys(signing_keys) if isinstance(signing_keys, str) else signing_keys
 
     def issue(self, role: Role, *, subject: str, ttl_s: float, project: str | None = None, token_id: str = "") -> str:
         """Makes a token of a role other than ATTEMPT.
@@ -139,16 +141,49 @@ class TokenSigner:
 
     def _signed(self, payload: str) -> str:
         signed = _HEADER + b"." + _base64url(payload.encode())
-        return (signed + b"." + _base64url(hmac.digest(self._key_bytes, signed, "sha256"))).decode()
+        return (signed + b"." + _base64url(hmac.digest(self._keys.signing(), signed, "sha256"))).decode()
+
+
+class OwnToken:
+    """A token that a service makes for itself, and makes anew long before it ends, or when the keys have changed."""
+
+    def __init__(
+        self,
+        signing_keys: SigningKeys,
+        role: Role,
+        *,
+        subject: str,
+        project: str | None = None,
+        ttl_s: float = 3600.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Takes what `TokenSigner.issue` does."""
+        self._signing_keys = signing_keys
+        self._signer = TokenSigner(signing_keys)
+        self._role, self._subject, self._project, self._ttl_s = role, subject, project, ttl_s
+        self._clock = clock
+        self._token, self._renew_at_s, self._key = "", -math.inf, b""
+
+    def __call__(self) -> str:
+        """Returns the token; empty if there is no key."""
+        if not self._signing_keys:
+            return ""
+        key = self._signing_keys.signing()
+        if self._clock() >= self._renew_at_s or key is not self._key:
+            self._token = self._signer.issue(
+                self._role, subject=self._subject, ttl_s=self._ttl_s, project=self._project
+            )
+            self._key, self._renew_at_s = key, self._clock() + self._ttl_s / 2
+        return self._token
 
 
 class TokenVerifier:
     """Checks tokens. Tokens that were good are remembered until they expire, since an agent calls many times."""
 
-    def __init__(self, signing_key: str, *, revoked: Container[str] = frozenset()) -> None:
-        """Takes the deployment's key and the ids of revoked tokens, which may change at any time."""
-        self._key = signing_key
-        self._key_bytes = signing_key.encode()
+    def __init__(self, signing_keys: SigningKeys | str, *, revoked: Container[str] = frozenset()) -> None:
+        """Takes the deployment's keys and the ids of revoked tokens; both may change at any time."""
+        self._keys = SigningKeys(signing_keys) if isinstance(signing_keys, str) else signing_keys
+        self._known_by = self._keys.accepted()
         self._revoked = revoked
         self._known: OrderedDict[str, tuple[float, Caller]] = OrderedDict()
 
@@ -159,10 +194,18 @@ class TokenVerifier:
             TokenInvalid: If it is missing, malformed, expired, revoked or signed with another key; the text and
                 `metadata["problem"]` (missing, forged, expired or revoked) say which.
         """
+        keys = self._keys.accepted()
+        if keys is not self._known_by:
+            # What a key that was taken away has signed is good no more.
+            self._known.clear()
+            self._known_by = keys
         known = self._known.get(token)
         caller = known[1] if known is not None and known[0] > time.time() else self._read(token)
         self.check(caller)
         return caller
+
+    async def prepare(self, token: str) -> None:
+        """Needs nothing: the keys are here."""
 
     def check(self, caller: Caller) -> None:
         """Checks that the token of a caller was not revoked since it was verified.
@@ -178,11 +221,12 @@ class TokenVerifier:
             raise TokenInvalid("A token is needed: send `authorization: Bearer <token>`.", problem=MISSING)
         # First of all: what somebody else made is not even parsed, and refusing it costs a tenth.
         signed, _, signature = token.encode(errors="replace").rpartition(b".")
-        if not hmac.compare_digest(signature, _base64url(hmac.digest(self._key_bytes, signed, "sha256"))):
+        key = next((key for key in self._known_by if _is_by(key, signed, signature)), None)
+        if key is None:
             raise _forged()
         try:
             claims = jwt.decode(
-                token, self._key, algorithms=[_ALGORITHM], issuer=_ISSUER, options={"require": ["exp", "role"]}
+                token, key, algorithms=[_ALGORITHM], issuer=_ISSUER, options={"require": ["exp", "role"]}
             )
         except jwt.ExpiredSignatureError:
             raise TokenInvalid("The token has expired.", problem=EXPIRED) from None
@@ -194,6 +238,10 @@ class TokenVerifier:
         if len(self._known) > _CACHE_SIZE:
             self._known.popitem(last=False)
         return caller
+
+
+def _is_by(key: bytes, signed: bytes, signature: bytes) -> bool:
+    return hmac.compare_digest(signature, _base64url(hmac.digest(key, signed, "sha256")))
 
 
 def _forged() -> TokenInvalid:

@@ -15,13 +15,14 @@ from fulmen.algorithm.v1.training_run_service_pb2_grpc import TrainingRunService
 from fulmen.llm_proxy.v1.backend_service_pb2_grpc import BackendServiceStub
 from fulmen.llm_proxy.v1.completion_service_pb2_grpc import CompletionServiceStub
 from fulmen.llm_proxy.v1.route_service_pb2_grpc import RouteServiceStub
-from fulmen.rpc.channel import open_channel
+from fulmen.rpc.channel import Token, open_channel
 from fulmen.store.v1.project_service_pb2_grpc import ProjectServiceStub
 from fulmen.store.v1.resource_service_pb2_grpc import ResourceServiceStub
 from fulmen.store.v1.rollout_service_pb2_grpc import RolloutServiceStub
 from fulmen.store.v1.runner_registry_service_pb2_grpc import RunnerRegistryServiceStub
 from fulmen.store.v1.span_service_pb2_grpc import SpanServiceStub
 from fulmen.store.v1.usage_service_pb2_grpc import UsageServiceStub
+from fulmen.tls import TlsFiles
 
 __all__ = ["Client", "Targets", "connect"]
 
@@ -53,17 +54,18 @@ class Client:
 
 
 @asynccontextmanager
-async def connect(targets: Targets, *, token: str | None) -> AsyncIterator[Client]:
+async def connect(targets: Targets, *, token: Token, tls: TlsFiles | None = None) -> AsyncIterator[Client]:
     """Opens one channel per service; each connects at its first call. Closes them at the end.
 
     Args:
         targets: where the services listen.
         token: sent with every call; None for a stack in dev_mode.
+        tls: with which the services are called; None for no TLS. `TlsFiles.from_environment()` reads FULMEN_TLS_CA_FILE.
     """
     async with AsyncExitStack() as stack:
-        store = await stack.enter_async_context(open_channel(targets.store, token=token))
-        algorithm = await stack.enter_async_context(open_channel(targets.algorithm, token=token))
-        llm_proxy = await stack.enter_async_context(open_channel(targets.llm_proxy, token=token))
+        store = await stack.enter_async_context(open_channel(targets.store, token=token, tls=tls))
+        algorithm = await stack.enter_async_context(open_channel(targets.algorithm, token=token, tls=tls))
+        llm_proxy = await stack.enter_async_context(open_channel(targets.llm_proxy, token=token, tls=tls))
         yield Client(
             rollouts=RolloutServiceStub(store),
             spans=SpanServiceStub(store),

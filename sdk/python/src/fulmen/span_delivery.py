@@ -98,8 +98,6 @@ class DeliveringProcessor(SpanProcessor):
         *,
         owner_of: OwnerOf,
         give_up_s: float,
-        endpoint: str | None = None,
-        headers: Sequence[tuple[str, str]] | None = None,
         exporter: SpanExporter | None = None,
     ) -> None:
         """Starts the thread.
@@ -107,15 +105,12 @@ class DeliveringProcessor(SpanProcessor):
         Args:
             owner_of: Says whose a span is, such as an attempt's name.
             give_up_s: How long one batch is tried, in seconds.
-            endpoint: OTLP over gRPC. None: what the environment says (`OTEL_EXPORTER_OTLP_ENDPOINT`).
-            headers: None: what the environment says.
-            exporter: Instead of an OTLP one; the two before are not used then.
+            exporter: Sends them. None: OTLP over gRPC, as the environment says (`OTEL_EXPORTER_OTLP_ENDPOINT`).
         """
         if exporter is None:
             from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
-            insecure = None if endpoint is None else not endpoint.startswith("https:")
-            exporter = OTLPSpanExporter(endpoint=endpoint, insecure=insecure, headers=headers, timeout=give_up_s)
+            exporter = OTLPSpanExporter(timeout=give_up_s)
         self._owner_of = owner_of
         self._ledger = _Ledger()
         ledger = weakref.ref(self._ledger)

@@ -16,7 +16,8 @@ from prometheus_client import REGISTRY
 from pydantic import SecretStr
 
 from fulmen.algorithm.v1.training_run_service_pb2_grpc import add_TrainingRunServiceServicer_to_server
-from fulmen.rpc.channel import FulmenChannel, open_channel
+from fulmen.rpc.channel import FulmenChannel, Token, open_channel
+from fulmen.tls import TlsFiles
 from fulmen_algorithm.algorithms.registry import AlgorithmsInvalid, load_registry
 from fulmen_algorithm.clients.chat import ChatClient
 from fulmen_algorithm.clients.engine import Engine, EngineOptions
@@ -53,11 +54,10 @@ from fulmen_service_kit.lifecycle import ServiceParts
 from fulmen_service_kit.revocation import RevocationFollower, RevokedTokens, revoked_at_store
 from fulmen_service_kit.server import build_server
 from fulmen_service_kit.settings import ServiceSettings
-from fulmen_service_kit.tokens import Role, TokenSigner
+from fulmen_service_kit.tokens import OwnToken, Role, TokenSigner, TokenVerifier
 
 TRAINING_RUN_SERVICE = "fulmen.algorithm.v1.TrainingRunService"
 GRADIENT_EXCHANGE_SERVICE = "fulmen.algorithm.v1.GradientExchangeService"
-SERVICE_TOKEN_TTL_S = 365 * 86400.0
 READS = (
     "ListAlgorithms",
     "GetTrainingRun",
@@ -77,6 +77,16 @@ POLICY = RolePolicy(
         for service, rpcs in ((TRAINING_RUN_SERVICE, READS), (GRADIENT_EXCHANGE_SERVICE, EXCHANGE_READS))
         for rpc in rpcs
     },
+    audited={
+        f"/{TRAINING_RUN_SERVICE}/{rpc}": fields
+        for rpc, fields in (
+            ("CreateTrainingRun", ("training_run.name", "training_run.project", "training_run.algorithm")),
+            ("PauseTrainingRun", ("name",)),
+            ("ResumeTrainingRun", ("name",)),
+            ("CancelTrainingRun", ("name",)),
+            ("RollBackTrainingRun", ("checkpoint",)),
+        )
+    },
 )
 
 
@@ -91,9 +101,9 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         raise TypeError("The algorithm service needs AlgorithmServiceSettings.")
     registry = _registry(settings)
     state = stack.enter_context(StateFolder(settings.state_dir))
-    token = _token(settings)
-    store = await stack.enter_async_context(open_channel(settings.store_target, token=token))
-    proxy = await stack.enter_async_context(open_channel(settings.llm_proxy_target, token=token))
+    token, tls = _token(settings), settings.peer_tls()
+    store = await stack.enter_async_context(open_channel(settings.store_target, token=token, tls=tls))
+    proxy = await stack.enter_async_context(open_channel(settings.llm_proxy_target, token=token, tls=tls))
     runs = Runs(open_file=state.run_files, clock=_now, max_concurrent=settings.max_concurrent_runs)
     for run, files in state.runs():
         runs.adopt(run, files)
@@ -128,10 +138,12 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
 
     revoked = RevokedTokens()
     server = build_server(
-        settings, policy=POLICY, service_names=tuple(POLICY.services), register=register, revoked=revoked
+        settings,
+        verifier=TokenVerifier(settings.signing_keys(), revoked=revoked),
+        policy=POLICY,
+        service_names=tuple(POLICY.services),
+        register=register,
     )
-
-    ports = {"tls_port": _secure_port(settings, server.server)} if settings.tls_certificate else {}
 
     async def drain() -> None:
         servicer.drain()
@@ -145,25 +157,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         "metric_publisher": _metric_publisher(settings, runs, stack),
         "revocations": RevocationFollower(revoked=revoked, fetch=revoked_at_store(store)),
     }
-    return ServiceParts(server=server, roles=roles, drain=drain, ports=ports)
-
-
-def _secure_port(settings: AlgorithmServiceSettings, server: grpc.aio.Server) -> int:
-    """Binds the port with TLS; returns it.
-
-    Raises:
-        StartupError: if the certificate or its key cannot be read, or the port is in use.
-    """
-    try:
-        key, certificate = Path(settings.tls_key).read_bytes(), Path(settings.tls_certificate).read_bytes()
-    except OSError as error:
-        raise StartupError(f"tls_certificate or tls_key cannot be read: {error}.") from error
-    address = f"{settings.host}:{settings.tls_port}"
-    try:
-        return int(server.add_secure_port(address, grpc.ssl_server_credentials([(key, certificate)])))
-    except RuntimeError:
-        text = f"Cannot listen on {address} with TLS: see whether the port is free, and key and certificate are a pair."
-        raise StartupError(text) from None
+    return ServiceParts(server=server, roles=roles, drain=drain)
 
 
 def _engines(settings: AlgorithmServiceSettings, proxy: FulmenChannel) -> EnginePool:
@@ -318,25 +312,37 @@ def _by_address(keys: Mapping[str, SecretStr]) -> dict[str, str]:
 
 def _link_access(settings: AlgorithmServiceSettings, setup: TrainerSetup) -> LinkAccess:
     assert setup.exchange is not None
-    files = {target: settings.exchange_targets.get(target) for target in setup.exchange.link.targets}
-    key = settings.signing_key.get_secret_value()
-    signer = TokenSigner(key) if key else None
-    try:
-        certificates = {target: Path(file).read_text() for target, file in files.items() if file}
-    except OSError as error:
-        raise RunFailed(f"A file of the setting exchange_targets cannot be read: {error.strerror}.") from error
+    keys = settings.signing_keys()
+    signer = TokenSigner(keys) if keys else None
     return LinkAccess(
         training_run=setup.training_run,
         token=signer.issue(Role.SERVICE, subject="ranks", ttl_s=TOKEN_TTL_S, project=setup.project) if signer else "",
-        certificates=certificates,
+        tls={target: _tls_to(settings, target) for target in setup.exchange.link.targets},
     )
 
 
-def _token(settings: AlgorithmServiceSettings) -> str | None:
+def _tls_to(settings: AlgorithmServiceSettings, target: str) -> TlsFiles | None:
+    """Returns with what ranks call a server of shards.
+
+    Raises:
+        RunFailed: if the file of its authorities cannot be read.
+    """
+    if target not in settings.exchange_targets:
+        return settings.sibling_tls()
+    file = settings.exchange_targets[target]
+    if not file:
+        return None
+    try:
+        Path(file).read_bytes()
+    except OSError as error:
+        raise RunFailed(f"A file of the setting exchange_targets cannot be read: {error.strerror}.") from error
+    return TlsFiles(ca_file=file, certificate_file=settings.tls_certificate_file, key_file=settings.tls_key_file)
+
+
+def _token(settings: AlgorithmServiceSettings) -> Token:
     if settings.token.get_secret_value():
-        return settings.token.get_secret_value()
-    key = settings.signing_key.get_secret_value()
-    return TokenSigner(key).issue(Role.SERVICE, subject="algorithm", ttl_s=SERVICE_TOKEN_TTL_S) if key else None
+        return settings.secret("token")
+    return OwnToken(settings.signing_keys(), Role.SERVICE, subject="algorithm")
 
 
 def _now() -> datetime:

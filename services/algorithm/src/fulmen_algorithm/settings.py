@@ -6,14 +6,13 @@ from typing import ClassVar, Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from fulmen_algorithm.sinks.sink import NAMES as SINK_NAMES
-from fulmen_service_kit.settings import ServiceSettings, is_loopback, settings_config
+from fulmen_service_kit.settings import KeyHolderSettings, is_loopback, settings_config
 
 ALGORITHM_PORT = 7301
 METRICS_PORT = 7302
-TLS_PORT = 7303
 
 
-class AlgorithmServiceSettings(ServiceSettings):
+class AlgorithmServiceSettings(KeyHolderSettings):
     """Where the service keeps its runs, whom it talks to, and how it serves the policy."""
 
     model_config = settings_config("FULMEN_ALGORITHM_")
@@ -106,16 +105,6 @@ class AlgorithmServiceSettings(ServiceSettings):
         description="What is done with a sum before ranks get it: on the disk, so that a crash of the machine loses nothing"
         " (`synced`), in a file, so that one of the service does not (`written`), nothing (`none`).",
     )
-    tls_port: int = Field(
-        default=TLS_PORT,
-        ge=0,
-        le=65535,
-        description="gRPC port with TLS, for ranks at other sites; 0 takes a free one.",
-    )
-    tls_certificate: str = Field(
-        default="", description="PEM file of the certificate chain for `tls_port`; empty: there is no such port."
-    )
-    tls_key: str = Field(default="", description="PEM file of that certificate's key.")
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="Device of training and engine.")
     torch_threads: int = Field(default=1, ge=1, le=1024, description="Threads of one torch operation.")
     kernels: str = Field(
@@ -159,10 +148,4 @@ class AlgorithmServiceSettings(ServiceSettings):
             raise ValueError("engine_token is needed, because engine_host can be reached from other machines")
         if self.max_engines < self.max_concurrent_runs:
             raise ValueError("max_engines needs to be at least max_concurrent_runs")
-        return self
-
-    @model_validator(mode="after")
-    def _certificate_has_key(self) -> Self:
-        if bool(self.tls_certificate) != bool(self.tls_key):
-            raise ValueError("tls_certificate and tls_key go together: set both, or neither")
         return self

@@ -34,7 +34,6 @@ from fulmen_llm_proxy.domain.attempt_guard import AttemptGuard
 from fulmen_llm_proxy.domain.backend_state import BackendStates
 from fulmen_llm_proxy.domain.capture_queue import CaptureQueue
 from fulmen_llm_proxy.domain.delivery import CaptureDelivery
-from fulmen_llm_proxy.domain.failed_keys import FailedKeys
 from fulmen_llm_proxy.domain.ledger import AttemptLedger
 from fulmen_llm_proxy.domain.response_ids import ResponseIds
 from fulmen_llm_proxy.domain.retry import RetryPolicy
@@ -53,6 +52,7 @@ from fulmen_llm_proxy.transport.http.kept_responses import KeptResponses
 from fulmen_llm_proxy.transport.http.metrics_page import MetricsPage
 from fulmen_llm_proxy.transport.route_servicer import RouteServicer
 from fulmen_service_kit.auth import RolePolicy
+from fulmen_service_kit.failed_keys import FailedKeys
 from fulmen_service_kit.http_server import ANSWERS_SHARE, HttpServer, bind, bind_private
 from fulmen_service_kit.lifecycle import Role as BackgroundRole
 from fulmen_service_kit.lifecycle import ServiceParts
@@ -73,6 +73,20 @@ _POLICY = RolePolicy(
         f"{_PACKAGE}.CompletionService": frozenset({Role.CLIENT, Role.SERVICE, Role.ATTEMPT}),
     },
     rpcs={},
+    audited={
+        f"/{_PACKAGE}.{rpc}": fields
+        for rpc, fields in (
+            ("BackendService/RegisterBackend", ("backend.name",)),
+            ("BackendService/DrainBackend", ("name",)),
+            ("BackendService/ResumeBackend", ("name",)),
+            ("BackendService/DeleteBackend", ("name",)),
+            ("RouteService/PutRoute", ("route.name",)),
+            ("RouteService/PromoteVersion", ("policy", "policy_version")),
+            ("RouteService/SplitTraffic", ("name", "weights", "version_weights")),
+            ("RouteService/RollBackRoute", ("name", "version")),
+            ("RouteService/DeleteRoute", ("name",)),
+        )
+    },
 )
 _STORE_RETRY = RetryPolicy(deadline_s=float("inf"), first_delay_s=0.05, max_delay_s=0.5)
 """The store is tried again without end, often enough to follow within a second of its return."""
@@ -104,6 +118,7 @@ class _Shared:
     queue: CaptureQueue
     spool: DiskSpool | None
     revoked: RevokedTokens
+    verifier: TokenVerifier
     response_ids: ResponseIds
     meter: MeterParts
     backends: BackendParts
@@ -116,9 +131,10 @@ async def build_proxy(
     settings: LlmProxySettings, stack: AsyncExitStack, *, registry: CollectorRegistry
 ) -> ServiceParts:
     """Makes the proxy with its metrics in the given registry."""
-    channel = open_channel(settings.store_target, token=settings.token.get_secret_value() or None)
+    channel = open_channel(settings.store_target, token=settings.secret("token"), tls=settings.peer_tls())
     stack.push_async_callback(channel.close)
     instance_id, metrics = uuid.uuid4().hex, Metrics(registry)
+    keys, revoked = settings.signing_keys(), RevokedTokens()
     siblings, sockets = await _workers(settings, stack)
     ledger = AttemptLedger(keep_s=settings.summary_keep_s, clock=time.monotonic)
     tables, states = TableHolder(), new_states(settings)
@@ -133,8 +149,9 @@ async def build_proxy(
         guard=AttemptGuard(clock=time.time),
         spool=await open_spool(settings, instance_id, ledger, metrics, stack),
         queue=CaptureQueue(max_bytes=settings.capture_buffer_bytes),
-        revoked=RevokedTokens(),
-        response_ids=ResponseIds(settings.signing_key.get_secret_value()),
+        revoked=revoked,
+        verifier=TokenVerifier(keys, revoked=revoked),
+        response_ids=ResponseIds(keys.accepted),
         meter=wire_meter(settings, channel, instance_id, registry),
         backends=wire_backends(settings, tables=tables, states=states, registry=registry, stack=stack),
         room=BodyRoom(max(settings.request_buffer_bytes, settings.max_request_bytes)),
@@ -181,7 +198,8 @@ async def _workers(
         folder,
         own_index=settings.worker_index,
         count=settings.workers,
-        token=settings.token.get_secret_value(),
+        token=settings.secret("token"),
+        is_tls=settings.own_tls() is not None,
         stack=stack,
     )
     return siblings, sockets_of(folder, settings.worker_index)
@@ -211,8 +229,8 @@ def _call_pipeline(settings: LlmProxySettings, shared: _Shared) -> CallPipeline:
 
 def _http_server(settings: LlmProxySettings, shared: _Shared, calls: CallPipeline, stack: AsyncExitStack) -> HttpServer:
     authenticator = HttpAuthenticator(
-        verifier=TokenVerifier(settings.signing_key.get_secret_value(), revoked=shared.revoked),
-        failed_keys=FailedKeys(per_minute=settings.bad_keys_per_minute, clock=time.monotonic),
+        verifier=shared.verifier,
+        failed_keys=FailedKeys(per_minute=settings.auth_failures_per_minute, clock=time.monotonic),
         metrics=shared.metrics,
         dev_mode=settings.dev_mode,
     )
@@ -235,6 +253,7 @@ def _http_server(settings: LlmProxySettings, shared: _Shared, calls: CallPipelin
         listener=bind(settings.host, settings.http_port, shared=shared.sockets is not None),
         private=None if shared.sockets is None else bind_private(shared.sockets.http),
         grace_s=settings.drain_grace_s,
+        tls=settings.own_tls(),
         write_timeout_s=settings.write_timeout_s,
     )
     stack.callback(http.close)
@@ -269,10 +288,10 @@ def _rpc_server(
 
     return build_server(
         settings,
+        verifier=shared.verifier,
         policy=_POLICY,
         service_names=_SERVICES,
         register=register,
-        revoked=shared.revoked,
         log_error_texts=False,
         private=None if shared.sockets is None else shared.sockets.rpc,
     )

@@ -7,7 +7,7 @@ from typing import ClassVar
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from fulmen.ids import DEFAULT_PROJECT
-from fulmen_service_kit.settings import ServiceSettings, settings_config
+from fulmen_service_kit.settings import KeyHolderSettings, settings_config
 
 
 class ModelPrice(BaseModel):
@@ -21,7 +21,7 @@ class ModelPrice(BaseModel):
     cache_write: float | None = Field(default=None, ge=0, le=1e6)
 
 
-class LlmProxySettings(ServiceSettings):
+class LlmProxySettings(KeyHolderSettings):
     """What a deployment decides about the proxy."""
 
     model_config = settings_config("FULMEN_LLM_PROXY_")
@@ -70,12 +70,6 @@ class LlmProxySettings(ServiceSettings):
         ge=0,
         le=10**6,
         description="What a call reserves of a token limit that does not say how much it may sample, tokens.",
-    )
-    bad_keys_per_minute: int = Field(
-        default=60,
-        ge=0,
-        le=1_000_000,
-        description="Keys not made by this deployment that one address may show a minute; more are answered 429. 0: any.",
     )
     max_in_flight: int = Field(
         default=4096, ge=1, description="Most calls at once in this process; more are answered 429 with Retry-After."

@@ -22,10 +22,11 @@ from fulmen_runner.agents.judge import JudgeClient
 from fulmen_runner.agents.own_directory import own_directory
 from fulmen_runner.agents.preparation import prepare_process
 from fulmen_runner.agents.python_entry import PythonHost
+from fulmen_runner.agents.runner_exporter import RunnerExporter
 from fulmen_runner.agents.spans import AttemptSpans
 from fulmen_runner.agents.specification import PythonTarget, Specification
 from fulmen_runner.clients.captures import CaptureClient, ProxyCaptures
-from fulmen_runner.clients.lease_guard import GuardedLease, LeaseGuard, end_process
+from fulmen_runner.clients.lease_guard import GuardedLease, LeaseGuard, end_process, store_dialler
 from fulmen_runner.clients.lease_stream import LeaseStream, RunnerIdentity
 from fulmen_runner.clients.library import StoreLibrary
 from fulmen_runner.clients.machine import LoadMeter, Machine
@@ -37,11 +38,12 @@ from fulmen_runner.domain.slot_keeper import SlotKeeper, SlotWitness
 from fulmen_runner.domain.stragglers import Stragglers
 from fulmen_runner.domain.workspace import Workspaces
 from fulmen_runner.hook_wiring import make_hooks
-from fulmen_runner.host_wiring import announced_labels, endpoints_of, make_children, make_hosts
+from fulmen_runner.host_wiring import announced_labels, endpoints_of, make_children, make_hosts, store_url
 from fulmen_runner.metrics import RunnerMetrics
 from fulmen_runner.settings import RunnerSettings, split
 from fulmen_runner.transport.runner_servicer import RunnerServicer
 from fulmen_service_kit.auth import RolePolicy
+from fulmen_service_kit.introspection import StoreVerifier
 from fulmen_service_kit.lifecycle import ServiceParts
 from fulmen_service_kit.server import build_server
 from fulmen_service_kit.settings import ServiceSettings
@@ -49,14 +51,18 @@ from fulmen_service_kit.tokens import Role
 
 VERSION = "0.1.0"
 SERVICE_NAME = "fulmen.runner.v1.RunnerService"
-POLICY = RolePolicy(services={SERVICE_NAME: frozenset({Role.SERVICE, Role.RUNNER})}, rpcs={})
+POLICY = RolePolicy(
+    services={SERVICE_NAME: frozenset({Role.SERVICE, Role.RUNNER})},
+    rpcs={},
+    audited={f"/{SERVICE_NAME}/Drain": (), f"/{SERVICE_NAME}/SetSlots": ("slots",)},
+)
 
 
 async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServiceParts:
     """Makes the runner's parts."""
     assert isinstance(settings, RunnerSettings)  # The command line reads this class.
-    token = settings.token.get_secret_value()
-    store = open_channel(settings.store_target, token=token)
+    token, tls = settings.secret("token"), settings.peer_tls()
+    store = open_channel(settings.store_target, token=token, tls=tls)
     stack.push_async_callback(store.close)
     stragglers = Stragglers()
     control = settings.slot_control()
@@ -78,7 +84,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     keeper = SlotKeeper(control=control, pool=pool, measured=lambda: load_meter.latest, configured=settings.most_slots)
     lease_stream = LeaseStream(channel=store, pool=pool, identity=identity, load=keeper.load)
     guard = LeaseGuard(
-        target=settings.store_target,
+        dial=store_dialler(settings.store_target, tls),
         token=token,
         lease=lambda: GuardedLease(session_id=session.session_id, ttl_s=lease_stream.ttl_s),
         limit_s=settings.loop_blocked_limit_s,
@@ -91,6 +97,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     servicer = RunnerServicer(pool=pool, drain=drain, keeper=keeper, version=VERSION)
     server = build_server(
         settings,
+        verifier=StoreVerifier(store),
         policy=POLICY,
         service_names=[SERVICE_NAME],
         register=lambda server: runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(servicer, server),
@@ -125,7 +132,13 @@ def wire_attempts(
     # Commands get what the runner was started with, not what in-process agents need.
     inherited = inherited_environment(split(settings.inherit_environment)) | network_environment(endpoints)
     prepare_process(endpoints)
-    spans = AttemptSpans(otlp_url=endpoints.otlp_url, token=settings.token.get_secret_value(), flush_s=settings.flush_s)
+    exporter = RunnerExporter(
+        otlp_url=store_url(settings) if settings.peer_tls() else endpoints.otlp_url,
+        token=settings.secret("token"),
+        tls=settings.peer_tls(),
+        timeout_s=settings.flush_s,
+    )
+    spans = AttemptSpans(exporter, flush_s=settings.flush_s)
     stack.push_async_callback(spans.close)
     work_dir = stack.enter_context(own_directory(Path(settings.work_dir) if settings.work_dir else None))
     workspaces = Workspaces(work_dir)
@@ -172,7 +185,9 @@ def wire_attempts(
 def _captures(settings: RunnerSettings, stack: AsyncExitStack) -> CaptureClient:
     proxies = []
     for target in split(settings.llm_proxy_targets):
-        proxy = ProxyCaptures(target=target, channel=open_channel(target, token=settings.token.get_secret_value()))
+        proxy = ProxyCaptures(
+            target=target, channel=open_channel(target, token=settings.secret("token"), tls=settings.peer_tls())
+        )
         stack.push_async_callback(proxy.close)
         proxies.append(proxy)
     return CaptureClient(proxies=tuple(proxies), reach_s=settings.proxy_reach_s, flush_s=settings.flush_s)

@@ -28,10 +28,16 @@ def endpoints_of(settings: RunnerSettings) -> Endpoints:
     """Returns where agents on the runner's machine send model calls and spans."""
     return Endpoints(
         llm_proxy_url=settings.llm_proxy_url,
-        otlp_url=settings.agents_otlp_url or f"http://{settings.store_target}",
+        otlp_url=settings.agents_otlp_url or store_url(settings),
+        ca_file=settings.agents_ca_file,
         otlp_http_url=settings.agents_otlp_http_url,
         instrument=settings.instrument,
     )
+
+
+def store_url(settings: RunnerSettings) -> str:
+    """Returns the store's gRPC port as a URL."""
+    return f"{'https' if settings.peer_tls() else 'http'}://{settings.store_target}"
 
 
 def make_children(settings: RunnerSettings, guardian: Guardian, inherited: Mapping[str, str]) -> Children:
@@ -163,4 +169,5 @@ def _reached(endpoints: Endpoints, *, llm_proxy_url: str, otlp_url: str, otlp_ht
         llm_proxy_url=llm_proxy_url or endpoints.llm_proxy_url,
         otlp_url=otlp_url or endpoints.otlp_url,
         otlp_http_url=otlp_http_url or same_store,
+        ca_file="",  # a file of this machine; an image or a template brings its own
     )

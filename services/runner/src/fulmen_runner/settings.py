@@ -45,6 +45,11 @@ class RunnerSettings(container_settings.ContainerSettings, job_settings.JobSetti
         pattern=r"^(https?://[^/]+/?)?$",
         description="The same over HTTP, `http://host:7103`: FULMEN_TRACES_URL of agents, for those without gRPC.",
     )
+    agents_ca_file: str = Field(
+        default="",
+        description="PEM file of the authorities that agents on this machine trust, where proxy and store have a certificate "
+        "of your own; those of other servers that agents call belong into it, too.",
+    )
     instrument: str = Field(
         default="auto",
         pattern=r"^[A-Za-z0-9_., -]+$",
@@ -128,6 +133,8 @@ class RunnerSettings(container_settings.ContainerSettings, job_settings.JobSetti
             raise ValueError("slots_min is greater than slots_max")
         if self.llm_proxy_url and not self.llm_proxy_targets:
             raise ValueError("llm_proxy_url needs llm_proxy_targets: spans must be confirmed before an attempt ends")
+        if not self.dev_mode and not self.token.get_secret_value():
+            raise ValueError("token is needed (`fulmen token issue --role runner`)")
         return self
 
     @property

@@ -62,6 +62,16 @@ ROLE_POLICY: Final = RolePolicy(
         "/fulmen.store.v1.ProjectService/GetProject": _EVERYBODY,
         "/fulmen.store.v1.ProjectService/ListProjects": _LOOKERS,
         "/fulmen.store.v1.ProjectService/ListRevokedTokens": frozenset({Role.SERVICE}),
+        "/fulmen.store.v1.ProjectService/IntrospectToken": _WORKERS,
     },
     self_checking=frozenset({SCALER}),
+    audited={
+        "/fulmen.store.v1.ProjectService/CreateProject": ("project.name",),
+        "/fulmen.store.v1.ProjectService/UpdateProject": ("project.name", "project.etag"),
+        "/fulmen.store.v1.ProjectService/IssueToken": ("project", "token_role", "subject", "ttl"),
+        "/fulmen.store.v1.ProjectService/RevokeToken": ("token_id",),
+        "/fulmen.store.v1.RolloutService/CancelRollouts": ("project", "training_run", "names"),
+        "/fulmen.store.v1.RolloutService/RetryRollouts": ("project", "filter", "names"),
+        "/fulmen.store.v1.ResourceService/SetAlias": ("project", "name", "version"),
+    },
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Final
 
@@ -26,7 +25,7 @@ from fulmen.store.v1 import (
 from fulmen_service_kit.lifecycle import ServiceParts
 from fulmen_service_kit.server import build_server
 from fulmen_service_kit.settings import ServiceSettings
-from fulmen_service_kit.tokens import Caller, TokenSigner, new_token_id
+from fulmen_service_kit.tokens import Caller, OwnToken, TokenSigner, TokenVerifier, new_token_id
 from fulmen_service_kit.tokens import Role as TokenRole
 from fulmen_store.access_policy import ROLE_POLICY, SERVICE_NAMES
 from fulmen_store.clients.peers import GrpcPeers
@@ -75,7 +74,9 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     assert isinstance(settings, StoreSettings)
     settings = _with_key(settings)
     tables = await open_tables(settings, stack)
-    peers = GrpcPeers(_peer_tokens(settings))
+    keys = settings.signing_keys()
+    own_token = OwnToken(keys, TokenRole.SERVICE, subject="store-replica", project=ALL_PROJECTS)
+    peers = GrpcPeers(own_token, tls=settings.sibling_tls())
     stack.push_async_callback(peers.close)
     queue = wire_queue(tables, settings, peers)
     await queue.upkeep.work_once()
@@ -83,12 +84,15 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     def identify(rpc: str, authorization: str) -> Caller:
         return server.authenticator.identify(rpc, authorization)
 
+    verifier = TokenVerifier(keys, revoked=queue.revoked)
     server = build_server(
         settings,
+        verifier=verifier,
         policy=ROLE_POLICY,
         service_names=SERVICE_NAMES,
-        register=lambda grpc_server: _register(grpc_server, tables, queue, settings, identify),
-        revoked=queue.revoked,
+        register=lambda grpc_server: _register(
+            grpc_server, tables, queue, settings, identify=identify, signer=TokenSigner(keys), verifier=verifier
+        ),
     )
     membership = MembershipRenewer(
         table=tables.replicas,
@@ -114,7 +118,14 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
 
 
 def _register(
-    server: grpc.aio.Server, tables: Tables, queue: Queue, settings: StoreSettings, identify: Identify
+    server: grpc.aio.Server,
+    tables: Tables,
+    queue: Queue,
+    settings: StoreSettings,
+    *,
+    identify: Identify,
+    signer: TokenSigner,
+    verifier: TokenVerifier,
 ) -> None:
     stopping, poll_s = queue.stopping.is_set, settings.poll_interval_s
     rollout_service = RolloutService(
@@ -138,7 +149,7 @@ def _register(
         ends=queue.ends,
         table=tables.rollouts,
         checks=tables.attempt_checks,
-        signer=TokenSigner(settings.signing_key.get_secret_value()),
+        signer=signer,
         undelivered=queue.returner.give_back,
         drain_notice_s=settings.drain_notice_s,
     )
@@ -162,12 +173,13 @@ def _register(
         projects=Projects(table=tables.projects, changed=lambda: queue.wakeups.announce([PROJECTS_CHANGED])),
         tokens=Tokens(
             table=tables.tokens,
-            sign=token_signer(TokenSigner(settings.signing_key.get_secret_value())),
+            sign=token_signer(signer),
             new_id=new_token_id,
             revoked=queue.revoked.add,
         ),
         table=tables.projects,
         token_table=tables.tokens,
+        verifier=verifier,
     )
     project_service_pb2_grpc.add_ProjectServiceServicer_to_server(project_service, server)
     exchange = UsageExchange(table=tables.usage, project_id=tables.rollouts.project_id)
@@ -191,8 +203,3 @@ def _with_key(settings: StoreSettings) -> StoreSettings:
     if settings.signing_key.get_secret_value():
         return settings
     return settings.model_copy(update={"signing_key": SecretStr(secrets.token_urlsafe(32))})
-
-
-def _peer_tokens(settings: StoreSettings) -> Callable[[float], str]:
-    signer = TokenSigner(settings.signing_key.get_secret_value())
-    return lambda ttl_s: signer.issue(TokenRole.SERVICE, subject="store-replica", ttl_s=ttl_s, project=ALL_PROJECTS)

@@ -7,14 +7,14 @@ from typing import ClassVar, Final
 
 from pydantic import Field, SecretStr
 
-from fulmen_service_kit.settings import ServiceSettings, settings_config
+from fulmen_service_kit.settings import KeyHolderSettings, settings_config
 
 __all__ = ["StoreSettings"]
 
 _WILDCARD_HOSTS: Final = frozenset({"0.0.0.0", "::", "[::]"})  # noqa: S104  # compared with, not bound to
 
 
-class StoreSettings(ServiceSettings):
+class StoreSettings(KeyHolderSettings):
     """What the store can be told."""
 
     model_config = settings_config("FULMEN_STORE_")

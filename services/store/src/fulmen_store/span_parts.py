@@ -65,7 +65,7 @@ class SpanParts:
             is_ready=lambda: self.database.is_up,
         )
         listener = bind(settings.host, settings.http_port)
-        http = HttpServer(door=door, listener=listener, grace_s=settings.drain_grace_s)
+        http = HttpServer(door=door, listener=listener, grace_s=settings.drain_grace_s, tls=settings.own_tls())
         stack.callback(http.close)
         return http
 

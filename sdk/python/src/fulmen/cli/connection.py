@@ -10,6 +10,8 @@ from pathlib import Path
 from fulmen.cli.exits import CommandFailed, Exit
 from fulmen.client import Client, Targets, connect
 from fulmen.local.record import DEFAULT_STATE_DIR, StackFolder
+from fulmen.rpc.channel import FulmenChannel, open_channel
+from fulmen.tls import CA_VARIABLE, TlsFiles, TlsWatch
 
 __all__ = ["Connection"]
 
@@ -30,7 +32,32 @@ class Connection:
         Raises:
             CommandFailed: if neither a target nor a running stack is known.
         """
-        return connect(self.targets(), token=self.bearer())
+        return connect(self.targets(), token=self.bearer(), tls=self.tls())
+
+    def channel(self, target: str) -> FulmenChannel:
+        """Opens the channel to one service.
+
+        Raises:
+            CommandFailed: if a file for TLS cannot be read.
+        """
+        return open_channel(target, token=self.bearer(), tls=self.tls())
+
+    def tls(self) -> TlsFiles | None:
+        """Returns with what services are called that somebody named; a stack of this machine has no TLS.
+
+        Raises:
+            CommandFailed: if a file that the environment names cannot be read.
+        """
+        if not any((self.store_target, self.algorithm_target, self.llm_proxy_target)):
+            return None
+        files = TlsFiles.from_environment()
+        try:
+            if files is not None:
+                TlsWatch(files)
+        except OSError as error:
+            text = f"A file for TLS cannot be read: {error.filename}: {error.strerror}. See {CA_VARIABLE} and those beside it."
+            raise CommandFailed(text, exit_code=Exit.USAGE) from None
+        return files
 
     def targets(self) -> Targets:
         """Returns where each service listens; of those that nobody named, what is usual on this machine.

@@ -133,7 +133,9 @@ async def _holders(
     for target in targets:
         everywhere = Targets(store=target, algorithm=target, llm_proxy=target)
         found[target] = (
-            client if target == own else await stack.enter_async_context(connect(everywhere, token=connection.bearer()))
+            client
+            if target == own
+            else await stack.enter_async_context(connect(everywhere, token=connection.bearer(), tls=connection.tls()))
         )
     return found
 

@@ -114,7 +114,7 @@ async def _show(connection: Connection, name: str, interval_s: float | None, out
 
 async def _client(stack: AsyncExitStack, target: str, connection: Connection) -> Client:
     targets = Targets(store=target, algorithm=target, llm_proxy=target)
-    return await stack.enter_async_context(connect(targets, token=connection.bearer()))
+    return await stack.enter_async_context(connect(targets, token=connection.bearer(), tls=connection.tls()))
 
 
 async def _ask(clients: dict[str, Client], name: str) -> list[Seen]:

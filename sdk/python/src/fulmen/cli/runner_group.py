@@ -17,7 +17,6 @@ from fulmen.cli.output import as_dict, console, print_json, print_rows, when, wo
 from fulmen.errors import RunnerNotFound, Unavailable
 from fulmen.local.ports import LOOPBACK
 from fulmen.local.record import StackFolder
-from fulmen.rpc.channel import open_channel
 from fulmen.runner.v1 import runner_service_pb2 as pb
 from fulmen.runner.v1.runner_service_pb2_grpc import RunnerServiceStub
 from fulmen.store.v1 import runner_registry_service_pb2
@@ -60,7 +59,7 @@ async def status(connection: Connection, target: Target, output: OutputOption = 
 
         fulmen runner status 10.0.0.7:7401 --output json
     """
-    async with open_channel(await _address(connection, target), token=connection.bearer()) as channel:
+    async with connection.channel(await _address(connection, target)) as channel:
         found = await RunnerServiceStub(channel).GetStatus(pb.GetStatusRequest(), timeout=CALL_LIMIT_S)
     if output is Output.JSON:
         print_json(as_dict(found))
@@ -95,7 +94,7 @@ async def slots(
     request = (
         pb.SetSlotsRequest(automatic=True) if count == AUTOMATIC else pb.SetSlotsRequest(slot_count=int(count[:9]))
     )
-    async with open_channel(await _address(connection, target), token=connection.bearer()) as channel:
+    async with connection.channel(await _address(connection, target)) as channel:
         answer = await RunnerServiceStub(channel).SetSlots(request, timeout=CALL_LIMIT_S)
     if output is Output.JSON:
         print_json(as_dict(answer))
@@ -111,7 +110,7 @@ async def stacks(connection: Connection, target: Target, output: OutputOption = 
 
         fulmen runner stacks runner-1
     """
-    async with open_channel(await _address(connection, target), token=connection.bearer()) as channel:
+    async with connection.channel(await _address(connection, target)) as channel:
         answer = await RunnerServiceStub(channel).DumpStacks(pb.DumpStacksRequest(), timeout=CALL_LIMIT_S)
     if output is Output.JSON:
         print_json(as_dict(answer))
@@ -144,7 +143,7 @@ async def drain(
     request = pb.DrainRequest()
     if grace is not None:
         request.grace.CopyFrom(_duration(grace))
-    async with open_channel(await _address(connection, target), token=connection.bearer()) as channel:
+    async with connection.channel(await _address(connection, target)) as channel:
         stub = RunnerServiceStub(channel)
         running = (await stub.Drain(request, timeout=CALL_LIMIT_S)).running_count
         ended = wait and await _ended(stub, running, LONGEST_GRACE_S if grace is None else grace)

@@ -129,6 +129,12 @@ class AttemptOver(FulmenError):
     code, reason = Code.PERMISSION_DENIED, "ATTEMPT_OVER"
 
 
+class TooManyBadTokens(FulmenError):
+    """The caller's address has shown too many tokens that were not made here; `retry_after_s` says when to try again."""
+
+    code, reason = Code.RESOURCE_EXHAUSTED, "TOO_MANY_BAD_TOKENS"
+
+
 class MessageTooLarge(FulmenError):
     """The message is over the server's limit."""
 

@@ -68,7 +68,7 @@ class StackPlan:
     runners: int
     slots: int | None
     database_url: str = field(repr=False)
-    signing_key: str = field(repr=False)
+    signing_key_file: Path
     engine_token: str = field(repr=False)
     tokens: dict[str, str] = field(repr=False)
 
@@ -146,10 +146,12 @@ def _with_inherited(service: ServiceSpec, inherited: Mapping[str, str]) -> Servi
 
 def _common(plan: StackPlan, name: str, kind: str, *, port: int) -> dict[str, str]:
     prefix = f"{PREFIX}{kind.upper()}_"
+    # A runner runs other people's code: it gets no key with which tokens are made.
+    keys = {} if kind == "runner" else {f"{prefix}SIGNING_KEY_FILE": str(plan.signing_key_file)}
     return {
+        **keys,
         f"{prefix}HOST": LOOPBACK,
         f"{prefix}PORT": str(port),
-        f"{prefix}SIGNING_KEY": plan.signing_key,
         f"{prefix}READY_FILE": str(plan.folder / "ready" / f"{name}.json"),
     }
 

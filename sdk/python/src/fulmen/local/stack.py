@@ -332,7 +332,7 @@ class LocalStack:
             runners=self._settings.room_for_runners,
             slots=self._settings.slots,
             database_url=database_url,
-            signing_key=signing_key,
+            signing_key_file=self._credentials.signing_key_file.resolve(),
             engine_token=self._credentials.engine_token(),
             tokens=tokens,
         )

@@ -14,7 +14,9 @@ import grpc
 import grpc.aio
 
 from fulmen.errors import FulmenError, InternalError, Unavailable
+from fulmen.rpc.credentials import channel_credentials
 from fulmen.rpc.status import decode
+from fulmen.tls import TlsFiles, TlsWatch
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -22,6 +24,10 @@ Metadata = tuple[tuple[str, str], ...]
 
 DEFAULT_TIMEOUT_S = 30.0
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
+LEAVE_S = 3600.0
+"""How long calls may go on over a connection that was made with a certificate that was renewed since, seconds."""
+
+Token = str | Callable[[], str | None] | None
 
 _SERVICE_CONFIG = json.dumps(
     {
@@ -54,13 +60,65 @@ _OPTIONS = (
 )
 
 
+class _Line:
+    """The connection to a target; a new one for new calls once the files of TLS have changed."""
+
+    def __init__(self, target: str, tls: TlsFiles | None) -> None:
+        self._target = target
+        self._options = _OPTIONS if tls is None else (*_OPTIONS, *tls.options())
+        self._watch = None if tls is None else TlsWatch(tls)
+        self._material = None if self._watch is None else self._watch.material()
+        self._channel = self._dial()
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    def current(self) -> grpc.aio.Channel:
+        """Returns the channel for the next call."""
+        if self._watch is not None:
+            material = self._watch.material()
+            if material is not self._material:
+                leaving = asyncio.create_task(self._channel.close(LEAVE_S), name="leave a connection")
+                self._leaving.add(leaving)
+                leaving.add_done_callback(self._leaving.discard)
+                self._material, self._channel = material, self._dial()
+        return self._channel
+
+    async def close(self, grace: float | None) -> None:
+        """Closes the connections."""
+        for leaving in self._leaving:
+            leaving.cancel()
+        await self._channel.close(grace)
+
+    def _dial(self) -> grpc.aio.Channel:
+        if self._material is None:
+            return grpc.aio.insecure_channel(self._target, options=self._options)
+        return grpc.aio.secure_channel(self._target, channel_credentials(self._material), options=self._options)
+
+
 class FulmenChannel:
     """What generated stubs need of a channel; made by `open_channel`."""
 
-    def __init__(self, channel: grpc.aio.Channel, *, metadata: Metadata, timeout_s: float) -> None:
-        self._channel = channel
-        self._metadata = metadata
+    def __init__(self, line: _Line, *, token: Token, timeout_s: float) -> None:
+        self._line = line
+        self._token = token
         self._timeout_s = timeout_s
+
+    def _calling(self, kind: str, method: str, args: Any, kwargs: Any) -> Callable[[], Any]:
+        """Returns what returns gRPC's own callable of a method, over the connection of now."""
+        channel: grpc.aio.Channel | None = None
+        call: Any = None
+
+        def current() -> Any:
+            nonlocal channel, call
+            now = self._line.current()
+            if now is not channel:
+                channel, call = now, getattr(now, kind)(method, *args, **kwargs)
+            return call
+
+        return current
+
+    def _metadata(self, more: Metadata) -> Metadata:
+        token = self._token() if callable(self._token) else self._token
+        return (("authorization", f"Bearer {token}"), *more) if token else tuple(more)
 
     async def __aenter__(self) -> "FulmenChannel":
         return self
@@ -70,20 +128,20 @@ class FulmenChannel:
 
     async def close(self, grace: float | None = None) -> None:
         """Closes the connection; calls in flight end with Unavailable."""
-        await self._channel.close(grace)
+        await self._line.close(grace)
 
     def unary_unary(self, method: str, *args: Any, **kwargs: Any) -> Callable[..., Any]:
         """Makes the callable of a unary rpc: `await stub.Rpc(request, timeout=seconds)`."""
-        call = self._channel.unary_unary(method, *args, **kwargs)
+        calling = self._calling("unary_unary", method, args, kwargs)
 
         async def invoke(
             request: Any, *, timeout: float | None = None, metadata: Metadata = (), wait_for_ready: bool | None = None
         ) -> Any:
             try:
-                return await call(
+                return await calling()(
                     request,
                     timeout=self._timeout_s if timeout is None else timeout,
-                    metadata=self._metadata + tuple(metadata),
+                    metadata=self._metadata(metadata),
                     wait_for_ready=wait_for_ready,
                 )
             except grpc.aio.AioRpcError as error:
@@ -93,16 +151,16 @@ class FulmenChannel:
 
     def unary_stream(self, method: str, *args: Any, **kwargs: Any) -> Callable[..., "ResponseStream[Any]"]:
         """Makes the callable of a server stream: `async for message in stub.Rpc(request)`."""
-        call = self._channel.unary_stream(method, *args, **kwargs)
+        calling = self._calling("unary_stream", method, args, kwargs)
 
         def invoke(
             request: Any, *, timeout: float | None = None, metadata: Metadata = (), wait_for_ready: bool | None = None
         ) -> ResponseStream[Any]:
             return ResponseStream(
-                call(
+                calling()(
                     request,
                     timeout=timeout,
-                    metadata=self._metadata + tuple(metadata),
+                    metadata=self._metadata(metadata),
                     wait_for_ready=wait_for_ready,
                 )
             )
@@ -111,16 +169,16 @@ class FulmenChannel:
 
     def stream_unary(self, method: str, *args: Any, **kwargs: Any) -> Callable[..., Any]:
         """Makes the callable of a client stream: `await stub.Rpc(requests, timeout=seconds)`."""
-        call = self._channel.stream_unary(method, *args, **kwargs)
+        calling = self._calling("stream_unary", method, args, kwargs)
 
         async def invoke(
             requests: AsyncIterable[Any] | Iterable[Any], *, timeout: float | None = None, metadata: Metadata = ()
         ) -> Any:
             try:
-                return await call(
+                return await calling()(
                     requests,
                     timeout=self._timeout_s if timeout is None else timeout,
-                    metadata=self._metadata + tuple(metadata),
+                    metadata=self._metadata(metadata),
                 )
             except grpc.aio.AioRpcError as error:
                 raise decode(error) from None
@@ -129,7 +187,7 @@ class FulmenChannel:
 
     def stream_stream(self, method: str, *args: Any, **kwargs: Any) -> Callable[..., "DuplexStream[Any, Any]"]:
         """Makes the callable of a bidirectional stream, with `write`, `read`, `done_writing`, `cancel`."""
-        call = self._channel.stream_stream(method, *args, **kwargs)
+        calling = self._calling("stream_stream", method, args, kwargs)
 
         def invoke(
             requests: AsyncIterable[Any] | Iterable[Any] | None = None,
@@ -139,10 +197,10 @@ class FulmenChannel:
             wait_for_ready: bool | None = None,
         ) -> DuplexStream[Any, Any]:
             return DuplexStream(
-                call(
+                calling()(
                     requests,
                     timeout=timeout,
-                    metadata=self._metadata + tuple(metadata),
+                    metadata=self._metadata(metadata),
                     wait_for_ready=wait_for_ready,
                 )
             )
@@ -236,22 +294,19 @@ def _of_stream(error: grpc.aio.AioRpcError) -> FulmenError:
 def open_channel(
     target: str,
     *,
-    token: str | None = None,
-    root_certificates: bytes | None = None,
+    token: Token = None,
+    tls: TlsFiles | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> FulmenChannel:
     """Opens a channel to a service; it connects at the first call and reconnects by itself.
 
     Args:
         target: `host:port`, or a gRPC name such as `dns:///store:7101`.
-        token: Sent as `authorization: Bearer` with every call.
-        root_certificates: PEM; if given, the connection is TLS.
+        token: Sent as `authorization: Bearer` with every call; what returns it, for one that changes.
+        tls: With which the connection is TLS. When the files change, new calls go over a new connection.
         timeout_s: Deadline of unary calls that name none, in seconds.
+
+    Raises:
+        OSError: if a file of `tls` cannot be read.
     """
-    if root_certificates is None:
-        channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
-    else:
-        credentials = grpc.ssl_channel_credentials(root_certificates)
-        channel = grpc.aio.secure_channel(target, credentials, options=_OPTIONS)
-    metadata = (("authorization", f"Bearer {token}"),) if token else ()
-    return FulmenChannel(channel, metadata=metadata, timeout_s=timeout_s)
+    return FulmenChannel(_Line(target, tls), token=token, timeout_s=timeout_s)

@@ -20,7 +20,7 @@ from fulmen.llm_proxy.v1 import (
     capture_service_pb2,
     capture_service_pb2_grpc,
 )
-from fulmen.rpc.channel import open_channel
+from fulmen.rpc.channel import Token, open_channel
 
 _METRICS_S = 5.0
 
@@ -47,19 +47,33 @@ class Siblings:
         self._sessions: list[tuple[int, aiohttp.ClientSession]] = []
 
     @classmethod
-    async def open(cls, folder: Path, *, own_index: int, count: int, token: str, stack: AsyncExitStack) -> Siblings:
-        """Opens the ways to the others; they connect when they are first used."""
+    async def open(
+        cls, folder: Path, *, own_index: int, count: int, token: Token, is_tls: bool, stack: AsyncExitStack
+    ) -> Siblings:
+        """Opens the ways to the others; they connect when they are first used.
+
+        Args:
+            folder: of the workers' sockets, which other users cannot reach.
+            own_index: of this worker.
+            count: of workers.
+            token: what the others are shown.
+            is_tls: whether the sockets of HTTP speak TLS; who is behind them is known by the folder.
+            stack: gets what must be closed.
+        """
         siblings = cls()
+        scheme = "https" if is_tls else "http"
         for index in range(count):
             if index == own_index:
                 continue
             sockets = sockets_of(folder, index)
-            channel = open_channel(f"unix:{sockets.rpc}", token=token or None)
+            channel = open_channel(f"unix:{sockets.rpc}", token=token)
             stack.push_async_callback(channel.close)
             siblings._captures.append(capture_service_pb2_grpc.CaptureServiceStub(channel))
             siblings._backends.append(backend_service_pb2_grpc.BackendServiceStub(channel))
             session = aiohttp.ClientSession(
-                connector=aiohttp.UnixConnector(path=str(sockets.http)), timeout=aiohttp.ClientTimeout(total=_METRICS_S)
+                base_url=f"{scheme}://sibling",
+                connector=aiohttp.UnixConnector(path=str(sockets.http)),
+                timeout=aiohttp.ClientTimeout(total=_METRICS_S),
             )
             stack.push_async_callback(session.close)
             siblings._sessions.append((index, session))
@@ -101,7 +115,7 @@ class Siblings:
 
 async def _page(session: aiohttp.ClientSession) -> str | None:
     try:
-        async with session.get("http://sibling/metrics?own=1") as answer:
+        async with session.get("/metrics?own=1", ssl=False) as answer:
             return await answer.text() if answer.status == 200 else None
     except (aiohttp.ClientError, TimeoutError, OSError):
         return None  # it is starting again: the next scrape has it

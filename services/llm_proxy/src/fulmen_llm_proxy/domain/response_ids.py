@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 _MARK = "~"
 _DIGEST_BYTES = 10
+_NO_KEYS = (b"",)  # of a proxy in development mode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,15 +28,15 @@ class KeptResponse:
 class ResponseIds:
     """Makes ids for callers, and reads them."""
 
-    __slots__ = ("_key",)
+    __slots__ = ("_keys",)
 
-    def __init__(self, secret: str) -> None:
-        """Takes a secret that all processes of a deployment share."""
-        self._key = hashlib.blake2b(secret.encode(), digest_size=32, person=b"response-ids").digest()
+    def __init__(self, keys: Callable[[], Sequence[bytes]]) -> None:
+        """Takes the secrets that all processes of a deployment share: the first signs, all of them are accepted."""
+        self._keys = keys
 
     def sealed(self, raw_id: str, *, backend_id: str, project: str) -> str:
         """Returns the id for a caller of that project."""
-        return _MARK.join((raw_id, backend_id, self._signature(raw_id, backend_id, project)))
+        return _MARK.join((raw_id, backend_id, _signature((self._keys() or _NO_KEYS)[0], raw_id, backend_id, project)))
 
     def opened(self, sealed_id: str, *, project: str) -> KeptResponse | None:
         """Returns what an id says; None if it was not made here for that project."""
@@ -42,11 +44,13 @@ class ResponseIds:
         if len(parts) != 3:
             return None
         raw_id, backend_id, signature = parts
-        expected = self._signature(raw_id, backend_id, project)
-        if not hmac.compare_digest(signature.encode(), expected.encode()):
+        made_here = [_signature(key, raw_id, backend_id, project).encode() for key in self._keys() or _NO_KEYS]
+        if not any(hmac.compare_digest(signature.encode(), each) for each in made_here):
             return None
         return KeptResponse(backend_id=backend_id, raw_id=raw_id)
 
-    def _signature(self, raw_id: str, backend_id: str, project: str) -> str:
-        signed = "\0".join((raw_id, backend_id, project)).encode()
-        return hashlib.blake2b(signed, digest_size=_DIGEST_BYTES, key=self._key).hexdigest()
+
+def _signature(secret: bytes, raw_id: str, backend_id: str, project: str) -> str:
+    signed = "\0".join((raw_id, backend_id, project)).encode()
+    key = hashlib.blake2b(secret, digest_size=32, person=b"response-ids").digest()
+    return hashlib.blake2b(signed, digest_size=_DIGEST_BYTES, key=key).hexdigest()

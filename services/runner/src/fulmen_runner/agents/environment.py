@@ -43,6 +43,9 @@ QUIET = {
 }
 """Keeps frameworks from talking to their makers, with the attempt's key at that; agents and runners may set others."""
 
+_CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "OTEL_EXPORTER_OTLP_CERTIFICATE")
+"""Where OpenSSL and httpx, requests, Node and OpenTelemetry's SDKs look for the authorities to trust."""
+
 _PROXIES = ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "all_proxy", "http_proxy", "https_proxy")
 _NO_PROXIES = ("NO_PROXY", "no_proxy")
 
@@ -56,12 +59,14 @@ class Endpoints:
         otlp_url: OTLP over gRPC, such as `http://store:7101`; empty if there is none.
         otlp_http_url: The same over HTTP, such as `http://store:7103`; empty if there is none.
         instrument: Which instrumentors are switched on in the Python of agents; see `instrumentation`.
+        ca_file: PEM file of the authorities of those servers, as agents see it; empty: those that they know anyway.
     """
 
     llm_proxy_url: str
     otlp_url: str
     otlp_http_url: str = ""
     instrument: str = NONE
+    ca_file: str = ""
 
     def environment(self, key: str) -> dict[str, str]:
         """Returns the variables that name the endpoints, with an API key."""
@@ -84,6 +89,8 @@ class Endpoints:
             }
         if self.otlp_http_url:
             variables["FULMEN_TRACES_URL"] = f"{self.otlp_http_url.rstrip('/')}/v1/traces"
+        if self.ca_file:
+            variables |= dict.fromkeys(_CA_VARIABLES, self.ca_file)
         return variables
 
     def attempt_environment(self, work: Work) -> dict[str, str]:

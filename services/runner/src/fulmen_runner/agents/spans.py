@@ -13,6 +13,7 @@ import structlog
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter
 
 from fulmen.agent import current, current_step
 from fulmen.attributes import ATTEMPT, ROLLOUT, STEP
@@ -83,16 +84,14 @@ class AttemptSpanProcessor(SpanProcessor):
 class AttemptSpans:
     """The tracing of all in-process agents of a runner."""
 
-    def __init__(self, *, otlp_url: str, token: str, flush_s: float) -> None:
+    def __init__(self, exporter: SpanExporter, *, flush_s: float) -> None:
         """Adds itself to the process's tracer provider.
 
         Args:
-            otlp_url: Where spans go, OTLP over gRPC.
-            token: The runner's. Secret.
-            flush_s: How long an attempt waits for its spans at its end, and a batch is tried, in seconds.
+            exporter: Sends spans to the store.
+            flush_s: How long an attempt waits for its spans at its end, in seconds.
         """
-        headers = (("authorization", f"Bearer {token}"),)
-        self._delivery = DeliveringProcessor(owner_of=attempt_of, give_up_s=flush_s, endpoint=otlp_url, headers=headers)
+        self._delivery = DeliveringProcessor(owner_of=attempt_of, give_up_s=flush_s, exporter=exporter)
         self._processor = AttemptSpanProcessor(self._delivery)
         self._flush_s = flush_s
         self._flushing: asyncio.Task[bool] | None = None

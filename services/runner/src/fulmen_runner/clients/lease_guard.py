@@ -21,8 +21,10 @@ import grpc
 import structlog
 
 from fulmen.errors import SessionEnded
+from fulmen.rpc.credentials import channel_credentials
 from fulmen.rpc.status import decode
 from fulmen.store.v1 import lease_service_pb2, lease_service_pb2_grpc
+from fulmen.tls import TlsFiles, TlsWatch
 from fulmen_runner.domain.stacks import thread_lines
 
 LOOK_S: Final = 0.25
@@ -52,8 +54,8 @@ class LeaseGuard:
     def __init__(
         self,
         *,
-        target: str,
-        token: str,
+        dial: Callable[[], grpc.Channel],
+        token: Callable[[], str],
         lease: Callable[[], GuardedLease],
         limit_s: float,
         end: Callable[[int], object],
@@ -61,14 +63,14 @@ class LeaseGuard:
         """Takes what to renew and how long.
 
         Args:
-            target: The store, `host:port`.
-            token: The runner's. Secret.
+            dial: Opens a connection to the store; called in the thread.
+            token: Returns the runner's token. Secret.
             lease: Returns the session; called in the thread.
             limit_s: A loop that is blocked for longer ends the process, so that its attempts run elsewhere. 0: never.
             end: Ends the process with a status, whatever it is doing; `os._exit`.
         """
-        self._target = target
-        self._metadata = (("authorization", f"Bearer {token}"),)
+        self._dial = dial
+        self._token = token
         self._lease = lease
         self._limit_s = limit_s
         self._end = end
@@ -123,11 +125,12 @@ class LeaseGuard:
         if not lease.session_id or lease.session_id == self._ended_session:
             return False
         # A connection for each: they are few, and nothing of it stays behind.
-        with grpc.insecure_channel(self._target) as channel:
+        with self._dial() as channel:
             request = lease_service_pb2.RenewLeasesRequest(session_id=lease.session_id)
             stub = lease_service_pb2_grpc.LeaseServiceStub(channel)
+            metadata = (("authorization", f"Bearer {self._token()}"),)
             try:
-                stub.RenewLeases(request, timeout=RENEW_TIMEOUT_TTLS * lease.ttl_s, metadata=self._metadata)
+                stub.RenewLeases(request, timeout=RENEW_TIMEOUT_TTLS * lease.ttl_s, metadata=metadata)
             except grpc.RpcError as refused:
                 error = decode(refused)
                 _log.warning("session_not_renewed", error=str(error))
@@ -144,6 +147,18 @@ class _Block:
     length_s: float = 0.0
     told: bool = False
     renew_at_ttls: float = RENEW_AFTER_TTLS
+
+
+def store_dialler(target: str, tls: TlsFiles | None) -> Callable[[], grpc.Channel]:
+    """Returns what opens connections to the store, in threads that have no event loop.
+
+    Raises:
+        OSError: if a file of `tls` cannot be read.
+    """
+    if tls is None:
+        return lambda: grpc.insecure_channel(target)
+    watch = TlsWatch(tls)
+    return lambda: grpc.secure_channel(target, channel_credentials(watch.material()), options=tls.options())
 
 
 def end_process(status: int) -> None:

@@ -131,7 +131,8 @@ class OtlpDoor:
             return 200 if ready else 503
         if self.draining:
             raise Draining("The store is shutting down; send the same again.")
-        caller = self._authenticator.authenticate(RPC, header(scope, b"authorization").decode("latin-1"))
+        address = str((scope.get("client") or ("",))[0])
+        caller = await self._authenticator.admit(RPC, header(scope, b"authorization").decode("latin-1"), address)
         if caller is not None:
             set_caller(caller)
         body = await self._body(scope, receive)

@@ -17,7 +17,8 @@ from fulmen.store.v1 import project_service_pb2_grpc
 from fulmen.store.v1.model_limits_pb2 import ModelLimits
 from fulmen.store.v1.rollout_service_pb2 import QueueRules
 from fulmen_service_kit.auth import current_caller
-from fulmen_service_kit.tokens import Role, TokenSigner
+from fulmen_service_kit.introspection import ROLES, introspected
+from fulmen_service_kit.tokens import TokenSigner, TokenVerifier
 from fulmen_store.domain.projects import ProjectDraft, Projects, ProjectView, unknown_project
 from fulmen_store.domain.tokens import IssuedToken, TokenDraft, TokenPlace, Tokens
 from fulmen_store.persistence.projects import PgProjects, PgTokens
@@ -33,20 +34,22 @@ NAME_BYTES: Final = 72
 PLACE_BYTES: Final = 24
 NEWEST: Final = TokenPlace(created_at=datetime.datetime(9999, 1, 1, tzinfo=datetime.UTC), token_id="")
 EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-ROLES: Final = {
-    pb.TOKEN_ROLE_ADMIN: Role.ADMIN,
-    pb.TOKEN_ROLE_SERVICE: Role.SERVICE,
-    pb.TOKEN_ROLE_RUNNER: Role.RUNNER,
-    pb.TOKEN_ROLE_CLIENT: Role.CLIENT,
-    pb.TOKEN_ROLE_READER: Role.READER,
-}
 
 
 class ProjectService(project_service_pb2_grpc.ProjectServiceServicer):
     """Serves projects and tokens."""
 
-    def __init__(self, *, projects: Projects, tokens: Tokens, table: PgProjects, token_table: PgTokens) -> None:
-        """Takes the use cases, and the tables that are read."""
+    def __init__(
+        self,
+        *,
+        projects: Projects,
+        tokens: Tokens,
+        table: PgProjects,
+        token_table: PgTokens,
+        verifier: TokenVerifier,
+    ) -> None:
+        """Takes the use cases, the tables that are read, and who knows tokens."""
+        self._verifier = verifier
         self._projects = projects
         self._tokens = tokens
         self._table = table
@@ -133,6 +136,12 @@ class ProjectService(project_service_pb2_grpc.ProjectServiceServicer):
     ) -> pb.ListRevokedTokensResponse:
         """Returns the ids of revoked tokens; to a token of one project those that could be shown to it."""
         return pb.ListRevokedTokensResponse(token_ids=await self._token_table.revoked(project=project_limit()))
+
+    async def IntrospectToken(
+        self, request: pb.IntrospectTokenRequest, context: grpc.aio.ServicerContext
+    ) -> pb.IntrospectTokenResponse:
+        """Tells whose a token is."""
+        return introspected(self._verifier, request.token, asked_by=current_caller())
 
 
 def token_signer(signer: TokenSigner) -> Callable[[str, TokenDraft, float], str]:

@@ -178,3 +178,19 @@ class ListRevokedTokensResponse(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, token_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class IntrospectTokenRequest(_message.Message):
+    __slots__ = ("token",)
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    def __init__(self, token: _Optional[str] = ...) -> None: ...
+
+class IntrospectTokenResponse(_message.Message):
+    __slots__ = ("active", "problem", "info")
+    ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    INFO_FIELD_NUMBER: _ClassVar[int]
+    active: bool
+    problem: str
+    info: TokenInfo
+    def __init__(self, active: bool = ..., problem: _Optional[str] = ..., info: _Optional[_Union[TokenInfo, _Mapping]] = ...) -> None: ...

@@ -80,6 +80,11 @@ class ProjectServiceStub(object):
                 request_serializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.ListRevokedTokensRequest.SerializeToString,
                 response_deserializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.ListRevokedTokensResponse.FromString,
                 _registered_method=True)
+        self.IntrospectToken = channel.unary_unary(
+                '/fulmen.store.v1.ProjectService/IntrospectToken',
+                request_serializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.IntrospectTokenRequest.SerializeToString,
+                response_deserializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.IntrospectTokenResponse.FromString,
+                _registered_method=True)
 
 
 class ProjectServiceServicer(object):
@@ -163,6 +168,14 @@ class ProjectServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def IntrospectToken(self, request, context):
+        """Tells whose a token is: for a service that has no signing key and was shown one (as RFC 7662). A runner, service or
+        admin token is needed. To a caller of one project, tokens of other projects are as if they were not good.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ProjectServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -205,6 +218,11 @@ def add_ProjectServiceServicer_to_server(servicer, server):
                     servicer.ListRevokedTokens,
                     request_deserializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.ListRevokedTokensRequest.FromString,
                     response_serializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.ListRevokedTokensResponse.SerializeToString,
+            ),
+            'IntrospectToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.IntrospectToken,
+                    request_deserializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.IntrospectTokenRequest.FromString,
+                    response_serializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.IntrospectTokenResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -429,6 +447,33 @@ class ProjectService(object):
             '/fulmen.store.v1.ProjectService/ListRevokedTokens',
             fulmen_dot_store_dot_v1_dot_project__service__pb2.ListRevokedTokensRequest.SerializeToString,
             fulmen_dot_store_dot_v1_dot_project__service__pb2.ListRevokedTokensResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def IntrospectToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fulmen.store.v1.ProjectService/IntrospectToken',
+            fulmen_dot_store_dot_v1_dot_project__service__pb2.IntrospectTokenRequest.SerializeToString,
+            fulmen_dot_store_dot_v1_dot_project__service__pb2.IntrospectTokenResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fulmen.tls import TlsFiles
+
 TOKEN_TTL_S = 30 * 86_400.0
 """How long the token of a group of ranks is good: a rank cannot have another one, as it never sees the signing key.
 
@@ -20,10 +22,9 @@ class LinkAccess:
     Attributes:
         training_run: `trainingRuns/{id}`, by which the servers know the exchange.
         token: Of role `service`, bound to the run's project; empty where servers take calls without one.
-        certificates: PEM of the authorities by which to know a server, by its address; one that is not there is called
-            without TLS.
+        tls: With what a server is called, by its address; None for no TLS.
     """
 
     training_run: str
     token: str = field(default="", repr=False)
-    certificates: Mapping[str, str] = field(default_factory=dict, repr=False)
+    tls: Mapping[str, TlsFiles | None] = field(default_factory=dict)

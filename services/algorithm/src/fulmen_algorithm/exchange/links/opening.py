@@ -59,9 +59,4 @@ def open_link(
 
 def connected(access: LinkAccess, target: str) -> FulmenChannel:
     """Opens the channel to a server of shards, with TLS where there are certificates for it."""
-    certificates = access.certificates.get(target)
-    return open_channel(
-        target,
-        token=access.token or None,
-        root_certificates=certificates.encode() if certificates else None,
-    )
+    return open_channel(target, token=access.token or None, tls=access.tls.get(target))

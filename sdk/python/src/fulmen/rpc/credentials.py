@@ -1,0 +1,10 @@
+"""TLS files as gRPC takes them."""
+
+import grpc
+
+from fulmen.tls import TlsMaterial
+
+
+def channel_credentials(material: TlsMaterial) -> grpc.ChannelCredentials:
+    """Returns the credentials of a client."""
+    return grpc.ssl_channel_credentials(material.ca, material.key, material.certificate)

@@ -1,0 +1,87 @@
+"""TLS of connections: by which authorities a server is known, and which certificate a client shows.
+
+The files are read again when they change: certificates are renewed without a restart.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from fulmen.watched_file import WatchedFile
+
+CA_VARIABLE: Final = "FULMEN_TLS_CA_FILE"
+CERTIFICATE_VARIABLE: Final = "FULMEN_TLS_CERTIFICATE_FILE"
+KEY_VARIABLE: Final = "FULMEN_TLS_KEY_FILE"
+SERVER_NAME_VARIABLE: Final = "FULMEN_TLS_SERVER_NAME"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    """Paths of PEM files, and the name by which to know a server.
+
+    Attributes:
+        ca_file: The authorities of the other side's certificates; empty for a server that asks for none.
+        certificate_file: The certificate chain of this side; empty for a client that shows none.
+        key_file: That certificate's key.
+        server_name: The name that must be in a server's certificate; empty for that of the address.
+    """
+
+    ca_file: str = ""
+    certificate_file: str = ""
+    key_file: str = ""
+    server_name: str = ""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "TlsFiles | None":
+        """Returns what FULMEN_TLS_CA_FILE and the variables beside it say; None if they name no authorities."""
+        ca_file = environment.get(CA_VARIABLE, "")
+        if not ca_file:
+            return None
+        return cls(
+            ca_file=ca_file,
+            certificate_file=environment.get(CERTIFICATE_VARIABLE, ""),
+            key_file=environment.get(KEY_VARIABLE, ""),
+            server_name=environment.get(SERVER_NAME_VARIABLE, ""),
+        )
+
+    def options(self) -> tuple[tuple[str, str], ...]:
+        """Returns the options of a channel to servers of that name."""
+        return (("grpc.ssl_target_name_override", self.server_name),) if self.server_name else ()
+
+
+class TlsMaterial(NamedTuple):
+    """What the files hold; None for one that is not named."""
+
+    ca: bytes | None
+    certificate: bytes | None
+    key: bytes | None
+
+
+class TlsWatch:
+    """Follows the files."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        """Reads them.
+
+        Raises:
+            OSError: if one cannot be read.
+        """
+        self._files = [
+            WatchedFile(path) if path else None for path in (files.ca_file, files.certificate_file, files.key_file)
+        ]
+        self._versions = self._seen()
+        self._material = self._read()
+
+    def material(self) -> TlsMaterial:
+        """Returns what they hold; another object once that has changed."""
+        material = self._read()
+        if self._seen() != self._versions:
+            self._material, self._versions = material, self._seen()
+        return self._material
+
+    def _read(self) -> TlsMaterial:
+        return TlsMaterial(*(None if file is None else file.content() for file in self._files))
+
+    def _seen(self) -> list[int]:
+        return [0 if file is None else file.version for file in self._files]

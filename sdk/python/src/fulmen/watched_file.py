@@ -1,0 +1,66 @@
+"""A file that others replace while a program runs: a secret, a certificate."""
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+LOOK_S: Final = 1.0
+"""How often a file is looked at, at most, seconds."""
+
+_log = logging.getLogger(__name__)
+
+
+class WatchedFile:
+    """The content of a file, read again once the file has changed.
+
+    It is looked at when it is asked for, at most once a second. A file that has gone or cannot be read leaves what was
+    read last, and is told in the log: whoever replaces a file in two steps must not stop a service.
+    """
+
+    def __init__(self, path: str | Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Reads the file.
+
+        Raises:
+            OSError: if it cannot be read.
+        """
+        self._path = Path(path)
+        self._clock = clock
+        self._seen = _mark(self._path.stat())
+        self._content = self._path.read_bytes()
+        self._look_at_s = clock() + LOOK_S
+        self._is_lost = False
+        self.version = 0
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return self._path
+
+    def content(self) -> bytes:
+        """Returns what the file holds, or held when it could last be read; `version` grows with every change."""
+        now_s = self._clock()
+        if now_s < self._look_at_s:
+            return self._content
+        self._look_at_s = now_s + LOOK_S
+        try:
+            mark = _mark(self._path.stat())
+            if mark != self._seen:
+                content = self._path.read_bytes()
+                self._seen = mark
+                if content != self._content:
+                    self._content = content
+                    self.version += 1
+        except OSError as error:
+            if not self._is_lost:
+                _log.warning("%s cannot be read any more (%s): what it held stays in force", self._path, error.strerror)
+            self._is_lost = True
+        else:
+            self._is_lost = False
+        return self._content
+
+
+def _mark(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_mtime_ns, status.st_ino, status.st_size
