@@ -1,0 +1,183 @@
+"""NetworkPolicies of the chart: between every two pods exactly the connections of the architecture, and no others.
+
+A connection is possible if a policy of its source lets it out and one of its destination lets it in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from tests.support.helm_chart import VALUES, Manifests, component_of, render
+
+PORTS = [
+    53,
+    80,
+    443,
+    5432,
+    6443,
+    7101,
+    7102,
+    7103,
+    7104,
+    7200,
+    7201,
+    7202,
+    7301,
+    7302,
+    7309,
+    *range(7310, 7314),
+    7401,
+    7402,
+]
+
+# Who calls whom at which port, as ARCHITECTURE.md says.
+FLOWS = {
+    ("store", "store", 7101),
+    ("llm-proxy", "store", 7101),
+    ("runner", "store", 7101),
+    ("runner", "store", 7103),
+    ("algorithm", "store", 7101),
+    ("runner", "llm-proxy", 7200),
+    ("runner", "llm-proxy", 7201),
+    ("algorithm", "llm-proxy", 7201),
+    ("llm-proxy", "algorithm", 7310),
+    ("llm-proxy", "algorithm", 7311),
+    ("llm-proxy", "algorithm", 7312),
+    ("algorithm", "algorithm", 7301),
+    ("test", "store", 7101),
+    ("test", "llm-proxy", 7201),
+    ("test", "algorithm", 7301),
+}
+
+
+def pods_of(release: Manifests) -> dict[str, dict[str, str]]:
+    return {component_of(owner): metadata["labels"] for owner, metadata, _ in release.pods()}
+
+
+def policies_of(release: Manifests, labels: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    for policy in release.of("NetworkPolicy"):
+        if policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items():
+            yield policy["spec"]
+
+
+def lets(rule: Mapping[str, Any], side: str, labels: Mapping[str, str], port: int) -> bool:
+    """Tells whether a rule lets a pod of the release's namespace through, at a TCP port."""
+    ports = rule.get("ports")
+    if ports and not any(
+        each.get("protocol", "TCP") == "TCP" and each["port"] <= port <= each.get("endPort", each["port"])
+        for each in ports
+    ):
+        return False
+    peers = rule.get(side)
+    if not peers:
+        return True
+    return any(
+        "podSelector" in peer and "namespaceSelector" not in peer
+        and peer["podSelector"]["matchLabels"].items() <= labels.items()
+        for peer in peers
+    )  # fmt: skip
+
+
+def reaches(release: Manifests, source: Mapping[str, str], target: Mapping[str, str], port: int) -> bool:
+    out = any(
+        lets(rule, "to", target, port) for spec in policies_of(release, source) for rule in spec.get("egress") or []
+    )
+    into = any(lets(rule, "from", source, port) for spec in policies_of(release, target) for rule in spec.get("ingress") or [])  # fmt: skip
+    return out and into
+
+
+def flows_of(release: Manifests) -> set[tuple[str, str, int]]:
+    pods = pods_of(release)
+    return {
+        (source, target, port)
+        for source, source_labels in pods.items()
+        for target, target_labels in pods.items()
+        for port in PORTS
+        if reaches(release, source_labels, target_labels, port)
+    }
+
+
+def test_pods_reach_one_another_as_the_architecture_says_and_not_otherwise() -> None:
+    assert flows_of(render(VALUES["default"])) == FLOWS
+
+
+def test_agents_spans_have_a_port_of_their_own_where_certificates_are_asked_for() -> None:
+    torchrun = {("torchrun", "torchrun", port) for port in PORTS}
+    assert flows_of(render(VALUES["everything"])) == FLOWS | {("runner", "store", 7104)} | torchrun
+
+
+def test_ranks_of_torchrun_reach_one_another_and_nobody_else() -> None:
+    flows = flows_of(render(VALUES["gpu-nodes"]))
+    assert {flow for flow in flows if "torchrun" in flow[:2]} == {("torchrun", "torchrun", port) for port in PORTS}
+    assert {flow for flow in flows if "torchrun" not in flow[:2]} == FLOWS
+
+
+@pytest.mark.parametrize("case", [case for case in VALUES if case != "small"])
+def test_every_pod_is_closed_but_for_its_rules(case: str) -> None:
+    release = render(VALUES[case])
+    for component, labels in pods_of(release).items():
+        found = list(policies_of(release, labels))
+        assert {"policyTypes": ["Ingress", "Egress"], "podSelector": found[0]["podSelector"]} in found
+        # Its own, and the one for all.
+        assert len(found) == 2, component
+    assert release.of("NetworkPolicy")
+    assert not render(VALUES["small"]).of("NetworkPolicy")
+
+
+def test_what_leaves_the_release_is_names_and_the_database() -> None:
+    release = render(VALUES["default"])
+    for component, labels in pods_of(release).items():
+        anywhere = [
+            port["port"]
+            for spec in policies_of(release, labels)
+            for rule in spec.get("egress") or []
+            if "to" not in rule
+            for port in rule["ports"]
+        ]
+        assert anywhere == [53, 53, *([5432] if component in {"store", "migration"} else [])], component
+
+
+def test_who_else_gets_in_is_said_in_the_values() -> None:
+    release = render(VALUES["default"])
+    keda = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "keda"}}}
+    assert strangers(release) == {}
+    assert strangers(render(VALUES["keda"])) == {"store": [(str(keda), [7101])]}
+    tools, prometheus, agents = (
+        str({"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}})
+        for name in ("tools", "monitoring", "fulmen-agents")
+    )
+    assert strangers(render(VALUES["everything"])) == {
+        "store": [
+            (agents, [7101]), (tools, [7101]), (str(keda), [7101]), (agents, [7103, 7104]), (tools, [7103, 7104]),
+            (prometheus, [7102]),
+        ],
+        "llm-proxy": [(agents, [7200]), (tools, [7200]), (tools, [7201]), (prometheus, [7202])],
+        "runner": [(tools, [7401]), (prometheus, [7402])],
+        "algorithm": [(tools, [7301]), (prometheus, [7302])],
+    }  # fmt: skip
+
+
+def strangers(release: Manifests) -> dict[str, list[tuple[str, list[int]]]]:
+    """Returns the peers outside the release that get in, with the ports, by component."""
+    found: dict[str, list[tuple[str, list[int]]]] = {}
+    for component, labels in pods_of(release).items():
+        for spec in policies_of(release, labels):
+            for rule in spec.get("ingress") or []:
+                for peer in rule["from"]:
+                    if "podSelector" not in peer:
+                        found.setdefault(component, []).append((str(peer), [port["port"] for port in rule["ports"]]))
+    return found
+
+
+def test_a_database_elsewhere_and_further_ways_out() -> None:
+    release = render(VALUES["everything"])
+    database = {"to": [{"ipBlock": {"cidr": "10.9.0.0/16"}}], "ports": [{"port": 6432}]}
+    for component in ("store", "migration"):
+        [spec] = [spec for spec in policies_of(release, pods_of(release)[component]) if "egress" in spec]
+        assert database in spec["egress"]
+    [runner] = [spec for spec in policies_of(release, pods_of(release)["runner"]) if "egress" in spec]
+    # The API server, for Jobs: no selector finds it.
+    assert runner["egress"][-2:] == [{"ports": [{"port": 443}, {"port": 6443}]}, {"ports": [{"port": 443}]}]
