@@ -159,7 +159,7 @@ def test_secrets_are_named_and_never_written(case: str, release: Manifests) -> N
             elif re.search(r"(TOKEN|SIGNING_KEY|_KEYS|DATABASE_URL|PASSWORD)", variable["name"]):
                 assert variable["name"].endswith("_FILE"), variable
                 assert variable["value"].startswith("/etc/fulmen/"), variable
-    assert used <= {("fulmen", key) for key in SECRET_KEYS} | {("fulmen-database", "url")}
+    assert used <= {("fulmen", key) for key in SECRET_KEYS} | {("fulmen-database", "url"), ("fulmen-database", "root.pem")}
     assert ("fulmen-database", "url") in used
     keda = VALUES[case].get("runner", {}).get("scaling", {}).get("kind") == "keda"
     assert (("fulmen", "reader-token") in used) is keda
@@ -282,6 +282,20 @@ def test_gpus_are_asked_for_where_they_are() -> None:
     assert job["spec"]["template"]["spec"]["subdomain"] == name
     other = render({"torchrun": {**VALUES["gpu-nodes"]["torchrun"], "nodes": 5}}).one("Job", "torchrun")
     assert other["metadata"]["name"] != name
+
+
+def test_runners_make_jobs_in_a_namespace_without_the_releases_secrets() -> None:
+    release = render(VALUES["everything"])
+    role, binding = release.one("Role"), release.one("RoleBinding")
+    assert {each["metadata"]["namespace"] for each in (role, binding)} == {"fulmen-agents"} != {NAMESPACE}
+    account = release.one("ServiceAccount", "runner")["metadata"]
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account["name"], "namespace": NAMESPACE}]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    # It can neither read Secrets that are there nor run anything in pods.
+    verbs = {resource: rule["verbs"] for rule in role["rules"] for resource in rule["resources"]}
+    assert "get" not in verbs["secrets"]
+    assert verbs.keys() == {"jobs", "secrets", "pods", "pods/log"}
+    assert render({}).of("Role") == []
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,7 @@ VALUES: dict[str, Document] = {
             "database": {"to": [{"ipBlock": {"cidr": "10.9.0.0/16"}}], "port": 6432},
             "extraEgress": {"llmProxy": [{"ports": [{"port": 443}]}], "runner": [{"ports": [{"port": 443}]}]},
         },
+        "database": {"existingSecret": "fulmen-database", "caKey": "root.pem"},
         "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
         "store": {"autoscaling": {"enabled": True}, "settings": {"BLOB_URL": "s3://spans/fulmen", "LEASE_TTL_S": 20}},
         "migration": {"post": True},

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import grpc
 import pytest
-import yaml
 from google.protobuf.duration_pb2 import Duration
 
 from fulmen.errors import ArgumentInvalid, PermissionDenied
@@ -18,6 +16,7 @@ from fulmen.keda import externalscaler_pb2_grpc
 from fulmen.store.v1 import project_service_pb2 as prj
 from fulmen.store.v1 import runner_registry_service_pb2 as pb
 from fulmen_service_kit.tokens import Role
+from tests.support.helm_chart import VALUES, render
 from tests.support.store import LIMIT_S, Runner, StoreHandle, Stubs, create, create_project
 
 LABELS = {"gpu": "h200"}
@@ -117,16 +116,13 @@ async def test_keda_scales_by_it(
     assert await measured(scaled(token, project="projects/nobody")) == (0, 0.0)
 
 
-async def test_the_example_for_kubernetes_has_keys_that_the_store_knows(
-    store: StoreHandle, scaler: externalscaler_pb2_grpc.ExternalScalerStub, repository_root: Path
+async def test_the_chart_asks_with_keys_that_the_store_knows(
+    store: StoreHandle, scaler: externalscaler_pb2_grpc.ExternalScalerStub
 ) -> None:
-    example = (repository_root / "deploy/kubernetes/runners-keda.yaml").read_text(encoding="utf-8")
-    (scaled_object,) = [each for each in yaml.safe_load_all(example) if each["kind"] == "ScaledObject"]
-    (trigger,) = scaled_object["spec"]["triggers"]
+    (trigger,) = render(VALUES["keda"]).one("ScaledObject")["spec"]["triggers"]
     metadata = trigger["metadata"]
-    assert metadata["tokenFromEnv"] == "FULMEN_RUNNER_TOKEN"
-    # KEDA keeps the key and sends the variable's value.
-    resolved = metadata | {"tokenFromEnv": store.token(Role.RUNNER)}
+    # KEDA keeps the key and sends the variable's value: that of `reader-token` in the release's Secret.
+    resolved = metadata | {"tokenFromEnv": store.token(Role.READER, project="projects/*")}
     request = keda.ScaledObjectRef(name="x", scalerMetadata=resolved)
     assert (await scaler.GetMetricSpec(request)).metricSpecs[0].targetSize == int(metadata["slotsPerRunner"])
     assert not (await scaler.IsActive(request)).result

@@ -1,5 +1,5 @@
 {{/* Who talks to whom, by component; ARCHITECTURE.md has the picture. `ports` empty: all of them. `peers`: components
-of the release; `outside`: others, by their names in networkpolicies.yaml; `extra`: key in networkPolicy.extraEgress. */}}
+of the release; `outside`: others, by their names in networkpolicies.yaml; `extra`: key in extraEgress. */}}
 {{- define "fulmen.flows" -}}
 {{- $engines := printf "{port: 7310, endPort: %d}" (add 7309 .Values.algorithm.maxEngines) }}
 {{- $otlp := "7103" }}

@@ -7,6 +7,9 @@
     defaultMode: 0440
     items:
       - {key: {{ .Values.database.key }}, path: url}
+      {{- with .Values.database.caKey }}
+      - {key: {{ . }}, path: ca.crt}
+      {{- end }}
 {{- end }}
 
 {{/* "ports": list of (list NAME NUMBER). */}}
