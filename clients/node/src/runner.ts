@@ -99,8 +99,8 @@ export class Runner {
   /** Grants credits for places that are free, and never for more attempts than are still wanted. */
   private grant() {
     const { slots, count } = this.options;
-    const wanted = count - this.handled - this.unacknowledged.size;
-    const creditCount = Math.min(slots, wanted) - this.running.size - this.credits;
+    const held = this.running.size + this.unacknowledged.size;
+    const creditCount = Math.min(slots, count - this.handled) - held - this.credits;
     if (creditCount <= 0) return;
     this.credits += creditCount;
     this.send({ $case: "demand", value: { creditCount } });

@@ -1,0 +1,264 @@
+package main
+
+import (
+	"context"
+	"io"
+	"os"
+	"time"
+
+	"google.golang.org/grpc/metadata"
+
+	storev1 "stubs/fulmen/store/v1"
+)
+
+const releaseLimit = 5 * time.Second
+
+type (
+	request = storev1.StreamLeasesRequest
+	leases  = storev1.LeaseService_StreamLeasesClient // a stream that is broken says so where it is read, not where it is written
+)
+
+// runner holds the lease stream, works through what it is assigned, and reports it. One goroutine owns all fields; the
+// stream, the attempts and the clock talk to it through channels.
+type runner struct {
+	store   *connection
+	options options
+
+	session        string
+	handled        int // attempts that are acknowledged or lost
+	credits        int // granted and not yet used by an assignment
+	running        map[string]*work
+	unacknowledged map[string]*storev1.AttemptResult
+	ended          chan *work
+}
+
+// work is an attempt that runs.
+type work struct {
+	stop   context.CancelFunc
+	result *storev1.AttemptResult
+}
+
+// run works until `count` attempts are handled. The session outlives its streams: leases are kept over a reconnect.
+func run(ctx context.Context, store *connection, o options) error {
+	r := &runner{store: store, options: o, ended: make(chan *work)}
+	r.running, r.unacknowledged = map[string]*work{}, map[string]*storev1.AttemptResult{}
+	defer r.endSession(ctx)
+	for r.handled < o.count {
+		if err := whileUnavailable(ctx, r.holdStream); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *runner) holdStream(parent context.Context) error {
+	ctx, cancel := context.WithCancel(parent)
+	defer cancel()
+	stream, err := r.store.leases.StreamLeases(ctx)
+	if err != nil {
+		return err
+	}
+	messages, broken := received(ctx, stream)
+	r.open(stream)
+	renewal := time.NewTicker(time.Hour) // until the store has said how long a lease is
+	defer renewal.Stop()
+	for leaving := false; ; {
+		select {
+		case message := <-messages:
+			if opened := message.GetOpened(); opened != nil {
+				r.opened(stream, opened, renewal)
+			}
+			r.take(parent, message)
+			if message.GetDrain() != nil || r.handled >= r.options.count {
+				leaving = true // what ends from here on is reported on the next stream
+				_ = stream.CloseSend()
+			}
+		case done := <-r.ended:
+			if r.finish(done) && !leaving {
+				report(stream, done.result)
+			}
+		case <-renewal.C:
+			if !leaving {
+				_ = stream.Send(&request{Message: &storev1.StreamLeasesRequest_Renew{Renew: &storev1.RenewSession{}}})
+			}
+		case err := <-broken:
+			if err == io.EOF {
+				return nil // the store's answer to CloseSend
+			}
+			if decoded(err).Reason == "SESSION_ENDED" {
+				r.forgetSession()
+				return nil
+			}
+			return err
+		}
+		if !leaving {
+			r.grant(stream)
+		}
+	}
+}
+
+// received reads a stream to its end.
+func received(ctx context.Context, stream leases) (
+	<-chan *storev1.StreamLeasesResponse, <-chan error,
+) {
+	messages, broken := make(chan *storev1.StreamLeasesResponse), make(chan error, 1)
+	go func() {
+		for {
+			message, err := stream.Recv()
+			if err != nil {
+				broken <- err
+				return
+			}
+			select {
+			case messages <- message:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return messages, broken
+}
+
+func (r *runner) open(stream leases) {
+	host, _ := os.Hostname()
+	running := []string{}
+	for attempt := range r.running {
+		running = append(running, attempt)
+	}
+	for attempt := range r.unacknowledged {
+		running = append(running, attempt)
+	}
+	r.credits = 0 // demand does not survive a stream
+	_ = stream.Send(&request{Message: &storev1.StreamLeasesRequest_Open{Open: &storev1.OpenSession{
+		SessionId:       r.session,
+		Runner:          &storev1.RunnerInfo{Host: host, Version: "go", SlotCount: int32(r.options.slots)},
+		RunningAttempts: running,
+		Projects:        []string{r.options.project},
+	}}})
+}
+
+func (r *runner) opened(stream leases, opened *storev1.SessionOpened, renewal *time.Ticker) {
+	ttl := opened.LeaseTtl.AsDuration()
+	emit(object{
+		"event": "opened", "session": opened.SessionId, "resumed": opened.SessionId == r.session,
+		"lease_ttl_s": ttl.Seconds(),
+	})
+	r.session = opened.SessionId
+	r.lose(opened.LostAttempts)
+	renewal.Reset(ttl / 3)
+	for _, result := range r.unacknowledged {
+		report(stream, result)
+	}
+}
+
+func (r *runner) take(ctx context.Context, message *storev1.StreamLeasesResponse) {
+	for _, assignment := range message.GetAssign().GetAssignments() {
+		r.start(ctx, assignment)
+	}
+	for _, ack := range message.GetAck().GetAcks() {
+		r.acknowledge(ack)
+	}
+	r.cancel(message.GetCancel().GetAttempts())
+	r.lose(message.GetLeaseLost().GetAttempts())
+	if message.GetDrain() != nil {
+		emit(object{"event": "drain"})
+	}
+}
+
+// grant gives credits for places that are free, and never for more attempts than are still wanted.
+func (r *runner) grant(stream leases) {
+	free := r.options.count - r.handled
+	if free > r.options.slots {
+		free = r.options.slots
+	}
+	free -= len(r.running) + len(r.unacknowledged) + r.credits
+	if free <= 0 {
+		return
+	}
+	r.credits += free
+	demand := &storev1.Demand{CreditCount: int32(free)}
+	_ = stream.Send(&request{Message: &storev1.StreamLeasesRequest_Demand{Demand: demand}})
+}
+
+func (r *runner) start(ctx context.Context, assignment *storev1.Assignment) {
+	ctx, stop := context.WithCancel(ctx)
+	this := &work{stop: stop}
+	r.credits--
+	r.running[assignment.Attempt] = this
+	emit(object{"event": "assigned", "attempt": assignment.Attempt})
+	go func() {
+		this.result = attempted(ctx, r.store, assignment, r.options)
+		r.ended <- this
+	}()
+}
+
+// finish tells whether anybody still wants to know how the attempt ended.
+func (r *runner) finish(done *work) bool {
+	done.stop()
+	attempt := done.result.Attempt
+	if r.running[attempt] != done {
+		return false
+	}
+	delete(r.running, attempt)
+	r.unacknowledged[attempt] = done.result
+	return true
+}
+
+func report(stream leases, result *storev1.AttemptResult) {
+	completed := &storev1.CompletedAttempts{Results: []*storev1.AttemptResult{result}}
+	_ = stream.Send(&request{Message: &storev1.StreamLeasesRequest_Complete{Complete: completed}})
+}
+
+func (r *runner) acknowledge(ack *storev1.CompletionAck) {
+	if r.unacknowledged[ack.Attempt] == nil {
+		return
+	}
+	delete(r.unacknowledged, ack.Attempt)
+	r.handled++
+	emit(object{"event": "acknowledged", "attempt": ack.Attempt, "status": ack.Status.String(), "message": ack.Message})
+}
+
+// cancel stops attempts whose rollouts were cancelled; each ends as CANCELLED and is reported like any other.
+func (r *runner) cancel(attempts []string) {
+	for _, attempt := range attempts {
+		if this := r.running[attempt]; this != nil {
+			emit(object{"event": "cancel", "attempt": attempt})
+			this.stop()
+		}
+	}
+}
+
+// lose forgets attempts whose leases are gone: whatever they report would be discarded.
+func (r *runner) lose(attempts []string) {
+	for _, attempt := range attempts {
+		if this := r.running[attempt]; this != nil {
+			this.stop()
+		} else if r.unacknowledged[attempt] == nil {
+			continue
+		}
+		delete(r.running, attempt)
+		delete(r.unacknowledged, attempt)
+		r.handled++
+		emit(object{"event": "lease_lost", "attempt": attempt})
+	}
+}
+
+func (r *runner) forgetSession() {
+	emit(object{"event": "session_ended", "session": r.session})
+	for _, this := range r.running {
+		this.stop()
+	}
+	r.running, r.unacknowledged = map[string]*work{}, map[string]*storev1.AttemptResult{}
+	r.session = ""
+}
+
+// endSession gives back what is still leased, so that nobody waits for the session's time to run out.
+func (r *runner) endSession(ctx context.Context) {
+	if r.session == "" {
+		return
+	}
+	called, _ := metadata.FromOutgoingContext(ctx)
+	ctx, cancel := context.WithTimeout(metadata.NewOutgoingContext(context.Background(), called), releaseLimit)
+	defer cancel()
+	_, _ = r.store.leases.ReleaseLeases(ctx, &storev1.ReleaseLeasesRequest{SessionId: r.session}) // it ends by itself, later
+}
