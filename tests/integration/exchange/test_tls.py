@@ -5,20 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from datetime import UTC, datetime, timedelta
 from functools import partial
-from ipaddress import IPv4Address
 from pathlib import Path
 
 import pytest
 import torch
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
-from pydantic import ValidationError
 from torch import nn
 
+from fulmen.tls import TlsFiles
 from fulmen_algorithm.app import build
 from fulmen_algorithm.exchange.failure import ExchangeFailed
 from fulmen_algorithm.exchange.link import Link
@@ -28,9 +22,9 @@ from fulmen_algorithm.exchange.links.opening import open_link
 from fulmen_algorithm.exchange.links.torch_link import TorchLink
 from fulmen_algorithm.settings import AlgorithmServiceSettings
 from fulmen_algorithm.training.parallel import Ranks
-from fulmen_service_kit.errors import StartupError
 from fulmen_service_kit.tokens import Role, TokenSigner
 from tests.integration.exchange.world import settings_named
+from tests.support.certificates import Authority
 
 KEY = "k" * 32
 PARAMETERS = {"weight": nn.Parameter(torch.zeros(300, 16))}
@@ -38,46 +32,21 @@ ELSEWHERE = "trainingRuns/of-another-service"
 SHORT = {"least_wait_s": 0.1, "most_wait_s": 0.2, "give_up_s": 0.3, "deadline_s": 3.0}
 
 
-def certified(folder: Path, name: str) -> tuple[Path, Path]:
-    """Makes a certificate of its own authority for this machine; returns its file and that of its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = datetime.now(UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    files = folder / f"{name}.pem", folder / f"{name}.key"
-    files[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    files[1].write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return files
-
-
 def service_settings(folder: Path, **more: object) -> AlgorithmServiceSettings:
-    given = {"port": 0, "metrics_port": 0, "tls_port": 0, "signing_key": KEY, "state_dir": folder / "state", **more}
+    given = {"port": 0, "metrics_port": 0, "signing_key": KEY, "state_dir": folder / "state", **more}
     return AlgorithmServiceSettings.model_validate(given)
 
 
 @pytest.fixture
 async def target(tmp_path: Path) -> AsyncIterator[str]:
-    """Yields the address of a service's port with TLS; its certificate is `ours.pem`."""
-    certificate, key = certified(tmp_path, "ours")
+    """Yields the address of a service with TLS; its authority is `ours.pem`."""
+    pair = Authority(tmp_path, "ours").issue("service")
     async with AsyncExitStack() as stack:
-        settings = service_settings(tmp_path, tls_certificate=str(certificate), tls_key=str(key))
+        settings = service_settings(tmp_path, **pair.settings())
         parts = await build(settings, stack)
         await parts.server.server.start()
         try:
-            yield f"127.0.0.1:{parts.ports['tls_port']}"
+            yield f"127.0.0.1:{parts.server.port}"
         finally:
             await parts.roles["gradient_exchange"].end()  # type: ignore[attr-defined]  # it is no longer served
             await parts.server.server.stop(None)
@@ -93,7 +62,7 @@ def opened(target: str, *, rank: int, of: int, token: str, certificate: Path | N
     access = LinkAccess(
         training_run=ELSEWHERE,
         token=token,
-        certificates={target: certificate.read_text()} if certificate is not None else {},
+        tls={target: TlsFiles(ca_file=str(certificate))} if certificate is not None else {},
     )
     return open_link(settings, parameters=PARAMETERS, ranks=Ranks(rank=rank, world_size=of), access=access)
 
@@ -151,22 +120,18 @@ async def test_a_token_that_is_not_good_for_the_run_is_refused_and_named(
 
 @pytest.mark.parametrize("trusts", ["another authority", "nobody, and speaks no TLS"])
 async def test_a_rank_that_cannot_know_the_server_gives_up(trusts: str, target: str, tmp_path: Path) -> None:
-    certificate = certified(tmp_path, "theirs")[0] if trusts == "another authority" else None
+    certificate = Authority(tmp_path, "theirs").file if trusts == "another authority" else None
     with pytest.raises(ExchangeFailed, match="no answer from"):
         await asyncio.to_thread(partial(opened, target, rank=0, of=1, token=issued(), certificate=certificate))
 
 
-async def test_a_certificate_that_cannot_be_used_ends_the_start(tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match="go together"):
-        service_settings(tmp_path, tls_certificate="a.pem")
-    certificate, key = certified(tmp_path, "ours")
-    others_key = certified(tmp_path, "theirs")[1]
-    for file, problem in ((tmp_path / "nowhere.key", "cannot be read"), (others_key, "are a pair")):
-        async with AsyncExitStack() as stack:
-            settings = service_settings(tmp_path, tls_certificate=str(certificate), tls_key=str(file))
-            with pytest.raises(StartupError, match=problem):
-                await build(settings, stack)
-    assert key.exists()
+def test_a_rank_that_knows_this_service_by_a_name_of_its_certificate(tmp_path: Path) -> None:
+    settings = service_settings(
+        tmp_path, **Authority(tmp_path).issue("service").settings(), tls_ca_file="ours.pem", tls_own_name="algorithm"
+    )
+    tls = settings.sibling_tls()
+    assert tls is not None
+    assert (tls.ca_file, tls.server_name) == ("ours.pem", "algorithm")
 
 
 def test_ranks_of_a_process_group_need_no_access() -> None:

@@ -79,7 +79,8 @@ class _Line:
                 leaving = asyncio.create_task(self._channel.close(LEAVE_S), name="leave a connection")
                 self._leaving.add(leaving)
                 leaving.add_done_callback(self._leaving.discard)
-                self._material, self._channel = material, self._dial()
+                self._material = material
+                self._channel = self._dial()
         return self._channel
 
     async def close(self, grace: float | None) -> None:
