@@ -106,17 +106,20 @@ class Authenticator:
         return self._policy
 
     async def admit(self, rpc: str, authorization: str, address: str) -> Caller | None:
-        """Does what `authenticate` does for a call from an address, and counts failures.
+        """Returns who calls an rpc from an address, or None where that is open to everybody, or found out by itself.
+
+        What the caller may do is `authorize`'s to say.
 
         Raises:
             TokenInvalid: There is no good token.
             TooManyBadTokens: So it is, and the address has shown too many that this deployment did not make.
-            PermissionDenied: The role may not call this rpc.
             Unavailable: It cannot be found out now whose the token is.
         """
+        if rpc.startswith(_OPEN_PREFIXES) or (not authorization and self._policy.is_self_checking(rpc)):
+            return None
         await self._verifier.prepare(authorization.partition(" ")[2].strip())
         try:
-            return self.authenticate(rpc, authorization)
+            return self._verified(authorization)
         except TokenInvalid as error:
             problem = error.metadata.get("problem", "")
             self._refused.add(1, {"problem": problem})
@@ -128,33 +131,33 @@ class Authenticator:
                 "Too many tokens of this address were not made by this deployment.", retry_after_s=wait_s
             ) from None
 
-    def authenticate(self, rpc: str, authorization: str) -> Caller | None:
-        """Returns the caller, or None for the rpcs that are open to everybody or find out themselves.
+    def authorize(self, rpc: str, caller: Caller) -> None:
+        """Checks that a caller may call an rpc.
 
         Raises:
-            TokenInvalid: There is no good token.
-            PermissionDenied: The role may not call this rpc.
+            PermissionDenied: The role may not.
         """
-        if rpc.startswith(_OPEN_PREFIXES) or (not authorization and self._policy.is_self_checking(rpc)):
-            return None
-        return self.identify(rpc, authorization)
+        if caller.role is not Role.ADMIN and caller.role not in self._policy.roles(rpc):
+            raise PermissionDenied(f"A token of role {caller.role} may not call {rpc}.", role=caller.role)
 
     def identify(self, rpc: str, authorization: str) -> Caller:
-        """Returns the caller of an rpc that is not open.
+        """Returns who calls, for a servicer that finds the token in its request.
 
         Raises:
             TokenInvalid: There is no good token.
             PermissionDenied: The role may not call this rpc.
         """
+        caller = self._verified(authorization)
+        self.authorize(rpc, caller)
+        return caller
+
+    def _verified(self, authorization: str) -> Caller:
         if not authorization and self._dev_mode:
             return Caller(role=Role.ADMIN, subject="dev_mode", project=ALL_PROJECTS)
         scheme, _, token = authorization.partition(" ")
         if authorization and scheme.lower() != "bearer":
             raise TokenInvalid("The authorization must be of the form `Bearer <token>`.")
-        caller = self._verifier.verify(token.strip())
-        if caller.role is not Role.ADMIN and caller.role not in self._policy.roles(rpc):
-            raise PermissionDenied(f"A token of role {caller.role} may not call {rpc}.", role=caller.role)
-        return caller
+        return self._verifier.verify(token.strip())
 
     def check(self, caller: Caller) -> None:
         """Checks that a caller whose stream is open may go on.

@@ -150,11 +150,12 @@ class _Call:
         """
         authorization = self._metadata.get("authorization", "")
         caller = await self._edge._authenticator.admit(self._rpc, authorization, _address(context.peer()))
-        if caller is not None and self._edge._mutual_tls:
-            require_certificate(caller, context.auth_context())
         if caller is not None:
             self._caller = caller
             self._subject = f"{caller.role}:{caller.subject}"
+            self._edge._authenticator.authorize(self._rpc, caller)
+            if self._edge._mutual_tls:
+                require_certificate(caller, context.auth_context())
             set_caller(caller)
 
     def check(self) -> None:
@@ -257,7 +258,7 @@ def require_certificate(caller: Caller, connection: Mapping[str, Any]) -> None:
 
 def _address(peer: str) -> str:
     """Returns the host of gRPC's `ipv4:10.0.0.7:4711`; all who come by a socket file are one."""
-    return peer.rpartition(":")[0] if peer.startswith("ip") else peer
+    return peer.partition(":")[2].rpartition(":")[0] if peer.startswith("ip") else peer
 
 
 def _tolerant(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:

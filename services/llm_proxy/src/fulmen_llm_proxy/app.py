@@ -65,7 +65,7 @@ _PACKAGE = "fulmen.llm_proxy.v1"
 _SERVICES = tuple(
     f"{_PACKAGE}.{name}" for name in ("RouteService", "BackendService", "CaptureService", "CompletionService")
 )
-_POLICY = RolePolicy(
+POLICY = RolePolicy(
     services={
         f"{_PACKAGE}.RouteService": frozenset({Role.SERVICE}),
         f"{_PACKAGE}.BackendService": frozenset({Role.SERVICE}),
@@ -289,7 +289,7 @@ def _rpc_server(
     return build_server(
         settings,
         verifier=shared.verifier,
-        policy=_POLICY,
+        policy=POLICY,
         service_names=_SERVICES,
         register=register,
         log_error_texts=False,

@@ -54,7 +54,7 @@ SERVICE_NAME = "fulmen.runner.v1.RunnerService"
 POLICY = RolePolicy(
     services={SERVICE_NAME: frozenset({Role.SERVICE, Role.RUNNER})},
     rpcs={},
-    audited={f"/{SERVICE_NAME}/Drain": (), f"/{SERVICE_NAME}/SetSlots": ("slots",)},
+    audited={f"/{SERVICE_NAME}/Drain": (), f"/{SERVICE_NAME}/SetSlots": ("slot_count", "automatic")},
 )
 
 

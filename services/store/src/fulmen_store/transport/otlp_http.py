@@ -134,6 +134,7 @@ class OtlpDoor:
         address = str((scope.get("client") or ("",))[0])
         caller = await self._authenticator.admit(RPC, header(scope, b"authorization").decode("latin-1"), address)
         if caller is not None:
+            self._authenticator.authorize(RPC, caller)
             set_caller(caller)
         body = await self._body(scope, receive)
         answer = await self._ingest.export(body, as_json=as_json)
