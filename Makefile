@@ -3,7 +3,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 PYTHON_BIN := .venv/bin
 NODE_READY := node_modules/.ready
-COMPOSE := docker compose --file deploy/docker-compose.yml
+COMPOSE := docker compose --file deploy/docker-compose.yml $(if $(GPU),--file deploy/docker-compose.gpu.yml) \
+	$(if $(MONITORING),--profile monitoring)
 # Images of containers like to set it; every process that is started would then compile torch and all else anew.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -100,11 +101,14 @@ bench-exchange: setup ## Benchmarks compressed gradient exchange beside PyTorch'
 	$(PYTHON_BIN)/python -m benchmarks.exchange.grpc_loopback $(if $(SHORT),--trials 2,--out benchmarks/results/exchange_grpc.json)
 	$(PYTHON_BIN)/python -m benchmarks.exchange $(if $(SHORT),--quick)
 
-up: deploy/.env ## Builds and starts everything in containers
-	$(COMPOSE) up --build --detach --wait
+up: deploy/.env ## Builds and starts everything in containers (MONITORING=1: with Prometheus and Grafana; GPU=1: on GPUs)
+	$(if $(MONITORING),FULMEN_OTLP_ENDPOINT=http://collector:4317) $(COMPOSE) up --build --detach --wait
 
 down: ## Stops the containers; their data is kept
-	$(COMPOSE) down
+	$(COMPOSE) --profile monitoring down
+
+dashboards: ## Makes Grafana's dashboards of deploy/grafana/boards
+	python3 deploy/grafana/build.py
 
 deploy/.env:
 	python3 deploy/make_env.py

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Builds the containers, brings them up, trains a short form of the arithmetic example through the published ports, and
-# takes everything down again, volumes included. Works with any Docker engine that answers. Nothing of a deployment
-# that runs already is touched: its own project, its own keys, free ports.
+# Builds the containers, brings them up, trains a short form of the arithmetic example through the published ports while
+# containers are killed, and takes everything down again, volumes included. Works with any Docker engine that answers.
+# Nothing of a deployment that runs already is touched: its own project, its own keys and tags, free ports. Where this
+# machine has Prometheus, it watches from a container of its own.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/distributions.sh
@@ -13,8 +14,11 @@ docker compose version >/dev/null 2>&1 || { echo "compose-smoke: Docker Compose 
 unset "${!FULMEN_@}"
 folder=$(mktemp -d)
 # The build uses the machine's own network: some engines give containers no way out of theirs.
-export FULMEN_BUILD_NETWORK=host
-compose() { docker compose --project-name fulmen-smoke --file deploy/docker-compose.yml --env-file "$folder/env" "$@"; }
+export FULMEN_BUILD_NETWORK=host FULMEN_TAG=smoke
+compose() {
+  docker compose --project-name fulmen-smoke --file deploy/docker-compose.yml --env-file "$folder/env" "$@" </dev/null
+}
+fail() { echo "compose-smoke: $*" >&2; exit 1; }
 
 finish() {
   local status=$?
@@ -22,7 +26,8 @@ finish() {
     compose ps --all || true
     compose logs --no-color --tail 60 || true
   fi
-  compose down --volumes --remove-orphans --timeout 15 >"$folder/down.log" 2>&1 || cat "$folder/down.log"
+  [ -z "${training:-}" ] || kill "$training" 2>/dev/null || true
+  compose --profile monitoring down --volumes --remove-orphans --timeout 15 >"$folder/down.log" 2>&1 || cat "$folder/down.log"
   rm -rf "$folder"
   exit "$status"
 }
@@ -33,28 +38,77 @@ for links in $(find_links .venv); do
 done
 
 .venv/bin/python deploy/make_env.py --output "$folder/env"
-.venv/bin/python tools/free_ports.py FULMEN_{STORE,STORE_METRICS,LLM_PROXY,LLM_PROXY_HTTP,ALGORITHM,ALGORITHM_METRICS}_PORT >> "$folder/env"
+.venv/bin/python tools/free_ports.py FULMEN_{{STORE,STORE_2,ALGORITHM}{,_METRICS},STORE{,_2}_HTTP,LLM_PROXY{,_2}{,_HTTP},PROMETHEUS}_PORT \
+  >> "$folder/env"
 trap finish EXIT
 begun=$SECONDS
 compose build --quiet
 echo "compose-smoke: built in $((SECONDS - begun)) s"
+for image in store llm-proxy runner algorithm; do
+  echo "compose-smoke: fulmen-$image $(($(docker image inspect --format '{{.Size}}' "fulmen-$image:smoke") / 1000000)) MB"
+done
 begun=$SECONDS
 compose up --detach --wait --wait-timeout 240 --quiet-pull
 echo "compose-smoke: up in $((SECONDS - begun)) s"
-[ "$(compose ps --quiet runner | wc -l)" -eq 2 ] || { echo "compose-smoke: there are not two runners" >&2; exit 1; }
+[ "$(compose ps --quiet runner | wc -l)" -eq 2 ] || fail "there are not two runners"
 compose exec -T --env FULMEN_ALGORITHM_KERNELS=native --env PATH=/opt/fulmen/bin algorithm \
   python -c 'import torch; from fulmen_algorithm.exchange import kernels; kernels.threshold_of(torch.ones(2), 0.5)' ||
-  { echo "compose-smoke: the image of the algorithm service has no compiled kernels" >&2; exit 1; }
+  fail "the image of the algorithm service has no compiled kernels"
 
 set -a
 . "$folder/env"
 set +a
+
+# An image of the Prometheus that this machine has; with the images of the Compose file nobody else's are built.
+watch_by_prometheus() {
+  mkdir "$folder/prometheus"
+  cp "$(command -v prometheus)" "$folder/prometheus/"
+  printf 'FROM python:3.11-slim\nCOPY prometheus /bin/prometheus\nENTRYPOINT ["/bin/prometheus"]\n' > "$folder/prometheus/Dockerfile"
+  docker build --quiet --tag fulmen-smoke-prometheus "$folder/prometheus" >/dev/null
+  FULMEN_PROMETHEUS_IMAGE=fulmen-smoke-prometheus compose up --detach --no-deps --quiet-pull prometheus
+}
+
+# Prints how many targets of a job answer, as Prometheus has it.
+answering() {
+  curl --silent --fail "http://127.0.0.1:$FULMEN_PROMETHEUS_PORT/api/v1/query" --data-urlencode "query=sum(up{job=\"$1\"})" |
+    sed -n 's/.*"value":\[[^,]*,"\([0-9]*\)"].*/\1/p'
+}
+
+# Waits until Prometheus finds so many of a job.
+await_targets() {
+  local tries=0
+  until [ "$(answering "$1")" = "$2" ]; do
+    tries=$((tries + 1))
+    [ $tries -lt 60 ] || fail "Prometheus finds $(answering "$1") of $1, not $2"
+    sleep 1
+  done
+}
+
+if command -v prometheus >/dev/null; then
+  watch_by_prometheus
+  for job in store:2 llm_proxy:2 runner:2 algorithm:1; do await_targets "${job%:*}" "${job#*:}"; done
+  echo "compose-smoke: Prometheus scrapes all of them"
+fi
+
 begun=$SECONDS
-FULMEN_TOKEN=$FULMEN_TOKEN timeout 600 .venv/bin/fulmen train examples/arithmetic/train.toml \
-  --store-target "127.0.0.1:$FULMEN_STORE_PORT" --algorithm-target "127.0.0.1:$FULMEN_ALGORITHM_PORT" \
-  --llm-proxy-target "127.0.0.1:$FULMEN_LLM_PROXY_PORT" --report-dir "$folder/report" \
-  --set grpo.steps=3 --set grpo.warmup_steps=4 "$@" | tee "$folder/train.log"
+timeout 600 .venv/bin/fulmen train examples/arithmetic/train.toml \
+  --store-target "ipv4:127.0.0.1:$FULMEN_STORE_PORT,127.0.0.1:$FULMEN_STORE_2_PORT" \
+  --algorithm-target "127.0.0.1:$FULMEN_ALGORITHM_PORT" --llm-proxy-target "127.0.0.1:$FULMEN_LLM_PROXY_2_PORT" \
+  --report-dir "$folder/report" --set grpo.steps=6 --set grpo.warmup_steps=4 "$@" > "$folder/train.log" 2>&1 &
+training=$!
+until grep -q "^grpo: step [1-6]/" "$folder/train.log"; do
+  kill -0 "$training" 2>/dev/null || { cat "$folder/train.log"; fail "training ended before its second stage"; }
+  sleep 0.2
+done
+# For good, while the run goes on: a store, and a runner with what it runs. For a moment: a proxy.
+compose kill --signal SIGKILL store_1 llm_proxy_1
+docker kill --signal SIGKILL "$(compose ps --quiet runner | head -n 1)" >/dev/null
+grep -q "^grpo: step 6/6" "$folder/train.log" && fail "the run was over before anything was killed"
+compose start llm_proxy_1
+echo "compose-smoke: killed a store, a proxy and a runner at \"$(grep "^grpo: step" "$folder/train.log" | tail -n 1)\""
+wait "$training" || { cat "$folder/train.log"; fail "training failed"; }
+training=
+cat "$folder/train.log"
 last=$(tail -n 1 "$folder/train.log")
-[[ $last =~ ^"validation accuracy "[01]\.[0-9]+" -> "[01]\.[0-9]+$ ]] ||
-  { echo "compose-smoke: the last line is not the accuracy: $last" >&2; exit 1; }
+[[ $last =~ ^"validation accuracy "[01]\.[0-9]+" -> "[01]\.[0-9]+$ ]] || fail "the last line is not the accuracy: $last"
 echo "compose-smoke: trained in $((SECONDS - begun)) s"

@@ -2,6 +2,7 @@
 # Used by the build stage of every service's Dockerfile, in /src with constraints.txt:
 #   install.sh compiler        makes `c++` known, where it is not: the algorithm service's wheel compiles its kernels
 #   install.sh torch           makes /opt/fulmen with torch
+#   install.sh vllm            makes /opt/vllm with the version VLLM_VERSION of vLLM, or empty where that is
 #   install.sh DISTRIBUTION... installs our distributions, as wheels, with what they need at the pinned versions
 # A wheel of torch in deploy/wheels is taken if there is one; otherwise the build
 # TORCH_BACKEND (cpu, cu128, ...) is downloaded. PIP_INDEX_URL and PIP_CERT are honoured.
@@ -33,6 +34,12 @@ elif [ "$1" = torch ]; then
   torch=$(grep '^torch==' constraints.txt)
   if ls /wheels/torch-*.whl >/dev/null 2>&1; then install --find-links /wheels "$torch"
   else install --torch-backend "${TORCH_BACKEND:-cpu}" "$torch"; fi
+elif [ "$1" = vllm ]; then
+  mkdir -p /opt/vllm
+  [ -n "${VLLM_VERSION:-}" ] || exit 0
+  # Of its own, since vLLM pins other versions than Fulmen does.
+  /opt/uv/bin/uv venv --quiet --clear --python "$(command -v python)" /opt/vllm
+  /opt/uv/bin/uv pip install --quiet --python /opt/vllm/bin/python --torch-backend "$TORCH_BACKEND" "vllm==$VLLM_VERSION"
 else
   install --constraint constraints.txt --build-constraint constraints.txt "$@"
 fi

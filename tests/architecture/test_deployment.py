@@ -22,7 +22,15 @@ from tests.architecture.distributions import ROOT, SERVICES, Distribution
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "deploy/docker-compose.yml").read_text(encoding="utf-8"))
 SECRET = re.compile(r"FULMEN_\w*(?:KEY|TOKEN|PASSWORD)")
 REFERENCE = re.compile(r"\$\{(\w+)(:?[-?][^}]*)?\}")
+COMPOSE_FILES = (ROOT / "deploy/docker-compose.yml", ROOT / "deploy/docker-compose.gpu.yml")
+EXAMPLE = re.compile(r"^(# )?(FULMEN_\w+)=(\S*)", re.M)
 LIMIT_S = 30
+
+
+def composed(service: Distribution) -> dict[str, Any]:
+    """Returns the containers of a service by their names: `store_1`, `store_2`."""
+    name = service.folder.name
+    return {key: value for key, value in COMPOSE["services"].items() if re.fullmatch(rf"{name}(_\d)?", key)}
 
 
 def settings_class(service: Distribution) -> type[ServiceSettings]:
@@ -31,7 +39,7 @@ def settings_class(service: Distribution) -> type[ServiceSettings]:
     found = [
         value
         for value in vars(module).values()
-        if isinstance(value, type) and issubclass(value, ServiceSettings) and value is not ServiceSettings
+        if isinstance(value, type) and issubclass(value, ServiceSettings) and value.__module__ == module.__name__
     ]
     assert len(found) == 1
     return found[0]
@@ -67,9 +75,15 @@ def make_env() -> ModuleType:
 
 @pytest.mark.parametrize("service", SERVICES, ids=lambda s: s.folder.name)
 def test_images_and_compose_set_only_settings_that_exist(service: Distribution) -> None:
-    given = image_environment(service).keys() | COMPOSE["services"][service.folder.name]["environment"].keys()
+    containers = composed(service)
+    overrides = yaml.safe_load(COMPOSE_FILES[1].read_text(encoding="utf-8"))["services"]
+    given = [
+        each["environment"].keys()
+        for each in (*containers.values(), *(overrides[n] for n in containers if n in overrides))
+    ]
 
-    assert given <= variables(service)
+    assert containers
+    assert set(image_environment(service)).union(*given) <= variables(service)
 
 
 @pytest.mark.parametrize("service", SERVICES, ids=lambda s: s.folder.name)
@@ -85,15 +99,66 @@ def test_images_run_without_privileges_and_tell_their_health(service: Distributi
 
 @pytest.mark.parametrize("service", SERVICES, ids=lambda s: s.folder.name)
 def test_what_compose_lets_a_service_keep_is_in_a_volume_that_its_user_may_write(service: Distribution) -> None:
-    composed = COMPOSE["services"][service.folder.name]
-    kept = [value for name, value in composed["environment"].items() if name.endswith("_DIR")]
-    mounts = dict(volume.split(":") for volume in composed.get("volumes", []))
+    for container in composed(service).values():
+        kept = [value for name, value in container["environment"].items() if name.endswith("_DIR")]
+        mounts = dict(volume.split(":") for volume in container.get("volumes", []))
 
-    assert mounts.keys() <= COMPOSE["volumes"].keys()
-    for folder in kept:
-        [mount] = [mount for mount in mounts.values() if Path(folder).is_relative_to(mount)]
-        # An empty volume takes over the owner of the image's folder that it is mounted on.
-        assert f"COPY --from=build --chown=10001:10001 /state {mount}\n" in dockerfile(service)
+        assert mounts.keys() <= COMPOSE["volumes"].keys()
+        for folder in kept:
+            [mount] = [mount for mount in mounts.values() if Path(folder).is_relative_to(mount)]
+            # An empty volume takes over the owner of the image's folder that it is mounted on.
+            assert f"COPY --from=build --chown=10001:10001 /state {mount}\n" in dockerfile(service)
+
+
+@pytest.mark.parametrize("service", SERVICES, ids=lambda s: s.folder.name)
+def test_images_say_what_they_are_and_are_built_on_what_is_named(service: Distribution) -> None:
+    text = dockerfile(service)
+    last = text.split("\nFROM ")[-1]
+
+    assert set(re.findall(r"^FROM (\S+)", text, re.M)) == {"${PYTHON_IMAGE}"}
+    for label in ("title", "description", "licenses", "version", "revision"):
+        assert f"org.opencontainers.image.{label}=" in last
+    # What builds stays in the stage that builds.
+    assert not re.search(r"^RUN|install\.sh|apt-get|\bpip\b", last, re.M)
+
+
+@pytest.mark.parametrize("service", ["store", "llm_proxy"])
+def test_replicas_differ_in_their_ports_alone_and_share_a_name(service: str) -> None:
+    first, second = ({**COMPOSE["services"][f"{service}_{number}"]} for number in (1, 2))
+
+    assert len({*first.pop("ports"), *second.pop("ports")}) in (4, 6)
+    assert first == second
+    assert first["networks"]["default"]["aliases"] == [service]
+
+
+def test_runners_are_told_of_every_proxy() -> None:
+    proxies = [name for name in COMPOSE["services"] if name.startswith("llm_proxy_")]
+
+    targets = COMPOSE["services"]["runner"]["environment"]["FULMEN_RUNNER_LLM_PROXY_TARGETS"]
+    assert targets.split(",") == [f"{name}:7201" for name in proxies]
+
+
+def test_the_schema_is_brought_up_to_date_once_before_any_store_serves() -> None:
+    services = COMPOSE["services"]
+
+    assert (services["migrate"]["command"], services["migrate"]["restart"]) == (["migrate"], "no")
+    for name in ("store_1", "store_2"):
+        assert services[name]["environment"]["FULMEN_STORE_AUTO_MIGRATE"] == "false"
+        assert services[name]["depends_on"] == {"migrate": {"condition": "service_completed_successfully"}}
+
+
+def test_the_example_of_an_environment_has_every_variable_with_its_default() -> None:
+    asked: dict[str, str | None] = {}
+    for path in COMPOSE_FILES:
+        text = path.read_text(encoding="utf-8")
+        for name, rest in REFERENCE.findall(text):
+            asked[name] = rest.removeprefix(":-") if rest.startswith(":-") else asked.get(name)
+        # Passed on if they are set.
+        asked |= dict.fromkeys(re.findall(r"^ +(FULMEN_\w+):$", text, re.M))
+    example = (ROOT / "deploy/.env.example").read_text(encoding="utf-8")
+
+    found = {name: None if comment else value for comment, name, value in EXAMPLE.findall(example)}
+    assert found == asked
 
 
 def test_compose_publishes_on_loopback_only() -> None:
