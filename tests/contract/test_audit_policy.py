@@ -10,6 +10,7 @@ from fulmen_llm_proxy.app import POLICY as LLM_PROXY
 from fulmen_runner.app import POLICY as RUNNER
 from fulmen_service_kit.auth import RolePolicy
 from fulmen_store.access_policy import ROLE_POLICY as STORE
+from fulmen_store.app import build  # noqa: F401  # loads the messages of every service of the store
 
 POLICIES = {"store": STORE, "llm_proxy": LLM_PROXY, "algorithm": ALGORITHM, "runner": RUNNER}
 # What changes how a deployment works begins with one of these; what the data plane does all the time is left out.

@@ -137,9 +137,20 @@ async def test_a_service_shows_its_metrics_to_prometheus(tmp_path: Path) -> None
     assert 'rpc_method="/fulmen.store.v1.RolloutService/GetRollout"' in shown
 
 
+async def test_a_service_tells_whether_it_is_alive_and_ready(tmp_path: Path) -> None:
+    async with sample(tmp_path) as service, aiohttp.ClientSession() as http:
+        url = f"http://127.0.0.1:{service.ports['metrics_port']}"
+        async with http.get(f"{url}/healthz") as answer:
+            assert (answer.status, await answer.text()) == (200, "ok\n")
+        async with http.get(f"{url}/readyz") as answer:
+            assert (answer.status, await answer.json()) == (200, {"ready": True, "parts": {"service": "ok"}})
+        async with http.get(f"{url}/elsewhere") as answer:
+            assert answer.status == 404
+
+
 async def test_the_probe_of_containers_sees_a_service_that_serves_and_one_that_is_gone(tmp_path: Path) -> None:
     async with sample(tmp_path) as service:
-        probe = [sys.executable, "-m", "fulmen_service_kit.probe", f"127.0.0.1:{service.ports['port']}"]
+        probe = [sys.executable, "-m", "fulmen_service_kit.probe", f"127.0.0.1:{service.ports['metrics_port']}/readyz"]
         serving = await asyncio.to_thread(subprocess.run, probe, check=False, capture_output=True, timeout=LIMIT_S)
     gone = await asyncio.to_thread(subprocess.run, probe, check=False, capture_output=True, timeout=LIMIT_S)
 

@@ -118,7 +118,7 @@ async def _serve(settings: ServiceSettings, parts: ServiceParts, stop: asyncio.E
     if parts.serve_metrics:
         from fulmen_service_kit.telemetry import serve_metrics
 
-        ports["metrics_port"], _ = serve_metrics(settings)
+        ports["metrics_port"], _ = serve_metrics(settings, parts.server.readiness)
     await parts.server.server.start()
     roles = [asyncio.create_task(role.run(), name=name) for name, role in parts.roles.items()]
     await parts.server.set_serving(True)

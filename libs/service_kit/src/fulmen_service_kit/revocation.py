@@ -59,6 +59,11 @@ class RevocationFollower:
         self._interval_s = interval_s
         self._away = False
 
+    @property
+    def problem(self) -> str:
+        """What is wrong with the source, as last seen; empty if nothing is."""
+        return "it does not answer" if self._away else ""
+
     async def run(self) -> None:
         """Follows until it is cancelled."""
         while True:

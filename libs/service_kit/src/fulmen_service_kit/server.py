@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import grpc.aio
@@ -13,6 +13,7 @@ from fulmen_service_kit.audit import AuditLog
 from fulmen_service_kit.auth import Authenticator, RolePolicy, Verifier
 from fulmen_service_kit.errors import StartupError
 from fulmen_service_kit.failed_keys import FailedKeys
+from fulmen_service_kit.readiness import Readiness
 from fulmen_service_kit.rpc_edge import RpcEdge
 from fulmen_service_kit.settings import ServiceSettings
 from fulmen_service_kit.tls import rpc_credentials
@@ -27,9 +28,11 @@ class RpcServer:
     health: health.aio.HealthServicer
     port: int
     service_names: tuple[str, ...]
+    readiness: Readiness = field(default_factory=Readiness)
 
     async def set_serving(self, serving: bool) -> None:
         """Tells probes whether the service takes calls."""
+        self.readiness.add("service", lambda: "" if serving else "it stops")
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in ("", *self.service_names):
             await self.health.set(name, status)
@@ -96,13 +99,15 @@ def build_server(
             server.add_insecure_port(f"unix:{private}")
     except RuntimeError:
         raise StartupError(f"Cannot listen on {private}.") from None
-    return RpcServer(
+    made = RpcServer(
         server=server,
         authenticator=authenticator,
         health=health_servicer,
         port=port,
         service_names=tuple(service_names),
     )
+    made.readiness.add("service", lambda: "it starts")
+    return made
 
 
 def _bind(server: grpc.aio.Server, host: str, port: int, tls: TlsFiles | None) -> int:

@@ -30,7 +30,8 @@ class ServiceSettings(BaseSettings):
     metrics_port: int = Field(default=0, ge=0, le=65535, description="Port of /metrics over HTTP; 0 takes a free one.")
     dev_mode: bool = Field(default=False, description="Accepts calls without a token; needs a loopback host.")
     otlp_endpoint: str = Field(
-        default="", description="Where the service's own traces and metrics go by OTLP/gRPC, `http://host:4317`."
+        default="",
+        description="Where the service's own traces and metrics go by OTLP/gRPC, `http://host:4317`; `https:` for TLS.",
     )
     log_format: str = Field(default="json", pattern="^(json|console)$", description="`json` or `console`.")
     log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$", description="Least level logged.")

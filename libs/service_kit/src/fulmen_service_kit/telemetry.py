@@ -1,5 +1,12 @@
 """OpenTelemetry of the service itself: traces and metrics by OTLP where an endpoint is set, /metrics always."""
 
+import socket
+import threading
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import urlsplit
+from wsgiref.simple_server import WSGIRequestHandler, make_server
+
 from opentelemetry import metrics, trace
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk.metrics import MeterProvider
@@ -7,9 +14,13 @@ from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetr
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from prometheus_client import start_http_server
+from prometheus_client import make_wsgi_app
+from prometheus_client.exposition import ThreadingWSGIServer
 
+from fulmen.rpc.credentials import channel_credentials
+from fulmen.tls import TlsWatch
 from fulmen_service_kit.errors import StartupError
+from fulmen_service_kit.readiness import Readiness
 from fulmen_service_kit.settings import ServiceSettings
 
 
@@ -25,12 +36,11 @@ class Telemetry:
             from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
             from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
-            exporter = OTLPMetricExporter(endpoint=settings.otlp_endpoint, insecure=True)
+            where: dict[str, Any] = _collector(settings)
+            exporter = OTLPMetricExporter(**where)
             readers.append(PeriodicExportingMetricReader(exporter))
             self._tracers = TracerProvider(resource=resource)
-            self._tracers.add_span_processor(
-                BatchSpanProcessor(OTLPSpanExporter(endpoint=settings.otlp_endpoint, insecure=True))
-            )
+            self._tracers.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(**where)))
             trace.set_tracer_provider(self._tracers)
         self._meters = MeterProvider(metric_readers=readers, resource=resource)
         metrics.set_meter_provider(self._meters)
@@ -42,15 +52,50 @@ class Telemetry:
         self._meters.shutdown()
 
 
-def serve_metrics(settings: ServiceSettings) -> tuple[int, object]:
-    """Serves /metrics in a thread of its own; returns the port and the server.
+def _collector(settings: ServiceSettings) -> dict[str, Any]:
+    """Returns the arguments of exporters: `https:` means TLS, with the authorities that other services are known by."""
+    if urlsplit(settings.otlp_endpoint).scheme != "https":
+        return {"endpoint": settings.otlp_endpoint, "insecure": True}
+    tls = settings.peer_tls()
+    credentials = None if tls is None else channel_credentials(TlsWatch(tls).material())
+    return {"endpoint": settings.otlp_endpoint, "insecure": False, "credentials": credentials}
+
+
+def serve_metrics(settings: ServiceSettings, readiness: Readiness) -> tuple[int, object]:
+    """Serves /metrics, /healthz and /readyz over HTTP, in threads of its own; returns the port and the server.
 
     Raises:
         StartupError: If the port cannot be bound.
     """
+    figures = make_wsgi_app()
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        path = environ["PATH_INFO"]
+        if path == "/metrics":
+            return figures(environ, start_response)
+        if path == "/healthz":
+            ready, content_type, body = True, "text/plain", b"ok\n"
+        elif path == "/readyz":
+            content_type = "application/json"
+            ready, body = readiness.page()
+        else:
+            start_response("404 Not Found", [("Content-Type", "text/plain")])
+            return [b"Served are /metrics, /healthz and /readyz.\n"]
+        start_response("200 OK" if ready else "503 Service Unavailable", [("Content-Type", content_type)])
+        return [body]
+
+    class Server(ThreadingWSGIServer):
+        address_family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+
     try:
-        server, _ = start_http_server(settings.metrics_port, addr=settings.host)
+        server = make_server(settings.host, settings.metrics_port, app, Server, _Silent)
     except OSError:
         address = f"{settings.host}:{settings.metrics_port}"
         raise StartupError(f"Cannot serve metrics on {address}: the port is in use. Choose another.") from None
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     return server.server_port, server
+
+
+class _Silent(WSGIRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # as its base class has it
+        """Logs nothing: probes and scrapes come all the time."""

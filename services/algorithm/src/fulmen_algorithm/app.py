@@ -145,6 +145,10 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         register=register,
     )
 
+    revocations = RevocationFollower(revoked=revoked, fetch=revoked_at_store(store))
+    # Runs wait for a store that is away, and go on.
+    server.readiness.add("store", lambda: revocations.problem, is_needed=False)
+
     async def drain() -> None:
         servicer.drain()
         exchange.drain()
@@ -155,7 +159,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         "engine_pool": engines,
         "gradient_exchange": exchange,
         "metric_publisher": _metric_publisher(settings, runs, stack),
-        "revocations": RevocationFollower(revoked=revoked, fetch=revoked_at_store(store)),
+        "revocations": revocations,
     }
     return ServiceParts(server=server, roles=roles, drain=drain)
 

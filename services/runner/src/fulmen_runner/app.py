@@ -102,6 +102,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         service_names=[SERVICE_NAME],
         register=lambda server: runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(servicer, server),
     )
+    server.readiness.add("store", lambda: "" if lease_stream.is_open else "there is no session with it")
     return ServiceParts(
         server=server,
         roles={

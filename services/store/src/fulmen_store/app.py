@@ -100,6 +100,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         address=settings.peer_address(server.port),
         runner_count=lambda: len(queue.seats),
     )
+    server.readiness.add("database", lambda: "" if tables.database.is_up else "it does not answer, or takes no writes")
     health = StoreHealth(server, stopping=queue.stopping.is_set)
     watch = DatabaseWatch(
         database=tables.database,

@@ -72,6 +72,8 @@ class LeaseStream:
         self._ttl_s = 0.0
         self._was_opened = False
         self._told_slots = 0
+        self.is_open = False
+        """Whether the store takes part in the stream now."""
 
     async def run(self) -> None:
         """Keeps a stream open until cancelled.
@@ -121,9 +123,10 @@ class LeaseStream:
         try:
             # In a task of its own: grpc raises CancelledError in whoever reads a call that the other side cancelled.
             await _first_of(self._open(stream))
-            self._was_opened = True
+            self._was_opened = self.is_open = True
             await _first_of(self._read(stream), self._write(stream))
         finally:
+            self.is_open = False
             stream.cancel()
 
     async def _open(self, stream: Stream) -> None:
