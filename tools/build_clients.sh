@@ -11,7 +11,7 @@ needs_of() {
   case $1 in
     node) echo node node_modules/.bin/buf node_modules/.bin/tsc node_modules/.bin/protoc-gen-ts_proto ;;
     go) echo node_modules/.bin/buf go protoc-gen-go protoc-gen-go-grpc /usr/share/gocode/src/google.golang.org/grpc ;;
-    java) echo node_modules/.bin/buf javac protoc grpc_java_plugin /usr/share/java/{grpc-netty,protobuf,gson,guava}.jar ;;
+    java) echo node_modules/.bin/buf javac protoc grpc_java_plugin /usr/share/java/{grpc-netty,protobuf,gson,guava,netty-tcnative}.jar ;;
     cpp) echo node_modules/.bin/buf g++ cmake protoc grpc_cpp_plugin /usr/include/{grpcpp/grpcpp.h,nlohmann/json.hpp} ;;
     *) echo "no such language: $1" >&2; return 2 ;;
   esac
@@ -49,7 +49,7 @@ build() {
 }
 
 status=0 asked=$#
-[ $# -gt 0 ] || set -- node go
+[ $# -gt 0 ] || set -- node go java
 for language; do
   missing=$(missing_of "$language") || exit 2
   if [ -n "$missing" ]; then

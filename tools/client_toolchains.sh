@@ -17,7 +17,7 @@ packages_of() {
       ;;
     java)
       echo default-jdk-headless protobuf-compiler protobuf-compiler-grpc-java-plugin libgrpc-java libprotobuf-java \
-        libnetty-java libperfmark-java libgoogle-gson-java libguava-java libopencensus-java
+        libnetty-java libnetty-tcnative-java libnetty-tcnative-jni libperfmark-java libgoogle-gson-java libgeronimo-annotation-1.3-spec-java libguava-java libopencensus-java
       ;;
     cpp)
       echo g++ make cmake pkg-config protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libgrpc++-dev nlohmann-json3-dev

@@ -1,0 +1,263 @@
+package dev.fulmen.client;
+
+import com.google.protobuf.util.Durations;
+import io.grpc.Context;
+import io.grpc.stub.StreamObserver;
+import java.net.InetAddress;
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.BlockingQueue;
+import java.util.concurrent.Executors;
+import java.util.concurrent.LinkedBlockingQueue;
+import java.util.concurrent.ScheduledExecutorService;
+import java.util.concurrent.TimeUnit;
+import stubs.fulmen.store.v1.Assignment;
+import stubs.fulmen.store.v1.AttemptResult;
+import stubs.fulmen.store.v1.CompletedAttempts;
+import stubs.fulmen.store.v1.CompletionAck;
+import stubs.fulmen.store.v1.Demand;
+import stubs.fulmen.store.v1.LeaseServiceGrpc;
+import stubs.fulmen.store.v1.OpenSession;
+import stubs.fulmen.store.v1.ReleaseLeasesRequest;
+import stubs.fulmen.store.v1.RenewSession;
+import stubs.fulmen.store.v1.RunnerInfo;
+import stubs.fulmen.store.v1.SessionOpened;
+import stubs.fulmen.store.v1.StreamLeasesRequest;
+import stubs.fulmen.store.v1.StreamLeasesResponse;
+
+/**
+ * A runner: holds the lease stream, works through what it is assigned, reports it. One thread owns all fields; the stream
+ * and the attempts leave in its mailbox what is to be done.
+ */
+final class Runner {
+  private static final long RELEASE_LIMIT_S = 5;
+
+  private final Connection store;
+  private final Options options;
+  private final int count;
+  private final BlockingQueue<Runnable> mailbox = new LinkedBlockingQueue<>();
+  private final ScheduledExecutorService clock = Executors.newSingleThreadScheduledExecutor(Runner::daemon);
+  private final Map<String, Context.CancellableContext> running = new HashMap<>();
+  private final Map<String, AttemptResult> unacknowledged = new HashMap<>();
+  private String session = "";
+  private int handled; // attempts that are acknowledged or lost
+  private int credits; // granted and not yet used by an assignment
+
+  // Of the stream that is open now.
+  private StreamObserver<StreamLeasesRequest> requests; // null: what ends from here on is reported on the next stream
+  private boolean over;
+  private Throwable failure;
+  private long renewalNs;
+  private long renewAtNs;
+
+  Runner(Connection store, Options options) {
+    this.store = store;
+    this.options = options;
+    count = options.number("count");
+  }
+
+  /** Works until {@code count} attempts are handled. The session outlives its streams: leases are kept over a reconnect. */
+  void run() throws Exception {
+    try {
+      while (handled < count) store.whileUnavailable(this::holdStream);
+    } finally {
+      running.values().forEach(attempt -> attempt.cancel(null));
+      endSession();
+    }
+  }
+
+  private Void holdStream() throws Exception {
+    over = false;
+    failure = null;
+    renewalNs = TimeUnit.HOURS.toNanos(1); // until the store has said how long a lease is
+    renewAtNs = System.nanoTime() + renewalNs;
+    requests = store.own(LeaseServiceGrpc.newStub(store.store())).streamLeases(new Listener());
+    open();
+    while (!over) { // the stream ends by its deadline at the latest
+      var work = mailbox.poll(renewAtNs - System.nanoTime(), TimeUnit.NANOSECONDS);
+      if (work != null) work.run();
+      if (requests == null || over) continue;
+      if (handled >= count) leave();
+      else grant();
+      if (System.nanoTime() >= renewAtNs) renew();
+    }
+    requests = null;
+    if (failure == null) return null;
+    var error = FulmenException.of(failure);
+    if (!error.reason.equals("SESSION_ENDED")) throw error;
+    forgetSession();
+    return null;
+  }
+
+  private final class Listener implements StreamObserver<StreamLeasesResponse> {
+    @Override
+    public void onNext(StreamLeasesResponse message) {
+      mailbox.add(() -> take(message));
+    }
+
+    @Override
+    public void onError(Throwable thrown) {
+      mailbox.add(() -> end(thrown));
+    }
+
+    @Override
+    public void onCompleted() {
+      mailbox.add(() -> end(null));
+    }
+  }
+
+  private void take(StreamLeasesResponse message) {
+    switch (message.getMessageCase()) {
+      case OPENED -> opened(message.getOpened());
+      case ASSIGN -> message.getAssign().getAssignmentsList().forEach(this::start);
+      case ACK -> message.getAck().getAcksList().forEach(this::acknowledge);
+      case CANCEL -> cancel(message.getCancel().getAttemptsList());
+      case LEASE_LOST -> lose(message.getLeaseLost().getAttemptsList());
+      case DRAIN -> {
+        Main.emit(Map.of("event", "drain"));
+        leave();
+      }
+      default -> {} // a message that is newer than this program
+    }
+  }
+
+  private void end(Throwable thrown) {
+    over = true;
+    failure = thrown;
+  }
+
+  /** Closes this side; the store answers by closing its own. */
+  private void leave() {
+    requests.onCompleted();
+    requests = null;
+  }
+
+  private void open() {
+    var open =
+        OpenSession.newBuilder()
+            .setSessionId(session)
+            .setRunner(RunnerInfo.newBuilder().setHost(host()).setVersion("java").setSlotCount(options.number("slots")))
+            .addAllRunningAttempts(running.keySet())
+            .addAllRunningAttempts(unacknowledged.keySet())
+            .addProjects(options.text("project"));
+    credits = 0; // demand does not survive a stream
+    requests.onNext(StreamLeasesRequest.newBuilder().setOpen(open).build());
+  }
+
+  private void opened(SessionOpened opened) {
+    var ttlNs = Durations.toNanos(opened.getLeaseTtl());
+    var resumed = opened.getSessionId().equals(session);
+    Main.emit(Map.of("event", "opened", "session", opened.getSessionId(), "resumed", resumed, "lease_ttl_s", ttlNs / 1e9));
+    session = opened.getSessionId();
+    lose(opened.getLostAttemptsList());
+    renewalNs = ttlNs / 3;
+    renewAtNs = System.nanoTime() + renewalNs;
+    unacknowledged.values().forEach(this::report);
+  }
+
+  private void renew() {
+    renewAtNs = System.nanoTime() + renewalNs;
+    requests.onNext(StreamLeasesRequest.newBuilder().setRenew(RenewSession.getDefaultInstance()).build());
+  }
+
+  /** Grants credits for places that are free, and never for more attempts than are still wanted. */
+  private void grant() {
+    var held = running.size() + unacknowledged.size();
+    var free = Math.min(options.number("slots"), count - handled) - held - credits;
+    if (free <= 0) return;
+    credits += free;
+    requests.onNext(StreamLeasesRequest.newBuilder().setDemand(Demand.newBuilder().setCreditCount(free)).build());
+  }
+
+  private void start(Assignment assignment) {
+    var timeoutMs = Durations.toMillis(assignment.getTimeout());
+    var context = Context.current().withDeadlineAfter(timeoutMs, TimeUnit.MILLISECONDS, clock);
+    credits--;
+    running.put(assignment.getAttempt(), context);
+    Main.emit(Map.of("event", "assigned", "attempt", assignment.getAttempt()));
+    var agent = new Agent(store, assignment, options, context);
+    daemon(
+            context.wrap(
+                () -> {
+                  var result = agent.attempted();
+                  mailbox.add(() -> finish(context, result));
+                }))
+        .start();
+  }
+
+  private void finish(Context.CancellableContext context, AttemptResult result) {
+    var wanted = running.remove(result.getAttempt(), context); // else it was lost meanwhile: nobody wants to know
+    context.cancel(null);
+    if (!wanted) return;
+    unacknowledged.put(result.getAttempt(), result);
+    if (requests != null) report(result);
+  }
+
+  private void report(AttemptResult result) {
+    var complete = CompletedAttempts.newBuilder().addResults(result);
+    requests.onNext(StreamLeasesRequest.newBuilder().setComplete(complete).build());
+  }
+
+  private void acknowledge(CompletionAck ack) {
+    if (unacknowledged.remove(ack.getAttempt()) == null) return;
+    handled++;
+    var status = ack.getStatus().name();
+    Main.emit(Map.of("event", "acknowledged", "attempt", ack.getAttempt(), "status", status, "message", ack.getMessage()));
+  }
+
+  /** Stops attempts whose rollouts were cancelled; each ends as CANCELLED and is reported like any other. */
+  private void cancel(List<String> attempts) {
+    for (var attempt : attempts) {
+      if (!running.containsKey(attempt)) continue;
+      Main.emit(Map.of("event", "cancel", "attempt", attempt));
+      running.get(attempt).cancel(null);
+    }
+  }
+
+  /** Forgets attempts whose leases are gone: whatever they report would be discarded. */
+  private void lose(List<String> attempts) {
+    for (var attempt : attempts) {
+      var context = running.remove(attempt);
+      if (context != null) context.cancel(null);
+      if (context == null && unacknowledged.remove(attempt) == null) continue;
+      handled++;
+      Main.emit(Map.of("event", "lease_lost", "attempt", attempt));
+    }
+  }
+
+  private void forgetSession() {
+    Main.emit(Map.of("event", "session_ended", "session", session));
+    var stopped = new ArrayList<>(running.values());
+    running.clear();
+    unacknowledged.clear();
+    session = "";
+    stopped.forEach(context -> context.cancel(null));
+  }
+
+  /** Gives back what is still leased, so that nobody waits for the session's time to run out. */
+  private void endSession() {
+    if (session.isEmpty()) return;
+    var leases = store.own(LeaseServiceGrpc.newBlockingStub(store.store())).withDeadlineAfter(RELEASE_LIMIT_S, TimeUnit.SECONDS);
+    try {
+      leases.releaseLeases(ReleaseLeasesRequest.newBuilder().setSessionId(session).build());
+    } catch (io.grpc.StatusRuntimeException unreachable) {
+      // It ends by itself, later.
+    }
+  }
+
+  private static String host() {
+    try {
+      return InetAddress.getLocalHost().getHostName();
+    } catch (java.net.UnknownHostException nameless) {
+      return "java";
+    }
+  }
+
+  private static Thread daemon(Runnable work) {
+    var thread = new Thread(work);
+    thread.setDaemon(true);
+    return thread;
+  }
+}

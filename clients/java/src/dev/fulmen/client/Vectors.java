@@ -1,0 +1,68 @@
+package dev.fulmen.client;
+
+import dev.fulmen.client.Payload.Expected;
+import java.util.Arrays;
+import java.util.HexFormat;
+import java.util.Map;
+
+/** Holds the decoder of payloads to a file of protos/testdata/exchange. */
+final class Vectors {
+  private record GoldenFile(String codec, int version, Map<String, Case> cases, RefusedOnes refused) {}
+
+  private record Case(Settings settings, String way, String payload, double[][] decoded, int[] cuts, int segment) {}
+
+  private record RefusedOnes(Settings settings, String way, int size, Map<String, String> payloads) {}
+
+  private record Settings(int bits, int bits_up, int bits_down) {}
+
+  private Vectors() {}
+
+  /** Decodes everything in the file; throws at the first payload that is not read as the file says. */
+  static Map<String, ?> check(String text) {
+    var file = Main.JSON.fromJson(text, GoldenFile.class);
+    file.cases.forEach(
+        (name, each) -> {
+          var size = each.cuts[each.segment + 1] - each.cuts[each.segment];
+          var found = decode(file, name, each.payload, expected(file, each.settings, each.way, size));
+          if (!Arrays.equals(found, dense(each.decoded, size))) {
+            throw new IllegalStateException(file.codec + ": " + name + ": other elements than the file has");
+          }
+        });
+    var refused = file.refused;
+    var expected = expected(file, refused.settings, refused.way, refused.size);
+    refused.payloads.forEach(
+        (why, payload) -> {
+          if (!isRefused(payload, expected)) throw new IllegalStateException(file.codec + ": not refused: " + why);
+        });
+    return Map.of("codec", file.codec, "decoded", file.cases.size(), "refused", refused.payloads.size());
+  }
+
+  private static Expected expected(GoldenFile file, Settings settings, String way, int size) {
+    var bits = way.equals("up") ? settings.bits_up : settings.bits_down;
+    var codec = file.codec.equals("dgc") && way.equals("down") ? "topk" : file.codec;
+    return new Expected(codec, file.version, size, settings.bits > 0 ? settings.bits : bits);
+  }
+
+  private static float[] decode(GoldenFile file, String name, String payload, Expected expected) {
+    try {
+      return Payload.decode(HexFormat.of().parseHex(payload), expected);
+    } catch (Payload.Refused refused) {
+      throw new IllegalStateException(file.codec + ": " + name + ": " + refused.getMessage());
+    }
+  }
+
+  private static boolean isRefused(String payload, Expected expected) {
+    try {
+      Payload.decode(HexFormat.of().parseHex(payload), expected);
+      return false;
+    } catch (Payload.Refused refused) {
+      return true;
+    }
+  }
+
+  private static float[] dense(double[][] decoded, int size) {
+    var elements = new float[size];
+    for (var one : decoded) elements[(int) one[0]] = (float) one[1];
+    return elements;
+  }
+}
