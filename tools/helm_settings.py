@@ -1,7 +1,7 @@
 """Writes into the chart's values.schema.json which settings of each service a value may name; `--check` only compares.
 
-These are the settings of the service's class but those that the chart sets by itself, those that only tests and the
-local stack use, and secrets, which come from files: `..._FILE` names one.
+These are the settings of the service's class but those that the chart sets by itself, those that are of no use
+in a cluster, and secrets, which come from files: `..._FILE` names one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ CLASSES: dict[str, type[ServiceSettings]] = {
     "runner": RunnerSettings,
     "algorithm": AlgorithmServiceSettings,
 }
-NOT_IN_A_CLUSTER = frozenset({"DEV_MODE", "READY_FILE", "WORKERS_DIR", "WORKER_INDEX", "ENGINE_IN_PROCESS"})
+NOT_IN_A_CLUSTER = frozenset(
+    {"DEV_MODE", "READY_FILE", "WORKERS_DIR", "WORKER_INDEX", "ENGINE_IN_PROCESS", "METRICS_PORT"}
+)
 
 
 def settable(settings_class: type[ServiceSettings]) -> list[str]:

@@ -96,7 +96,7 @@ def test_selectors_find_the_pods_of_their_component_and_no_others(release: Manif
             assert found == {component_of(document)}, document["metadata"]["name"]
 
 
-def test_services_lead_to_ports_that_exist(release: Manifests) -> None:
+def test_services_lead_to_ports_that_exist(case: str, release: Manifests) -> None:
     ports = {
         component_of(owner): {port["name"]: port["containerPort"] for port in container["ports"]}
         for owner, _, container in release.containers()
@@ -116,7 +116,11 @@ def test_services_lead_to_ports_that_exist(release: Manifests) -> None:
     for component in ports.keys() & {"store", "llm-proxy", "runner", "algorithm"}:
         # One Service has the port of metrics, so that Prometheus finds each pod once.
         serving = [each for each in release.of("Service") if component_of(each) == component]
-        assert ["metrics" in {port["name"] for port in each["spec"]["ports"]} for each in serving].count(True) == 1
+        ports_of_metrics = [
+            port["name"] for each in serving for port in each["spec"]["ports"] if port["name"].startswith("metrics")
+        ]
+        encrypted = component == "llm-proxy" and VALUES[case].get("tls", {}).get("enabled", False)
+        assert ports_of_metrics == ["metrics-tls" if encrypted else "metrics"]
 
 
 def test_everything_that_pods_refer_to_is_there(case: str, release: Manifests) -> None:
@@ -159,7 +163,10 @@ def test_secrets_are_named_and_never_written(case: str, release: Manifests) -> N
             elif re.search(r"(TOKEN|SIGNING_KEY|_KEYS|DATABASE_URL|PASSWORD)", variable["name"]):
                 assert variable["name"].endswith("_FILE"), variable
                 assert variable["value"].startswith("/etc/fulmen/"), variable
-    assert used <= {("fulmen", key) for key in SECRET_KEYS} | {("fulmen-database", "url"), ("fulmen-database", "root.pem")}
+    assert used <= {("fulmen", key) for key in SECRET_KEYS} | {
+        ("fulmen-database", "url"),
+        ("fulmen-database", "root.pem"),
+    }
     assert ("fulmen-database", "url") in used
     keda = VALUES[case].get("runner", {}).get("scaling", {}).get("kind") == "keda"
     assert (("fulmen", "reader-token") in used) is keda

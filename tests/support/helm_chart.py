@@ -199,6 +199,12 @@ _TRIGGER = _strict(
     {"type": {"const": "external"}, "metadata": {**_TEXTS, "required": ["scalerAddress", "tokenFromEnv"]}},
     {"authenticationRef": _NAMED},
 )
+_KEY = _strict({"secret": _strict({"name": _TEXT, "key": _TEXT})})
+_ENDPOINT = _strict(
+    {"port": _TEXT},
+    {"path": _TEXT, "interval": _TEXT, "scheme": {"enum": ["http", "https"]},
+     "tlsConfig": _strict({"ca": _KEY, "serverName": _TEXT})},
+)  # fmt: skip
 # Of the custom resources, the fields that the chart writes and those that must be there, after their definitions:
 # KEDA 2.17 (keda.sh/v1alpha1), cert-manager 1.18, Prometheus operator 0.83.
 CUSTOM: dict[str, Document] = {
@@ -220,7 +226,7 @@ CUSTOM: dict[str, Document] = {
     ),
     "monitoring.coreos.com/v1 ServiceMonitor": _strict(
         {"selector": _strict({"matchLabels": _TEXTS}),
-         "endpoints": {"type": "array", "items": _strict({"port": _TEXT}, {"path": _TEXT, "interval": _TEXT})}},
+         "endpoints": {"type": "array", "items": _ENDPOINT}},
         {"targetLabels": {"type": "array", "items": _TEXT}},
     ),
 }  # fmt: skip

@@ -109,19 +109,22 @@ topologySpreadConstraints:
   {{- end }}
 {{- end }}
 
-{{/* Liveness restarts what does not answer, readiness takes out what cannot serve: HTTP on the port of metrics. */}}
+{{/* Liveness restarts what does not answer, readiness takes out what cannot serve. HTTP on the port of metrics, but for
+the proxy, which has no such port: "port" and "scheme". The kubelet checks no certificates. */}}
 {{- define "fulmen.probes" -}}
+{{- $at := printf "port: %s" (.port | default "metrics") }}
+{{- with .scheme }}{{ $at = printf "%s, scheme: %s" $at (upper .) }}{{ end -}}
 startupProbe:
-  httpGet: {path: /healthz, port: metrics}
+  httpGet: {path: /healthz, {{ $at }}}
   periodSeconds: 2
   failureThreshold: {{ .startFailures | default 60 }}
 livenessProbe:
-  httpGet: {path: /healthz, port: metrics}
+  httpGet: {path: /healthz, {{ $at }}}
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 3
 readinessProbe:
-  httpGet: {path: /readyz, port: metrics}
+  httpGet: {path: /readyz, {{ $at }}}
   periodSeconds: 5
   timeoutSeconds: 5
   failureThreshold: 2

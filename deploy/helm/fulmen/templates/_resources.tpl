@@ -12,7 +12,7 @@
       {{- end }}
 {{- end }}
 
-{{/* "ports": list of (list NAME NUMBER). */}}
+{{/* "ports": list of (list NAME NUMBER), or (list NAME NUMBER TARGET). */}}
 {{- define "fulmen.service" -}}
 apiVersion: v1
 kind: Service
@@ -31,7 +31,7 @@ spec:
     {{- include "fulmen.selectorLabels" . | nindent 4 }}
   ports:
     {{- range .ports }}
-    - {name: {{ first . }}, port: {{ last . }}, targetPort: {{ first . }}}
+    - {name: {{ first . }}, port: {{ index . 1 }}, targetPort: {{ len . | eq 3 | ternary (last .) (first .) }}}
     {{- end }}
 {{- end }}
 
@@ -53,7 +53,7 @@ spec:
     {{- include "fulmen.selectorLabels" . | nindent 4 }}
   ports:
     {{- range .ports }}
-    - {name: {{ first . }}, port: {{ last . }}, targetPort: {{ first . }}}
+    - {name: {{ first . }}, port: {{ index . 1 }}, targetPort: {{ len . | eq 3 | ternary (last .) (first .) }}}
     {{- end }}
 {{- end }}
 
