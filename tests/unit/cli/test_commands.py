@@ -54,7 +54,16 @@ def test_every_command_has_help_that_teaches_by_example(command: tuple[str, ...]
 
 # Print no data: a log, a file, a token, or only that something was done.
 WITHOUT_DATA = frozenset(
-    {"up", "down", "logs", "spans export", "proxy route delete", "proxy backend delete", "token revoke"}
+    {
+        "up",
+        "down",
+        "logs",
+        "support-bundle",
+        "spans export",
+        "proxy route delete",
+        "proxy backend delete",
+        "token revoke",
+    }
 )
 
 

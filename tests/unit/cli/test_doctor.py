@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
 import json
 import socket
@@ -12,8 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from fulmen.cli import doctor_checks as checks
+from fulmen.cli.deployment_checks import clock_of, token
 from fulmen.cli.main import app
 from fulmen.local.record import StackRecord, StackState
+from fulmen.store.v1.runner_registry_service_pb2 import Runner
 
 NOW = datetime.datetime(2026, 5, 1, 12, tzinfo=datetime.UTC)
 
@@ -87,3 +90,43 @@ def test_a_docker_engine_is_found_where_docker_host_says(short_tmp_path: Path) -
 
     assert (found.ok, "1.47" in found.text) == (True, True)
     assert checks.docker({"DOCKER_HOST": f"unix://{path}.none"}).ok is None
+
+
+def bearer(**claims: object) -> str:
+    """Returns what looks like a token with these claims."""
+    payload = base64.urlsafe_b64encode(json.dumps(claims).encode()).rstrip(b"=").decode()
+    return f"header.{payload}.signature"
+
+
+@pytest.mark.parametrize(
+    ("days", "ok", "said"),
+    [(30, True, "good for 30 days"), (3, None, "good for 3 days"), (-2, False, "expired 2 days ago")],
+)
+def test_a_token_that_ends_soon_is_worth_knowing_and_one_that_has_ended_is_a_failure(
+    days: int, ok: bool | None, said: str
+) -> None:
+    expires = int((NOW + datetime.timedelta(days=days)).timestamp())
+    found = token(bearer(role="client", prj="projects/a", exp=expires), NOW)
+
+    assert (found.ok, bool(found.advice)) == (ok, ok is not True)
+    assert found.text == f"role client, projects/a, {said}"
+
+
+@pytest.mark.parametrize("given", ["", "no token", "a.b.c", "a.e30.c", bearer(exp="soon")])
+def test_what_is_no_token_is_a_failure(given: str) -> None:
+    assert token(given, NOW).ok is False
+    assert token(None, NOW).ok is None
+
+
+def test_a_clock_outside_of_what_the_deployment_allows_is_a_failure() -> None:
+    runner = Runner()
+    runner.create_time.FromDatetime(NOW - datetime.timedelta(minutes=5))
+    runner.lease_expire_time.FromDatetime(NOW + datetime.timedelta(seconds=9))
+    late, early = NOW + datetime.timedelta(seconds=40), NOW - datetime.timedelta(minutes=6)
+
+    assert clock_of([runner], None, NOW).ok is True
+    assert "at least 31 s ahead" in clock_of([runner], None, late).text
+    assert "at least 60 s behind" in clock_of([runner], None, early).text
+    made_in_the_future = bearer(exp=0, iat=int(NOW.timestamp()) + 100)
+    assert "at least 100 s behind" in clock_of([], made_in_the_future, NOW).text
+    assert clock_of([], None, NOW).ok is True

@@ -26,6 +26,11 @@ class Connection:
     llm_proxy_target: str | None = None
     token: str | None = field(default=None, repr=False)
 
+    @property
+    def names_services(self) -> bool:
+        """True if a service was named, and so not the stack of the state folder is meant."""
+        return any((self.store_target, self.algorithm_target, self.llm_proxy_target))
+
     def open(self) -> AbstractAsyncContextManager[Client]:
         """Opens the channels.
 
@@ -48,7 +53,7 @@ class Connection:
         Raises:
             CommandFailed: if a file that the environment names cannot be read.
         """
-        if not any((self.store_target, self.algorithm_target, self.llm_proxy_target)):
+        if not self.names_services:
             return None
         files = TlsFiles.from_environment()
         try:
@@ -88,7 +93,7 @@ class Connection:
         """Returns the token to send; None if none is known."""
         if self.token:
             return self.token
-        if any((self.store_target, self.algorithm_target, self.llm_proxy_target)):
+        if self.names_services:
             return None
         record = StackFolder(self.state_dir).read()
         if record is None:

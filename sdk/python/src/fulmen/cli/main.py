@@ -22,6 +22,7 @@ from fulmen.cli import (
     runner_commands,
     span_commands,
     stack_commands,
+    support_command,
     token_command,
     trace_command,
     train_command,
@@ -74,6 +75,7 @@ for module in (
     usage_command,
     token_command,
     doctor_command,
+    support_command,
 ):
     module.register(app)
 
