@@ -26,7 +26,7 @@ CLASSES: dict[str, type[ServiceSettings]] = {
     "algorithm": AlgorithmServiceSettings,
 }
 NOT_IN_A_CLUSTER = frozenset(
-    {"DEV_MODE", "READY_FILE", "WORKERS_DIR", "WORKER_INDEX", "ENGINE_IN_PROCESS", "METRICS_PORT"}
+    {"DEV_MODE", "READY_FILE", "WORKERS_DIR", "WORKER_INDEX", "ENGINE_IN_PROCESS", "METRICS_PORT", "AGENTS_PORT"}
 )
 
 

@@ -144,6 +144,15 @@ readinessProbe:
 {{ include "fulmen.fullname" .root }}-{{ .service }}.{{ .root.Release.Namespace }}.svc
 {{- end }}
 
+{{/* The gRPC addresses of all proxies, with commas: each has captures that are asked of no other. */}}
+{{- define "fulmen.proxies" -}}
+{{- $pods := include "fulmen.host" (dict "root" $ "service" "llm-proxy-headless") }}
+{{- $name := printf "%s-llm-proxy" (include "fulmen.fullname" .) }}
+{{- range $index := until (int .Values.llmProxy.replicas) }}
+{{- if $index }},{{ end }}{{ printf "%s-%d.%s:7201" $name $index $pods }}
+{{- end }}
+{{- end }}
+
 {{- define "fulmen.scheme" -}}
 {{ ternary "https" "http" .Values.tls.enabled }}
 {{- end }}
