@@ -9,7 +9,7 @@ COMPOSE := docker compose --file deploy/docker-compose.yml $(if $(GPU),--file de
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup vllm-env clients demo test test-frameworks test-gpu test-container chaos chaos-store chaos-runners lint format types proto \
-	proto-check lock clean bench bench-store bench-runner bench-proxy bench-train bench-exchange bench-exchange-convergence \
+	proto-check lock clean bench bench-store bench-runner bench-proxy bench-train bench-exchange bench-exchange-convergence audit \
 	helm helm-settings up down compose-smoke
 
 help: ## Shows this list
@@ -124,6 +124,9 @@ helm: setup ## Checks the Helm chart with Helm's own SDK: lint, and every test o
 
 helm-settings: setup ## Writes into the chart's schema which settings the services have
 	$(PYTHON_BIN)/python tools/helm_settings.py
+
+audit: setup ## Looks the pinned dependencies up among known vulnerabilities (STRICT=1: fails where that cannot be done)
+	$(PYTHON_BIN)/python tools/audit.py $(if $(STRICT),--strict)
 
 clean: ## Removes what was built here; the state of `fulmen up` (.fulmen) is kept
 	rm -rf .venv .venv-vllm .venv-frameworks .venv-helm node_modules .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache deploy/wheels/*.whl

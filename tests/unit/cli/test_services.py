@@ -20,7 +20,7 @@ PLAN = StackPlan(
     runners=2,
     slots=8,
     database_url="postgresql:///postgres",
-    signing_key="signing",
+    signing_key_file=Path("state/signing.key"),
     engine_token="engine",
     tokens={"service": "token-of-service", "runner": "token-of-runner", "admin": "token-of-admin"},
 )
@@ -84,5 +84,11 @@ def test_the_proxy_keeps_captures_in_the_folder_of_the_stack() -> None:
 
 
 def test_secrets_are_not_shown() -> None:
-    assert not any(secret in repr(PLAN) for secret in ("signing", "token-of-admin"))
-    assert "signing" not in repr(planned({})["store"])
+    assert not any(secret in repr(PLAN) for secret in ("postgresql:", "token-of-admin"))
+    assert "postgresql:" not in repr(planned({})["store"])
+
+
+def test_a_runner_gets_no_key_with_which_tokens_are_made() -> None:
+    services = planned({})
+    assert services["store"].environment["FULMEN_STORE_SIGNING_KEY_FILE"] == "state/signing.key"
+    assert not any("SIGNING" in name for name in services["runner-1"].environment)

@@ -1,0 +1,59 @@
+"""Looks the pinned dependencies up among the known vulnerabilities: `make audit`.
+
+pip-audit asks PyPI's advisory database. Exit status 1: something pinned is known to be vulnerable. Where the database cannot be
+reached, that is told, and is an error with --strict only: a build without a way out must not fail for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+PIP_AUDIT = "pip-audit==2.10.1"
+ROOT = Path(__file__).parent.parent
+LIMIT_S = 300
+
+
+def audited(uv: Path, constraints: Path) -> list[dict[str, object]] | None:
+    """Returns what pip-audit says of each pinned distribution; None if it cannot be run here."""
+    command = [str(uv), "tool", "run", "--system-certs", PIP_AUDIT, "--requirement", str(constraints)]
+    command += ["--no-deps", "--disable-pip", "--format", "json", "--progress-spinner", "off"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        found: list[dict[str, object]] = json.loads(done.stdout)["dependencies"]
+    except (subprocess.TimeoutExpired, ValueError, OSError):
+        return None
+    return found
+
+
+def verdict(found: list[dict[str, object]] | None, *, strict: bool) -> tuple[int, list[str]]:
+    """Returns the exit status, and what to tell."""
+    known = [each for each in found or [] if "vulns" in each]
+    if not known:
+        return int(strict), ["audit: no advisory could be asked for: run `make audit` where PyPI can be reached"]
+    lines = [
+        f"audit: {each['name']} {each['version']}: {one['id']}, mended in {', '.join(one['fix_versions']) or 'nothing yet'}"
+        for each in known
+        for one in each["vulns"]  # type: ignore[attr-defined]
+    ]
+    missed = len(found or []) - len(known)
+    told = [f"audit: {len(known)} distributions asked for, {missed} of which nothing is known, {len(lines)} advisories"]
+    return int(bool(lines)), lines + told
+
+
+def main() -> int:
+    """Audits; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--strict", action="store_true", help="fail where no advisory can be asked for")
+    arguments = parser.parse_args()
+    found = audited(Path(sys.executable).parent / "uv", ROOT / "constraints.txt")
+    status, lines = verdict(found, strict=arguments.strict)
+    print("\n".join(lines))
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
