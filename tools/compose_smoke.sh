@@ -41,6 +41,8 @@ done
 .venv/bin/python tools/free_ports.py FULMEN_{{STORE,STORE_2,ALGORITHM}{,_METRICS},STORE{,_2}_HTTP,LLM_PROXY{,_2}{,_HTTP},PROMETHEUS}_PORT \
   >> "$folder/env"
 trap finish EXIT
+# What cannot be started here is at least read.
+compose --file deploy/docker-compose.gpu.yml --profile monitoring config --quiet
 begun=$SECONDS
 compose build --quiet
 echo "compose-smoke: built in $((SECONDS - begun)) s"

@@ -144,12 +144,17 @@ def test_promtool_accepts_configuration_and_alerts() -> None:
 def test_promtool_sees_every_alert_fire_and_be_quiet() -> None:
     promtool("test", "rules", PROMETHEUS / "alerts_test.yml")
 
-    seen = defaultdict(set)
+    seen, labels = defaultdict(set), {}
     for case in yaml.safe_load((PROMETHEUS / "alerts_test.yml").read_text(encoding="utf-8"))["tests"]:
         for check in case["promql_expr_test"]:
             [name] = re.findall(r'alertname="(\w+)", alertstate="firing"', check["expr"])
             seen[name].add(bool(check["exp_samples"]))
+            labels[name] = {found for each in check["exp_samples"] for found in re.findall(r"(\w+)=", each["labels"])}
     assert seen == {rule["alert"]: {False, True} for rule in ALERTS}
+    # An alert whose text names a label that it does not have would say nothing there.
+    for rule in ALERTS:
+        told = {label for text in rule["annotations"].values() for label in re.findall(r"\$labels\.(\w+)", text)}
+        assert told <= labels[rule["alert"]], rule["alert"]
 
 
 def test_promtool_reads_every_expression_of_the_dashboards(tmp_path: Path) -> None:

@@ -19,13 +19,15 @@ HOSTS = Board(
                     unit="percentunit",
                     most=1,
                     queries={
-                        "{{instance}}": f'1 - avg by (instance) (rate(node_cpu_seconds_total{{mode="idle", instance=~"$instance"}}{RATE}))'
+                        "{{instance}}": "1 - avg by (instance) "
+                        f'(rate(node_cpu_seconds_total{{mode="idle", instance=~"$instance"}}{RATE}))'
                     },
                 ),
                 Panel(
                     title="Load for each core",
                     queries={
-                        "{{instance}}": 'node_load1{instance=~"$instance"} / on (instance) count by (instance) (node_cpu_seconds_total{mode="idle"})'
+                        "{{instance}}": 'node_load1{instance=~"$instance"} / on (instance) '
+                        'count by (instance) (node_cpu_seconds_total{mode="idle"})'
                     },
                 ),
                 Panel(
@@ -34,7 +36,8 @@ HOSTS = Board(
                     most=1,
                     alarm=0.95,
                     queries={
-                        "{{instance}}": '1 - node_memory_MemAvailable_bytes{instance=~"$instance"} / node_memory_MemTotal_bytes'
+                        "{{instance}}": "1 - "
+                        'node_memory_MemAvailable_bytes{instance=~"$instance"} / node_memory_MemTotal_bytes'
                     },
                 ),
                 Panel(
@@ -44,7 +47,8 @@ HOSTS = Board(
                     alarm=0.1,
                     alarm_below=True,
                     queries={
-                        "{{instance}} {{mountpoint}}": f'node_filesystem_avail_bytes{{instance=~"$instance", {DISKS}}} / node_filesystem_size_bytes'
+                        "{{instance}} {{mountpoint}}": f'node_filesystem_avail_bytes{{instance=~"$instance", {DISKS}}} '
+                        "/ node_filesystem_size_bytes"
                     },
                 ),
                 Panel(

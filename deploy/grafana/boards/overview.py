@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from boards.panels import RATE, SERVICES, WAITING, Board, Panel, Row, number, rate
+from boards.panels import RATE, SERVICES, WAITING, Board, Panel, Row, number, rate, total
 
 OVERVIEW = Board(
     name="overview",
@@ -68,7 +68,7 @@ OVERVIEW = Board(
                 Panel(
                     title="Cost of model calls, dollars an hour",
                     unit="currencyUSD",
-                    queries={"cost": "3600 * sum(rate(fulmen_llm_proxy_cost_dollars_total" + RATE + "))"},
+                    queries={"cost": "3600 * " + total("fulmen_llm_proxy_cost_dollars_total")},
                     about="By the price table of the proxy; a model without a price costs nothing.",
                 ),
             ],
@@ -79,7 +79,7 @@ OVERVIEW = Board(
                 Panel(
                     title="Cores in use",
                     queries={"{{job}} {{instance}}": f"rate(process_cpu_seconds_total{{{SERVICES}}}{RATE})"},
-                    about="A process of the store, proxy or runner uses one core at most: near 1 it wants a replica or worker.",
+                    about="A process of the store, proxy or runner uses one core at most: near 1 it wants another.",
                 ),
                 Panel(
                     title="Memory",

@@ -89,6 +89,11 @@ def rate(metric: str, *, by: str, where: str = "") -> str:
     return f"sum by ({by}) (rate({metric}{where}{RATE}))"
 
 
+def total(metric: str) -> str:
+    """Returns the rate of a counter, of all its series together."""
+    return f"sum(rate({metric}{RATE}))"
+
+
 def figures(title: str, *names: str, unit: str = "short", least: float | None = 0, about: str = "") -> Panel:
     """Returns a panel of figures of training runs."""
     chosen = f'{{run=~"$run", figure=~"{"|".join(names)}"}}'

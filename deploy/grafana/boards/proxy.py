@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from boards.panels import Board, Panel, Row, Variable, percentiles, rate
+from boards.panels import Board, Panel, Row, Variable, percentiles, rate, total
 
 PROXY = Board(
     name="proxy",
@@ -78,7 +78,8 @@ PROXY = Board(
                     title="Breakers that are not closed",
                     most=1,
                     queries={
-                        "{{backend}} {{state}} {{instance}}": 'fulmen_llm_proxy_backend_breaker{backend=~"$backend", state!="closed"} == 1'
+                        "{{backend}} {{state}} {{instance}}": 
+                        'fulmen_llm_proxy_backend_breaker{backend=~"$backend", state!="closed"} == 1'
                     },
                 ),
                 Panel(
@@ -100,7 +101,7 @@ PROXY = Board(
                     unit="reqps",
                     stacked=True,
                     queries={
-                        "no place at a backend": "sum(rate(fulmen_llm_proxy_backend_queue_refusals_total[$__rate_interval]))",
+                        "no place at a backend": total("fulmen_llm_proxy_backend_queue_refusals_total"),
                         "limit {{limit}} of {{of}}": rate("fulmen_llm_proxy_limit_refusals_total", by="limit, of"),
                         "key {{problem}}": rate("fulmen_llm_proxy_keys_refused_total", by="problem"),
                     },
@@ -120,7 +121,7 @@ PROXY = Board(
                     most=1,
                     queries={
                         "hits": 'sum(rate(fulmen_llm_proxy_cache_lookups_total{outcome="hit"}[$__rate_interval])) / '
-                        "sum(rate(fulmen_llm_proxy_cache_lookups_total[$__rate_interval]))"
+                        total("fulmen_llm_proxy_cache_lookups_total")
                     },
                 ),
             ],
@@ -161,9 +162,9 @@ PROXY = Board(
                     title="What should not happen",
                     unit="ops",
                     queries={
-                        "errors of the disk": "sum(rate(fulmen_llm_proxy_spool_errors_total[$__rate_interval]))",
-                        "calls ended with their attempt": "sum(rate(fulmen_llm_proxy_calls_of_ended_attempts_total[$__rate_interval]))",
-                        "use without an attempt": "sum(rate(fulmen_llm_proxy_usage_without_attempt_total[$__rate_interval]))",
+                        "errors of the disk": total("fulmen_llm_proxy_spool_errors_total"),
+                        "calls ended with their attempt": total("fulmen_llm_proxy_calls_of_ended_attempts_total"),
+                        "use without an attempt": total("fulmen_llm_proxy_usage_without_attempt_total"),
                     },
                 ),
             ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from boards.panels import RATE, Board, Panel, Row, Variable, percentiles, rate
+from boards.panels import RATE, Board, Panel, Row, Variable, percentiles, rate, total
 
 QUEUE = Board(
     name="queue",
@@ -17,7 +17,8 @@ QUEUE = Board(
                     title="Waiting, by project and labels",
                     stacked=True,
                     queries={
-                        "{{project}} {{labels}}": 'max by (project, labels) (fulmen_store_demand_queued{project=~"$project"})'
+                        "{{project}} {{labels}}": "max by (project, labels) "
+                        '(fulmen_store_demand_queued{project=~"$project"})'
                     },
                     about="Counted every 15 s.",
                 ),
@@ -25,7 +26,8 @@ QUEUE = Board(
                     title="Running, by project and labels",
                     stacked=True,
                     queries={
-                        "{{project}} {{labels}}": 'max by (project, labels) (fulmen_store_demand_running{project=~"$project"})'
+                        "{{project}} {{labels}}": "max by (project, labels) "
+                        '(fulmen_store_demand_running{project=~"$project"})'
                     },
                 ),
                 Panel(
@@ -153,9 +155,9 @@ QUEUE = Board(
                     title="Spans rejected, repeated; chunks that cannot be read",
                     unit="ops",
                     queries={
-                        "rejected": "sum(rate(fulmen_store_spans_rejected_total[$__rate_interval]))",
-                        "repeated": "sum(rate(fulmen_store_spans_repeated_total[$__rate_interval]))",
-                        "unreadable chunks": "sum(rate(fulmen_store_chunks_unreadable_total[$__rate_interval]))",
+                        "rejected": total("fulmen_store_spans_rejected_total"),
+                        "repeated": total("fulmen_store_spans_repeated_total"),
+                        "unreadable chunks": total("fulmen_store_chunks_unreadable_total"),
                     },
                 ),
                 Panel(
@@ -169,8 +171,8 @@ QUEUE = Board(
                     title="Transactions",
                     unit="ops",
                     queries={
-                        "committed": "sum(rate(pg_stat_database_xact_commit[$__rate_interval]))",
-                        "rolled back": "sum(rate(pg_stat_database_xact_rollback[$__rate_interval]))",
+                        "committed": total("pg_stat_database_xact_commit"),
+                        "rolled back": total("pg_stat_database_xact_rollback"),
                     },
                 ),
                 Panel(title="Size of databases", unit="bytes", queries={"{{datname}}": "pg_database_size_bytes"}),

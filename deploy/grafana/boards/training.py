@@ -7,7 +7,7 @@ from boards.panels import Board, Panel, Row, Variable, figures
 TRAINING = Board(
     name="training",
     title="training runs",
-    description="How far runs are, what they learn, how far sampler and trainer are apart. docs/metrics.md has every figure.",
+    description="How far runs are, what they learn, how far sampler and trainer are apart. docs/metrics.md has all.",
     variables=[Variable(name="run", metric="fulmen_algorithm_run_step", label="run")],
     span="6h",
     rows=[
