@@ -78,8 +78,7 @@ PROXY = Board(
                     title="Breakers that are not closed",
                     most=1,
                     queries={
-                        "{{backend}} {{state}} {{instance}}": 
-                        'fulmen_llm_proxy_backend_breaker{backend=~"$backend", state!="closed"} == 1'
+                        "{{backend}} {{state}} {{instance}}": 'fulmen_llm_proxy_backend_breaker{backend=~"$backend", state!="closed"} == 1'
                     },
                 ),
                 Panel(
@@ -111,7 +110,8 @@ PROXY = Board(
                     unit="none",
                     least=None,
                     queries={
-                        "{{policy}} {{model}} {{instance}}": "max by (policy, model, instance) (fulmen_llm_proxy_policy_version)"
+                        "{{policy}} {{model}} {{instance}}": "max by (policy, model, instance) "
+                        "(fulmen_llm_proxy_policy_version)"
                     },
                     about="Replicas differ for no longer than a second.",
                 ),
@@ -120,8 +120,9 @@ PROXY = Board(
                     unit="percentunit",
                     most=1,
                     queries={
-                        "hits": 'sum(rate(fulmen_llm_proxy_cache_lookups_total{outcome="hit"}[$__rate_interval])) / '
-                        total("fulmen_llm_proxy_cache_lookups_total")
+                        "hits": total('fulmen_llm_proxy_cache_lookups_total{outcome="hit"}')
+                        + " / "
+                        + total("fulmen_llm_proxy_cache_lookups_total")
                     },
                 ),
             ],

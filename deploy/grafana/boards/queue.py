@@ -99,7 +99,8 @@ QUEUE = Board(
                     unit="percentunit",
                     most=1,
                     queries={
-                        "{{agent}}": 'sum by (agent) (rate(fulmen_agent_attempts_total{failure_kind!="none"}[$__rate_interval])) '
+                        "{{agent}}": "sum by (agent) "
+                        '(rate(fulmen_agent_attempts_total{failure_kind!="none"}[$__rate_interval])) '
                         "/ " + rate("fulmen_agent_attempts_total", by="agent")
                     },
                 ),
