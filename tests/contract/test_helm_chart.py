@@ -349,3 +349,16 @@ def objects_of(schema: Mapping[str, Any], path: str = "") -> list[tuple[str, Map
         if isinstance(part, dict):
             found += objects_of(part, f"{path}/{key}" if key not in {"properties", "definitions"} else path)
     return found
+
+
+def test_prometheus_calls_the_jobs_as_alerts_and_dashboards_do() -> None:
+    endpoints = render(VALUES["everything"]).one("ServiceMonitor")["spec"]["endpoints"]
+    assert [each["port"] for each in endpoints] == ["metrics", "metrics-tls"]
+    alerts = (CHART.parent.parent / "prometheus" / "alerts.yml").read_text(encoding="utf-8")
+    for component in ("store", "llm-proxy", "runner", "algorithm"):
+        job = component
+        for rule in endpoints[0]["relabelings"]:
+            job = rule["replacement"] if job == rule.get("regex") else job
+        assert re.search(rf"[\"|]{job}[\"|]", alerts)
+    plain = render({"serviceMonitor": {"enabled": True}}).one("ServiceMonitor")["spec"]["endpoints"]
+    assert [(each["port"], "scheme" in each) for each in plain] == [("metrics", False)]

@@ -203,10 +203,10 @@ _KEY = _strict({"secret": _strict({"name": _TEXT, "key": _TEXT})})
 _ENDPOINT = _strict(
     {"port": _TEXT},
     {"path": _TEXT, "interval": _TEXT, "scheme": {"enum": ["http", "https"]},
-     "tlsConfig": _strict({"ca": _KEY, "serverName": _TEXT})},
+     "tlsConfig": _strict({"ca": _KEY, "serverName": _TEXT}), "relabelings": {"type": "array"}},
 )  # fmt: skip
-# Of the custom resources, the fields that the chart writes and those that must be there, after their definitions:
-# KEDA 2.17 (keda.sh/v1alpha1), cert-manager 1.18, Prometheus operator 0.83.
+# Of the custom resources, the fields that the chart writes, and which of them must be there. Their whole definitions are
+# not at hand here.
 CUSTOM: dict[str, Document] = {
     "keda.sh/v1alpha1 ScaledObject": _strict(
         {"scaleTargetRef": _strict({"name": _TEXT}, {"envSourceContainerName": _TEXT}),
