@@ -49,7 +49,7 @@ build() {
 }
 
 status=0 asked=$#
-[ $# -gt 0 ] || set -- node go java
+[ $# -gt 0 ] || set -- node go java cpp
 for language; do
   missing=$(missing_of "$language") || exit 2
   if [ -n "$missing" ]; then

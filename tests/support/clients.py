@@ -18,7 +18,7 @@ import pytest
 __all__ = ["LANGUAGES", "Client", "Done", "Running", "built"]
 
 ROOT = Path(__file__).parents[2]
-LANGUAGES = ("node", "go", "java")
+LANGUAGES = ("node", "go", "java", "cpp")
 LIMIT_S = 90.0
 BUILD_LIMIT_S = 400
 TOOLCHAIN_MISSING = 3

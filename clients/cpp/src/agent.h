@@ -1,0 +1,11 @@
+// What is done with an assignment.
+#pragma once
+
+#include <stop_token>
+
+#include "connection.h"
+#include "options.h"
+
+// Runs one attempt to its end; how it failed is part of the result.
+store::AttemptResult Attempted(const Connection& connection, const store::Assignment& assignment,
+                               const Options& options, std::stop_token stop);

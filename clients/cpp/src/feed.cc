@@ -1,0 +1,69 @@
+#include "feed.h"
+
+namespace {
+
+nlohmann::json Described(const store::Attempt& attempt) {
+  auto rewards = nlohmann::json::array();
+  for (const auto& reward : attempt.rewards()) rewards.push_back(reward.value());
+  return {
+      {"attempt", attempt.name()},
+      {"state", store::AttemptState_Name(attempt.state())},
+      {"failure_kind", store::FailureKind_Name(attempt.failure_kind())},
+      {"rewards", rewards},
+      {"output", attempt.output()},
+  };
+}
+
+nlohmann::json Described(const store::FinishedGroup& group) {
+  auto rollouts = nlohmann::json::array();
+  for (const auto& rollout : group.rollouts()) {
+    auto attempts = nlohmann::json::array();
+    for (const auto& attempt : rollout.attempts()) attempts.push_back(Described(attempt));
+    rollouts.push_back(
+        {{"rollout", rollout.name()}, {"state", store::RolloutState_Name(rollout.state())}, {"attempts", attempts}});
+  }
+  return {{"group_id", group.group_id()}, {"cursor", group.cursor()}, {"rollouts", rollouts}};
+}
+
+}  // namespace
+
+void Create(const Connection& connection, const Options& options) {
+  store::BatchCreateRolloutsRequest request;
+  request.set_request_id(options.request_id);
+  for (int i = 0; i < options.count; ++i) {
+    auto* rollout = request.add_rollouts();
+    rollout->set_project(options.project);
+    rollout->set_training_run(options.training_run);
+    rollout->set_group_id(options.group_id);
+    rollout->set_group_size(options.group_id.empty() ? 1 : options.count);
+    rollout->set_input(options.input);
+  }
+  store::BatchCreateRolloutsResponse created;
+  WhileUnavailable(connection, [&] {
+    const auto call = CallBy(connection.token, connection.deadline);
+    Check(connection.rollouts->BatchCreateRollouts(call.get(), request, &created));
+  });
+  for (const auto& rollout : created.rollouts()) {
+    Emit({{"rollout", rollout.name()}, {"state", store::RolloutState_Name(rollout.state())}});
+  }
+}
+
+void Watch(const Connection& connection, const Options& options) {
+  store::WatchRolloutsRequest request;
+  request.set_project(options.project);
+  request.set_training_run(options.training_run);
+  request.set_cursor(options.cursor);
+  int handled = 0;
+  WhileUnavailable(connection, [&] {
+    const auto call = CallBy(connection.token, connection.deadline);
+    const auto stream = connection.rollouts->WatchRollouts(call.get(), request);
+    for (store::WatchRolloutsResponse message; stream->Read(&message);) {
+      for (const auto& group : message.groups()) {
+        Emit(Described(group));
+        request.set_cursor(group.cursor());
+        if (++handled == options.count) return call->TryCancel();
+      }
+    }
+    Check(stream->Finish());
+  });
+}
