@@ -92,9 +92,12 @@ if command -v prometheus >/dev/null; then
   echo "compose-smoke: Prometheus scrapes all of them"
 fi
 
+stores=(--store-target "ipv4:127.0.0.1:$FULMEN_STORE_PORT,127.0.0.1:$FULMEN_STORE_2_PORT")
+.venv/bin/fulmen doctor "${stores[@]}" --algorithm-target "127.0.0.1:$FULMEN_ALGORITHM_PORT" \
+  --llm-proxy-target "127.0.0.1:$FULMEN_LLM_PROXY_PORT,127.0.0.1:$FULMEN_LLM_PROXY_2_PORT" || fail "the doctor finds something wrong"
+
 begun=$SECONDS
-timeout 600 .venv/bin/fulmen train examples/arithmetic/train.toml \
-  --store-target "ipv4:127.0.0.1:$FULMEN_STORE_PORT,127.0.0.1:$FULMEN_STORE_2_PORT" \
+timeout 600 .venv/bin/fulmen train examples/arithmetic/train.toml "${stores[@]}" \
   --algorithm-target "127.0.0.1:$FULMEN_ALGORITHM_PORT" --llm-proxy-target "127.0.0.1:$FULMEN_LLM_PROXY_2_PORT" \
   --report-dir "$folder/report" --set grpo.steps=6 --set grpo.warmup_steps=4 "$@" > "$folder/train.log" 2>&1 &
 training=$!

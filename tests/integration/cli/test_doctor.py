@@ -145,12 +145,15 @@ async def test_a_bundle_has_what_helps_and_no_secret_and_no_payload(
     assert {
         "doctor.json",
         "versions.json",
-        "settings.json",
+        "settings/store.json",
         "stack.json",
         "queue.json",
         "runs.json",
         *pages,
     } < files.keys()
+    settings = json.loads(files["settings/store.json"])
+    assert settings["FULMEN_STORE_DATABASE_URL"].startswith("postgresql://")
+    assert {value for name, value in settings.items() if "KEY" in name} == {"**********"}
     assert "fulmen_store_queue_depth" in files["metrics/store.txt"]
     events = [json.loads(line)["event"] for line in files["logs/runner-1.log"].splitlines()]
     assert {"serving", "lines_left_out"} <= set(events)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
-from fulmen.cli.scrubbing import MASK, Scrubber
+from fulmen.cli.scrubbing import MASK, Scrubber, secrets_in
 
 SECRET = "a-signing-key-of-a-deployment"
 TOKEN = "eyJhbGciOiJIUzI1NiJ9.eyJyb2xlIjoiYWRtaW4ifQ.c2lnbmF0dXJl"
@@ -25,6 +26,8 @@ def test_variables_are_masked_by_their_names() -> None:
         "FULMEN_STORE_SIGNING_KEY": "k",
         "FULMEN_STORE_DATABASE_URL": "postgresql://a:b@c/d",
         "FULMEN_ALGORITHM_EXTERNAL_ENGINES": '{"http://a": "key"}',
+        "FULMEN_ALERTS_URL": "https://chat/hooks/abc",
+        "OTEL_EXPORTER_OTLP_HEADERS": "x-key=abc",
         "FULMEN_STORE_PORT": "7101",
         "FULMEN_EMPTY_KEY": "",
     }
@@ -32,7 +35,16 @@ def test_variables_are_masked_by_their_names() -> None:
     shown = Scrubber([]).variables(given)
     assert shown.pop("FULMEN_STORE_PORT") == "7101"
     assert shown.pop("FULMEN_EMPTY_KEY") == ""
+    assert shown.pop("FULMEN_STORE_DATABASE_URL") == f"postgresql://{MASK}@c/d"
     assert set(shown.values()) == {MASK}
+
+
+def test_secrets_are_found_in_variables_and_in_the_files_that_they_name(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text(f"{SECRET}\n")
+    given = {"A_KEY": "one", "B_SIGNING_KEY_FILE": str(file), "C_TOKEN_FILE": "/nowhere", "PORT": "7101"}
+
+    assert list(secrets_in(given)) == ["one", str(file), SECRET, "/nowhere"]
 
 
 def test_of_a_log_only_structured_lines_leave_and_no_free_text() -> None:

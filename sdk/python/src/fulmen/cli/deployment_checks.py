@@ -59,7 +59,9 @@ async def deployment(connection: Connection, *, model: str = "") -> list[Finding
     targets = connection.targets()
     now = datetime.datetime.now(datetime.UTC)
     services = {"store": targets.store, "algorithm": targets.algorithm}
-    services |= {f"proxy {each}" if index else "proxy": each for index, each in enumerate(connection.proxies())}
+    services |= {
+        f"proxy {number}" if number > 1 else "proxy": each for number, each in enumerate(connection.proxies(), 1)
+    }
     bearer = connection.bearer()
     health = dict(
         zip(services, await asyncio.gather(*(_health(connection, each) for each in services.values())), strict=True)

@@ -9,16 +9,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["MASK", "Scrubber"]
+__all__ = ["MASK", "Scrubber", "secrets_in"]
 
 MASK: Final = "**********"
 LEFT_OUT: Final = "(left out)"
 # Shorter ones would mask words.
 LEAST_SECRET: Final = 8
 _SECRET_NAME: Final = re.compile(
-    r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH|COOKIE|ENGINES|ENDPOINTS|_URL$", re.I
+    r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH|COOKIE|HEADERS|ENGINES|ENDPOINTS|ALERTS_URL", re.I
 )
 _SECRET_SHAPES: Final = (
     re.compile(r"eyJ[\w-]{4,}\.[\w-]+\.[\w-]+"),
@@ -35,6 +37,17 @@ _FREE_TEXT: Final = frozenset(
 _EVENT: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _WORD: Final = re.compile(r"\S{0,256}")
 _FRAME: Final = re.compile(r'^\s*File "([^"]+)", line (\d+), in (\S+)$', re.M)
+
+
+def secrets_in(environment: Mapping[str, str]) -> Iterator[str]:
+    """Yields the values of variables whose names say that they hold a secret, or name a file that does."""
+    for name, value in environment.items():
+        if not _SECRET_NAME.search(name):
+            continue
+        yield value
+        if name.endswith("_FILE"):
+            with suppress(OSError):
+                yield Path(value).read_text(encoding="utf-8", errors="replace").strip()
 
 
 class Scrubber:

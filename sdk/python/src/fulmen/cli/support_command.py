@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -27,7 +28,7 @@ from fulmen.cli.connection import Connection
 from fulmen.cli.doctor_command import findings_of
 from fulmen.cli.exits import CommandFailed, Exit
 from fulmen.cli.output import as_dict, console, enum_word, when, working
-from fulmen.cli.scrubbing import Scrubber
+from fulmen.cli.scrubbing import Scrubber, secrets_in
 from fulmen.errors import FulmenError
 from fulmen.local.credentials import Credentials
 from fulmen.local.ports import LOOPBACK
@@ -46,7 +47,7 @@ What `fulmen support-bundle` has collected. Look through it before you give it a
 
 doctor.json       what `fulmen doctor` says
 versions.json     Python, system, installed packages
-settings.json     variables of the caller's environment, secrets masked
+settings/         variables of the caller's environment, and of the processes of the stack; secrets masked
 stack.json        processes of the stack of this machine, if there is one
 queue.json        how full the queue is, and its rules
 runs.json         training runs: names, states, steps
@@ -91,14 +92,17 @@ async def support_bundle(
     made = datetime.datetime.now(datetime.UTC)
     path = file or Path(f"fulmen-support-{made:%Y%m%d-%H%M%S}.tar.gz")
     folder = StackFolder(connection.state_dir.resolve())
-    scrubber = Scrubber(_secrets(connection, folder))
+    environments = {"caller": dict(os.environ), **_environments(folder)}
+    scrubber = Scrubber(
+        [*_secrets(connection, folder), *(each for one in environments.values() for each in secrets_in(one))]
+    )
     with working("Collecting…"):
         parts = {"README.txt": README, **_facts(folder), **await _asked(connection)}
         parts |= await asyncio.to_thread(_metrics, _pages(connection, folder, metrics or []))
     texts = {name: scrubber.text(text) for name, text in parts.items()}
-    texts["settings.json"] = _json(
-        scrubber.variables({name: value for name, value in os.environ.items() if name.startswith(PREFIXES)})
-    )
+    for name, variables in environments.items():
+        ours = {key: value for key, value in variables.items() if key.startswith(PREFIXES)}
+        texts[f"settings/{name}.json"] = _json(scrubber.variables(ours))
     for name, source in _logs(connection, folder, log or []):
         texts[name] = "".join(f"{line}\n" for line in scrubber.log(_last_lines(source)))
     _write(path, texts, made)
@@ -112,6 +116,17 @@ def _secrets(connection: Connection, folder: StackFolder) -> Iterator[str]:
     for path in (credentials.signing_key_file, credentials.client_token_file, *folder.path.glob("*.key")):
         if path.is_file() and os.access(path, os.R_OK):
             yield path.read_text(encoding="utf-8").strip()
+
+
+def _environments(folder: StackFolder) -> dict[str, dict[str, str]]:
+    """Returns the variables of the processes of this machine's stack, as far as the system shows them."""
+    record = folder.read() if folder.is_running() else None
+    found = {}
+    for service in record.services if record is not None else ():
+        with suppress(OSError):
+            text = Path(f"/proc/{service.pid}/environ").read_text(encoding="utf-8", errors="replace")
+            found[service.name] = dict(each.split("=", 1) for each in text.split("\0") if "=" in each)
+    return found
 
 
 def _facts(folder: StackFolder) -> dict[str, str]:
