@@ -99,7 +99,7 @@ stores=(--store-target "ipv4:127.0.0.1:$FULMEN_STORE_PORT,127.0.0.1:$FULMEN_STOR
 begun=$SECONDS
 timeout 600 .venv/bin/fulmen train examples/arithmetic/train.toml "${stores[@]}" \
   --algorithm-target "127.0.0.1:$FULMEN_ALGORITHM_PORT" --llm-proxy-target "127.0.0.1:$FULMEN_LLM_PROXY_2_PORT" \
-  --report-dir "$folder/report" --set grpo.steps=6 --set grpo.warmup_steps=4 "$@" > "$folder/train.log" 2>&1 &
+  --report-dir "$folder/report" --set sft.steps=400 --set grpo.steps=6 --set grpo.warmup_steps=4 "$@" > "$folder/train.log" 2>&1 &
 training=$!
 until grep -q "^grpo: step [1-6]/" "$folder/train.log"; do
   kill -0 "$training" 2>/dev/null || { cat "$folder/train.log"; fail "training ended before its second stage"; }

@@ -190,6 +190,19 @@ def test_the_runbook_names_commands_that_exist() -> None:
         assert not getattr(command, "commands", None), words
 
 
+def test_the_runbook_names_events_and_settings_that_exist() -> None:
+    code = (*ROOT.glob("services/*/src/**/*.py"), *ROOT.glob("libs/*/src/**/*.py"), ROOT / "deploy/docker-compose.yml")
+    sources = "".join(path.read_text(encoding="utf-8") for path in code).lower()
+    named = {
+        *re.findall(r"`([a-z]+(?:_[a-z]+)+)`", RUNBOOKS),
+        *(name.lower() for name in re.findall(r"`(?!FULMEN_)([A-Z]+(?:_[A-Z]+)+)`", RUNBOOKS) if name != "DATA_LOSS"),
+        *(name.lower() for name in re.findall(r"FULMEN_(?:STORE|RUNNER|ALGORITHM|LLM_PROXY)_(\w+)", RUNBOOKS)),
+    }
+
+    assert len(named) > 10
+    assert {name for name in named if name not in sources} == set()
+
+
 def test_the_collector_uses_what_it_defines_and_bounds_its_memory_first() -> None:
     config = yaml.safe_load((ROOT / "deploy/otel/collector.yaml").read_text(encoding="utf-8"))
 
