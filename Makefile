@@ -120,7 +120,7 @@ helm: setup ## Checks the Helm chart with Helm's own SDK: lint, and every test o
 	@tools/helm_toolchain.sh
 	.venv-helm/bin/python tools/helm_chart.py lint deploy/helm/fulmen
 	CI=1 $(PYTHON_BIN)/python -m pytest tests/contract/test_helm_chart.py tests/contract/test_helm_settings.py \
-		tests/contract/test_helm_network.py tests/integration/kubernetes
+		tests/contract/test_helm_network.py tests/contract/test_helm_docs.py tests/integration/kubernetes
 
 helm-settings: setup ## Writes into the chart's schema which settings the services have
 	$(PYTHON_BIN)/python tools/helm_settings.py

@@ -1,0 +1,106 @@
+"""What docs/kubernetes.md tells to write is what the chart takes; Helm renders it (tools/helm_toolchain.sh)."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.helm_chart import CHART, ROOT, helm, problems, render
+
+DOCUMENT = ROOT / "docs" / "kubernetes.md"
+SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+
+
+def examples() -> list[dict[str, Any]]:
+    """Returns the blocks of the document that are values of the chart."""
+    blocks = re.findall(r"(?:^ {4,}\S.*\n(?:(?: {4,}.*)?\n)*)", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
+    found = [textwrap.dedent(block) for block in blocks]
+    keys = "|".join(SCHEMA["properties"])
+    return [yaml.safe_load(text) for text in found if re.match(rf"(# .*\n)?({keys}):", text)]
+
+
+@pytest.mark.parametrize("values", examples(), ids=lambda values: next(iter(values)))
+def test_an_example_is_what_the_chart_takes(values: dict[str, Any]) -> None:
+    assert [problem for document in render(values).documents if (problem := problems(document))] == []
+
+
+def test_there_are_examples() -> None:
+    assert [list(each) for each in examples()] == [
+        ["image", "runner"],
+        ["networkPolicy"],
+        ["algorithm"],
+        ["torchrun"],
+        ["tls"],
+    ]
+
+
+def test_values_that_are_named_exist() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    sections = "|".join(SCHEMA["properties"])
+    named = set(re.findall(rf"--set ((?:{sections})\.[A-Za-z.]+)=", text))
+    named |= {name.rstrip(".") for name in re.findall(rf"`((?:{sections})\.[A-Za-z.]+)(?::[^`]*)?`", text)}
+    named -= {"tls.crt", "tls.key"}  # keys of Secrets
+    assert len(named) > 15
+    for name in named:
+        part, *inner = name.split(".")
+        if inner[:1] == ["settings"] and len(inner) > 1:
+            continue
+        assert is_there(SCHEMA["properties"][part], inner), name
+    settings = set(re.findall(r"([a-zA-Z]+)\.settings\.([A-Z_]+)", text))
+    assert all(setting in listed(service) for service, setting in settings)
+
+
+def is_there(schema: Mapping[str, Any], path: list[str]) -> bool:
+    if "$ref" in schema:
+        schema = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]]
+    if not path:
+        return True
+    inner = schema.get("properties", {}).get(path[0])
+    return inner is not None and is_there(inner, path[1:])
+
+
+def listed(service: str) -> list[str]:
+    names: list[str] = SCHEMA["definitions"][f"{service}Settings"]["propertyNames"]["enum"]
+    return names
+
+
+def test_links_lead_to_headings_that_exist() -> None:
+    for target, heading in re.findall(r"\]\(([\w./-]*)#([\w-]+)\)", DOCUMENT.read_text(encoding="utf-8")):
+        file = DOCUMENT.parent / target if target else DOCUMENT
+        headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+        assert heading in {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}, (
+            target,
+            heading,
+        )
+
+
+def test_the_install_of_the_document_is_whole() -> None:
+    """The Secrets that it makes have every key that a default release wants, and KEDA's."""
+    text = DOCUMENT.read_text(encoding="utf-8")
+    made = set(re.findall(r"--from-file=([a-z-]+)", text))
+    wanted = set()
+    for _, spec, container in render({"runner": {"scaling": {"kind": "keda"}}}).containers():
+        wanted |= {
+            item["key"]
+            for volume in spec["volumes"]
+            if volume.get("secret", {}).get("secretName") == "fulmen"
+            for item in volume["secret"]["items"]
+        }
+        wanted |= {
+            variable["valueFrom"]["secretKeyRef"]["key"]
+            for variable in container["env"]
+            if "secretKeyRef" in variable.get("valueFrom", {})
+        }
+    assert made == wanted
+    assert helm("lint", {}).returncode == 0
+
+
+def test_the_folder_of_manifests_holds_the_template_alone() -> None:
+    assert [path.name for path in Path(ROOT / "deploy" / "kubernetes").iterdir()] == ["agent-job.yaml"]
