@@ -11,9 +11,11 @@ needs_of() {
   case $1 in
     node) echo node node_modules/.bin/buf node_modules/.bin/tsc node_modules/.bin/protoc-gen-ts_proto ;;
     go) echo node_modules/.bin/buf go protoc-gen-go protoc-gen-go-grpc /usr/share/gocode/src/google.golang.org/grpc ;;
-    java) echo node_modules/.bin/buf javac protoc grpc_java_plugin /usr/share/java/{grpc-netty,protobuf,gson,guava,netty-tcnative}.jar ;;
+    java)
+      echo node_modules/.bin/buf javac protoc grpc_java_plugin
+      echo /usr/share/java/{grpc-netty,protobuf-util,gson,guava,netty-tcnative,geronimo-annotation-1.3-spec}.jar
+      ;;
     cpp) echo node_modules/.bin/buf g++ cmake protoc grpc_cpp_plugin /usr/include/{grpcpp/grpcpp.h,nlohmann/json.hpp} ;;
-    *) echo "no such language: $1" >&2; return 2 ;;
   esac
 }
 
@@ -29,15 +31,16 @@ missing_of() {
 
 # Everything that the program is made of: if none of it changed, there is nothing to do.
 inputs_of() {
-  find protos clients/protos "clients/$1" -path "clients/$1/build" -prune -o \( -name '*.proto' -o -path "clients/$1/*" \) \
-    -type f ! -name '*.md' -print0 | sort -z | xargs -0 cksum
+  { find protos clients/protos -name '*.proto'; find "clients/$1" -path "clients/$1/build" -prune -o -type f -print; } |
+    grep -v '\.md$' | sort | xargs cksum
 }
 
 build() {
   local language=$1 log=clients/$1/build/log begun=$SECONDS wanted
   wanted=$(inputs_of "$language")
-  [ -x "clients/$language/build/client" ] && [ "$(cat "clients/$language/build/inputs" 2>/dev/null)" = "$wanted" ] && return
+  [ "$(cat "clients/$language/build/inputs" 2>/dev/null)" = "$wanted" ] && return
   mkdir -p "clients/$language/build"
+  rm -f "clients/$language/build/inputs"
   if "clients/$language/build.sh" >"$log" 2>&1; then
     echo "$wanted" >"clients/$language/build/inputs"
     echo "clients: $language: built in $((SECONDS - begun)) s"
@@ -51,10 +54,12 @@ build() {
 status=0 asked=$#
 [ $# -gt 0 ] || set -- node go java cpp
 for language; do
-  missing=$(missing_of "$language") || exit 2
+  [ -e "clients/$language/build.sh" ] || { echo "clients: no such language: $language" >&2; exit 2; }
+  missing=$(missing_of "$language")
   if [ -n "$missing" ]; then
     echo "clients: $language: not built, for want of" $missing >&2
-    echo "clients: $language: Debian has it: apt-get install $(tools/client_toolchains.sh --list "$language"); then \`npm install\`" >&2
+    echo "clients: $language: on Debian: apt-get install $(tools/client_toolchains.sh --list "$language")" >&2
+    echo "clients: $language: what lies in node_modules comes from: npm install" >&2
     [ "$asked" -eq 0 ] || status=3
   else
     build "$language" || status=1

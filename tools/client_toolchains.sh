@@ -17,10 +17,12 @@ packages_of() {
       ;;
     java)
       echo default-jdk-headless protobuf-compiler protobuf-compiler-grpc-java-plugin libgrpc-java libprotobuf-java \
-        libnetty-java libnetty-tcnative-java libnetty-tcnative-jni libperfmark-java libgoogle-gson-java libgeronimo-annotation-1.3-spec-java libguava-java libopencensus-java
+        libnetty-java libnetty-tcnative-java libnetty-tcnative-jni libperfmark-java libgoogle-gson-java \
+        libgeronimo-annotation-1.3-spec-java libguava-java
       ;;
     cpp)
-      echo g++ make cmake pkg-config protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libgrpc++-dev nlohmann-json3-dev
+      echo g++ make cmake pkg-config protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libgrpc++-dev \
+        nlohmann-json3-dev
       ;;
     *) echo "no such language: $1" >&2; return 2 ;;
   esac
@@ -34,7 +36,8 @@ fi
 missing=()
 for language in go java cpp; do # Node.js is needed without any client, and often comes from elsewhere
   for package in $(packages_of "$language"); do
-    dpkg-query --show --showformat '${db:Status-Status}\n' "$package" 2>/dev/null | grep -qx installed || missing+=("$package")
+    [ "$(dpkg-query --show --showformat '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] ||
+      missing+=("$package")
   done
 done
 [ ${#missing[@]} -eq 0 ] && exit

@@ -68,7 +68,8 @@ func workedOn(ctx context.Context, store *connection, a *storev1.Assignment, o o
 	if strings.Contains(answer, product) {
 		reward = 1
 	}
-	return answer, reward, reportSpan(ctx, store, a.Attempt, began, map[string]string{"question": task.Question, "answer": answer})
+	about := map[string]string{"question": task.Question, "answer": answer}
+	return answer, reward, reportSpan(ctx, store, a.Attempt, began, about)
 }
 
 // solve asks the model, if there is one; else it knows the answer itself.
@@ -94,7 +95,8 @@ func solve(ctx context.Context, store *connection, question, product string, o o
 		if answer.HttpStatus >= 500 {
 			code = "UNAVAILABLE"
 		}
-		return "", &fulmenError{Code: code, Message: fmt.Sprintf("the model answered %d: %s", answer.HttpStatus, answer.BodyJson)}
+		said := fmt.Sprintf("the model answered %d: %s", answer.HttpStatus, answer.BodyJson)
+		return "", &fulmenError{Code: code, Message: said}
 	}
 	var completion struct {
 		Choices []struct{ Message struct{ Content string } }
@@ -106,7 +108,9 @@ func solve(ctx context.Context, store *connection, question, product string, o o
 }
 
 // reportSpan appends one span and waits until it is durable, so that whoever reads the finished attempt finds it.
-func reportSpan(ctx context.Context, store *connection, attempt string, began time.Time, about map[string]string) error {
+func reportSpan(
+	ctx context.Context, store *connection, attempt string, began time.Time, about map[string]string,
+) error {
 	ended := time.Now()
 	span := &tracev1.Span{
 		TraceId: random(16), SpanId: random(8), Name: "solve",

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Generates the stubs, compiles, and leaves the program as build/client. Packages are those of Debian, in /usr/share/gocode.
+# Generates the stubs, compiles, and leaves the program as build/client. Packages are Debian's, in /usr/share/gocode.
 set -euo pipefail
 cd "$(dirname "$0")"
 

@@ -10,7 +10,10 @@ import (
 func create(ctx context.Context, store *connection, o options) error {
 	request := &storev1.BatchCreateRolloutsRequest{RequestId: o.requestID}
 	for i := 0; i < o.count; i++ {
-		rollout := &storev1.Rollout{Project: o.project, TrainingRun: o.trainingRun, GroupId: o.groupID, Input: []byte(o.input)}
+		rollout := &storev1.Rollout{
+			Project: o.project, TrainingRun: o.trainingRun, GroupId: o.groupID,
+			RequiredLabels: o.labels(), Input: []byte(o.input),
+		}
 		if o.groupID != "" {
 			rollout.GroupSize = int32(o.count)
 		}

@@ -10,15 +10,16 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 )
 
 type object map[string]any
 
 type options struct {
-	project, trainingRun, groupID, requestID, input, cursor, model string
-	count, slots                                                   int
-	workS, deadlineS                                               float64
+	project, trainingRun, groupID, requestID, label, input, cursor, model string
+	count, slots                                                          int
+	workS, deadlineS                                                      float64
 }
 
 var commands = map[string]func(context.Context, *connection, options) error{
@@ -41,6 +42,7 @@ func read(arguments []string) (command string, files []string, o options, err er
 	flags.StringVar(&o.trainingRun, "training-run", "", "")
 	flags.StringVar(&o.groupID, "group-id", "", "")
 	flags.StringVar(&o.requestID, "request-id", "", "")
+	flags.StringVar(&o.label, "label", "", "")
 	flags.StringVar(&o.input, "input", `{"question": "6*7="}`, "")
 	flags.StringVar(&o.cursor, "cursor", "", "")
 	flags.StringVar(&o.model, "model", "", "")
@@ -50,6 +52,15 @@ func read(arguments []string) (command string, files []string, o options, err er
 	flags.Float64Var(&o.deadlineS, "deadline-s", 60, "")
 	err = flags.Parse(arguments[1:])
 	return command, flags.Args(), o, err
+}
+
+// labels returns what rollouts require of a runner, and a runner has.
+func (o options) labels() map[string]string {
+	key, value, found := strings.Cut(o.label, "=")
+	if !found {
+		return nil
+	}
+	return map[string]string{key: value}
 }
 
 func perform(command string, files []string, o options) error {

@@ -72,7 +72,10 @@ func decode(data []byte, e expected) ([]element, error) {
 
 // parse reads the frame: header and parts, each with its kind and numbers.
 func parse(data []byte) (*algorithmv1.PayloadHeader, []part, bool) {
-	if len(data) < 12 || string(data[:4]) != "FGX1" || crc32.ChecksumIEEE(data[8:]) != binary.LittleEndian.Uint32(data[4:]) {
+	if len(data) < 12 || string(data[:4]) != "FGX1" {
+		return nil, nil, false
+	}
+	if crc32.ChecksumIEEE(data[8:]) != binary.LittleEndian.Uint32(data[4:]) {
 		return nil, nil, false
 	}
 	length, rest := int(binary.LittleEndian.Uint32(data[8:])), data[12:]

@@ -15,7 +15,7 @@ const releaseLimit = 5 * time.Second
 
 type (
 	request = storev1.StreamLeasesRequest
-	leases  = storev1.LeaseService_StreamLeasesClient // a stream that is broken says so where it is read, not where it is written
+	leases  = storev1.LeaseService_StreamLeasesClient // a broken stream says so where it is read, not where it is written
 )
 
 // runner holds the lease stream, works through what it is assigned, and reports it. One goroutine owns all fields; the
@@ -128,10 +128,13 @@ func (r *runner) open(stream leases) {
 	for attempt := range r.unacknowledged {
 		running = append(running, attempt)
 	}
+	info := &storev1.RunnerInfo{
+		Host: host, Version: "go", Labels: r.options.labels(), SlotCount: int32(r.options.slots),
+	}
 	r.credits = 0 // demand does not survive a stream
 	_ = stream.Send(&request{Message: &storev1.StreamLeasesRequest_Open{Open: &storev1.OpenSession{
 		SessionId:       r.session,
-		Runner:          &storev1.RunnerInfo{Host: host, Version: "go", SlotCount: int32(r.options.slots)},
+		Runner:          info,
 		RunningAttempts: running,
 		Projects:        []string{r.options.project},
 	}}})
@@ -260,5 +263,6 @@ func (r *runner) endSession(ctx context.Context) {
 	called, _ := metadata.FromOutgoingContext(ctx)
 	ctx, cancel := context.WithTimeout(metadata.NewOutgoingContext(context.Background(), called), releaseLimit)
 	defer cancel()
-	_, _ = r.store.leases.ReleaseLeases(ctx, &storev1.ReleaseLeasesRequest{SessionId: r.session}) // it ends by itself, later
+	// If this fails, the session ends by itself, later.
+	_, _ = r.store.leases.ReleaseLeases(ctx, &storev1.ReleaseLeasesRequest{SessionId: r.session})
 }

@@ -30,7 +30,7 @@ from tests.support.postgres import shared_server
 from tests.support.store import SIGNING_KEY, StoreHandle, Stubs, create, get, running_store
 from tests.support.tls_front import make_certificates, tls_front
 
-pytestmark = [pytest.mark.timeout(420), pytest.mark.xdist_group("clients")]  # the first test of a language builds it
+pytestmark = pytest.mark.timeout(420)  # the first test of a language builds its program
 
 VECTORS = Path(__file__).parents[2] / "protos" / "testdata" / "exchange"
 TASK = b'{"question": "6*7="}'
@@ -43,7 +43,7 @@ ATTEMPT_SUCCEEDED = {
 }
 
 
-@pytest.fixture(params=LANGUAGES)
+@pytest.fixture(params=[pytest.param(each, marks=pytest.mark.xdist_group(f"client-{each}")) for each in LANGUAGES])
 def program(request: pytest.FixtureRequest) -> Client:
     """Returns the program of one language, which nobody told yet where anything is."""
     return Client(program=built(request.param))
@@ -162,6 +162,14 @@ async def test_a_runner_takes_no_more_than_it_has_credits_for(runner: Client, st
     assert most == 2
     states = sorted([(await get(stubs, name)).state for name in names])
     assert states == [rollout_pb2.ROLLOUT_STATE_QUEUED, *[rollout_pb2.ROLLOUT_STATE_SUCCEEDED] * 4]
+
+
+async def test_a_rollout_waits_for_a_runner_with_the_label_that_it_requires(client: Client, runner: Client) -> None:
+    (created,) = await client.lines("create", "--label", "arm=left")
+    async with runner.start("run", "--label", "arm=right") as other:
+        await other.expect("opened")
+        lines = await runner.lines("run", "--label", "arm=left")
+    assert events(lines, "assigned")[0]["attempt"] == f"{created['rollout']}/attempts/1"
 
 
 async def test_renewals_keep_an_attempt_that_runs_longer_than_the_lease(runner: Client, stubs: Stubs) -> None:

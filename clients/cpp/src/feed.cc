@@ -36,6 +36,7 @@ void Create(const Connection& connection, const Options& options) {
     rollout->set_training_run(options.training_run);
     rollout->set_group_id(options.group_id);
     rollout->set_group_size(options.group_id.empty() ? 1 : options.count);
+    rollout->mutable_required_labels()->insert(options.labels.begin(), options.labels.end());
     rollout->set_input(options.input);
   }
   store::BatchCreateRolloutsResponse created;

@@ -15,6 +15,12 @@
 
 namespace {
 
+std::map<std::string, std::string> LabelsOf(const std::string& text) {
+  const auto end = text.find('=');
+  if (end == std::string::npos) return {};
+  return {{text.substr(0, end), text.substr(end + 1)}};
+}
+
 Options Read(const std::vector<std::string>& words) {
   Options options;
   const std::map<std::string, std::function<void(const std::string&)>> flags = {
@@ -22,6 +28,7 @@ Options Read(const std::vector<std::string>& words) {
       {"--training-run", [&](const auto& value) { options.training_run = value; }},
       {"--group-id", [&](const auto& value) { options.group_id = value; }},
       {"--request-id", [&](const auto& value) { options.request_id = value; }},
+      {"--label", [&](const auto& value) { options.labels = LabelsOf(value); }},
       {"--input", [&](const auto& value) { options.input = value; }},
       {"--cursor", [&](const auto& value) { options.cursor = value; }},
       {"--model", [&](const auto& value) { options.model = value; }},

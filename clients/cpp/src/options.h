@@ -2,6 +2,7 @@
 #pragma once
 
 #include <iostream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -13,6 +14,7 @@ struct Options {
   std::string training_run;
   std::string group_id;
   std::string request_id;
+  std::map<std::string, std::string> labels;  // what rollouts require of a runner, and a runner has
   std::string input = R"({"question": "6*7="})";
   std::string cursor;
   std::string model;

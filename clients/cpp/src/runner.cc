@@ -88,9 +88,11 @@ void Runner::Open() {
   store::StreamLeasesRequest request;
   auto* open = request.mutable_open();
   open->set_session_id(session_);
-  open->mutable_runner()->set_host(Host());
-  open->mutable_runner()->set_version("cpp");
-  open->mutable_runner()->set_slot_count(options_.slots);
+  auto* info = open->mutable_runner();
+  info->set_host(Host());
+  info->set_version("cpp");
+  info->mutable_labels()->insert(options_.labels.begin(), options_.labels.end());
+  info->set_slot_count(options_.slots);
   open->add_projects(options_.project);
   for (const auto& [attempt, thread] : running_) open->add_running_attempts(attempt);
   for (const auto& [attempt, result] : unacknowledged_) open->add_running_attempts(attempt);

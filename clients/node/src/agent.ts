@@ -41,11 +41,18 @@ function failureKindOf(error: unknown, signal: AbortSignal) {
     const late = signal.reason instanceof DOMException && signal.reason.name === "TimeoutError";
     return late ? FailureKind.FAILURE_KIND_TIMEOUT : FailureKind.FAILURE_KIND_CANCELLED;
   }
-  return error instanceof FulmenError && error.unreachable ? FailureKind.FAILURE_KIND_INFRA : FailureKind.FAILURE_KIND_AGENT_ERROR;
+  const unreachable = error instanceof FulmenError && error.unreachable;
+  return unreachable ? FailureKind.FAILURE_KIND_INFRA : FailureKind.FAILURE_KIND_AGENT_ERROR;
 }
 
 /** Asks the model, if there is one; else knows the answer itself. */
-async function solve(question: string, store: Connection, { attemptKey }: Assignment, options: Options, signal: AbortSignal) {
+async function solve(
+  question: string,
+  store: Connection,
+  { attemptKey }: Assignment,
+  options: Options,
+  signal: AbortSignal,
+) {
   if (options.workMs) await pause(options.workMs, undefined, { signal });
   if (!options.model) {
     const [left, right] = question.slice(0, -1).split("*").map(Number);
@@ -61,8 +68,10 @@ async function solve(question: string, store: Connection, { attemptKey }: Assign
   const answer = await call(completions, completions.complete, request, bearer(attemptKey), { deadline, signal });
   const text = answer.bodyJson.toString("utf8");
   // What the backend or the proxy refused is an answer with its HTTP status, not an error of the rpc.
-  if (answer.httpStatus >= 500) throw new FulmenError("UNAVAILABLE", `the model answered ${answer.httpStatus}: ${text}`);
-  if (answer.httpStatus !== 200) throw new Error(`the model answered ${answer.httpStatus}: ${text}`);
+  if (answer.httpStatus !== 200) {
+    const code = answer.httpStatus >= 500 ? "UNAVAILABLE" : "FAILED";
+    throw new FulmenError(code, `the model answered ${answer.httpStatus}: ${text}`);
+  }
   return JSON.parse(text).choices[0].message.content as string;
 }
 
@@ -86,7 +95,8 @@ async function reportSpan(
       value: { value: { $case: "stringValue", value } },
     })),
   });
-  const batch = SpanBatch.fromPartial({ spans: [{ otlpSpan: Buffer.from(Span.encode(span).finish()), scope: "client" }] });
+  const otlpSpan = Buffer.from(Span.encode(span).finish());
+  const batch = SpanBatch.fromPartial({ spans: [{ otlpSpan, scope: "client" }] });
   const chunk = {
     attempt,
     chunkId: randomUUID(), // a chunk that is sent again under the same id is stored once

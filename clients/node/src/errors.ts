@@ -16,7 +16,7 @@ export class FulmenError extends Error {
     super(message);
   }
 
-  /** Nobody answered, or the connection broke: gRPC says INTERNAL of that too, but servers never do without a reason. */
+  /** Nobody answered, or the connection broke: gRPC says INTERNAL of that too, servers never do without a reason. */
   get unreachable() {
     return this.code === "UNAVAILABLE" || (this.code === "INTERNAL" && !this.reason);
   }

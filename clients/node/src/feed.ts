@@ -7,8 +7,9 @@ import type { Emit, Options } from "./main.js";
 
 /** Creates a group of rollouts with the same input. With a request id the call can be repeated: nothing is doubled. */
 export async function create(store: Connection, options: Options, emit: Emit) {
-  const { project, trainingRun, groupId, count, input, requestId } = options;
-  const rollout = { project, trainingRun, groupId, groupSize: groupId ? count : 1, input: Buffer.from(input) };
+  const { project, trainingRun, groupId, count, requestId, labels: requiredLabels } = options;
+  const group = { project, trainingRun, groupId, groupSize: groupId ? count : 1 };
+  const rollout = { ...group, requiredLabels, input: Buffer.from(options.input) };
   const request = BatchCreateRolloutsRequest.fromPartial({ rollouts: Array(count).fill(rollout), requestId });
   const { rollouts } = await whileUnavailable(store.deadline, () =>
     call(store.rollouts, store.rollouts.batchCreateRollouts, request, store.metadata, store),

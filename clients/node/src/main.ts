@@ -16,6 +16,7 @@ const DEFAULTS = {
   "training-run": "",
   "group-id": "",
   "request-id": "",
+  label: "",
   input: '{"question": "6*7="}',
   cursor: "",
   count: "1",
@@ -36,6 +37,11 @@ const COMMANDS: Record<string, (store: Connection, options: Options) => Promise<
   watch: (store, options) => watch(store, options, emit),
 };
 
+function labelsOf(text: string): Record<string, string> {
+  const [key, value] = text.split("=", 2);
+  return value === undefined ? {} : { [key]: value };
+}
+
 function read(argv: string[]) {
   const flags = Object.entries(DEFAULTS).map(([name, value]) => [name, { type: "string", default: value }] as const);
   const { values, positionals } = parseArgs({ args: argv, options: Object.fromEntries(flags), allowPositionals: true });
@@ -45,6 +51,7 @@ function read(argv: string[]) {
     trainingRun: flag("training-run"),
     groupId: flag("group-id"),
     requestId: flag("request-id"),
+    labels: labelsOf(flag("label")),
     input: flag("input"),
     cursor: flag("cursor"),
     count: Number(flag("count")),

@@ -145,7 +145,8 @@ function quantised({ size, parts }: Payload, bits: number): Element[] {
   const most = 1 << (bits - 1);
   need(scales.length === Math.ceil(size / SCALED), "number of scales");
   need(scales.every((scale) => scale >= 0 && Number.isFinite(Math.fround(scale * most))), "scales");
-  return integers(packed, bits, size).map((step, place) => [place, Math.fround(step * scales[Math.floor(place / SCALED)])]);
+  const scaleOf = (place: number) => scales[Math.floor(place / SCALED)];
+  return integers(packed, bits, size).map((step, place) => [place, Math.fround(step * scaleOf(place))]);
 }
 
 function sparseQuantised(payload: Payload, bits: number): Element[] {

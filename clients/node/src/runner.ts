@@ -1,5 +1,5 @@
-// A runner: holds the lease stream, works through what it is assigned, reports it. Everything here happens in one thread,
-// so the fields below are always whole between two messages.
+// A runner: holds the lease stream, works through what it is assigned, reports it. Everything here happens in one
+// thread, so the fields below are always whole between two messages.
 
 import { hostname } from "node:os";
 
@@ -89,8 +89,8 @@ export class Runner {
   }
 
   private open() {
-    const { slots, project } = this.options;
-    const runner = { host: hostname(), version: "node", labels: {}, slotCount: slots, address: "" };
+    const { slots, project, labels } = this.options;
+    const runner = { host: hostname(), version: "node", labels, slotCount: slots, address: "" };
     const runningAttempts = [...this.running.keys(), ...this.unacknowledged.keys()];
     this.credits = 0; // demand does not survive a stream
     this.send({ $case: "open", value: { sessionId: this.sessionId, runner, runningAttempts, projects: [project] } });
@@ -162,6 +162,7 @@ export class Runner {
     const { leases, metadata } = this.store;
     const request = ReleaseLeasesRequest.fromPartial({ sessionId: this.sessionId });
     const deadline = new Date(Date.now() + RELEASE_LIMIT_MS);
-    await call(leases, leases.releaseLeases, request, metadata, { deadline }).catch(() => {}); // it ends by itself, later
+    // If this fails, the session ends by itself, later.
+    await call(leases, leases.releaseLeases, request, metadata, { deadline }).catch(() => {});
   }
 }

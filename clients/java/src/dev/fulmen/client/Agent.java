@@ -58,14 +58,17 @@ record Agent(Connection store, Assignment assignment, Options options, Context.C
           .setOutputContentType("application/json")
           .build();
     } catch (Exception failure) {
-      return result.setFailureKind(failureKind(failure)).setFailureMessage(String.valueOf(failure.getMessage())).build();
+      var message = String.valueOf(failure.getMessage());
+      return result.setFailureKind(failureKind(failure)).setFailureMessage(message).build();
     }
   }
 
   private FailureKind failureKind(Exception failure) {
     if (context.getDeadline().isExpired()) return FailureKind.FAILURE_KIND_TIMEOUT;
     if (context.isCancelled()) return FailureKind.FAILURE_KIND_CANCELLED;
-    return FulmenException.of(failure).isUnreachable() ? FailureKind.FAILURE_KIND_INFRA : FailureKind.FAILURE_KIND_AGENT_ERROR;
+    return FulmenException.of(failure).isUnreachable()
+        ? FailureKind.FAILURE_KIND_INFRA
+        : FailureKind.FAILURE_KIND_AGENT_ERROR;
   }
 
   /** Asks the model, if there is one; else knows the answer itself. */
@@ -80,7 +83,8 @@ record Agent(Connection store, Assignment assignment, Options options, Context.C
     var request =
         CompleteRequest.newBuilder().setPath("/v1/chat/completions").setBodyJson(ByteString.copyFromUtf8(body)).build();
     // The attempt key names the attempt: the proxy records the call as its, and refuses the key once it is over.
-    var answer = store.as(assignment.getAttemptKey(), CompletionServiceGrpc.newBlockingStub(store.proxy())).complete(request);
+    var model = store.as(assignment.getAttemptKey(), CompletionServiceGrpc.newBlockingStub(store.proxy()));
+    var answer = model.complete(request);
     // What the backend or the proxy refused is an answer with its HTTP status, not an error of the rpc.
     if (answer.getHttpStatus() != 200) {
       var code = answer.getHttpStatus() >= 500 ? "UNAVAILABLE" : "FAILED";
@@ -115,7 +119,8 @@ record Agent(Connection store, Assignment assignment, Options options, Context.C
             .setStartTime(Timestamps.fromMillis(beganMs))
             .setEndTime(Timestamps.fromMillis(endedMs));
     var answer = new CompletableFuture<AppendSpansResponse>();
-    var spans = store.as(assignment.getAttemptKey(), SpanServiceGrpc.newStub(store.store())).appendSpans(firstOf(answer));
+    var store = store().as(assignment.getAttemptKey(), SpanServiceGrpc.newStub(store().store()));
+    var spans = store.appendSpans(firstOf(answer));
     spans.onNext(AppendSpansRequest.newBuilder().addChunks(chunk).build());
     spans.onCompleted();
     try {

@@ -15,6 +15,7 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.concurrent.Callable;
 import java.util.concurrent.Executor;
+import java.util.concurrent.TimeUnit;
 
 /** Channels to store and LLM proxy: where they are, who calls, how long everything may take. */
 final class Connection implements AutoCloseable {
@@ -66,7 +67,7 @@ final class Connection implements AutoCloseable {
         return;
       } catch (Exception cause) {
         var error = FulmenException.of(cause);
-        if (!error.isUnreachable() || deadline.timeRemaining(java.util.concurrent.TimeUnit.MILLISECONDS) <= PAUSE_MS) throw error;
+        if (!error.isUnreachable() || deadline.timeRemaining(TimeUnit.MILLISECONDS) <= PAUSE_MS) throw error;
         Thread.sleep(PAUSE_MS);
         store.resetConnectBackoff(); // a server that comes back is found at once
       }

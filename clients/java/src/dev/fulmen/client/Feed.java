@@ -17,7 +17,9 @@ import stubs.fulmen.store.v1.WatchRolloutsRequest;
 final class Feed {
   private Feed() {}
 
-  /** Creates a group of rollouts with the same input. With a request id the call can be repeated: nothing is doubled. */
+  /**
+   * Creates a group of rollouts with the same input. With a request id the call can be repeated: nothing is doubled.
+   */
   static void create(Connection store, Options options) throws Exception {
     var count = options.number("count");
     var rollout =
@@ -26,6 +28,7 @@ final class Feed {
             .setTrainingRun(options.text("training-run"))
             .setGroupId(options.text("group-id"))
             .setGroupSize(options.text("group-id").isEmpty() ? 1 : count)
+            .putAllRequiredLabels(options.labels())
             .setInput(ByteString.copyFromUtf8(options.text("input")))
             .build();
     var request =
@@ -36,7 +39,9 @@ final class Feed {
     store.whileUnavailable(
         () -> {
           var created = store.own(RolloutServiceGrpc.newBlockingStub(store.store())).batchCreateRollouts(request);
-          for (var one : created.getRolloutsList()) Main.emit(Map.of("rollout", one.getName(), "state", one.getState().name()));
+          for (var one : created.getRolloutsList()) {
+            Main.emit(Map.of("rollout", one.getName(), "state", one.getState().name()));
+          }
           return null;
         });
   }
@@ -54,7 +59,8 @@ final class Feed {
           () -> {
             store.whileUnavailable(
                 () -> {
-                  var messages = store.own(RolloutServiceGrpc.newBlockingStub(store.store())).watchRollouts(request.build());
+                  var rollouts = store.own(RolloutServiceGrpc.newBlockingStub(store.store()));
+                  var messages = rollouts.watchRollouts(request.build());
                   while (messages.hasNext()) {
                     for (var group : messages.next().getGroupsList()) {
                       Main.emit(described(group));

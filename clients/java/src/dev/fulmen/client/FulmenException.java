@@ -57,8 +57,8 @@ final class FulmenException extends RuntimeException {
   }
 
   /**
-   * Tells whether nobody answered, or the connection broke: gRPC says INTERNAL of that too, but servers never do without
-   * a reason.
+   * Tells whether nobody answered, or the connection broke: gRPC says INTERNAL of that too, but servers never do
+   * without a reason.
    */
   boolean isUnreachable() {
     return code.equals("UNAVAILABLE") || (code.equals("INTERNAL") && reason.isEmpty());

@@ -9,7 +9,8 @@ import java.util.Map;
 import java.util.concurrent.TimeUnit;
 
 /**
- * A client of Fulmen in one program: {@code client COMMAND [--flag value]...}. docs/clients.md explains commands and flags.
+ * A client of Fulmen in one program: {@code client COMMAND [--flag value]...}. docs/clients.md explains commands and
+ * flags.
  *
  * <p>Prints one JSON object a line; an error is one on stderr, and the exit status is 1 (2: the command line is wrong).
  */

@@ -13,6 +13,7 @@ record Options(String command, List<String> files, Map<String, String> flags) {
           Map.entry("training-run", ""),
           Map.entry("group-id", ""),
           Map.entry("request-id", ""),
+          Map.entry("label", ""),
           Map.entry("input", "{\"question\": \"6*7=\"}"),
           Map.entry("cursor", ""),
           Map.entry("count", "1"),
@@ -35,7 +36,9 @@ record Options(String command, List<String> files, Map<String, String> flags) {
         continue;
       }
       var flag = words.get(i).substring(2);
-      if (!flags.containsKey(flag) || i + 1 == words.size()) throw new IllegalArgumentException("unknown flag: " + flag);
+      if (!flags.containsKey(flag) || i + 1 == words.size()) {
+        throw new IllegalArgumentException("unknown flag: " + flag);
+      }
       flags.put(flag, words.get(++i));
     }
     return new Options(words.get(0), files, flags);
@@ -43,6 +46,12 @@ record Options(String command, List<String> files, Map<String, String> flags) {
 
   String text(String flag) {
     return flags.get(flag);
+  }
+
+  /** Returns what rollouts require of a runner, and a runner has. */
+  Map<String, String> labels() {
+    var parts = text("label").split("=", 2);
+    return parts.length == 2 ? Map.of(parts[0], parts[1]) : Map.of();
   }
 
   int number(String flag) {

@@ -4,6 +4,7 @@ import com.google.protobuf.InvalidProtocolBufferException;
 import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.List;
 import java.util.zip.CRC32;
 import stubs.fulmen.algorithm.v1.PayloadHeader;
@@ -11,6 +12,7 @@ import stubs.fulmen.algorithm.v1.PayloadPart.Kind;
 
 /** Decodes exchanged gradients as docs/exchange-wire.md says. */
 final class Payload {
+  private static final byte[] MAGIC = {'F', 'G', 'X', '1'};
   private static final int BLOCK = 4096;
   private static final int SCALED = 512;
   private static final int MOST_PARTS = 8;
@@ -32,7 +34,7 @@ final class Payload {
 
   /** Returns the elements of a segment. Every number of a payload, whatever its kind, is exact as a float. */
   static float[] decode(byte[] data, Expected expected) {
-    need(data.length >= 12 && new String(data, 0, 4, java.nio.charset.StandardCharsets.ISO_8859_1).equals("FGX1"), "format");
+    need(data.length >= 12 && Arrays.equals(data, 0, 4, MAGIC, 0, 4), "no payload of this format");
     var payload = new Payload(ByteBuffer.wrap(data).order(ByteOrder.LITTLE_ENDIAN), expected);
     return switch (expected.codec) {
       case "topk", "dgc" -> payload.sparse();

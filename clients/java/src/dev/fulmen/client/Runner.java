@@ -28,8 +28,8 @@ import stubs.fulmen.store.v1.StreamLeasesRequest;
 import stubs.fulmen.store.v1.StreamLeasesResponse;
 
 /**
- * A runner: holds the lease stream, works through what it is assigned, reports it. One thread owns all fields; the stream
- * and the attempts leave in its mailbox what is to be done.
+ * A runner: holds the lease stream, works through what it is assigned, reports it. One thread owns all fields; the
+ * stream and the attempts leave in its mailbox what is to be done.
  */
 final class Runner {
   private static final long RELEASE_LIMIT_S = 5;
@@ -58,7 +58,9 @@ final class Runner {
     count = options.number("count");
   }
 
-  /** Works until {@code count} attempts are handled. The session outlives its streams: leases are kept over a reconnect. */
+  /**
+   * Works until {@code count} attempts are handled. The session outlives its streams: leases are kept over a reconnect.
+   */
   void run() throws Exception {
     try {
       while (handled < count) store.whileUnavailable(this::holdStream);
@@ -135,10 +137,16 @@ final class Runner {
   }
 
   private void open() {
+    var info =
+        RunnerInfo.newBuilder()
+            .setHost(host())
+            .setVersion("java")
+            .putAllLabels(options.labels())
+            .setSlotCount(options.number("slots"));
     var open =
         OpenSession.newBuilder()
             .setSessionId(session)
-            .setRunner(RunnerInfo.newBuilder().setHost(host()).setVersion("java").setSlotCount(options.number("slots")))
+            .setRunner(info)
             .addAllRunningAttempts(running.keySet())
             .addAllRunningAttempts(unacknowledged.keySet())
             .addProjects(options.text("project"));
@@ -148,9 +156,9 @@ final class Runner {
 
   private void opened(SessionOpened opened) {
     var ttlNs = Durations.toNanos(opened.getLeaseTtl());
-    var resumed = opened.getSessionId().equals(session);
-    Main.emit(Map.of("event", "opened", "session", opened.getSessionId(), "resumed", resumed, "lease_ttl_s", ttlNs / 1e9));
-    session = opened.getSessionId();
+    var id = opened.getSessionId();
+    Main.emit(Map.of("event", "opened", "session", id, "resumed", id.equals(session), "lease_ttl_s", ttlNs / 1e9));
+    session = id;
     lose(opened.getLostAttemptsList());
     renewalNs = ttlNs / 3;
     renewAtNs = System.nanoTime() + renewalNs;
@@ -203,8 +211,12 @@ final class Runner {
   private void acknowledge(CompletionAck ack) {
     if (unacknowledged.remove(ack.getAttempt()) == null) return;
     handled++;
-    var status = ack.getStatus().name();
-    Main.emit(Map.of("event", "acknowledged", "attempt", ack.getAttempt(), "status", status, "message", ack.getMessage()));
+    Main.emit(
+        Map.of(
+            "event", "acknowledged",
+            "attempt", ack.getAttempt(),
+            "status", ack.getStatus().name(),
+            "message", ack.getMessage()));
   }
 
   /** Stops attempts whose rollouts were cancelled; each ends as CANCELLED and is reported like any other. */
@@ -239,9 +251,11 @@ final class Runner {
   /** Gives back what is still leased, so that nobody waits for the session's time to run out. */
   private void endSession() {
     if (session.isEmpty()) return;
-    var leases = store.own(LeaseServiceGrpc.newBlockingStub(store.store())).withDeadlineAfter(RELEASE_LIMIT_S, TimeUnit.SECONDS);
+    var leases = store.own(LeaseServiceGrpc.newBlockingStub(store.store()));
     try {
-      leases.releaseLeases(ReleaseLeasesRequest.newBuilder().setSessionId(session).build());
+      leases
+          .withDeadlineAfter(RELEASE_LIMIT_S, TimeUnit.SECONDS)
+          .releaseLeases(ReleaseLeasesRequest.newBuilder().setSessionId(session).build());
     } catch (io.grpc.StatusRuntimeException unreachable) {
       // It ends by itself, later.
     }
