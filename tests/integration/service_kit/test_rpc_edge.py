@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from opentelemetry import trace
 
 from fulmen import errors
 from fulmen.errors import Violation
@@ -30,6 +31,8 @@ class SampleServicer(rpc.RolloutServiceServicer):
     async def GetRollout(self, request: pb.GetRolloutRequest, context: object) -> pb.GetRolloutResponse:
         if request.name == "caller":
             raise errors.RolloutNotFound(current_caller().subject, rollout="rollouts/1")
+        if request.name == "trace":
+            raise errors.RolloutNotFound(f"{trace.get_current_span().get_span_context().trace_id:032x}")
         if request.name == "bad":
             violations = [Violation(field="a", description="wrong"), Violation(field="b", description="too")]
             raise errors.ArgumentInvalid("The request is malformed.", violations=violations)
@@ -71,6 +74,15 @@ async def test_an_error_of_the_catalogue_arrives_as_the_same_class_with_its_meta
             await stub.GetRollout(pb.GetRolloutRequest(name="caller"))
 
     assert caught.value.metadata == {"rollout": "rollouts/1"}
+
+
+async def test_the_trace_of_who_calls_goes_on_in_what_is_called() -> None:
+    span = trace.SpanContext(trace_id=0xABC, span_id=1, is_remote=False, trace_flags=trace.TraceFlags(1))
+    async with sample_stub() as stub:
+        with trace.use_span(trace.NonRecordingSpan(span)), pytest.raises(errors.RolloutNotFound, match=f"{0xABC:032x}"):
+            await stub.GetRollout(pb.GetRolloutRequest(name="trace"))
+        with pytest.raises(errors.RolloutNotFound, match="0" * 32):
+            await stub.GetRollout(pb.GetRolloutRequest(name="trace"))
 
 
 async def test_every_violation_of_a_request_arrives() -> None:

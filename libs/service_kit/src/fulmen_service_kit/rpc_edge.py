@@ -15,6 +15,7 @@ import grpc
 import grpc.aio
 import structlog
 from google.protobuf.message import DecodeError
+from opentelemetry import context as otel_context
 from opentelemetry import metrics, propagate, trace
 from opentelemetry.trace import SpanKind, StatusCode
 
@@ -148,6 +149,9 @@ class _Call:
         Raises:
             FulmenError: The call may not go on.
         """
+        if self._span.get_span_context().is_valid:
+            # For what is logged and called in here; the context is the rpc's own, and ends with it.
+            otel_context.attach(trace.set_span_in_context(self._span))
         authorization = self._metadata.get("authorization", "")
         caller = await self._edge._authenticator.admit(self._rpc, authorization, _address(context.peer()))
         if caller is not None:
