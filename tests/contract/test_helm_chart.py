@@ -324,6 +324,12 @@ def test_runners_make_jobs_in_a_namespace_without_the_releases_secrets() -> None
         ({"database": {"url": "postgresql://"}}, "url"),
         ({"tls": {"enabled": True, "certManager": {"enabled": True}}}, "tls.certManager.issuerRef.name"),
         ({"torchrun": {"enabled": True}}, "torchrun.args"),
+        ({"tls": {"clientCertificates": True}}, "tls.clientCertificates"),
+        ({"tls": {"certManager": {"enabled": True, "issuerRef": {"name": "x"}}}}, "tls.certManager"),
+        ({"runner": {"scaling": {"kind": "hpa", "minReplicas": 0}}}, "runner.scaling.minReplicas"),
+        ({"runner": {"scaling": {"minReplicas": 30}}}, "runner.scaling.maxReplicas"),
+        ({"store": {"autoscaling": {"minReplicas": 9}}}, "store.autoscaling.maxReplicas"),
+        ({"algorithm": {"maxEngines": 1}}, "algorithm.maxEngines"),
     ],
     ids=json.dumps,
 )
