@@ -1,4 +1,4 @@
-"""The processes of the chart's pods start as they are rendered, find one another by mTLS, answer their probes, and stop.
+"""The processes of the chart's pods start as they are rendered, find one another, run an agent, and stop; also by mTLS.
 
 No cluster: the containers' programs run here, with the variables, files and arguments that the pods would give them.
 Names of Services become this machine's, ports free ones. Helm renders the chart (tools/helm_toolchain.sh).
@@ -21,6 +21,9 @@ from typing import Any
 
 import pytest
 
+from fulmen.rpc.channel import open_channel
+from fulmen.store.v1 import rollout_pb2, rollout_service_pb2, rollout_service_pb2_grpc
+from fulmen.tls import TlsFiles
 from fulmen_service_kit.tokens import Role, TokenSigner
 from tests.support.certificates import Authority
 from tests.support.helm_chart import Manifests, component_of, render
@@ -29,16 +32,34 @@ from tests.support.postgres import shared_server
 LIMIT_S = 90.0
 SIGNING_KEY = "a signing key of tests, 32 bytes or more"
 VALUES: dict[str, Any] = {
+    "store": {"replicas": 1, "drainGraceSeconds": 2},
+    "llmProxy": {"replicas": 1, "drainGraceSeconds": 2},
+    "runner": {
+        "replicas": 1,
+        "drainGraceSeconds": 2,
+        "settings": {"AGENT": "/agents/agent.py:solve", "ISOLATION": "process", "INSTRUMENT": "none"},
+    },
+    "algorithm": {"drainGraceSeconds": 2},
+}
+MUTUAL_TLS: dict[str, Any] = {
     "tls": {
         "enabled": True,
         "clientCertificates": True,
         "certManager": {"enabled": True, "issuerRef": {"name": "internal"}},
-    },
-    "store": {"replicas": 1, "drainGraceSeconds": 2},
-    "llmProxy": {"replicas": 1, "drainGraceSeconds": 2},
-    "runner": {"replicas": 1, "drainGraceSeconds": 2},
-    "algorithm": {"drainGraceSeconds": 2},
+    }
 }
+# Calls the proxy and sends a span to the store, with what the runner gives it and nothing else.
+AGENT = """
+import json, os, urllib.request
+import fulmen
+
+def solve(task):
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/models", headers=headers)
+    with urllib.request.urlopen(request) as answer:
+        json.load(answer)
+    fulmen.emit_reward(1.0)
+"""
 PROGRAMS = {"store": "fulmen_store", "migration": "fulmen_store", "llm-proxy": "fulmen_llm_proxy",
             "runner": "fulmen_runner", "algorithm": "fulmen_algorithm"}  # fmt: skip
 PORTS = ("7101", "7102", "7103", "7104", "7200", "7201", "7301", "7302", "7310", "7401", "7402")
@@ -100,6 +121,25 @@ class Pods:
         output, _ = await self.running[component].communicate()
         return output.decode(errors="replace")[-4000:]
 
+    async def rollout(self) -> str:
+        """Runs the agent once, as a client that the test's pod could be; returns the rollout's last state."""
+        variables = self._variables("test", self.container("test"))
+        tls = TlsFiles.from_environment(variables)
+        async with open_channel(variables["FULMEN_STORE_TARGET"], token=variables["FULMEN_TOKEN"], tls=tls) as channel:
+            stub = rollout_service_pb2_grpc.RolloutServiceStub(channel)
+            wanted = rollout_pb2.Rollout(input=b"{}", policy=rollout_pb2.RolloutPolicy(max_attempts=1))
+            created = await stub.BatchCreateRollouts(
+                rollout_service_pb2.BatchCreateRolloutsRequest(rollouts=[wanted], request_id="one")
+            )
+            request = rollout_service_pb2.GetRolloutRequest(name=created.rollouts[0].name)
+            async with asyncio.timeout(LIMIT_S):
+                while True:
+                    found = (await stub.GetRollout(request)).rollout
+                    state = rollout_pb2.RolloutState.Name(found.state)
+                    if state not in {"ROLLOUT_STATE_QUEUED", "ROLLOUT_STATE_RUNNING", "ROLLOUT_STATE_RETRY_WAIT"}:
+                        return state if state == "ROLLOUT_STATE_SUCCEEDED" else str(found)
+                    await asyncio.sleep(0.1)
+
     def _variables(self, component: str, container: dict[str, Any]) -> dict[str, str]:
         found: dict[str, str] = {"POD_IP": "127.0.0.1", "POD_NAME": "fulmen-algorithm-0"}
         for variable in container["env"]:
@@ -116,7 +156,7 @@ class Pods:
             value = value.replace(f"$({name})", known[name])
         value = re.sub(r"[a-z0-9.-]+\.fulmen\.svc", "localhost", value)
         value = re.sub(r"(?<![0-9])(\d{4})$", lambda match: self._ports.get(match[1], match[1]), value)
-        if value.startswith(("/etc/fulmen/", "/var/lib/fulmen")):
+        if value.startswith(("/etc/fulmen/", "/var/lib/fulmen", "/agents/")):
             return str(self._folder / component / value.lstrip("/"))
         return "127.0.0.1" if value == "0.0.0.0" else value
 
@@ -142,9 +182,9 @@ def answer_of(url: str) -> str:
         return str(error)
 
 
-@pytest.fixture
-async def pods(short_tmp_path: Path) -> AsyncIterator[Pods]:
-    release = render(VALUES)
+@pytest.fixture(params=[{}, MUTUAL_TLS], ids=["plain", "mtls"])
+async def pods(request: pytest.FixtureRequest, short_tmp_path: Path) -> AsyncIterator[Pods]:
+    release = render({**VALUES, **request.param})
     pods = Pods(release, short_tmp_path)
     signer = TokenSigner(SIGNING_KEY)
     secrets = {
@@ -161,16 +201,14 @@ async def pods(short_tmp_path: Path) -> AsyncIterator[Pods]:
             pods.write(component, f"/etc/fulmen/secrets/{key}", value)
         pods.write(component, "/etc/fulmen/database/url", database)
         # The test's pod shows the store's certificate.
-        [certificate] = [
-            each
-            for each in release.of("Certificate")
-            if component_of(each) == {"test": "store", "migration": "store"}.get(component, component)
-        ]
-        pair = authority.issue(component, dns=tuple(certificate["spec"]["dnsNames"]))
+        named = {"test": "store", "migration": "store"}.get(component, component)
+        names = [each["spec"]["dnsNames"] for each in release.of("Certificate") if component_of(each) == named]
+        pair = authority.issue(component, dns=tuple(names[0]) if names else ("localhost",))
         pods.write(component, "/etc/fulmen/tls/tls.crt", pair.certificate.read_bytes())
         pods.write(component, "/etc/fulmen/tls/tls.key", pair.key.read_bytes())
         pods.write(component, "/etc/fulmen/tls/ca.crt", authority.file.read_bytes())
         pods.write(component, "/etc/fulmen/authorities/ca.crt", authority.file.read_bytes())
+    pods.write("runner", "/agents/agent.py", AGENT)
     yield pods
     for process in pods.running.values():
         if process.returncode is None:
@@ -195,6 +233,7 @@ async def test_the_pods_of_a_release_work_together(pods: Pods) -> None:
     async with asyncio.timeout(LIMIT_S):
         output, _ = await doctor.communicate()
     assert doctor.returncode == 0, output.decode()
+    assert await pods.rollout() == "ROLLOUT_STATE_SUCCEEDED"
     for component in reversed(services):
         process = pods.running[component]
         process.send_signal(signal.SIGTERM)
