@@ -27,7 +27,7 @@ def migrate_command(*, post: Post = False) -> None:
     settings = load_settings(StoreSettings)
     assert isinstance(settings, StoreSettings)
     try:
-        migrated = asyncio.run(migrate(settings.database_url.get_secret_value(), with_post=post))
+        migrated = asyncio.run(migrate(settings.database_url.get_secret_value(), with_post=post, told=_caught_up))
     except FulmenError as error:
         fail(str(error))
     for name in migrated.applied:
@@ -35,6 +35,10 @@ def migrate_command(*, post: Post = False) -> None:
     for name in migrated.waiting:
         typer.echo(f"waits for --post: {name}")
     typer.echo("The schema is up to date.")
+
+
+def _caught_up(taken: int, missing: int) -> None:
+    typer.echo(f"restored into a younger server: its transaction counter has caught up {taken:,} of {missing:,}")
 
 
 if __name__ == "__main__":

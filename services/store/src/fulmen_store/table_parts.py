@@ -69,7 +69,9 @@ async def open_tables(settings: StoreSettings, stack: AsyncExitStack) -> Tables:
     stack.push_async_callback(database.close)
     if settings.auto_migrate:
         migrated = await migrate(dsn)
-        _log.info("schema_ready", applied=migrated.applied, waiting_for_post=migrated.waiting)
+        _log.info(
+            "schema_ready", applied=migrated.applied, waiting_for_post=migrated.waiting, caught_up=migrated.caught_up
+        )
     return Tables(
         database=database,
         rollouts=PgRollouts(database),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Final
@@ -19,6 +19,7 @@ import asyncpg
 
 from fulmen.errors import FulmenError
 from fulmen_store.persistence.database import mapped_errors
+from fulmen_store.persistence.transactions import catch_up
 
 __all__ = ["Migrated", "Migration", "MigrationError", "all_migrations", "migrate"]
 
@@ -57,10 +58,17 @@ class Migration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Migrated:
-    """Names of files: those that were applied just now, and those that wait for `with_post`."""
+    """What was done.
+
+    Attributes:
+        applied: names of the files that were applied just now.
+        waiting: names of those that wait for `with_post`.
+        caught_up: transaction numbers that were taken, of a database that was restored into a younger server.
+    """
 
     applied: Sequence[str]
     waiting: Sequence[str]
+    caught_up: int = 0
 
 
 def all_migrations() -> list[Migration]:
@@ -73,13 +81,20 @@ def all_migrations() -> list[Migration]:
     return sorted(found, key=lambda migration: migration.number)
 
 
-async def migrate(dsn: str, *, with_post: bool = False, migrations: Sequence[Migration] | None = None) -> Migrated:
-    """Applies what is missing.
+async def migrate(
+    dsn: str,
+    *,
+    with_post: bool = False,
+    migrations: Sequence[Migration] | None = None,
+    told: Callable[[int, int], None] | None = None,
+) -> Migrated:
+    """Applies what is missing, and mends the transaction counter after a restore.
 
     Args:
         dsn: the database.
         with_post: whether no older store runs any more.
         migrations: all files in order; those of this version unless given.
+        told: is given how far the transaction counter has caught up, and how far it has to.
 
     Raises:
         DatabaseUnavailable: if the database cannot be reached.
@@ -94,7 +109,9 @@ async def migrate(dsn: str, *, with_post: bool = False, migrations: Sequence[Mig
             due = [migration for migration in missing if with_post or not migration.is_post]
             await _apply(connection, due)
             return Migrated(
-                applied=[each.name for each in due], waiting=[each.name for each in missing if each not in due]
+                applied=[each.name for each in due],
+                waiting=[each.name for each in missing if each not in due],
+                caught_up=await catch_up(connection, told=told) if migrations is None else 0,
             )
         finally:
             await connection.close()
