@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fulmen.algorithm.v1 import training_run_pb2
 from tests.chaos.agent.grader import LEAST
 from tests.chaos.conftest import Arena
-from tests.support.kills import Victim, kill_in_mid_work
+from tests.support.kills import Victim, kill_in_mid_work, restart_in_mid_work
 from tests.support.oracle import Books, collect_books, failure_counts, problems_of
 from tests.support.runs import FINAL_RUN_STATES, eventually, read_run, start_run
 
@@ -25,6 +25,8 @@ class Kill:
 
     victim: Victim
     step: int
+    is_polite: bool = False
+    """Whether it is stopped and started again as in an upgrade, instead of being killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +52,8 @@ async def train_and_kill(arena: Arena, name: str, kills: Sequence[Kill], *, step
     run = await start_run(arena.client, arena.agent, name, settings={"steps": steps})
     for kill in kills:
         await _reached(arena, run, kill.step)
-        await kill_in_mid_work(arena.stack, arena.client, run, kill.victim)
+        end = restart_in_mid_work if kill.is_polite else kill_in_mid_work
+        await end(arena.stack, arena.client, run, kill.victim)
     ended = await _ended(arena, run)
     story = f"{run} after {[f'{kill.victim} at step {kill.step}' for kill in kills]}"
     assert ended.state == training_run_pb2.TRAINING_RUN_STATE_SUCCEEDED, f"{story}: {ended.failure_message}"

@@ -15,7 +15,10 @@ from fulmen.local.stack import LocalStack
 from fulmen.store.v1 import rollout_service_pb2
 from tests.support.runs import eventually
 
-__all__ = ["Victim", "kill_in_mid_work", "work_is_under_way"]
+__all__ = ["Victim", "kill_in_mid_work", "restart_in_mid_work", "work_is_under_way"]
+
+
+STOP_LIMIT_S = 60.0
 
 
 class Victim(StrEnum):
@@ -70,6 +73,25 @@ async def kill_in_mid_work(stack: LocalStack, client: Client, run: str, victim: 
         case _:
             await stack.kill_service(victim.value)
             await stack.start_service(victim.value)
+
+
+async def restart_in_mid_work(stack: LocalStack, client: Client, run: str, service: Victim) -> None:
+    """Stops a service as an upgrade does (SIGTERM) while rollouts of a run are under way, and starts it again.
+
+    Raises:
+        AssertionError: if no rollout gets under way, or the service does not end by itself with status 0.
+        ServiceFailedError: if it does not start again.
+    """
+
+    async def under_way() -> bool:
+        return await work_is_under_way(client, run)
+
+    await eventually(under_way, what=f"{service} is at work on {run}")
+    process = stack.process(service.value)
+    await stack.stop_service(service.value, grace_s=STOP_LIMIT_S)
+    status = await process.wait()
+    assert status == 0, f"{service} ended with status {status}"
+    await stack.start_service(service.value)
 
 
 @contextmanager
