@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
-import shutil
 import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from fulmen.client import Client, connect
 from fulmen.local.record import StackFolder
 from fulmen.local.stack import LocalStack
 from tests.architecture.distributions import ROOT
+from tests.support.prometheus import program, running_prometheus
 from tests.support.promql import names_in, without_variables
 from tests.support.runs import eventually
 from tests.support.stack import running_stack, stack_targets
@@ -41,6 +41,7 @@ ALERTS: list[dict[str, Any]] = [
     for rule in group["rules"]
 ]
 LIMIT_S = 60
+WAIT_S = 200
 # What Prometheus itself adds to every series, and to buckets.
 ADDED = {"job", "instance", "le"}
 # Exporters that are not ours: the names and labels that are used of them, as their documentation has them.
@@ -117,13 +118,9 @@ def alerts() -> Iterator[Used]:
 
 def promtool(*arguments: str | Path) -> str:
     """Runs promtool; where it is missing, CI fails and others skip."""
-    program = shutil.which("promtool")
-    if program is None:
-        reason = "promtool is missing: tools/monitoring_toolchain.sh installs it"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    done = subprocess.run(
+        [program("promtool"), *arguments], capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -269,17 +266,49 @@ class Exported:
 @pytest.mark.serial
 @pytest.mark.xdist_group("serial")
 @pytest.mark.timeout(300)
-async def test_every_name_that_is_used_is_exported_by_a_live_service(short_tmp_path: Path) -> None:
+async def test_every_name_that_is_used_is_exported_by_a_live_service_and_every_question_has_an_answer(
+    short_tmp_path: Path, tmp_path: Path
+) -> None:
     monitored = {"FULMEN_RUNNER_HOOKS": "fulmen_runner.hooks.monitor:Monitor"}
     async with (
         running_stack(short_tmp_path, slots=4, environment=monitored) as stack,
         connect(stack_targets(stack), token=stack.client_token) as client,
     ):
         await train(client)
-        exported = await eventually(lambda: look(stack), what="a run has figures, a queue was counted", deadline_s=200)
+        exported = await eventually(
+            lambda: look(stack), what="a run has figures, a queue was counted", deadline_s=WAIT_S
+        )
+        problems = [problem for used in (*panels(), *alerts()) for problem in exported.problems(used)]
+        assert problems == [], "\n".join([*problems, f"figures: {sorted(exported.figures)}"])
+        problems = await unanswered(pages(stack), tmp_path)
+    assert problems == [], "\n".join(problems)
 
-    problems = [problem for used in (*panels(), *alerts()) for problem in exported.problems(used)]
-    assert problems == [], "\n".join([*problems, f"figures: {sorted(exported.figures)}"])
+
+async def unanswered(jobs: dict[str, list[int]], folder: Path) -> list[str]:
+    """Asks a real Prometheus every question of dashboards and alerts; returns those that it cannot work out."""
+    async with running_prometheus(folder, jobs, rules=PROMETHEUS / "alerts.yml") as prometheus:
+        problems = []
+        for used in panels():
+            answer = await prometheus.get("query", query=without_variables(used.expression))
+            if answer["status"] != "success":
+                problems.append(f"{used.where}: {answer['error']}")
+        groups = (await prometheus.get("rules"))["data"]["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    assert len(rules) == len(ALERTS)
+    firing = [f"{rule['name']} fires" for rule in rules if rule["state"] == "firing"]
+    return [*problems, *firing, *(f"{rule['name']}: {rule['lastError']}" for rule in rules if rule["health"] == "err")]
+
+
+def pages(stack: LocalStack) -> dict[str, list[int]]:
+    """Returns the ports with /metrics of a stack, by the names of Prometheus' jobs."""
+    record = StackFolder(stack.folder.path).read()
+    assert record is not None
+    found = defaultdict(list)
+    for service in record.services:
+        for name, port in service.ports.items():
+            if name.endswith("_metrics") or name == "llm_proxy_http":
+                found[re.sub(r"-\d+$", "", service.name)].append(port)
+    return found
 
 
 async def train(client: Client) -> None:
@@ -300,16 +329,8 @@ async def look(stack: LocalStack) -> Exported | None:
     """Reads /metrics of all services; None until the run has made its second step and agents were counted."""
     await asyncio.sleep(1)
     exported = Exported()
-    record = StackFolder(stack.folder.path).read()
-    assert record is not None
-    ports = [
-        port
-        for service in record.services
-        for name, port in service.ports.items()
-        if name.endswith("_metrics") or name == "llm_proxy_http"
-    ]
     async with aiohttp.ClientSession() as session:
-        for port in ports:
+        for port in chain.from_iterable(pages(stack).values()):
             async with session.get(f"http://127.0.0.1:{port}/metrics") as answer:
                 exported.add(await answer.text())
     seen = {"fulmen_agent_reward_sum", "fulmen_store_demand_queued"} <= exported.labels.keys()
