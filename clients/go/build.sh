@@ -4,4 +4,4 @@ set -euo pipefail
 cd "$(dirname "$0")"
 
 ../../node_modules/.bin/buf generate
-GO111MODULE=off GOFLAGS=-trimpath GOPATH=$PWD/build/gopath:/usr/share/gocode go build -o build/client .
+GO111MODULE=off GOPATH=$PWD/build/gopath:/usr/share/gocode go build -o build/client .

@@ -230,22 +230,24 @@ async def test_what_the_model_refuses_fails_the_attempt_with_its_reason(
     assert "404" in attempt.failure_message
 
 
-async def test_a_drained_runner_takes_its_session_and_attempt_to_the_next_store(
-    runner: Client, store: StoreHandle, stubs: Stubs, database_url: str
+@pytest.mark.parametrize("way", ["drained", "cut off"])
+async def test_a_runner_takes_its_session_and_attempt_to_the_next_store(
+    runner: Client, store: StoreHandle, stubs: Stubs, database_url: str, way: str
 ) -> None:
     (name,) = await create(stubs, input=TASK)
     async with runner.start("run", "--work-s", 3) as running:
         await running.expect("assigned")
-        drained = asyncio.create_task(store.parts.drain())
-        await running.expect("drain")
-        await drained
+        if way == "drained":
+            drained = asyncio.create_task(store.parts.drain())
+            await running.expect("drain")
+            await drained
         await store.parts.server.server.stop(grace=0)
         async with running_store(database_url, lease_ttl_s=10.0, port=store.port) as after:
             done = await running.end()
             rollout = await get(await after.stubs(), name)
     first, *again = events(done.lines, "opened")
     assert {(line["session"], line["resumed"]) for line in again} == {(first["session"], True)}
-    assert events(done.lines, "acknowledged")[0]["status"] == APPLIED
+    assert [line["status"] for line in events(done.lines, "acknowledged")] == [APPLIED]
     assert rollout.state == rollout_pb2.ROLLOUT_STATE_SUCCEEDED
     assert len(rollout.attempts) == 1
 
