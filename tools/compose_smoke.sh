@@ -105,12 +105,12 @@ until grep -q "^grpo: step [1-6]/" "$folder/train.log"; do
   kill -0 "$training" 2>/dev/null || { cat "$folder/train.log"; fail "training ended before its second stage"; }
   sleep 0.2
 done
-# For good, while the run goes on: a store, and a runner with what it runs. For a moment: a proxy.
-compose kill --signal SIGKILL store_1 llm_proxy_1
+# For good, while the run goes on: a store, and a runner with what it runs. For a moment: a proxy, and what trains.
+compose kill --signal SIGKILL store_1 llm_proxy_1 algorithm
 docker kill --signal SIGKILL "$(compose ps --quiet runner | head -n 1)" >/dev/null
 grep -q "^grpo: step 6/6" "$folder/train.log" && fail "the run was over before anything was killed"
-compose start llm_proxy_1
-echo "compose-smoke: killed a store, a proxy and a runner at \"$(grep "^grpo: step" "$folder/train.log" | tail -n 1)\""
+compose start llm_proxy_1 algorithm
+echo "compose-smoke: killed one of each service at \"$(grep "^grpo: step" "$folder/train.log" | tail -n 1)\""
 wait "$training" || { cat "$folder/train.log"; fail "training failed"; }
 training=
 cat "$folder/train.log"
