@@ -89,10 +89,11 @@ def test_images_and_compose_set_only_settings_that_exist(service: Distribution) 
 @pytest.mark.parametrize("service", SERVICES, ids=lambda s: s.folder.name)
 def test_images_run_without_privileges_and_tell_their_health(service: Distribution) -> None:
     text = dockerfile(service)
-    port = image_environment(service)[f"FULMEN_{service.folder.name.upper()}_PORT"]
+    names = [f"FULMEN_{service.folder.name.upper()}_{kind}_PORT" for kind in ("METRICS", "HTTP")]
+    port = next(value for name in names if (value := image_environment(service).get(name)))
 
     assert re.search(r"^USER 10001:10001$", text, re.M)
-    assert f'"fulmen_service_kit.probe", "127.0.0.1:{port}"' in text
+    assert f'"fulmen_service_kit.probe", "127.0.0.1:{port}/readyz"' in text
     assert f'ENTRYPOINT ["{service.project["name"]}"]' in text
     assert service.project["name"] in service.project["scripts"]
 
