@@ -1,13 +1,16 @@
 """Takes out of an environment what no process reads: `python slim.py /opt/fulmen`. For images, which nobody debugs in C.
 
 Symbols and debug sections of shared objects lie behind all that is loaded, and so do the section headers that name them:
-the loader goes by program headers alone. Sources of extensions and stubs for type checkers are read by tools only.
+the loader goes by program headers alone. Sources of extensions and stubs for type checkers are read by tools only. Half of
+the bytecode of generated clients is docstrings, which stay in the sources.
 """
 
 from __future__ import annotations
 
+import py_compile
 import struct
 import sys
+from importlib.util import cache_from_source
 from pathlib import Path
 
 ELF64_LITTLE = b"\x7fELF\x02\x01"
@@ -15,6 +18,7 @@ SECTION_HEADERS_AT, SECTION_COUNTS_AT = 40, 58
 UNREAD = frozenset({".pyi", ".pyx", ".pxd", ".c", ".cpp", ".h", ".hpp"})
 # An alternative to a module that is there, and tests of packages.
 UNUSED = ("zstandard/_cffi.*.so", "google/protobuf/testdata", "certifi/tests")
+GENERATED = ("kubernetes_asyncio",)
 
 
 def strip(path: Path) -> None:
@@ -42,6 +46,12 @@ def main() -> None:
             for path in sorted(found.rglob("*"), reverse=True) if found.is_dir() else ():
                 path.rmdir() if path.is_dir() else path.unlink()
             found.rmdir() if found.is_dir() else found.unlink()
+    for name in GENERATED:
+        for path in (packages / name).rglob("*.py"):
+            unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
+            py_compile.compile(
+                str(path), cache_from_source(path), optimize=2, invalidation_mode=unchecked, doraise=True
+            )
     for path in packages.rglob("*"):
         if path.is_symlink() or not path.is_file():
             continue

@@ -50,3 +50,18 @@ def test_a_package_without_symbols_and_sources_works_as_before(tmp_path: Path, n
     assert not list(packages.rglob("*.py[xi]"))
     program = f"import sys; sys.path.insert(0, {str(packages)!r}); import {name}; assert {name}.__file__.startswith({str(packages)!r}); {use}"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=LIMIT_S)
+
+
+def test_generated_clients_lose_their_docstrings_and_nothing_else(tmp_path: Path) -> None:
+    client = tmp_path / "lib/python3/site-packages/kubernetes_asyncio"
+    client.mkdir(parents=True)
+    (client / "__init__.py").write_text('"""A long story."""\n\nVALUE = 7\n')
+
+    subprocess.run([sys.executable, SLIM, tmp_path], check=True, timeout=LIMIT_S)
+
+    program = (
+        f"import sys; sys.path.insert(0, {str(client.parent)!r}); import kubernetes_asyncio as one; "
+        "assert (one.__doc__, one.VALUE) == (None, 7)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=LIMIT_S)
+    assert "A long story" in (client / "__init__.py").read_text()
