@@ -59,9 +59,15 @@ def database_url() -> Iterator[str]:
 
 
 @pytest.fixture
-async def store(database_url: str) -> AsyncIterator[StoreHandle]:
-    """Yields a store that renews leases every third of a second."""
-    async with running_store(database_url, lease_ttl_s=1.0) as handle:
+def lease_ttl_s() -> float:
+    """Returns how long a session lives without a sign of life: longer than any pause of a busy machine."""
+    return 60.0
+
+
+@pytest.fixture
+async def store(database_url: str, lease_ttl_s: float) -> AsyncIterator[StoreHandle]:
+    """Yields a store."""
+    async with running_store(database_url, lease_ttl_s=lease_ttl_s) as handle:
         yield handle
 
 
@@ -115,7 +121,7 @@ async def test_a_group_goes_from_its_creation_through_model_calls_to_the_feed(
         for attempt in attempts:
             await proxy.flush(attempt)
 
-    assert worked[0] == {"event": "opened", "session": worked[0]["session"], "resumed": False, "lease_ttl_s": 1}
+    assert worked[0] == {"event": "opened", "session": worked[0]["session"], "resumed": False, "lease_ttl_s": 60}
     assert sorted(attempts) == [f"{name}/attempts/1" for name in names]
     assert {(line["attempt"], line["status"]) for line in events(worked, "acknowledged")} == {
         (attempt, APPLIED) for attempt in attempts
@@ -172,9 +178,10 @@ async def test_a_rollout_waits_for_a_runner_with_the_label_that_it_requires(clie
     assert events(lines, "assigned")[0]["attempt"] == f"{created['rollout']}/attempts/1"
 
 
+@pytest.mark.parametrize("lease_ttl_s", [2.0])
 async def test_renewals_keep_an_attempt_that_runs_longer_than_the_lease(runner: Client, stubs: Stubs) -> None:
     (name,) = await create(stubs, input=TASK)
-    lines = await runner.lines("run", "--work-s", 2.5)
+    lines = await runner.lines("run", "--work-s", 4.5)
     assert [line["event"] for line in lines] == ["opened", "assigned", "acknowledged"]
     (attempt,) = (await get(stubs, name)).attempts
     assert attempt.final
@@ -193,6 +200,7 @@ async def test_a_cancelled_attempt_is_stopped_and_reported(runner: Client, stubs
     assert rollout.attempts[0].failure_kind == failure_pb2.FAILURE_KIND_CANCELLED
 
 
+@pytest.mark.parametrize("lease_ttl_s", [2.0])
 async def test_a_lost_lease_stops_the_attempt_and_nothing_is_reported(
     runner: Client, stubs: Stubs, database_url: str
 ) -> None:
@@ -223,6 +231,7 @@ async def test_what_the_model_refuses_fails_the_attempt_with_its_reason(
 ) -> None:
     (name,) = await create(stubs, input=TASK)
     async with running_proxy(store.target, signing_key=SIGNING_KEY) as proxy:
+        await proxy.register("one", "http://127.0.0.1:1")  # returns when the proxy knows its routes
         asking = runner.with_environment(FULMEN_LLM_PROXY_TARGET=f"127.0.0.1:{proxy.parts.server.port}")
         await asking.lines("run", "--model", "unheard-of")
     (attempt,) = (await get(stubs, name)).attempts
@@ -242,7 +251,7 @@ async def test_a_runner_takes_its_session_and_attempt_to_the_next_store(
             await running.expect("drain")
             await drained
         await store.parts.server.server.stop(grace=0)
-        async with running_store(database_url, lease_ttl_s=10.0, port=store.port) as after:
+        async with running_store(database_url, port=store.port) as after:
             done = await running.end()
             rollout = await get(await after.stubs(), name)
     first, *again = events(done.lines, "opened")
@@ -252,19 +261,17 @@ async def test_a_runner_takes_its_session_and_attempt_to_the_next_store(
     assert len(rollout.attempts) == 1
 
 
+@pytest.mark.parametrize("lease_ttl_s", [2.0])
 async def test_a_runner_whose_session_has_ended_begins_another(runner: Client, stubs: Stubs) -> None:
-    (name,) = await create(stubs, input=TASK)
-    async with runner.start("run", "--work-s", 2) as running:
-        opened = await running.expect("opened")
+    await create(stubs, input=TASK)
+    async with runner.start("run", "--work-s", 300) as running:
+        first = await running.expect("opened")
         await running.expect("assigned")
-        await stubs.leases.ReleaseLeases(lease_service_pb2.ReleaseLeasesRequest(session_id=opened["session"]))
-        done = await running.end()
-    assert [line["event"] for line in done.lines] == [
-        *("opened", "assigned", "session_ended"),
-        *("opened", "assigned", "acknowledged"),
-    ]
-    assert done.lines[3]["session"] != opened["session"]
-    assert (await get(stubs, name)).state == rollout_pb2.ROLLOUT_STATE_SUCCEEDED
+        await stubs.leases.ReleaseLeases(lease_service_pb2.ReleaseLeasesRequest(session_id=first["session"]))
+        assert (await running.expect("session_ended"))["session"] == first["session"]
+        second = await running.expect("opened")
+        assert (await running.expect("assigned"))["attempt"].endswith("/attempts/2")
+    assert (second["resumed"], second["session"] == first["session"]) == (False, False)
 
 
 async def test_a_watch_outlives_a_restart_of_the_store(
@@ -326,7 +333,8 @@ async def test_calls_go_over_tls_with_a_certificate_of_the_caller(
         assert len(await known.lines("create")) == 1
         for refused in (trusting, stranger, suspicious):
             done = await refused.run("create", "--deadline-s", 1)
-            assert (done.status, done.error["code"]) == (1, "UNAVAILABLE")
+            assert (done.status, done.lines) == (1, [])
+            assert done.error["code"] in {"UNAVAILABLE", "DEADLINE_EXCEEDED"}
 
 
 async def test_every_golden_vector_is_read_or_refused_as_it_should_be(program: Client) -> None:
