@@ -22,6 +22,7 @@ from fulmen.cli.output import enum_word
 from fulmen.client import Client
 from fulmen.errors import FulmenError, PermissionDenied, TokenInvalid
 from fulmen.llm_proxy.v1 import backend_service_pb2, completion_service_pb2
+from fulmen.llm_proxy.v1.backend_service_pb2_grpc import BackendServiceStub
 from fulmen.store.v1 import rollout_service_pb2, runner_registry_service_pb2
 
 __all__ = ["clock_of", "deployment", "token"]
@@ -75,8 +76,12 @@ async def deployment(connection: Connection, *, model: str = "") -> list[Finding
         if health["store"].status is not None:
             ready = await _health(connection, targets.store, service=STORE_READINESS)
             findings += [_database(ready), *await _queue(client), *await _runners(client, bearer)]
+        # Each proxy has breakers of its own.
+        for name, answer in health.items():
+            if name.startswith("proxy") and answer.status is not None:
+                findings.append(await _backends(connection, services[name], name.replace("proxy", "backends")))
         if health["proxy"].status is not None:
-            findings += [await _backends(client), await _call(client, model)]
+            findings.append(await _call(client, model))
     return findings
 
 
@@ -231,16 +236,17 @@ async def _runners(client: Client, bearer: str | None) -> list[Finding]:
     return [versions, clock_of(listed.runners, bearer, now)]
 
 
-async def _backends(client: Client) -> Finding:
-    try:
-        answer = await client.backends.GetBackendHealth(backend_service_pb2.GetBackendHealthRequest(), timeout=LIMIT_S)
-    except FulmenError as error:
-        return Finding(
-            what="backends", ok=False, text=f"the proxy does not tell: {error.message}", advice="See its log."
-        )
+async def _backends(connection: Connection, target: str, what: str) -> Finding:
+    async with connection.channel(target) as channel:
+        stub = BackendServiceStub(channel)
+        try:
+            answer = await stub.GetBackendHealth(backend_service_pb2.GetBackendHealthRequest(), timeout=LIMIT_S)
+        except FulmenError as error:
+            advice = "See its log."
+            return Finding(what=what, ok=False, text=f"the proxy does not tell: {error.message}", advice=advice)
     if not answer.backends:
         advice = "Runs bring their own; `fulmen proxy backend add` adds others."
-        return Finding(what="backends", ok=None, text="none", advice=advice)
+        return Finding(what=what, ok=None, text="none", advice=advice)
     ill = [
         f"{each.name} ({enum_word(each, 'breaker').replace('_', ' ')}, last failure: {each.last_failure_kind or 'unknown'})"
         for each in answer.backends
@@ -248,8 +254,8 @@ async def _backends(client: Client) -> Finding:
     ]
     if ill:
         advice = "See `fulmen proxy health` and the engine's log; `fulmen proxy backend delete` takes one away."
-        return Finding(what="backends", ok=False, text=f"failing: {', '.join(ill)}", advice=advice)
-    return Finding(what="backends", ok=True, text=f"all {len(answer.backends)} are healthy")
+        return Finding(what=what, ok=False, text=f"failing: {', '.join(ill)}", advice=advice)
+    return Finding(what=what, ok=True, text=f"all {len(answer.backends)} are healthy")
 
 
 async def _call(client: Client, model: str) -> Finding:
