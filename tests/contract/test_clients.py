@@ -312,7 +312,7 @@ async def test_nothing_waits_longer_than_its_deadline(client: Client, runner: Cl
 
 
 async def test_a_wrong_command_line_is_told(program: Client) -> None:
-    for arguments in (["dance"], ["create", "--colour", "red"], []):
+    for arguments in (["dance"], ["create", "--colour", "red"], ["create", "--count", "many"], []):
         done = await program.run(*arguments)
         assert (done.status, done.lines, done.error["code"]) == (2, [], "USAGE")
 

@@ -58,8 +58,10 @@ void Runner::HoldStream() {
   }
   reader.join();
   leaving_ = true;
+  const auto status = stream_->Finish();
+  stream_.reset();
   try {
-    Check(stream_->Finish());
+    Check(status);
   } catch (const Error& error) {
     if (error.reason != "SESSION_ENDED") throw;
     ForgetSession();

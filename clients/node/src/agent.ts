@@ -17,14 +17,15 @@ import type { Options } from "./main.js";
 /** Runs one attempt to its end; never throws: how it failed is part of the result. */
 export async function attempted(store: Connection, assignment: Assignment, options: Options, stop: AbortSignal) {
   const { attempt, leaseId, epoch } = assignment;
-  const timeoutMs = Number(assignment.timeout!.seconds) * 1000;
+  const timeoutMs = Number(assignment.timeout!.seconds) * 1000 + assignment.timeout!.nanos / 1e6;
   const signal = AbortSignal.any([stop, AbortSignal.timeout(timeoutMs)]);
   try {
     const startTime = new Date();
     const { question } = JSON.parse(assignment.rollout!.input.toString("utf8"));
-    const answer = await solve(question, store, assignment, options, signal);
     const [left, right] = question.slice(0, -1).split("*").map(Number);
-    const value = answer.includes(String(left * right)) ? 1 : 0;
+    const product = String(left * right);
+    const answer = await solve(question, product, store, assignment, options, signal);
+    const value = answer.includes(product) ? 1 : 0;
     await reportSpan(store, assignment, { question, answer }, startTime, signal);
     const output = Buffer.from(JSON.stringify({ answer }));
     return AttemptResult.fromPartial({
@@ -48,16 +49,14 @@ function failureKindOf(error: unknown, signal: AbortSignal) {
 /** Asks the model, if there is one; else knows the answer itself. */
 async function solve(
   question: string,
+  product: string,
   store: Connection,
   { attemptKey }: Assignment,
   options: Options,
   signal: AbortSignal,
 ) {
   if (options.workMs) await pause(options.workMs, undefined, { signal });
-  if (!options.model) {
-    const [left, right] = question.slice(0, -1).split("*").map(Number);
-    return String(left * right);
-  }
+  if (!options.model) return product;
   const body = { model: options.model, messages: [{ role: "user", content: question }] };
   const request = CompleteRequest.fromPartial({
     path: "/v1/chat/completions",
@@ -106,6 +105,7 @@ async function reportSpan(
     startTime,
     endTime,
   };
+  signal.throwIfAborted();
   const stream = store.spans.appendSpans(bearer(attemptKey), { deadline: store.deadline });
   signal.addEventListener("abort", () => stream.cancel());
   stream.end(AppendSpansRequest.fromPartial({ chunks: [chunk] }));

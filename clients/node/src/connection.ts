@@ -63,6 +63,7 @@ export function call<Request, Response>(
   { deadline, signal }: { deadline: Date; signal?: AbortSignal },
 ): Promise<Response> {
   return new Promise((resolve, reject) => {
+    signal?.throwIfAborted();
     const running = method.call(client, request, metadata, { deadline }, (error, response) =>
       error ? reject(decoded(error)) : resolve(response),
     );

@@ -42,6 +42,12 @@ function labelsOf(text: string): Record<string, string> {
   return value === undefined ? {} : { [key]: value };
 }
 
+function numberOf(text: string): number {
+  const number = Number(text);
+  if (Number.isNaN(number)) throw new Error(`no number: ${text}`);
+  return number;
+}
+
 function read(argv: string[]) {
   const flags = Object.entries(DEFAULTS).map(([name, value]) => [name, { type: "string", default: value }] as const);
   const { values, positionals } = parseArgs({ args: argv, options: Object.fromEntries(flags), allowPositionals: true });
@@ -54,11 +60,11 @@ function read(argv: string[]) {
     labels: labelsOf(flag("label")),
     input: flag("input"),
     cursor: flag("cursor"),
-    count: Number(flag("count")),
-    slots: Number(flag("slots")),
+    count: numberOf(flag("count")),
+    slots: numberOf(flag("slots")),
     model: flag("model"),
-    workMs: Number(flag("work-s")) * 1000,
-    deadline: new Date(Date.now() + Number(flag("deadline-s")) * 1000),
+    workMs: numberOf(flag("work-s")) * 1000,
+    deadline: new Date(Date.now() + numberOf(flag("deadline-s")) * 1000),
   };
   const [command = "", ...files] = positionals;
   if (!(command in COMMANDS) && command !== "vectors") throw new Error(`unknown command: ${command}`);

@@ -41,6 +41,7 @@ record Options(String command, List<String> files, Map<String, String> flags) {
       }
       flags.put(flag, words.get(++i));
     }
+    for (var number : List.of("count", "slots", "work-s", "deadline-s")) Double.parseDouble(flags.get(number));
     return new Options(words.get(0), files, flags);
   }
 
