@@ -6,9 +6,12 @@ import (
 	storev1 "stubs/fulmen/store/v1"
 )
 
-// create makes a group of rollouts with the same input. With a request id the call can be repeated: nothing is doubled.
+// create makes a group of rollouts with the same input. The request id makes a repeat harmless: nothing is doubled.
 func create(ctx context.Context, store *connection, o options) error {
 	request := &storev1.BatchCreateRolloutsRequest{RequestId: o.requestID}
+	if o.requestID == "" {
+		request.RequestId = uuid()
+	}
 	for i := 0; i < o.count; i++ {
 		rollout := &storev1.Rollout{
 			Project: o.project, TrainingRun: o.trainingRun, GroupId: o.groupID,

@@ -1,5 +1,7 @@
 #include "feed.h"
 
+#include "ids.h"
+
 namespace {
 
 nlohmann::json Described(const store::Attempt& attempt) {
@@ -29,7 +31,7 @@ nlohmann::json Described(const store::FinishedGroup& group) {
 
 void Create(const Connection& connection, const Options& options) {
   store::BatchCreateRolloutsRequest request;
-  request.set_request_id(options.request_id);
+  request.set_request_id(options.request_id.empty() ? Uuid() : options.request_id);
   for (int i = 0; i < options.count; ++i) {
     auto* rollout = request.add_rollouts();
     rollout->set_project(options.project);

@@ -4,7 +4,7 @@
 #include "connection.h"
 #include "options.h"
 
-// Creates a group of rollouts with the same input. With a request id the call can be repeated: nothing is doubled.
+// Creates a group of rollouts with the same input. The request id makes a repeat harmless: nothing is doubled.
 void Create(const Connection& connection, const Options& options);
 
 // Reads finished groups. A broken stream is opened again behind the last group that was handled.

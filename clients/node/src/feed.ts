@@ -1,15 +1,18 @@
 // The two ends of the queue: creating rollouts, and reading the feed of those that are final.
 
+import { randomUUID } from "node:crypto";
+
 import { BatchCreateRolloutsRequest, WatchRolloutsRequest } from "../build/gen/fulmen/store/v1/rollout_service.js";
 import type { FinishedGroup } from "../build/gen/fulmen/store/v1/rollout_service.js";
 import { call, whileUnavailable, type Connection } from "./connection.js";
 import type { Emit, Options } from "./main.js";
 
-/** Creates a group of rollouts with the same input. With a request id the call can be repeated: nothing is doubled. */
+/** Creates a group of rollouts with the same input. The request id makes a repeat harmless: nothing is doubled. */
 export async function create(store: Connection, options: Options, emit: Emit) {
-  const { project, trainingRun, groupId, count, requestId, labels: requiredLabels } = options;
+  const { project, trainingRun, groupId, count, labels: requiredLabels } = options;
   const group = { project, trainingRun, groupId, groupSize: groupId ? count : 1 };
   const rollout = { ...group, requiredLabels, input: Buffer.from(options.input) };
+  const requestId = options.requestId || randomUUID();
   const request = BatchCreateRolloutsRequest.fromPartial({ rollouts: Array(count).fill(rollout), requestId });
   const { rollouts } = await whileUnavailable(store.deadline, () =>
     call(store.rollouts, store.rollouts.batchCreateRollouts, request, store.metadata, store),

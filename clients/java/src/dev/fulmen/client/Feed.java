@@ -5,6 +5,7 @@ import io.grpc.Context;
 import java.util.Collections;
 import java.util.List;
 import java.util.Map;
+import java.util.UUID;
 import stubs.fulmen.store.v1.Attempt;
 import stubs.fulmen.store.v1.BatchCreateRolloutsRequest;
 import stubs.fulmen.store.v1.FinishedGroup;
@@ -17,9 +18,7 @@ import stubs.fulmen.store.v1.WatchRolloutsRequest;
 final class Feed {
   private Feed() {}
 
-  /**
-   * Creates a group of rollouts with the same input. With a request id the call can be repeated: nothing is doubled.
-   */
+  /** Creates a group of rollouts with the same input. The request id makes a repeat harmless: nothing is doubled. */
   static void create(Connection store, Options options) throws Exception {
     var count = options.number("count");
     var rollout =
@@ -31,10 +30,11 @@ final class Feed {
             .putAllRequiredLabels(options.labels())
             .setInput(ByteString.copyFromUtf8(options.text("input")))
             .build();
+    var requestId = options.text("request-id");
     var request =
         BatchCreateRolloutsRequest.newBuilder()
             .addAllRollouts(Collections.nCopies(count, rollout))
-            .setRequestId(options.text("request-id"))
+            .setRequestId(requestId.isEmpty() ? UUID.randomUUID().toString() : requestId)
             .build();
     store.whileUnavailable(
         () -> {
