@@ -9,7 +9,7 @@ COMPOSE := docker compose --file deploy/docker-compose.yml $(if $(GPU),--file de
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup vllm-env clients demo test test-frameworks test-gpu test-container chaos chaos-store chaos-runners lint format types proto \
-	proto-check lock clean bench bench-store bench-runner bench-proxy bench-train bench-exchange bench-exchange-convergence audit \
+	proto-check lock clean bench bench-store bench-runner bench-proxy bench-train bench-exchange bench-exchange-convergence audit bench-scale \
 	helm helm-settings up down compose-smoke
 
 help: ## Shows this list
@@ -100,6 +100,10 @@ bench-exchange: setup ## Benchmarks compressed gradient exchange beside PyTorch'
 	$(PYTHON_BIN)/python -m benchmarks.exchange.kernels $(if $(SHORT),--short,--output benchmarks/results)
 	$(PYTHON_BIN)/python -m benchmarks.exchange.grpc_loopback $(if $(SHORT),--trials 2,--out benchmarks/results/exchange_grpc.json)
 	$(PYTHON_BIN)/python -m benchmarks.exchange $(if $(SHORT),--quick)
+
+bench-scale: setup ## Loads the whole system with 3,000 runner sessions, and says what 10,000 runners and 128 GPUs need
+	$(PYTHON_BIN)/python -m benchmarks.scale $(if $(SHORT),--short)
+	$(if $(SHORT),,$(PYTHON_BIN)/python -m benchmarks.scale.plan)
 
 up: deploy/.env ## Builds and starts everything in containers (MONITORING=1: with Prometheus and Grafana; GPU=1: on GPUs)
 	$(if $(MONITORING),FULMEN_OTLP_ENDPOINT=http://collector:4317) $(COMPOSE) up --build --detach --wait

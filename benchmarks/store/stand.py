@@ -33,7 +33,7 @@ class Bench:
     postgres_folder: Path
     dsn: str
     short: bool
-    target: str
+    targets: Sequence[str]
     raw: dict[str, Any] = field(default_factory=dict)
     claims: list[outcome.Claim] = field(default_factory=list)
 
@@ -45,6 +45,11 @@ class Bench:
     def channel(self) -> FulmenChannel:
         """The channel to the first replica."""
         return self.channels[0]
+
+    @property
+    def target(self) -> str:
+        """Where the first replica listens."""
+        return self.targets[0]
 
     def store_rss_mb(self) -> float:
         """Returns the resident memory of the largest replica, in MB."""
@@ -129,7 +134,7 @@ async def running_store(
                 postgres_folder=folder / "data",
                 dsn=dsn,
                 short=short,
-                target=targets[0],
+                targets=targets,
             )
     finally:
         for store in stores:

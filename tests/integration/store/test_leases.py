@@ -250,6 +250,10 @@ async def test_a_draining_store_says_so_and_keeps_the_leases(database_url: str) 
         drained = asyncio.create_task(store.parts.drain())
         await runner.expect("drain")
         with pytest.raises(Draining):
+            await Runner(stubs).open()
+        with pytest.raises(Draining):
+            await stubs.leases.AcquireLeases(lease_service_pb2.AcquireLeasesRequest(max_count=1))
+        with pytest.raises(Draining):
             await runner.read()
         await drained
     async with running_store(database_url) as store:

@@ -27,6 +27,7 @@ from fulmen_service_kit.logs import places_of
 from fulmen_service_kit.tokens import Caller, Role
 
 _log = structlog.get_logger()
+_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 # What everybody does all the time is logged at debug level.
 _QUIET = ("/grpc.health.", "/grpc.reflection.")
 
@@ -56,7 +57,11 @@ class RpcEdge(grpc.aio.ServerInterceptor):
         self._log_error_texts = log_error_texts
         self._tracer = trace.get_tracer("fulmen.rpc")
         self._duration = metrics.get_meter("fulmen.rpc").create_histogram(
-            "rpc.server.duration", unit="s", description="How long rpcs took, by method and code."
+            "rpc.server.duration",
+            unit="s",
+            description="How long rpcs took, by method and code.",
+            # OpenTelemetry's own bounds are milliseconds'.
+            explicit_bucket_boundaries_advisory=_BOUNDS_S,
         )
 
     async def intercept_service(

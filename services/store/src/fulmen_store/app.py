@@ -153,6 +153,7 @@ def _register(
         signer=signer,
         undelivered=queue.returner.give_back,
         drain_notice_s=settings.drain_notice_s,
+        stopping=stopping,
     )
     resource_service = ResourceService(
         resources=Resources(table=tables.resources, wakeups=queue.wakeups),

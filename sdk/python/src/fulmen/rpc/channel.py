@@ -120,7 +120,8 @@ class FulmenChannel:
 
     def _metadata(self, more: Metadata) -> Metadata:
         token = self._token() if callable(self._token) else self._token
-        own = (("authorization", f"Bearer {token}"),) if token else ()
+        # A file or a variable that was made by hand may end with a line's end, which no header can hold.
+        own = (("authorization", f"Bearer {token.strip()}"),) if token else ()
         return (*own, *_trace_context(), *more)
 
     async def __aenter__(self) -> "FulmenChannel":

@@ -13,34 +13,12 @@ from typing import Final
 
 import asyncpg
 
+from fulmen_store.persistence.queries import SQL
+
 __all__ = ["catch_up"]
 
 BATCH: Final = 500_000
 """Subtransactions of one transaction: their numbers are written to the log when it commits, 4 bytes each."""
-
-_NEWEST: Final = """
-select coalesce(max(newest), 0) from (
-    select (
-        select e.xid::text::bigint from rollout_end e where e.project_id = p.id order by e.xid desc limit 1
-    ) as newest
-    from project p
-    union all (select v.xid::text::bigint from resource_version v order by v.xid desc limit 1)
-    union all (select a.xid::text::bigint from resource_alias a order by a.xid desc limit 1)
-    union all (select m.xid::text::bigint from resource_alias_move m order by m.xid desc limit 1)
-) as found
-"""
-_NEXT: Final = "select pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
-# Every block with a handler is a subtransaction, and one that writes takes a number of its own.
-_TAKE: Final = """
-do $$ begin
-    for i in 1..{count} loop
-        begin
-            insert into taken values (1);
-        exception when others then raise;
-        end;
-    end loop;
-end $$
-"""
 
 
 async def catch_up(connection: asyncpg.Connection, *, told: Callable[[int, int], None] | None = None) -> int:
@@ -53,17 +31,17 @@ async def catch_up(connection: asyncpg.Connection, *, told: Callable[[int, int],
     Returns:
         How many were taken: 0 unless the database was restored from a dump into a younger server.
     """
-    newest, following = await connection.fetchval(_NEWEST), await connection.fetchval(_NEXT)
+    newest, following = await connection.fetchval(SQL["newest_stored_xid"]), await connection.fetchval(SQL["next_xid"])
     missing = max(0, newest + 1 - following)
     taken = 0
     if missing:
-        await connection.execute("create temporary table taken (number int) on commit delete rows")
+        await connection.execute(SQL["make_taken"])
     while taken < missing:
         count = min(BATCH, missing - taken)
-        await connection.execute(_TAKE.format(count=count))
+        await connection.execute(SQL["take_xids"].format(count=count))
         taken += count
         if told is not None:
             told(taken, missing)
     if missing:
-        await connection.execute("drop table taken")
+        await connection.execute(SQL["drop_taken"])
     return taken

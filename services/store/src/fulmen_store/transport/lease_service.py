@@ -74,8 +74,10 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         signer: TokenSigner,
         undelivered: Callable[[Sequence[AttemptReport]], None],
         drain_notice_s: float,
+        stopping: Callable[[], bool],
     ) -> None:
-        """Takes the use cases; a draining replica closes streams `drain_notice_s` after it said so."""
+        """Takes the use cases; a replica that is `stopping` closes streams `drain_notice_s` after it said so."""
+        self._stopping = stopping
         self._sessions = sessions
         self._seats = seats
         self._notes = notes
@@ -91,8 +93,12 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         self, request_iterator: AsyncIterator[pb.StreamLeasesRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.StreamLeasesResponse]:
         """Streams work to a runner for as long as it holds the stream open."""
+        self._require_service()
         first = await _first_message(request_iterator)
         seat, lost = await self._open(first.open)
+        if self._stopping():
+            # It began to stop while the session was opened, and has told everybody else.
+            seat.tell(Drained())
         reader = asyncio.create_task(self._read(seat, request_iterator), name=f"lease-stream-{seat.session_id}")
         try:
             yield pb.StreamLeasesResponse(
@@ -110,6 +116,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         self, request: pb.AcquireLeasesRequest, context: grpc.aio.ServicerContext
     ) -> pb.AcquireLeasesResponse:
         """Takes leases, waiting for the first."""
+        self._require_service()
         wait_s = request.wait.seconds + request.wait.nanos / 1e9
         require_range("max_count", request.max_count, 1, MAX_REPORTS)
         require_range("wait", wait_s, 0, MAX_WAIT_S)
@@ -140,6 +147,15 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         finally:
             self._leave(seat)
         return pb.AcquireLeasesResponse(assignments=assignments, session_id=str(session_id), lease_ttl=self._ttl())
+
+    def _require_service(self) -> None:
+        """Refuses new work for a replica that stops: it would wait for it.
+
+        Raises:
+            Draining: if it does.
+        """
+        if self._stopping():
+            raise Draining("The store is shutting down: another replica, or this one after its restart, has the work.")
 
     async def RenewLeases(
         self, request: pb.RenewLeasesRequest, context: grpc.aio.ServicerContext

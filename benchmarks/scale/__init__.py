@@ -1,0 +1,1 @@
+"""The whole system under thousands of runner sessions, and a model of it that is calibrated with what was measured."""
