@@ -101,9 +101,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         raise TypeError("The algorithm service needs AlgorithmServiceSettings.")
     registry = _registry(settings)
     state = stack.enter_context(StateFolder(settings.state_dir))
-    token, tls = _token(settings), settings.peer_tls()
-    store = await stack.enter_async_context(open_channel(settings.store_target, token=token, tls=tls))
-    proxy = await stack.enter_async_context(open_channel(settings.llm_proxy_target, token=token, tls=tls))
+    store, proxy = await _channels(settings, stack)
     runs = Runs(open_file=state.run_files, clock=_now, max_concurrent=settings.max_concurrent_runs)
     for run, files in state.runs():
         runs.adopt(run, files)
@@ -162,6 +160,14 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         "revocations": revocations,
     }
     return ServiceParts(server=server, roles=roles, drain=drain)
+
+
+async def _channels(settings: AlgorithmServiceSettings, stack: AsyncExitStack) -> tuple[FulmenChannel, FulmenChannel]:
+    """Opens the ways to the store and to the proxy."""
+    token, tls = _token(settings), settings.peer_tls()
+    store = await stack.enter_async_context(open_channel(settings.store_target, token=token, tls=tls))
+    proxy = await stack.enter_async_context(open_channel(settings.llm_proxy_target, token=token, tls=tls))
+    return store, proxy
 
 
 def _engines(settings: AlgorithmServiceSettings, proxy: FulmenChannel) -> EnginePool:
