@@ -126,7 +126,6 @@ class Stage:
         assert environment == OWN_PYTHON or (folder / ".setup-stamp").exists(), "run `make test-frameworks`"
         python = str(folder / "bin" / "python") if environment else sys.executable
         base = {
-            "signing_key": SIGNING_KEY,
             "token": self.store.token(Role.RUNNER),
             "store_target": self.store.target,
             "llm_proxy_url": self.proxy.url.removesuffix("/v1"),

@@ -178,10 +178,11 @@ async def test_what_others_count_is_the_sum_of_what_each_said_last(stubs: Stubs)
             pb.LimitWindow(project=DEFAULT, attempt=elsewhere if requests == 3 else attempt, **counts),
         ]
 
-    await exchange(stubs, "a", windows=windows(1))
-    await exchange(stubs, "a", windows=windows(2))
-    await exchange(stubs, "b", windows=windows(3), slot=slot_now() - 2)
-    await exchange(stubs, "long-ago", windows=windows(100), slot=slot_now() - 30)
+    now = slot_now()
+    await exchange(stubs, "a", windows=windows(1), slot=now)
+    await exchange(stubs, "a", windows=windows(2), slot=now)
+    await exchange(stubs, "b", windows=windows(3), slot=now - 2)
+    await exchange(stubs, "long-ago", windows=windows(100), slot=now - 30)
     answer = await exchange(stubs, "c", windows=[pb.LimitWindow(project=DEFAULT, attempt=attempt)])
     told = {(each.backend, each.attempt): each for each in answer.others}
     assert set(told) == {("", ""), ("backends/one", ""), ("", attempt)}
