@@ -179,3 +179,12 @@ async def test_what_administrators_do_is_written_down_refused_or_not(database_ur
     ]
     assert file.stat().st_mode & 0o777 == 0o600
     assert issued.token not in file.read_text()
+
+
+async def test_an_audit_file_that_takes_nothing_more_changes_no_answer(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with running_store(database_url, audit_file="/dev/full") as store:
+        admin = await store.stubs()
+        await create_project(admin, "projects/audited")
+    assert "audit_file_not_written" in "".join(capsys.readouterr())

@@ -74,6 +74,15 @@ def test_every_problem_with_files_of_secrets_is_named_and_none_of_them_shown(
         assert secret not in str(caught.value)
 
 
+def test_files_of_tls_that_cannot_be_read_are_all_named(key_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CERTIFICATE", "KEY", "CA"):
+        monkeypatch.setenv(f"{PREFIX}TLS_{name}_FILE", f"/nowhere/{name}")
+    with pytest.raises(SettingsInvalid) as caught:
+        SecretiveSettings.from_environment()
+    told = {violation.field for violation in caught.value.violations}
+    assert told == {f"{PREFIX}TLS_{name}_FILE" for name in ("CERTIFICATE", "KEY", "CA")}
+
+
 def test_a_file_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(f"{PREFIX}SIGNING_KEY_FILE", str(tmp_path / "nowhere"))
     with pytest.raises(SettingsInvalid, match="No such file"):
@@ -102,11 +111,11 @@ def test_a_deployment_changes_its_key_with_no_restart_and_no_moment_without_serv
     assert verifier.verify(issued(NEW)).subject == "ann"
 
 
-@pytest.mark.parametrize("spoilt", ["", "\n", "short", f"{NEW}\nshort"])
-def test_a_file_of_keys_that_is_spoilt_changes_nothing(key_file: Path, spoilt: str) -> None:
+@pytest.mark.parametrize("spoilt", [b"", b"\n", b"short", f"{NEW}\nshort".encode(), b"\xff\xfe" * 40])
+def test_a_file_of_keys_that_is_spoilt_changes_nothing(key_file: Path, spoilt: bytes) -> None:
     keys = SecretiveSettings.from_environment().signing_keys()
     by_old = issued(keys)
-    key_file.write_text(spoilt)
+    key_file.write_bytes(spoilt)
     assert TokenVerifier(keys).verify(by_old).subject == "ann"
     assert keys.signing() == OLD.encode()
     key_file.write_text(NEW)

@@ -12,11 +12,14 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import structlog
 from opentelemetry import trace
 
 from fulmen_service_kit.tokens import Caller
 
 _MAX_TEXT = 256
+
+_log = structlog.get_logger()
 
 
 class AuditLog:
@@ -33,7 +36,7 @@ class AuditLog:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600) if path else None
 
     def __call__(self, *, rpc: str, code: str, reason: str, caller: Caller | None, asked: dict[str, Any]) -> None:
-        """Writes one line.
+        """Writes one line. If the file takes none, that is logged, and the line goes to standard error: what it tells of is done.
 
         Args:
             rpc: Full name of what was called.
@@ -59,16 +62,14 @@ class AuditLog:
         }
         payload = json.dumps(line, separators=(",", ":"), default=str) + "\n"
         with self._lock:
-            if self._descriptor is None:
-                sys.stderr.write(payload)
-            else:
-                os.write(self._descriptor, payload.encode())
-
-    def close(self) -> None:
-        """Closes the file."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+            if self._descriptor is not None:
+                try:
+                    os.write(self._descriptor, payload.encode())
+                except OSError as error:
+                    _log.error("audit_file_not_written", reason=error.strerror)
+                else:
+                    return
+            sys.stderr.write(payload)
 
 
 def fields_of(request: Any, paths: Sequence[str]) -> dict[str, Any]:

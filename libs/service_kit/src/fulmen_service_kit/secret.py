@@ -16,12 +16,21 @@ class Secret:
 
     def __init__(self, text: str = "", *, file: WatchedFile | None = None) -> None:
         """Takes the text, or the file that holds it."""
-        self._text = text
         self._file = file
+        self._text = text if file is None else text_of(file)
+        self._version = 0 if file is None else file.version
 
     def __call__(self) -> str:
-        """Returns the text as it is now."""
-        return self._text if self._file is None else text_of(self._file)
+        """Returns the text as it is now; what is no text leaves the one before in force."""
+        if self._file is not None:
+            self._file.content()
+            if self._file.version != self._version:
+                self._version = self._file.version
+                try:
+                    self._text = text_of(self._file)
+                except UnicodeDecodeError:
+                    _log.error("secret_refused", path=str(self._file.path), reason="it is no UTF-8")
+        return self._text
 
     def __repr__(self) -> str:
         return "Secret('**********')"
@@ -43,7 +52,7 @@ class SigningKeys:
     def accepted(self) -> tuple[bytes, ...]:
         """Returns the keys, that which signs first; another object once they have changed."""
         text = self._secret()
-        if text is not self._text and text != self._text:
+        if text is not self._text:
             keys = split_keys(text)
             if keys and problem_of(keys) is None:
                 self._keys = keys

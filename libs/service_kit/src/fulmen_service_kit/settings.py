@@ -115,6 +115,7 @@ class ServiceSettings(BaseSettings):
                 for item in error.errors(include_input=False, include_url=False)
             ]
             settings = None
+        violations += _unreadable(cls, settings, prefix) if settings is not None else []
         if violations or settings is None:
             raise SettingsInvalid(f"The settings of {cls.service_name} are not valid.", violations=violations)
         settings._secret_files.update(secret_files)
@@ -202,6 +203,20 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _unreadable(settings_class: type[ServiceSettings], settings: ServiceSettings, prefix: str) -> list[Violation]:
+    """Returns what is wrong with the files of TLS that settings name."""
+    files = {
+        name: getattr(settings, name)
+        for name in settings_class.model_fields
+        if name.startswith("tls_") and name.endswith("_file")
+    }
+    return [
+        Violation(field=f"{prefix}{name.upper()}", description=f"{path} cannot be read")
+        for name, path in files.items()
+        if path and not os.access(path, os.R_OK)
+    ]
 
 
 def _read_secrets(

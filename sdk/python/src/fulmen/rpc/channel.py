@@ -70,7 +70,7 @@ class _Line:
         self._watch = None if tls is None else TlsWatch(tls)
         self._material = None if self._watch is None else self._watch.material()
         self._channel = self._dial()
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._leaving: dict[asyncio.Task[None], grpc.aio.Channel] = {}
 
     def current(self) -> grpc.aio.Channel:
         """Returns the channel for the next call."""
@@ -78,17 +78,18 @@ class _Line:
             material = self._watch.material()
             if material is not self._material:
                 leaving = asyncio.create_task(self._channel.close(LEAVE_S), name="leave a connection")
-                self._leaving.add(leaving)
-                leaving.add_done_callback(self._leaving.discard)
+                self._leaving[leaving] = self._channel
+                leaving.add_done_callback(lambda done: self._leaving.pop(done, None))
                 self._material = material
                 self._channel = self._dial()
         return self._channel
 
     async def close(self, grace: float | None) -> None:
-        """Closes the connections."""
-        for leaving in self._leaving:
+        """Closes the connections, those that were left as well."""
+        left = dict(self._leaving)
+        for leaving in left:
             leaving.cancel()
-        await self._channel.close(grace)
+        await asyncio.gather(*(channel.close(grace) for channel in (*left.values(), self._channel)))
 
     def _dial(self) -> grpc.aio.Channel:
         if self._material is None:
