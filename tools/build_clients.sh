@@ -37,9 +37,12 @@ inputs_of() {
 
 build() {
   local language=$1 log=clients/$1/build/log begun=$SECONDS wanted
+  mkdir -p "clients/$language/build"
+  # Two that run at once do the work once.
+  exec 9>"clients/$language/build/lock"
+  command -v flock >/dev/null && flock 9
   wanted=$(inputs_of "$language")
   [ "$(cat "clients/$language/build/inputs" 2>/dev/null)" = "$wanted" ] && return
-  mkdir -p "clients/$language/build"
   rm -f "clients/$language/build/inputs"
   if "clients/$language/build.sh" >"$log" 2>&1; then
     echo "$wanted" >"clients/$language/build/inputs"

@@ -57,11 +57,20 @@ function float32Of(bits: number) {
   return view.getFloat32(0);
 }
 
+function float16Of(bits: number) {
+  const exponent = (bits >> 10) & 31;
+  const fraction = bits & 1023;
+  const sign = bits >> 15 ? -1 : 1;
+  if (exponent === 31) return fraction ? NaN : sign * Infinity;
+  return sign * (exponent ? (1 + fraction / 1024) * 2 ** (exponent - 15) : fraction * 2 ** -24);
+}
+
 const READERS: Partial<Record<Kind, { bytes: number; read: (data: Buffer, at: number) => number }>> = {
   [Kind.KIND_INT8]: { bytes: 1, read: (data, at) => data.readInt8(at) },
   [Kind.KIND_UINT8]: { bytes: 1, read: (data, at) => data.readUInt8(at) },
   [Kind.KIND_INT16]: { bytes: 2, read: (data, at) => data.readInt16LE(at) },
   [Kind.KIND_BFLOAT16]: { bytes: 2, read: (data, at) => float32Of((data.readUInt16LE(at) << 16) >>> 0) },
+  [Kind.KIND_FLOAT16]: { bytes: 2, read: (data, at) => float16Of(data.readUInt16LE(at)) },
   [Kind.KIND_FLOAT32]: { bytes: 4, read: (data, at) => data.readFloatLE(at) },
 };
 
@@ -129,18 +138,22 @@ function elements(counts: number[], places: number[], size: number) {
   });
 }
 
+function dense({ size, parts }: Payload, kinds: Kind[]): Element[] {
+  need(parts.length === 1 && kinds.includes(parts[0].kind), "number or kinds of the parts");
+  const [values] = numbersOf(parts, parts[0].kind);
+  need(values.length === size, "number of values");
+  return values.map((value, place) => [place, value]);
+}
+
 function sparse({ size, parts }: Payload): Element[] {
   const [counts, places, values] = numbersOf(parts, Kind.KIND_INT16, Kind.KIND_INT16, Kind.KIND_BFLOAT16);
   need(values.length === places.length, "number of values");
   return elements(counts, places, size).map((element, i) => [element, values[i]]);
 }
 
-function quantised({ size, parts }: Payload, bits: number): Element[] {
-  if (parts.length === 1) {
-    const [values] = numbersOf(parts, Kind.KIND_FLOAT32);
-    need(values.length === size, "number of values");
-    return values.map((value, place) => [place, value]);
-  }
+function quantised(payload: Payload, bits: number): Element[] {
+  const { size, parts } = payload;
+  if (parts.length === 1) return dense(payload, [Kind.KIND_FLOAT32]);
   const [packed, scales] = numbersOf(parts, bits === 8 ? Kind.KIND_INT8 : Kind.KIND_UINT8, Kind.KIND_FLOAT32);
   const most = 1 << (bits - 1);
   need(scales.length === Math.ceil(size / SCALED), "number of scales");
@@ -168,6 +181,8 @@ function sparseQuantised(payload: Payload, bits: number): Element[] {
 }
 
 const DECODERS: Record<string, (payload: Payload, bits: number) => Element[]> = {
+  // What servers send down where tensors go as they are.
+  sum: (payload) => dense(payload, [Kind.KIND_FLOAT32, Kind.KIND_BFLOAT16, Kind.KIND_FLOAT16]),
   topk: sparse,
   dgc: sparse,
   qsgd: quantised,

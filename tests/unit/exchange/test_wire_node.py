@@ -1,4 +1,4 @@
-"""A decoder in another language, made from docs/exchange-wire.md and the .proto files, reads what the codecs make."""
+"""The decoder of the client for Node, made from docs/exchange-wire.md and the .proto files, reads what the codecs make."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 
 from fulmen_algorithm.exchange import wire
 from fulmen_algorithm.exchange.aggregator.shard_sum import sum_payload
+from tests.support.clients import built
 from tests.unit.exchange.test_golden import NAMES, bits_of, golden
 
 DECODER = Path(__file__).with_suffix(".mjs")
@@ -22,6 +23,7 @@ LIMIT_S = 60
 
 def decoded_by_node(payloads: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Has Node decode payloads; returns what it says of each."""
+    built("node")
     node = shutil.which("node")
     assert node is not None, "Node.js is needed: install it (Debian: apt-get install nodejs npm)"
     lines = "".join(json.dumps(payload) + "\n" for payload in payloads)
