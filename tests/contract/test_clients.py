@@ -25,10 +25,10 @@ from fulmen.store.v1 import (
 from fulmen_service_kit.tokens import Role
 from tests.integration.llm_proxy.harness import MODEL, running_proxy, target
 from tests.support.backend import Backend
+from tests.support.certificates import Authority
 from tests.support.clients import LANGUAGES, Client, built
 from tests.support.postgres import shared_server
 from tests.support.store import SIGNING_KEY, StoreHandle, Stubs, create, get, running_store
-from tests.support.tls_front import make_certificates, tls_front
 
 pytestmark = pytest.mark.timeout(420)  # the first test of a language builds its program
 
@@ -318,18 +318,25 @@ async def test_a_wrong_command_line_is_told(program: Client) -> None:
 
 
 async def test_calls_go_over_tls_with_a_certificate_of_the_caller(
-    client: Client, store: StoreHandle, tmp_path: Path
+    program: Client, database_url: str, tmp_path: Path
 ) -> None:
-    certificates = make_certificates(tmp_path)
-    async with tls_front(store.port, certificates) as front:
-        trusting = client.with_environment(FULMEN_STORE_TARGET=front, FULMEN_TLS_CA_FILE=str(certificates.authority))
+    ours, theirs = Authority(tmp_path, "ours"), Authority(tmp_path, "theirs")
+    own, strange = ours.issue("client"), theirs.issue("stranger")
+    async with running_store(
+        database_url, **ours.issue("store").settings(), tls_client_ca_file=str(ours.file)
+    ) as store:
+        trusting = program.with_environment(
+            FULMEN_STORE_TARGET=f"localhost:{store.port}",
+            FULMEN_TOKEN=store.token(Role.CLIENT),
+            FULMEN_TLS_CA_FILE=str(ours.file),
+        )
         known = trusting.with_environment(
-            FULMEN_TLS_CERTIFICATE_FILE=str(certificates.client), FULMEN_TLS_KEY_FILE=str(certificates.client_key)
+            FULMEN_TLS_CERTIFICATE_FILE=str(own.certificate), FULMEN_TLS_KEY_FILE=str(own.key)
         )
         stranger = trusting.with_environment(
-            FULMEN_TLS_CERTIFICATE_FILE=str(certificates.stranger), FULMEN_TLS_KEY_FILE=str(certificates.stranger_key)
+            FULMEN_TLS_CERTIFICATE_FILE=str(strange.certificate), FULMEN_TLS_KEY_FILE=str(strange.key)
         )
-        suspicious = known.with_environment(FULMEN_TLS_CA_FILE=str(certificates.stranger))
+        suspicious = known.with_environment(FULMEN_TLS_CA_FILE=str(theirs.file))
         assert len(await known.lines("create")) == 1
         for refused in (trusting, stranger, suspicious):
             done = await refused.run("create", "--deadline-s", 1)
