@@ -1,6 +1,7 @@
 """Settings are strict, and never show a secret."""
 
 import pytest
+from pydantic import ValidationError
 
 from fulmen.errors import SettingsInvalid
 from fulmen_service_kit.settings import KeyHolderSettings, settings_config
@@ -49,3 +50,20 @@ def test_the_resolved_settings_mask_secrets() -> None:
     assert "k" * 40 not in str(described)
     assert "k" * 40 not in repr(settings)
     assert described["FULMEN_SAMPLE_HOST"] == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"tls_certificate_file": "a.pem"}, "belong together"),
+        ({"tls_key_file": "a.key"}, "belong together"),
+        ({"tls_client_ca_file": "ca.pem"}, "needs tls_certificate_file"),
+        (
+            {"tls_certificate_file": "a.pem", "tls_key_file": "a.key", "agents_port": 7104},
+            "only with tls_client_ca_file",
+        ),
+    ],
+)
+def test_settings_of_tls_that_do_not_go_together_are_refused(given: dict[str, object], told: str) -> None:
+    with pytest.raises(ValidationError, match=told):
+        SampleSettings.model_validate({"signing_key": "k" * 40, **given})
