@@ -84,6 +84,7 @@ void Runner::Take(const store::StreamLeasesResponse& message) {
 void Runner::Leave() {
   if (!leaving_) stream_->WritesDone();
   leaving_ = true;
+  renew_at_ = Clock::now() + std::chrono::hours(1);  // nothing is renewed any more: wait, do not spin
 }
 
 void Runner::Open() {

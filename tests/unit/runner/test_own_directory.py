@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 from fulmen_runner.agents.own_directory import delete_left, own_directory
@@ -30,6 +31,9 @@ def test_the_directory_of_a_killed_process_is_deleted_and_that_of_a_living_one_i
         assert holder.stdout is not None
         path = Path(holder.stdout.readline().strip())
         with own_directory(tmp_path) as mine:
+            for thread in threading.enumerate():
+                if thread.name == "leftovers":  # it would be at the same work, and hold the locks that it tries
+                    thread.join(30)
             delete_left(tmp_path)
             assert (path / "deep" / "file").exists()
             assert mine.exists()

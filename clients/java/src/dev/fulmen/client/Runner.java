@@ -81,9 +81,12 @@ final class Runner {
       var work = mailbox.poll(renewAtNs - System.nanoTime(), TimeUnit.NANOSECONDS);
       if (work != null) work.run();
       if (requests == null || over) continue;
-      if (handled >= count) leave();
-      else grant();
-      if (System.nanoTime() >= renewAtNs) renew();
+      if (handled >= count) {
+        leave();
+      } else {
+        grant();
+        if (System.nanoTime() >= renewAtNs) renew();
+      }
     }
     requests = null;
     if (failure == null) return null;
@@ -132,8 +135,10 @@ final class Runner {
 
   /** Closes this side; the store answers by closing its own. */
   private void leave() {
+    if (requests == null) return;
     requests.onCompleted();
     requests = null;
+    renewAtNs = System.nanoTime() + TimeUnit.HOURS.toNanos(1); // nothing is renewed any more: wait, do not spin
   }
 
   private void open() {
