@@ -10,70 +10,28 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
-import grpc.aio
 import pytest_asyncio
-from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 from fulmen.rpc.channel import open_channel
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen.store.v1 import rollout_service_pb2_grpc as rpc
 from fulmen_service_kit.tokens import Role, TokenSigner
+from tests.support.otlp_collector import Collector, running_collector
 
 KEY = "k" * 32
 LIMIT_S = 60
 PROGRAM = Path(__file__).with_name("sample_service.py")
 
 
-@dataclass(slots=True)
-class Collector:
-    """Takes in what services tell by OTLP."""
-
-    spans: list[str] = field(default_factory=list)
-    metrics: list[str] = field(default_factory=list)
-
-
-class TraceSink(trace_service_pb2_grpc.TraceServiceServicer):
-    def __init__(self, collector: Collector) -> None:
-        self._collector = collector
-
-    async def Export(
-        self, request: trace_service_pb2.ExportTraceServiceRequest, context: object
-    ) -> trace_service_pb2.ExportTraceServiceResponse:
-        self._collector.spans += [
-            span.name for one in request.resource_spans for scope in one.scope_spans for span in scope.spans
-        ]
-        return trace_service_pb2.ExportTraceServiceResponse()
-
-
-class MetricSink(metrics_service_pb2_grpc.MetricsServiceServicer):
-    def __init__(self, collector: Collector) -> None:
-        self._collector = collector
-
-    async def Export(
-        self, request: metrics_service_pb2.ExportMetricsServiceRequest, context: object
-    ) -> metrics_service_pb2.ExportMetricsServiceResponse:
-        self._collector.metrics += [
-            metric.name for one in request.resource_metrics for scope in one.scope_metrics for metric in scope.metrics
-        ]
-        return metrics_service_pb2.ExportMetricsServiceResponse()
-
-
 @pytest_asyncio.fixture
 async def collector() -> AsyncIterator[tuple[Collector, str]]:
     """Yields a collector and where it listens."""
-    found = Collector()
-    server = grpc.aio.server()
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(TraceSink(found), server)
-    metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(MetricSink(found), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    yield found, f"http://127.0.0.1:{port}"
-    await server.stop(None)
+    async with running_collector() as found:
+        yield found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +82,7 @@ async def test_a_service_tells_of_its_rpcs_by_otlp_and_ends_well_on_sigterm(
         status = await service.ended()
 
     assert status == 0
-    assert "fulmen.store.v1.RolloutService/GetRollout" in found.spans
+    assert "fulmen.store.v1.RolloutService/GetRollout" in found.names
     assert "rpc.server.duration" in found.metrics
 
 

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import signal
 import tempfile
-import time
 from array import array
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,13 +17,13 @@ import pytest
 import pytest_asyncio
 
 from fulmen.algorithm.v1 import training_run_pb2 as pb
-from fulmen.algorithm.v1 import training_run_service_pb2 as service_pb
-from fulmen.client import Client, connect
+from fulmen.client import connect
+from fulmen.ids import trace_id_of
 from fulmen.llm_proxy.v1 import backend_service_pb2
 from fulmen.local.stack import LocalStack
 from fulmen.store.v1 import rollout_service_pb2
 from fulmen.store.v1.attempt_pb2 import ATTEMPT_STATE_FAILED
-from fulmen.store.v1.rollout_pb2 import ROLLOUT_STATE_SUCCEEDED, Rollout
+from fulmen.store.v1.rollout_pb2 import ROLLOUT_STATE_SUCCEEDED
 from fulmen.type.v1.model_call_pb2 import ModelCallRecord
 from fulmen_algorithm.clients.engine import ENGINE_KEY_NAME, EngineAddress, EngineFailed, EngineKind
 from fulmen_algorithm.clients.patience import Patience
@@ -39,9 +35,11 @@ from fulmen_algorithm.domain.ports import PublishedPolicy
 from tests.integration.llm_proxy.fake_store import FakeStore
 from tests.integration.llm_proxy.harness import RunningProxy, running_proxy
 from tests.integration.vllm.conftest import require_vllm
+from tests.support.otlp_collector import SentSpan, running_collector
 from tests.support.stack import running_stack, stack_targets
-from tests.support.training import BUILD, POLICY, check_books, finished_groups, publish_training_inputs, read_consumed
-from tests.support.vllm import ENVIRONMENT, VllmServer
+from tests.support.training import POLICY, check_books, finished_groups, read_consumed
+from tests.support.vllm import ENVIRONMENT, VllmServer, settled
+from tests.support.vllm_training import STEPS, WAIT_S, Trained, train
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -49,45 +47,6 @@ pytestmark = [
     pytest.mark.timeout(1200),
 ]
 
-# vLLM's attention on a CPU wants heads of 32; room for long answers.
-BUILDER = b"""\
-import json
-import pathlib
-
-import make_model
-
-
-def build(output_dir, seed=0):
-    make_model.build(output_dir, seed, hidden=64, layers=1, heads=2, mlp=32)
-    config = pathlib.Path(output_dir, "config.json")
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 512}))
-"""
-KILLED_AT = 2
-STEPS = 8  # enough that the kill comes before the last, however late the event of the step is read
-SETTINGS = {
-    "steps": STEPS,
-    "prompts_per_step": 2,
-    "group_size": 4,
-    "minibatches": 1,
-    "learning_rate": 0.01,
-    "warmup_steps": 0,
-    "max_staleness": 0,
-    "refill_limit": 20.0,  # a policy that learns makes groups of equal rewards, and every step is to train
-    "max_tokens": 4,
-    "mask_truncated": False,
-    "rollout_timeout_s": 600.0,
-    "validate_every": STEPS,
-    "engine": {
-        "kind": "vllm",
-        "dtype": "float32",
-        "enforce_eager": True,
-        "max_model_len": 512,
-        "max_sequences": 16,
-    },
-    "engine_check": {"warn": 0.0001, "stop": 0.001},
-}
-FINAL = (pb.TRAINING_RUN_STATE_SUCCEEDED, pb.TRAINING_RUN_STATE_FAILED, pb.TRAINING_RUN_STATE_CANCELLED)
-WAIT_S = 900  # two starts of vLLM on a machine that is busy with the other half of the suite
 BACKEND = "spanning"
 TOKENS = 400
 CALLS = 8
@@ -95,42 +54,7 @@ BEGUN_LINES = 40
 """Of a stream: twenty events."""
 LIMIT_S = 60
 ROUNDS_LIMIT_S = 240
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trained:
-    """A run that has ended, and the stack that still serves its policy."""
-
-    stack: LocalStack
-    client: Client
-    run: pb.TrainingRun
-    events: list[pb.TrainingRunEvent]
-    killed: list[int]
-    killed_ns: int
-
-    @property
-    def figures(self) -> list[Mapping[str, float]]:
-        """Returns the figures of each step."""
-        return [event.step.values for event in self.events if event.HasField("step")]
-
-    @property
-    def notices(self) -> list[str]:
-        """Returns what the run said."""
-        return [event.notice.message for event in self.events if event.HasField("notice")]
-
-    @property
-    def served_ns(self) -> list[int]:
-        """Returns when vLLM was there: the first time, and after the kill."""
-        return [e.event_time.ToNanoseconds() for e in self.events if "vLLM serves after" in e.notice.message]
-
-    async def troubled_rollouts(self) -> list[Rollout]:
-        """Returns the rollouts of which an attempt failed, with their attempts."""
-        request = rollout_service_pb2.ListRolloutsRequest(
-            training_run=self.run.name, page_size=1000, filter="ended_attempt_count > 1 OR state = FAILED"
-        )
-        listed = (await self.client.rollouts.ListRollouts(request)).rollouts
-        whole = [rollout_service_pb2.GetRolloutRequest(name=rollout.name) for rollout in listed]
-        return [(await self.client.rollouts.GetRollout(each)).rollout for each in whole]
+TOLD = [f"FULMEN_{service}_OTLP_ENDPOINT" for service in ("STORE", "RUNNER", "LLM_PROXY", "ALGORITHM")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -143,59 +67,11 @@ async def trained(repository_root: Path) -> AsyncIterator[Trained]:
     }
     with tempfile.TemporaryDirectory(prefix="fulmen-", dir="/tmp", ignore_cleanup_errors=True) as folder:  # short
         async with (
-            running_stack(Path(folder), environment=environment) as stack,
+            running_collector() as (collector, endpoint),
+            running_stack(Path(folder), environment=environment | dict.fromkeys(TOLD, endpoint)) as stack,
             connect(stack_targets(stack), token=stack.client_token) as client,
         ):
-            yield await train(stack, client, repository_root)
-
-
-async def train(stack: LocalStack, client: Client, root: Path) -> Trained:
-    """Carries a run out; vLLM's own process is killed after its second step."""
-    inputs = await publish_training_inputs(client, root, builder=BUILDER)
-    run = pb.TrainingRun(
-        name="trainingRuns/on-vllm",
-        algorithm="grpo",
-        settings_json=json.dumps(SETTINGS),
-        policy=pb.PolicySpec(name=POLICY, build=BUILD),
-        inputs={use: inputs[use] for use in ("agent", "train_tasks", "validation_tasks", "bundle")},
-    )
-    await client.training_runs.CreateTrainingRun(service_pb.CreateTrainingRunRequest(training_run=run))
-    events: list[pb.TrainingRunEvent] = []
-    killed: list[int] = []
-    killed_ns = 0
-    async with asyncio.timeout(WAIT_S):
-        async for answer in client.training_runs.WatchTrainingRun(service_pb.WatchTrainingRunRequest(name=run.name)):
-            events.append(answer.event)
-            if answer.event.step.step == KILLED_AT and not killed:
-                killed, killed_ns = vllm_processes(stack), time.time_ns()
-                os.kill(killed[0], signal.SIGKILL)
-            if answer.event.run.state in FINAL:
-                return Trained(
-                    stack=stack,
-                    client=client,
-                    run=answer.event.run,
-                    events=events,
-                    killed=killed,
-                    killed_ns=killed_ns,
-                )
-    raise AssertionError("the events ended without a final state")
-
-
-def vllm_processes(stack: LocalStack) -> list[int]:
-    """Lists the processes of the stack's vLLM: its server first, then those that it has started."""
-    found = [p for p in descendants(stack.process("algorithm").pid) if b"vllm" in command_of(p).lower()]
-    return [p for p in found if b"guardian" not in command_of(p)]
-
-
-def descendants(pid: int) -> list[int]:
-    """Lists the children of a process, and theirs, parents first."""
-    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return [each for child in children for each in (child, *descendants(child))]
-
-
-def command_of(pid: int) -> bytes:
-    """Returns the command line of a process."""
-    return Path(f"/proc/{pid}/cmdline").read_bytes()
+            yield await train(stack, client, repository_root, collector)
 
 
 def alive(pid: int) -> bool:
@@ -248,6 +124,39 @@ async def test_each_step_says_what_its_publication_took(trained: Trained) -> Non
     assert len(swaps) >= STEPS - 2
     size = (Path(trained.run.model_path) / "model.safetensors").stat().st_size
     assert {figures["publish_bytes"] for figures in swaps} == {size}
+
+
+async def test_what_store_runner_proxy_and_vllm_did_for_a_rollout_is_one_tree(trained: Trained) -> None:
+    request = rollout_service_pb2.ListRolloutsRequest(
+        training_run=trained.run.name, page_size=1, filter="state = SUCCEEDED AND ended_attempt_count = 1"
+    )
+    [rollout] = (await trained.client.rollouts.ListRollouts(request)).rollouts
+    top = ["fulmen-store fulmen.rollout", "fulmen-store fulmen.attempt"]
+    expected = (
+        [top[0], "fulmen-store fulmen.store.queue"],
+        [*top, "fulmen-runner fulmen.runner.run"],
+        [*top, "fulmen-store fulmen.store.spans"],
+        [*top, f"fulmen-llm_proxy chat {POLICY}", "vllm llm_request"],
+    )
+
+    def spans() -> list[SentSpan]:
+        return trained.collector.trace(trace_id_of(rollout.name))
+
+    # Exporters send every five seconds, each at its own time.
+    await settled(lambda: all(path in paths(spans()) for path in expected), limit_s=LIMIT_S)
+    assert len([one for one in spans() if not one.parent]) == 1
+    assert all(one.span.start_time_unix_nano <= one.span.end_time_unix_nano for one in spans())
+
+
+def paths(spans: Sequence[SentSpan]) -> list[list[str]]:
+    """Returns each span's way from the root, as far as it has come."""
+    known = {one.id: one for one in spans}
+
+    def path(one: SentSpan) -> list[str]:
+        above = known.get(one.parent)
+        return [*(path(above) if above is not None else []), f"{one.service} {one.span.name}"]
+
+    return [path(one) for one in spans]
 
 
 @dataclass(frozen=True, kw_only=True)

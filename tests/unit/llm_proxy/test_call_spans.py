@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from fulmen.ids import span_id_of
 from fulmen.store.v1 import span_pb2
 from fulmen.type.v1.model_call_pb2 import ModelCallRecord
 from fulmen_llm_proxy.clients.span_codec import MAX_PAYLOAD_BYTES, SpanCodec
@@ -24,7 +25,7 @@ from fulmen_llm_proxy.domain.call import Attribution, FinishedCall
 from fulmen_llm_proxy.domain.engines import Engine
 from fulmen_llm_proxy.domain.packed import PackedCalls
 from fulmen_llm_proxy.domain.routing import Backend, Target
-from fulmen_llm_proxy.domain.span_place import SpanPlace, place_of, root_of
+from fulmen_llm_proxy.domain.span_place import SpanPlace, place_of
 from fulmen_runner.agents.environment import traceparent
 
 ATTEMPT = "rollouts/0190a0b0-1234-7000-8000-00000000abcd/attempts/2"
@@ -200,7 +201,7 @@ def test_a_call_without_a_good_parent_is_below_its_attempt_as_the_runner_names_i
     place = place_of(said, ATTEMPT)
     span = span_of(finished({}, None, place=place))
     of_runner = traceparent(ATTEMPT).split("-")
-    assert [span.trace_id.hex(), span.parent_span_id.hex()] == of_runner[1:3] == [TRACE_ID, root_of(ATTEMPT)]
+    assert [span.trace_id.hex(), span.parent_span_id.hex()] == of_runner[1:3] == [TRACE_ID, span_id_of(ATTEMPT)]
     assert place.header == f"00-{TRACE_ID}-{span.span_id.hex()}-01"
 
 

@@ -1,6 +1,7 @@
 """Structured logs: the event is a constant, the data are keys; never payloads, prompts, tokens or secrets."""
 
 import logging
+import re
 import sys
 import traceback
 
@@ -8,9 +9,12 @@ import structlog
 from opentelemetry import trace
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from fulmen.ids import trace_id_of
+
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 _MOST_CAUSES = 8
+_ROLLOUT = re.compile("rollouts/[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def configure_logs(*, service: str, log_format: str, level: str) -> None:
@@ -64,7 +68,11 @@ def places_of(error: BaseException) -> list[str]:
 
 
 def _add_trace_id(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Adds the trace of the span that runs here; of a line about an attempt or a rollout, that of the rollout."""
     context = trace.get_current_span().get_span_context()
-    if context.is_valid:
+    named = _ROLLOUT.match(str(event.get("attempt") or event.get("rollout") or ""))
+    if named is not None:
+        event["trace_id"] = trace_id_of(named[0])
+    elif context.is_valid:
         event["trace_id"] = f"{context.trace_id:032x}"
     return event

@@ -3,6 +3,7 @@
 import socket
 import threading
 from collections.abc import Iterable
+from importlib.metadata import version
 from typing import Any
 from urllib.parse import urlsplit
 from wsgiref.simple_server import WSGIRequestHandler, make_server
@@ -20,6 +21,7 @@ from prometheus_client.exposition import ThreadingWSGIServer
 from fulmen.rpc.credentials import channel_credentials
 from fulmen.tls import TlsWatch
 from fulmen_service_kit.errors import StartupError
+from fulmen_service_kit.own_traces import OwnTraces, set_own_traces
 from fulmen_service_kit.readiness import Readiness
 from fulmen_service_kit.settings import ServiceSettings
 
@@ -28,7 +30,8 @@ class Telemetry:
     """The providers of one process; `close` sends what is still buffered."""
 
     def __init__(self, settings: ServiceSettings) -> None:
-        resource = Resource.create({"service.name": f"fulmen-{settings.service_name}"})
+        names = {"service.name": f"fulmen-{settings.service_name}", "service.version": version("fulmen")}
+        resource = Resource.create(names)
         readers: list[MetricReader] = [PrometheusMetricReader()]
         self._tracers: TracerProvider | None = None
         if settings.otlp_endpoint:
@@ -40,14 +43,17 @@ class Telemetry:
             exporter = OTLPMetricExporter(**where)
             readers.append(PeriodicExportingMetricReader(exporter))
             self._tracers = TracerProvider(resource=resource)
-            self._tracers.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(**where)))
+            processor = BatchSpanProcessor(OTLPSpanExporter(**where))
+            self._tracers.add_span_processor(processor)
             trace.set_tracer_provider(self._tracers)
+            set_own_traces(OwnTraces(resource=resource, sampler=self._tracers.sampler, processor=processor))
         self._meters = MeterProvider(metric_readers=readers, resource=resource)
         metrics.set_meter_provider(self._meters)
 
     def close(self) -> None:
         """Sends what is buffered and stops."""
         if self._tracers is not None:
+            set_own_traces(None)
             self._tracers.shutdown()
         self._meters.shutdown()
 

@@ -43,6 +43,9 @@ AGENT_NAME: Final = "gen_ai.agent.name"
 GEN_AI_OPERATION: Final = "gen_ai.operation.name"
 INVOKE_AGENT: Final = "invoke_agent"
 
+SPAN_COUNT: Final = "fulmen.span_count"
+"""How many spans were stored at once."""
+
 TRUNCATED: Final = "fulmen.truncated"
 """True if something of a span was too large and is there in part."""
 

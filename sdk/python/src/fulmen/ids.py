@@ -1,5 +1,6 @@
 """Resource names and identifiers: made and taken apart here and nowhere else."""
 
+import hashlib
 import os
 import re
 import time
@@ -81,6 +82,16 @@ def parse_attempt_name(name: str, *, field: str = "attempt") -> AttemptName:
     if match is None:
         raise _malformed(field, name, "rollouts/{uuid}/attempts/{number}")
     return AttemptName(rollout_id=_uuid(match[1], field, name), number=int(match[2]))
+
+
+def trace_id_of(name: str) -> str:
+    """Returns the trace of a rollout, named by itself or by an attempt: the UUID's 32 hexadecimal digits."""
+    return name[len("rollouts/") :][:36].replace("-", "")
+
+
+def span_id_of(name: str) -> str:
+    """Returns the span that stands for a rollout or an attempt as a whole: 16 hexadecimal digits of its name's SHA-256."""
+    return hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
 def _uuid(text: str, field: str, name: str) -> uuid.UUID:

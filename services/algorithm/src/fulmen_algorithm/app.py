@@ -312,6 +312,8 @@ def _engine_options(settings: AlgorithmServiceSettings) -> EngineOptions:
         log_folder=settings.state_dir.absolute() / "engines",
         vllm_command=settings.vllm_command,
         vllm_start_deadline_s=settings.vllm_start_deadline_s,
+        # vLLM sends them without TLS, whatever the address says.
+        otlp_endpoint=settings.otlp_endpoint if settings.otlp_endpoint.startswith("http:") else "",
         external_keys=_by_address(settings.external_engines),
     )
 

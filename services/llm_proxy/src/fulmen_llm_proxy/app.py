@@ -20,6 +20,7 @@ from fulmen.llm_proxy.v1 import (
 )
 from fulmen.rpc.channel import FulmenChannel, open_channel
 from fulmen_llm_proxy.backend_parts import BackendParts, new_states, wire_backends
+from fulmen_llm_proxy.call_traces import CallTraces
 from fulmen_llm_proxy.calls.body_room import BodyRoom
 from fulmen_llm_proxy.calls.gate import Gate
 from fulmen_llm_proxy.calls.pipeline import CallPipeline
@@ -56,6 +57,7 @@ from fulmen_service_kit.failed_keys import FailedKeys
 from fulmen_service_kit.http_server import ANSWERS_SHARE, HttpServer, bind, bind_private
 from fulmen_service_kit.lifecycle import Role as BackgroundRole
 from fulmen_service_kit.lifecycle import ServiceParts
+from fulmen_service_kit.own_traces import own_traces
 from fulmen_service_kit.revocation import RevocationFollower, RevokedTokens, revoked_at_store
 from fulmen_service_kit.server import RpcServer, build_server
 from fulmen_service_kit.settings import ServiceSettings
@@ -206,6 +208,7 @@ async def _workers(
 
 
 def _call_pipeline(settings: LlmProxySettings, shared: _Shared) -> CallPipeline:
+    traces = own_traces()
     return CallPipeline(
         tables=shared.tables,
         sender=shared.backends.sender,
@@ -224,6 +227,7 @@ def _call_pipeline(settings: LlmProxySettings, shared: _Shared) -> CallPipeline:
         guard=shared.guard,
         metrics=shared.metrics,
         max_event_bytes=settings.max_answer_bytes,
+        traced=None if traces is None else CallTraces(traces).ended,
     )
 
 

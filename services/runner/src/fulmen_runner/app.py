@@ -1,6 +1,7 @@
 """Composition root of the runner: the one file that knows all its parts."""
 
 from contextlib import AsyncExitStack
+from importlib.metadata import version
 from pathlib import Path
 
 from prometheus_client import REGISTRY
@@ -41,15 +42,17 @@ from fulmen_runner.hook_wiring import make_hooks
 from fulmen_runner.host_wiring import announced_labels, endpoints_of, make_children, make_hosts, store_url
 from fulmen_runner.metrics import RunnerMetrics
 from fulmen_runner.settings import RunnerSettings, split
+from fulmen_runner.traces import traced
 from fulmen_runner.transport.runner_servicer import RunnerServicer
 from fulmen_service_kit.auth import RolePolicy
 from fulmen_service_kit.introspection import StoreVerifier
 from fulmen_service_kit.lifecycle import ServiceParts
+from fulmen_service_kit.own_traces import own_traces
 from fulmen_service_kit.server import build_server
 from fulmen_service_kit.settings import ServiceSettings
 from fulmen_service_kit.tokens import Role
 
-VERSION = "0.1.0"
+VERSION = version("fulmen")
 SERVICE_NAME = "fulmen.runner.v1.RunnerService"
 POLICY = RolePolicy(
     services={SERVICE_NAME: frozenset({Role.SERVICE, Role.RUNNER})},
@@ -72,7 +75,10 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         settings, stack, library=StoreLibrary(store), captures=witness, stragglers=stragglers, hosts=hosts
     )
     session = LeaseSession(slots=control.limit)
-    pool = AttemptPool(session=session, execute=witness.watched(executor.execute), stragglers=stragglers)
+    execute, traces = witness.watched(executor.execute), own_traces()
+    if traces is not None:
+        execute = traced(execute, traces, host=settings.runner_host)
+    pool = AttemptPool(session=session, execute=execute, stragglers=stragglers)
     identity = RunnerIdentity(
         host=settings.runner_host,
         version=VERSION,

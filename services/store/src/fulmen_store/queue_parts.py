@@ -10,6 +10,7 @@ from typing import Final
 
 from fulmen.ids import uuid7, uuid7s
 from fulmen_service_kit.lifecycle import Role
+from fulmen_service_kit.own_traces import own_traces
 from fulmen_service_kit.revocation import RevocationFollower, RevokedTokens
 from fulmen_store.clients.peers import GrpcPeers
 from fulmen_store.domain.attempt_ends import AttemptEnds
@@ -37,6 +38,7 @@ from fulmen_store.metrics import StoreMetrics
 from fulmen_store.settings import StoreSettings
 from fulmen_store.span_parts import SpanParts, wire_spans
 from fulmen_store.table_parts import Tables
+from fulmen_store.traces import RolloutTraces
 from fulmen_store.transport.rollout_codec import explained
 
 __all__ = ["Queue", "roles", "wire_queue"]
@@ -80,6 +82,7 @@ class _Shared:
     wakeups: Wakeups
     durations: Durations
     notes: SessionNotes
+    traces: RolloutTraces | None
 
     def finished(self, projects: frozenset[int]) -> None:
         """Wakes who waits for finished rollouts of projects."""
@@ -94,6 +97,8 @@ def _wire_leases(
     def ended(attempts: Sequence[EndedAttempt]) -> None:
         shared.durations.learn(attempts)
         shared.notes.ended(attempts)
+        if shared.traces is not None:
+            shared.traces.ended(attempts)
         dispatcher.freed(one.item.project_id for one in attempts)
         for one in attempts:
             if one.superseded is not None:
@@ -126,6 +131,8 @@ def _wire_leases(
 def wire_queue(tables: Tables, settings: StoreSettings, peers: GrpcPeers) -> Queue:
     """Makes the use cases and what they share."""
     metrics, seats, replicas = StoreMetrics(), Seats(), LiveReplicas(uuid7())
+    own = own_traces()
+    traces = None if own is None else RolloutTraces(own)
     news = NewsTeller(replicas=replicas, client=peers, seats=seats, enabled=settings.notify_peers)
     wakeups = Wakeups(announced=news.announced)
     shared = _Shared(
@@ -136,6 +143,7 @@ def wire_queue(tables: Tables, settings: StoreSettings, peers: GrpcPeers) -> Que
         wakeups=wakeups,
         durations=Durations(tables.durations),
         notes=SessionNotes(),
+        traces=traces,
     )
     ends, returner, dispatcher = _wire_leases(tables, settings, shared)
     metrics.watch_database(lambda: int(tables.database.is_up))
@@ -182,7 +190,7 @@ def wire_queue(tables: Tables, settings: StoreSettings, peers: GrpcPeers) -> Que
             lease_ttl_s=settings.lease_ttl_s,
             new_id=uuid7,
         ),
-        spans=wire_spans(tables.database, settings, rollouts=tables.rollouts, metrics=metrics),
+        spans=wire_spans(tables.database, settings, rollouts=tables.rollouts, metrics=metrics, traces=traces),
         upkeep=Upkeep(table=tables.upkeep, today=lambda: _now().date()),
         revoked=RevokedTokens(),
         replicas=replicas,

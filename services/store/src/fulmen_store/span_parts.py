@@ -21,6 +21,7 @@ from fulmen_store.persistence.retention import PgRetention
 from fulmen_store.persistence.rollouts import PgRollouts
 from fulmen_store.persistence.spans import PgSpans
 from fulmen_store.settings import StoreSettings
+from fulmen_store.traces import RolloutTraces
 from fulmen_store.transport.otlp_http import OtlpDoor
 from fulmen_store.transport.otlp_ingest import OtlpIngest
 from fulmen_store.transport.span_codec import compress
@@ -71,7 +72,12 @@ class SpanParts:
 
 
 def wire_spans(
-    database: Database, settings: StoreSettings, *, rollouts: PgRollouts, metrics: StoreMetrics
+    database: Database,
+    settings: StoreSettings,
+    *,
+    rollouts: PgRollouts,
+    metrics: StoreMetrics,
+    traces: RolloutTraces | None,
 ) -> SpanParts:
     """Wires the parts.
 
@@ -86,6 +92,7 @@ def wire_spans(
         blobs=blobs,
         blob_min_bytes=settings.blob_min_bytes,
         observe_batch=metrics.batch,
+        stored=None if traces is None else traces.stored,
     )
     return SpanParts(
         spans=spans,

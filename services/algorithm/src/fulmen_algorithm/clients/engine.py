@@ -32,6 +32,7 @@ class EngineOptions:
         log_folder: Where engines that are programs of others write what they print.
         vllm_command: The vLLM program.
         vllm_start_deadline_s: How long a vLLM may take to start.
+        otlp_endpoint: Where vLLM sends its traces by OTLP/gRPC, without TLS; empty for nowhere.
         external_keys: Key of each external engine that runs may name, by its address; empty for none.
     """
 
@@ -45,6 +46,7 @@ class EngineOptions:
     log_folder: Path = Path(".fulmen/algorithm/engines")
     vllm_command: str = "vllm"
     vllm_start_deadline_s: float = 600.0
+    otlp_endpoint: str = ""
     external_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 

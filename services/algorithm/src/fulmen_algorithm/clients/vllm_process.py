@@ -198,6 +198,7 @@ def _command(
         "disable-uvicorn-access-log": True,
         "enable-auto-tool-choice": True if engine.tool_call_parser else None,
         "tool-call-parser": engine.tool_call_parser or None,
+        "otlp-traces-endpoint": options.otlp_endpoint or None,
     }
     if as_adapters:
         flags |= {"enable-lora": True, "max-loras": len(policy.adapters), "max-lora-rank": _rank(policy)}
@@ -240,6 +241,7 @@ def _environment(options: EngineOptions, engine: VllmEngine) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_API_KEY": options.token,
         "HF_HUB_OFFLINE": "1",
+        "OTEL_SERVICE_NAME": "vllm",
     }
     if os.sep in options.vllm_command:
         # Programs that vLLM starts, compilers above all, are where it is.

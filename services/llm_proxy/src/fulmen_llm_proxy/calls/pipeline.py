@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 
 from fulmen.errors import BackendUnavailable, Draining, FulmenError, ModelLimitExceeded
 from fulmen_llm_proxy.calls.answer_memory import AnswerMemory
@@ -66,10 +67,12 @@ class CallPipeline:
         guard: AttemptGuard,
         metrics: Metrics,
         max_event_bytes: int,
+        traced: Callable[[FinishedCall], None] | None = None,
     ) -> None:
         """Takes what calls go through.
 
         Args:
+            traced: told of every call of an attempt that is over.
             max_event_bytes: largest single event of a stream.
         """
         self._tables = tables
@@ -82,6 +85,7 @@ class CallPipeline:
         self._gate = gate
         self._guard = guard
         self._metrics = metrics
+        self._traced = traced
         metrics.calls.read_routes(tables)
         self._max_event_bytes = max_event_bytes
         self._running: set[RunningCall] = set()
@@ -321,28 +325,29 @@ class CallPipeline:
         if attribution is None or call.place is None:
             return
         exchange = call.exchange
-        self._queue.put(
-            FinishedCall(
-                attribution=attribution,
-                api=call.request.api if exchange is None else exchange.api,
-                model=call.request.model,
-                target=None if call.choice is None else call.choice.target,
-                backend=None if call.choice is None else call.choice.backend,
-                stream=call.request.stream,
-                fields={} if exchange is None else exchange.fields,
-                collected=collected,
-                captured=exchange is not None and exchange.captured,
-                http_status=call.status,
-                error_type=call.error_type,
-                start_ns=call.start_ns,
-                end_ns=call.start_ns + int(elapsed_s * 1e9),
-                first_byte_s=call.first_byte_s,
-                resend_count=call.head.resend_count,
-                place=call.place,
-                agent_name=call.head.agent_name,
-                size_bytes=call.size_bytes,
-            )
+        finished = FinishedCall(
+            attribution=attribution,
+            api=call.request.api if exchange is None else exchange.api,
+            model=call.request.model,
+            target=None if call.choice is None else call.choice.target,
+            backend=None if call.choice is None else call.choice.backend,
+            stream=call.request.stream,
+            fields={} if exchange is None else exchange.fields,
+            collected=collected,
+            captured=exchange is not None and exchange.captured,
+            http_status=call.status,
+            error_type=call.error_type,
+            start_ns=call.start_ns,
+            end_ns=call.start_ns + int(elapsed_s * 1e9),
+            first_byte_s=call.first_byte_s,
+            resend_count=call.head.resend_count,
+            place=call.place,
+            agent_name=call.head.agent_name,
+            size_bytes=call.size_bytes,
         )
+        self._queue.put(finished)
+        if self._traced is not None:
+            self._traced(finished)
         self._ledger.end(
             attribution.attempt,
             recorded=True,

@@ -14,6 +14,7 @@ import msgspec
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
+from fulmen.ids import span_id_of
 from fulmen.model_call import CLIENT_GONE_ATTRIBUTE, RESEND_COUNT_ATTRIBUTE
 from fulmen_llm_proxy.clients import genai
 from fulmen_llm_proxy.domain.apis.api import Api
@@ -22,7 +23,6 @@ from fulmen_llm_proxy.domain.call import CALLER_GONE, FinishedCall
 from fulmen_llm_proxy.domain.capture import Captured
 from fulmen_llm_proxy.domain.engines import Engine
 from fulmen_llm_proxy.domain.routing import Backend
-from fulmen_llm_proxy.domain.span_place import root_of
 
 _INT64 = 1 << 63
 _MAX_STOPS = 16
@@ -105,7 +105,7 @@ def span_of(call: FinishedCall, captured: Captured | None, sampling: Sampling) -
     span = Span.FromString(repeated(call.api, call.model, call.attribution.mode, call.backend, call.http_status))
     span.trace_id = bytes.fromhex(place.trace_id)
     span.span_id = bytes.fromhex(place.span_id)
-    span.parent_span_id = bytes.fromhex(place.parent_id or root_of(call.attribution.attempt))
+    span.parent_span_id = bytes.fromhex(place.parent_id or span_id_of(call.attribution.attempt))
     span.start_time_unix_nano = call.start_ns
     span.end_time_unix_nano = call.end_ns
     _add_circumstances(span, call)

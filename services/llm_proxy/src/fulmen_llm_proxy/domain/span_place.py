@@ -5,14 +5,14 @@ Source: W3C Trace Context, section 3.2. No OpenTelemetry SDK: a call costs two r
 
 from __future__ import annotations
 
-import hashlib
 import random
 import re
 
 import msgspec
 
+from fulmen.ids import trace_id_of
+
 _TRACE_PARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
-_UUID = slice(len("rollouts/"), len("rollouts/") + 36)
 _SAMPLED = "01"
 _UNSET_TRACE = "0" * 32
 _UNSET_SPAN = "0" * 16
@@ -44,13 +44,18 @@ def place_of(trace_parent: str, attempt: str) -> SpanPlace:
         attempt: `rollouts/{rollout}/attempts/{n}`.
     """
     span_id = f"{random.getrandbits(64) or 1:016x}"
-    if trace_parent:
-        match = _TRACE_PARENT.fullmatch(trace_parent)
-        if match is not None and match[1] != _UNSET_TRACE and match[2] != _UNSET_SPAN:
-            return SpanPlace(trace_id=match[1], span_id=span_id, parent_id=match[2], flags=match[3])
-    return SpanPlace(trace_id=attempt[_UUID].replace("-", ""), span_id=span_id, parent_id="", flags=_SAMPLED)
+    named = _named(trace_parent)
+    if named is not None:
+        return SpanPlace(trace_id=named[1], span_id=span_id, parent_id=named[2], flags=named[3])
+    return SpanPlace(trace_id=trace_id_of(attempt), span_id=span_id, parent_id="", flags=_SAMPLED)
 
 
-def root_of(attempt: str) -> str:
-    """Returns the span id that a runner gives to an attempt itself: the parent of calls that name none."""
-    return hashlib.sha256(attempt.encode()).hexdigest()[:16]
+def trace_of(trace_parent: str) -> str:
+    """Returns the trace that a `traceparent` names; empty if it is malformed or there is none."""
+    named = _named(trace_parent)
+    return "" if named is None else named[1]
+
+
+def _named(trace_parent: str) -> re.Match[str] | None:
+    match = _TRACE_PARENT.fullmatch(trace_parent) if trace_parent else None
+    return None if match is None or match[1] == _UNSET_TRACE or match[2] == _UNSET_SPAN else match

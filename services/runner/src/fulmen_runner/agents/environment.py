@@ -1,6 +1,5 @@
 """The environment that agents find: the same names for commands, for Python agents and in `Context.environment`."""
 
-import hashlib
 import json
 import os
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 from fulmen.agent import PROMPTS_VARIABLE, WORK_DIR_VARIABLE
-from fulmen.ids import parse_attempt_name
+from fulmen.ids import span_id_of, trace_id_of
 from fulmen.rewards_file import REWARDS_FILE_VARIABLE
 from fulmen_runner.agents.instrumentation import NONE
 from fulmen_runner.agents.templates import Placeholders, expand
@@ -150,8 +149,7 @@ def files_environment(files: Files, rewards_file: Path) -> dict[str, str]:
 
 def traceparent(attempt: str) -> str:
     """Returns the W3C trace context of an attempt: the rollout's id is the trace id."""
-    rollout_id = parse_attempt_name(attempt).rollout_id
-    return f"00-{rollout_id.hex}-{hashlib.sha256(attempt.encode()).hexdigest()[:16]}-01"
+    return f"00-{trace_id_of(attempt)}-{span_id_of(attempt)}-01"
 
 
 def network_environment(endpoints: Endpoints, environ: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
@@ -115,6 +116,7 @@ class Spans:
         blobs: BlobWriter | None = None,
         blob_min_bytes: int = 0,
         observe_batch: Callable[[str, int], None] = lambda _name, _rows: None,
+        stored: Callable[[Sequence[Chunk], int], None] | None = None,
     ) -> None:
         """Wires the use case.
 
@@ -124,8 +126,10 @@ class Spans:
             blobs: where payloads of at least `blob_min_bytes` go; None: they stay in their rows.
             blob_min_bytes: see `blobs`.
             observe_batch: told the name and the number of rows of every commit.
+            stored: told of chunks that are kept, and since when they were being stored, nanoseconds since 1970.
         """
         self._table = table
+        self._stored = stored
         self._compress = compress
         self._blobs = blobs
         self._blob_min_bytes = blob_min_bytes
@@ -143,9 +147,13 @@ class Spans:
             DatabaseUnavailable: if the outcome is not known; the same chunks may be sent again.
             BlobStorageUnavailable: if a large payload could not be put away; likewise.
         """
+        start_ns = time.time_ns()
         if self._blobs is not None:
             chunks = await asyncio.gather(*(self._offloaded(new, self._blobs) for new in chunks))
-        return await self.committer.submit(chunks, size_bytes=sum(len(new.chunk.payload) + 64 for new in chunks))
+        kept = await self.committer.submit(chunks, size_bytes=sum(len(new.chunk.payload) + 64 for new in chunks))
+        if self._stored is not None:
+            self._stored([new.chunk for new, is_kept in zip(chunks, kept, strict=True) if is_kept], start_ns)
+        return kept
 
     async def append_loose(self, spans: Sequence[LooseSpans]) -> list[bool]:
         """Packs and stores spans; those of one attempt that arrive together share chunks.

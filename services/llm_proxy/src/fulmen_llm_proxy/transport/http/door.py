@@ -22,6 +22,7 @@ from fulmen_llm_proxy.domain.apis.registry import BY_PATH
 from fulmen_llm_proxy.domain.attempt_guard import AttemptGuard
 from fulmen_llm_proxy.domain.call import MAX_AGENT_NAME, Caller, CallHead
 from fulmen_llm_proxy.domain.headers import to_backend
+from fulmen_llm_proxy.domain.span_place import trace_of
 from fulmen_llm_proxy.domain.table import TableHolder
 from fulmen_llm_proxy.transport.callers import caller_of
 from fulmen_llm_proxy.transport.http import kept_responses
@@ -102,7 +103,9 @@ class Door:
             await _refuse(scope, send, error, unread)
         except Exception as error:  # noqa: BLE001 - the edge: no text of an unknown error leaves the process
             error_id = uuid.uuid4().hex[:12]
-            _log.error("call_failed_unexpectedly", path=scope["path"], error_id=error_id, error=places_of(error))
+            trace_id = trace_of(header(scope, b"traceparent").decode("latin-1"))
+            told = {"error_id": error_id, "error": places_of(error)}
+            _log.error("call_failed_unexpectedly", path=scope["path"], trace_id=trace_id, **told)
             if STARTED not in scope:
                 await _refuse(scope, send, InternalError(f"Internal error. Quote id {error_id}.", error_id=error_id))
             else:

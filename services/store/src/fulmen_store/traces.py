@@ -1,0 +1,82 @@
+"""What the store knows of a rollout's course, for the operator's traces: how long it waited, its attempts, its spans."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from fulmen import attributes as names
+from fulmen.ids import attempt_name, rollout_name, span_id_of, trace_id_of, uuid7_unix_ms
+from fulmen_service_kit.own_traces import OwnTraces
+from fulmen_store.domain.leases import EndedAttempt
+from fulmen_store.domain.spans import Chunk
+from fulmen_store.domain.transitions import FINAL_STATES, FailureKind, RolloutState
+
+__all__ = ["RolloutTraces"]
+
+_NS: Final = 1_000_000_000
+_MS: Final = 1_000_000
+
+
+class RolloutTraces:
+    """Adds the spans under which those of runners, proxies and backends lie."""
+
+    def __init__(self, traces: OwnTraces) -> None:
+        """Takes where spans go."""
+        self._traces = traces
+
+    def ended(self, attempts: Sequence[EndedAttempt]) -> None:
+        """Adds attempts that ended, and the rollouts that ended with them."""
+        now_ns = time.time_ns()
+        for one in attempts:
+            self._attempt(one, now_ns)
+            if one.rollout_state in FINAL_STATES:
+                self._rollout(one, now_ns)
+
+    def stored(self, chunks: Sequence[Chunk], start_ns: int) -> None:
+        """Adds, to the attempt of each chunk, that its spans were stored."""
+        for chunk in chunks:
+            attempt = attempt_name(chunk.rollout_id, chunk.attempt)
+            self._traces.add(
+                "fulmen.store.spans",
+                trace_id=trace_id_of(attempt),
+                parent_id=span_id_of(attempt),
+                start_ns=start_ns,
+                attributes={names.SPAN_COUNT: chunk.span_count},
+            )
+
+    def _attempt(self, one: EndedAttempt, now_ns: int) -> None:
+        rollout_id = one.item.rollout_id
+        rollout, attempt = rollout_name(rollout_id), attempt_name(rollout_id, one.epoch)
+        leased_ns = now_ns - int(one.duration_s * _NS)
+        failure = "" if one.kind is FailureKind.NONE else one.kind.name
+        trace_id, parent_id = trace_id_of(rollout), span_id_of(rollout)
+        if one.epoch == 1:
+            # The id of a rollout tells when it was created; of later attempts it is not known when they could begin.
+            created_ns = min(uuid7_unix_ms(rollout_id) * _MS, leased_ns)
+            self._traces.add(
+                "fulmen.store.queue", trace_id=trace_id, parent_id=parent_id, start_ns=created_ns, end_ns=leased_ns
+            )
+        self._traces.add(
+            "fulmen.attempt",
+            trace_id=trace_id,
+            span_id=span_id_of(attempt),
+            parent_id=parent_id,
+            start_ns=leased_ns,
+            end_ns=now_ns,
+            attributes={names.ROLLOUT: rollout, names.ATTEMPT: one.epoch},
+            error=failure,
+        )
+
+    def _rollout(self, one: EndedAttempt, now_ns: int) -> None:
+        rollout = rollout_name(one.item.rollout_id)
+        self._traces.add(
+            "fulmen.rollout",
+            trace_id=trace_id_of(rollout),
+            span_id=span_id_of(rollout),
+            start_ns=min(uuid7_unix_ms(one.item.rollout_id) * _MS, now_ns),
+            end_ns=now_ns,
+            attributes={names.ROLLOUT: rollout},
+            error="" if one.rollout_state is RolloutState.SUCCEEDED else one.rollout_state.name,
+        )
