@@ -34,7 +34,7 @@ def build(output_dir, seed=0):
     config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 512}))
 """
 KILLED_AT = 2
-STEPS = 8  # enough that the kill comes before the last, however late the event of the step is read
+STEPS = 6  # enough that the kill comes before the last, however late the event of the step is read
 SETTINGS = {
     "steps": STEPS,
     "prompts_per_step": 2,

@@ -21,7 +21,7 @@ from tests.support.training import check_books, finished_groups, read_consumed
 
 pytestmark = [pytest.mark.serial, pytest.mark.xdist_group("serial"), pytest.mark.timeout(900)]
 
-KILLS = int(os.environ.get("FULMEN_TEST_KILLS", "3"))
+KILLS = int(os.environ.get("FULMEN_TEST_KILLS", "2"))
 SEED = int(os.environ.get("FULMEN_TEST_SEED", str(random.SystemRandom().randrange(2**32))))
 POLICIES = ("one", "two")
 

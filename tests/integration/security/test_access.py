@@ -11,6 +11,8 @@ import aiohttp
 import pytest
 
 from fulmen.errors import FulmenError, PermissionDenied, RolloutNotFound, TokenInvalid, TooManyBadTokens
+from fulmen.keda import externalscaler_pb2 as keda
+from fulmen.keda import externalscaler_pb2_grpc
 from fulmen.rpc.channel import open_channel
 from fulmen.store.v1 import lease_pb2, runner_registry_service_pb2, span_service_pb2
 from fulmen.store.v1 import project_service_pb2 as prj
@@ -56,6 +58,20 @@ async def test_an_address_that_shows_many_forged_tokens_is_held_up_and_good_toke
         headers = {"authorization": "Bearer forged", "content-type": "application/x-protobuf"}
         async with aiohttp.ClientSession() as session, session.post(url, data=b"", headers=headers) as answer:
             assert answer.status == 429, "the port of OTLP counts with the other"
+
+
+async def test_tokens_forged_for_the_scaler_are_counted_with_the_others(database_url: str) -> None:
+    async with running_store(database_url, auth_failures_per_minute=ALLOWED) as store:
+        async with open_channel(store.target) as channel:
+            scaler = externalscaler_pb2_grpc.ExternalScalerStub(channel)
+            for number in range(ALLOWED):
+                with pytest.raises(TokenInvalid):
+                    await scaler.IsActive(keda.ScaledObjectRef(scalerMetadata={"token": f"forged-{number}"}))
+            with pytest.raises(TooManyBadTokens):
+                await scaler.IsActive(keda.ScaledObjectRef(scalerMetadata={"token": "forged"}))
+            good = keda.ScaledObjectRef(scalerMetadata={"token": store.token(), "labels": ""})
+            assert not (await scaler.IsActive(good)).result
+        assert isinstance(await asked(store, "forged"), TooManyBadTokens)
 
 
 def changed(key: str) -> Iterator[tuple[str, str]]:

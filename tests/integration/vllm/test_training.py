@@ -54,6 +54,7 @@ BEGUN_LINES = 40
 """Of a stream: twenty events."""
 LIMIT_S = 60
 ROUNDS_LIMIT_S = 240
+LOG_TAIL = 8000
 TOLD = [f"FULMEN_{service}_OTLP_ENDPOINT" for service in ("STORE", "RUNNER", "LLM_PROXY", "ALGORITHM")]
 
 
@@ -213,6 +214,10 @@ async def spanning(trained: Trained, store: FakeStore) -> AsyncIterator[tuple[Ru
         await admin.put_route(POLICY, 101, {})
         await served.swap(101)
         yield proxy, served
+    for log in (trained.stack.folder.path / "algorithm/engines").glob("*.log"):
+        print(
+            log.read_text(errors="replace")[-LOG_TAIL:]
+        )  # shown with a test that fails: vLLM says there what it ended of
 
 
 async def address_that_answers(trained: Trained) -> str:

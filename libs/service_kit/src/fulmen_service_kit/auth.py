@@ -118,6 +118,30 @@ class Authenticator:
         if rpc.startswith(_OPEN_PREFIXES) or (not authorization and self._policy.is_self_checking(rpc)):
             return None
         await self._verifier.prepare(authorization.partition(" ")[2].strip())
+        return self._known(authorization, address)
+
+    def authorize(self, rpc: str, caller: Caller) -> None:
+        """Checks that a caller may call an rpc.
+
+        Raises:
+            PermissionDenied: The role may not.
+        """
+        if caller.role is not Role.ADMIN and caller.role not in self._policy.roles(rpc):
+            raise PermissionDenied(f"A token of role {caller.role} may not call {rpc}.", role=caller.role)
+
+    def identify(self, rpc: str, authorization: str, address: str) -> Caller:
+        """Returns who calls from an address, for a servicer that finds the token in its request.
+
+        Raises:
+            TokenInvalid: There is no good token.
+            TooManyBadTokens: So it is, and the address has shown too many that this deployment did not make.
+            PermissionDenied: The role may not call this rpc.
+        """
+        caller = self._known(authorization, address)
+        self.authorize(rpc, caller)
+        return caller
+
+    def _known(self, authorization: str, address: str) -> Caller:
         try:
             return self._verified(authorization)
         except TokenInvalid as error:
@@ -130,26 +154,6 @@ class Authenticator:
             raise TooManyBadTokens(
                 "Too many tokens of this address were not made by this deployment.", retry_after_s=wait_s
             ) from None
-
-    def authorize(self, rpc: str, caller: Caller) -> None:
-        """Checks that a caller may call an rpc.
-
-        Raises:
-            PermissionDenied: The role may not.
-        """
-        if caller.role is not Role.ADMIN and caller.role not in self._policy.roles(rpc):
-            raise PermissionDenied(f"A token of role {caller.role} may not call {rpc}.", role=caller.role)
-
-    def identify(self, rpc: str, authorization: str) -> Caller:
-        """Returns who calls, for a servicer that finds the token in its request.
-
-        Raises:
-            TokenInvalid: There is no good token.
-            PermissionDenied: The role may not call this rpc.
-        """
-        caller = self._verified(authorization)
-        self.authorize(rpc, caller)
-        return caller
 
     def _verified(self, authorization: str) -> Caller:
         if not authorization and self._dev_mode:

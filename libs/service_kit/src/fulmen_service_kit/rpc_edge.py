@@ -158,7 +158,7 @@ class _Call:
             # For what is logged and called in here; the context is the rpc's own, and ends with it.
             otel_context.attach(trace.set_span_in_context(self._span))
         authorization = self._metadata.get("authorization", "")
-        caller = await self._edge._authenticator.admit(self._rpc, authorization, _address(context.peer()))
+        caller = await self._edge._authenticator.admit(self._rpc, authorization, address_of(context.peer()))
         if caller is not None:
             self._caller = caller
             self._subject = f"{caller.role}:{caller.subject}"
@@ -265,7 +265,7 @@ def require_certificate(caller: Caller, connection: Mapping[str, Any]) -> None:
         raise PermissionDenied("This port is for agents: call the one that asks for a certificate, with one.")
 
 
-def _address(peer: str) -> str:
+def address_of(peer: str) -> str:
     """Returns the host of gRPC's `ipv4:10.0.0.7:4711`; all who come by a socket file are one."""
     return peer.partition(":")[2].rpartition(":")[0] if peer.startswith("ip") else peer
 

@@ -81,8 +81,8 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     queue = wire_queue(tables, settings, peers)
     await queue.upkeep.work_once()
 
-    def identify(rpc: str, authorization: str) -> Caller:
-        return server.authenticator.identify(rpc, authorization)
+    def identify(rpc: str, authorization: str, address: str) -> Caller:
+        return server.authenticator.identify(rpc, authorization, address)
 
     verifier = TokenVerifier(keys, revoked=queue.revoked)
     server = build_server(

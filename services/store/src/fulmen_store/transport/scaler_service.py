@@ -18,6 +18,7 @@ from fulmen.errors import Draining
 from fulmen.keda import externalscaler_pb2 as pb
 from fulmen.keda import externalscaler_pb2_grpc
 from fulmen_service_kit.auth import current_caller
+from fulmen_service_kit.rpc_edge import address_of
 from fulmen_service_kit.tokens import Caller
 from fulmen_store.access_policy import SCALER
 from fulmen_store.domain.fleet_demand import DemandQuery, FleetDemand
@@ -43,21 +44,21 @@ KEDA_KEYS: Final = frozenset(
 FROM_ENVIRONMENT: Final = "FromEnv"
 MAX_SHOWN_KEY: Final = 64
 
-Identify = Callable[[str, str], Caller]
+Identify = Callable[[str, str, str], Caller]
 
 
 class ScalerService(externalscaler_pb2_grpc.ExternalScalerServicer):
     """Serves the external scaler."""
 
     def __init__(self, *, demand: FleetDemand, identify: Identify, stopping: Callable[[], bool]) -> None:
-        """Takes the figures; who tells the caller of an rpc from an authorization; and when streams are to end."""
+        """Takes the figures; who tells the caller of an rpc from an authorization and an address; and when streams are to end."""
         self._demand = demand
         self._identify = identify
         self._stopping = stopping
 
     async def IsActive(self, request: pb.ScaledObjectRef, context: grpc.aio.ServicerContext) -> pb.IsActiveResponse:
         """Tells whether any runner is wanted."""
-        query = self._query("IsActive", request)
+        query = self._query("IsActive", request, context)
         demand, _ = await self._demand.demand(query)
         return pb.IsActiveResponse(result=demand.slots > 0)
 
@@ -69,7 +70,7 @@ class ScalerService(externalscaler_pb2_grpc.ExternalScalerServicer):
         told_at = -math.inf
         while not self._stopping():
             # Each time anew: a token may be revoked or run out meanwhile.
-            query = self._query("StreamIsActive", request)
+            query = self._query("StreamIsActive", request, context)
             demand, _ = await self._demand.demand(query)
             is_active, now = demand.slots > 0, time.monotonic()
             if is_active is not told or now >= told_at + REPEAT_S:
@@ -82,7 +83,7 @@ class ScalerService(externalscaler_pb2_grpc.ExternalScalerServicer):
         self, request: pb.ScaledObjectRef, context: grpc.aio.ServicerContext
     ) -> pb.GetMetricSpecResponse:
         """Names the metric: the slots that are wanted, of which one runner has so many."""
-        slots = self._query("GetMetricSpec", request).slots_per_runner
+        slots = self._query("GetMetricSpec", request, context).slots_per_runner
         spec = pb.MetricSpec(metricName=METRIC, targetSize=slots, targetSizeFloat=slots)
         return pb.GetMetricSpecResponse(metricSpecs=[spec])
 
@@ -90,23 +91,24 @@ class ScalerService(externalscaler_pb2_grpc.ExternalScalerServicer):
         self, request: pb.GetMetricsRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetMetricsResponse:
         """Measures it."""
-        query = self._query("GetMetrics", request.scaledObjectRef)
+        query = self._query("GetMetrics", request.scaledObjectRef, context)
         if request.metricName and not request.metricName.endswith(METRIC):
             raise malformed("metricName", f"there is only {METRIC}")
         demand, _ = await self._demand.demand(query)
         value = pb.MetricValue(metricName=METRIC, metricValue=demand.slots, metricValueFloat=demand.slots)
         return pb.GetMetricsResponse(metricValues=[value])
 
-    def _query(self, rpc: str, request: pb.ScaledObjectRef) -> DemandQuery:
+    def _query(self, rpc: str, request: pb.ScaledObjectRef, context: grpc.aio.ServicerContext) -> DemandQuery:
         """Checks who asks, then what for.
 
         Raises:
             TokenInvalid: there is no good token.
+            TooManyBadTokens: likewise, and its address has shown too many that were not made here.
             PermissionDenied: its role may not ask, or not for this project.
             ArgumentInvalid: a key is unknown, or its value malformed.
         """
         given = _named(request.scalerMetadata)
-        caller = self._caller(f"/{SCALER}/{rpc}", given.get(TOKEN, ""))
+        caller = self._caller(f"/{SCALER}/{rpc}", given.get(TOKEN, ""), address_of(context.peer()))
         unknown = sorted(given.keys() - OWN_KEYS - KEDA_KEYS)
         if unknown:
             raise malformed("scalerMetadata", f"has no key {unknown[0][:MAX_SHOWN_KEY]!r}; there are {_known()}")
@@ -119,11 +121,11 @@ class ScalerService(externalscaler_pb2_grpc.ExternalScalerServicer):
             names=("targetDrainSeconds", "slotsPerRunner", "defaultDurationSeconds"),
         )
 
-    def _caller(self, rpc: str, token: str) -> Caller:
+    def _caller(self, rpc: str, token: str, address: str) -> Caller:
         try:
             return current_caller()
         except LookupError:
-            return self._identify(rpc, f"Bearer {token}" if token else "")
+            return self._identify(rpc, f"Bearer {token}" if token else "", address)
 
 
 def _named(metadata: Mapping[str, str]) -> dict[str, str]:
