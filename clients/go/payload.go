@@ -17,11 +17,13 @@ const (
 	blockSize  = 4096
 	scaledSize = 512
 	mostParts  = 8
+	asTheyAre  = "sum" // the codec's name of tensors that none encodes
 
 	int8Kind     = algorithmv1.PayloadPart_KIND_INT8
 	uint8Kind    = algorithmv1.PayloadPart_KIND_UINT8
 	int16Kind    = algorithmv1.PayloadPart_KIND_INT16
 	bfloat16Kind = algorithmv1.PayloadPart_KIND_BFLOAT16
+	float16Kind  = algorithmv1.PayloadPart_KIND_FLOAT16
 	float32Kind  = algorithmv1.PayloadPart_KIND_FLOAT32
 )
 
@@ -49,6 +51,8 @@ func decode(data []byte, e expected) ([]element, error) {
 	}
 	var dense []element
 	switch e.codec {
+	case asTheyAre:
+		dense, ok = whole(parts, e.size)
 	case "topk", "dgc":
 		dense, ok = sparse(parts, e.size)
 	case "qsgd", "double_quantization":
@@ -93,7 +97,7 @@ func parse(data []byte) (*algorithmv1.PayloadHeader, []part, bool) {
 		numbers := make([]float64, each.Count)
 		for i := range numbers {
 			numbers[i] = number(each.Kind, rest[i*size:])
-			if math.IsNaN(numbers[i]) || math.IsInf(numbers[i], 0) {
+			if header.Codec != asTheyAre && (math.IsNaN(numbers[i]) || math.IsInf(numbers[i], 0)) {
 				return nil, nil, false
 			}
 		}
@@ -106,7 +110,7 @@ func sizeOf(kind algorithmv1.PayloadPart_Kind) int {
 	switch kind {
 	case int8Kind, uint8Kind:
 		return 1
-	case int16Kind, bfloat16Kind:
+	case int16Kind, bfloat16Kind, float16Kind:
 		return 2
 	case float32Kind:
 		return 4
@@ -124,8 +128,25 @@ func number(kind algorithmv1.PayloadPart_Kind, data []byte) float64 {
 		return float64(int16(binary.LittleEndian.Uint16(data)))
 	case bfloat16Kind:
 		return float64(math.Float32frombits(uint32(binary.LittleEndian.Uint16(data)) << 16))
+	case float16Kind:
+		return float16(binary.LittleEndian.Uint16(data))
 	}
 	return float64(math.Float32frombits(binary.LittleEndian.Uint32(data)))
+}
+
+// float16 reads binary16 of IEEE 754.
+func float16(bits uint16) float64 {
+	exponent, fraction := int(bits>>10&31), float64(bits&1023)
+	value := math.Ldexp(1+fraction/1024, exponent-15)
+	switch {
+	case exponent == 0:
+		value = math.Ldexp(fraction, -24)
+	case exponent == 31 && fraction != 0:
+		value = math.NaN()
+	case exponent == 31:
+		value = math.Inf(1)
+	}
+	return math.Copysign(value, 1-float64(bits>>15)*2)
 }
 
 func areOf(parts []part, kinds ...algorithmv1.PayloadPart_Kind) bool {
@@ -193,6 +214,18 @@ func placed(counts, places []float64, size int) ([]int, bool) {
 	return elements, next == len(places)
 }
 
+// whole reads a tensor as it is, of any kind of number; these alone need not be finite.
+func whole(parts []part, size int) ([]element, bool) {
+	if len(parts) != 1 || len(parts[0].numbers) != size {
+		return nil, false
+	}
+	found := make([]element, size)
+	for i, value := range parts[0].numbers {
+		found[i] = element{float64(i), value}
+	}
+	return found, true
+}
+
 func sparse(parts []part, size int) ([]element, bool) {
 	if !areOf(parts, int16Kind, int16Kind, bfloat16Kind) {
 		return nil, false
@@ -210,13 +243,10 @@ func sparse(parts []part, size int) ([]element, bool) {
 }
 
 func quantised(parts []part, size, bits int) ([]element, bool) {
-	found := make([]element, size)
-	if areOf(parts, float32Kind) && len(parts[0].numbers) == size {
-		for i, value := range parts[0].numbers {
-			found[i] = element{float64(i), value}
-		}
-		return found, true
+	if areOf(parts, float32Kind) {
+		return whole(parts, size)
 	}
+	found := make([]element, size)
 	if !areOf(parts, packedKind(bits), float32Kind) {
 		return nil, false
 	}

@@ -19,6 +19,7 @@ constexpr int kBlock = 4096;
 constexpr int kScaled = 512;
 constexpr int kMostParts = 8;
 constexpr size_t kFrameBytes = 12;
+constexpr std::string_view kAsTheyAre = "sum";  // the codec's name of tensors that none encodes
 
 static_assert(std::endian::native == std::endian::little, "numbers are copied as they are");
 
@@ -52,12 +53,22 @@ size_t BytesOf(PayloadPart::Kind kind) {
       return 1;
     case PayloadPart::KIND_INT16:
     case PayloadPart::KIND_BFLOAT16:
+    case PayloadPart::KIND_FLOAT16:
       return 2;
     case PayloadPart::KIND_FLOAT32:
       return 4;
     default:
       throw Refused("a part is of no kind");
   }
+}
+
+// Reads binary16 of IEEE 754.
+float Float16(uint16_t bits) {
+  const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+  float value = std::ldexp(1024.0f + static_cast<float>(fraction), exponent - 25);
+  if (exponent == 0) value = std::ldexp(static_cast<float>(fraction), -24);
+  if (exponent == 31) value = fraction == 0 ? std::numeric_limits<float>::infinity() : NAN;
+  return bits >> 15 ? -value : value;
 }
 
 float Number(PayloadPart::Kind kind, const char* data) {
@@ -70,6 +81,8 @@ float Number(PayloadPart::Kind kind, const char* data) {
       return As<int16_t>(data);
     case PayloadPart::KIND_BFLOAT16:
       return std::bit_cast<float>(static_cast<uint32_t>(As<uint16_t>(data)) << 16);
+    case PayloadPart::KIND_FLOAT16:
+      return Float16(As<uint16_t>(data));
     default:
       return As<float>(data);
   }
@@ -93,11 +106,17 @@ class Payload {
       auto& numbers = parts_.emplace_back();
       for (int64_t i = 0; i < part.count(); ++i) {
         numbers.push_back(Number(part.kind(), &data[i * bytes]));
-        Need(std::isfinite(numbers.back()), "a number is not finite");
+        Need(std::isfinite(numbers.back()) || expected.codec == kAsTheyAre, "a number is not finite");
       }
       data.remove_prefix(part.count() * bytes);
     }
     Need(data.empty(), "there is more than the parts");
+  }
+
+  // Returns a tensor as it is, of any kind of number; these alone need not be finite.
+  Numbers Whole() const {
+    Need(parts_.size() == 1 && parts_[0].size() == static_cast<size_t>(size_), "number of the parts, or of values");
+    return parts_[0];
   }
 
   Numbers Sparse() const {
@@ -112,8 +131,7 @@ class Payload {
   Numbers Quantised() const {
     if (parts_.size() == 1) {
       NeedKinds({PayloadPart::KIND_FLOAT32});
-      Need(parts_[0].size() == static_cast<size_t>(size_), "number of values");
-      return parts_[0];
+      return Whole();
     }
     NeedKinds({PackedKind(), PayloadPart::KIND_FLOAT32});
     const auto steps = Integers(parts_[0], size_);
@@ -206,6 +224,7 @@ class Payload {
 std::vector<float> Decode(std::string_view data, const Expected& expected) {
   const Payload payload(data, expected);
   const auto& codec = expected.codec;
+  if (codec == kAsTheyAre) return payload.Whole();
   if (codec == "topk" || codec == "dgc") return payload.Sparse();
   if (codec == "qsgd" || codec == "double_quantization") return payload.Quantised();
   if (codec == "topk_quantised") return payload.SparseQuantised();

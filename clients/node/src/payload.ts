@@ -138,11 +138,10 @@ function elements(counts: number[], places: number[], size: number) {
   });
 }
 
-function dense({ size, parts }: Payload, kinds: Kind[]): Element[] {
-  need(parts.length === 1 && kinds.includes(parts[0].kind), "number or kinds of the parts");
-  const [values] = numbersOf(parts, parts[0].kind);
-  need(values.length === size, "number of values");
-  return values.map((value, place) => [place, value]);
+/** Reads a tensor as it is, of any kind of number; these alone need not be finite. */
+function whole({ size, parts }: Payload): Element[] {
+  need(parts.length === 1 && parts[0].numbers.length === size, "number of the parts, or of values");
+  return parts[0].numbers.map((value, place) => [place, value]);
 }
 
 function sparse({ size, parts }: Payload): Element[] {
@@ -153,7 +152,10 @@ function sparse({ size, parts }: Payload): Element[] {
 
 function quantised(payload: Payload, bits: number): Element[] {
   const { size, parts } = payload;
-  if (parts.length === 1) return dense(payload, [Kind.KIND_FLOAT32]);
+  if (parts.length === 1) {
+    numbersOf(parts, Kind.KIND_FLOAT32);
+    return whole(payload);
+  }
   const [packed, scales] = numbersOf(parts, bits === 8 ? Kind.KIND_INT8 : Kind.KIND_UINT8, Kind.KIND_FLOAT32);
   const most = 1 << (bits - 1);
   need(scales.length === Math.ceil(size / SCALED), "number of scales");
@@ -182,7 +184,7 @@ function sparseQuantised(payload: Payload, bits: number): Element[] {
 
 const DECODERS: Record<string, (payload: Payload, bits: number) => Element[]> = {
   // What servers send down where tensors go as they are.
-  sum: (payload) => dense(payload, [Kind.KIND_FLOAT32, Kind.KIND_BFLOAT16, Kind.KIND_FLOAT16]),
+  sum: whole,
   topk: sparse,
   dgc: sparse,
   qsgd: quantised,

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fulmen_algorithm.exchange import wire
+from fulmen_algorithm.exchange.aggregator.shard_sum import sum_payload
 from fulmen_algorithm.exchange.codec import PayloadInvalid, Round, SegmentCodec
 from fulmen_algorithm.exchange.registry import load_codecs
 from tests.unit.exchange.codec_cases import plainly_decoded, segment
@@ -151,15 +152,69 @@ def bits_of(case):
     return found.get("bits") or found.get("bits_up" if case["way"] == "up" else "bits_down") or 0
 
 
-def lines_of(codec_name):
+def text_of(document):
     """Makes the text of a file: one case to a line."""
-    cases = [
-        f"    {json.dumps(name)}: {json.dumps(computed(codec_name, case))}" for name, case in CASES[codec_name].items()
-    ]
-    return (
-        f'{{\n  "codec": "{codec_name}",\n  "version": 1,\n  "cases": {{\n' + ",\n".join(cases) + "\n  },\n"
-        f'  "refused": {json.dumps(refused(codec_name))}\n}}\n'
-    )
+    cases = [f"    {json.dumps(name)}: {json.dumps(case)}" for name, case in document["cases"].items()]
+    head = f'{{\n  "codec": "{document["codec"]}",\n  "version": {document["version"]},\n  "cases": {{\n'
+    return head + ",\n".join(cases) + f'\n  }},\n  "refused": {json.dumps(document["refused"])}\n}}\n'
+
+
+def made(codec_name):
+    """Makes the file of a codec."""
+    cases = {name: computed(codec_name, case) for name, case in CASES[codec_name].items()}
+    return {"codec": codec_name, "version": 1, "cases": cases, "refused": refused(codec_name)}
+
+
+SUMS = {
+    kind: {"values": [0.0, 1.0, -2.5, 0.0, *more]}
+    for kind, more in {
+        "float32": (3.0e-39, 1e30, 0.1),
+        "bfloat16": (1e30, 0.1, 3.0e-39),
+        "float16": (65504.0, -6e-8, 0.1, 6.0e-5),
+        "int16": (-32768, 32767),
+        "int8": (-128, 127),
+        "uint8": (255,),
+    }.items()
+} | {"no_elements": {"values": []}}
+"""Tensors that no codec encodes, by the kind of their numbers; kinds without a sign or a fraction lose them."""
+
+
+def summed():
+    """Makes the file of `sum`."""
+    cases = {}
+    for name, case in SUMS.items():
+        kind = getattr(torch, name, torch.float32)
+        wide = torch.tensor(case["values"], dtype=torch.float64)
+        tensor = (wide.abs() if kind is torch.uint8 else wide).to(kind)
+        cases[name] = {
+            "settings": {},
+            "way": "down",
+            "size": len(tensor),
+            "cuts": [0, len(tensor)],
+            "segment": 0,
+            "payload": bytes(wire.encode(sum_payload(tensor))).hex(),
+            "decoded": pairs_of(tensor),
+        }
+    payload = sum_payload(torch.arange(4.0))
+    damaged = {
+        "another codec": replace(payload, codec="topk"),
+        "another version": replace(payload, version=2),
+        "more elements than its part has": replace(payload, size=5),
+        "a part too few": replace(payload, parts=()),
+        "a part too many": replace(payload, parts=(*payload.parts, *payload.parts)),
+        "a part cut short": replace(payload, parts=(payload.parts[0][:3],)),
+    }
+    return {
+        "codec": "sum",
+        "version": 1,
+        "cases": cases,
+        "refused": {
+            "settings": {},
+            "way": "down",
+            "size": 4,
+            "payloads": {why: bytes(wire.encode(each)).hex() for why, each in damaged.items()},
+        },
+    }
 
 
 def golden(codec_name):
@@ -168,7 +223,14 @@ def golden(codec_name):
 
 
 def test_every_segment_codec_has_its_vectors():
-    assert sorted(CASES) == NAMES == sorted(path.stem for path in FOLDER.glob("*.json"))
+    assert sorted(CASES) == NAMES == sorted(path.stem for path in FOLDER.glob("*.json") if path.stem != "sum")
+
+
+def test_the_bytes_of_tensors_as_they_are_are_those_of_their_file():
+    assert summed() == golden("sum")
+    for case in golden("sum")["cases"].values():
+        [part] = wire.decode(bytes.fromhex(case["payload"])).parts
+        assert pairs_of(part) == case["decoded"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -202,4 +264,5 @@ def test_what_the_files_say_is_refused_is_refused(name):
 if __name__ == "__main__":
     FOLDER.mkdir(parents=True, exist_ok=True)
     for each in NAMES:
-        (FOLDER / f"{each}.json").write_text(lines_of(each))
+        (FOLDER / f"{each}.json").write_text(text_of(made(each)))
+    (FOLDER / "sum.json").write_text(text_of(summed()))

@@ -16,6 +16,7 @@ final class Payload {
   private static final int BLOCK = 4096;
   private static final int SCALED = 512;
   private static final int MOST_PARTS = 8;
+  private static final String AS_THEY_ARE = "sum"; // the codec's name of tensors that none encodes
 
   /** A payload of which nothing may be used. */
   static final class Refused extends RuntimeException {
@@ -37,6 +38,7 @@ final class Payload {
     need(data.length >= 12 && Arrays.equals(data, 0, 4, MAGIC, 0, 4), "no payload of this format");
     var payload = new Payload(ByteBuffer.wrap(data).order(ByteOrder.LITTLE_ENDIAN), expected);
     return switch (expected.codec) {
+      case AS_THEY_ARE -> payload.whole();
       case "topk", "dgc" -> payload.sparse();
       case "qsgd", "double_quantization" -> payload.quantised(expected.bits);
       case "topk_quantised" -> payload.sparseQuantised(expected.bits);
@@ -63,7 +65,7 @@ final class Payload {
       var numbers = new float[(int) part.getCount()];
       for (int i = 0; i < numbers.length; i++) {
         numbers[i] = number(part.getKind(), data);
-        need(Float.isFinite(numbers[i]), "a number is not finite");
+        need(Float.isFinite(numbers[i]) || expected.codec.equals(AS_THEY_ARE), "a number is not finite");
       }
       parts.add(new Part(part.getKind(), numbers));
     }
@@ -81,7 +83,7 @@ final class Payload {
   private static int bytesOf(Kind kind) {
     return switch (kind) {
       case KIND_INT8, KIND_UINT8 -> 1;
-      case KIND_INT16, KIND_BFLOAT16 -> 2;
+      case KIND_INT16, KIND_BFLOAT16, KIND_FLOAT16 -> 2;
       case KIND_FLOAT32 -> 4;
       default -> throw new Refused("a part is of no kind");
     };
@@ -93,8 +95,22 @@ final class Payload {
       case KIND_UINT8 -> data.get() & 0xff;
       case KIND_INT16 -> data.getShort();
       case KIND_BFLOAT16 -> Float.intBitsToFloat(data.getShort() << 16);
+      case KIND_FLOAT16 -> float16(data.getShort());
       default -> data.getFloat();
     };
+  }
+
+  /** Reads binary16 of IEEE 754. */
+  private static float float16(short bits) {
+    var exponent = bits >> 10 & 31;
+    var fraction = bits & 1023;
+    var value =
+        switch (exponent) {
+          case 0 -> Math.scalb((float) fraction, -24);
+          case 31 -> fraction == 0 ? Float.POSITIVE_INFINITY : Float.NaN;
+          default -> Math.scalb(1024f + fraction, exponent - 25);
+        };
+    return bits < 0 ? -value : value;
   }
 
   private void needKinds(Kind... kinds) {
@@ -142,6 +158,12 @@ final class Payload {
     return elements;
   }
 
+  /** Returns a tensor as it is, of any kind of number; these alone need not be finite. */
+  private float[] whole() {
+    need(parts.size() == 1 && part(0).length == size, "number of the parts, or of values");
+    return part(0);
+  }
+
   private float[] sparse() {
     needKinds(Kind.KIND_INT16, Kind.KIND_INT16, Kind.KIND_BFLOAT16);
     var where = elements(part(0), part(1));
@@ -154,8 +176,7 @@ final class Payload {
   private float[] quantised(int bits) {
     if (parts.size() == 1) {
       needKinds(Kind.KIND_FLOAT32);
-      need(part(0).length == size, "number of values");
-      return part(0);
+      return whole();
     }
     needKinds(packedKind(bits), Kind.KIND_FLOAT32);
     var scales = part(1);
