@@ -91,7 +91,8 @@ class LeaseServiceServicer(object):
         Messages are at most 4 MiB.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `FAILED_PRECONDITION` (`SESSION_ENDED`): the session of `open`
-        is unknown or over: open without one; its attempts were ended.
+        is unknown or over: open without one; its attempts were ended; `UNAVAILABLE` (`DRAINING`): this replica stops: open
+        the stream again, at another one or once it is back.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
