@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+import grpc
 import grpc.aio
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
@@ -83,15 +84,18 @@ class _Metrics(metrics_service_pb2_grpc.MetricsServiceServicer):
 
 
 @asynccontextmanager
-async def running_collector() -> AsyncIterator[tuple[Collector, str]]:
-    """Yields a collector and the address at which it takes exports."""
+async def running_collector(
+    credentials: grpc.ServerCredentials | None = None, *, port: int = 0
+) -> AsyncIterator[tuple[Collector, str]]:
+    """Yields a collector and the address at which it takes exports; with TLS if it has credentials."""
     found = Collector()
     server = grpc.aio.server()
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(_Traces(found), server)
     metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(_Metrics(found), server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    address = f"127.0.0.1:{port}"
+    taken = server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
     await server.start()
     try:
-        yield found, f"http://127.0.0.1:{port}"
+        yield found, f"http{'' if credentials is None else 's'}://127.0.0.1:{taken}"
     finally:
         await server.stop(None)

@@ -8,22 +8,27 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
+import grpc
 import pytest_asyncio
 
+from fulmen.errors import FulmenError
 from fulmen.rpc.channel import open_channel
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen.store.v1 import rollout_service_pb2_grpc as rpc
+from fulmen.tls import TlsFiles
 from fulmen_service_kit.tokens import Role, TokenSigner
+from tests.support.certificates import Authority, Pair
 from tests.support.otlp_collector import Collector, running_collector
 
 KEY = "k" * 32
 LIMIT_S = 60
+QUICKLY = {"OTEL_BSP_SCHEDULE_DELAY": "50", "OTEL_METRIC_EXPORT_INTERVAL": "100"}
 PROGRAM = Path(__file__).with_name("sample_service.py")
 
 
@@ -48,15 +53,19 @@ class Sample:
 
 
 @asynccontextmanager
-async def sample(folder: Path, **settings: str) -> AsyncIterator[Sample]:
+async def sample(
+    folder: Path, *, tls: TlsFiles | None = None, environment: Mapping[str, str] | None = None, **settings: str
+) -> AsyncIterator[Sample]:
     """Starts the sample and waits until it serves; ends it if it still runs."""
     ready = folder / "ready.json"
-    environment = os.environ | {
+    whole = {
+        **os.environ,
+        **(environment or {}),
         "FULMEN_SAMPLE_SIGNING_KEY": KEY,
         "FULMEN_SAMPLE_READY_FILE": str(ready),
         **{f"FULMEN_SAMPLE_{name.upper()}": value for name, value in settings.items()},
     }
-    process = subprocess.Popen([sys.executable, PROGRAM, "serve"], env=environment)
+    process = subprocess.Popen([sys.executable, PROGRAM, "serve"], env=whole)
     try:
         async with asyncio.timeout(LIMIT_S):
             while not ready.exists():
@@ -64,7 +73,7 @@ async def sample(folder: Path, **settings: str) -> AsyncIterator[Sample]:
                 await asyncio.sleep(0.05)
         ports = json.loads(ready.read_text())
         token = TokenSigner(KEY).issue(Role.ADMIN, subject="tests", ttl_s=600)
-        async with open_channel(f"127.0.0.1:{ports['port']}", token=token) as channel:
+        async with open_channel(f"127.0.0.1:{ports['port']}", token=token, tls=tls) as channel:
             yield Sample(process=process, ports=ports, stub=rpc.RolloutServiceStub(channel))
     finally:
         if process.poll() is None:
@@ -84,6 +93,41 @@ async def test_a_service_tells_of_its_rpcs_by_otlp_and_ends_well_on_sigterm(
     assert status == 0
     assert "fulmen.store.v1.RolloutService/GetRollout" in found.names
     assert "rpc.server.duration" in found.metrics
+
+
+def asking(authority: Authority, pair: Pair) -> grpc.ServerCredentials:
+    """Returns the credentials of a server that takes clients of the same authority alone."""
+    chain = [(pair.key.read_bytes(), pair.certificate.read_bytes())]
+    return grpc.ssl_server_credentials(chain, authority.file.read_bytes(), require_client_auth=True)
+
+
+async def test_a_service_tells_a_collector_by_mtls_and_goes_on_with_renewed_certificates(tmp_path: Path) -> None:
+    old, new = Authority(tmp_path, "old"), Authority(tmp_path, "new")
+    own = old.issue("service")
+    known = tmp_path / "known.pem"
+    known.write_bytes(old.file.read_bytes())
+    settings = {**own.settings(), "tls_ca_file": str(known)}
+    async with AsyncExitStack() as stack:
+        async with running_collector(asking(old, old.issue("collector"))) as (first, endpoint):
+            tls = TlsFiles(ca_file=str(known))
+            running = sample(tmp_path, tls=tls, environment=QUICKLY, otlp_endpoint=endpoint, **settings)
+            service = await stack.enter_async_context(running)
+            await eventually_told(service, first)
+        # Another authority on both sides: nothing of the old files would be taken.
+        known.write_bytes(new.file.read_bytes())
+        new.issue("service", to=own)
+        port = int(endpoint.rpartition(":")[2])
+        async with running_collector(asking(new, new.issue("collector")), port=port) as (second, _):
+            await eventually_told(service, second)
+
+
+async def eventually_told(service: Sample, collector: Collector) -> None:
+    """Calls the service until a collector has heard of it, by spans and by metrics."""
+    async with asyncio.timeout(LIMIT_S):
+        while not (collector.spans and collector.metrics):
+            with suppress(FulmenError):
+                await service.stub.GetRollout(pb.GetRolloutRequest(name="x"))
+            await asyncio.sleep(0.1)
 
 
 async def test_a_service_shows_its_metrics_to_prometheus(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import threading
 from collections.abc import Iterable
 from importlib.metadata import version
 from typing import Any
-from urllib.parse import urlsplit
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from opentelemetry import metrics, trace
@@ -18,8 +17,6 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from prometheus_client import make_wsgi_app
 from prometheus_client.exposition import ThreadingWSGIServer
 
-from fulmen.rpc.credentials import channel_credentials
-from fulmen.tls import TlsWatch
 from fulmen_service_kit.errors import StartupError
 from fulmen_service_kit.own_traces import OwnTraces, set_own_traces
 from fulmen_service_kit.readiness import Readiness
@@ -35,15 +32,12 @@ class Telemetry:
         readers: list[MetricReader] = [PrometheusMetricReader()]
         self._tracers: TracerProvider | None = None
         if settings.otlp_endpoint:
-            # Imported here: most deployments are scraped, and the exporters take time and memory.
-            from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
-            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+            from fulmen_service_kit import collector
 
-            where: dict[str, Any] = _collector(settings)
-            exporter = OTLPMetricExporter(**where)
-            readers.append(PeriodicExportingMetricReader(exporter))
+            where = settings.otlp_endpoint, settings.peer_tls()
+            readers.append(PeriodicExportingMetricReader(collector.metric_exporter(*where)))
             self._tracers = TracerProvider(resource=resource)
-            processor = BatchSpanProcessor(OTLPSpanExporter(**where))
+            processor = BatchSpanProcessor(collector.span_exporter(*where))
             self._tracers.add_span_processor(processor)
             trace.set_tracer_provider(self._tracers)
             set_own_traces(OwnTraces(resource=resource, sampler=self._tracers.sampler, processor=processor))
@@ -56,15 +50,6 @@ class Telemetry:
             set_own_traces(None)
             self._tracers.shutdown()
         self._meters.shutdown()
-
-
-def _collector(settings: ServiceSettings) -> dict[str, Any]:
-    """Returns the arguments of exporters: `https:` means TLS, with the authorities that other services are known by."""
-    if urlsplit(settings.otlp_endpoint).scheme != "https":
-        return {"endpoint": settings.otlp_endpoint, "insecure": True}
-    tls = settings.peer_tls()
-    credentials = None if tls is None else channel_credentials(TlsWatch(tls).material())
-    return {"endpoint": settings.otlp_endpoint, "insecure": False, "credentials": credentials}
 
 
 def serve_metrics(settings: ServiceSettings, readiness: Readiness) -> tuple[int, object]:
