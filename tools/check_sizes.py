@@ -9,7 +9,7 @@ from pathlib import Path
 
 LONGEST_FILE = 450
 LONGEST_FUNCTION = 70
-SUFFIXES = frozenset({".py", ".sh", ".sql", ".js", ".mjs", ".ts", ".proto"})
+SUFFIXES = frozenset({".py", ".sh", ".sql", ".js", ".mjs", ".ts", ".go", ".java", ".cc", ".h", ".proto"})
 
 
 def long_functions(path: Path, text: str) -> list[str]:
