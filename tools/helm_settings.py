@@ -35,7 +35,7 @@ def settable(settings_class: type[ServiceSettings]) -> list[str]:
     prefix = str(settings_class.model_config["env_prefix"])
     templates = "".join(path.read_text(encoding="utf-8") for path in sorted(CHART.glob("templates/**/*.*")))
     owned = set(re.findall(rf"{prefix}([A-Z0-9_]+)", templates)) | NOT_IN_A_CLUSTER
-    owned |= set(re.findall(r"\.prefix }}(TLS_[A-Z_]+)", templates))
+    owned |= set(re.findall(r"[.$]prefix }}([A-Z][A-Z_]+)", templates))
     secrets = {name.upper() for name in settings_class.secret_names()}
     names = {name.upper() for name in settings_class.model_fields} - secrets | {f"{name}_FILE" for name in secrets}
     return sorted(names - owned)

@@ -330,6 +330,8 @@ def test_runners_make_jobs_in_a_namespace_without_the_releases_secrets() -> None
         ({"runner": {"scaling": {"minReplicas": 30}}}, "runner.scaling.maxReplicas"),
         ({"store": {"autoscaling": {"minReplicas": 9}}}, "store.autoscaling.maxReplicas"),
         ({"algorithm": {"maxEngines": 1}}, "algorithm.maxEngines"),
+        ({"collector": {"endpoint": "collector:4317"}}, "/collector/endpoint"),
+        ({"collector": {"endpoint": "http://collector"}}, "/collector/endpoint"),
     ],
     ids=json.dumps,
 )

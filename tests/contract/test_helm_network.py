@@ -182,3 +182,27 @@ def test_a_database_elsewhere_and_further_ways_out() -> None:
     [runner] = [spec for spec in policies_of(release, pods_of(release)["runner"]) if "egress" in spec]
     # The API server, for Jobs: no selector finds it.
     assert runner["egress"][-2:] == [{"ports": [{"port": 443}, {"port": 6443}]}, {"ports": [{"port": 443}]}]
+
+
+def test_every_service_tells_the_collector_and_may_reach_it() -> None:
+    release = render(VALUES["everything"])
+    to_it = {
+        "ports": [{"port": 4317}],
+        "to": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],
+    }
+    reaching = set()
+    for component, labels in pods_of(release).items():
+        reaching |= {component for spec in policies_of(release, labels) if to_it in (spec.get("egress") or [])}
+    telling = {
+        component_of(owner): variable["value"]
+        for owner, _, spec in release.pods()
+        for container in spec["containers"]
+        for variable in container.get("env", [])
+        if variable["name"].endswith("_OTLP_ENDPOINT")
+    }
+    services = {"store", "llm-proxy", "runner", "algorithm"}
+    assert telling == dict.fromkeys(services, "https://otel-collector.monitoring:4317")
+    assert reaching == services
+    at_any_address = render({"collector": {"endpoint": "http://10.0.0.7:14317"}})
+    [store] = [spec for spec in policies_of(at_any_address, pods_of(at_any_address)["store"]) if "egress" in spec]
+    assert {"ports": [{"port": 14317}]} in store["egress"]

@@ -37,6 +37,7 @@ _CACHE: Document = {
     "extraVolumes": [{"name": "models", "persistentVolumeClaim": {"claimName": "models"}}],
     "extraVolumeMounts": [{"name": "models", "mountPath": "/models", "readOnly": True}],
 }
+_COLLECTOR = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
 _GPU_NODES: Document = {
     "nodeSelector": {"example.com/gpu": "h200"},
     "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
@@ -82,6 +83,7 @@ VALUES: dict[str, Document] = {
         },
         "database": {"existingSecret": "fulmen-database", "caKey": "root.pem"},
         "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+        "collector": {"endpoint": "https://otel-collector.monitoring:4317", "to": _COLLECTOR},
         "store": {"autoscaling": {"enabled": True}, "settings": {"BLOB_URL": "s3://spans/fulmen", "LEASE_TTL_S": 20}},
         "migration": {"post": True},
         "llmProxy": {"replicas": 3, "settings": {"CACHE_BYTES": 1073741824, "WORKERS": 2}, **_GPU_NODES},

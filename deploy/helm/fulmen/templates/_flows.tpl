@@ -12,6 +12,7 @@ store:
   out:
     - {ports: [7101], peers: [store]}
   database: true
+  collector: true
   extra: store
 migration:
   database: true
@@ -22,6 +23,7 @@ llm-proxy:
   out:
     - {ports: [7101], peers: [store]}
     - {ports: [{{ $engines }}], peers: [algorithm]}
+  collector: true
   extra: llmProxy
 {{- if .Values.runner.enabled }}
 runner:
@@ -32,6 +34,7 @@ runner:
     - {ports: [7101, {{ $otlp }}], peers: [store]}
     - {ports: [7200, 7201], peers: [llm-proxy]}
   apiServer: {{ .Values.runner.jobs.enabled }}
+  collector: true
   extra: runner
 {{- end }}
 {{- if .Values.algorithm.enabled }}
@@ -44,6 +47,7 @@ algorithm:
     - {ports: [7101], peers: [store]}
     - {ports: [7201], peers: [llm-proxy]}
     - {ports: [7301], peers: [algorithm]}
+  collector: true
   extra: algorithm
 {{- end }}
 {{- if .Values.torchrun.enabled }}

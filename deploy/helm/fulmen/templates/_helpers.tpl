@@ -133,6 +133,9 @@ readinessProbe:
 {{/* Settings of a service as variables. Numbers go through JSON: Helm by itself writes large ones as 6.7e+07. */}}
 {{- define "fulmen.settings" -}}
 {{- $prefix := .prefix }}
+{{- with .root.Values.collector.endpoint }}
+- {name: {{ $prefix }}OTLP_ENDPOINT, value: {{ . | quote }}}
+{{- end }}
 {{- range $name, $value := .values.settings }}
 - name: {{ $prefix }}{{ $name }}
   value: {{ if kindIs "string" $value }}{{ $value | quote }}{{ else }}{{ toJson $value | quote }}{{ end }}
