@@ -21,13 +21,14 @@ LIMITS = FleetRange(least=1, most=8)
 
 def test_a_range_is_a_number_auto_or_auto_with_limits() -> None:
     assert fleet_range("3") == FleetRange(least=3, most=3)
+    assert fleet_range("0") == FleetRange(least=0, most=0)
     assert fleet_range("auto:2-8") == FleetRange(least=2, most=8)
     assert fleet_range("auto") == FleetRange(least=1, most=most_runners_here())
     assert 1 <= most_runners_here() <= 64
 
 
 @pytest.mark.parametrize(
-    "text", ["", "0", "65", "-1", "auto:", "auto:0-3", "auto:4-3", "auto:1-65", "auto:1", "many", "1-3"]
+    "text", ["", "65", "-1", "auto:", "auto:0-3", "auto:4-3", "auto:1-65", "auto:1", "many", "1-3"]
 )
 def test_anything_else_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"runners|write"):

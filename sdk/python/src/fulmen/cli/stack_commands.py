@@ -56,7 +56,7 @@ def up(
         typer.Option(
             metavar="N|auto[:MIN-MAX]",
             help="How many runner processes; `auto` starts and drains them as the queue wants, by default up to one per "
-            "processor and 512 MiB of memory.",
+            "processor and 512 MiB of memory; 0 where others take the work, such as clients/ in other languages.",
         ),
     ] = "1",
     slots: Annotated[
@@ -81,6 +81,8 @@ def up(
         fulmen up --runners 2 --slots 32
 
         fulmen up --runners auto:1-4
+
+        fulmen up --runners 0
 
         fulmen up --port store=7101 --port llm_proxy_http=7200
 

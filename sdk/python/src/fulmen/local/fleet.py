@@ -34,19 +34,21 @@ class FleetRange:
 
 
 def fleet_range(text: str) -> FleetRange:
-    """Reads `3`, `auto` or `auto:1-8`.
+    """Reads `3`, `auto` or `auto:1-8`; `0` is for who runs runners of another kind.
 
     Raises:
-        ValueError: if it is none of these, or out of 1 to 64.
+        ValueError: if it is none of these, or out of 0 to 64; `auto` begins with 1.
     """
     if text.isdecimal():
         least = most = int(text[:9])
+        if not least:
+            return FleetRange(least=0, most=0)
     elif match := _RANGE.fullmatch(text):
         least, most = (int(match[1]), int(match[2])) if match[1] else (1, most_runners_here())
     else:
         raise ValueError("write a number, `auto`, or `auto:MIN-MAX`")
     if not 1 <= least <= most <= MOST_RUNNERS:
-        raise ValueError(f"runners are 1 to {MOST_RUNNERS}, and MIN is not greater than MAX")
+        raise ValueError(f"runners are 0 to {MOST_RUNNERS}, MIN is 1 or more and not greater than MAX")
     return FleetRange(least=least, most=most)
 
 
