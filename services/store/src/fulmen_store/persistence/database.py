@@ -232,12 +232,20 @@ async def open_pool(dsn: str, *, connections: int, limit_s: float = CONNECT_LIMI
 
 @contextmanager
 def _closed_if_confused(connection: Any) -> Iterator[None]:
-    """Closes a connection of which the driver does not know the state any more, so that nobody gets it again."""
+    """Closes a connection of which the driver does not know the state any more, so that nobody gets it again.
+
+    Raises:
+        DatabaseUnavailable: if it was closed between two steps of a statement: the driver asks after what is not there.
+    """
     try:
         yield
     except asyncpg.InternalClientError:
         connection.terminate()
         raise
+    except AttributeError as error:
+        if not connection.is_closed():
+            raise
+        raise DatabaseUnavailable("The connection to the store's database was lost.") from error
 
 
 @contextmanager
