@@ -8,7 +8,7 @@ COMPOSE := docker compose --file deploy/docker-compose.yml $(if $(GPU),--file de
 # Images of containers like to set it; every process that is started would then compile torch and all else anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup vllm-env clients demo test test-frameworks test-gpu test-container chaos chaos-store chaos-runners lint format types proto \
+.PHONY: help setup vllm-env clients demo test test-frameworks test-gpu test-store chaos chaos-store chaos-runners lint format types proto \
 	proto-check lock clean bench bench-store bench-runner bench-proxy bench-train bench-exchange bench-exchange-convergence audit bench-scale \
 	helm helm-settings up down compose-smoke
 
@@ -42,9 +42,9 @@ test-frameworks: setup $(NODE_READY) ## Runs agents on LangChain, AutoGen, CrewA
 test-gpu: setup ## Runs what needs a CUDA device (all is skipped without one): bf16, NCCL, sharding
 	OMP_NUM_THREADS=1 $(PYTHON_BIN)/python -m pytest -rs tests/gpu
 
-test-container: setup ## Runs the store's tests on a container of postgres:17 instead of the wheel's PostgreSQL
-	FULMEN_TEST_POSTGRES=container OMP_NUM_THREADS=1 \
-		$(PYTHON_BIN)/python -m pytest -n 3 --dist loadgroup tests/integration/store tests/conformance/store
+test-store: setup ## Runs the store's tests on one PostgreSQL: POSTGRES=container (postgres:17) or embedded; SHORT=1: fewer
+	FULMEN_TEST_POSTGRES=$(POSTGRES) OMP_NUM_THREADS=1 \
+		$(PYTHON_BIN)/python -m pytest -n 3 --dist loadgroup tests/conformance/store $(if $(SHORT),,tests/integration/store)
 
 chaos: setup ## Kills services in many training runs (RUNS=10, SEED=1)
 	FULMEN_TEST_SOAK=$(or $(RUNS),10) FULMEN_TEST_SOAK_SEED=$(or $(SEED),1) OMP_NUM_THREADS=1 \

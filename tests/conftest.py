@@ -47,6 +47,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("serial"))
 
 
+def pytest_report_header() -> str:
+    """Says on which PostgreSQL the tests run."""
+    from tests.support.postgres import VARIABLE, way
+
+    return f"PostgreSQL of the tests: {way()} ({VARIABLE})"
+
+
 @pytest.fixture(scope="session")
 def repository_root() -> Path:
     """Returns the root of the checkout."""

@@ -56,10 +56,7 @@ def victims(rng: random.Random) -> list[Victim]:
 @pytest.fixture
 async def replicas(short_tmp_path: Path) -> AsyncIterator[ReplicaGroup]:
     """Yields a group of replicas on a PostgreSQL of their own."""
-    server = PostgresServer()
-    if server.embedded is None:
-        server.stop()
-        pytest.skip("a container cannot be killed and restarted in place")
+    server = PostgresServer(embedded=True)
     group = ReplicaGroup(
         server, short_tmp_path, count=REPLICAS, FULMEN_STORE_LEASE_TTL_S="3", FULMEN_STORE_DATABASE_CONNECTIONS="6"
     )

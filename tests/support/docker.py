@@ -11,7 +11,7 @@ from pathlib import Path
 import aiodocker
 import pytest
 
-__all__ = ["BASE_IMAGE", "TEST_IMAGE", "USER_ID", "build_test_image", "engine_address", "require_engine"]
+__all__ = ["BASE_IMAGE", "TEST_IMAGE", "USER_ID", "build_test_image", "engine_address", "missing", "require_engine"]
 
 BASE_IMAGE = "python:3.11-slim"
 TEST_IMAGE = "fulmen-tests-agent:1"
@@ -30,17 +30,25 @@ def engine_address() -> str:
     return os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
 
 
-def require_engine() -> None:
-    """Skips the test if no engine answers."""
+def missing() -> str:
+    """Returns why no engine can be asked; empty if one answers."""
     scheme, _, path = engine_address().partition("://")
     if scheme == "unix" and not Path(path).is_socket():
-        pytest.skip(f"no Docker engine at {engine_address()}")
+        return f"no Docker engine at {engine_address()}"
     try:
         done = subprocess.run(["docker", "info"], capture_output=True, timeout=20, check=False)
     except FileNotFoundError:
-        pytest.skip("no docker command")
-    if done.returncode:
-        pytest.skip(f"no Docker engine answers at {engine_address()}")
+        return "no docker command"
+    except subprocess.TimeoutExpired:
+        return f"the Docker engine at {engine_address()} does not answer"
+    return f"no Docker engine answers at {engine_address()}" if done.returncode else ""
+
+
+def require_engine() -> None:
+    """Skips the test if no engine answers."""
+    why = missing()
+    if why:
+        pytest.skip(why)
 
 
 async def build_test_image() -> None:

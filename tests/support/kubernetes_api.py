@@ -91,6 +91,8 @@ class KubernetesApi:
 
     Attributes:
         failing: How many further calls are answered 503.
+        failing_writes: Of calls that make or change something: how many go through, and how many are then answered 503.
+        unanswered: How many further calls make something, and get no answer.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -100,6 +102,8 @@ class KubernetesApi:
         self.secrets: dict[str, dict[str, Any]] = {}
         self.created: list[dict[str, Any]] = []
         self.failing = 0
+        self.failing_writes = (0, 0)
+        self.unanswered = 0
         self.url = ""
         self._version = 0
         self._changed = asyncio.Condition()
@@ -166,7 +170,17 @@ class KubernetesApi:
         if self.failing:
             self.failing -= 1
             return _status(503, "the server is currently unable to handle the request")
-        return await handler(request)
+        if request.method not in ("POST", "PATCH"):
+            return await handler(request)
+        before, failing = self.failing_writes
+        self.failing_writes = (before - 1, failing) if before else (0, max(0, failing - 1))
+        if not before and failing:
+            return _status(503, "the server is currently unable to handle the request")
+        answer: web.StreamResponse = await handler(request)
+        if self.unanswered and request.method == "POST" and request.transport is not None:
+            self.unanswered -= 1
+            request.transport.close()
+        return answer
 
     async def _create_job(self, request: web.Request) -> web.Response:
         job = await request.json()

@@ -1,6 +1,7 @@
 """A real PostgreSQL for tests: one server per process, a fresh database per test by template.
 
-The server is the embedded one; with FULMEN_TEST_POSTGRES=container it is the official image `postgres:17`.
+It is the official image `postgres:17` where a Docker engine answers, otherwise the embedded one; FULMEN_TEST_POSTGRES
+(`container` or `embedded`) says which.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import asyncio
 import atexit
 import contextlib
 import datetime
+import functools
 import itertools
 import os
 import shutil
@@ -26,10 +28,12 @@ from fulmen_store.domain.upkeep import Upkeep
 from fulmen_store.persistence.database import connect
 from fulmen_store.persistence.leases import PgUpkeep
 from fulmen_store.persistence.migrations import migrate
+from tests.support import docker
 
-__all__ = ["PostgresServer", "shared_server"]
+__all__ = ["PostgresServer", "shared_server", "way"]
 
 CONTAINER_IMAGE = "postgres:17"
+VARIABLE = "FULMEN_TEST_POSTGRES"
 TEMPLATE = "fulmen_template"
 # Small and quick. Without fsync a power cut would lose commits; killed processes, as tests have them, lose none.
 TEST_SETTINGS = {"shared_buffers": "64MB", "max_connections": "60", "fsync": "off", "full_page_writes": "off"}
@@ -37,15 +41,27 @@ TEST_SETTINGS = {"shared_buffers": "64MB", "max_connections": "60", "fsync": "of
 _counter = itertools.count(1)
 
 
+@functools.cache
+def way() -> str:
+    """Returns `container` or `embedded`: as it is set, or by whether a Docker engine answers."""
+    chosen = os.environ.get(VARIABLE, "")
+    if chosen in ("container", "embedded"):
+        return chosen
+    if chosen:
+        raise ValueError(f"{VARIABLE} is {chosen!r}; it may be container, embedded or not be set.")
+    return "embedded" if docker.missing() else "container"
+
+
 class PostgresServer:
     """A running server that makes databases with the store's schema."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, embedded: bool = False) -> None:
+        """Starts it; `embedded` for tests that kill its processes, which a container's cannot be one by one."""
         self.embedded: EmbeddedPostgres | None = None
         self._folder: Path | None = None
         self._container: Any = None
         self._has_template = False
-        if os.environ.get("FULMEN_TEST_POSTGRES", "embedded") == "container":
+        if not embedded and way() == "container":
             self._start_container()
         else:
             self._folder = Path(tempfile.mkdtemp(prefix="fulmen-test-pg-"))

@@ -25,7 +25,7 @@ from tests.support.training import (
 
 pytestmark = [pytest.mark.serial, pytest.mark.xdist_group("serial"), pytest.mark.timeout(420)]
 
-STEPS = 6
+STEPS = 5
 SETTINGS = {
     "steps": STEPS,
     "prompts_per_step": 2,

@@ -184,6 +184,30 @@ def check_documents(api: KubernetesApi, rollout: str) -> None:
     assert pod["containers"][0]["resources"]["limits"] == {"memory": "268435456", "cpu": "2000m"}
 
 
+@pytest.mark.parametrize("calls", [0, 1, 2])
+async def test_a_cluster_that_does_not_answer_for_a_moment_costs_no_attempt(
+    store: DoubleStore, start_runner: StartRunner, api: KubernetesApi, calls: int
+) -> None:
+    agent = await store.publish("agent.tests", Case(template=template("print(1)")).spec())
+    await start(start_runner, api)
+    # Of the Secret, the Job and the Secret's owner: how many go through before three fail in a row.
+    api.failing_writes = (calls, 3)
+    [name] = await store.create(rollouts_of(agent, [{"question": "why"}], max_attempts=1))
+    assert (await store.ended([name]))[name][0].rewards == {("reward", None): 1.0}
+    await api.until(lambda: not api.jobs and not api.secrets)
+
+
+async def test_a_job_that_was_made_by_a_call_without_an_answer_is_made_once(
+    store: DoubleStore, start_runner: StartRunner, api: KubernetesApi
+) -> None:
+    agent = await store.publish("agent.tests", Case(template=template("print(1)")).spec())
+    await start(start_runner, api)
+    api.unanswered = 2
+    [name] = await store.create(rollouts_of(agent, [{"question": "why"}], max_attempts=1))
+    assert (await store.ended([name]))[name][0].rewards == {("reward", None): 1.0}
+    assert [document["kind"] for document in api.created] == ["Secret", "Job"]
+
+
 async def test_jobs_of_cancelled_attempts_and_killed_runners_are_deleted(
     store: DoubleStore, start_runner: StartRunner, api: KubernetesApi
 ) -> None:

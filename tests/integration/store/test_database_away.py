@@ -19,7 +19,7 @@ from fulmen.errors import Unavailable
 from fulmen.rpc.status import decode
 from fulmen.store.v1 import rollout_pb2, rollout_service_pb2_grpc
 from fulmen.store.v1 import rollout_service_pb2 as pb
-from tests.support.postgres import PostgresServer, shared_server
+from tests.support.postgres import PostgresServer
 from tests.support.store import Runner, StoreHandle, create, get, running_store
 
 LIMIT_S = 60.0
@@ -33,9 +33,7 @@ LIVENESS, READINESS, ONE_SERVICE = "", "fulmen.store.v1", "fulmen.store.v1.Rollo
 @pytest.fixture
 def server() -> Iterator[PostgresServer]:
     """Yields a PostgreSQL of this test alone."""
-    if shared_server().embedded is None:
-        pytest.skip("a container's processes cannot be killed or held still one by one")
-    own = PostgresServer()
+    own = PostgresServer(embedded=True)
     yield own
     own.stop()
 

@@ -18,7 +18,7 @@ from fulmen.rpc.channel import open_channel
 from fulmen.store.v1 import rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_service_kit.tokens import Role, TokenSigner
-from tests.support.postgres import PostgresServer, shared_server
+from tests.support.postgres import PostgresServer
 from tests.support.store import SIGNING_KEY, Runner, Stubs, create, get, running_store
 
 START_LIMIT_S = 60.0
@@ -109,9 +109,7 @@ async def test_a_killed_store_loses_no_acknowledged_rollout(database_url: str, t
 
 
 async def test_a_store_lives_through_a_restart_of_its_database(short_tmp_path: Path) -> None:
-    if shared_server().embedded is None:
-        pytest.skip("a container cannot be killed and restarted in place")
-    server = PostgresServer()
+    server = PostgresServer(embedded=True)
     try:
         dsn = server.fresh_database()
         async with running_store(dsn, lease_ttl_s=20.0) as store:

@@ -6,6 +6,7 @@ memory and time for nothing here.
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +19,15 @@ from fulmen_runner.domain.errors import AgentFailed, HostUnavailable
 from fulmen_runner.domain.tail import Tail
 
 CALL_DEADLINE_S = 30.0
+PATIENCE_S = 15.0
+RETRY_PAUSE_S = 1.0
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 DEFAULT_NAMESPACE = "default"
 
 _GONE = 404
+_CONFLICT = 409
+_TOO_MANY = 429
+_SERVER_ERROR = 500
 _REFUSED = frozenset({400, 422})
 _MERGE_PATCH = "application/merge-patch+json"
 _CHUNK_BYTES = 65_536
@@ -34,6 +40,11 @@ class ClusterError(HostUnavailable):
         super().__init__(f"The Kubernetes cluster failed: {message}")
         self.status = status
         self.reason = message
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether the same call may succeed a moment later."""
+        return self.status in (0, _TOO_MANY) or self.status >= _SERVER_ERROR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,21 +70,25 @@ class KubernetesCluster:
         await self._api.close()
 
     async def create_secret(self, secret: Mapping[str, Any]) -> None:
-        """Makes a Secret. Raises HostUnavailable, AgentFailed."""
+        """Makes a Secret whose name nobody else uses. Raises HostUnavailable, AgentFailed."""
         await self._made(lambda: self._core.create_namespaced_secret(self.namespace, dict(secret), **_RAW))
 
     async def create_job(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        """Makes a Job and returns it.
+        """Makes a Job whose name nobody else uses, and returns it.
 
         Raises:
             AgentFailed: If the cluster says that it is none.
             HostUnavailable: If the cluster refuses it for another reason, or does not answer.
         """
-        return await self._made(lambda: self._batch.create_namespaced_job(self.namespace, dict(job), **_RAW))
+        made = await self._made(lambda: self._batch.create_namespaced_job(self.namespace, dict(job), **_RAW))
+        if made is None:
+            name = job["metadata"]["name"]
+            made = await self._patiently(lambda: self._batch.read_namespaced_job(name, self.namespace, **_RAW))
+        return made
 
     async def patch_secret(self, name: str, patch: Mapping[str, Any]) -> None:
         """Changes a Secret. Raises HostUnavailable."""
-        await self._json(
+        await self._patiently(
             lambda: self._core.patch_namespaced_secret(
                 name, self.namespace, dict(patch), _content_type=_MERGE_PATCH, **_RAW
             )
@@ -153,13 +168,27 @@ class KubernetesCluster:
         )
         return list(found["items"])
 
-    async def _made(self, call: Callable[[], Awaitable[Any]]) -> dict[str, Any]:
+    async def _made(self, create: Callable[[], Awaitable[Any]]) -> dict[str, Any] | None:
+        """Makes something; returns None if a call whose answer was lost had made it."""
         try:
-            return await self._json(call)
+            return await self._patiently(create)
         except ClusterError as error:
             if error.status in _REFUSED:
                 raise AgentFailed(f"The cluster refuses the agent's Job: {error.reason}") from None
-            raise
+            if error.status != _CONFLICT:
+                raise
+            return None
+
+    async def _patiently(self, call: Callable[[], Awaitable[Any]]) -> dict[str, Any]:
+        """Calls again while the cluster does not answer, or has no time: for the moment of an upgrade, not for an outage."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return await self._json(call)
+            except ClusterError as error:
+                if not error.is_passing or time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(RETRY_PAUSE_S)
 
     async def _unless_gone(self, call: Callable[[], Awaitable[Any]]) -> None:
         try:
