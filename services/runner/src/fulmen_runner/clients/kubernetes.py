@@ -19,7 +19,7 @@ from fulmen_runner.domain.errors import AgentFailed, HostUnavailable
 from fulmen_runner.domain.tail import Tail
 
 CALL_DEADLINE_S = 30.0
-PATIENCE_S = 15.0
+PATIENCE_S = 60.0
 RETRY_PAUSE_S = 1.0
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 DEFAULT_NAMESPACE = "default"
@@ -180,7 +180,7 @@ class KubernetesCluster:
             return None
 
     async def _patiently(self, call: Callable[[], Awaitable[Any]]) -> dict[str, Any]:
-        """Calls again while the cluster does not answer, or has no time: for the moment of an upgrade, not for an outage."""
+        """Calls again while the cluster does not answer, or has no time for it."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
