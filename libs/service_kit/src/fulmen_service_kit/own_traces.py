@@ -11,22 +11,22 @@ import hashlib
 import random
 import time
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
-from opentelemetry.sdk.trace.sampling import Sampler
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-_SCOPE: Final = InstrumentationScope("fulmen")
+if TYPE_CHECKING:
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import SpanProcessor
+    from opentelemetry.sdk.trace.sampling import Sampler
+
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 
 
 class OwnTraces:
     """Sends spans whose places are known beforehand."""
 
-    def __init__(self, *, resource: Resource, sampler: Sampler, processor: SpanProcessor) -> None:
+    def __init__(self, *, resource: "Resource", sampler: "Sampler", processor: "SpanProcessor") -> None:
         """Takes what a tracer provider consists of.
 
         Args:
@@ -34,6 +34,12 @@ class OwnTraces:
             sampler: asked about the trace alone, so that all services with the same setting keep the same rollouts.
             processor: sends spans.
         """
+        # Imported here: a service without a collector does without the SDK.
+        from opentelemetry.sdk.trace import ReadableSpan
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+        self._span = ReadableSpan
+        self._scope = InstrumentationScope("fulmen")
         self._resource = resource
         self._sampler = sampler
         self._processor = processor
@@ -70,7 +76,7 @@ class OwnTraces:
             return
         own = int(span_id, 16) if span_id else random.getrandbits(64) or 1
         parent = SpanContext(trace, int(parent_id, 16), is_remote=True, trace_flags=_SAMPLED) if parent_id else None
-        span = ReadableSpan(
+        span = self._span(
             name,
             context=SpanContext(trace, own, is_remote=False, trace_flags=_SAMPLED),
             parent=parent,
@@ -80,7 +86,7 @@ class OwnTraces:
             status=Status(StatusCode.ERROR, error) if error else Status(),
             start_time=start_ns,
             end_time=end_ns or time.time_ns(),
-            instrumentation_scope=_SCOPE,
+            instrumentation_scope=self._scope,
         )
         self._processor.on_end(span)
 
