@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
     from opentelemetry.sdk.trace.sampling import Sampler
 
+_NAME_OF_ALL: Final = "fulmen.rollout"
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 
 
@@ -43,6 +44,12 @@ class OwnTraces:
         self._resource = resource
         self._sampler = sampler
         self._processor = processor
+
+    def keeps(self, trace_id: str) -> bool:
+        """Tells whether a trace is sampled, for who adds much to it."""
+        # Samplers of a ratio compare the lower half, and in ids of rollouts its first bits are always the same (RFC 9562, 4).
+        spread = int.from_bytes(hashlib.sha256(trace_id.encode()).digest()[:16])
+        return self._sampler.should_sample(None, spread, _NAME_OF_ALL).decision.is_sampled()
 
     def add(
         self,
@@ -68,12 +75,10 @@ class OwnTraces:
             calls_out: it is a call of another's service.
             error: what went wrong, in a word; empty if nothing did.
         """
+        if not self.keeps(trace_id):
+            return
         trace = int(trace_id, 16)
         kind = SpanKind.CLIENT if calls_out else SpanKind.INTERNAL
-        # Samplers of a ratio compare the lower half, and in ids of rollouts its first bits are always the same (RFC 9562, 4).
-        spread = int.from_bytes(hashlib.sha256(trace_id.encode()).digest()[:16])
-        if not self._sampler.should_sample(None, spread, name, kind, attributes).decision.is_sampled():
-            return
         own = int(span_id, 16) if span_id else random.getrandbits(64) or 1
         parent = SpanContext(trace, int(parent_id, 16), is_remote=True, trace_flags=_SAMPLED) if parent_id else None
         span = self._span(

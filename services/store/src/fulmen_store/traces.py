@@ -30,6 +30,8 @@ class RolloutTraces:
         """Adds attempts that ended, and the rollouts that ended with them."""
         now_ns = time.time_ns()
         for one in attempts:
+            if not self._traces.keeps(one.item.rollout_id.hex):
+                continue
             self._attempt(one, now_ns)
             if one.rollout_state in FINAL_STATES:
                 self._rollout(one, now_ns)
@@ -37,6 +39,8 @@ class RolloutTraces:
     def stored(self, chunks: Sequence[Chunk], start_ns: int) -> None:
         """Adds, to the attempt of each chunk, that its spans were stored."""
         for chunk in chunks:
+            if not self._traces.keeps(chunk.rollout_id.hex):
+                continue
             attempt = attempt_name(chunk.rollout_id, chunk.attempt)
             self._traces.add(
                 "fulmen.store.spans",
