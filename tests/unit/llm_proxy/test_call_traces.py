@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+
 from fulmen.ids import span_id_of
 from fulmen_llm_proxy.call_traces import CallTraces
 from fulmen_llm_proxy.domain.span_place import place_of
@@ -44,3 +46,11 @@ def test_a_call_that_failed_says_how() -> None:
     )
     [span] = kept.spans
     assert span.status.description == "backend_unavailable"
+
+
+def test_a_name_that_no_text_can_carry_is_told_as_far_as_it_can_be() -> None:
+    kept = KeptTraces()
+    CallTraces(kept.traces).ended(finished({}, None, model="tiny\ud800"))
+    [span] = kept.spans
+    assert span.name == "chat tiny?"
+    encode_spans(kept.spans)  # as the exporter does

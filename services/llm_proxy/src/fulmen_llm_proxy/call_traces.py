@@ -5,6 +5,7 @@ from __future__ import annotations
 from fulmen import attributes as names
 from fulmen.ids import parse_attempt_name, rollout_name, span_id_of
 from fulmen_llm_proxy.clients import genai
+from fulmen_llm_proxy.clients.call_span import clean
 from fulmen_llm_proxy.domain.call import FinishedCall
 from fulmen_service_kit.own_traces import OwnTraces
 
@@ -18,12 +19,12 @@ class CallTraces:
 
     def ended(self, call: FinishedCall) -> None:
         """Adds a call that is over."""
-        name = parse_attempt_name(call.attribution.attempt)
+        name, model = parse_attempt_name(call.attribution.attempt), clean(call.model)
         attributes: dict[str, str | int | float] = {
             names.ROLLOUT: rollout_name(name.rollout_id),
             names.ATTEMPT: name.number,
             genai.OPERATION: call.api.operation,
-            genai.REQUEST_MODEL: call.model,
+            genai.REQUEST_MODEL: model,
             genai.HTTP_STATUS: call.http_status,
         }
         if call.backend is not None:
@@ -31,7 +32,7 @@ class CallTraces:
         if call.first_byte_s is not None:
             attributes[genai.RESPONSE_FIRST_CHUNK_S] = call.first_byte_s
         self._traces.add(
-            f"{call.api.operation} {call.model}",
+            f"{call.api.operation} {model}",
             trace_id=call.place.trace_id,
             span_id=call.place.span_id,
             parent_id=call.place.parent_id or span_id_of(call.attribution.attempt),

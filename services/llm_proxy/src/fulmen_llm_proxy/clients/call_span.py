@@ -113,7 +113,7 @@ def span_of(call: FinishedCall, captured: Captured | None, sampling: Sampling) -
     if captured is not None:
         _add_answer(span, call, captured)
     if call.error_type:
-        span.status.CopyFrom(Status(code=Status.STATUS_CODE_ERROR, message=_clean(call.error_type)))
+        span.status.CopyFrom(Status(code=Status.STATUS_CODE_ERROR, message=clean(call.error_type)))
     return span
 
 
@@ -130,7 +130,7 @@ def add_real(span: Span, key: str, value: float) -> None:
 
 def _made(api: Api, model: str, mode: str, backend: Backend | None, http_status: int) -> bytes:
     """Returns what is the same in the spans of many calls, serialised."""
-    span = Span(name=_clean(f"{api.operation} {model}"), kind=Span.SPAN_KIND_CLIENT)
+    span = Span(name=clean(f"{api.operation} {model}"), kind=Span.SPAN_KIND_CLIENT)
     _add_text(span, genai.OPERATION, api.operation)
     _add_text(span, genai.PROVIDER, _provider(api, backend))
     _add_text(span, genai.REQUEST_MODEL, model)
@@ -257,7 +257,7 @@ def _text_of(raw: msgspec.Raw | None) -> str | None:
     return None if raw is None else _TEXT_OR_NULL.decode(raw)
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
     """Returns text that UTF-8 can carry."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
@@ -270,10 +270,10 @@ def _new(span: Span, key: str) -> AnyValue:
 
 
 def _add_text(span: Span, key: str, value: str) -> None:
-    _new(span, key).string_value = _clean(value)
+    _new(span, key).string_value = clean(value)
 
 
 def _add_texts(span: Span, key: str, values: Sequence[str]) -> None:
     texts = _new(span, key).array_value.values
     for value in values:
-        texts.add().string_value = _clean(value)
+        texts.add().string_value = clean(value)
