@@ -198,8 +198,10 @@ async def test_a_database_that_takes_no_writes_is_away(server: PostgresServer, w
 async def test_a_store_that_drains_is_not_ready_whatever_its_database_is(watched: Watched) -> None:
     store, outside = watched
     await outside.until(SERVING)
+    await store.parts.server.set_serving(False)
     await store.parts.drain()
-    assert [await outside.status(name) for name in (LIVENESS, READINESS)] == [SERVING, NOT_SERVING]
+    await store.parts.server.tell_readiness()  # as the watch of the database does, which is there
+    assert [await outside.status(name) for name in (LIVENESS, READINESS)] == [NOT_SERVING, NOT_SERVING]
 
 
 _END_STORE = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'fulmen-store'"

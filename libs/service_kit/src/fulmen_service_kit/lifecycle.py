@@ -122,6 +122,7 @@ async def _serve(settings: ServiceSettings, parts: ServiceParts, stop: asyncio.E
     await parts.server.server.start()
     roles = [asyncio.create_task(role.run(), name=name) for name, role in parts.roles.items()]
     await parts.server.set_serving(True)
+    roles.append(asyncio.create_task(parts.server.follow_readiness(), name="readiness"))
     announce(settings, ports)
     failed = await _wait_for_stop(stop, parts.stop_requested, roles)
     _log.info("draining", grace_s=settings.drain_grace_s)

@@ -1,5 +1,6 @@
 """Makes the gRPC server of a service: the edge, health, reflection, limits and keep-alive."""
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,24 +19,48 @@ from fulmen_service_kit.rpc_edge import RpcEdge
 from fulmen_service_kit.settings import ServiceSettings
 from fulmen_service_kit.tls import rpc_credentials
 
+LOOK_INTERVAL_S = 0.5
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RpcServer:
-    """A server that is bound, its health, and who may call it."""
+    """A server that is bound, its health, and who may call it.
+
+    gRPC health by name: the empty one is SERVING from start to stop, since a restart helps nobody when another service is
+    away; the service's package, such as `fulmen.store.v1`, and each of its services follow the readiness.
+    """
 
     server: grpc.aio.Server
     authenticator: Authenticator
     health: health.aio.HealthServicer
     port: int
+    package: str
     service_names: tuple[str, ...]
     readiness: Readiness = field(default_factory=Readiness)
 
     async def set_serving(self, serving: bool) -> None:
         """Tells probes whether the service takes calls."""
         self.readiness.add("service", lambda: "" if serving else "it stops")
-        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        for name in ("", *self.service_names):
-            await self.health.set(name, status)
+        await self.health.set("", _SERVING if serving else _NOT_SERVING)
+        await self.tell_readiness()
+
+    async def tell_readiness(self) -> None:
+        """Tells probes whether the service can do its work, for who knows of a change at once."""
+        ready, _ = self.readiness.report()
+        for name in (self.package, *self.service_names):
+            await self.health.set(name, _SERVING if ready else _NOT_SERVING)
+
+    async def follow_readiness(self) -> None:
+        """Tells them of every change, within a moment, until it is cancelled."""
+        told = None
+        while True:
+            ready, _ = self.readiness.report()
+            if ready is not told:
+                told = ready
+                await self.tell_readiness()
+            await asyncio.sleep(LOOK_INTERVAL_S)
 
 
 def build_server(
@@ -104,6 +129,7 @@ def build_server(
         authenticator=authenticator,
         health=health_servicer,
         port=port,
+        package=f"fulmen.{settings.service_name}.v1",
         service_names=tuple(service_names),
     )
     made.readiness.add("service", lambda: "it starts")

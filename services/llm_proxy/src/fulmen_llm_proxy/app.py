@@ -290,7 +290,7 @@ def _rpc_server(
         capture_service_pb2_grpc.add_CaptureServiceServicer_to_server(captures, server)
         completion_service_pb2_grpc.add_CompletionServiceServicer_to_server(completions, server)
 
-    return build_server(
+    server = build_server(
         settings,
         verifier=shared.verifier,
         policy=POLICY,
@@ -299,6 +299,8 @@ def _rpc_server(
         log_error_texts=False,
         private=None if shared.sockets is None else shared.sockets.rpc,
     )
+    server.readiness.add("routes", lambda: "" if shared.tables.is_loaded else "none heard from the store yet")
+    return server
 
 
 def _roles(settings: LlmProxySettings, shared: _Shared) -> dict[str, BackgroundRole]:

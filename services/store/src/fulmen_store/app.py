@@ -45,7 +45,6 @@ from fulmen_store.queue_parts import Queue, wire_queue
 from fulmen_store.queue_parts import roles as queue_roles
 from fulmen_store.settings import StoreSettings
 from fulmen_store.table_parts import Tables, open_tables
-from fulmen_store.transport.health import StoreHealth
 from fulmen_store.transport.lease_service import LeaseService
 from fulmen_store.transport.peer_service import PeerService
 from fulmen_store.transport.project_service import ProjectService, token_signer
@@ -101,19 +100,18 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         runner_count=lambda: len(queue.seats),
     )
     server.readiness.add("database", lambda: "" if tables.database.is_up else "it does not answer, or takes no writes")
-    health = StoreHealth(server, stopping=queue.stopping.is_set)
     watch = DatabaseWatch(
         database=tables.database,
         dsn=settings.database_url.get_secret_value(),
         connections=settings.database_connections,
-        changed=health.set_ready,
+        changed=server.tell_readiness,
     )
     http = queue.spans.serve_http(server, settings, stack)
     roles = queue_roles(tables, queue, settings.lease_ttl_s) | queue.spans.roles()
     roles |= {"membership-renewer": membership, "database-watch": watch, "http-server": http}
 
     async def drain() -> None:
-        await asyncio.gather(http.drain(), _drain(queue, membership, health))
+        await asyncio.gather(http.drain(), _drain(queue, membership))
 
     return ServiceParts(server=server, roles=roles, drain=drain, ports={"http_port": http.port})
 
@@ -189,10 +187,9 @@ def _register(
     usage_service_pb2_grpc.add_UsageServiceServicer_to_server(usage_service, server)
 
 
-async def _drain(queue: Queue, membership: MembershipRenewer, health: StoreHealth) -> None:
+async def _drain(queue: Queue, membership: MembershipRenewer) -> None:
     """Leaves the other replicas, tells watchers and runners to move, and waits until the runners have."""
     queue.stopping.set()
-    await health.set_ready(False)
     queue.wakeups.announce_all()
     queue.seats.tell_each([(seat.session_id, Drained()) for seat in queue.seats.all_open()])
     await membership.leave()

@@ -39,7 +39,7 @@ class DatabaseWatch:
         database: Database,
         dsn: str,
         connections: int,
-        changed: Callable[[bool], Awaitable[None]],
+        changed: Callable[[], Awaitable[None]],
     ) -> None:
         """Wires the role.
 
@@ -47,7 +47,7 @@ class DatabaseWatch:
             database: what is told.
             dsn: the connection URL.
             connections: how many connections a pool has at most.
-            changed: told whether the database is there, at the start and at every change.
+            changed: called at the start, and whenever the database is lost or back.
         """
         self._database = database
         self._dsn = dsn
@@ -57,7 +57,7 @@ class DatabaseWatch:
 
     async def run(self) -> None:
         """Watches until it is cancelled."""
-        await self._changed(self._database.is_up)
+        await self._changed()
         try:
             while True:
                 await self._until_lost()
@@ -80,7 +80,7 @@ class DatabaseWatch:
                     continue
                 self._database.lose()
                 _log.error("database_lost", reason=_reason(error))
-                await self._changed(False)
+                await self._changed()
                 return
             await asyncio.sleep(LEAST_PAUSE_S)
 
@@ -100,7 +100,7 @@ class DatabaseWatch:
             self._database.suspected.clear()
             self._database.regain(pool)
             _log.warning("database_back", away_s=round(time.monotonic() - since, 3))
-            await self._changed(True)
+            await self._changed()
             return
 
     async def _probe(self) -> None:
