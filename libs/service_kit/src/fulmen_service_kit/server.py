@@ -118,12 +118,8 @@ def build_server(
     port = _bind(server, settings.host, settings.port, settings.own_tls())
     if settings.agents_port:
         _bind(server, settings.host, settings.agents_port, replace(settings.own_tls() or TlsFiles(), ca_file=""))
-    try:
-        if private is not None:
-            private.unlink(missing_ok=True)
-            server.add_insecure_port(f"unix:{private}")
-    except RuntimeError:
-        raise StartupError(f"Cannot listen on {private}.") from None
+    if private is not None:
+        _bind_socket(server, private)
     made = RpcServer(
         server=server,
         authenticator=authenticator,
@@ -145,6 +141,14 @@ def _bind(server: grpc.aio.Server, host: str, port: int, tls: TlsFiles | None) -
         return int(server.add_secure_port(address, credentials))
     except RuntimeError:
         raise StartupError(f"Cannot listen on {address}: the port is in use or not allowed. Choose another.") from None
+
+
+def _bind_socket(server: grpc.aio.Server, path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+        server.add_insecure_port(f"unix:{path}")
+    except RuntimeError:
+        raise StartupError(f"Cannot listen on {path}.") from None
 
 
 def _audit_log(settings: ServiceSettings) -> AuditLog:
