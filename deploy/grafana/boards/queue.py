@@ -109,10 +109,10 @@ QUEUE = Board(
                     title="Mean reward",
                     least=None,
                     queries={
-                        "{{agent}} {{mode}} {{dimension}}": "increase(fulmen_agent_reward_sum[15m]) / "
-                        "(increase(fulmen_agent_reward_count[15m]) > 0)"
+                        "{{agent}} {{mode}} {{dimension}}": "delta(fulmen_agent_reward_sum[15m]) / "
+                        "(delta(fulmen_agent_reward_count[15m]) != 0)"
                     },
-                    about="Rewards that are negative make the sum fall: then read the rolling mean beside it.",
+                    about="Of fifteen minutes. Not by increase(): rewards that are negative make the sum fall, which is no restart.",
                 ),
                 Panel(
                     title="Mean reward of the last five minutes",

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from prometheus_client import REGISTRY, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from fulmen.hooks import AttemptEnd, AttemptFacts, Hook
@@ -19,10 +19,10 @@ OTHER = "other"
 SUCCESS = "none"
 
 _ROLLING = (
-    ("error_rate", "Share of attempts that failed, in the last five minutes."),
-    ("mean_duration_s", "Mean duration of attempts, in seconds, in the last five minutes."),
-    ("mean_reward", "Mean reward of attempts that succeeded, in the last five minutes."),
-    ("mean_tokens", "Mean prompt and completion tokens of attempts, in the last five minutes."),
+    ("error_rate", "error_rate", "Share of attempts that failed, in the last five minutes."),
+    ("mean_duration_seconds", "mean_duration_s", "Mean duration of attempts, in the last five minutes."),
+    ("mean_reward", "mean_reward", "Mean reward of attempts that succeeded, in the last five minutes."),
+    ("mean_tokens", "mean_tokens", "Mean prompt and completion tokens of attempts, in the last five minutes."),
 )
 
 
@@ -82,10 +82,10 @@ class Monitor(Hook):
         """Yields the rolling figures, and the sums of rewards, which may be negative."""
         now_s = self._clock()
         figures = [(agent, window.figures(now_s=now_s)) for agent, window in self._windows]
-        for name, description in _ROLLING:
+        for name, figure, description in _ROLLING:
             gauge = GaugeMetricFamily(f"fulmen_agent_rolling_{name}", description, labels=["agent"])
             for agent, values in figures:
-                value = getattr(values, name)
+                value = getattr(values, figure)
                 if value is not None:
                     gauge.add_metric([agent], value)
             yield gauge
@@ -107,7 +107,7 @@ class _Rolling(Collector):
 
 
 class _Sums:
-    """Sums and counts of rewards: a mean over any time is the quotient of their changes."""
+    """Sums and counts of rewards: a mean over any time is the quotient of their changes, also where rewards are negative."""
 
     def __init__(self) -> None:
         self._sums: dict[tuple[str, str, str], tuple[float, int]] = {}
@@ -118,10 +118,7 @@ class _Sums:
 
     def metrics(self) -> Iterator[Metric]:
         names = ["agent", "mode", "dimension"]
-        total = GaugeMetricFamily("fulmen_agent_reward_sum", "Sum of all rewards.", labels=names)
-        count = GaugeMetricFamily("fulmen_agent_reward_count", "Number of all rewards.", labels=names)
+        rewards = SummaryMetricFamily("fulmen_agent_reward", "Rewards.", labels=names)
         for labels, (value, number) in list(self._sums.items()):
-            total.add_metric(labels, value)
-            count.add_metric(labels, number)
-        yield total
-        yield count
+            rewards.add_metric(labels, number, value)
+        yield rewards
