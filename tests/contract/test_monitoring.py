@@ -280,8 +280,18 @@ async def test_every_name_that_is_used_is_exported_by_a_live_service_and_every_q
         while (problems := await missing(stack)) and time.monotonic() < ends:  # noqa: ASYNC110  # of other processes
             await asyncio.sleep(1)
         assert problems == [], "\n".join(problems)
-        problems = await unanswered(pages(stack), tmp_path)
+        problems = [*await badly_named(stack), *await unanswered(ports_of(stack), tmp_path)]
     assert problems == [], "\n".join(problems)
+
+
+async def badly_named(stack: LocalStack) -> list[str]:
+    """Returns what promtool says of the names, units and descriptions of all metrics."""
+    found: list[str] = []
+    for page in await pages(stack):
+        command = [program("promtool"), "check", "metrics"]
+        done = subprocess.run(command, input=page, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        found += (done.stdout + done.stderr).splitlines()
+    return found
 
 
 async def unanswered(jobs: dict[str, list[int]], folder: Path) -> list[str]:
@@ -299,7 +309,7 @@ async def unanswered(jobs: dict[str, list[int]], folder: Path) -> list[str]:
     return [*problems, *firing, *(f"{rule['name']}: {rule['lastError']}" for rule in rules if rule["health"] == "err")]
 
 
-def pages(stack: LocalStack) -> dict[str, list[int]]:
+def ports_of(stack: LocalStack) -> dict[str, list[int]]:
     """Returns the ports with /metrics of a stack, by the names of Prometheus' jobs."""
     record = StackFolder(stack.folder.path).read()
     assert record is not None
@@ -325,11 +335,19 @@ async def train(client: Client) -> None:
     await client.training_runs.CreateTrainingRun(request)
 
 
+async def pages(stack: LocalStack) -> list[str]:
+    """Reads /metrics of all services."""
+    found = []
+    async with aiohttp.ClientSession() as session:
+        for port in chain.from_iterable(ports_of(stack).values()):
+            async with session.get(f"http://127.0.0.1:{port}/metrics") as answer:
+                found.append(await answer.text())
+    return found
+
+
 async def missing(stack: LocalStack) -> list[str]:
     """Reads /metrics of all services; returns what dashboards and alerts use and is not there."""
     exported = Exported()
-    async with aiohttp.ClientSession() as session:
-        for port in chain.from_iterable(pages(stack).values()):
-            async with session.get(f"http://127.0.0.1:{port}/metrics") as answer:
-                exported.add(await answer.text())
+    for page in await pages(stack):
+        exported.add(page)
     return [problem for used in (*panels(), *alerts()) for problem in exported.problems(used)]
