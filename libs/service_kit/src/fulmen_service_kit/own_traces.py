@@ -7,6 +7,7 @@ whole has the span that `fulmen.ids` gives it. A backend gets its place from the
 Nothing here is captured or trained on, and no content of an agent is in it: spans of agents go to the store.
 """
 
+import functools
 import hashlib
 import random
 import time
@@ -25,7 +26,7 @@ _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 
 
 class OwnTraces:
-    """Sends spans whose places are known beforehand."""
+    """Sends spans whose places are known beforehand; `keeps` tells whether a trace is sampled, for who adds much to it."""
 
     def __init__(self, *, resource: "Resource", sampler: "Sampler", processor: "SpanProcessor") -> None:
         """Takes what a tracer provider consists of.
@@ -43,10 +44,11 @@ class OwnTraces:
         self._scope = InstrumentationScope("fulmen")
         self._resource = resource
         self._sampler = sampler
+        # Of a trace that is asked about several spans come, one right after the other.
+        self.keeps = functools.lru_cache(maxsize=256)(self._keeps)
         self._processor = processor
 
-    def keeps(self, trace_id: str) -> bool:
-        """Tells whether a trace is sampled, for who adds much to it."""
+    def _keeps(self, trace_id: str) -> bool:
         # Samplers of a ratio compare the lower half, and in ids of rollouts its first bits are always the same (RFC 9562, 4).
         spread = int.from_bytes(hashlib.sha256(trace_id.encode()).digest()[:16])
         return self._sampler.should_sample(None, spread, _NAME_OF_ALL).decision.is_sampled()
