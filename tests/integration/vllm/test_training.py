@@ -54,7 +54,7 @@ BEGUN_LINES = 40
 """Of a stream: twenty events."""
 LIMIT_S = 60
 ROUNDS_LIMIT_S = 240
-LOG_TAIL = 8000
+ERROR_LINES = 100
 TOLD = [f"FULMEN_{service}_OTLP_ENDPOINT" for service in ("STORE", "RUNNER", "LLM_PROXY", "ALGORITHM")]
 
 
@@ -215,9 +215,13 @@ async def spanning(trained: Trained, store: FakeStore) -> AsyncIterator[tuple[Ru
         await served.swap(101)
         yield proxy, served
     for log in (trained.stack.folder.path / "algorithm/engines").glob("*.log"):
-        print(
-            log.read_text(errors="replace")[-LOG_TAIL:]
-        )  # shown with a test that fails: vLLM says there what it ended of
+        print(*errors(log.read_text(errors="replace")), sep="\n")  # shown with a test that fails
+
+
+def errors(log: str) -> list[str]:
+    """Returns what vLLM says that it ended of: the first lines of its engine's errors; every call repeats its own."""
+    of_engine = [line for line in log.splitlines() if "ERROR" in line and not line.startswith("(APIServer")]
+    return of_engine[:ERROR_LINES] or log.splitlines()[-ERROR_LINES:]
 
 
 async def address_that_answers(trained: Trained) -> str:
