@@ -209,7 +209,7 @@ class Gate:
 
 
 SWAP = [
-    "/pause?mode=keep",
+    "/pause?mode=keep&clear_cache=true",
     "/collective_rpc",
     "/reset_prefix_cache?reset_running_requests=true",
     "/update_weight_version",

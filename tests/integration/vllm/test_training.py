@@ -54,7 +54,7 @@ BEGUN_LINES = 40
 """Of a stream: twenty events."""
 LIMIT_S = 60
 ROUNDS_LIMIT_S = 240
-ERROR_LINES = 100
+LAST_LINES = 120
 TOLD = [f"FULMEN_{service}_OTLP_ENDPOINT" for service in ("STORE", "RUNNER", "LLM_PROXY", "ALGORITHM")]
 
 
@@ -169,12 +169,19 @@ class Served:
     admin: ProxyAdmin
     versions: dict[int, PublishedPolicy]
 
-    async def swap(self, version: int, *, mode: SwapMode = SwapMode.FREEZE, weights: Weights | None = None) -> None:
+    async def swap(
+        self,
+        version: int,
+        *,
+        mode: SwapMode = SwapMode.FREEZE,
+        weights: Weights | None = None,
+        recompute_cache: bool = True,
+    ) -> None:
         """Gives it a version; `weights` are what is loaded unread."""
         policy = self.versions[version]
         gate = ProxyGate(self.admin, policy, Patience(service="LLM proxy", notify=lambda *_: None, limit_s=LIMIT_S))
         weights = weights or await read_whole(policy, adapters=False)
-        await self.api.swap(weights, version, gate, mode=mode, drain_limit_s=LIMIT_S, recompute_cache=True)
+        await self.api.swap(weights, version, gate, mode=mode, drain_limit_s=LIMIT_S, recompute_cache=recompute_cache)
 
     async def logprobs(self, record: ModelCallRecord) -> list[float]:
         """Computes the probabilities of a recorded answer with the weights that it has now."""
@@ -215,13 +222,13 @@ async def spanning(trained: Trained, store: FakeStore) -> AsyncIterator[tuple[Ru
         await served.swap(101)
         yield proxy, served
     for log in (trained.stack.folder.path / "algorithm/engines").glob("*.log"):
-        print(*errors(log.read_text(errors="replace")), sep="\n")  # shown with a test that fails
+        print(*last_words(log.read_text(errors="replace")), sep="\n")  # shown with a test that fails
 
 
-def errors(log: str) -> list[str]:
-    """Returns what vLLM says that it ended of: the first lines of its engine's errors; every call repeats its own."""
-    of_engine = [line for line in log.splitlines() if "ERROR" in line and not line.startswith("(APIServer")]
-    return of_engine[:ERROR_LINES] or log.splitlines()[-ERROR_LINES:]
+def last_words(log: str) -> list[str]:
+    """Returns what vLLM's engine and its workers said at last; its server repeats the same end for every call."""
+    lines = [line for line in log.splitlines() if not line.startswith("(APIServer") and " INFO " not in line]
+    return lines[-LAST_LINES:]
 
 
 async def address_that_answers(trained: Trained) -> str:
@@ -276,7 +283,7 @@ async def answered(
 
 
 async def records_over_a_swap(
-    proxy: RunningProxy, store: FakeStore, served: Served, mode: SwapMode
+    proxy: RunningProxy, store: FakeStore, served: Served, mode: SwapMode, *, recompute_cache: bool = True
 ) -> list[ModelCallRecord]:
     """Swaps version 102 in while long answers are made, half of them streams; returns what was recorded of them."""
     weights = await read_whole(served.versions[102], adapters=False)
@@ -290,7 +297,7 @@ async def records_over_a_swap(
         # Whole answers say nothing before they end, but that they were sent is counted.
         while (await proxy.health(BACKEND)).request_count < sent + CALLS:
             pass
-        await served.swap(102, mode=mode, weights=weights)
+        await served.swap(102, mode=mode, weights=weights, recompute_cache=recompute_cache)
     records: list[ModelCallRecord] = []
     for attempt, _ in attempts:
         await proxy.flush(attempt)
@@ -328,6 +335,24 @@ async def checked_spans(served: Served, records: list[ModelCallRecord]) -> int:
             assert said[start:end] != pytest.approx(other[start:end], abs=1e-3)
         spans += [version for version, _, _ in parts] == [101, 102]
     return spans
+
+
+async def test_calls_go_on_with_what_they_have_computed_if_it_is_not_to_be_computed_anew(
+    spanning: tuple[RunningProxy, Served], store: FakeStore
+) -> None:
+    proxy, served = spanning
+    spans = 0
+    async with asyncio.timeout(ROUNDS_LIMIT_S):
+        while not spans:
+            records = await records_over_a_swap(proxy, store, served, SwapMode.FREEZE, recompute_cache=False)
+            for record in records:
+                new, said = await served.logprobs(record), array("f", record.completion_logprobs).tolist()
+                parts = [(part.version, part.start, part.end) for part in record.policy_versions]
+                if [version for version, _, _ in parts] == [101, 102]:
+                    start = parts[1][1]
+                    assert said[start:] != pytest.approx(new[start:], abs=1e-3)
+                    spans += 1
+            await served.swap(101)
 
 
 async def test_a_drain_leaves_every_answer_with_one_version(

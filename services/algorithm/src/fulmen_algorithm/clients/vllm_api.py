@@ -144,14 +144,14 @@ class VllmApi:
         return SwapFigures(pause_s=time.monotonic() - began, size_bytes=weights.size_bytes)
 
     async def _replace(self, weights: Weights, version: int, gate: SwapGate, *, recompute_cache: bool) -> None:
-        loaded = True
+        loaded, anew = True, "true" if recompute_cache else "false"
         try:
-            await self._ask("POST", "/pause?mode=keep", deadline_s=LOAD_DEADLINE_S)
+            # vLLM 0.32 drops what calls have computed at the pause itself, unless it is told not to.
+            await self._ask("POST", f"/pause?mode=keep&clear_cache={anew}", deadline_s=LOAD_DEADLINE_S)
             loaded = weights.folder is None
             await self.load(weights)
             loaded = True
-            flag = "true" if recompute_cache else "false"
-            await self._ask("POST", f"/reset_prefix_cache?reset_running_requests={flag}")
+            await self._ask("POST", f"/reset_prefix_cache?reset_running_requests={anew}")
             await self.name_version(version)
             await gate.promote()
         except BaseException:  # whatever it is, cancellation too: it may be paused, even if the pause was not answered
