@@ -93,7 +93,7 @@ def target() -> Iterator[Target]:
     dsn = server.fresh_database()
     print(f"FULMEN_TEST_FUZZ_SEED={SEED}")
     with asyncio.Runner() as runner:
-        context = running_store(dsn, max_message_bytes=MESSAGE_LIMIT_BYTES)
+        context = running_store(dsn, max_message_bytes=MESSAGE_LIMIT_BYTES, auth_failures_per_minute=0)
         handle = runner.run(context.__aenter__())
         try:
             channel, rpcs, names = runner.run(_furnished(handle))

@@ -42,6 +42,7 @@ CUT = """
 select pg_terminate_backend(pid) from pg_stat_activity
 where datname = current_database() and application_name = 'fulmen-store'
 """
+SHORT_LEASE_S = 2.0  # a runner that renews keeps it on a machine whose cores are busy
 AT_ONCE = rollout_pb2.RolloutPolicy(retry_backoff={"nanos": 1_000_000}, max_attempts=100)
 
 
@@ -80,7 +81,7 @@ async def test_a_late_span_revives_nothing(stubs: Stubs) -> None:
 
 
 async def test_cancel_cancels(database_url: str) -> None:
-    async with running_store(database_url, lease_ttl_s=0.6, cancel_grace_s=0.2) as store:
+    async with running_store(database_url, lease_ttl_s=SHORT_LEASE_S, cancel_grace_s=0.2) as store:
         stubs = await store.stubs()
         async with renewing(await Runner(stubs).open()) as runner:
             (running,) = await create(stubs)
@@ -118,7 +119,7 @@ async def test_a_zombie_attempt_cannot_finish_a_rollout(stubs: Stubs) -> None:
 async def test_a_runner_that_dies_leaves_nothing_preparing_for_ever_under_default_settings(database_url: str) -> None:
     assert 0 < StoreSettings.model_fields["lease_ttl_s"].default <= 60
     # Only how long a runner may be silent is shorter here than by default, so that the test does not take as long.
-    async with running_store(database_url, lease_ttl_s=0.6) as store:
+    async with running_store(database_url, lease_ttl_s=SHORT_LEASE_S) as store:
         stubs = await store.stubs()
         (name,) = await create(stubs)
         dead = await Runner(stubs).open()
@@ -132,7 +133,7 @@ async def test_a_runner_that_dies_leaves_nothing_preparing_for_ever_under_defaul
 
 
 async def test_heartbeats_count(database_url: str) -> None:
-    async with running_store(database_url, lease_ttl_s=0.6) as store:
+    async with running_store(database_url, lease_ttl_s=SHORT_LEASE_S) as store:
         stubs = await store.stubs()
         (kept,) = await create(stubs)
         async with renewing(await Runner(stubs).open()) as alive:

@@ -128,7 +128,7 @@ async def test_credit_takes_what_was_left_to_others_before_it_came(pair: tuple[S
 
 
 async def test_lost_news_is_repaired_by_polls(database_url: str) -> None:
-    async with replicas(database_url, 2, notify_peers=False, poll_interval_s=0.05, lease_ttl_s=0.9) as (one, other):
+    async with replicas(database_url, 2, notify_peers=False, poll_interval_s=0.05, lease_ttl_s=3.0) as (one, other):
         here, there = await one.stubs(), await other.stubs()
         runner = await Runner(there).open()
         await runner.demand(20)
