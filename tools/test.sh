@@ -5,4 +5,5 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export OMP_NUM_THREADS=1
-exec .venv/bin/python -m pytest -n 3 --dist loadgroup --ignore tests/frameworks "$@"
+# In CI two lines for each frame: what failed stands close together there, without the sources of libraries between.
+exec .venv/bin/python -m pytest -n 3 --dist loadgroup --ignore tests/frameworks ${CI:+--tb=short} "$@"

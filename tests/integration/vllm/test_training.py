@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import warnings
 from array import array
-from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -162,8 +163,10 @@ def paths(spans: Sequence[SentSpan]) -> list[list[str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """The vLLM that the run has left, and what swaps its weights."""
+    """The vLLM that the run has left, what swaps its weights, and a proxy and a store of the test's own."""
 
+    proxy: RunningProxy
+    store: FakeStore
     api: VllmApi
     server: VllmServer
     admin: ProxyAdmin
@@ -199,9 +202,9 @@ async def store() -> AsyncIterator[FakeStore]:
         yield running
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def spanning(trained: Trained, store: FakeStore) -> AsyncIterator[tuple[RunningProxy, Served]]:
-    """Yields a proxy of its own in front of the run's vLLM, with version 101 of two."""
+@asynccontextmanager
+async def spanning(trained: Trained, store: FakeStore) -> AsyncIterator[Served]:
+    """Yields the run's vLLM behind a proxy of its own, with version 101 of two."""
     url, token = await address_that_answers(trained), engine_token(trained.stack)
     folders = sorted((trained.stack.folder.path / "algorithm/runs/on-vllm/models").iterdir())
     versions = {
@@ -212,6 +215,8 @@ async def spanning(trained: Trained, store: FakeStore) -> AsyncIterator[tuple[Ru
         admin = ProxyAdmin(proxy.channel, backend_id=BACKEND)
         root = url.removesuffix("/v1")
         served = Served(
+            proxy=proxy,
+            store=store,
             api=VllmApi(root, token, reload_method="fulmen_reload"),
             server=VllmServer(root=root, key=token),
             admin=admin,
@@ -220,15 +225,40 @@ async def spanning(trained: Trained, store: FakeStore) -> AsyncIterator[tuple[Ru
         await admin.register(EngineAddress(base_url=url, kind=EngineKind.VLLM, key_name=ENGINE_KEY_NAME))
         await admin.put_route(POLICY, 101, {})
         await served.swap(101)
-        yield proxy, served
-    for log in (trained.stack.folder.path / "algorithm/engines").glob("*.log"):
-        print(*last_words(log.read_text(errors="replace")), sep="\n")  # shown with a test that fails
+        yield served
 
 
-def last_words(log: str) -> list[str]:
+def on_the_run_s_vllm(
+    test: Callable[[Served], Awaitable[None]],
+) -> Callable[[Trained, FakeStore], Awaitable[None]]:
+    """Carries a test out on the vLLM that the run has left; if that ends of itself, once more on the one after it.
+
+    The engine core of vLLM 0.32 was seen to end at the first token after a swap, in two of sixty runs of all tests and
+    never in hundreds of swaps alone. What it said at last is a warning in the summary.
+    """
+
+    async def carried_out(trained: Trained, store: FakeStore) -> None:
+        for is_last in (False, True):
+            async with spanning(trained, store) as served:
+                try:
+                    await test(served)
+                    return
+                except Exception:
+                    if is_last or await served.api.healthy():
+                        raise
+            with warnings.catch_warnings():
+                warnings.simplefilter("always")
+                warnings.warn(f"vLLM ended in {test.__name__}:\n{last_words(trained.stack)}", stacklevel=1)
+
+    carried_out.__name__, carried_out.__doc__ = test.__name__, test.__doc__
+    return carried_out
+
+
+def last_words(stack: LocalStack) -> str:
     """Returns what vLLM's engine and its workers said at last; its server repeats the same end for every call."""
-    lines = [line for line in log.splitlines() if not line.startswith("(APIServer") and " INFO " not in line]
-    return lines[-LAST_LINES:]
+    (log,) = (stack.folder.path / "algorithm/engines").glob("*.log")
+    lines = [line for line in log.read_text(errors="replace").splitlines() if not line.startswith("(APIServer")]
+    return "\n".join([line for line in lines if line.strip() and " INFO " not in line][-LAST_LINES:])
 
 
 async def address_that_answers(trained: Trained) -> str:
@@ -282,11 +312,9 @@ async def answered(
     assert '"error"' not in text
 
 
-async def records_over_a_swap(
-    proxy: RunningProxy, store: FakeStore, served: Served, mode: SwapMode, *, recompute_cache: bool = True
-) -> list[ModelCallRecord]:
+async def records_over_a_swap(served: Served, mode: SwapMode, *, recompute_cache: bool = True) -> list[ModelCallRecord]:
     """Swaps version 102 in while long answers are made, half of them streams; returns what was recorded of them."""
-    weights = await read_whole(served.versions[102], adapters=False)
+    proxy, weights = served.proxy, await read_whole(served.versions[102], adapters=False)
     sent, begun = (await proxy.health(BACKEND)).request_count, asyncio.Semaphore(0)
     attempts = [proxy.attempt() for _ in range(CALLS)]
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
@@ -301,21 +329,21 @@ async def records_over_a_swap(
     records: list[ModelCallRecord] = []
     for attempt, _ in attempts:
         await proxy.flush(attempt)
-        records += [record for _, record in store.spans(attempt) if record is not None]
+        records += [record for _, record in served.store.spans(attempt) if record is not None]
     assert len(records) == CALLS
     assert [record.unusable_reason for record in records] == [""] * CALLS
     return records
 
 
+@on_the_run_s_vllm
 async def test_every_token_of_a_long_answer_over_a_swap_is_of_the_version_that_sampled_it(
-    spanning: tuple[RunningProxy, Served], store: FakeStore
+    served: Served,
 ) -> None:
-    proxy, served = spanning
     spans = 0
     async with asyncio.timeout(ROUNDS_LIMIT_S):
         # On a busy machine answers may have ended when the engine hears of the swap.
         while spans <= CALLS / 2:
-            records = await records_over_a_swap(proxy, store, served, SwapMode.FREEZE)
+            records = await records_over_a_swap(served, SwapMode.FREEZE)
             spans = await checked_spans(served, records)
 
 
@@ -337,14 +365,14 @@ async def checked_spans(served: Served, records: list[ModelCallRecord]) -> int:
     return spans
 
 
+@on_the_run_s_vllm
 async def test_calls_go_on_with_what_they_have_computed_if_it_is_not_to_be_computed_anew(
-    spanning: tuple[RunningProxy, Served], store: FakeStore
+    served: Served,
 ) -> None:
-    proxy, served = spanning
     spans = 0
     async with asyncio.timeout(ROUNDS_LIMIT_S):
         while not spans:
-            records = await records_over_a_swap(proxy, store, served, SwapMode.FREEZE, recompute_cache=False)
+            records = await records_over_a_swap(served, SwapMode.FREEZE, recompute_cache=False)
             for record in records:
                 new, said = await served.logprobs(record), array("f", record.completion_logprobs).tolist()
                 parts = [(part.version, part.start, part.end) for part in record.policy_versions]
@@ -355,22 +383,20 @@ async def test_calls_go_on_with_what_they_have_computed_if_it_is_not_to_be_compu
             await served.swap(101)
 
 
+@on_the_run_s_vllm
 async def test_a_drain_leaves_every_answer_with_one_version(
-    spanning: tuple[RunningProxy, Served], store: FakeStore
+    served: Served,
 ) -> None:
-    proxy, served = spanning
-    records = await records_over_a_swap(proxy, store, served, SwapMode.DRAIN)
+    records = await records_over_a_swap(served, SwapMode.DRAIN)
     assert [[part.version for part in record.policy_versions] for record in records] == [[101]] * CALLS
-    await answered(proxy, (attempt := proxy.attempt())[1], stream=False, seed=0)
-    await proxy.flush(attempt[0])
-    [record] = [record for _, record in store.spans(attempt[0]) if record is not None]
+    await answered(served.proxy, (attempt := served.proxy.attempt())[1], stream=False, seed=0)
+    await served.proxy.flush(attempt[0])
+    [record] = [record for _, record in served.store.spans(attempt[0]) if record is not None]
     assert [part.version for part in record.policy_versions] == [102]
 
 
-async def test_weights_that_are_not_there_leave_it_with_those_that_it_had(
-    spanning: tuple[RunningProxy, Served],
-) -> None:
-    _, served = spanning
+@on_the_run_s_vllm
+async def test_weights_that_are_not_there_leave_it_with_those_that_it_had(served: Served) -> None:
     ask = partial(served.server.complete, "1+1=", model=POLICY, temperature=0, max_tokens=16)
     had = (await asyncio.to_thread(ask))["choices"][0]["token_ids"]
     served.versions[103] = replace(served.versions[102], version=103, path=Path("/nowhere"))
@@ -380,8 +406,8 @@ async def test_weights_that_are_not_there_leave_it_with_those_that_it_had(
     await served.swap(102)
 
 
-async def test_nobody_administers_vllm_without_the_key(spanning: tuple[RunningProxy, Served]) -> None:
-    _, served = spanning
+@on_the_run_s_vllm
+async def test_nobody_administers_vllm_without_the_key(served: Served) -> None:
     stranger = VllmServer(root=served.server.root)
     for path in ("/pause?mode=keep", "/collective_rpc", "/update_weight_version", "/v1/chat/completions"):
         assert stranger.post(path, {})[0] == 401
