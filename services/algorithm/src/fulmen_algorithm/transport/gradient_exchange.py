@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -47,6 +48,8 @@ SERVICE = "fulmen.algorithm.v1.GradientExchangeService"
 EXCHANGE = "Exchange"
 OPEN_LIMIT_S = 15.0
 TICK_S = 0.1
+LINGER_S = 5.0
+QUIET_S = 0.5
 SWEEP_S = 600.0
 MAX_NAME = 128
 MAX_VIOLATIONS = 20
@@ -346,9 +349,20 @@ async def _read(requests: AsyncIterator[Message], shard: ServedShard, opened: pb
             else:
                 shard.take(opened.rank, opened.incarnation, messages.chunk_of(request))
     except Exception as error:  # noqa: BLE001  (handed on to the stream)
+        await _until_quiet(requests)
         outbox.end(error)
     else:
         outbox.end()
+
+
+async def _until_quiet(requests: AsyncIterator[Message]) -> None:
+    """Throws away what the rank still sends: one whose stream ends in the midst of a write is not told by gRPC why."""
+    with contextlib.suppress(TimeoutError, grpc.RpcError):
+        async with asyncio.timeout(LINGER_S):
+            while True:
+                async with asyncio.timeout(QUIET_S):
+                    if await anext(aiter(requests), None) is None:
+                        return
 
 
 def _is_over(shard: ServedShard, terms: Terms, request: pb.JoinRequest) -> bool:
