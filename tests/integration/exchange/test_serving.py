@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from fulmen.algorithm.v1 import gradient_exchange_service_pb2 as pb
 from fulmen.algorithm.v1.gradient_exchange_service_pb2_grpc import GradientExchangeServiceStub
@@ -74,8 +75,10 @@ async def test_a_server_holds_no_more_bytes_of_payloads_than_it_may(join: Join) 
         assert site.shard().machine.staged_bytes <= 16 * CHUNK_BYTES
 
         third = await join(0, of=2, run=OTHER_RUN, targets=[site.target], rows=5 * rows, link=HASTY)
-        with pytest.raises(ExchangeFailed, match=r"QUOTA_EXCEEDED.*FULMEN_ALGORITHM_EXCHANGE_MAX_STAGED_BYTES"):
+        refusal = r"QUOTA_EXCEEDED.*FULMEN_ALGORITHM_EXCHANGE_MAX_STAGED_BYTES"
+        with capture_logs() as logs, pytest.raises(ExchangeFailed, match=refusal):
             await exchanged(1, third)
+        assert [entry["reason"] for entry in logs if entry.get("reason")] == ["QUOTA_EXCEEDED"], "it had to try again"
         await asyncio.to_thread(third.link.kill)
         assert alike(*await exchanged(5, *members))
         for member in members:
