@@ -50,8 +50,8 @@ pytestmark = [
 BACKEND = "spanning"
 TOKENS = 400
 CALLS = 8
-BEGUN_LINES = 40
-"""Of a stream: twenty events."""
+BEGUN_LINES = 600
+"""Of a stream: 300 events, so that what is computed anew after a swap is more than vLLM prefills at once."""
 LIMIT_S = 60
 ROUNDS_LIMIT_S = 240
 LAST_LINES = 120

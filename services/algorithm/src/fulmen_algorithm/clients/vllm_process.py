@@ -189,6 +189,8 @@ def _command(
         "tensor-parallel-size": engine.tensor_parallel,
         "gpu-memory-utilization": None if options.device == "cpu" else engine.gpu_memory_utilization,
         "enforce-eager": engine.enforce_eager or None,
+        # On a CPU vLLM 0.32 ends when a call with a seed is prefilled in parts: "CPU Generator does not use offset".
+        "enable-chunked-prefill": False if options.device == "cpu" else None,
         # What is trained on are the probabilities that were sampled from, temperature and all.
         "logprobs-mode": "processed_logprobs",
         "middleware": "fulmen_vllm.FulmenMiddleware",
