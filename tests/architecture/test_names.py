@@ -22,7 +22,7 @@ ROLLOUT_STATES = frozenset(
     if not name.endswith("UNSPECIFIED")
 ) - {"CANCELLED"}  # a canonical code of gRPC has the same name
 # The migrator keeps its ledger before any file has run.
-WITH_SQL = frozenset({"persistence/migrations.py"})
+WITH_SQL = frozenset({"database/migrations.py"})
 SQL = re.compile(r"^\s*(SELECT\b.*\bFROM|INSERT\s+INTO|UPDATE\b.*\bSET|DELETE\s+FROM|CREATE\s+TABLE)\b", re.I | re.S)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from fulmen_store.domain.rollout_filter import (
+from fulmen_store.rollouts.filter import (
     Comparison,
     Conjunction,
     Disjunction,
@@ -20,7 +20,7 @@ from fulmen_store.domain.rollout_filter import (
     Value,
     operators_of,
 )
-from fulmen_store.domain.transitions import FailureKind, RolloutState
+from fulmen_store.rollouts.transitions import FailureKind, RolloutState
 
 __all__ = ["COMPARE", "GROUPS", "MOMENTS", "TASK_TYPES", "expressions", "means", "written"]
 

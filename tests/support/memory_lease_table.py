@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from fulmen_store.domain.fair_queue import ReadyItem
-from fulmen_store.domain.leases import (
+from fulmen_store.leases.leases import (
     AttemptEnd,
     EndedAttempt,
     EndedReport,
@@ -18,8 +17,9 @@ from fulmen_store.domain.leases import (
     Project,
     QuotaClaim,
 )
-from fulmen_store.domain.rules import QueueTerms
-from fulmen_store.domain.transitions import FINAL_STATES, FailureKind, RetryPolicy
+from fulmen_store.rollouts.transitions import FINAL_STATES, FailureKind, RetryPolicy
+from fulmen_store.scheduling.fair_queue import ReadyItem
+from fulmen_store.scheduling.rules import QueueTerms
 
 __all__ = ["MemoryLeaseTable"]
 

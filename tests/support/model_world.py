@@ -11,8 +11,8 @@ import asyncpg
 from fulmen.ids import parse_rollout_name
 from fulmen.rpc.channel import FulmenChannel, open_channel
 from fulmen.store.v1 import rollout_pb2
-from fulmen_store.domain.transitions import FINAL_STATES, FailureKind, RolloutState
-from fulmen_store.persistence.queries import SQL
+from fulmen_store.database.queries import SQL
+from fulmen_store.rollouts.transitions import FINAL_STATES, FailureKind, RolloutState
 from tests.support.model_client import SeatClient, Watcher
 from tests.support.rollout_model import Lease, Modelled, RolloutModel
 from tests.support.store import LIMIT_S, StoreHandle, Stubs, create_project, get

@@ -24,10 +24,10 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 
 from fulmen.local.postgres import EmbeddedPostgres
-from fulmen_store.domain.upkeep import Upkeep
-from fulmen_store.persistence.database import connect
-from fulmen_store.persistence.leases import PgUpkeep
-from fulmen_store.persistence.migrations import migrate
+from fulmen_store.database.database import connect
+from fulmen_store.database.migrations import migrate
+from fulmen_store.leases.table import PgUpkeep
+from fulmen_store.retention.upkeep import Upkeep
 from tests.support import docker
 
 __all__ = ["PostgresServer", "shared_server", "way"]

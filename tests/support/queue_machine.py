@@ -16,7 +16,7 @@ from fulmen.errors import ArgumentInvalid, RolloutExists, SessionEnded
 from fulmen.ids import parse_rollout_name, rollout_name, uuid7
 from fulmen.store.v1 import lease_service_pb2, rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
-from fulmen_store.domain.transitions import FailureKind, RolloutState
+from fulmen_store.rollouts.transitions import FailureKind, RolloutState
 from tests.support.model_client import SeatClient
 from tests.support.model_world import World
 from tests.support.rollout_model import Lease, Modelled

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fulmen.store.v1 import lease_pb2, rollout_pb2
-from fulmen_store.domain.transitions import FINAL_STATES, TRANSITIONS, FailureKind, RolloutState
+from fulmen_store.rollouts.transitions import FINAL_STATES, TRANSITIONS, FailureKind, RolloutState
 
 __all__ = ["Ended", "Lease", "Modelled", "RolloutModel"]
 

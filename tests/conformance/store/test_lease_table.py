@@ -13,15 +13,15 @@ import asyncpg
 import pytest
 
 from fulmen.ids import uuid7
-from fulmen_store.domain.attempt_ends import AttemptEnds
-from fulmen_store.domain.fair_queue import ReadyItem
-from fulmen_store.domain.leases import AttemptEnd, AttemptReport, CompletionStatus, Grant, LeaseTable
-from fulmen_store.domain.rollout_table import NewItem
-from fulmen_store.domain.sessions import SessionOwner
-from fulmen_store.domain.transitions import FailureKind, RetryPolicy, RolloutState
-from fulmen_store.persistence.database import connect
-from fulmen_store.persistence.leases import PgLeases, PgSessions
-from fulmen_store.persistence.rollouts import PgRollouts
+from fulmen_store.database.database import connect
+from fulmen_store.leases.attempt_ends import AttemptEnds
+from fulmen_store.leases.leases import AttemptEnd, AttemptReport, CompletionStatus, Grant, LeaseTable
+from fulmen_store.leases.sessions import SessionOwner
+from fulmen_store.leases.table import PgLeases, PgSessions
+from fulmen_store.rollouts.records import NewItem
+from fulmen_store.rollouts.table import PgRollouts
+from fulmen_store.rollouts.transitions import FailureKind, RetryPolicy, RolloutState
+from fulmen_store.scheduling.fair_queue import ReadyItem
 from tests.support.memory_lease_table import MemoryLeaseTable
 from tests.support.postgres import shared_server
 

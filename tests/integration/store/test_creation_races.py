@@ -10,7 +10,7 @@ from fulmen.errors import ArgumentInvalid, FulmenError, RolloutExists, RolloutNo
 from fulmen.ids import rollout_name, uuid7
 from fulmen.store.v1 import rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
-from fulmen_store.domain.resource_uses import ExpiringVersions
+from fulmen_store.resources.lifetimes import ExpiringVersions
 from tests.support.rollouts import moment
 from tests.support.store import Stubs, create, get, running_store, until_queued
 

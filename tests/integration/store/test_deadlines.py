@@ -12,10 +12,10 @@ from fulmen.errors import ArgumentInvalid
 from fulmen.ids import uuid7
 from fulmen.store.v1 import failure_pb2, lease_pb2, rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
-from fulmen_store.domain.overdue import OverdueReason
-from fulmen_store.persistence.database import HOT_SETTINGS, connect
-from fulmen_store.persistence.overdue import PgOverdue
-from fulmen_store.persistence.queries import SQL
+from fulmen_store.database.database import HOT_SETTINGS, connect
+from fulmen_store.database.queries import SQL
+from fulmen_store.leases.overdue import OverdueReason
+from fulmen_store.leases.overdue_table import PgOverdue
 from tests.support.rollouts import moment, renewing
 from tests.support.store import LIMIT_S, Runner, Stubs, create, get, read_feed, running_store, until_state
 

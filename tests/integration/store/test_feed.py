@@ -12,9 +12,9 @@ from fulmen.errors import ArgumentInvalid, CursorInvalid, Draining
 from fulmen.ids import uuid7
 from fulmen.store.v1 import failure_pb2, lease_service_pb2, span_service_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
-from fulmen_store.domain.feed import Cursor, Selection
-from fulmen_store.persistence.database import connect
-from fulmen_store.persistence.leases import PgFeed
+from fulmen_store.database.database import connect
+from fulmen_store.leases.table import PgFeed
+from fulmen_store.rollouts.feed import Cursor, Selection
 from tests.support.store import Runner, StoreHandle, Stubs, create, read_feed
 
 INSERT_END = """

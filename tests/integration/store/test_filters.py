@@ -19,19 +19,19 @@ from fulmen.errors import ArgumentInvalid, PageTokenInvalid
 from fulmen.ids import uuid7
 from fulmen.store.v1 import failure_pb2, rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
-from fulmen_store.domain.rollout_filter import (
+from fulmen_store.database.database import HOT_SETTINGS, Database, connect
+from fulmen_store.database.queries import SQL, filtered
+from fulmen_store.rollouts.filter import (
     Comparison,
     Expression,
     Field,
     both,
     operators_of,
 )
-from fulmen_store.domain.rollout_filter_parser import parse_filter
-from fulmen_store.domain.transitions import FINAL_STATES, FailureKind, RolloutState
-from fulmen_store.persistence.database import HOT_SETTINGS, Database, connect
-from fulmen_store.persistence.queries import SQL, filtered
-from fulmen_store.persistence.rollout_filters import compiled
-from fulmen_store.persistence.rollout_lists import PgRolloutLists
+from fulmen_store.rollouts.filter_parser import parse_filter
+from fulmen_store.rollouts.filter_sql import compiled
+from fulmen_store.rollouts.lists import PgRolloutLists
+from fulmen_store.rollouts.transitions import FINAL_STATES, FailureKind, RolloutState
 from tests.support.filters import AGENTS, GROUPS, MOMENTS, TASK_TYPES, expressions, means, written
 from tests.support.postgres import shared_server
 from tests.support.store import LIMIT_S, Runner, Stubs, create, get

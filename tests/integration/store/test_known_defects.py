@@ -15,7 +15,7 @@ from fulmen.errors import ArgumentInvalid, RolloutNotFound, Unavailable
 from fulmen.ids import rollout_name, uuid7
 from fulmen.store.v1 import failure_pb2, lease_pb2, lease_service_pb2, rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
-from fulmen_store.domain import backlog
+from fulmen_store.scheduling import backlog
 from fulmen_store.settings import StoreSettings
 from tests.integration.store.test_spans import append, chunk_of, stored
 from tests.support.rollouts import moment, renewing

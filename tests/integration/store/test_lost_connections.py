@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from fulmen.errors import DatabaseUnavailable
-from fulmen_store.persistence.database import Database, connect
+from fulmen_store.database.database import Database, connect
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from fulmen.ids import parse_rollout_name, rollout_name, uuid7
 from fulmen.store.v1 import failure_pb2, lease_pb2, lease_service_pb2, resource_service_pb2, rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_service_kit.tokens import Role
-from fulmen_store.persistence.database import HOT_SETTINGS
-from fulmen_store.persistence.migrations import Migration, MigrationError, all_migrations, migrate
+from fulmen_store.database.database import HOT_SETTINGS
+from fulmen_store.database.migrations import Migration, MigrationError, all_migrations, migrate
 from tests.integration.store.test_process import StoreProcess
 from tests.integration.store.test_spans import chunk_of, stored
 from tests.support.last_release import old_token

@@ -12,8 +12,8 @@ from aiohttp import web
 
 from fulmen.errors import BlobMissing, BlobStorageUnavailable
 from fulmen_service_kit.errors import StartupError
-from fulmen_store.domain.blobs import BlobRef
-from fulmen_store.persistence.blobs import Blobs, open_storage
+from fulmen_store.spans.blob_refs import BlobRef
+from fulmen_store.spans.blobs import Blobs, open_storage
 from tests.integration.store.test_spans import append, chunk_of, stored
 from tests.support.store import create, running_store
 

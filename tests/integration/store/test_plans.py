@@ -16,8 +16,8 @@ import asyncpg
 import pytest
 
 from fulmen.ids import uuid7
-from fulmen_store.persistence.database import HOT_SETTINGS
-from fulmen_store.persistence.queries import SQL
+from fulmen_store.database.database import HOT_SETTINGS
+from fulmen_store.database.queries import SQL
 
 WAITING = 30_000
 LEASED = 200

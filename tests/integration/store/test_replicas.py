@@ -27,11 +27,11 @@ from fulmen.store.v1 import (
 )
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_service_kit.tokens import Role
-from fulmen_store.domain.dispatcher import Dispatcher
-from fulmen_store.domain.replicas import LiveReplicas, Replica
-from fulmen_store.domain.seats import Assigned, Seat, Seats
-from fulmen_store.persistence.database import Database, connect
-from fulmen_store.persistence.leases import PgLeases
+from fulmen_store.database.database import Database, connect
+from fulmen_store.leases.table import PgLeases
+from fulmen_store.replicas.membership import LiveReplicas, Replica
+from fulmen_store.scheduling.dispatcher import Dispatcher
+from fulmen_store.scheduling.runner_streams import Assigned, Seat, Seats
 from tests.support.store import (
     LIMIT_S,
     Runner,

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from fulmen.errors import ArgumentInvalid
 from fulmen.store.v1 import resource_pb2, rollout_pb2, rollout_service_pb2
 from fulmen.store.v1 import resource_service_pb2 as pb
-from fulmen_store.domain.resource_gc import ResourceCollector
-from fulmen_store.persistence.database import Database, connect
-from fulmen_store.persistence.queries import SQL
-from fulmen_store.persistence.resource_gc import PgGarbage
+from fulmen_store.database.database import Database, connect
+from fulmen_store.database.queries import SQL
+from fulmen_store.resources.garbage import ResourceCollector
+from fulmen_store.resources.garbage_table import PgGarbage
 from tests.support.store import LIMIT_S, Stubs, create
 
 OVER = "update resource_version set expires_at = now() - interval '1 second' where ttl_ms is not null"

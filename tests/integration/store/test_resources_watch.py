@@ -11,11 +11,11 @@ import pytest
 from fulmen.errors import ArgumentInvalid, CursorInvalid
 from fulmen.store.v1 import resource_pb2
 from fulmen.store.v1 import resource_service_pb2 as pb
-from fulmen_store.domain import resource_watch
-from fulmen_store.domain.resource_watch import ResourceWatcher, WatchSelection, decode_cursor
-from fulmen_store.domain.wakeups import Wakeups
-from fulmen_store.persistence.database import connect
-from fulmen_store.persistence.resources import PgResources
+from fulmen_store.database.database import connect
+from fulmen_store.replicas.wakeups import Wakeups
+from fulmen_store.resources import watch as resource_watch
+from fulmen_store.resources.table import PgResources
+from fulmen_store.resources.watch import ResourceWatcher, WatchSelection, decode_cursor
 from tests.support.store import LIMIT_S, Stubs
 
 

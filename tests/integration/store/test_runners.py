@@ -17,10 +17,10 @@ from fulmen.store.v1 import failure_pb2, lease_pb2
 from fulmen.store.v1 import lease_service_pb2 as lease_pb
 from fulmen.store.v1 import runner_registry_service_pb2 as pb
 from fulmen_service_kit.tokens import Role
-from fulmen_store.domain import runner_registry
-from fulmen_store.domain.runner_registry import FleetChanges, RunnerBoard, RunnerView
-from fulmen_store.persistence.database import HOT_SETTINGS
-from fulmen_store.persistence.queries import SQL
+from fulmen_store.database.database import HOT_SETTINGS
+from fulmen_store.database.queries import SQL
+from fulmen_store.runners import registry as runner_registry
+from fulmen_store.runners.registry import FleetChanges, RunnerBoard, RunnerView
 from tests.support.store import LIMIT_S, Runner, StoreHandle, Stubs, create, running_store
 
 BUSY = lease_pb2.RunnerLoad(

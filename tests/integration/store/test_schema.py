@@ -12,10 +12,10 @@ import pytest
 
 from fulmen.errors import DatabaseUnavailable
 from fulmen.ids import uuid7
-from fulmen_store.domain.transitions import ATTEMPT_ENDS, AttemptState, FailureKind, RolloutState
-from fulmen_store.persistence import queries
-from fulmen_store.persistence.database import HOT_SETTINGS, connect
-from fulmen_store.persistence.queries import SQL
+from fulmen_store.database import queries
+from fulmen_store.database.database import HOT_SETTINGS, connect
+from fulmen_store.database.queries import SQL
+from fulmen_store.rollouts.transitions import ATTEMPT_ENDS, AttemptState, FailureKind, RolloutState
 
 PERSISTENCE = Path(queries.__file__).parent
 FETCHES = frozenset({"fetch", "fetch_row", "fetch_filtered"})

@@ -30,7 +30,7 @@ from fulmen.errors import RolloutStateInvalid, SessionEnded
 from fulmen.ids import parse_rollout_name
 from fulmen.store.v1 import lease_pb2, lease_service_pb2, rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
-from fulmen_store.domain.transitions import FINAL_STATES, FailureKind, RolloutState
+from fulmen_store.rollouts.transitions import FINAL_STATES, FailureKind, RolloutState
 from tests.integration.store.test_replicas import replicas
 from tests.integration.store.test_spans import append, chunk_of, stored
 from tests.support.model_world import World

@@ -10,8 +10,8 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from fulmen_store.persistence.database import HOT_SETTINGS
-from fulmen_store.persistence.queries import SQL
+from fulmen_store.database.database import HOT_SETTINGS
+from fulmen_store.database.queries import SQL
 
 ROWS = 20_000
 RUNS = 100

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fulmen_store.domain.attempt_checks import AttemptStatus, Leases, RolloutLeases, standing_of
-from fulmen_store.domain.transitions import AttemptState
+from fulmen_store.leases.attempt_checks import AttemptStatus, Leases, RolloutLeases, standing_of
+from fulmen_store.rollouts.transitions import AttemptState
 
 EPOCHS = st.integers(1, 4)
 KNOWN = st.builds(

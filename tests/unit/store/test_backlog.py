@@ -7,14 +7,14 @@ from uuid import UUID
 import pytest
 
 from fulmen.ids import uuid7
-from fulmen_store.domain import backlog as backlog_module
-from fulmen_store.domain.backlog import LOW_WATER, MAX_REFILL_PAGES, REFILL_PAGE, Backlog
-from fulmen_store.domain.fair_queue import ReadyItem
-from fulmen_store.domain.leases import Project
-from fulmen_store.domain.rules import QueueRules, QueueTerms
-from fulmen_store.domain.seats import Seat, Seats
-from fulmen_store.domain.shares import STEAL_DELAY_S
-from fulmen_store.domain.transitions import RetryPolicy
+from fulmen_store.leases.leases import Project
+from fulmen_store.rollouts.transitions import RetryPolicy
+from fulmen_store.scheduling import backlog as backlog_module
+from fulmen_store.scheduling.backlog import LOW_WATER, MAX_REFILL_PAGES, REFILL_PAGE, Backlog
+from fulmen_store.scheduling.fair_queue import ReadyItem
+from fulmen_store.scheduling.rules import QueueRules, QueueTerms
+from fulmen_store.scheduling.runner_streams import Seat, Seats
+from fulmen_store.scheduling.shares import STEAL_DELAY_S
 from tests.support.memory_lease_table import MemoryLeaseTable
 
 POLICY = RetryPolicy(max_attempts=2, retry_mask=0, backoff_ms=0)

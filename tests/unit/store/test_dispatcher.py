@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 
 from fulmen.errors import DatabaseUnavailable
 from fulmen.ids import uuid7
-from fulmen_store.domain.backlog import REFILL_PAGE
-from fulmen_store.domain.dispatcher import Dispatcher
-from fulmen_store.domain.fair_queue import ReadyItem
-from fulmen_store.domain.leases import AttemptReport, Grant
-from fulmen_store.domain.seats import Assigned, Seat, Seats
-from fulmen_store.domain.transitions import FailureKind, RetryPolicy
+from fulmen_store.leases.leases import AttemptReport, Grant
+from fulmen_store.rollouts.transitions import FailureKind, RetryPolicy
+from fulmen_store.scheduling.backlog import REFILL_PAGE
+from fulmen_store.scheduling.dispatcher import Dispatcher
+from fulmen_store.scheduling.fair_queue import ReadyItem
+from fulmen_store.scheduling.runner_streams import Assigned, Seat, Seats
 from tests.support.memory_lease_table import MemoryLeaseTable
 
 POLICY = RetryPolicy(max_attempts=2, retry_mask=0, backoff_ms=0)

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from fulmen.errors import DatabaseUnavailable
 from fulmen.ids import uuid7
-from fulmen_store.domain.durations import READ_INTERVAL_S, RELATIVE_ERROR, Durations, DurationSketch, bucket_of
-from fulmen_store.domain.fair_queue import ReadyItem
-from fulmen_store.domain.leases import EndedAttempt
-from fulmen_store.domain.transitions import FailureKind, RolloutState
+from fulmen_store.leases.leases import EndedAttempt
+from fulmen_store.rollouts.transitions import FailureKind, RolloutState
+from fulmen_store.scheduling.durations import READ_INTERVAL_S, RELATIVE_ERROR, Durations, DurationSketch, bucket_of
+from fulmen_store.scheduling.fair_queue import ReadyItem
 
 SLACK = 1e-9
 

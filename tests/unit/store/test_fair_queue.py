@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fulmen.ids import uuid7
-from fulmen_store.domain.fair_queue import FairQueue, ReadyItem, waits_since
-from fulmen_store.domain.rules import QueueRules, QueueTerms
+from fulmen_store.scheduling.fair_queue import FairQueue, ReadyItem, waits_since
+from fulmen_store.scheduling.rules import QueueRules, QueueTerms
 
 NO_AGEING = QueueRules(ageing_interval_s=0)
 INTERVAL_S = 60.0

@@ -8,10 +8,10 @@ from uuid import UUID
 import pytest
 
 from fulmen.ids import uuid7
-from fulmen_store.domain import feed as feed_module
-from fulmen_store.domain.feed import MAX_GROUPS, Cursor, FeedFollower, FeedRow, Selection
-from fulmen_store.domain.rollout_table import NO_RUN
-from fulmen_store.domain.wakeups import Wakeups
+from fulmen_store.replicas.wakeups import Wakeups
+from fulmen_store.rollouts import feed as feed_module
+from fulmen_store.rollouts.feed import MAX_GROUPS, Cursor, FeedFollower, FeedRow, Selection
+from fulmen_store.rollouts.records import NO_RUN
 
 
 class LongFeed:

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 import hypothesis.strategies as st
 from hypothesis import given
 
-from fulmen_store.domain.durations import DurationSketch, bucket_of
-from fulmen_store.domain.fleet_demand import (
+from fulmen_store.runners.fleet_demand import (
     DemandQuery,
     FleetDemand,
     QueueCensus,
@@ -17,6 +16,7 @@ from fulmen_store.domain.fleet_demand import (
     by_labels,
     demand_of,
 )
+from fulmen_store.scheduling.durations import DurationSketch, bucket_of
 
 KNOWN = {1: 10.0, 2: 0.5}
 H200 = frozenset({"gpu=h200"})

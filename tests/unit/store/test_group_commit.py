@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from fulmen.errors import ArgumentInvalid, DatabaseUnavailable
-from fulmen_store.domain.group_commit import GroupCommitter
+from fulmen_store.database.group_commit import GroupCommitter
 
 
 @asynccontextmanager

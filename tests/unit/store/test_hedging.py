@@ -10,14 +10,14 @@ from contextlib import asynccontextmanager
 import pytest
 
 from fulmen.ids import uuid7
-from fulmen_store.domain.dispatcher import Dispatcher
-from fulmen_store.domain.durations import DurationSketch, bucket_of
-from fulmen_store.domain.fair_queue import ReadyItem
-from fulmen_store.domain.hedging import LEAST_SAMPLES, Hedger
-from fulmen_store.domain.leases import Grant, Project
-from fulmen_store.domain.rules import QueueRules, QueueTerms
-from fulmen_store.domain.seats import Assigned, Seat, Seats
-from fulmen_store.domain.transitions import RetryPolicy
+from fulmen_store.leases.leases import Grant, Project
+from fulmen_store.rollouts.transitions import RetryPolicy
+from fulmen_store.scheduling.dispatcher import Dispatcher
+from fulmen_store.scheduling.durations import DurationSketch, bucket_of
+from fulmen_store.scheduling.fair_queue import ReadyItem
+from fulmen_store.scheduling.hedging import LEAST_SAMPLES, Hedger
+from fulmen_store.scheduling.rules import QueueRules, QueueTerms
+from fulmen_store.scheduling.runner_streams import Assigned, Seat, Seats
 from tests.support.memory_lease_table import MemoryLeaseTable
 
 POLICY = RetryPolicy(max_attempts=2, retry_mask=0, backoff_ms=0)

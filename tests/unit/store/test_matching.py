@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fulmen.ids import uuid7
-from fulmen_store.domain.fair_queue import FairQueue, ReadyItem
-from fulmen_store.domain.matching import match
-from fulmen_store.domain.rules import QueueRules, QueueTerms
-from fulmen_store.domain.seats import Seat, Seats
+from fulmen_store.scheduling.fair_queue import FairQueue, ReadyItem
+from fulmen_store.scheduling.matching import match
+from fulmen_store.scheduling.rules import QueueRules, QueueTerms
+from fulmen_store.scheduling.runner_streams import Seat, Seats
 
 ONE, TWO = UUID(int=1), UUID(int=2)
 

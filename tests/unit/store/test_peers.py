@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from fulmen.ids import uuid7
-from fulmen_store.domain.peers import News, NewsListener, NewsTeller, PeerUnreachableError
-from fulmen_store.domain.replicas import LiveReplicas, Replica
-from fulmen_store.domain.seats import CancelAsked, Drained, Seat, Seats
-from fulmen_store.domain.wakeups import PROJECTS_CHANGED, Wakeups
+from fulmen_store.replicas.membership import LiveReplicas, Replica
+from fulmen_store.replicas.peers import News, NewsListener, NewsTeller, PeerUnreachableError
+from fulmen_store.replicas.wakeups import PROJECTS_CHANGED, Wakeups
+from fulmen_store.scheduling.runner_streams import CancelAsked, Drained, Seat, Seats
 
 LIMIT_S = 10.0
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fulmen_store.domain.leases import Project
-from fulmen_store.domain.projects import ProjectFollower
-from fulmen_store.domain.rules import QueueTerms
-from fulmen_store.domain.wakeups import Wakeups
+from fulmen_store.leases.leases import Project
+from fulmen_store.projects.projects import ProjectFollower
+from fulmen_store.replicas.wakeups import Wakeups
+from fulmen_store.scheduling.rules import QueueTerms
 
 
 async def test_only_what_changed_is_told() -> None:

@@ -8,12 +8,12 @@ import pytest
 
 from fulmen.errors import QuotaExceeded
 from fulmen.ids import uuid7
-from fulmen_store.domain.fair_queue import FairQueue, ReadyItem
-from fulmen_store.domain.matching import match
-from fulmen_store.domain.quotas import QueueCount, QueueQuotas, RunningQuotas
-from fulmen_store.domain.rules import QueueTerms
-from fulmen_store.domain.seats import Seat
-from fulmen_store.domain.transitions import RetryPolicy
+from fulmen_store.rollouts.transitions import RetryPolicy
+from fulmen_store.scheduling.fair_queue import FairQueue, ReadyItem
+from fulmen_store.scheduling.matching import match
+from fulmen_store.scheduling.quotas import QueueCount, QueueQuotas, RunningQuotas
+from fulmen_store.scheduling.rules import QueueTerms
+from fulmen_store.scheduling.runner_streams import Seat
 from tests.support.memory_lease_table import MemoryLeaseTable
 
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fulmen_store.domain import resource_diff
-from fulmen_store.domain.resource_diff import Comparison, compare
+from fulmen_store.resources import diff as resource_diff
+from fulmen_store.resources.diff import Comparison, compare
 
 
 def diff(base: str | bytes, target: str | bytes, *, is_json: bool = False) -> Comparison:

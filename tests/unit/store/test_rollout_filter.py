@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fulmen.errors import ArgumentInvalid
-from fulmen_store.domain.rollout_filter import (
+from fulmen_store.rollouts.filter import (
     Comparison,
     Conjunction,
     Disjunction,
@@ -21,8 +21,8 @@ from fulmen_store.domain.rollout_filter import (
     creation_bounds,
     requires_state,
 )
-from fulmen_store.domain.rollout_filter_parser import MAX_FILTER_CHARS, parse_filter
-from fulmen_store.domain.transitions import RolloutState
+from fulmen_store.rollouts.filter_parser import MAX_FILTER_CHARS, parse_filter
+from fulmen_store.rollouts.transitions import RolloutState
 from tests.support.filters import expressions, written
 
 

@@ -7,10 +7,10 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fulmen_store.domain.fair_queue import ReadyItem
-from fulmen_store.domain.leases import EndedAttempt
-from fulmen_store.domain.runner_registry import SessionNotes
-from fulmen_store.domain.transitions import FailureKind, RolloutState
+from fulmen_store.leases.leases import EndedAttempt
+from fulmen_store.rollouts.transitions import FailureKind, RolloutState
+from fulmen_store.runners.registry import SessionNotes
+from fulmen_store.scheduling.fair_queue import ReadyItem
 
 SESSIONS = [UUID(int=number) for number in range(1, 4)]
 sessions = st.sampled_from(SESSIONS)

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fulmen.ids import uuid7
-from fulmen_store.domain.fair_queue import ReadyItem
-from fulmen_store.domain.replicas import BUCKETS, LiveReplicas, Replica, Shares
-from fulmen_store.domain.shares import LAG_LIMIT_MS, STEAL_DELAY_S, OthersWork
+from fulmen_store.replicas.membership import BUCKETS, LiveReplicas, Replica, Shares
+from fulmen_store.scheduling.fair_queue import ReadyItem
+from fulmen_store.scheduling.shares import LAG_LIMIT_MS, STEAL_DELAY_S, OthersWork
 
 IDS = st.lists(st.uuids(), min_size=1, max_size=6, unique=True)
 PAGE_ROWS = 100

@@ -7,10 +7,10 @@ from uuid import UUID
 from opentelemetry.trace import StatusCode
 
 from fulmen.ids import attempt_name, rollout_name, span_id_of, trace_id_of, uuid7, uuid7_unix_ms
-from fulmen_store.domain.backlog import ReadyItem
-from fulmen_store.domain.leases import EndedAttempt
-from fulmen_store.domain.spans import Chunk
-from fulmen_store.domain.transitions import FailureKind, RolloutState
+from fulmen_store.leases.leases import EndedAttempt
+from fulmen_store.rollouts.transitions import FailureKind, RolloutState
+from fulmen_store.scheduling.backlog import ReadyItem
+from fulmen_store.spans.spans import Chunk
 from fulmen_store.traces import RolloutTraces
 from tests.support.own_traces import KeptTraces, id_of, parent_of
 

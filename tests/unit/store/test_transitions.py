@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from fulmen_store.domain.transitions import (
+from fulmen_store.rollouts.transitions import (
     ATTEMPT_ENDS,
     FINAL_STATES,
     MAX_BACKOFF_MS,

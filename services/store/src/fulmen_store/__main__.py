@@ -10,7 +10,7 @@ import typer
 from fulmen.errors import FulmenError
 from fulmen_service_kit.cli import fail, load_settings, service_cli
 from fulmen_store.app import build
-from fulmen_store.persistence.migrations import migrate
+from fulmen_store.database.migrations import migrate
 from fulmen_store.settings import StoreSettings
 
 Post = Annotated[

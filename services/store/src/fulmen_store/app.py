@@ -28,21 +28,20 @@ from fulmen_service_kit.settings import ServiceSettings
 from fulmen_service_kit.tokens import Caller, OwnToken, TokenSigner, TokenVerifier, new_token_id
 from fulmen_service_kit.tokens import Role as TokenRole
 from fulmen_store.access_policy import ROLE_POLICY, SERVICE_NAMES
-from fulmen_store.clients.peers import GrpcPeers
-from fulmen_store.domain.dead_letters import DeadLetters
-from fulmen_store.domain.feed import FeedFollower
-from fulmen_store.domain.projects import Projects
-from fulmen_store.domain.queue_stats import StatsCache
-from fulmen_store.domain.replicas import MembershipRenewer
-from fulmen_store.domain.resource_watch import ResourceWatcher
-from fulmen_store.domain.resources import Resources
-from fulmen_store.domain.seats import Drained
-from fulmen_store.domain.tokens import Tokens
-from fulmen_store.domain.usage import UsageExchange
-from fulmen_store.domain.wakeups import PROJECTS_CHANGED
-from fulmen_store.persistence.database_watch import DatabaseWatch
+from fulmen_store.database.watch import DatabaseWatch
+from fulmen_store.projects.projects import Projects
+from fulmen_store.projects.tokens import Tokens
 from fulmen_store.queue_parts import Queue, wire_queue
 from fulmen_store.queue_parts import roles as queue_roles
+from fulmen_store.replicas.membership import MembershipRenewer
+from fulmen_store.replicas.peer_client import GrpcPeers
+from fulmen_store.replicas.wakeups import PROJECTS_CHANGED
+from fulmen_store.resources.resources import Resources
+from fulmen_store.resources.watch import ResourceWatcher
+from fulmen_store.rollouts.dead_letters import DeadLetters
+from fulmen_store.rollouts.feed import FeedFollower
+from fulmen_store.scheduling.queue_stats import StatsCache
+from fulmen_store.scheduling.runner_streams import Drained
 from fulmen_store.settings import StoreSettings
 from fulmen_store.table_parts import Tables, open_tables
 from fulmen_store.transport.lease_service import LeaseService
@@ -54,6 +53,7 @@ from fulmen_store.transport.rollout_codec import repeated_rollout
 from fulmen_store.transport.rollout_service import RolloutService
 from fulmen_store.transport.scaler_service import Identify, ScalerService
 from fulmen_store.transport.usage_service import UsageService
+from fulmen_store.usage.usage import UsageExchange
 
 __all__ = ["build"]
 

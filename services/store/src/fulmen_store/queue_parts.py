@@ -12,34 +12,34 @@ from fulmen.ids import uuid7, uuid7s
 from fulmen_service_kit.lifecycle import Role
 from fulmen_service_kit.own_traces import own_traces
 from fulmen_service_kit.revocation import RevocationFollower, RevokedTokens
-from fulmen_store.clients.peers import GrpcPeers
-from fulmen_store.domain.attempt_ends import AttemptEnds
-from fulmen_store.domain.dispatcher import Dispatcher
-from fulmen_store.domain.durations import Durations
-from fulmen_store.domain.fleet_demand import FleetDemand
-from fulmen_store.domain.hedging import Hedger
-from fulmen_store.domain.lease_returner import LeaseReturner
-from fulmen_store.domain.leases import EndedAttempt
-from fulmen_store.domain.overdue import Overdue
-from fulmen_store.domain.peers import NewsListener, NewsTeller
-from fulmen_store.domain.projects import ProjectFollower
-from fulmen_store.domain.quotas import QueueQuotas
-from fulmen_store.domain.replicas import LiveReplicas
-from fulmen_store.domain.resource_gc import ResourceCollector
-from fulmen_store.domain.resource_uses import ExpiringVersions
-from fulmen_store.domain.rollouts import Rollouts
-from fulmen_store.domain.runner_registry import RunnerBoard, SessionNotes
-from fulmen_store.domain.seats import LeasesLost, Seats
-from fulmen_store.domain.sessions import LeaseRenewer, LeaseSweeper, Sessions
-from fulmen_store.domain.upkeep import Upkeep
-from fulmen_store.domain.usage_keeper import UsageKeeper
-from fulmen_store.domain.wakeups import Wakeups
+from fulmen_store.leases.attempt_ends import AttemptEnds
+from fulmen_store.leases.lease_returner import LeaseReturner
+from fulmen_store.leases.leases import EndedAttempt
+from fulmen_store.leases.overdue import Overdue
+from fulmen_store.leases.sessions import LeaseRenewer, LeaseSweeper, Sessions
 from fulmen_store.metrics import StoreMetrics
+from fulmen_store.projects.projects import ProjectFollower
+from fulmen_store.replicas.membership import LiveReplicas
+from fulmen_store.replicas.peer_client import GrpcPeers
+from fulmen_store.replicas.peers import NewsListener, NewsTeller
+from fulmen_store.replicas.wakeups import Wakeups
+from fulmen_store.resources.garbage import ResourceCollector
+from fulmen_store.resources.lifetimes import ExpiringVersions
+from fulmen_store.retention.upkeep import Upkeep
+from fulmen_store.rollouts.rollouts import Rollouts
+from fulmen_store.runners.fleet_demand import FleetDemand
+from fulmen_store.runners.registry import RunnerBoard, SessionNotes
+from fulmen_store.scheduling.dispatcher import Dispatcher
+from fulmen_store.scheduling.durations import Durations
+from fulmen_store.scheduling.hedging import Hedger
+from fulmen_store.scheduling.quotas import QueueQuotas
+from fulmen_store.scheduling.runner_streams import LeasesLost, Seats
 from fulmen_store.settings import StoreSettings
 from fulmen_store.span_parts import SpanParts, wire_spans
 from fulmen_store.table_parts import Tables
 from fulmen_store.traces import RolloutTraces
 from fulmen_store.transport.rollout_codec import explained
+from fulmen_store.usage.usage_keeper import UsageKeeper
 
 __all__ = ["Queue", "roles", "wire_queue"]
 

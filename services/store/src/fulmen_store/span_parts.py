@@ -12,15 +12,15 @@ from fulmen.store.v1 import span_service_pb2_grpc
 from fulmen_service_kit.http_server import HttpServer, bind
 from fulmen_service_kit.lifecycle import Role
 from fulmen_service_kit.server import RpcServer
-from fulmen_store.domain.retention import Retention
-from fulmen_store.domain.spans import Spans
+from fulmen_store.database.database import Database
 from fulmen_store.metrics import StoreMetrics
-from fulmen_store.persistence.blobs import Blobs, open_storage
-from fulmen_store.persistence.database import Database
-from fulmen_store.persistence.retention import PgRetention
-from fulmen_store.persistence.rollouts import PgRollouts
-from fulmen_store.persistence.spans import PgSpans
+from fulmen_store.retention.retention import Retention
+from fulmen_store.retention.table import PgRetention
+from fulmen_store.rollouts.table import PgRollouts
 from fulmen_store.settings import StoreSettings
+from fulmen_store.spans.blobs import Blobs, open_storage
+from fulmen_store.spans.spans import Spans
+from fulmen_store.spans.table import PgSpans
 from fulmen_store.traces import RolloutTraces
 from fulmen_store.transport.otlp_http import OtlpDoor
 from fulmen_store.transport.otlp_ingest import OtlpIngest

@@ -7,22 +7,22 @@ from dataclasses import dataclass
 
 import structlog
 
-from fulmen_store.persistence.attempt_checks import PgAttemptChecks
-from fulmen_store.persistence.database import Database, connect
-from fulmen_store.persistence.dead_letters import PgDeadLetters
-from fulmen_store.persistence.leases import PgFeed, PgLeases, PgSessions, PgUpkeep
-from fulmen_store.persistence.migrations import migrate
-from fulmen_store.persistence.overdue import PgOverdue
-from fulmen_store.persistence.projects import PgProjects, PgTokens
-from fulmen_store.persistence.queue_rules import PgDemand, PgDurations, PgQueueStats
-from fulmen_store.persistence.replicas import PgReplicas
-from fulmen_store.persistence.resource_gc import PgGarbage
-from fulmen_store.persistence.resources import PgResources
-from fulmen_store.persistence.rollout_lists import PgRolloutLists
-from fulmen_store.persistence.rollouts import PgRollouts
-from fulmen_store.persistence.runners import PgRunners
-from fulmen_store.persistence.usage import PgUsage
+from fulmen_store.database.database import Database, connect
+from fulmen_store.database.migrations import migrate
+from fulmen_store.leases.attempt_checks_table import PgAttemptChecks
+from fulmen_store.leases.overdue_table import PgOverdue
+from fulmen_store.leases.table import PgFeed, PgLeases, PgSessions, PgUpkeep
+from fulmen_store.projects.table import PgProjects, PgTokens
+from fulmen_store.replicas.table import PgReplicas
+from fulmen_store.resources.garbage_table import PgGarbage
+from fulmen_store.resources.table import PgResources
+from fulmen_store.rollouts.dead_letters_table import PgDeadLetters
+from fulmen_store.rollouts.lists import PgRolloutLists
+from fulmen_store.rollouts.table import PgRollouts
+from fulmen_store.runners.table import PgRunners
+from fulmen_store.scheduling.table import PgDemand, PgDurations, PgQueueStats
 from fulmen_store.settings import StoreSettings
+from fulmen_store.usage.table import PgUsage
 
 __all__ = ["Tables", "open_tables"]
 

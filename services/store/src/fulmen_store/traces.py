@@ -9,9 +9,9 @@ from typing import Final
 from fulmen import attributes as names
 from fulmen.ids import attempt_name, rollout_name, span_id_of, trace_id_of, uuid7_unix_ms
 from fulmen_service_kit.own_traces import OwnTraces
-from fulmen_store.domain.leases import EndedAttempt
-from fulmen_store.domain.spans import Chunk
-from fulmen_store.domain.transitions import FINAL_STATES, FailureKind, RolloutState
+from fulmen_store.leases.leases import EndedAttempt
+from fulmen_store.rollouts.transitions import FINAL_STATES, FailureKind, RolloutState
+from fulmen_store.spans.spans import Chunk
 
 __all__ = ["RolloutTraces"]
 

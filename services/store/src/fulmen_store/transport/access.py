@@ -9,7 +9,7 @@ from fulmen.errors import PermissionDenied
 from fulmen.ids import ALL_PROJECTS
 from fulmen_service_kit.auth import current_caller
 from fulmen_service_kit.tokens import Role
-from fulmen_store.domain.malformed import malformed
+from fulmen_store.malformed import malformed
 
 __all__ = [
     "is_own_attempt",

@@ -12,8 +12,8 @@ from fulmen.ids import ALL_PROJECTS
 from fulmen.store.v1 import runner_registry_service_pb2 as pb
 from fulmen_service_kit.auth import current_caller
 from fulmen_service_kit.tokens import Caller
-from fulmen_store.domain.fleet_demand import Demand, DemandQuery
-from fulmen_store.domain.malformed import malformed
+from fulmen_store.malformed import malformed
+from fulmen_store.runners.fleet_demand import Demand, DemandQuery
 from fulmen_store.transport.access import require_range
 
 __all__ = ["checked_query", "demand_message", "demand_project", "demand_query"]

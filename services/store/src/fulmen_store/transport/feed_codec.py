@@ -7,8 +7,8 @@ from typing import Final
 from uuid import UUID
 
 from fulmen.store.v1 import rollout_service_pb2 as pb
-from fulmen_store.domain.feed import FeedPage, FinishedGroup, Selection
-from fulmen_store.persistence.rollouts import AttemptView, PgRollouts
+from fulmen_store.rollouts.feed import FeedPage, FinishedGroup, Selection
+from fulmen_store.rollouts.table import AttemptView, PgRollouts
 from fulmen_store.transport.rollout_codec import finished_rollout
 
 __all__ = ["feed_messages"]

@@ -9,8 +9,8 @@ from uuid import UUID
 from fulmen.ids import attempt_name, parse_attempt_name
 from fulmen.store.v1 import attempt_pb2, lease_pb2, rollout_pb2
 from fulmen.store.v1 import lease_service_pb2 as pb
-from fulmen_store.domain.attempt_checks import Standing
-from fulmen_store.domain.seats import Acknowledgement
+from fulmen_store.leases.attempt_checks import Standing
+from fulmen_store.scheduling.runner_streams import Acknowledgement
 
 __all__ = ["acks_of", "attempts_of", "names_of", "standing_message"]
 

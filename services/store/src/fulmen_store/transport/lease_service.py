@@ -15,13 +15,16 @@ from fulmen.store.v1 import lease_pb2, lease_service_pb2_grpc
 from fulmen.store.v1 import lease_service_pb2 as pb
 from fulmen_service_kit.auth import current_caller
 from fulmen_service_kit.tokens import TokenSigner
-from fulmen_store.domain.attempt_checks import standing_of
-from fulmen_store.domain.attempt_ends import AttemptEnds
-from fulmen_store.domain.dispatcher import Dispatcher, released
-from fulmen_store.domain.leases import AttemptReport, CompletionStatus, Grant
-from fulmen_store.domain.malformed import malformed
-from fulmen_store.domain.runner_registry import SessionNotes
-from fulmen_store.domain.seats import (
+from fulmen_store.leases.attempt_checks import standing_of
+from fulmen_store.leases.attempt_checks_table import PgAttemptChecks
+from fulmen_store.leases.attempt_ends import AttemptEnds
+from fulmen_store.leases.leases import AttemptReport, CompletionStatus, Grant
+from fulmen_store.leases.sessions import SessionOwner, Sessions
+from fulmen_store.malformed import malformed
+from fulmen_store.rollouts.table import PgRollouts
+from fulmen_store.runners.registry import SessionNotes
+from fulmen_store.scheduling.dispatcher import Dispatcher, released
+from fulmen_store.scheduling.runner_streams import (
     MAX_CREDIT,
     Acknowledged,
     Acknowledgement,
@@ -35,9 +38,6 @@ from fulmen_store.domain.seats import (
     SeatClosed,
     Seats,
 )
-from fulmen_store.domain.sessions import SessionOwner, Sessions
-from fulmen_store.persistence.attempt_checks import PgAttemptChecks
-from fulmen_store.persistence.rollouts import PgRollouts
 from fulmen_store.transport.access import project_limit, require_count, require_project, require_range
 from fulmen_store.transport.lease_codec import acks_of, attempts_of, names_of, standing_message
 from fulmen_store.transport.rollout_codec import report_of, write_assignment

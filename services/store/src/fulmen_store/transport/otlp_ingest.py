@@ -11,8 +11,8 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 from fulmen.errors import QuotaExceeded
 from fulmen_service_kit.auth import current_caller
 from fulmen_service_kit.tokens import Role
-from fulmen_store.domain.spans import Spans
 from fulmen_store.metrics import StoreMetrics
+from fulmen_store.spans.spans import Spans
 from fulmen_store.transport.access import project_limit
 from fulmen_store.transport.otlp_codec import export_from_json, loose_spans
 

@@ -10,8 +10,8 @@ import grpc.aio
 from fulmen.ids import parse_attempt_name
 from fulmen.store.v1 import peer_service_pb2 as pb
 from fulmen.store.v1 import peer_service_pb2_grpc
-from fulmen_store.domain.malformed import malformed
-from fulmen_store.domain.peers import MAX_CANCELS, CancelHint, News, NewsListener
+from fulmen_store.malformed import malformed
+from fulmen_store.replicas.peers import MAX_CANCELS, CancelHint, News, NewsListener
 from fulmen_store.transport.access import require_all_projects
 
 __all__ = ["PeerService"]

@@ -19,9 +19,9 @@ from fulmen.store.v1.rollout_service_pb2 import QueueRules
 from fulmen_service_kit.auth import current_caller
 from fulmen_service_kit.introspection import ROLES, introspected
 from fulmen_service_kit.tokens import TokenSigner, TokenVerifier
-from fulmen_store.domain.projects import ProjectDraft, Projects, ProjectView, unknown_project
-from fulmen_store.domain.tokens import IssuedToken, TokenDraft, TokenPlace, Tokens
-from fulmen_store.persistence.projects import PgProjects, PgTokens
+from fulmen_store.projects.projects import ProjectDraft, Projects, ProjectView, unknown_project
+from fulmen_store.projects.table import PgProjects, PgTokens
+from fulmen_store.projects.tokens import IssuedToken, TokenDraft, TokenPlace, Tokens
 from fulmen_store.transport.access import project_limit, require_all_projects, require_project
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
 

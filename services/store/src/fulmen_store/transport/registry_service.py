@@ -11,10 +11,10 @@ import grpc.aio
 from fulmen.errors import Draining, RunnerNotFound
 from fulmen.store.v1 import runner_registry_service_pb2 as pb
 from fulmen.store.v1 import runner_registry_service_pb2_grpc
-from fulmen_store.domain.fleet_demand import FleetDemand
-from fulmen_store.domain.malformed import malformed
-from fulmen_store.domain.runner_registry import FleetChanges, RunnerBoard, RunnerView
-from fulmen_store.persistence.runners import PgRunners
+from fulmen_store.malformed import malformed
+from fulmen_store.runners.fleet_demand import FleetDemand
+from fulmen_store.runners.registry import FleetChanges, RunnerBoard, RunnerView
+from fulmen_store.runners.table import PgRunners
 from fulmen_store.transport.access import project_limit
 from fulmen_store.transport.demand_codec import demand_message, demand_query
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size

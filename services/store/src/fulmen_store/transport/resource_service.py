@@ -12,11 +12,11 @@ from fulmen.errors import ArgumentInvalid, Draining, Violation
 from fulmen.store.v1 import resource_pb2, resource_service_pb2_grpc
 from fulmen.store.v1 import resource_service_pb2 as pb
 from fulmen_service_kit.auth import current_caller
-from fulmen_store.domain.resource_diff import compare
-from fulmen_store.domain.resource_watch import Changes, ResourceWatcher, WatchSelection
-from fulmen_store.domain.resources import Alias, NewVersion, Publication, Resources, Version, parse_ref
-from fulmen_store.persistence.resources import PgResources
-from fulmen_store.persistence.rollouts import PgRollouts
+from fulmen_store.resources.diff import compare
+from fulmen_store.resources.resources import Alias, NewVersion, Publication, Resources, Version, parse_ref
+from fulmen_store.resources.table import PgResources
+from fulmen_store.resources.watch import Changes, ResourceWatcher, WatchSelection
+from fulmen_store.rollouts.table import PgRollouts
 from fulmen_store.transport.access import require_count, require_project
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
 

@@ -16,12 +16,12 @@ from fulmen.errors import ArgumentInvalid, Violation
 from fulmen.ids import DEFAULT_PROJECT, attempt_name, parse_attempt_name, rollout_name
 from fulmen.store.v1 import attempt_pb2, lease_pb2, rollout_pb2
 from fulmen_service_kit.tokens import TokenSigner
-from fulmen_store.domain.attempt_results import MAX_MESSAGE_CHARS, RewardValue, result_problem
-from fulmen_store.domain.leases import AttemptReport, Grant
-from fulmen_store.domain.rollout_requests import RETRY_OF, NewRollout
-from fulmen_store.domain.rollout_table import RolloutView
-from fulmen_store.domain.transitions import FINAL_STATES, AttemptState, FailureKind
-from fulmen_store.persistence.rollouts import AttemptView
+from fulmen_store.leases.attempt_results import MAX_MESSAGE_CHARS, RewardValue, result_problem
+from fulmen_store.leases.leases import AttemptReport, Grant
+from fulmen_store.rollouts.records import RolloutView
+from fulmen_store.rollouts.requests import RETRY_OF, NewRollout
+from fulmen_store.rollouts.table import AttemptView
+from fulmen_store.rollouts.transitions import FINAL_STATES, AttemptState, FailureKind
 
 __all__ = [
     "explained",

@@ -13,19 +13,19 @@ from fulmen.errors import Draining, RolloutNotFound
 from fulmen.ids import parse_rollout_name, rollout_name
 from fulmen.store.v1 import rollout_pb2, rollout_service_pb2_grpc
 from fulmen.store.v1 import rollout_service_pb2 as pb
-from fulmen_store.domain.dead_letters import DeadLetters
-from fulmen_store.domain.dispatcher import Dispatcher
-from fulmen_store.domain.feed import Cursor, FeedFollower, Selection
-from fulmen_store.domain.malformed import malformed
-from fulmen_store.domain.queue_stats import StatsCache
-from fulmen_store.domain.rollout_filter import both, states_filter
-from fulmen_store.domain.rollout_filter_parser import parse_filter
-from fulmen_store.domain.rollout_requests import group_key_of
-from fulmen_store.domain.rollout_table import NO_RUN, RolloutView
-from fulmen_store.domain.rollouts import Rollouts
-from fulmen_store.domain.seats import Seats
-from fulmen_store.persistence.rollout_lists import PgRolloutLists
-from fulmen_store.persistence.rollouts import PgRollouts
+from fulmen_store.malformed import malformed
+from fulmen_store.rollouts.dead_letters import DeadLetters
+from fulmen_store.rollouts.feed import Cursor, FeedFollower, Selection
+from fulmen_store.rollouts.filter import both, states_filter
+from fulmen_store.rollouts.filter_parser import parse_filter
+from fulmen_store.rollouts.lists import PgRolloutLists
+from fulmen_store.rollouts.records import NO_RUN, RolloutView
+from fulmen_store.rollouts.requests import group_key_of
+from fulmen_store.rollouts.rollouts import Rollouts
+from fulmen_store.rollouts.table import PgRollouts
+from fulmen_store.scheduling.dispatcher import Dispatcher
+from fulmen_store.scheduling.queue_stats import StatsCache
+from fulmen_store.scheduling.runner_streams import Seats
 from fulmen_store.transport.access import is_own_attempt, project_limit, require_count, require_project
 from fulmen_store.transport.feed_codec import feed_messages
 from fulmen_store.transport.in_order import answered_in_order

@@ -21,8 +21,8 @@ from fulmen_service_kit.auth import current_caller
 from fulmen_service_kit.rpc_edge import address_of
 from fulmen_service_kit.tokens import Caller
 from fulmen_store.access_policy import SCALER
-from fulmen_store.domain.fleet_demand import DemandQuery, FleetDemand
-from fulmen_store.domain.malformed import malformed
+from fulmen_store.malformed import malformed
+from fulmen_store.runners.fleet_demand import DemandQuery, FleetDemand
 from fulmen_store.transport.demand_codec import checked_query, demand_project
 
 __all__ = ["ScalerService"]

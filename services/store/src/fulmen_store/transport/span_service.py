@@ -20,12 +20,12 @@ from fulmen.store.v1 import span_pb2, span_service_pb2_grpc
 from fulmen.store.v1 import span_service_pb2 as pb
 from fulmen_service_kit.auth import current_caller
 from fulmen_service_kit.tokens import Role
-from fulmen_store.domain.malformed import malformed
-from fulmen_store.domain.span_filter import SpanFilter
-from fulmen_store.domain.spans import Chunk, NewChunk, Spans
+from fulmen_store.malformed import malformed
 from fulmen_store.metrics import StoreMetrics
-from fulmen_store.persistence.rollouts import PgRollouts
-from fulmen_store.persistence.spans import ChunkHead, PgSpans
+from fulmen_store.rollouts.table import PgRollouts
+from fulmen_store.spans.span_filter import SpanFilter
+from fulmen_store.spans.spans import Chunk, NewChunk, Spans
+from fulmen_store.spans.table import ChunkHead, PgSpans
 from fulmen_store.transport.access import is_own_attempt, project_limit, require_count, require_project
 from fulmen_store.transport.in_order import answered_in_order
 from fulmen_store.transport.otlp_ingest import OtlpIngest

@@ -15,8 +15,12 @@ from fulmen.store.v1 import usage_service_pb2 as pb
 from fulmen.store.v1 import usage_service_pb2_grpc
 from fulmen.store.v1.model_limits_pb2 import ModelLimits
 from fulmen_service_kit.auth import current_caller
-from fulmen_store.domain.malformed import malformed
-from fulmen_store.domain.usage import (
+from fulmen_store.malformed import malformed
+from fulmen_store.rollouts.table import PgRollouts
+from fulmen_store.transport.access import project_limit, require_project
+from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
+from fulmen_store.usage.table import PgUsage
+from fulmen_store.usage.usage import (
     Exchange,
     Grouping,
     LimitKey,
@@ -28,10 +32,6 @@ from fulmen_store.domain.usage import (
     merged,
     slot_of,
 )
-from fulmen_store.persistence.rollouts import PgRollouts
-from fulmen_store.persistence.usage import PgUsage
-from fulmen_store.transport.access import project_limit, require_project
-from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
 
 __all__ = ["UsageService"]
 

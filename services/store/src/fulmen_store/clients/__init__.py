@@ -1,1 +1,0 @@
-"""What the store calls: the other replicas."""

@@ -1,0 +1,285 @@
+"""The connections to PostgreSQL, and the one place where its errors become the store's.
+
+Invariant: while PostgreSQL is known to be away every statement fails at once, also those that were under way; nobody
+waits for a time limit. `DatabaseWatch` decides what is known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Final
+
+import asyncpg
+
+from fulmen.errors import ArgumentInvalid, DatabaseUnavailable, Violation
+from fulmen_store.database.queries import SQL, filtered
+from fulmen_store.resources.lifetimes import version_was_removed
+
+__all__ = ["Database", "connect", "open_pool"]
+
+ACQUIRE_LIMIT_S: Final = 10.0
+STATEMENT_LIMIT_S: Final = 15.0
+CONNECT_LIMIT_S: Final = 10.0
+RETRY_PAUSE_S: Final = 0.2
+# Violated by a rollout that names a version which was removed at the same moment.
+USE_CONSTRAINT: Final = "resource_use_is_kept"
+FREE_LOOK_S: Final = 0.02
+
+# Plans must stay index probes whatever the statistics say, also those made while the tables were empty.
+HOT_SETTINGS: Final = {
+    "application_name": "fulmen-store",
+    "enable_seqscan": "off",
+    "enable_incremental_sort": "off",
+    "jit": "off",
+    "plan_cache_mode": "force_generic_plan",
+    "statement_timeout": "15s",
+    "idle_in_transaction_session_timeout": "15s",
+    "work_mem": "32MB",
+    "timezone": "UTC",
+}
+
+# The same statement may succeed on another connection or a moment later.
+_PASSING: Final = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.DeadlockDetectedError,
+    asyncpg.SerializationError,
+    asyncpg.ReadOnlySQLTransactionError,
+    # The server died between two messages of a statement, before the loop has seen the end of the connection.
+    asyncpg.InternalClientError,
+    OSError,
+    TimeoutError,
+)
+
+_FIELDS_OF_CONSTRAINTS: Final = {
+    "rollout_group_not_overfull": ("group_id", "the group has more members than group_size"),
+    "size": ("group_size", "differs from that of the group's members"),
+}
+
+
+class HotConnection(asyncpg.Connection):
+    """A connection that is given back to the pool without a round trip: no statement here leaves session state."""
+
+    def get_reset_query(self) -> str:
+        """Returns what cleans a session: nothing."""
+        return ""
+
+
+class Database:
+    """Runs named statements; each is one commit unless it runs inside `transaction`."""
+
+    def __init__(self, pool: asyncpg.Pool) -> None:
+        """Takes an open pool."""
+        self._pool: asyncpg.Pool | None = pool
+        self._under_way: set[asyncio.Timeout] = set()
+        self.suspected = asyncio.Event()
+        self.answered_at = time.monotonic()
+
+    @property
+    def is_up(self) -> bool:
+        """Whether statements are sent to PostgreSQL; otherwise they fail at once."""
+        return self._pool is not None
+
+    def lose(self) -> None:
+        """Fails everything that is under way, and every statement until `regain`."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.terminate()
+        now = asyncio.get_running_loop().time()
+        for limit in self._under_way:
+            limit.reschedule(now)
+        self._under_way = set()
+
+    def regain(self, pool: asyncpg.Pool) -> None:
+        """Takes a new pool: PostgreSQL is back."""
+        self._pool = pool
+
+    async def fetch(self, name: str, *arguments: object) -> list[asyncpg.Record]:
+        """Runs a named statement and returns its rows.
+
+        Raises:
+            DatabaseUnavailable: if the outcome is not known.
+        """
+        async with self._connection() as connection:
+            return await connection.fetch(SQL[name], *arguments, timeout=STATEMENT_LIMIT_S)
+
+    async def fetch_filtered(self, name: str, condition: str, *arguments: object) -> list[asyncpg.Record]:
+        """Runs a named statement with a condition of `rollout_filters` where it has a place for one.
+
+        Raises:
+            DatabaseUnavailable: if the outcome is not known.
+        """
+        async with self._connection() as connection:
+            return await connection.fetch(filtered(name, condition), *arguments, timeout=STATEMENT_LIMIT_S)
+
+    async def fetch_row(self, name: str, *arguments: object) -> asyncpg.Record | None:
+        """Runs a named statement and returns its first row."""
+        rows = await self.fetch(name, *arguments)
+        return rows[0] if rows else None
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Transaction]:
+        """Runs several named statements in one commit."""
+        async with self._connection() as connection, connection.transaction():
+            yield Transaction(connection)
+
+    async def close(self) -> None:
+        """Closes the connections; waits a moment for statements in flight."""
+        pool, self._pool = self._pool, None
+        if pool is None:
+            return
+        try:
+            async with asyncio.timeout(CONNECT_LIMIT_S):
+                await pool.close()
+        except TimeoutError:
+            pool.terminate()
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Any]:
+        pool = self._pool
+        if pool is None:
+            raise DatabaseUnavailable("The store's database is away.")
+        try:
+            with mapped_errors():
+                # Each part has a limit of its own; this one is set by `lose`.
+                async with asyncio.timeout(None) as limit:
+                    self._under_way.add(limit)
+                    try:
+                        connection = await self._acquire(pool)
+                        try:
+                            with _closed_if_confused(connection):
+                                yield connection
+                                self.answered_at = time.monotonic()
+                        finally:
+                            await pool.release(connection, timeout=ACQUIRE_LIMIT_S)
+                    finally:
+                        self._under_way.discard(limit)
+        except DatabaseUnavailable:
+            self.suspected.set()
+            raise
+
+    async def _acquire(self, pool: asyncpg.Pool) -> Any:
+        deadline = time.monotonic() + ACQUIRE_LIMIT_S
+        while True:
+            try:
+                return await pool.acquire(timeout=ACQUIRE_LIMIT_S)
+            except asyncpg.TooManyConnectionsError:
+                # The server has no room for one more, but those that are open become free.
+                self.suspected.set()
+                if not pool.get_size() or time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(FREE_LOOK_S)
+
+
+class Transaction:
+    """Runs named statements on one connection."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    async def fetch(self, name: str, *arguments: object) -> list[asyncpg.Record]:
+        """Runs a named statement and returns its rows."""
+        return await self._connection.fetch(SQL[name], *arguments, timeout=STATEMENT_LIMIT_S)
+
+    async def fetch_row(self, name: str, *arguments: object) -> asyncpg.Record | None:
+        """Runs a named statement and returns its first row."""
+        rows = await self.fetch(name, *arguments)
+        return rows[0] if rows else None
+
+
+async def connect(dsn: str, *, connections: int, start_limit_s: float) -> Database:
+    """Opens the pool; a database that is not there yet is waited for.
+
+    Args:
+        dsn: the connection URL.
+        connections: how many connections are kept.
+        start_limit_s: how long to wait for the database, seconds.
+
+    Raises:
+        DatabaseUnavailable: if it did not answer in time.
+    """
+    deadline = time.monotonic() + start_limit_s
+    while True:
+        try:
+            return Database(await open_pool(dsn, connections=connections))
+        except DatabaseUnavailable:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(RETRY_PAUSE_S)
+
+
+async def open_pool(dsn: str, *, connections: int, limit_s: float = CONNECT_LIMIT_S) -> asyncpg.Pool:
+    """Opens a pool with one connection, which opens up to `connections` as they are needed.
+
+    Raises:
+        DatabaseUnavailable: if PostgreSQL did not let it in within the limit.
+    """
+    with mapped_errors():
+        return await asyncpg.create_pool(
+            dsn,
+            min_size=1,
+            max_size=connections,
+            timeout=limit_s,
+            server_settings=HOT_SETTINGS,
+            connection_class=HotConnection,
+            max_inactive_connection_lifetime=0,
+        )
+
+
+@contextmanager
+def _closed_if_confused(connection: Any) -> Iterator[None]:
+    """Closes a connection of which the driver does not know the state any more, so that nobody gets it again.
+
+    Raises:
+        DatabaseUnavailable: if it was closed between two steps of a statement: the driver asks after what is not there.
+    """
+    try:
+        yield
+    except asyncpg.InternalClientError:
+        connection.terminate()
+        raise
+    except AttributeError as error:
+        if not connection.is_closed():
+            raise
+        raise DatabaseUnavailable("The connection to the store's database was lost.") from error
+
+
+@contextmanager
+def mapped_errors() -> Iterator[None]:
+    """Turns errors of the database into the store's.
+
+    Raises:
+        DatabaseUnavailable: for everything that may pass.
+        ArgumentInvalid: for a caller's mistake that only the database can see.
+    """
+    try:
+        yield
+    except _PASSING as error:
+        raise DatabaseUnavailable("The store's database cannot be reached.") from error
+    except (asyncpg.DataError, asyncpg.InterfaceError, asyncpg.ProgramLimitExceededError) as error:
+        if isinstance(error, asyncpg.DataError | asyncpg.ProgramLimitExceededError | ValueError):
+            # A number out of range or a character that PostgreSQL cannot hold, such as NUL.
+            raise ArgumentInvalid("A value of the request cannot be stored.") from error
+        raise DatabaseUnavailable("The connection to the store's database was lost.") from error
+    except asyncpg.ForeignKeyViolationError as error:
+        if error.constraint_name != USE_CONSTRAINT:
+            raise
+        raise version_was_removed() from error
+    except (asyncpg.CheckViolationError, asyncpg.NotNullViolationError) as error:
+        known = _FIELDS_OF_CONSTRAINTS.get(error.constraint_name or error.column_name or "")
+        if known is None or error.table_name != "rollout_group":
+            raise
+        field, description = known
+        raise ArgumentInvalid(
+            "The rollouts cannot be created.",
+            violations=[Violation(field=f"rollouts[].{field}", description=description)],
+        ) from error
+
+
+def columns(rows: Sequence[tuple[Any, ...]], count: int) -> list[Sequence[Any]]:
+    """Turns rows into the column arrays that `unnest` takes."""
+    return list(zip(*rows, strict=True)) if rows else [()] * count

@@ -1,0 +1,138 @@
+"""Brings the schema up to date: numbered files, forward only, one after the other under an advisory lock.
+
+`NNNN_pre_*.sql` runs before the new program version, also by itself when a store starts. `NNNN_post_*.sql` takes away
+what only the last release needs: it runs when somebody says that no older store runs any more, and no file before or
+after it may need it. So the last release works on the new schema. A file that was applied never changes: its digest is
+kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Final
+
+import asyncpg
+
+from fulmen.errors import FulmenError
+from fulmen_store.database.database import mapped_errors
+from fulmen_store.database.transactions import catch_up
+
+__all__ = ["Migrated", "Migration", "MigrationError", "all_migrations", "migrate"]
+
+# "fulmen" in ASCII: the advisory lock of migrations.
+LOCK_KEY: Final = 0x66756C6D656E
+_FILE_NAME: Final = re.compile(r"(\d{4})_(pre|post)_[a-z0-9_]+\.sql")
+_LEDGER: Final = """
+create table if not exists schema_migration (
+    number int primary key, name text not null, digest text not null, applied_at timestamptz not null default now()
+)
+"""
+
+
+class MigrationError(FulmenError):
+    """The database's schema is not one that this version can bring up to date."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Migration:
+    """One numbered file."""
+
+    number: int
+    name: str
+    text: str
+
+    @property
+    def is_post(self) -> bool:
+        """Whether it may run only when no older store runs any more."""
+        return self.name.split("_")[1] == "post"
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the file."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Migrated:
+    """What was done.
+
+    Attributes:
+        applied: names of the files that were applied just now.
+        waiting: names of those that wait for `with_post`.
+        caught_up: transaction numbers that were taken, of a database that was restored into a younger server.
+    """
+
+    applied: Sequence[str]
+    waiting: Sequence[str]
+    caught_up: int = 0
+
+
+def all_migrations() -> list[Migration]:
+    """Returns the migrations of this version in order."""
+    found = []
+    for file in resources.files(__package__).joinpath("migrations").iterdir():
+        match = _FILE_NAME.fullmatch(file.name)
+        if match is not None:
+            found.append(Migration(number=int(match[1]), name=file.name, text=file.read_text(encoding="utf-8")))
+    return sorted(found, key=lambda migration: migration.number)
+
+
+async def migrate(
+    dsn: str,
+    *,
+    with_post: bool = False,
+    migrations: Sequence[Migration] | None = None,
+    told: Callable[[int, int], None] | None = None,
+) -> Migrated:
+    """Applies what is missing, and mends the transaction counter after a restore.
+
+    Args:
+        dsn: the database.
+        with_post: whether no older store runs any more.
+        migrations: all files in order; those of this version unless given.
+        told: is given how far the transaction counter has caught up, and how far it has to.
+
+    Raises:
+        DatabaseUnavailable: if the database cannot be reached.
+        MigrationError: if an applied file differs from this version's, or the schema is newer; nothing was applied.
+    """
+    known = all_migrations() if migrations is None else migrations
+    with mapped_errors():
+        connection = await asyncpg.connect(dsn)
+        try:
+            await connection.execute("select pg_advisory_lock($1)", LOCK_KEY)
+            missing = await _missing(connection, known)
+            due = [migration for migration in missing if with_post or not migration.is_post]
+            await _apply(connection, due)
+            return Migrated(
+                applied=[each.name for each in due],
+                waiting=[each.name for each in missing if each not in due],
+                caught_up=await catch_up(connection, told=told) if migrations is None else 0,
+            )
+        finally:
+            await connection.close()
+
+
+async def _missing(connection: asyncpg.Connection, known: Sequence[Migration]) -> list[Migration]:
+    await connection.execute(_LEDGER)
+    applied = {row["number"]: row for row in await connection.fetch("select number, digest from schema_migration")}
+    if applied and max(applied) > known[-1].number:
+        raise MigrationError("The database's schema is newer than this version of the store: upgrade the store.")
+    for migration in known:
+        if migration.number in applied and applied[migration.number]["digest"] != migration.digest:
+            raise MigrationError(f"The migration {migration.name} was changed after it had been applied.")
+    return [migration for migration in known if migration.number not in applied]
+
+
+async def _apply(connection: asyncpg.Connection, migrations: Sequence[Migration]) -> None:
+    for migration in migrations:
+        async with connection.transaction():
+            await connection.execute(migration.text)
+            await connection.execute(
+                "insert into schema_migration (number, name, digest) values ($1, $2, $3)",
+                migration.number, migration.name, migration.digest,
+            )  # fmt: skip

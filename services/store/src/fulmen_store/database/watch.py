@@ -1,0 +1,154 @@
+"""Background role: knows whether PostgreSQL is there, and says so.
+
+It asks once a second, and at once when a statement failed, over a connection of its own. When PostgreSQL does not
+answer, or takes no writes, everything under way fails and every statement fails at once, until a new pool is open: a
+pool that lived through the end of its server holds connections of which nobody knows the state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import asyncpg
+import structlog
+
+from fulmen.errors import DatabaseUnavailable
+from fulmen_store.database.database import HOT_SETTINGS, Database, mapped_errors, open_pool
+from fulmen_store.database.queries import SQL
+
+__all__ = ["DatabaseWatch"]
+
+PROBE_INTERVAL_S: Final = 1.0
+PROBE_LIMIT_S: Final = 2.0
+# Between two looks, also when every statement fails.
+LEAST_PAUSE_S: Final = 0.1
+RETRY_PAUSE_S: Final = 0.2
+
+_log = structlog.get_logger()
+
+
+class DatabaseWatch:
+    """Watches the database and opens a new pool when it is back."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        dsn: str,
+        connections: int,
+        changed: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Wires the role.
+
+        Args:
+            database: what is told.
+            dsn: the connection URL.
+            connections: how many connections a pool has at most.
+            changed: called at the start, and whenever the database is lost or back.
+        """
+        self._database = database
+        self._dsn = dsn
+        self._connections = connections
+        self._changed = changed
+        self._own: Any = None
+
+    async def run(self) -> None:
+        """Watches until it is cancelled."""
+        await self._changed()
+        try:
+            while True:
+                await self._until_lost()
+                await self._until_back()
+        finally:
+            self._drop()
+
+    async def _until_lost(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(PROBE_INTERVAL_S):
+                    await self._database.suspected.wait()
+            except TimeoutError:
+                pass
+            self._database.suspected.clear()
+            try:
+                await self._probe()
+            except DatabaseUnavailable as error:
+                if isinstance(error.__cause__, TimeoutError) and self._answers_others():
+                    continue
+                self._database.lose()
+                _log.error("database_lost", reason=_reason(error))
+                await self._changed()
+                return
+            await asyncio.sleep(LEAST_PAUSE_S)
+
+    def _answers_others(self) -> bool:
+        """Tells whether statements were answered while the probe was not: then it is only slow, or this process is."""
+        return time.monotonic() - self._database.answered_at < PROBE_LIMIT_S
+
+    async def _until_back(self) -> None:
+        since = time.monotonic()
+        while True:
+            try:
+                await self._ask()
+                pool = await open_pool(self._dsn, connections=self._connections, limit_s=PROBE_LIMIT_S)
+            except DatabaseUnavailable:
+                await asyncio.sleep(RETRY_PAUSE_S)
+                continue
+            self._database.suspected.clear()
+            self._database.regain(pool)
+            _log.warning("database_back", away_s=round(time.monotonic() - since, 3))
+            await self._changed()
+            return
+
+    async def _probe(self) -> None:
+        """Asks over the own connection, then over a new one, then over the pool's if there is no room for a new one.
+
+        Raises:
+            DatabaseUnavailable: if none of them is answered.
+        """
+        if self._own is not None:
+            try:
+                await self._ask()
+            except DatabaseUnavailable:
+                # Perhaps only this connection was ended.
+                pass
+            else:
+                return
+        try:
+            await self._ask()
+        except DatabaseUnavailable as error:
+            if not isinstance(error.__cause__, asyncpg.TooManyConnectionsError):
+                raise
+            with mapped_errors():
+                async with asyncio.timeout(PROBE_LIMIT_S):
+                    _refuse_if(await self._database.fetch_row("is_read_only"))
+
+    async def _ask(self) -> None:
+        try:
+            with mapped_errors():
+                async with asyncio.timeout(PROBE_LIMIT_S):
+                    if self._own is None:
+                        self._own = await asyncpg.connect(
+                            self._dsn, timeout=PROBE_LIMIT_S, server_settings=HOT_SETTINGS
+                        )
+                    _refuse_if(await self._own.fetchrow(SQL["is_read_only"]))
+        except DatabaseUnavailable:
+            self._drop()
+            raise
+
+    def _drop(self) -> None:
+        own, self._own = self._own, None
+        if own is not None:
+            own.terminate()
+
+
+def _refuse_if(read_only: asyncpg.Record | None) -> None:
+    if read_only is None or read_only[0]:
+        raise DatabaseUnavailable("The store's database takes no writes.")
+
+
+def _reason(error: DatabaseUnavailable) -> str:
+    return type(error.__cause__).__name__ if error.__cause__ is not None else "ReadOnly"

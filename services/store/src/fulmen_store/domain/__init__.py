@@ -1,1 +1,0 @@
-"""Rules and background roles of the store; free of gRPC, protobuf and SQL."""

@@ -1,0 +1,1 @@
+"""Leases and the runner sessions that hold them: how attempts begin, are checked, and end."""

@@ -1,0 +1,214 @@
+"""Ends attempts: reports of runners, released leases, lost leases. One way in, one statement, one commit.
+
+Invariant: an attempt ends exactly once, by whoever holds its lease when the row changes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+from uuid import UUID
+
+from fulmen.errors import DatabaseUnavailable
+from fulmen.ids import attempt_name
+from fulmen_store.database.group_commit import GroupCommitter
+from fulmen_store.leases.leases import (
+    AttemptEnd,
+    AttemptReport,
+    CompletionStatus,
+    EndedAttempt,
+    HeldLease,
+    LeaseTable,
+)
+from fulmen_store.rollouts.transitions import FINAL_STATES, FailureKind, RolloutState, decide
+from fulmen_store.scheduling.fair_queue import ReadyItem
+
+__all__ = ["AttemptEnds"]
+
+MAX_ROUNDS: Final = 5
+
+AttemptKey = tuple[UUID, UUID, int]
+
+
+class AttemptEnds:
+    """Decides and writes the ends of attempts, in group commits."""
+
+    def __init__(
+        self,
+        *,
+        table: LeaseTable,
+        requeued: Callable[[Sequence[tuple[ReadyItem, float]]], None],
+        finished: Callable[[frozenset[int]], None],
+        left: Callable[[UUID, UUID], None] = lambda _session_id, _rollout_id: None,
+        ended: Callable[[Sequence[EndedAttempt]], None] = lambda _ended: None,
+        observe_batch: Callable[[str, int], None] = lambda _name, _rows: None,
+        jitter: Callable[[], float] = lambda: random.uniform(-1, 1),
+    ) -> None:
+        """Wires the use case.
+
+        Args:
+            table: where leases live.
+            requeued: told which items wait again, each with its delay in seconds.
+            finished: told the projects in which rollouts became final.
+            left: told the session and rollout of every lease that is over.
+            ended: told every attempt that ended.
+            observe_batch: told the size of every commit.
+            jitter: numbers in [-1, 1] that spread back-offs.
+        """
+        self._table = table
+        self._requeued = requeued
+        self._finished = finished
+        self._left = left
+        self._ended = ended
+        self._jitter = jitter
+        self.committer: GroupCommitter[AttemptReport, CompletionStatus] = GroupCommitter(
+            "end_attempts", self._execute, observe_batch=observe_batch
+        )
+
+    async def report(self, reports: Sequence[AttemptReport]) -> list[CompletionStatus]:
+        """Ends attempts as their lease holders say; answers after the commit, one status per report.
+
+        Raises:
+            DatabaseUnavailable: if the outcome is not known; the same reports may be sent again.
+        """
+        return await self.committer.submit(reports, size_bytes=sum(len(report.report) + 64 for report in reports))
+
+    async def end_leases(self, leases: Sequence[HeldLease], kind: FailureKind) -> int:
+        """Ends the attempts of leases for one reason, such as LEASE_LOST; returns how many ended now."""
+        statuses = await self.report(
+            [
+                AttemptReport(rollout_id=lease.rollout_id, session_id=lease.session_id, epoch=lease.epoch, kind=kind)
+                for lease in leases
+            ]
+        )
+        return sum(status is CompletionStatus.APPLIED for status in statuses)
+
+    async def _execute(self, reports: Sequence[AttemptReport]) -> list[CompletionStatus]:
+        pending: dict[AttemptKey, AttemptReport] = {}
+        repeated: list[int] = []
+        for index, report in enumerate(reports):
+            if _key(report) in pending:
+                repeated.append(index)
+            else:
+                pending[_key(report)] = report
+        statuses = await self._end_each(pending)
+        answers = [statuses[_key(report)] for report in reports]
+        if repeated:
+            # Of several reports of one attempt in one commit the first counts; the others come after it.
+            later = await self._execute([reports[index] for index in repeated])
+            for index, status in zip(repeated, later, strict=True):
+                answers[index] = status
+        return answers
+
+    async def _end_each(self, pending: dict[AttemptKey, AttemptReport]) -> dict[AttemptKey, CompletionStatus]:
+        statuses: dict[AttemptKey, CompletionStatus] = {}
+        # A success needs no look at the policy: it is tried at once, and looked at only if it is not applied.
+        held = await self._held(report for report in pending.values() if report.kind is not FailureKind.NONE)
+        for _ in range(MAX_ROUNDS):
+            await self._write(pending, held, statuses)
+            if not pending:
+                break
+            held = await self._held(pending.values())
+            await self._settle_stale(pending, held, statuses)
+            if not pending:
+                break
+        for key in pending:
+            raise DatabaseUnavailable(
+                "The lease kept changing while its attempt ended.", attempt=attempt_name(key[0], key[2])
+            )
+        return statuses
+
+    async def _held(self, reports: Iterable[AttemptReport]) -> dict[AttemptKey, HeldLease]:
+        ids = list({report.rollout_id for report in reports})
+        leases = await self._table.held(ids) if ids else []
+        return {(lease.rollout_id, lease.session_id, lease.epoch): lease for lease in leases}
+
+    async def _write(
+        self,
+        pending: dict[AttemptKey, AttemptReport],
+        held: dict[AttemptKey, HeldLease],
+        statuses: dict[AttemptKey, CompletionStatus],
+    ) -> None:
+        ends = {key: end for key, report in pending.items() if (end := self._decided(report, held)) is not None}
+        if not ends:
+            return
+        requeued: list[tuple[ReadyItem, float]] = []
+        finished: set[int] = set()
+        written = await self._write_ends(ends, held)
+        for ended in written:
+            key = (ended.item.rollout_id, ended.session_id, ended.epoch)
+            statuses[key] = CompletionStatus.APPLIED
+            del pending[key]
+            self._left(ended.session_id, ended.item.rollout_id)
+            if ended.rollout_state in FINAL_STATES:
+                finished.add(ended.item.project_id)
+            elif ended.rollout_state is RolloutState.RETRY_WAIT:
+                requeued.append((ended.item, ends[key].delay_s))
+        self._ended(written)
+        if requeued:
+            self._requeued(requeued)
+        if finished:
+            self._finished(frozenset(finished))
+
+    async def _write_ends(
+        self, ends: dict[AttemptKey, AttemptEnd], held: dict[AttemptKey, HeldLease]
+    ) -> list[EndedAttempt]:
+        """Writes ends; of two attempts of one rollout only one at a time, that which succeeded first."""
+        hedged: dict[UUID, AttemptEnd] = {}
+        for key, end in ends.items():
+            lease = held.get(key)
+            if lease is not None and lease.hedged and (key[0] not in hedged or end.report.kind is FailureKind.NONE):
+                hedged[key[0]] = end
+        plain = [end for key, end in ends.items() if key[0] not in hedged]
+        written = await self._table.end(plain) if plain else []
+        if hedged:
+            written += await self._table.end_hedged(list(hedged.values()))
+        return written
+
+    def _decided(self, report: AttemptReport, held: dict[AttemptKey, HeldLease]) -> AttemptEnd | None:
+        lease = held.get(_key(report))
+        if lease is None:
+            if report.kind is not FailureKind.NONE:
+                return None
+            return AttemptEnd(
+                report=report, cancel_requested=False, rollout_state=RolloutState.SUCCEEDED, delay_s=0.0, charge=1
+            )
+        decision = decide(
+            report.kind,
+            policy=lease.policy,
+            charged=lease.charged,
+            cancel_requested=lease.cancel_requested,
+            hedged=lease.hedged,
+            jitter=self._jitter(),
+            time_left_s=lease.time_left_s,
+        )
+        return AttemptEnd(
+            report=report,
+            cancel_requested=lease.cancel_requested,
+            rollout_state=decision.rollout_state,
+            delay_s=decision.delay_s,
+            charge=decision.charge,
+        )
+
+    async def _settle_stale(
+        self,
+        pending: dict[AttemptKey, AttemptReport],
+        held: dict[AttemptKey, HeldLease],
+        statuses: dict[AttemptKey, CompletionStatus],
+    ) -> None:
+        stale = [key for key in pending if key not in held]
+        if not stale:
+            return
+        stored = {
+            (end.rollout_id, end.session_id, end.epoch): end
+            for end in await self._table.ended([(key[0], key[2]) for key in stale])
+        }
+        for key in stale:
+            report, end = pending.pop(key), stored.get(key)
+            same = end is not None and (end.kind, end.report) == (report.kind, report.report)
+            statuses[key] = CompletionStatus.DUPLICATE if same else CompletionStatus.LEASE_LOST
+
+
+def _key(report: AttemptReport) -> AttemptKey:
+    return report.rollout_id, report.session_id, report.epoch

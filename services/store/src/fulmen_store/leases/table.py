@@ -1,0 +1,296 @@
+"""Leases, sessions and the feed in PostgreSQL."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+from uuid import UUID
+
+import asyncpg
+
+from fulmen_store.database.database import Database, columns
+from fulmen_store.leases.leases import (
+    AttemptEnd,
+    EndedAttempt,
+    EndedReport,
+    Grant,
+    HedgeCandidate,
+    HeldLease,
+    Project,
+    QuotaClaim,
+)
+from fulmen_store.leases.sessions import SessionOwner
+from fulmen_store.rollouts.feed import Cursor, FeedRow, Selection
+from fulmen_store.rollouts.transitions import AttemptState, FailureKind, RetryPolicy, RolloutState
+from fulmen_store.runners.registry import SignOfLife
+from fulmen_store.scheduling.fair_queue import ReadyItem, waits_since
+from fulmen_store.scheduling.table import terms_of
+
+__all__ = ["PgFeed", "PgLeases", "PgSessions", "PgUpkeep", "ended_of", "grant_of", "item_of"]
+
+
+# A look into a dictionary costs a third of a call of the enumeration.
+_STATES: Final = {state.value: state for state in RolloutState}
+_KINDS: Final = {kind.value: kind for kind in FailureKind}
+
+# The first half of the advisory locks of quotas; the second is the project.
+QUOTA_LOCK: Final = 0x71756F74
+
+
+class PgLeases:
+    """Implements `LeaseTable`."""
+
+    def __init__(self, database: Database) -> None:
+        """Takes the database."""
+        self._database = database
+
+    async def claim(self, choices: Sequence[tuple[UUID, UUID]]) -> list[Grant]:
+        """Gives each (rollout, session) pair a lease if the rollout waits; returns those that were given."""
+        return [grant_of(row) for row in await self._database.fetch("claim_rollouts", *columns(choices, 2))]
+
+    async def claim_within(self, project_id: int, choices: Sequence[tuple[UUID, UUID]]) -> QuotaClaim:
+        """Claims rollouts of one project in order, as many as its quota leaves room for."""
+        async with self._database.transaction() as transaction:
+            # Whoever claims for this project waits here until the claim before it is committed, and then sees it.
+            await transaction.fetch("lock_project_quota", QUOTA_LOCK, project_id)
+            row = await transaction.fetch_row("running_room", project_id)
+            room = len(choices) if row is None or row["room"] is None else max(0, row["room"])
+            rows = await transaction.fetch("claim_rollouts", *columns(choices[:room], 2)) if room else []
+        grants = [grant_of(row) for row in rows]
+        return QuotaClaim(tried=min(room, len(choices)), grants=grants, room=room - len(grants))
+
+    async def held(self, rollout_ids: Sequence[UUID]) -> list[HeldLease]:
+        """Returns the leases on these rollouts."""
+        return [_held(row) for row in await self._database.fetch("held_leases", rollout_ids)]
+
+    async def held_by(self, session_ids: Sequence[UUID]) -> list[HeldLease]:
+        """Returns the leases of these sessions."""
+        return [_held(row) for row in await self._database.fetch("session_leases", session_ids)]
+
+    async def orphaned(self, limit: int) -> list[HeldLease]:
+        """Returns leases whose session is over."""
+        return [_held(row) for row in await self._database.fetch("orphaned_leases", limit)]
+
+    async def end(self, ends: Sequence[AttemptEnd]) -> list[EndedAttempt]:
+        """Writes those ends whose lease is unchanged, in one commit; returns them."""
+        rows = [
+            (
+                end.report.rollout_id, end.report.session_id, end.report.epoch, end.cancel_requested,
+                AttemptState.FAILED if end.report.kind else AttemptState.SUCCEEDED, end.report.kind,
+                end.rollout_state, end.delay_s, end.charge, end.report.report,
+            )
+            for end in ends
+        ]  # fmt: skip
+        return [ended_of(row) for row in await self._database.fetch("end_attempts", *columns(rows, 10))]
+
+    async def end_hedged(self, ends: Sequence[AttemptEnd]) -> list[EndedAttempt]:
+        """Writes ends of attempts beside which another one runs, at most one per rollout, in one commit."""
+        rows = [
+            (
+                end.report.rollout_id, end.report.session_id, end.report.epoch, end.cancel_requested,
+                AttemptState.FAILED if end.report.kind else AttemptState.SUCCEEDED, end.report.kind,
+                end.rollout_state, end.report.report,
+            )
+            for end in ends
+        ]  # fmt: skip
+        return [
+            replace(
+                ended_of(row),
+                superseded=(row["rival_session"], row["rival_epoch"]) if row["rival_session"] is not None else None,
+            )
+            for row in await self._database.fetch("end_hedged_attempts", *columns(rows, 8))
+        ]
+
+    async def hedgeable(self, project_ids: Sequence[int], limit: int) -> list[HedgeCandidate]:
+        """Returns attempts of rollouts that ask to be hedged and are not, the oldest first."""
+        return [
+            HedgeCandidate(item=item_of(row), session_id=row["session"], age_s=row["age_s"])
+            for row in await self._database.fetch("hedgeable_attempts", project_ids, limit)
+        ]
+
+    async def claim_hedges(self, choices: Sequence[tuple[UUID, UUID, float]]) -> list[Grant]:
+        """Gives each (rollout, session) a second lease if the first one is still held, by another, for so many seconds."""
+        return [grant_of(row) for row in await self._database.fetch("claim_hedges", *columns(choices, 3))]
+
+    async def ended(self, keys: Sequence[tuple[UUID, int]]) -> list[EndedReport]:
+        """Returns the stored ends of attempts named by (rollout, epoch)."""
+        return [
+            EndedReport(
+                rollout_id=row["rollout_id"],
+                epoch=row["number"],
+                session_id=row["session"],
+                kind=FailureKind(row["failure_kind"]),
+                report=row["report"],
+            )
+            for row in await self._database.fetch("ended_attempts", *columns(keys, 2))
+        ]
+
+    async def projects(self) -> list[Project]:
+        """Returns all projects."""
+        return [
+            Project(project_id=row["id"], name=row["name"], terms=terms_of(row))
+            for row in await self._database.fetch("all_projects")
+        ]
+
+    async def oldest(self, project_id: int, *, per_rank: int) -> list[tuple[ReadyItem, float]]:
+        """Returns the oldest waiting items of each rank, each with the seconds until it may run."""
+        rows = await self._database.fetch("oldest_of_each_rank", project_id, per_rank)
+        return [(item_of(row), row["delay_s"]) for row in rows]
+
+    async def waiting(self, project_id: int, *, after: tuple[int, UUID], limit: int) -> list[tuple[ReadyItem, float]]:
+        """Returns one page of waiting items in order, each with the seconds until it may run."""
+        rows = await self._database.fetch("refill_queue", project_id, after[0], after[1], limit)
+        return [(item_of(row), row["delay_s"]) for row in rows]
+
+
+class PgSessions:
+    """Implements `SessionTable`."""
+
+    def __init__(self, database: Database) -> None:
+        """Takes the database."""
+        self._database = database
+
+    async def open(self, session_id: UUID, *, owner: SessionOwner, host: str, info: bytes, ttl_s: float) -> None:
+        """Records a new session."""
+        await self._database.fetch("open_session", session_id, owner.subject, host, info, ttl_s, owner.project)
+
+    async def resume(self, session_id: UUID, *, owner: SessionOwner, ttl_s: float) -> bool:
+        """Extends a session of this owner; returns False if it is unknown, over or another's."""
+        return bool(await self._database.fetch("resume_session", session_id, ttl_s, owner.subject, owner.project))
+
+    async def projects_of(self, session_ids: Sequence[UUID]) -> dict[UUID, str]:
+        """Returns what the tokens of sessions are bound to, also of those that are over."""
+        rows = await self._database.fetch("session_projects", session_ids)
+        return {row["id"]: row["project"] for row in rows}
+
+    async def renew(self, signs: Sequence[SignOfLife], *, ttl_s: float) -> list[UUID]:
+        """Extends the sessions that were heard, and writes down what is noted; returns those that are alive."""
+        rows = [(sign.session_id, sign.heard, sign.load, sign.ended, sign.failed) for sign in signs]
+        ids, *noted = columns(rows, 5)
+        return [row["id"] for row in await self._database.fetch("renew_sessions", ids, ttl_s, *noted)]
+
+    async def end(self, session_ids: Sequence[UUID]) -> list[UUID]:
+        """Ends sessions; returns those that were alive."""
+        return [row["id"] for row in await self._database.fetch("end_sessions", session_ids)]
+
+    async def end_expired(self) -> list[UUID]:
+        """Ends every session whose time is over; returns them."""
+        return [row["id"] for row in await self._database.fetch("end_expired_sessions")]
+
+
+class PgFeed:
+    """Implements `FeedTable`."""
+
+    def __init__(self, database: Database) -> None:
+        """Takes the database."""
+        self._database = database
+
+    async def scan(self, selection: Selection, *, after: Cursor, limit: int) -> list[FeedRow]:
+        """Returns settled rows after a cursor, in order."""
+        place = (selection.project_id, after.xid, after.rollout_id, limit)
+        if selection.group_key is not None:
+            rows = await self._database.fetch("scan_group_feed", *place, selection.group_key)
+        elif selection.run_id is None:
+            rows = await self._database.fetch("scan_project_feed", *place)
+        else:
+            rows = await self._database.fetch("scan_run_feed", *place, selection.run_id)
+        return [
+            FeedRow(
+                cursor=Cursor(xid=row["xid"], rollout_id=row["rollout_id"]),
+                group_key=row["group_key"],
+                completes=bool(row["completes"]),
+            )
+            for row in rows
+        ]
+
+    async def members(self, group_keys: Sequence[UUID]) -> dict[UUID, list[UUID]]:
+        """Returns the members of groups, by group."""
+        members: dict[UUID, list[UUID]] = {key: [] for key in group_keys}
+        for row in await self._database.fetch("group_members", list(members)):
+            members[row["group_key"]].append(row["rollout_id"])
+        return members
+
+    async def newest_transaction(self) -> int:
+        """Returns an upper bound of all transaction ids so far."""
+        row = await self._database.fetch_row("newest_transaction")
+        assert row is not None
+        return int(row[0])
+
+
+class PgUpkeep:
+    """Implements `UpkeepTable`."""
+
+    def __init__(self, database: Database) -> None:
+        """Takes the database."""
+        self._database = database
+
+    async def create_partitions(self, day: datetime.date) -> None:
+        """Makes one day's partitions; does nothing for those that exist."""
+        await self._database.fetch("create_partitions", day)
+
+    async def forget_requests(self) -> None:
+        """Removes request ids older than 24 hours, and what is known of tokens that have expired."""
+        await self._database.fetch("forget_requests")
+        await self._database.fetch("forget_tokens")
+
+
+def ended_of(row: asyncpg.Record) -> EndedAttempt:
+    """Reads an end that was written."""
+    state = _STATES[row["rollout_state"]]
+    # Where nothing waits again, most of the item is of no use.
+    item = (
+        item_of(row)
+        if state is RolloutState.RETRY_WAIT
+        else ReadyItem(rollout_id=row["id"], project_id=row["project_id"], task_type=row["task_type"])
+    )
+    return EndedAttempt(
+        item=item,
+        session_id=row["session"],
+        epoch=row["epoch"],
+        kind=_KINDS[row["failure_kind"]],
+        rollout_state=state,
+        duration_s=row["duration_s"],
+    )
+
+
+def grant_of(row: asyncpg.Record) -> Grant:
+    """Reads a lease that was granted."""
+    return Grant(
+        rollout_id=row["id"],
+        session_id=row["session"],
+        epoch=row["epoch"],
+        project_id=row["project_id"],
+        request=row["request"],
+    )
+
+
+def _held(row: asyncpg.Record) -> HeldLease:
+    return HeldLease(
+        rollout_id=row["id"],
+        session_id=row["session"],
+        epoch=row["epoch"],
+        project_id=row["project_id"],
+        charged=row["charged"],
+        policy=RetryPolicy(
+            max_attempts=row["max_attempts"], retry_mask=row["retry_mask"], backoff_ms=row["backoff_ms"]
+        ),
+        cancel_requested=row["cancel_requested"],
+        time_left_s=row["time_left_s"],
+        hedged=row["hedged"],
+    )
+
+
+def item_of(row: asyncpg.Record) -> ReadyItem:
+    """Reads a rollout that waits, or waited."""
+    return ReadyItem(
+        rollout_id=row["id"],
+        project_id=row["project_id"],
+        rank=row["rank"],
+        labels=frozenset(row["labels"] or ()),
+        group_key=row["group_key"],
+        task_type=row["task_type"],
+        agent=row["agent"],
+        since_s=waits_since(row["id"], row["first_run_at_s"]),
+    )

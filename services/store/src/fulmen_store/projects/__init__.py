@@ -1,0 +1,1 @@
+"""Projects (tenants) and the tokens issued for them."""

@@ -1,0 +1,236 @@
+"""Tenants: their weight, quotas, retention, rules and model limits, changed only by who has read what is there.
+
+Invariant: a project is never removed, and its name never changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from fulmen.errors import ArgumentInvalid, DatabaseUnavailable, EtagMismatch, ProjectExists, ProjectNotFound, Violation
+from fulmen_store.leases.leases import Project
+from fulmen_store.replicas.wakeups import PROJECTS_CHANGED, Wakeups
+
+__all__ = [
+    "ProjectDraft",
+    "ProjectFollower",
+    "ProjectTable",
+    "ProjectView",
+    "Projects",
+    "is_project_name",
+    "unknown_project",
+]
+
+MAX_WEIGHT: Final = 1000
+MAX_RUNNING: Final = 1_000_000
+MAX_QUEUED: Final = 100_000_000
+MAX_LIMITS: Final = {
+    "requests_per_minute": 10**9,
+    "tokens_per_minute": 10**12,
+    "concurrent_calls": 10**6,
+    "attempt_token_budget": 10**12,
+}
+MIN_RETENTION_S: Final = 86_400.0
+MAX_RETENTION_S: Final = 36_525 * 86_400.0
+MIN_AGEING_S: Final = 1.0
+MAX_AGEING_S: Final = 86_400.0
+MAX_TEXT: Final = 128
+# All replicas follow a change within a second.
+FOLLOW_INTERVAL_S: Final = 0.5
+
+_NAME: Final = re.compile(r"projects/[a-z0-9-]{1,63}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectDraft:
+    """A project as a caller wants it.
+
+    Attributes:
+        max_running: how many of its rollouts may run at once; None: any number.
+        max_queued: how many of them may wait at once; None: any number.
+        retention_s: how long final rollouts and spans are kept, seconds; None: for ever.
+        rules: a serialized `fulmen.store.v1.QueueRules`, opaque here; None: the defaults.
+        ageing_interval_s: what the rules say of ageing, seconds; 0 is off.
+        model_limits: a serialized `fulmen.store.v1.ModelLimits`, opaque here; None: no limits.
+        limits: the numbers in it by their paths, such as `project.tokens_per_minute`; 0: no limit.
+    """
+
+    name: str
+    weight: int = 100
+    max_running: int | None = None
+    max_queued: int | None = None
+    retention_s: float | None = None
+    rules: bytes | None = None
+    ageing_interval_s: float = 0.0
+    model_limits: bytes | None = None
+    limits: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectView:
+    """A project as it is; the revision changes with every update."""
+
+    name: str
+    weight: int
+    max_running: int | None
+    max_queued: int | None
+    retention: datetime.timedelta | None
+    rules: bytes | None
+    model_limits: bytes | None
+    revision: int
+    created_at: datetime.datetime
+
+    @property
+    def etag(self) -> str:
+        """What an update must give back."""
+        return str(self.revision)
+
+
+class ProjectTable(Protocol):
+    """Where projects live."""
+
+    async def add(self, draft: ProjectDraft, *, request_id: str) -> ProjectView | None:
+        """Adds a project, or returns what the same request added before; None if the name is taken."""
+        ...
+
+    async def find(self, name: str) -> ProjectView | None:
+        """Returns a project."""
+        ...
+
+    async def replace(self, draft: ProjectDraft, *, revision: int) -> ProjectView | None:
+        """Replaces every field if the project is still at `revision`; None if it is not."""
+        ...
+
+
+class Projects:
+    """Creates and changes projects."""
+
+    def __init__(self, *, table: ProjectTable, changed: Callable[[], None]) -> None:
+        """Takes the table, and the function that is told when a project is new or has changed."""
+        self._table = table
+        self._changed = changed
+
+    async def create(self, draft: ProjectDraft, *, request_id: str) -> ProjectView:
+        """Creates a project.
+
+        Raises:
+            ArgumentInvalid: with every problem.
+            ProjectExists: if the name is taken, unless by the same request.
+        """
+        violations = list(_problems(draft))
+        if not is_project_name(draft.name):
+            violations.insert(0, _violation("name", "is not of the form projects/{project}, 1 to 63 of [a-z0-9-]"))
+        if len(request_id) > MAX_TEXT:
+            violations.append(Violation(field="request_id", description="is longer than 128 characters"))
+        _raise_if(violations, "The project cannot be created.")
+        view = await self._table.add(draft, request_id=request_id)
+        if view is None:
+            raise ProjectExists("The project exists: change it with UpdateProject.", project=draft.name)
+        self._changed()
+        return view
+
+    async def get(self, name: str) -> ProjectView:
+        """Returns a project.
+
+        Raises:
+            ProjectNotFound: if it is not there.
+        """
+        view = await self._table.find(name) if is_project_name(name) else None
+        if view is None:
+            raise unknown_project(name)
+        return view
+
+    async def update(self, draft: ProjectDraft, *, etag: str) -> ProjectView:
+        """Replaces every field of a project.
+
+        Raises:
+            ArgumentInvalid: with every problem.
+            EtagMismatch: if it changed since it was read.
+            ProjectNotFound: if it is not there.
+        """
+        violations = list(_problems(draft))
+        if not etag:
+            violations.append(_violation("etag", "is needed: read the project and give its etag back"))
+        _raise_if(violations, "The project cannot be changed.")
+        known = await self.get(draft.name)
+        changed = await self._table.replace(draft, revision=known.revision) if etag == known.etag else None
+        if changed is None:
+            raise EtagMismatch("The project has changed since it was read.", project=draft.name)
+        self._changed()
+        return changed
+
+
+class ProjectFollower:
+    """Background role: tells this replica of every project, new and changed ones within a second."""
+
+    def __init__(
+        self,
+        *,
+        read: Callable[[], Awaitable[Sequence[Project]]],
+        tell: Callable[[Project], None],
+        wakeups: Wakeups,
+    ) -> None:
+        """Wires the role; `read` returns all projects, `tell` takes those that are new or have changed."""
+        self._read = read
+        self._tell = tell
+        self._wakeups = wakeups
+        self._known: dict[int, Project] = {}
+
+    async def run(self) -> None:
+        """Follows until it is cancelled."""
+        while True:
+            seen = self._wakeups.count(PROJECTS_CHANGED)
+            with contextlib.suppress(DatabaseUnavailable):
+                await self.follow_once()
+            await self._wakeups.wait(PROJECTS_CHANGED, since=seen, limit_s=FOLLOW_INTERVAL_S)
+
+    async def follow_once(self) -> None:
+        """Reads all projects once."""
+        for project in await self._read():
+            if self._known.get(project.project_id) != project:
+                self._known[project.project_id] = project
+                self._tell(project)
+
+
+def is_project_name(name: str) -> bool:
+    """Tells whether a name is of the form `projects/{project}`."""
+    return _NAME.fullmatch(name) is not None
+
+
+def unknown_project(name: str) -> ProjectNotFound:
+    """Makes the error that names a project that is not there, or that the caller may not see."""
+    return ProjectNotFound(
+        "There is no such project: `fulmen project create` (CreateProject) makes one.", project=name[:MAX_TEXT]
+    )
+
+
+def _problems(draft: ProjectDraft) -> Iterator[Violation]:
+    if not 1 <= draft.weight <= MAX_WEIGHT:
+        yield _violation("weight", f"is {draft.weight}, allowed are 1 to {MAX_WEIGHT}")
+    if draft.max_running is not None and not 1 <= draft.max_running <= MAX_RUNNING:
+        yield _violation("max_running", f"is {draft.max_running}, allowed are 1 to {MAX_RUNNING}")
+    if draft.max_queued is not None and not 1 <= draft.max_queued <= MAX_QUEUED:
+        yield _violation("max_queued", f"is {draft.max_queued}, allowed are 1 to {MAX_QUEUED}")
+    if draft.retention_s is not None and not MIN_RETENTION_S <= draft.retention_s <= MAX_RETENTION_S:
+        yield _violation("retention", f"is {draft.retention_s:g} s, allowed are 1 day to 100 years")
+    if draft.ageing_interval_s != 0 and not MIN_AGEING_S <= draft.ageing_interval_s <= MAX_AGEING_S:
+        text = f"is {draft.ageing_interval_s:g} s, allowed are 0 s and 1 s to 24 h"
+        yield _violation("rules.ageing_interval", text)
+    for path, limit in draft.limits.items():
+        most = MAX_LIMITS[path.rpartition(".")[2]]
+        if not 0 <= limit <= most:
+            yield _violation(f"model_limits.{path}", f"is {limit}, allowed are 1 to {most}")
+
+
+def _violation(path: str, description: str) -> Violation:
+    return Violation(field=f"project.{path}", description=description)
+
+
+def _raise_if(violations: Sequence[Violation], text: str) -> None:
+    if violations:
+        raise ArgumentInvalid(text, violations=violations)

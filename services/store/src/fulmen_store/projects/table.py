@@ -1,0 +1,115 @@
+"""Projects and issued tokens in PostgreSQL."""
+
+from __future__ import annotations
+
+import datetime
+
+import asyncpg
+
+from fulmen_store.database.database import Database
+from fulmen_store.projects.projects import ProjectDraft, ProjectView
+from fulmen_store.projects.tokens import IssuedToken, TokenDraft, TokenPlace
+
+__all__ = ["PgProjects", "PgTokens"]
+
+CREATE = "CreateProject"
+# Requests that are about the deployment and not about one project are logged under this number.
+DEPLOYMENT = 0
+MAX_REVOKED = 100_000
+
+
+class PgProjects:
+    """Implements `ProjectTable`, and the reads of the transport."""
+
+    def __init__(self, database: Database) -> None:
+        """Takes the database."""
+        self._database = database
+
+    async def add(self, draft: ProjectDraft, *, request_id: str) -> ProjectView | None:
+        """Adds a project, or returns what the same request added before; None if the name is taken."""
+        repeated = await self._logged(request_id)
+        if repeated is not None:
+            return await self.find(repeated)
+        try:
+            async with self._database.transaction() as transaction:
+                row = await transaction.fetch_row("add_project", draft.name, *_columns(draft))
+                if row is not None and request_id:
+                    arguments = (DEPLOYMENT, CREATE, request_id, draft.name.encode())
+                    if await transaction.fetch_row("log_request", *arguments) is None:
+                        raise _RepeatedRequest
+        except _RepeatedRequest:
+            row = None
+        if row is not None:
+            return _project(row)
+        # Of two equal requests at once, the second has waited for the first at its name or at its id.
+        repeated = await self._logged(request_id)
+        return None if repeated is None else await self.find(repeated)
+
+    async def find(self, name: str) -> ProjectView | None:
+        """Returns a project."""
+        row = await self._database.fetch_row("get_project", name)
+        return None if row is None else _project(row)
+
+    async def replace(self, draft: ProjectDraft, *, revision: int) -> ProjectView | None:
+        """Replaces every field if the project is still at `revision`; None if it is not."""
+        row = await self._database.fetch_row("replace_project", draft.name, *_columns(draft), revision)
+        return None if row is None else _project(row)
+
+    async def page(self, *, after: str, only: str | None, limit: int) -> list[ProjectView]:
+        """Returns projects by name, after a name; only one of them if one is named."""
+        return [_project(row) for row in await self._database.fetch("list_projects", after, only, limit)]
+
+    async def _logged(self, request_id: str) -> str | None:
+        if not request_id:
+            return None
+        row = await self._database.fetch_row("logged_request", DEPLOYMENT, CREATE, request_id)
+        return None if row is None else row["result"].decode()
+
+
+class PgTokens:
+    """Implements `TokenTable`, and the reads of the transport."""
+
+    def __init__(self, database: Database) -> None:
+        """Takes the database."""
+        self._database = database
+
+    async def add(self, token_id: str, draft: TokenDraft, *, ttl_s: float) -> IssuedToken:
+        """Records a token."""
+        row = await self._database.fetch_row("add_token", token_id, draft.project, draft.role, draft.subject, ttl_s)
+        assert row is not None
+        return _token(row)
+
+    async def revoke(self, token_id: str, *, project: str | None) -> bool:
+        """Revokes a token, of this project if one is given; returns False if there is none."""
+        return bool(await self._database.fetch("revoke_token", token_id, project))
+
+    async def page(self, *, project: str | None, before: TokenPlace, limit: int) -> list[IssuedToken]:
+        """Returns tokens that have not expired, newest first, after a place in the list."""
+        place = (before.created_at, before.token_id, limit)
+        if project is None:
+            rows = await self._database.fetch("list_tokens", *place)
+        else:
+            rows = await self._database.fetch("list_project_tokens", *place, project)
+        return [_token(row) for row in rows]
+
+    async def revoked(self, *, project: str | None = None) -> list[str]:
+        """Returns the ids of revoked tokens that have not expired, of one project and of all if one is given."""
+        return [row["id"] for row in await self._database.fetch("revoked_tokens", project, MAX_REVOKED)]
+
+
+class _RepeatedRequest(Exception):
+    """Rolls back what a repeated request added."""
+
+
+def _columns(draft: ProjectDraft) -> tuple[object, ...]:
+    retention = None if draft.retention_s is None else datetime.timedelta(seconds=draft.retention_s)
+    return (draft.weight, draft.max_running, draft.max_queued, retention, draft.rules, draft.model_limits)
+
+
+def _project(row: asyncpg.Record) -> ProjectView:
+    return ProjectView(**(dict(row) | {"weight": round(row["weight"])}))
+
+
+def _token(row: asyncpg.Record) -> IssuedToken:
+    values = dict(row)
+    return IssuedToken(token_id=values.pop("id"), **values)

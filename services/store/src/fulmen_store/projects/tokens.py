@@ -1,0 +1,145 @@
+"""Issued tokens: made once, shown once, listed and revoked by their ids. The token itself is never stored.
+
+Tokens that were signed with the deployment's key outside the store (to set a deployment up) are good as well, but are
+not known here: they cannot be listed or revoked, only expire.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from fulmen.errors import ArgumentInvalid, TokenNotFound, Violation
+from fulmen.ids import ALL_PROJECTS
+from fulmen_store.projects.projects import is_project_name
+
+__all__ = ["IssuedToken", "TokenDraft", "TokenPlace", "TokenTable", "Tokens", "reach_problem"]
+
+DEFAULT_TTL_S: Final = 30 * 86_400.0
+MIN_TTL_S: Final = 60.0
+MAX_TTL_S: Final = 3_652 * 86_400.0
+MAX_SUBJECT: Final = 128
+MAX_ROLE: Final = 5
+TOKEN_ID_CHARS: Final = 22
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenDraft:
+    """A token as a caller wants it.
+
+    Attributes:
+        project: `projects/{project}` or `projects/*`.
+        role: the number of a `fulmen.store.v1.TokenRole`.
+        subject: who or what it is for.
+        ttl_s: how long it is valid, seconds; None: 30 days.
+    """
+
+    project: str
+    role: int
+    subject: str
+    ttl_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IssuedToken:
+    """What is known of an issued token."""
+
+    token_id: str
+    project: str
+    role: int
+    subject: str
+    created_at: datetime.datetime
+    expires_at: datetime.datetime
+    revoked_at: datetime.datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenPlace:
+    """Where a token is in the list."""
+
+    created_at: datetime.datetime
+    token_id: str
+
+
+class TokenTable(Protocol):
+    """Where tokens are recorded."""
+
+    async def add(self, token_id: str, draft: TokenDraft, *, ttl_s: float) -> IssuedToken:
+        """Records a token."""
+        ...
+
+    async def revoke(self, token_id: str, *, project: str | None) -> bool:
+        """Revokes a token, of this project if one is given; returns False if there is none."""
+        ...
+
+
+class Tokens:
+    """Issues and revokes tokens."""
+
+    def __init__(
+        self,
+        *,
+        table: TokenTable,
+        sign: Callable[[str, TokenDraft, float], str],
+        new_id: Callable[[], str],
+        revoked: Callable[[str], None],
+    ) -> None:
+        """Wires the use cases.
+
+        Args:
+            table: where tokens are recorded.
+            sign: makes the token of an id, a draft and a time to live in seconds.
+            new_id: mints ids.
+            revoked: told of every id that was revoked here.
+        """
+        self._table = table
+        self._sign = sign
+        self._new_id = new_id
+        self._revoked = revoked
+
+    def check(self, draft: TokenDraft) -> None:
+        """Checks what is asked for.
+
+        Raises:
+            ArgumentInvalid: with every problem.
+        """
+        violations = [Violation(field=path, description=text) for path, text in _problems(draft)]
+        if violations:
+            raise ArgumentInvalid("The token cannot be issued.", violations=violations)
+
+    async def issue(self, draft: TokenDraft) -> tuple[str, IssuedToken]:
+        """Records a token that was checked and whose project exists, then makes it."""
+        ttl_s = DEFAULT_TTL_S if draft.ttl_s is None else draft.ttl_s
+        issued = await self._table.add(self._new_id(), draft, ttl_s=ttl_s)
+        return self._sign(issued.token_id, draft, ttl_s), issued
+
+    async def revoke(self, token_id: str, *, project: str | None) -> None:
+        """Revokes a token, for ever.
+
+        Raises:
+            TokenNotFound: if none has this id, or it is of another project than `project`.
+        """
+        well_formed = len(token_id) == TOKEN_ID_CHARS and token_id.isascii() and token_id.isprintable()
+        if not well_formed or not await self._table.revoke(token_id, project=project):
+            raise TokenNotFound("There is no such token.", token_id=token_id[:TOKEN_ID_CHARS])
+        self._revoked(token_id)
+
+
+def reach_problem(project: str) -> str:
+    """Returns what is wrong with what a token is to be bound to; empty if nothing is."""
+    if project == ALL_PROJECTS or is_project_name(project):
+        return ""
+    return "is neither of the form projects/{project} nor projects/*"
+
+
+def _problems(draft: TokenDraft) -> Iterator[tuple[str, str]]:
+    if text := reach_problem(draft.project):
+        yield "project", text
+    if not 1 <= draft.role <= MAX_ROLE:
+        yield "token_role", f"{draft.role} is not a known role"
+    if draft.ttl_s is not None and not MIN_TTL_S <= draft.ttl_s <= MAX_TTL_S:
+        yield "ttl", f"is {draft.ttl_s:g} s, allowed are 1 min to 10 years"
+    if not 1 <= len(draft.subject) <= MAX_SUBJECT or not draft.subject.isprintable():
+        yield "subject", "is not 1 to 128 printable characters"

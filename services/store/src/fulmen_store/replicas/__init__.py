@@ -1,0 +1,1 @@
+"""Replicas of the store: membership and the notifications between them."""

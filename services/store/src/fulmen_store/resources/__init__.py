@@ -1,0 +1,1 @@
+"""Versioned resources, their aliases, the watch and garbage collection."""

@@ -1,0 +1,128 @@
+"""Background role: removes versions whose ttl is over and that nothing uses.
+
+Invariant: a version that an alias points to, that a version which is still there needs, or that a live rollout uses, is
+never removed. Foreign keys hold it; this role only finds out what may go. Any number of replicas may look at once. Why
+it is safe against rollouts that are created at the same moment: docs/decisions/0007.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+from uuid import UUID
+
+import structlog
+
+from fulmen.errors import DatabaseUnavailable
+from fulmen_store.periodic import Pace
+from fulmen_store.resources.lifetimes import VersionKey
+
+__all__ = ["ExpiredVersion", "GarbageTable", "ResourceCollector", "UseKey"]
+
+PAGE: Final = 500
+USES_PER_LOOK: Final = 200
+USES_PER_PAGE: Final = 5000
+# How many rounds pass between two walks through all uses, which keep the table of uses small.
+ROUNDS_PER_WALK: Final = 60
+RETRY_S: Final = 1.0
+
+FIRST_PLACE: Final = (datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC), 0, 0)
+UseKey = tuple[int, int, UUID]
+FIRST_USE: Final[UseKey] = (0, 0, UUID(int=0))
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpiredVersion:
+    """A version whose ttl is over.
+
+    Attributes:
+        referred_to: whether an alias points to it, or a version that is still there needs it.
+    """
+
+    key: VersionKey
+    expired_at: datetime.datetime
+    referred_to: bool
+
+
+class GarbageTable(Protocol):
+    """Where versions and their uses are."""
+
+    async def expired(self, *, after: tuple[datetime.datetime, int, int], limit: int) -> list[ExpiredVersion]:
+        """Returns a page of the versions whose ttl is over, in the order of that time."""
+        ...
+
+    async def forget_uses_of(self, key: VersionKey, *, limit: int) -> tuple[int, int]:
+        """Forgets uses by ended rollouts among a version's oldest uses; returns how many were seen, and how many live."""
+        ...
+
+    async def forget_uses(self, *, after: UseKey, limit: int) -> tuple[UseKey, int] | None:
+        """The same for a page of all uses; returns the last one and how many were seen, None at the end."""
+        ...
+
+    async def remove(self, keys: Sequence[VersionKey]) -> list[VersionKey]:
+        """Removes those versions that nothing uses, in one commit; returns them."""
+        ...
+
+
+class ResourceCollector:
+    """Collects garbage."""
+
+    def __init__(self, *, table: GarbageTable, interval_s: float) -> None:
+        """Wires the role; it looks every `interval_s` seconds."""
+        self._table = table
+        self._interval_s = interval_s
+
+    async def run(self) -> None:
+        """Collects until it is cancelled."""
+        pace, rounds = Pace(self._interval_s), 0
+        while True:
+            try:
+                await self.collect()
+                if rounds % ROUNDS_PER_WALK == 0:
+                    await self.forget_uses()
+            except DatabaseUnavailable:
+                await Pace(RETRY_S).next()
+                continue
+            rounds += 1
+            await pace.next()
+
+    async def collect(self) -> int:
+        """Removes everything that may go now; returns how many versions that were."""
+        total = 0
+        # A version that went may have been the last to need another one.
+        while removed := await self._pass():
+            total += removed
+        if total:
+            _log.info("resource_versions_removed", count=total)
+        return total
+
+    async def forget_uses(self) -> None:
+        """Forgets every use by a rollout that has ended."""
+        place: UseKey = FIRST_USE
+        while (found := await self._table.forget_uses(after=place, limit=USES_PER_PAGE)) is not None:
+            place, seen = found
+            if seen < USES_PER_PAGE:
+                break
+
+    async def _pass(self) -> int:
+        place, removed = FIRST_PLACE, 0
+        while True:
+            page = await self._table.expired(after=place, limit=PAGE)
+            candidates = [one.key for one in page if not one.referred_to and not await self._is_used(one.key)]
+            if candidates:
+                removed += len(await self._table.remove(candidates))
+            if len(page) < PAGE:
+                return removed
+            place = (page[-1].expired_at, *page[-1].key)
+
+    async def _is_used(self, key: VersionKey) -> bool:
+        while True:
+            seen, live = await self._table.forget_uses_of(key, limit=USES_PER_LOOK)
+            if live:
+                return True
+            if seen < USES_PER_LOOK:
+                return False

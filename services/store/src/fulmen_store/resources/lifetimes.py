@@ -1,0 +1,104 @@
+"""Which versions a new rollout keeps from being removed: those that it names and that have a ttl.
+
+What a version's ttl is never changes, so it is looked up once. That a remembered version is still there is not known
+here; the commit that creates the rollout finds out, see docs/decisions/0007.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from fulmen.errors import ArgumentInvalid, Violation
+from fulmen_store.resources.resources import parse_ref
+
+__all__ = ["ExpiringVersions", "Lifetime", "LifetimeTable", "VersionKey", "version_was_removed"]
+
+VERSIONS_REMEMBERED: Final = 10_000
+
+VersionKey = tuple[int, int]
+"""The database's number of a resource, and the number of a version."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lifetime:
+    """How long a version lasts.
+
+    Attributes:
+        name: its full name.
+        key: its key.
+        removed: whether it was there and is no more.
+        expiring: whether it has a ttl.
+    """
+
+    name: str
+    key: VersionKey
+    removed: bool
+    expiring: bool
+
+
+class LifetimeTable(Protocol):
+    """Where the lifetimes of versions are read."""
+
+    async def lifetimes(self, project_id: int, versions: Sequence[tuple[str, int]]) -> list[Lifetime]:
+        """Returns the lifetimes of versions, by (resource, number); those never published are left out."""
+        ...
+
+
+class ExpiringVersions:
+    """Finds the versions that have a ttl."""
+
+    def __init__(self, table: LifetimeTable) -> None:
+        """Takes the table; versions that are there are remembered."""
+        self._table = table
+        self._known: OrderedDict[tuple[int, str], VersionKey | None] = OrderedDict()
+
+    async def uses_of(self, pinned: Sequence[tuple[int, Sequence[str]]]) -> list[tuple[VersionKey, ...]]:
+        """Returns for each rollout, given its project and the names that it pins, the versions that have a ttl.
+
+        A version that was never published is left out: nobody checks here what a rollout is to run.
+
+        Raises:
+            ArgumentInvalid: if a version has been removed, with every such name of a project.
+        """
+        named: dict[int, set[str]] = {}
+        for project_id, names in pinned:
+            if names:
+                named.setdefault(project_id, set()).update(names)
+        found = {project_id: await self._find(project_id, names) for project_id, names in named.items()}
+        if not any(found.values()):
+            return [()] * len(pinned)
+        return [
+            tuple(key for name in names if (key := found[project_id].get(name)) is not None)
+            for project_id, names in pinned
+        ]
+
+    async def _find(self, project_id: int, names: Collection[str]) -> dict[str, VersionKey]:
+        unknown = [name for name in names if (project_id, name) not in self._known]
+        found = {name: key for name in names if (key := self._known.get((project_id, name))) is not None}
+        if not unknown:
+            return found
+        refs = [parse_ref(name, field="rollouts[].resource_versions") for name in unknown]
+        versions = [(ref.resource, ref.version) for ref in refs if ref.version is not None]
+        lifetimes = await self._table.lifetimes(project_id, versions)
+        removed = [one.name for one in lifetimes if one.removed]
+        if removed:
+            raise version_was_removed(removed)
+        for one in lifetimes:
+            self._known[project_id, one.name] = one.key if one.expiring else None
+            if one.expiring:
+                found[one.name] = one.key
+        while len(self._known) > VERSIONS_REMEMBERED:
+            self._known.popitem(last=False)
+        return found
+
+
+def version_was_removed(names: Sequence[str] = ()) -> ArgumentInvalid:
+    """Makes the error of rollouts that name versions which are no more."""
+    texts = [f"{name} has been removed, its ttl is over" for name in names] or ["a version has been removed"]
+    return ArgumentInvalid(
+        "The rollouts cannot be created.",
+        violations=[Violation(field="rollouts[].resource_versions", description=text) for text in texts],
+    )

@@ -1,0 +1,1 @@
+"""Background roles that create partitions and remove expired rows."""

@@ -1,0 +1,144 @@
+"""Background role: removes rollouts, with their spans, that their project no longer keeps.
+
+Invariants: what is live, and everything of a project without a retention, stays. A rollout is kept for the retention of
+its project, counted from its end. One replica removes at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+from uuid import UUID
+
+import structlog
+
+from fulmen.errors import BlobStorageUnavailable, DatabaseUnavailable
+from fulmen_store.periodic import Pace
+from fulmen_store.spans.blob_refs import BlobRef, day_folder, span_folder
+
+__all__ = ["BlobRemover", "RemovedBatch", "Retention", "RetentionTable"]
+
+INTERVAL_S: Final = 3600.0
+RETRY_S: Final = 60.0
+ROLLOUTS_PER_BATCH: Final = 500
+GROUPS_PER_BATCH: Final = 5000
+# Between two batches others get their turn.
+PAUSE_S: Final = 0.05
+FOLDER_LIMIT_S: Final = 600.0
+
+RemovedBatch = tuple[list[UUID], list[tuple[UUID, bytes, int]]]
+"""Rollouts that were removed; and of each payload that lay in a blob: rollout, digest and size in bytes."""
+
+_log = structlog.get_logger()
+
+
+class RetentionTable(Protocol):
+    """What can be removed."""
+
+    async def expired_days(self, before: datetime.date) -> list[datetime.date]:
+        """Returns days before a date that nobody needs any more and that have partitions, oldest first."""
+        ...
+
+    async def drop_day(self, day: datetime.date) -> bool:
+        """Drops a day's partitions unless somebody needs it after all; tells whether all are gone."""
+        ...
+
+    async def expiring_projects(self) -> list[int]:
+        """Returns the projects that have a retention."""
+        ...
+
+    async def remove_batch(self, project_id: int, limit: int) -> RemovedBatch:
+        """Removes so many expired rollouts of a project at most, in one commit."""
+        ...
+
+    async def remove_groups(self, project_id: int | None, limit: int) -> int:
+        """Removes so many groups at most of a project, or of none, that are older than every rollout; returns how many."""
+        ...
+
+
+class BlobRemover(Protocol):
+    """Where large payloads are."""
+
+    async def remove(self, refs: Sequence[BlobRef]) -> None:
+        """Removes blobs."""
+        ...
+
+    async def remove_folder(self, folder: str) -> None:
+        """Removes everything in a folder."""
+        ...
+
+
+class Retention:
+    """Removes what is past its time, once an hour."""
+
+    def __init__(self, *, table: RetentionTable, blobs: BlobRemover | None, today: Callable[[], datetime.date]) -> None:
+        """Wires the role; `today` is the date in UTC."""
+        self._table = table
+        self._blobs = blobs
+        self._today = today
+
+    async def run(self) -> None:
+        """Works until it is cancelled."""
+        hourly, soon = Pace(INTERVAL_S), Pace(RETRY_S)
+        while True:
+            try:
+                await self.work_once()
+            except (DatabaseUnavailable, BlobStorageUnavailable) as error:
+                _log.warning("retention_put_off", reason=error.reason)
+                await soon.next()
+                continue
+            await hourly.next()
+
+    async def work_once(self) -> None:
+        """Drops whole days first, which costs nothing, and removes row by row what is left in the others.
+
+        Raises:
+            DatabaseUnavailable: if the database is away.
+            BlobStorageUnavailable: if blobs could not be removed.
+        """
+        for day in await self._table.expired_days(self._today()):
+            if not await self._table.drop_day(day):
+                _log.info("retention_day_in_use", day=day.isoformat())
+                continue
+            _log.info("retention_dropped_day", day=day.isoformat())
+            await self._remove_day_of_blobs(day)
+        expiring = await self._table.expiring_projects()
+        for project_id in expiring:
+            await self._remove_rows(project_id)
+        for scope in (*expiring, None) if expiring else ():
+            await self._remove_groups(scope)
+
+    async def _remove_rows(self, project_id: int) -> None:
+        removed = 0
+        while True:
+            rollouts, payloads = await self._table.remove_batch(project_id, ROLLOUTS_PER_BATCH)
+            if payloads and self._blobs is not None:
+                await self._blobs.remove(
+                    [
+                        BlobRef(folder=span_folder(rollout_id), digest=digest, size_bytes=size_bytes)
+                        for rollout_id, digest, size_bytes in payloads
+                    ]
+                )
+            removed += len(rollouts)
+            if len(rollouts) < ROLLOUTS_PER_BATCH:
+                break
+            await asyncio.sleep(PAUSE_S)
+        if removed:
+            _log.info("retention_removed_rollouts", project_id=project_id, count=removed)
+
+    async def _remove_groups(self, project_id: int | None) -> None:
+        removed = GROUPS_PER_BATCH
+        while removed == GROUPS_PER_BATCH:
+            removed = await self._table.remove_groups(project_id, GROUPS_PER_BATCH)
+            await asyncio.sleep(PAUSE_S)
+
+    async def _remove_day_of_blobs(self, day: datetime.date) -> None:
+        if self._blobs is None:
+            return
+        try:
+            async with asyncio.timeout(FOLDER_LIMIT_S):
+                await self._blobs.remove_folder(day_folder(day))
+        except TimeoutError:
+            raise BlobStorageUnavailable("A day's payloads could not be removed in time.", day=day) from None

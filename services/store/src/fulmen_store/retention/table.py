@@ -1,0 +1,72 @@
+"""What retention removes from PostgreSQL."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Final
+
+from fulmen_store.database.database import Database
+from fulmen_store.retention.retention import RemovedBatch
+
+__all__ = ["PgRetention"]
+
+# "fulmer" in ASCII: the advisory lock of retention.
+LOCK_KEY: Final = 0x66756C6D6572
+# In this order: everything else is reached through `rollout`.
+TABLES: Final = ("rollout", "attempt", "rollout_end", "span_chunk")
+
+
+class PgRetention:
+    """Implements `RetentionTable`. Who does not get the lock finds nothing to do: another replica is at it."""
+
+    def __init__(self, database: Database) -> None:
+        """Takes the database."""
+        self._database = database
+
+    async def expired_days(self, before: datetime.date) -> list[datetime.date]:
+        """Returns days before a date that nobody needs any more and that have partitions, oldest first."""
+        return [row["day"] for row in await self._database.fetch("expired_days", before)]
+
+    async def drop_day(self, day: datetime.date) -> bool:
+        """Drops a day's partitions unless somebody needs it after all; tells whether all are gone.
+
+        One table per commit: whoever reads holds locks on several.
+        """
+        dropped = False
+        for table in TABLES:
+            async with self._database.transaction() as transaction:
+                lock = await transaction.fetch_row("lock_retention", LOCK_KEY)
+                if lock is None or not lock["is_mine"]:
+                    return False
+                row = await transaction.fetch_row("drop_expired_partition", table, day)
+                dropped |= row is not None and row["is_dropped"]
+                left = await transaction.fetch_row("has_partition", table, day)
+                if left is None or left["has"]:
+                    return False
+        return dropped
+
+    async def expiring_projects(self) -> list[int]:
+        """Returns the projects that have a retention."""
+        return [row["id"] for row in await self._database.fetch("expiring_projects")]
+
+    async def remove_groups(self, project_id: int | None, limit: int) -> int:
+        """Removes so many groups at most of a project, or of none, that are older than every rollout; returns how many."""
+        async with self._database.transaction() as transaction:
+            lock = await transaction.fetch_row("lock_retention", LOCK_KEY)
+            if lock is None or not lock["is_mine"]:
+                return 0
+            return len(await transaction.fetch("remove_groups", project_id, limit))
+
+    async def remove_batch(self, project_id: int, limit: int) -> RemovedBatch:
+        """Removes so many expired rollouts of a project at most, in one commit."""
+        async with self._database.transaction() as transaction:
+            lock = await transaction.fetch_row("lock_retention", LOCK_KEY)
+            if lock is None or not lock["is_mine"]:
+                return [], []
+            ids = [row["rollout_id"] for row in await transaction.fetch("expired_rollouts", project_id, limit)]
+            if not ids:
+                return [], []
+            chunks = await transaction.fetch("remove_chunks", ids)
+            for name in ("remove_attempts", "remove_ends", "remove_rollouts"):
+                await transaction.fetch(name, ids)
+        return ids, [(row["rollout_id"], row["blob"], row["blob_size"]) for row in chunks if row["blob"] is not None]

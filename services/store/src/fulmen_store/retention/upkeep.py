@@ -1,0 +1,54 @@
+"""Background role: makes the coming days' partitions and forgets old request ids."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from fulmen.errors import DatabaseUnavailable
+from fulmen_store.periodic import Pace
+
+__all__ = ["Upkeep", "UpkeepTable"]
+
+DAYS_AHEAD: Final = 3
+INTERVAL_S: Final = 3600.0
+RETRY_S: Final = 1.0
+
+
+class UpkeepTable(Protocol):
+    """What can be kept up."""
+
+    async def create_partitions(self, day: datetime.date) -> None:
+        """Makes one day's partitions; does nothing for those that exist."""
+        ...
+
+    async def forget_requests(self) -> None:
+        """Removes request ids older than 24 hours."""
+        ...
+
+
+class Upkeep:
+    """Keeps the tables ready, once an hour."""
+
+    def __init__(self, *, table: UpkeepTable, today: Callable[[], datetime.date]) -> None:
+        """Wires the role; `today` is the date in UTC."""
+        self._table = table
+        self._today = today
+
+    async def run(self) -> None:
+        """Works until it is cancelled."""
+        pace = Pace(INTERVAL_S)
+        while True:
+            try:
+                await self.work_once()
+            except DatabaseUnavailable:
+                await Pace(RETRY_S).next()
+                continue
+            await pace.next()
+
+    async def work_once(self) -> None:
+        """Makes the partitions of today and the next days, and forgets old requests."""
+        for ahead in range(DAYS_AHEAD + 1):
+            await self._table.create_partitions(self._today() + datetime.timedelta(days=ahead))
+        await self._table.forget_requests()

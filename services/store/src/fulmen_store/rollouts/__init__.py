@@ -1,0 +1,1 @@
+"""Rollouts: creation, cancellation, retries, lists and the completion feed."""

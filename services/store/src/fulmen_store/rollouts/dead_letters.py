@@ -1,0 +1,146 @@
+"""Running rollouts again: final ones by name, dead ones (FAILED) by filter.
+
+Invariant: a filter runs a dead rollout again at most once, however many callers and replicas ask: the mark is written
+in the commit that creates the new rollout. By name it may be run again as often as it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+from uuid import UUID
+
+from fulmen.errors import DatabaseUnavailable, RolloutNotFound, RolloutStateInvalid
+from fulmen.ids import rollout_name
+from fulmen_store.rollouts.filter import Expression
+from fulmen_store.rollouts.records import RolloutRetried, RolloutTable, RolloutView
+from fulmen_store.rollouts.requests import NewRollout
+from fulmen_store.rollouts.rollouts import Rollouts
+from fulmen_store.rollouts.transitions import FINAL_STATES
+
+__all__ = ["DeadLetterTable", "DeadLetters", "DeadRollout", "Rerun"]
+
+RETRY: Final = "RetryRollouts"
+MAX_RETRIED: Final = 1000
+MAX_RETRIED_BYTES: Final = 16 * 1024 * 1024
+MAX_ROUNDS: Final = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadRollout:
+    """A rollout that failed and was not run again; its request has so many bytes."""
+
+    rollout_id: UUID
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rerun:
+    """The new rollouts, and whether the filter selects more."""
+
+    rollout_ids: Sequence[UUID]
+    more: bool
+
+
+class DeadLetterTable(Protocol):
+    """Where dead rollouts are found."""
+
+    async def retryable(
+        self, project_id: int, run_id: int | None, *, where: Expression | None, limit: int
+    ) -> list[DeadRollout]:
+        """Returns the oldest dead rollouts that `where` selects and that were not run again."""
+        ...
+
+
+class DeadLetters:
+    """Runs rollouts again, each as a new one that is a group of its own."""
+
+    def __init__(
+        self,
+        *,
+        rollouts: Rollouts,
+        table: RolloutTable,
+        dead: DeadLetterTable,
+        again: Callable[[RolloutView], NewRollout],
+    ) -> None:
+        """Wires the use cases; `again` makes the request that runs a rollout again."""
+        self._rollouts = rollouts
+        self._table = table
+        self._dead = dead
+        self._again = again
+
+    async def retry(self, rollout_ids: Sequence[UUID], *, request_id: str) -> list[UUID]:
+        """Runs each of these final rollouts again.
+
+        Raises:
+            RolloutNotFound: if a name is unknown.
+            RolloutStateInvalid: if one is not final.
+        """
+        views = {view.rollout_id: view for view in await self._table.view(rollout_ids)}
+        for rollout_id in rollout_ids:
+            view = views.get(rollout_id)
+            if view is None:
+                raise RolloutNotFound("There is no such rollout.", rollout=rollout_name(rollout_id))
+            if view.state not in FINAL_STATES:
+                raise RolloutStateInvalid(
+                    "Only a final rollout can be run again.", rollout=rollout_name(rollout_id), state=view.state.name
+                )
+        drafts = [self._again(views[rollout_id]) for rollout_id in rollout_ids]
+        return await self._rollouts.create(drafts, request_id=request_id, method=RETRY)
+
+    async def retry_dead(
+        self, project_id: int, run_id: int | None, *, where: Expression | None, request_id: str
+    ) -> Rerun:
+        """Runs the oldest dead rollouts again that `where` selects and that were not yet.
+
+        Raises:
+            QuotaExceeded: if the project may not have so many waiting.
+        """
+        for _ in range(MAX_ROUNDS):
+            found = await self._find(project_id, run_id, where, MAX_RETRIED + 1)
+            # Asked for after the search: what the same request ran meanwhile is missing there, but known here.
+            first, created = await self._first_result(project_id, request_id)
+            if created:
+                return Rerun(rollout_ids=first, more=bool(await self._find(project_id, run_id, where, 1)))
+            if len(first) > len(found):
+                # The first try failed before it wrote anything, and fewer are left: it counts for nothing.
+                await self._table.forget_request(project_id, RETRY, request_id, first)
+                first = []
+            chosen = _bounded(found)[: len(first) or None]
+            if not chosen:
+                return Rerun(rollout_ids=[], more=False)
+            try:
+                new_ids = await self._run_again(chosen, request_id)
+            except RolloutRetried:
+                # Somebody else ran one of them again: choose anew.
+                continue
+            return Rerun(rollout_ids=new_ids, more=len(found) > len(chosen))
+        raise DatabaseUnavailable("The same rollouts kept being run again by others.")
+
+    async def _first_result(self, project_id: int, request_id: str) -> tuple[list[UUID], bool]:
+        if not request_id:
+            return [], False
+        return await self._rollouts.first_result(project_id, request_id, method=RETRY)
+
+    async def _find(
+        self, project_id: int, run_id: int | None, where: Expression | None, limit: int
+    ) -> list[DeadRollout]:
+        return await self._dead.retryable(project_id, run_id, where=where, limit=limit)
+
+    async def _run_again(self, chosen: Sequence[DeadRollout], request_id: str) -> list[UUID]:
+        views = await self._table.view([one.rollout_id for one in chosen])
+        drafts = [replace(self._again(view), retry_once=True) for view in views]
+        return await self._rollouts.create(drafts, request_id=request_id, method=RETRY)
+
+
+def _bounded(found: Sequence[DeadRollout]) -> list[DeadRollout]:
+    """Returns the first of them, as many as one commit takes."""
+    chosen: list[DeadRollout] = []
+    size_bytes = 0
+    for one in found[:MAX_RETRIED]:
+        size_bytes += one.size_bytes
+        if chosen and size_bytes > MAX_RETRIED_BYTES:
+            break
+        chosen.append(one)
+    return chosen

@@ -1,0 +1,204 @@
+"""The completion feed: finished groups, each whole, exactly once per cursor chain, in one order for everybody.
+
+The order is (transaction id, rollout id) of the row that completed the group. Rows are read only below the oldest
+transaction that still runs, so none can appear behind a cursor although transactions commit out of order.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+from uuid import UUID
+
+from fulmen.errors import CursorInvalid
+from fulmen_store.replicas.wakeups import Wakeups
+from fulmen_store.rollouts.records import NO_RUN
+
+__all__ = ["Cursor", "FeedFollower", "FeedPage", "FeedRow", "FeedTable", "FinishedGroup", "Selection"]
+
+VERSION: Final = 1
+LOWEST_ID: Final = UUID(int=0)
+_LAYOUT: Final = struct.Struct(">B4sQ16s")
+SCAN_ROWS: Final = 512
+MAX_GROUPS: Final = 256
+KEEP_ALIVE_S: Final = 15.0
+# After a wake-up the new row may be hidden for an instant by another transaction: look again soon, then ever less.
+FIRST_LOOK_S: Final = 0.005
+LOOK_GROWTH: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Whose groups a watcher follows: a project, one training run of it, or one group."""
+
+    project_id: int
+    run_id: int | None = None
+    group_key: UUID | None = None
+
+    def digest(self) -> bytes:
+        """Returns 4 bytes that tell selections apart."""
+        group = "" if self.group_key is None else f"/{self.group_key}"
+        return hashlib.sha256(f"{self.project_id}/{self.run_id}{group}".encode()).digest()[:4]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Cursor:
+    """A place in the feed: just after the row with this transaction id and rollout."""
+
+    xid: int = 0
+    rollout_id: UUID = LOWEST_ID
+
+    def encode(self, selection: Selection) -> str:
+        """Packs the cursor into the opaque text that clients keep."""
+        packed = _LAYOUT.pack(VERSION, selection.digest(), self.xid, self.rollout_id.bytes)
+        return base64.urlsafe_b64encode(packed).decode().rstrip("=")
+
+    @staticmethod
+    def decode(text: str, selection: Selection) -> Cursor:
+        """Unpacks a client's cursor; empty text is the beginning.
+
+        Raises:
+            CursorInvalid: if it is malformed or belongs to another selection.
+        """
+        if not text:
+            return Cursor()
+        try:
+            packed = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+            version, digest, xid, rollout = _LAYOUT.unpack(packed)
+        except (binascii.Error, ValueError, struct.error):
+            raise CursorInvalid("The cursor is malformed.") from None
+        if version != VERSION or digest != selection.digest() or xid >= 2**63:
+            raise CursorInvalid("The cursor belongs to another project, training run or group.")
+        return Cursor(xid=xid, rollout_id=UUID(bytes=rollout))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedRow:
+    """One final rollout in feed order.
+
+    Attributes:
+        group_key: the key of its group; None if it is a group of its own.
+        completes: whether it was the last member of its group to end.
+    """
+
+    cursor: Cursor
+    group_key: UUID | None
+    completes: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedGroup:
+    """A finished group: its members, by id, and the cursor after it."""
+
+    cursor: Cursor
+    rollout_ids: Sequence[UUID]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedPage:
+    """Some finished groups, none in a keep-alive, and the cursor after them."""
+
+    groups: Sequence[FinishedGroup]
+    cursor: Cursor
+
+
+class FeedTable(Protocol):
+    """Where final rollouts are recorded."""
+
+    async def scan(self, selection: Selection, *, after: Cursor, limit: int) -> list[FeedRow]:
+        """Returns settled rows after a cursor, in order."""
+        ...
+
+    async def members(self, group_keys: Sequence[UUID]) -> dict[UUID, list[UUID]]:
+        """Returns the members of groups, by group."""
+        ...
+
+    async def newest_transaction(self) -> int:
+        """Returns an upper bound of all transaction ids so far."""
+        ...
+
+
+class FeedFollower:
+    """Follows the feed for watchers."""
+
+    def __init__(self, *, table: FeedTable, wakeups: Wakeups, poll_interval_s: float) -> None:
+        """Wires the follower; the poll finds the ends that other replicas wrote."""
+        self._table = table
+        self._wakeups = wakeups
+        self._poll_interval_s = poll_interval_s
+
+    async def follow(
+        self, selection: Selection, cursor: Cursor, *, stopping: Callable[[], bool] = lambda: False
+    ) -> AsyncIterator[FeedPage]:
+        """Yields pages from the cursor on, until `stopping`; a page without groups at least every 15 s.
+
+        A page is read only after the one before was taken: however slow the watcher, one page waits for it.
+
+        Raises:
+            CursorInvalid: if the cursor is of another database's future.
+        """
+        if cursor.xid and cursor.xid > await self._table.newest_transaction():
+            raise CursorInvalid("The cursor is not of this database.")
+        key = ("finished", selection.project_id)
+        quiet_s, look_s = 0.0, self._poll_interval_s
+        while not stopping():
+            seen = self._wakeups.count(key)
+            page, exhausted = await self._read(selection, cursor)
+            cursor = page.cursor
+            if page.groups or quiet_s >= KEEP_ALIVE_S:
+                quiet_s = 0.0
+                yield page
+            if not exhausted:
+                continue
+            pause_s = min(look_s, self._poll_interval_s)
+            woken = await self._wakeups.wait(key, since=seen, limit_s=pause_s)
+            look_s = FIRST_LOOK_S if woken else look_s * LOOK_GROWTH
+            look_s = min(look_s, self._poll_interval_s)
+            quiet_s += 0.0 if woken else pause_s
+
+    async def await_run(
+        self, project_id: int, find: Callable[[], Awaitable[int]], *, stopping: Callable[[], bool] = lambda: False
+    ) -> AsyncIterator[int]:
+        """Looks for a training run until it is there: yields its number then, and before that `NO_RUN` at least every 15 s.
+
+        Args:
+            project_id: the project.
+            find: returns the number, or `NO_RUN` while nothing was ever created for the run.
+            stopping: ends the looking.
+        """
+        key = ("finished", project_id)
+        quiet_s = 0.0
+        while not stopping():
+            seen = self._wakeups.count(key)
+            run_id = await find()
+            if run_id != NO_RUN:
+                yield run_id
+                return
+            if quiet_s >= KEEP_ALIVE_S:
+                quiet_s = 0.0
+                yield NO_RUN
+            woken = await self._wakeups.wait(key, since=seen, limit_s=self._poll_interval_s)
+            quiet_s += 0.0 if woken else self._poll_interval_s
+
+    async def _read(self, selection: Selection, cursor: Cursor) -> tuple[FeedPage, bool]:
+        rows = await self._table.scan(selection, after=cursor, limit=SCAN_ROWS)
+        complete = [row for row in rows if row.completes]
+        exhausted = len(rows) < SCAN_ROWS and len(complete) <= MAX_GROUPS
+        if len(complete) > MAX_GROUPS:
+            complete = complete[:MAX_GROUPS]
+            rows = rows[: rows.index(complete[-1]) + 1]
+        keys = [row.group_key for row in complete if row.group_key is not None]
+        members = await self._table.members(keys) if keys else {}
+        groups = [
+            FinishedGroup(
+                cursor=row.cursor,
+                rollout_ids=[row.cursor.rollout_id] if row.group_key is None else members[row.group_key],
+            )
+            for row in complete
+        ]
+        return FeedPage(groups=groups, cursor=rows[-1].cursor if rows else cursor), exhausted

@@ -1,0 +1,148 @@
+"""The filter of `ListRollouts` as an expression tree, whichever text it was read from.
+
+Invariant: a tree holds only known fields, with operators and values that fit them. A comparison with a field that is
+unset is false, and its negation true: there is no third truth value.
+"""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from fulmen_store.rollouts.transitions import RolloutState
+
+__all__ = [
+    "Comparison",
+    "Conjunction",
+    "Disjunction",
+    "Expression",
+    "Field",
+    "Negation",
+    "Operator",
+    "Value",
+    "both",
+    "creation_bounds",
+    "operators_of",
+    "requires_state",
+    "states_filter",
+]
+
+
+class Field(StrEnum):
+    """What of a rollout can be compared."""
+
+    STATE = "state"
+    FAILURE_KIND = "failure_kind"
+    MODE = "mode"
+    PRIORITY = "priority"
+    GROUP_ID = "group_id"
+    TASK_TYPE = "task_type"
+    AGENT = "agent"
+    CREATE_TIME = "create_time"
+    END_TIME = "end_time"
+    ENDED_ATTEMPT_COUNT = "ended_attempt_count"
+
+
+class Operator(StrEnum):
+    """How it is compared."""
+
+    EQUAL = "="
+    NOT_EQUAL = "!="
+    LESS = "<"
+    LESS_OR_EQUAL = "<="
+    GREATER = ">"
+    GREATER_OR_EQUAL = ">="
+
+
+Value = int | str | datetime.datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One field against one value; enums are their numbers."""
+
+    field: Field
+    operator: Operator
+    value: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Negation:
+    """True where its operand is false."""
+
+    operand: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Conjunction:
+    """True where all operands are; there is at least one."""
+
+    operands: tuple[Expression, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Disjunction:
+    """True where an operand is; there is at least one."""
+
+    operands: tuple[Expression, ...]
+
+
+Expression = Comparison | Negation | Conjunction | Disjunction
+
+_UNORDERED: Final = frozenset({Operator.EQUAL, Operator.NOT_EQUAL})
+_ORDERED_FIELDS: Final = frozenset({Field.PRIORITY, Field.CREATE_TIME, Field.END_TIME, Field.ENDED_ATTEMPT_COUNT})
+
+
+def operators_of(field: Field) -> frozenset[Operator]:
+    """Returns the operators that a field can be compared with."""
+    return frozenset(Operator) if field in _ORDERED_FIELDS else _UNORDERED
+
+
+def states_filter(states: frozenset[int]) -> Expression | None:
+    """Returns the expression that a rollout is in one of these states; None if there are none."""
+    if not states:
+        return None
+    return Disjunction(
+        tuple(Comparison(field=Field.STATE, operator=Operator.EQUAL, value=state) for state in sorted(states))
+    )
+
+
+def both(left: Expression | None, right: Expression | None) -> Expression | None:
+    """Joins two filters, each of which may select everything."""
+    if left is None or right is None:
+        return left or right
+    return Conjunction((left, right))
+
+
+def requires_state(expression: Expression | None, state: RolloutState) -> bool:
+    """Tells whether a rollout must be in this state to be selected, as far as that is plain to see."""
+    wanted = Comparison(field=Field.STATE, operator=Operator.EQUAL, value=state.value)
+    return any(
+        one == wanted or (isinstance(one, Disjunction) and one.operands == (wanted,)) for one in _required(expression)
+    )
+
+
+def creation_bounds(expression: Expression | None) -> tuple[datetime.datetime | None, datetime.datetime | None]:
+    """Returns the earliest and the latest creation that can be selected, None where nothing bounds it."""
+    earliest: datetime.datetime | None = None
+    latest: datetime.datetime | None = None
+    for one in _required(expression):
+        if not isinstance(one, Comparison) or one.field is not Field.CREATE_TIME:
+            continue
+        assert isinstance(one.value, datetime.datetime)
+        if one.operator in (Operator.EQUAL, Operator.GREATER, Operator.GREATER_OR_EQUAL):
+            earliest = one.value if earliest is None else max(earliest, one.value)
+        if one.operator in (Operator.EQUAL, Operator.LESS, Operator.LESS_OR_EQUAL):
+            latest = one.value if latest is None else min(latest, one.value)
+    return earliest, latest
+
+
+def _required(expression: Expression | None) -> list[Expression]:
+    """Returns expressions all of which must be true."""
+    if expression is None:
+        return []
+    if isinstance(expression, Conjunction):
+        return [one for operand in expression.operands for one in _required(operand)]
+    return [expression]

@@ -1,0 +1,287 @@
+"""Reads the filter of `ListRollouts`: the subset of AIP-160 that the contract names.
+
+    filter     = conjunction
+    conjunction = disjunction { "AND" disjunction }
+    disjunction = term { "OR" term }                      OR binds more tightly than AND, as in AIP-160
+    term       = [ "NOT" | "-" ] ( "(" conjunction ")" | field operator value )
+
+Source: AIP-160, https://google.aip.dev/160.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from types import MappingProxyType
+from typing import Final
+
+from fulmen.errors import ArgumentInvalid, Violation
+from fulmen_store.rollouts.filter import (
+    Comparison,
+    Conjunction,
+    Disjunction,
+    Expression,
+    Field,
+    Negation,
+    Operator,
+    Value,
+    operators_of,
+)
+from fulmen_store.rollouts.transitions import FailureKind, RolloutState
+
+__all__ = ["MAX_FILTER_CHARS", "parse_filter"]
+
+MAX_FILTER_CHARS: Final = 2048
+MAX_DEPTH: Final = 32
+MAX_INTEGER: Final = 2**31 - 1
+MAX_SHOWN: Final = 40
+
+_TIMES: Final = frozenset({Field.CREATE_TIME, Field.END_TIME})
+_INTEGERS: Final = frozenset({Field.PRIORITY, Field.ENDED_ATTEMPT_COUNT})
+_ENUMS: Final[Mapping[Field, Mapping[str, int]]] = MappingProxyType(
+    {
+        Field.STATE: {state.name: state.value for state in RolloutState},
+        Field.FAILURE_KIND: {kind.name: kind.value for kind in FailureKind if kind} | {"UNSPECIFIED": 0},
+        Field.MODE: {"TRAIN": 1, "VALIDATION": 2, "TEST": 3},
+    }
+)
+
+
+def parse_filter(text: str) -> Expression | None:
+    """Reads a filter; None if it is empty and selects everything.
+
+    Raises:
+        ArgumentInvalid: with every problem of the filter, each with the position of its character, from 1.
+    """
+    if len(text) > MAX_FILTER_CHARS:
+        raise _refused([(0, f"has {len(text)} characters, at most {MAX_FILTER_CHARS} are allowed")])
+    parser = _Parser(text)
+    expression = parser.whole()
+    if parser.problems:
+        raise _refused(sorted(parser.problems))
+    return expression
+
+
+def _refused(problems: list[tuple[int, str]]) -> ArgumentInvalid:
+    return ArgumentInvalid(
+        "The filter is malformed.",
+        violations=[
+            Violation(field="filter", description=f"at character {position}: {text}" if position else text)
+            for position, text in problems
+        ],
+    )
+
+
+class _Kind(Enum):
+    OPEN = auto()
+    CLOSE = auto()
+    OPERATOR = auto()
+    QUOTED = auto()
+    WORD = auto()
+    KEYWORD = auto()
+    BROKEN = auto()
+    END = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Token:
+    kind: _Kind
+    text: str
+    position: int
+
+    @property
+    def shown(self) -> str:
+        """What a person is told was found."""
+        if self.kind is _Kind.END:
+            return "the end"
+        return f"`{self.text}`" if len(self.text) <= MAX_SHOWN else f"`{self.text[:MAX_SHOWN]}...`"
+
+
+_KEYWORDS: Final = frozenset({"AND", "OR", "NOT"})
+_TOKEN: Final = re.compile(
+    r"""(?P<SPACE>\s+) | (?P<OPEN>\() | (?P<CLOSE>\)) | (?P<OPERATOR><=|>=|!=|=|<|>)
+    | (?P<QUOTED>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*') | (?P<WORD>[^\s()=<>!"'\\]+) | (?P<BROKEN>.)""",
+    re.VERBOSE | re.DOTALL,
+)
+_ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
+_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,10}")
+_TIME: Final = re.compile(r"\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}(\.\d{1,9})?([Zz]|[+-]\d{2}:\d{2})", re.ASCII)
+
+
+def _tokens(text: str) -> list[_Token]:
+    found = []
+    for match in _TOKEN.finditer(text):
+        name, part = str(match.lastgroup), match.group()
+        if name == "SPACE":
+            continue
+        if part in _KEYWORDS:
+            name = "KEYWORD"
+        found.append(_Token(kind=_Kind[name], text=part, position=match.start() + 1))
+    return [*found, _Token(kind=_Kind.END, text="", position=len(text) + 1)]
+
+
+class _Parser:
+    """Reads tokens from left to right; goes on after a problem so that all of them are found."""
+
+    def __init__(self, text: str) -> None:
+        self.problems: list[tuple[int, str]] = []
+        self._tokens = _tokens(text)
+        self._at = 0
+        self._depth = 0
+        self._gave_up = False
+
+    def whole(self) -> Expression | None:
+        """Reads the whole filter."""
+        if self._peek().kind is _Kind.END:
+            return None
+        expression = self._conjunction()
+        while self._peek().kind is not _Kind.END:
+            # Only a parenthesis too many stops a conjunction early.
+            self._note(self._take(), "closes a parenthesis that was not opened")
+            if self._took("AND") or self._took("OR"):
+                self._conjunction()
+        return expression
+
+    def _peek(self) -> _Token:
+        return self._tokens[self._at]
+
+    def _take(self) -> _Token:
+        token = self._peek()
+        if token.kind is not _Kind.END:
+            self._at += 1
+        return token
+
+    def _took(self, keyword: str) -> bool:
+        if self._peek().kind is _Kind.KEYWORD and self._peek().text == keyword:
+            self._at += 1
+            return True
+        return False
+
+    def _note(self, token: _Token, text: str) -> None:
+        self.problems.append((token.position, text))
+
+    def _conjunction(self) -> Expression | None:
+        operands = [self._disjunction()]
+        while self._peek().kind not in (_Kind.END, _Kind.CLOSE):
+            if not self._took("AND"):
+                self._note(self._peek(), f"expected AND or OR, found {self._peek().shown}")
+                if self._peek().kind in (_Kind.OPERATOR, _Kind.QUOTED, _Kind.BROKEN):
+                    self._skip()
+                    continue
+            operands.append(self._disjunction())
+        return _joined(Conjunction, operands)
+
+    def _disjunction(self) -> Expression | None:
+        operands = [self._term()]
+        while self._took("OR"):
+            operands.append(self._term())
+        return _joined(Disjunction, operands)
+
+    def _term(self) -> Expression | None:
+        negated = False
+        while self._took("NOT"):
+            negated = not negated
+        if self._peek().kind is _Kind.WORD and self._peek().text.startswith("-"):
+            negated = not negated
+            self._drop_minus()
+        operand = self._nested() if self._peek().kind is _Kind.OPEN else self._comparison()
+        return operand if operand is None or not negated else Negation(operand)
+
+    def _drop_minus(self) -> None:
+        word = self._peek()
+        if word.text == "-":
+            self._take()
+        else:
+            self._tokens[self._at] = _Token(kind=_Kind.WORD, text=word.text[1:], position=word.position + 1)
+
+    def _nested(self) -> Expression | None:
+        opened = self._take()
+        if self._depth == MAX_DEPTH:
+            self._note(opened, f"parentheses are nested more than {MAX_DEPTH} deep")
+            self._gave_up, self._at = True, len(self._tokens) - 1
+            return None
+        self._depth += 1
+        expression = self._conjunction()
+        self._depth -= 1
+        if self._peek().kind is _Kind.CLOSE:
+            self._take()
+        elif not self._gave_up:
+            self._note(opened, "the parenthesis is not closed")
+        return expression
+
+    def _comparison(self) -> Expression | None:
+        name = self._peek()
+        if name.kind is not _Kind.WORD:
+            self._note(name, f"expected a field, found {name.shown}")
+            self._skip()
+            return None
+        self._take()
+        operator = self._peek()
+        if operator.kind is not _Kind.OPERATOR:
+            self._note(
+                operator, f"expected one of = != < <= > >= after `{name.text[:MAX_SHOWN]}`, found {operator.shown}"
+            )
+            self._skip()
+            return None
+        self._take()
+        value = self._peek()
+        if value.kind not in (_Kind.WORD, _Kind.QUOTED):
+            self._note(value, f"expected a value, found {value.shown}")
+            self._skip()
+            return None
+        self._take()
+        return self._checked(name, operator, value)
+
+    def _skip(self) -> None:
+        """Goes to where the next term may begin; what is between was the problem just noted."""
+        while self._peek().kind not in (_Kind.END, _Kind.CLOSE) and self._peek().text not in ("AND", "OR"):
+            self._take()
+
+    def _checked(self, name: _Token, sign: _Token, value: _Token) -> Expression | None:
+        if name.text not in Field.__members__.values():
+            self._note(name, f"{name.shown} is not one of {', '.join(Field)}")
+            return None
+        field, operator = Field(name.text), Operator(sign.text)
+        if operator not in operators_of(field):
+            self._note(sign, f"{field} has no order: only = and != compare it")
+        read = self._value(field, value)
+        return None if read is None else Comparison(field=field, operator=operator, value=read)
+
+    def _value(self, field: Field, token: _Token) -> Value | None:
+        text = token.text if token.kind is _Kind.WORD else _ESCAPE.sub(r"\1", token.text[1:-1])
+        if field in _ENUMS:
+            number = _ENUMS[field].get(text)
+            if number is None:
+                self._note(token, f"{token.shown} is not one of {', '.join(_ENUMS[field])}")
+            return number
+        if field in _INTEGERS:
+            if _INTEGER.fullmatch(text) and abs(int(text)) <= MAX_INTEGER:
+                return int(text)
+            self._note(token, f"{token.shown} is not an integer of 32 bits")
+            return None
+        if field in _TIMES:
+            return self._time(token, text)
+        if "\0" in text:
+            self._note(token, "holds a NUL character")
+            return None
+        return text
+
+    def _time(self, token: _Token, text: str) -> datetime.datetime | None:
+        if token.kind is _Kind.QUOTED and _TIME.fullmatch(text):
+            try:
+                return datetime.datetime.fromisoformat(text.upper()).astimezone(datetime.UTC)
+            except (ValueError, OverflowError):
+                pass
+        self._note(token, f'{token.shown} is not a time of RFC 3339 in quotes, such as "2026-03-14T10:15:00Z"')
+        return None
+
+
+def _joined(kind: type[Conjunction] | type[Disjunction], operands: list[Expression | None]) -> Expression | None:
+    """Joins what could be read; one operand stands for itself."""
+    known = tuple(operand for operand in operands if operand is not None)
+    if len(known) > 1:
+        return kind(known)
+    return known[0] if known else None

@@ -1,0 +1,32 @@
+-- The expressions behind the fields of a rollout filter (fulmen_store.rollouts.filter.Field), over the rows r, i and
+-- e of the statements in rollout_lists.sql. A test prepares each of them with each of its operators.
+
+-- name: state
+coalesce(e.state, case when i.session is not null then 2 when i.delayed and i.epoch > 0 then 3 else 1 end)
+
+-- name: failure_kind
+coalesce(e.failure_kind, 0)
+
+-- name: mode
+r.mode
+
+-- name: priority
+- r.rank
+
+-- name: group_id
+coalesce(r.group_id, '')
+
+-- name: task_type
+coalesce((select n.name from interned_name n where n.id = r.task_type), '')
+
+-- name: agent
+coalesce((select n.name from interned_name n where n.id = r.agent), '')
+
+-- name: create_time
+r.created_at
+
+-- name: end_time
+e.ended_at
+
+-- name: ended_attempt_count
+(select count(*) from attempt a where a.rollout_id = r.id)

@@ -1,0 +1,123 @@
+"""Lists of rollouts in PostgreSQL, in time that does not depend on how few of them a filter selects.
+
+A list walks an index by id in windows of rows. It goes on until the page is full, the rows are at an end or its time is
+up; a page may therefore be short, or even empty, although more follows (AIP-158).
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+import asyncpg
+
+from fulmen_store.database.database import Database
+from fulmen_store.rollouts.filter import Expression, creation_bounds, requires_state
+from fulmen_store.rollouts.filter_sql import compiled
+from fulmen_store.rollouts.records import RolloutView
+from fulmen_store.rollouts.table import view_of
+from fulmen_store.rollouts.transitions import RolloutState
+
+__all__ = ["ListedPage", "PgRolloutLists"]
+
+WINDOW_ROWS: Final = 5000
+PAGE_LIMIT_S: Final = 2.0
+LOWEST_ID: Final = UUID(int=0)
+HIGHEST_ID: Final = UUID(int=2**128 - 1)
+# A supplied id may hold a time up to an hour before its creation and five minutes after it; clocks differ a little more.
+ID_BEFORE_CREATION: Final = datetime.timedelta(hours=1, minutes=10)
+ID_AFTER_CREATION: Final = datetime.timedelta(minutes=15)
+_RANDOM_BITS: Final = 80
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedPage:
+    """One page, and the id below which the next one begins; None at the end."""
+
+    views: list[RolloutView]
+    next_before: UUID | None
+
+
+class PgRolloutLists:
+    """Reads lists of rollouts."""
+
+    def __init__(
+        self, database: Database, *, window_rows: int = WINDOW_ROWS, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Takes the database; `window_rows` is how many rows one statement looks at, at most."""
+        self._database = database
+        self._window_rows = window_rows
+        self._clock = clock
+
+    async def page(
+        self,
+        project_id: int,
+        run_id: int | None,
+        *,
+        where: Expression | None,
+        before: UUID | None,
+        limit: int,
+        limit_s: float = PAGE_LIMIT_S,
+    ) -> ListedPage:
+        """Returns rollouts that `where` selects, newest first, with ids below `before`."""
+        lowest, highest = _id_bounds(where)
+        upper = highest if before is None else min(before, highest)
+        until = self._clock() + limit_s
+        found: list[RolloutView] = []
+        while True:
+            lower = await self._window_end(project_id, run_id, where, upper, lowest)
+            wanted = limit + 1 - len(found)
+            found += await self._window(project_id, run_id, where, upper, lower or lowest, wanted)
+            if len(found) > limit:
+                return ListedPage(views=found[:limit], next_before=found[limit - 1].rollout_id)
+            if lower is None:
+                return ListedPage(views=found, next_before=None)
+            upper = lower
+            if self._clock() >= until:
+                return ListedPage(views=found, next_before=upper)
+
+    async def _window_end(
+        self, project_id: int, run_id: int | None, where: Expression | None, upper: UUID, lowest: UUID
+    ) -> UUID | None:
+        """Returns the id of the last row of the window; None if it reaches the end of the list."""
+        if where is None:
+            return None
+        arguments: list[object] = [project_id, upper, lowest, self._window_rows - 1]
+        if requires_state(where, RolloutState.FAILED):
+            row = await self._database.fetch_row("dead_window", *arguments)
+        elif run_id is None:
+            row = await self._database.fetch_row("project_window", *arguments)
+        else:
+            row = await self._database.fetch_row("run_window", *arguments, run_id)
+        return None if row is None else row["id"]
+
+    async def _window(
+        self, project_id: int, run_id: int | None, where: Expression | None, upper: UUID, lower: UUID, limit: int
+    ) -> list[RolloutView]:
+        arguments: list[object] = [project_id, upper, lower, limit]
+        if where is not None and requires_state(where, RolloutState.FAILED):
+            name, arguments = "list_dead_rollouts", [*arguments, run_id]
+        elif run_id is None:
+            name = "list_project_rollouts"
+        else:
+            name, arguments = "list_run_rollouts", [*arguments, run_id]
+        condition, values = compiled(where, first=len(arguments) + 1)
+        rows: list[asyncpg.Record] = await self._database.fetch_filtered(name, condition, *arguments, *values)
+        return [view_of(row) for row in rows]
+
+
+def _id_bounds(where: Expression | None) -> tuple[UUID, UUID]:
+    """Returns the lowest id that can be selected, and one that is above all that can be."""
+    earliest, latest = creation_bounds(where)
+    low = LOWEST_ID if earliest is None else _id_at(earliest, -ID_BEFORE_CREATION)
+    high = HIGHEST_ID if latest is None else _id_at(latest, ID_AFTER_CREATION)
+    return low, high
+
+
+def _id_at(moment: datetime.datetime, shift: datetime.timedelta) -> UUID:
+    milliseconds = round((moment.timestamp() + shift.total_seconds()) * 1000)
+    return UUID(int=min(max(milliseconds, 0), 2**48 - 1) << _RANDOM_BITS)

@@ -1,0 +1,275 @@
+"""What a caller asks for when it creates a rollout, and everything that can be wrong with it.
+
+Every problem of every rollout is found before anything is written, and all of them are told at once.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from hashlib import sha256
+from typing import Final
+from uuid import UUID
+
+from fulmen.errors import ArgumentInvalid, Violation
+from fulmen.ids import parse_rollout_name, uuid7_unix_ms
+from fulmen_store.malformed import malformed
+from fulmen_store.rollouts.transitions import FailureKind, RetryPolicy
+
+__all__ = ["RETRY_OF", "NewRollout", "check_rollouts", "group_key_of", "require_training_run"]
+
+# The key under which the metadata of a rollout names the one that it runs again; it comes on top of the caller's own.
+RETRY_OF: Final = "fulmen.retry_of"
+
+MAX_ROLLOUTS: Final = 1000
+MAX_INPUT_BYTES: Final = 256 * 1024
+MAX_TEXT: Final = 128
+MAX_TASK_TYPE: Final = 64
+MAX_GROUP_SIZE: Final = 4096
+MAX_RESOURCES: Final = 32
+MAX_LABELS: Final = 16
+MAX_METADATA: Final = 32
+MAX_METADATA_BYTES: Final = 1024
+MAX_PRIORITY: Final = 100
+MAX_ATTEMPTS: Final = 100
+MAX_TIMEOUT_S: Final = 24 * 3600.0
+MAX_BACKOFF_S: Final = 60.0
+MAX_TOKEN_BUDGET: Final = 10**12
+OLDEST_ID_MS: Final = 3600 * 1000
+NEWEST_ID_MS: Final = 300 * 1000
+LARGEST_MODE: Final = 3
+
+_PROJECT: Final = re.compile(r"projects/[a-z0-9-]{1,63}")
+_TRAINING_RUN: Final = re.compile(r"trainingRuns/[A-Za-z0-9._-]{1,128}")
+_RESOURCE_VERSION: Final = re.compile(r"resources/[a-z0-9._-]{1,128}/versions/[1-9][0-9]{0,17}")
+_LABEL_KEY: Final = re.compile(r"[A-Za-z0-9._/-]{1,63}")
+
+
+# Not frozen: one is made for every rollout, and freezing makes that four times as slow. Never changed.
+@dataclass(slots=True, kw_only=True)
+class NewRollout:
+    """A rollout as a caller asks for it, unset values already replaced by their defaults.
+
+    Attributes:
+        name: `rollouts/{uuid7}`, or empty to have one minted.
+        request: what is stored and later handed to the runner, opaque here; holds neither name nor state.
+        retry_on: numbers of failure kinds.
+        retry_of: the dead rollout that it runs again; with `retry_once` only if that was not done yet.
+    """
+
+    request: bytes
+    name: str = ""
+    project: str = "projects/default"
+    training_run: str = ""
+    group_id: str = ""
+    group_size: int = 1
+    mode: int = 1
+    input_size: int = 0
+    content_type: str = "application/json"
+    agent: str = ""
+    resource_versions: Mapping[str, str] = field(default_factory=dict)
+    priority: int = 0
+    not_before: datetime.datetime | None = None
+    required_labels: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    max_attempts: int = 3
+    attempt_timeout_s: float = 900.0
+    retry_on: Sequence[int] = ()
+    retry_backoff_s: float = 1.0
+    task_type: str = ""
+    deadline: datetime.datetime | None = None
+    hedged: bool = False
+    model_token_budget: int = 0
+    retry_of: UUID | None = None
+    retry_once: bool = False
+
+    @property
+    def agent_id(self) -> str:
+        """The resource id of the agent, `agent.x` of `resources/agent.x/versions/3`; empty if it names none."""
+        return self.agent.split("/")[1] if self.agent else ""
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """The names of all resource versions that it pins, each once."""
+        if not self.resource_versions:
+            return (self.agent,) if self.agent else ()
+        return tuple(sorted({*self.resource_versions.values(), *([self.agent] if self.agent else ())}))
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The required labels as sorted `key=value` strings."""
+        return tuple(sorted(f"{key}={value}" for key, value in self.required_labels.items()))
+
+    @property
+    def scope(self) -> tuple[str, str, str, str]:
+        """The names that it refers to: project, training run, task type and agent."""
+        return self.project, self.training_run, self.task_type, self.agent
+
+    @property
+    def policy(self) -> RetryPolicy:
+        """The retry policy."""
+        return _policy(self.max_attempts, tuple(self.retry_on), round(self.retry_backoff_s * 1000))
+
+    def group_key(self, project_id: int) -> UUID | None:
+        """The key of its group, the same for all members; None if it names no group."""
+        return group_key_of(project_id, self.training_run, self.group_id) if self.group_id else None
+
+
+def group_key_of(project_id: int, training_run: str, group_id: str) -> UUID:
+    """Returns the key of a group: its id within its training run, or within its project if it has none."""
+    return UUID(bytes=sha256(f"{project_id}\0{training_run}\0{group_id}".encode()).digest()[:16])
+
+
+@lru_cache(maxsize=1024)
+def _policy(max_attempts: int, retry_on: tuple[int, ...], backoff_ms: int) -> RetryPolicy:
+    mask = RetryPolicy.mask_of(frozenset(map(FailureKind, retry_on)))
+    return RetryPolicy(max_attempts=max_attempts, retry_mask=mask, backoff_ms=backoff_ms)
+
+
+def check_rollouts(rollouts: Sequence[NewRollout], *, request_id: str, now_ms: int | None) -> None:
+    """Checks a whole request.
+
+    Args:
+        rollouts: what is asked for.
+        request_id: the caller's id of the request; may be empty.
+        now_ms: the store's clock, Unix milliseconds; None leaves the times of names and deadlines unchecked.
+
+    Raises:
+        ArgumentInvalid: with every problem of every rollout.
+    """
+    violations = [
+        Violation(field=f"rollouts[{index}].{path}", description=text)
+        for index, rollout in enumerate(rollouts)
+        for path, text in _problems(rollout, now_ms)
+    ]
+    if not 1 <= len(rollouts) <= MAX_ROLLOUTS:
+        violations.append(
+            Violation(field="rollouts", description=f"has {len(rollouts)} entries, allowed are 1 to 1000")
+        )
+    if len(request_id) > MAX_TEXT:
+        violations.append(Violation(field="request_id", description="is longer than 128 characters"))
+    violations += _group_problems(rollouts)
+    names = [rollout.name for rollout in rollouts if rollout.name]
+    if len(set(names)) != len(names):
+        violations.append(Violation(field="rollouts", description="names a rollout twice"))
+    if violations:
+        raise ArgumentInvalid("The rollouts cannot be created.", violations=violations)
+
+
+def require_training_run(name: str) -> None:
+    """Checks the name of a training run.
+
+    Raises:
+        ArgumentInvalid: if it is malformed.
+    """
+    if not _TRAINING_RUN.fullmatch(name):
+        raise malformed("training_run", "is not of the form trainingRuns/{training_run}")
+
+
+def _problems(rollout: NewRollout, now_ms: int | None) -> Iterator[tuple[str, str]]:
+    if rollout.name:
+        yield from _name_problems(rollout.name, now_ms)
+    if not _PROJECT.fullmatch(rollout.project):
+        yield "project", "is not of the form projects/{project}"
+    if rollout.training_run and not _TRAINING_RUN.fullmatch(rollout.training_run):
+        yield "training_run", "is not of the form trainingRuns/{id}"
+    if rollout.group_id or rollout.group_size != 1:
+        yield from _membership_problems(rollout)
+    if not 0 <= rollout.mode <= LARGEST_MODE:
+        yield "mode", f"{rollout.mode} is not a known mode"
+    if rollout.input_size > MAX_INPUT_BYTES:
+        yield "input", f"has {rollout.input_size} bytes, at most {MAX_INPUT_BYTES} are allowed"
+    if len(rollout.content_type) > MAX_TEXT:
+        yield "input_content_type", "is longer than 128 characters"
+    if rollout.agent and not _RESOURCE_VERSION.fullmatch(rollout.agent):
+        yield "agent", "is not of the form resources/{id}/versions/{n}"
+    yield from _schedule_problems(rollout, now_ms)
+    if rollout.resource_versions or rollout.required_labels or rollout.metadata:
+        yield from _map_problems(rollout)
+    yield from _policy_problems(rollout)
+
+
+def _schedule_problems(rollout: NewRollout, now_ms: int | None) -> Iterator[tuple[str, str]]:
+    if not -MAX_PRIORITY <= rollout.priority <= MAX_PRIORITY:
+        yield "priority", f"is {rollout.priority}, allowed are -100 to 100"
+    if len(rollout.task_type) > MAX_TASK_TYPE:
+        yield "task_type", f"is longer than {MAX_TASK_TYPE} characters"
+    if now_ms is not None and rollout.deadline is not None and rollout.deadline.timestamp() * 1000 <= now_ms:
+        yield "deadline_time", "has passed already"
+
+
+def _membership_problems(rollout: NewRollout) -> Iterator[tuple[str, str]]:
+    if len(rollout.group_id) > MAX_TEXT:
+        yield "group_id", "is longer than 128 characters"
+    if not 1 <= rollout.group_size <= MAX_GROUP_SIZE:
+        yield "group_size", f"is {rollout.group_size}, allowed are 1 to {MAX_GROUP_SIZE}"
+    elif rollout.group_size > 1 and not rollout.group_id:
+        yield "group_id", "is needed when group_size is above 1"
+
+
+def _name_problems(name: str, now_ms: int | None) -> Iterator[tuple[str, str]]:
+    try:
+        rollout_id = parse_rollout_name(name)
+    except ArgumentInvalid:
+        yield "name", "is not of the form rollouts/{uuid7}"
+        return
+    if rollout_id.version != 7 or rollout_id.variant != uuid.RFC_4122 or str(rollout_id) != name.partition("/")[2]:
+        yield "name", "does not hold a UUID of version 7 in lower case"
+    elif now_ms is not None and not now_ms - OLDEST_ID_MS <= uuid7_unix_ms(rollout_id) <= now_ms + NEWEST_ID_MS:
+        yield "name", "holds a time further than 1 hour before or 5 minutes after the store's clock"
+
+
+def _map_problems(rollout: NewRollout) -> Iterator[tuple[str, str]]:
+    if len(rollout.resource_versions) > MAX_RESOURCES:
+        yield "resource_versions", f"has more than {MAX_RESOURCES} entries"
+    for key, value in rollout.resource_versions.items():
+        if not _RESOURCE_VERSION.fullmatch(value):
+            yield f"resource_versions[{key[:MAX_TEXT]}]", "is not of the form resources/{id}/versions/{n}"
+    if len(rollout.required_labels) > MAX_LABELS:
+        yield "required_labels", f"has more than {MAX_LABELS} entries"
+    for key, value in rollout.required_labels.items():
+        if not _LABEL_KEY.fullmatch(key) or len(value) > MAX_TEXT or not value.isprintable():
+            yield f"required_labels[{key[:MAX_TEXT]}]", "is not a key of [A-Za-z0-9._/-] with a printable value"
+    if sum(key != RETRY_OF for key in rollout.metadata) > MAX_METADATA:
+        yield "metadata", f"has more than {MAX_METADATA} entries"
+    for key, value in rollout.metadata.items():
+        if len(key.encode()) + len(value.encode()) > MAX_METADATA_BYTES:
+            yield f"metadata[{key[:MAX_TEXT]}]", "is larger than 1 KiB"
+
+
+def _policy_problems(rollout: NewRollout) -> Iterator[tuple[str, str]]:
+    if not 1 <= rollout.max_attempts <= MAX_ATTEMPTS:
+        yield "policy.max_attempts", f"is {rollout.max_attempts}, allowed are 1 to 100"
+    if not 0 < rollout.attempt_timeout_s <= MAX_TIMEOUT_S:
+        yield "policy.attempt_timeout", f"is {rollout.attempt_timeout_s:g} s, allowed are above 0 s to 24 h"
+    if not 0 <= rollout.retry_backoff_s <= MAX_BACKOFF_S:
+        yield "policy.retry_backoff", f"is {rollout.retry_backoff_s:g} s, allowed are 0 s to 60 s"
+    if not 0 <= rollout.model_token_budget <= MAX_TOKEN_BUDGET:
+        yield "policy.model_token_budget", f"is {rollout.model_token_budget}, allowed are 1 to {MAX_TOKEN_BUDGET}"
+    for kind in rollout.retry_on:
+        if not FailureKind.AGENT_ERROR <= kind <= FailureKind.RELEASED:
+            yield "policy.retry_on", f"{kind} is not a known failure kind"
+
+
+def _group_problems(rollouts: Iterable[NewRollout]) -> list[Violation]:
+    sizes: dict[tuple[str, str, str], int] = {}
+    counts: dict[tuple[str, str, str], int] = {}
+    violations = []
+    for index, rollout in enumerate(rollouts):
+        if not rollout.group_id:
+            continue
+        key = (rollout.project, rollout.training_run, rollout.group_id)
+        counts[key] = counts.get(key, 0) + 1
+        if sizes.setdefault(key, rollout.group_size) != rollout.group_size:
+            violations.append(
+                Violation(field=f"rollouts[{index}].group_size", description="differs from that of its group's members")
+            )
+        elif counts[key] > rollout.group_size:
+            violations.append(
+                Violation(field=f"rollouts[{index}].group_id", description="the group has more members than group_size")
+            )
+    return violations

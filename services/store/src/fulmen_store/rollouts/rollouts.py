@@ -1,0 +1,331 @@
+"""Use cases of the queue: create and cancel.
+
+Invariant: creation is idempotent twice over, by the caller's rollout ids and by its request id.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Final
+from uuid import UUID
+
+from fulmen.errors import ArgumentInvalid, DatabaseUnavailable, FulmenError, RolloutExists, Violation
+from fulmen.ids import rollout_name
+from fulmen_store.database.group_commit import GroupCommitter
+from fulmen_store.leases.leases import Grant
+from fulmen_store.resources.lifetimes import ExpiringVersions
+from fulmen_store.rollouts.records import (
+    Cancelled,
+    CancelOutcome,
+    NameKind,
+    NewItem,
+    RolloutAppeared,
+    RolloutTable,
+)
+from fulmen_store.rollouts.requests import NewRollout, check_rollouts
+from fulmen_store.rollouts.transitions import FINAL_STATES
+from fulmen_store.scheduling.dispatcher import Dispatcher
+from fulmen_store.scheduling.fair_queue import ReadyItem, waits_since
+from fulmen_store.scheduling.runner_streams import CancelAsked, Notice
+
+__all__ = ["Rollouts"]
+
+CREATE: Final = "BatchCreateRollouts"
+MAX_CREATE_ROUNDS: Final = 5
+CANCEL_PAGE: Final = 1000
+BEFORE_ALL: Final = (-32768, UUID(int=0))
+MAX_CANCEL_ROUNDS: Final = 5
+
+
+class Rollouts:
+    """Creates and cancels rollouts."""
+
+    def __init__(
+        self,
+        *,
+        table: RolloutTable,
+        versions: ExpiringVersions,
+        dispatcher: Dispatcher,
+        finished: Callable[[frozenset[int]], None],
+        tell: Callable[[Sequence[tuple[UUID, Notice]]], None],
+        admit: Callable[[Iterable[int]], Awaitable[None]],
+        new_ids: Callable[[int], Sequence[UUID]],
+        now: Callable[[], datetime.datetime],
+        cancel_grace_s: float = 30.0,
+        observe_batch: Callable[[str, int], None] = lambda _name, _rows: None,
+    ) -> None:
+        """Wires the use cases.
+
+        Args:
+            table: where rollouts live.
+            versions: knows the versions that have a ttl.
+            dispatcher: finds runners for what is new, and is told what has to wait.
+            finished: told the projects in which rollouts became final.
+            tell: passes notices on to runner sessions.
+            admit: refuses new rollouts, each named by its project, of which too many would wait.
+            new_ids: mints so many UUIDv7s.
+            now: the clock, in UTC.
+            cancel_grace_s: how long a runner has to stop a cancelled attempt, seconds.
+            observe_batch: told the size of every commit.
+        """
+        self._table = table
+        self._versions = versions
+        self._dispatcher = dispatcher
+        self._finished = finished
+        self._tell = tell
+        self._admit = admit
+        self._new_ids = new_ids
+        self._now = now
+        self._cancel_grace_s = cancel_grace_s
+        self.creations: GroupCommitter[NewItem, bool] = GroupCommitter(
+            "create_rollouts", self._create, observe_batch=observe_batch
+        )
+
+    async def create(self, rollouts: Sequence[NewRollout], *, request_id: str = "", method: str = CREATE) -> list[UUID]:
+        """Creates rollouts, all or none, and returns their ids in order once they are durable.
+
+        Raises:
+            ArgumentInvalid: with every problem of every rollout.
+            RolloutExists: if a supplied name is taken by different content.
+            QuotaExceeded: if the project may not have so many waiting.
+        """
+        try:
+            check_rollouts(rollouts, request_id=request_id, now_ms=round(self._now().timestamp() * 1000))
+        except ArgumentInvalid:
+            # A time may have passed since: that keeps no repeat from its first result.
+            first = await self._repeated(rollouts, request_id=request_id, method=method)
+            if not first:
+                raise
+            return first
+        items = await self._items(rollouts)
+        named = any(rollout.name for rollout in rollouts)
+        if not request_id:
+            await self._create_missing(items, doubted=named)
+            return [item.rollout_id for item in items]
+        project_id, ids = items[0].project_id, [item.rollout_id for item in items]
+        first = await self._table.log_request(project_id, method, request_id, ids)
+        if first != ids:
+            if await self._all_stored(first):
+                return first
+            items = _with_ids(items, first)
+        try:
+            await self._create_missing(items, doubted=named or first != ids)
+        except DatabaseUnavailable:
+            raise
+        except FulmenError:
+            # Whoever repeats the request at the same moment may have created it, from other content even.
+            if await self._all_stored(first):
+                return first
+            await self._table.forget_request(project_id, method, request_id, first)
+            raise
+        return first
+
+    async def first_result(self, project_id: int, request_id: str, *, method: str) -> tuple[list[UUID], bool]:
+        """Returns the ids that the first request of this id was given, and whether they were created."""
+        first = await self._table.logged_request(project_id, method, request_id)
+        return first, bool(first) and await self._all_stored(first)
+
+    async def _repeated(self, rollouts: Sequence[NewRollout], *, request_id: str, method: str) -> list[UUID]:
+        """Returns the ids of a request that was granted before; none if it was not."""
+        try:
+            check_rollouts(rollouts, request_id=request_id, now_ms=None)
+        except ArgumentInvalid:
+            return []
+        items = await self._items(rollouts)
+        if request_id:
+            first, created = await self.first_result(items[0].project_id, request_id, method=method)
+            return first if created else []
+        return [] if await self._missing(items) else [item.rollout_id for item in items]
+
+    async def _create_missing(self, items: Sequence[NewItem], *, doubted: bool) -> None:
+        """Creates those that do not exist, in one commit; `doubted` if some may."""
+        missing = await self._missing(items) if doubted else list(items)
+        uses = await self._versions.uses_of([(item.project_id, item.versions) for item in missing])
+        missing = [replace(item, uses=keys) if keys else item for item, keys in zip(missing, uses, strict=True)]
+        await self._admit(item.project_id for item in missing)
+        for _ in range(MAX_CREATE_ROUNDS):
+            try:
+                await self.creations.submit(missing, size_bytes=sum(len(item.request) + 128 for item in missing))
+                return
+            except RolloutAppeared:
+                # Somebody created one of them just now: nothing of this request was written.
+                there = {item.rollout_id for item in items} - {item.rollout_id for item in await self._missing(items)}
+                missing = [item for item in missing if item.rollout_id not in there]
+        raise DatabaseUnavailable("Rollouts of the same names kept appearing while these were created.")
+
+    async def _all_stored(self, rollout_ids: Sequence[UUID]) -> bool:
+        return len(await self._table.stored(rollout_ids)) == len(set(rollout_ids))
+
+    async def cancel(self, rollout_ids: Sequence[UUID]) -> CancelOutcome:
+        """Cancels rollouts: waiting ones at once, running ones by asking their runners; final ones stay.
+
+        The caller has checked that all of them exist.
+        """
+        pending = set(rollout_ids)
+        cancelled = cancelling = 0
+        for _ in range(MAX_CANCEL_ROUNDS):
+            done = await self._table.cancel(list(pending), grace_s=self._cancel_grace_s)
+            self._announce_cancelled(done)
+            cancelled += sum(one.session_id is None for one in done)
+            cancelling += sum(one.session_id is not None for one in done)
+            pending -= {one.rollout_id for one in done}
+            if not pending:
+                break
+            views = await self._table.view(list(pending))
+            pending = {view.rollout_id for view in views if view.state not in FINAL_STATES}
+            if not pending:
+                break
+        if pending:
+            raise DatabaseUnavailable("Some rollouts kept changing while they were cancelled.", count=len(pending))
+        return CancelOutcome(cancelled=cancelled, cancelling=cancelling)
+
+    async def cancel_run(self, project_id: int, training_run: str) -> CancelOutcome:
+        """Cancels every rollout of a training run that is not final."""
+        run_id = await self._table.find_run(project_id, training_run)
+        cancelled = cancelling = 0
+        after = BEFORE_ALL
+        while page := await self._table.live_of_run(project_id, run_id, after=after, limit=CANCEL_PAGE):
+            outcome = await self.cancel([rollout_id for _, rollout_id in page])
+            cancelled += outcome.cancelled
+            cancelling += outcome.cancelling
+            after = page[-1]
+        return CancelOutcome(cancelled=cancelled, cancelling=cancelling)
+
+    async def _items(self, rollouts: Sequence[NewRollout]) -> list[NewItem]:
+        scopes: dict[tuple[str, str, str, str], _Scope] = {}
+        for rollout in rollouts:
+            key = rollout.scope
+            if key not in scopes:
+                scopes[key] = await self._scope(rollout)
+        fresh = iter(self._new_ids(sum(not rollout.name for rollout in rollouts)))
+        return [
+            _item(rollout, scopes[rollout.scope], UUID(rollout.name.partition("/")[2]) if rollout.name else next(fresh))
+            for rollout in rollouts
+        ]
+
+    async def _scope(self, rollout: NewRollout) -> _Scope:
+        table = self._table
+        project_id = await table.project_id(rollout.project)
+        task_type = rollout.task_type or rollout.agent_id
+        return _Scope(
+            project_id=project_id,
+            run_id=await table.run_id(project_id, rollout.training_run) if rollout.training_run else None,
+            task_type=await table.name_id(project_id, NameKind.TASK_TYPE, task_type) if task_type else None,
+            agent=await table.name_id(project_id, NameKind.AGENT, rollout.agent) if rollout.agent else None,
+        )
+
+    async def _missing(self, items: Sequence[NewItem]) -> list[NewItem]:
+        stored = await self._table.stored([item.rollout_id for item in items])
+        for item in items:
+            if item.rollout_id in stored and stored[item.rollout_id] != (item.project_id, item.request):
+                raise RolloutExists("The name is taken by a different rollout.", rollout=rollout_name(item.rollout_id))
+        return [item for item in items if item.rollout_id not in stored]
+
+    async def _create(self, items: Sequence[NewItem]) -> list[bool]:
+        now = self._now()
+        waiting = [(_ready(item), _delay_s(item, now)) for item in items]
+        # A runner that waits gets the rollout in the commit that creates it.
+        matches = self._dispatcher.match_new([ready for ready, delay_s in waiting if delay_s <= 0])
+        sessions = [matches[item.rollout_id].session_id if item.rollout_id in matches else None for item in items]
+        try:
+            created = await self._table.create(items, sessions)
+        except DatabaseUnavailable:
+            self._dispatcher.doubt(matches)
+            raise
+        except FulmenError:
+            self._dispatcher.unmatch(matches)
+            raise
+        self._dispatcher.deliver_new(matches, _first_grants(items, sessions, created))
+        rest = [one for one in waiting if one[0].rollout_id in created and one[0].rollout_id not in matches]
+        if rest:
+            self._dispatcher.offer(rest)
+        return [item.rollout_id in created for item in items]
+
+    def _announce_cancelled(self, done: Sequence[Cancelled]) -> None:
+        finished = frozenset(one.project_id for one in done if one.session_id is None)
+        if finished:
+            self._finished(finished)
+        self._tell(
+            [
+                (one.session_id, CancelAsked(attempts=[(one.rollout_id, one.epoch)]))
+                for one in done
+                if one.session_id is not None
+            ]
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scope:
+    """The numbers of the names that a rollout refers to."""
+
+    project_id: int
+    run_id: int | None
+    task_type: int | None
+    agent: int | None
+
+
+def _item(rollout: NewRollout, scope: _Scope, rollout_id: UUID) -> NewItem:
+    return NewItem(
+        rollout_id=rollout_id,
+        project_id=scope.project_id,
+        run_id=scope.run_id,
+        group_key=rollout.group_key(scope.project_id) if rollout.group_id else None,
+        group_size=rollout.group_size,
+        rank=-rollout.priority,
+        not_before=rollout.not_before,
+        policy=rollout.policy,
+        labels=rollout.labels if rollout.required_labels else (),
+        request=rollout.request,
+        mode=rollout.mode,
+        group_id=rollout.group_id,
+        task_type=scope.task_type,
+        agent=scope.agent,
+        deadline=rollout.deadline,
+        timeout_ms=max(1, round(rollout.attempt_timeout_s * 1000)),
+        hedged=rollout.hedged,
+        versions=rollout.versions,
+        retry_of=rollout.retry_of,
+        retry_once=rollout.retry_once,
+    )
+
+
+def _with_ids(items: Sequence[NewItem], rollout_ids: Sequence[UUID]) -> list[NewItem]:
+    """Gives rollouts the ids that the first request of the same id was given.
+
+    Raises:
+        ArgumentInvalid: if there were more or fewer of them then.
+    """
+    if len(items) != len(rollout_ids):
+        text = f"was used by a request with {len(rollout_ids)} rollouts that has not come to an end"
+        raise ArgumentInvalid(
+            "The request's id belongs to another request.", violations=[Violation(field="request_id", description=text)]
+        )
+    return [replace(item, rollout_id=rollout_id) for item, rollout_id in zip(items, rollout_ids, strict=True)]
+
+
+def _ready(item: NewItem) -> ReadyItem:
+    run_at_s = item.not_before.timestamp() if item.not_before is not None else None
+    return ReadyItem(
+        rollout_id=item.rollout_id,
+        project_id=item.project_id,
+        rank=item.rank,
+        labels=frozenset(item.labels),
+        group_key=item.group_key,
+        task_type=item.task_type,
+        agent=item.agent,
+        since_s=waits_since(item.rollout_id, run_at_s),
+    )
+
+
+def _delay_s(item: NewItem, now: datetime.datetime) -> float:
+    return (item.not_before - now).total_seconds() if item.not_before is not None else 0.0
+
+
+def _first_grants(items: Sequence[NewItem], sessions: Sequence[UUID | None], created: Set[UUID]) -> list[Grant]:
+    return [
+        Grant(rollout_id=item.rollout_id, session_id=session, epoch=1, project_id=item.project_id, request=item.request)
+        for item, session in zip(items, sessions, strict=True)
+        if session is not None and item.rollout_id in created
+    ]

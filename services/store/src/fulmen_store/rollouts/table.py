@@ -1,0 +1,263 @@
+"""Rollouts in PostgreSQL."""
+
+from __future__ import annotations
+
+import datetime
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+import asyncpg
+
+from fulmen_store.database.database import Database, Transaction, columns
+from fulmen_store.projects.projects import is_project_name, unknown_project
+from fulmen_store.rollouts.records import (
+    NO_RUN,
+    Cancelled,
+    NameKind,
+    NewItem,
+    RolloutAppeared,
+    RolloutRetried,
+    RolloutView,
+    RunningAttempt,
+)
+from fulmen_store.rollouts.requests import require_training_run
+from fulmen_store.rollouts.transitions import AttemptState, FailureKind, RolloutState
+
+__all__ = ["AttemptView", "PgRollouts", "view_of"]
+
+LABEL_SEPARATOR = "\x1f"
+NAMES_REMEMBERED = 10_000
+ID_BYTES = 16
+RETRY_TABLE = "rollout_retry"
+ROLLOUT_PARTITION = "rollout_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptView:
+    """An ended attempt."""
+
+    rollout_id: UUID
+    number: int
+    state: AttemptState
+    failure_kind: FailureKind
+    rollout_state: RolloutState
+    session_id: UUID
+    host: str
+    started_at: datetime.datetime
+    ended_at: datetime.datetime
+    report: bytes
+
+
+class PgRollouts:
+    """Implements `RolloutTable`, and the reads of the transport."""
+
+    def __init__(self, database: Database) -> None:
+        """Takes the database; numbers of projects and runs are remembered, they never change."""
+        self._database = database
+        self._projects: dict[str, int] = {}
+        self._runs: dict[tuple[int, str], int] = {}
+        self._names: OrderedDict[tuple[int, NameKind, str], int] = OrderedDict()
+
+    async def project_id(self, name: str) -> int:
+        """Returns a project's number.
+
+        Raises:
+            ProjectNotFound: if there is no such project.
+        """
+        known = self._projects.get(name)
+        if known is None:
+            row = await self._database.fetch_row("find_project", name) if is_project_name(name) else None
+            if row is None:
+                raise unknown_project(name)
+            known = self._projects[name] = row["id"]
+        return known
+
+    async def run_id(self, project_id: int, name: str) -> int:
+        """Returns a training run's number; a new run is recorded.
+
+        Raises:
+            ArgumentInvalid: if the name is malformed.
+        """
+        known = self._runs.get((project_id, name))
+        if known is None:
+            require_training_run(name)
+            row = await self._database.fetch_row("ensure_training_run", project_id, name)
+            assert row is not None
+            known = self._runs[project_id, name] = row["id"]
+        return known
+
+    async def find_run(self, project_id: int, name: str) -> int:
+        """Returns a training run's number without recording anything; `NO_RUN` if it is unknown.
+
+        Raises:
+            ArgumentInvalid: if the name is malformed.
+        """
+        known = self._runs.get((project_id, name))
+        if known is None:
+            require_training_run(name)
+            row = await self._database.fetch_row("find_training_run", project_id, name)
+            if row is None:
+                return NO_RUN
+            known = self._runs[project_id, name] = row["id"]
+        return known
+
+    async def name_id(self, project_id: int, kind: NameKind, name: str) -> int:
+        """Returns the number of a name that many rollouts share; a new name is recorded."""
+        key = project_id, kind, name
+        known = self._names.get(key)
+        if known is None:
+            row = await self._database.fetch_row("ensure_name", project_id, kind, name)
+            assert row is not None
+            known = self._names[key] = row["id"]
+            if len(self._names) > NAMES_REMEMBERED:
+                self._names.popitem(last=False)
+        return known
+
+    async def create(self, items: Sequence[NewItem], sessions: Sequence[UUID | None]) -> set[UUID]:
+        """Creates all of them in one commit, each with its lease if it has a session.
+
+        Raises:
+            RolloutAppeared: if one of them exists.
+            RolloutRetried: if one is to run a dead rollout again for the first time, which was already.
+        """
+        rows = [
+            (
+                item.rollout_id, item.project_id, item.run_id, item.group_key, item.group_size, item.rank,
+                item.not_before, item.policy.max_attempts, item.policy.retry_mask, item.policy.backoff_ms,
+                LABEL_SEPARATOR.join(item.labels), item.request, item.mode, item.group_id, item.task_type, item.agent,
+                item.deadline, item.timeout_ms, session,
+            )
+            for item, session in zip(items, sessions, strict=True)
+        ]  # fmt: skip
+        hedged = [item.rollout_id for item in items if item.hedged]
+        uses = columns([(*key, item.rollout_id) for item in items for key in item.uses], 3)
+        arguments = (*columns(rows, 19), hedged, *uses)
+        retries = [item for item in items if item.retry_of is not None]
+        try:
+            if not retries:
+                created = await self._database.fetch("create_rollouts", *arguments)
+            else:
+                async with self._database.transaction() as transaction:
+                    await _mark_retried(transaction, retries)
+                    created = await transaction.fetch("create_rollouts", *arguments)
+        except asyncpg.UniqueViolationError as error:
+            if error.table_name == RETRY_TABLE:
+                raise RolloutRetried("A rollout was run again at the same moment.") from error
+            if error.table_name is None or not error.table_name.startswith(ROLLOUT_PARTITION):
+                raise
+            raise RolloutAppeared("A rollout of the same name was created at the same moment.") from error
+        return {row["id"] for row in created}
+
+    async def stored(self, rollout_ids: Sequence[UUID]) -> dict[UUID, tuple[int, bytes]]:
+        """Returns project and request of those rollouts that exist."""
+        rows = await self._database.fetch("stored_requests", rollout_ids)
+        return {row["id"]: (row["project_id"], row["request"]) for row in rows}
+
+    async def view(self, rollout_ids: Sequence[UUID]) -> list[RolloutView]:
+        """Returns those rollouts that exist, in the order of the ids."""
+        return [view_of(row) for row in await self._database.fetch("get_rollouts", rollout_ids)]
+
+    async def attempts(self, rollout_ids: Sequence[UUID]) -> list[AttemptView]:
+        """Returns the ended attempts of rollouts, by rollout and number."""
+        return [
+            AttemptView(
+                rollout_id=row["rollout_id"],
+                number=row["number"],
+                state=AttemptState(row["state"]),
+                failure_kind=FailureKind(row["failure_kind"]),
+                rollout_state=RolloutState(row["rollout_state"]),
+                session_id=row["session"],
+                host=row["host"] or "",
+                started_at=row["started_at"],
+                ended_at=row["ended_at"],
+                report=row["report"],
+            )
+            for row in await self._database.fetch("get_attempts", rollout_ids)
+        ]
+
+    async def live_of_run(
+        self, project_id: int, run_id: int, *, after: tuple[int, UUID], limit: int
+    ) -> list[tuple[int, UUID]]:
+        """Returns (rank, id) of rollouts of a training run that are neither final nor asked to stop, in order."""
+        rows = await self._database.fetch("live_rollouts_of_run", project_id, run_id, *after, limit)
+        return [(row["rank"], row["id"]) for row in rows]
+
+    async def cancel(self, rollout_ids: Sequence[UUID], *, grace_s: float) -> list[Cancelled]:
+        """Cancels waiting rollouts and marks running ones, in one commit; their runners have the grace to stop."""
+        return [
+            Cancelled(rollout_id=row["id"], project_id=row["project_id"], session_id=row["session"], epoch=row["epoch"])
+            for row in await self._database.fetch("cancel_rollouts", sorted(rollout_ids), grace_s)
+        ]
+
+    async def log_request(
+        self, project_id: int, method: str, request_id: str, rollout_ids: Sequence[UUID]
+    ) -> list[UUID]:
+        """Records the ids that a request's rollouts get unless it has some; returns the recorded ones."""
+        row = await self._database.fetch_row("log_request", project_id, method, request_id, _packed(rollout_ids))
+        if row is not None:
+            return list(rollout_ids)
+        # It can only be gone if it was forgotten this instant.
+        return await self.logged_request(project_id, method, request_id) or list(rollout_ids)
+
+    async def logged_request(self, project_id: int, method: str, request_id: str) -> list[UUID]:
+        """Returns the recorded ids of a request; none if it is not known."""
+        row = await self._database.fetch_row("logged_request", project_id, method, request_id)
+        return [] if row is None else _unpacked(row["result"])
+
+    async def forget_request(self, project_id: int, method: str, request_id: str, rollout_ids: Sequence[UUID]) -> None:
+        """Removes a request's record if it holds these ids."""
+        await self._database.fetch("forget_request", project_id, method, request_id, _packed(rollout_ids))
+
+
+async def _mark_retried(transaction: Transaction, items: Sequence[NewItem]) -> None:
+    for name, once in (("mark_retried_once", True), ("mark_retried", False)):
+        rows = [(item.retry_of, item.rollout_id) for item in items if item.retry_once is once]
+        if rows:
+            await transaction.fetch(name, *columns(rows, 2))
+
+
+def _packed(rollout_ids: Sequence[UUID]) -> bytes:
+    return b"".join(one.bytes for one in rollout_ids)
+
+
+def _unpacked(packed: bytes) -> list[UUID]:
+    return [UUID(bytes=packed[start : start + ID_BYTES]) for start in range(0, len(packed), ID_BYTES)]
+
+
+def view_of(row: asyncpg.Record) -> RolloutView:
+    """Reads a rollout as it is now."""
+    if row["end_state"] is not None:
+        state = RolloutState(row["end_state"])
+    elif row["session"] is not None:
+        state = RolloutState.RUNNING
+    elif row["delayed"] and row["epoch"]:
+        state = RolloutState.RETRY_WAIT
+    else:
+        state = RolloutState.QUEUED
+    running = []
+    if state is RolloutState.RUNNING:
+        running.append(_running(row, ""))
+        if row.get("hedge_session") is not None:
+            running.append(_running(row, "hedge_"))
+    return RolloutView(
+        rollout_id=row["id"],
+        project_id=row["project_id"],
+        request=row["request"],
+        state=state,
+        failure_kind=FailureKind(row["failure_kind"] or 0),
+        created_at=row["created_at"],
+        ended_at=row["ended_at"],
+        running=sorted(running, key=lambda attempt: attempt.number),
+        ended_attempts=row.get("ended_attempts", 0),
+    )
+
+
+def _running(row: asyncpg.Record, prefix: str) -> RunningAttempt:
+    return RunningAttempt(
+        number=row[f"{prefix}epoch"],
+        session_id=row[f"{prefix}session"],
+        host=row[f"{prefix}host"] or "",
+        started_at=row[f"{prefix}leased_at"],
+    )

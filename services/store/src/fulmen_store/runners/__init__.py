@@ -1,0 +1,1 @@
+"""The registry of live runners and the demand for more of them."""

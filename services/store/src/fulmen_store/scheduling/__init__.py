@@ -1,0 +1,1 @@
+"""Scheduling: what waits, in which order, and which runner gets it."""

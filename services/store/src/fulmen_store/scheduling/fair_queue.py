@@ -1,0 +1,352 @@
+"""The waiting work of one replica, in memory, in the order in which it is handed out.
+
+Within a project: by rank (the negated priority), which improves by one for each ageing interval that an item has
+waited, then oldest first. Both are one number that never changes, `since + rank * interval`, so nothing is ever
+sorted again while items age.
+
+Between projects: the best level first, and within a level by stride scheduling (Waldspurger and Weihl, 1995), so that
+over any window two backlogged projects get work in the ratio of their weights. A project's level is the aged rank of
+its next item, but age never lifts it above the best rank that waits anywhere: otherwise the project with the older
+backlog would be served alone until it had caught up, whatever the weights. With ageing every project reaches that
+level in the end, so none starves.
+
+The queue is a hint: the row in the database decides who gets an item.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import InitVar, dataclass, field
+from math import ceil
+from typing import Final
+from uuid import UUID
+
+from fulmen_store.scheduling.rules import DEFAULT_TERMS, QueueTerms
+
+__all__ = ["FairQueue", "Labels", "ReadyItem", "waits_since"]
+
+Labels = frozenset[str]
+
+UNIX_MS_SHIFT: Final = 80
+MAX_RANK: Final = 32767
+# Ids are minted elsewhere: a run-at time this close to the id's own is that of an item that was never delayed.
+CLOCK_TOLERANCE_S: Final = 60.0
+
+
+# Not frozen: one is made for every rollout, and freezing makes that four times as slow. Never changed.
+@dataclass(slots=True, kw_only=True)
+class ReadyItem:
+    """A rollout that may run.
+
+    Attributes:
+        rollout_id: its id, a UUIDv7.
+        project_id: the database's number of its project.
+        rank: the negated priority; lower goes first.
+        labels: `key=value` strings that the runner must have.
+        group_key: the key of its group; None if it has none.
+        task_type: the number of its task type; None if it has none.
+        agent: the number of its agent's version; None if it names none.
+        since_s: Unix seconds from which it waits, where that is not the time inside its id.
+    """
+
+    rollout_id: UUID
+    project_id: int
+    rank: int = 0
+    labels: Labels = frozenset()
+    group_key: UUID | None = None
+    task_type: int | None = None
+    agent: int | None = None
+    since_s: float | None = None
+
+    @property
+    def waiting_since_s(self) -> float:
+        """Unix seconds from which its age counts."""
+        return (self.rollout_id.int >> UNIX_MS_SHIFT) / 1000 if self.since_s is None else self.since_s
+
+    @property
+    def likeable(self) -> int:
+        """What `Seat.liking` is at most."""
+        return 2 if self.group_key is not None else int(self.agent is not None)
+
+
+def waits_since(rollout_id: UUID, run_at_s: float | None) -> float | None:
+    """Returns `since_s` of an item that was created to run at a time, Unix seconds; None means at once."""
+    if run_at_s is None or run_at_s <= (rollout_id.int >> UNIX_MS_SHIFT) / 1000 + CLOCK_TOLERANCE_S:
+        return None
+    return run_at_s
+
+
+_Entry = tuple[float, int, ReadyItem]
+_Members = dict[int | None, list[tuple[int, ReadyItem]]]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Line:
+    """A project's waiting items with the same required labels.
+
+    The heap holds one place per item. The members of a group share their places: who of them takes the next one is
+    decided when it comes up.
+    """
+
+    labels: Labels
+    heap: list[_Entry] = field(default_factory=list)
+    ranks: dict[int, int] = field(default_factory=dict)
+    best_rank: int = 0
+    groups: dict[tuple[UUID, int], _Members] = field(default_factory=dict)
+
+    def push(self, key: float, item: ReadyItem) -> None:
+        heapq.heappush(self.heap, (key, item.rollout_id.int, item))
+        if item.rank not in self.ranks:
+            self.ranks[item.rank] = 0
+            self.best_rank = min(self.ranks)
+        self.ranks[item.rank] += 1
+        if item.group_key is not None:
+            members = self.groups.setdefault((item.group_key, item.rank), {})
+            heapq.heappush(members.setdefault(item.task_type, []), (item.rollout_id.int, item))
+
+    def pop(self, predicted_s: Callable[[int | None], float] | None) -> ReadyItem:
+        _, _, item = heapq.heappop(self.heap)
+        if item.group_key is not None:
+            item = self._take_member((item.group_key, item.rank), predicted_s)
+        left = self.ranks[item.rank] - 1
+        if left:
+            self.ranks[item.rank] = left
+        else:
+            del self.ranks[item.rank]
+            self.best_rank = min(self.ranks, default=0)
+        return item
+
+    def _take_member(self, group: tuple[UUID, int], predicted_s: Callable[[int | None], float] | None) -> ReadyItem:
+        members = self.groups[group]
+        if len(members) == 1:
+            (task_type,) = members
+        elif predicted_s is None:
+            task_type = min(members, key=lambda one: members[one][0][0])
+        else:
+            task_type = min(members, key=lambda one: (-predicted_s(one), members[one][0][0]))
+        _, item = heapq.heappop(members[task_type])
+        if not members[task_type]:
+            del members[task_type]
+            if not members:
+                del self.groups[group]
+        return item
+
+
+@dataclass(slots=True)
+class _ProjectQueue:
+    """One project's waiting items. What the hot path asks of the terms is kept at hand."""
+
+    project_id: int
+    terms: InitVar[QueueTerms]
+    interval_s: float = 0.0
+    turn: float = 0.0
+    anyone: bool = False
+    lines: dict[Labels, _Line] = field(default_factory=dict)
+    count: int = 0
+    level: int | None = None
+
+    def __post_init__(self, terms: QueueTerms) -> None:
+        self.learn(terms)
+
+    def learn(self, terms: QueueTerms) -> None:
+        self.turn = 1.0 / terms.share
+        self.anyone = not terms.rules.match_labels
+        if self.interval_s != terms.rules.ageing_interval_s:
+            self.interval_s = terms.rules.ageing_interval_s
+            items = [item for line in self.lines.values() for _, _, item in line.heap]
+            self.lines, self.count = {}, 0
+            for item in items:
+                self.push(item)
+
+    def push(self, item: ReadyItem) -> None:
+        line = self.lines.get(item.labels)
+        if line is None:
+            line = self.lines[item.labels] = _Line(labels=item.labels)
+        interval_s = self.interval_s
+        line.push(item.waiting_since_s + item.rank * interval_s if interval_s else float(item.rank), item)
+        self.count += 1
+
+    def best(self, offered: Labels) -> _Line | None:
+        """Returns the line whose head goes first among those that the labels allow."""
+        found: _Line | None = None
+        for line in self.lines.values():
+            if (self.anyone or line.labels <= offered) and (found is None or line.heap[0] < found.heap[0]):
+                found = line
+        return found
+
+    def best_rank(self, offered: Labels) -> int:
+        """Returns the best rank among those items that the labels allow."""
+        return min(line.best_rank for line in self.lines.values() if self.anyone or line.labels <= offered)
+
+    def take(self, line: _Line, predicted_s: Callable[[int | None], float] | None) -> ReadyItem:
+        item = line.pop(predicted_s)
+        self.count -= 1
+        if not line.heap:
+            del self.lines[line.labels]
+        return item
+
+
+class FairQueue:
+    """Holds ready items and hands out the next one that a runner qualifies for."""
+
+    def __init__(
+        self,
+        *,
+        predicted_s: Callable[[int | None], float] = lambda _task_type: 0.0,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        """Takes what is known about durations by task type, in seconds, and the clock, in Unix seconds."""
+        self._predicted_s = predicted_s
+        self._now_s = now_s
+        self._terms: dict[int, QueueTerms] = {}
+        self._queues: dict[int, _ProjectQueue] = {}
+        self._allowed: dict[int, int] = {}
+        # By level and project: the stride pass, which grows by 1 / share with each item handed out.
+        self._passes: dict[int, dict[int, float]] = {}
+        self._ids: set[UUID] = set()
+
+    def __len__(self) -> int:
+        """Counts the waiting items."""
+        return len(self._ids)
+
+    def __contains__(self, rollout_id: UUID) -> bool:
+        """Tells whether a rollout waits here."""
+        return rollout_id in self._ids
+
+    def count_of(self, project_id: int) -> int:
+        """Counts the waiting items of one project."""
+        queue = self._queues.get(project_id)
+        return queue.count if queue is not None else 0
+
+    def terms_of(self, project_id: int) -> QueueTerms:
+        """Returns the terms by which a project is served here."""
+        return self._terms.get(project_id, DEFAULT_TERMS)
+
+    def count_by_labels(self, project_id: int) -> Mapping[Labels, int]:
+        """Counts a project's waiting items by their required labels."""
+        queue = self._queues.get(project_id)
+        return {} if queue is None else {labels: len(line.heap) for labels, line in queue.lines.items()}
+
+    def learn(self, project_id: int, terms: QueueTerms) -> None:
+        """Serves a project by new terms from now on."""
+        if self.terms_of(project_id) == terms:
+            return
+        self._terms[project_id] = terms
+        self._allowed.pop(project_id, None)
+        queue = self._queues.get(project_id)
+        if queue is not None:
+            queue.learn(terms)
+
+    def allow(self, project_id: int, count: int) -> None:
+        """Hands out so many more items of a project and no more; until this is called, any number."""
+        self._allowed[project_id] = count
+
+    def allow_more(self, project_id: int, count: int) -> bool:
+        """Adds to what a project is allowed; returns whether it is limited."""
+        if project_id not in self._allowed:
+            return False
+        self._allowed[project_id] += count
+        return True
+
+    def allow_at_least(self, count: int) -> None:
+        """Raises what limited projects are allowed."""
+        for project_id, allowed in self._allowed.items():
+            self._allowed[project_id] = max(allowed, count)
+
+    def push(self, item: ReadyItem) -> None:
+        """Adds an item; one that is already there is left as it is."""
+        if item.rollout_id in self._ids:
+            return
+        self._ids.add(item.rollout_id)
+        queue = self._queues.get(item.project_id)
+        if queue is None:
+            terms = self.terms_of(item.project_id)
+            queue = self._queues[item.project_id] = _ProjectQueue(item.project_id, terms)
+        queue.push(item)
+
+    def forget(self, project_id: int) -> None:
+        """Drops a project's waiting items: what is known of them is out of date."""
+        queue = self._queues.pop(project_id, None)
+        if queue is not None:
+            self._ids -= {item.rollout_id for line in queue.lines.values() for _, _, item in line.heap}
+            if not self._queues:
+                self._passes.clear()
+
+    def pop(self, offered: Labels = frozenset(), projects: Iterable[int] | None = None) -> ReadyItem | None:
+        """Takes the next item that a runner with these labels may run; None if there is none.
+
+        Args:
+            offered: the runner's labels.
+            projects: the projects that the runner serves; None means all.
+        """
+        candidates: list[tuple[_ProjectQueue, _Line]] = []
+        for project_id, queue in self._queues.items():
+            if (projects is None or project_id in projects) and self._allowed.get(project_id, 1) > 0:
+                line = queue.best(offered)
+                if line is not None:
+                    candidates.append((queue, line))
+        if not candidates:
+            return None
+        queue, line = candidates[0] if len(self._queues) == 1 else self._fairest(candidates, offered)
+        item = queue.take(line, self._predicted_s if self.terms_of(queue.project_id).rules.longest_first else None)
+        self._ids.discard(item.rollout_id)
+        if item.project_id in self._allowed:
+            self._allowed[item.project_id] -= 1
+        if not queue.count:
+            del self._queues[queue.project_id]
+            if not self._queues:
+                # Nobody waits: nobody owes anything.
+                self._passes.clear()
+        return item
+
+    def _fairest(self, candidates: list[tuple[_ProjectQueue, _Line]], offered: Labels) -> tuple[_ProjectQueue, _Line]:
+        at_level, level = self._at_best_level(candidates, offered)
+        passes = self._passes.get(level)
+        if passes is None:
+            passes = self._passes[level] = {}
+        for queue, _ in at_level:
+            if queue.level != level:
+                self._enter(level, passes, [one for one, _ in at_level if one.level != level])
+                break
+        chosen = at_level[0]
+        least = passes[chosen[0].project_id]
+        for candidate in at_level:
+            own = passes[candidate[0].project_id]
+            if own < least:
+                chosen, least = candidate, own
+        passes[chosen[0].project_id] = least + chosen[0].turn
+        return chosen
+
+    def _at_best_level(
+        self, candidates: list[tuple[_ProjectQueue, _Line]], offered: Labels
+    ) -> tuple[list[tuple[_ProjectQueue, _Line]], int]:
+        now_s = self._now_s()
+        best_rank = MAX_RANK
+        for queue, line in candidates:
+            own = line.best_rank if len(queue.lines) == 1 else queue.best_rank(offered)
+            if own < best_rank:
+                best_rank = own
+        level, at_level = MAX_RANK, []
+        for candidate in candidates:
+            queue, line = candidate
+            key, _, item = line.heap[0]
+            own = item.rank
+            if own > best_rank and queue.interval_s:
+                own = max(best_rank, min(own, ceil((key - now_s) / queue.interval_s)))
+            if own < level:
+                level, at_level = own, [candidate]
+            elif own == level:
+                at_level.append(candidate)
+        return at_level, level
+
+    def _enter(self, level: int, passes: dict[int, float], newcomers: list[_ProjectQueue]) -> None:
+        """Lets projects begin at a level: whoever was away there neither lags nor owes more than one turn."""
+        members = [passes[queue.project_id] for queue in self._queues.values() if queue.level == level]
+        own = {queue.project_id: passes.get(queue.project_id, 0.0) for queue in newcomers}
+        for queue in newcomers:
+            low = min(members) if members else max(own.values()) - queue.turn
+            high = (max(members) if members else max(own.values())) + queue.turn
+            passes[queue.project_id] = min(max(own[queue.project_id], low), high)
+            queue.level = level

@@ -1,0 +1,83 @@
+"""Background role: starts a second attempt beside one that takes longer than nearly all of its kind.
+
+Both run the same rollout under leases of their own; the first that succeeds decides, the other is superseded. A hedge
+uses only credit that nothing else waits for. Source: Dean and Barroso, The Tail at Scale (CACM 56(2), 2013), hedged
+requests after the 95th percentile of the expected latency.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+from uuid import UUID
+
+from fulmen.errors import DatabaseUnavailable
+from fulmen_store.leases.leases import HedgeCandidate, LeaseTable
+from fulmen_store.periodic import Pace
+from fulmen_store.scheduling.dispatcher import Dispatcher
+from fulmen_store.scheduling.durations import DurationSketch
+from fulmen_store.scheduling.runner_streams import Seat
+
+__all__ = ["Hedger"]
+
+LOOK_INTERVAL_S: Final = 1.0
+SHARE: Final = 0.95
+LEAST_SAMPLES: Final = 20
+# Looked at and started at a time; the rest has its turn a second later.
+PAGE: Final = 1000
+
+
+class Hedger:
+    """Looks once a second, in projects whose hedging rule is on and while credit is unused."""
+
+    def __init__(
+        self, *, table: LeaseTable, dispatcher: Dispatcher, sketch: Callable[[int], DurationSketch | None]
+    ) -> None:
+        """Takes the leases, the dispatcher that knows unused credit, and what is known of a task type's durations."""
+        self._table = table
+        self._dispatcher = dispatcher
+        self._sketch = sketch
+
+    async def run(self) -> None:
+        """Hedges until it is cancelled."""
+        pace = Pace(LOOK_INTERVAL_S)
+        while True:
+            await pace.next()
+            try:
+                await self.hedge_once()
+            except DatabaseUnavailable:
+                continue
+
+    async def hedge_once(self) -> int:
+        """Starts second attempts where they are due and a runner has nothing else to do; returns how many."""
+        projects = self._dispatcher.hedging_projects()
+        if not projects:
+            return 0
+        candidates = await self._table.hedgeable(projects, PAGE)
+        late = [(one, least_s) for one in candidates if one.age_s > (least_s := self._least_s(one)) > 0]
+        seats = self._dispatcher.match_new(
+            [one.item for one, _ in late], {one.item.rollout_id: one.session_id for one, _ in late}
+        )
+        return await self._claim(late, seats) if seats else 0
+
+    def _least_s(self, candidate: HedgeCandidate) -> float:
+        """Returns the age from which an attempt is hedged, seconds; 0 if that is not known."""
+        task_type = candidate.item.task_type
+        sketch = self._sketch(task_type) if task_type is not None else None
+        if sketch is None or sketch.total < LEAST_SAMPLES:
+            return 0.0
+        return sketch.quantile_s(SHARE)
+
+    async def _claim(self, late: Sequence[tuple[HedgeCandidate, float]], seats: dict[UUID, Seat]) -> int:
+        choices = [
+            (one.item.rollout_id, seats[one.item.rollout_id].session_id, least_s)
+            for one, least_s in late
+            if one.item.rollout_id in seats
+        ]
+        try:
+            grants = await self._table.claim_hedges(choices)
+        except DatabaseUnavailable:
+            self._dispatcher.doubt(seats)
+            raise
+        self._dispatcher.deliver_new(seats, grants)
+        return len(grants)

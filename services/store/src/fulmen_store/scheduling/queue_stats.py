@@ -1,0 +1,94 @@
+"""How full a queue is. Counting looks at every waiting row, so a long backlog is counted rarely, whoever asks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from fulmen_store.scheduling.rules import QueueTerms
+
+__all__ = ["PriorityCount", "QueueStats", "StatsCache", "TaskTypeDurations"]
+
+# Below this a count costs nothing that matters and is made for every question.
+CHEAP_S: Final = 0.05
+TTL_PER_COST: Final = 20.0
+ANSWERS_REMEMBERED: Final = 1000
+
+Scope = tuple[int, int | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriorityCount:
+    """The live rollouts of one priority; `oldest_age_s` is that of the oldest that may run now."""
+
+    priority: int
+    queued: int
+    running: int
+    delayed: int
+    oldest_age_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskTypeDurations:
+    """What is known of the durations of one task type's successful attempts, seconds."""
+
+    task_type: str
+    samples: int
+    p50_s: float
+    p95_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueStats:
+    """How full a queue is, and by which terms it is served.
+
+    Attributes:
+        priorities: highest first.
+        task_types: most frequent first.
+        runners: live runner sessions.
+    """
+
+    priorities: Sequence[PriorityCount]
+    task_types: Sequence[TaskTypeDurations]
+    terms: QueueTerms
+    runners: int
+
+
+@dataclass(slots=True)
+class _Answer:
+    stats: QueueStats | None = None
+    until: float = 0.0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class StatsCache:
+    """Answers with the last count for as long as making it anew would cost too much."""
+
+    def __init__(
+        self, count: Callable[[int, int | None], Awaitable[QueueStats]], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Takes the function that counts a project or one of its training runs, and monotonic seconds."""
+        self._count = count
+        self._clock = clock
+        self._answers: dict[Scope, _Answer] = {}
+
+    async def stats(self, project_id: int, run_id: int | None) -> QueueStats:
+        """Counts, or returns what was counted a moment ago.
+
+        Raises:
+            DatabaseUnavailable: if the rollouts cannot be counted.
+        """
+        if len(self._answers) >= ANSWERS_REMEMBERED and (project_id, run_id) not in self._answers:
+            self._answers = {scope: answer for scope, answer in self._answers.items() if answer.lock.locked()}
+        answer = self._answers.setdefault((project_id, run_id), _Answer())
+        async with answer.lock:
+            began = self._clock()
+            if answer.stats is None or began >= answer.until:
+                answer.stats = await self._count(project_id, run_id)
+                now = self._clock()
+                cost_s = now - began
+                answer.until = now + (TTL_PER_COST * cost_s if cost_s > CHEAP_S else 0.0)
+            return answer.stats

@@ -1,0 +1,150 @@
+"""A project's quotas: how many of its rollouts may run at once, and how many may wait.
+
+Invariant: more than `max_running` never run, whatever the number of replicas; the claim counts under the project's
+lock. `max_queued` is a limit of what a producer may pile up: it is held against a count of at most a moment ago, to
+which this replica adds what it created since, so that no request ever counts a backlog.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from fulmen.errors import QuotaExceeded
+from fulmen_store.leases.leases import Grant, LeaseTable
+from fulmen_store.scheduling.fair_queue import FairQueue
+from fulmen_store.scheduling.matching import Choice
+
+__all__ = ["QueueCount", "QueueQuotas", "RunningQuotas"]
+
+COUNT_TTL_S: Final = 1.0
+# A refusal is based on a count that is younger, so that a producer goes on soon after its queue has room.
+REFUSAL_TTL_S: Final = 0.1
+# A count of a long backlog is repeated so seldom that it takes at most a twentieth of a connection's time.
+COUNT_TTL_PER_COST: Final = 20.0
+# How many claims a project is allowed to try when it is not known whether other replicas have left room.
+PROBE: Final = 16
+
+
+class RunningQuotas:
+    """Claims what the queue chose; projects with a quota get no more than it leaves room for."""
+
+    def __init__(self, table: LeaseTable, ready: FairQueue) -> None:
+        """Takes the table, and the queue that is told how much room there is."""
+        self._table = table
+        self._ready = ready
+
+    async def claim(self, choices: Sequence[Choice]) -> list[Grant]:
+        """Claims choices; what a quota refused goes back into the queue.
+
+        Raises:
+            DatabaseUnavailable: if it is not known what was claimed.
+        """
+        free: list[Choice] = []
+        limited: dict[int, list[Choice]] = {}
+        for choice in choices:
+            project_id = choice[0].project_id
+            if self._ready.terms_of(project_id).max_running is None:
+                free.append(choice)
+            else:
+                limited.setdefault(project_id, []).append(choice)
+        grants = await self._table.claim([(item.rollout_id, seat.session_id) for item, seat in free]) if free else []
+        for project_id, wanted in limited.items():
+            tried, granted, room = await self._claim_within(project_id, wanted)
+            grants += granted
+            for item, _ in wanted[tried:]:
+                self._ready.push(item)
+            self._ready.allow(project_id, room)
+        return grants
+
+    async def _claim_within(self, project_id: int, wanted: Sequence[Choice]) -> tuple[int, list[Grant], int]:
+        pairs = [(item.rollout_id, seat.session_id) for item, seat in wanted]
+        claim = await self._table.claim_within(project_id, pairs)
+        return claim.tried, claim.grants, claim.room
+
+    def ended(self, projects: Iterable[int]) -> bool:
+        """Takes note of attempts that ended, each by its project; returns whether one of these has a quota."""
+        return sum(self._ready.allow_more(project_id, count) for project_id, count in Counter(projects).items()) > 0
+
+    def look_again(self) -> None:
+        """Allows a few claims to every project without room: other replicas may have made some."""
+        self._ready.allow_at_least(PROBE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueCount:
+    """A project's limit of waiting rollouts, None for none, and how many wait; 0 if there is no limit."""
+
+    max_queued: int | None
+    queued: int
+
+
+@dataclass(slots=True)
+class _Known:
+    """The last count, and what this replica admitted since."""
+
+    count: QueueCount = QueueCount(max_queued=None, queued=0)
+    added: int = 0
+    stale_at: float = -math.inf
+    doubtful_at: float = -math.inf
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def has_room(self, count: int) -> bool:
+        most = self.count.max_queued
+        return most is None or self.count.queued + self.added + count <= most
+
+
+class QueueQuotas:
+    """Refuses what would make too many rollouts wait."""
+
+    def __init__(
+        self, count: Callable[[int], Awaitable[QueueCount]], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Takes the function that counts a project's waiting rollouts, and monotonic seconds."""
+        self._count = count
+        self._clock = clock
+        self._known: dict[int, _Known] = {}
+
+    async def admit(self, projects: Iterable[int]) -> None:
+        """Admits new rollouts, each named by its project, all or none.
+
+        Raises:
+            QuotaExceeded: if one of the projects may not have so many waiting.
+            DatabaseUnavailable: if they cannot be counted.
+        """
+        wanted = Counter(projects)
+        for project_id, count in wanted.items():
+            await self._count_if_needed(self._known.setdefault(project_id, _Known()), project_id, count)
+        # Nothing is awaited from here on: what is checked is what is taken.
+        for project_id, count in wanted.items():
+            self._check(self._known[project_id], count)
+        for project_id, count in wanted.items():
+            self._known[project_id].added += count
+
+    async def _count_if_needed(self, known: _Known, project_id: int, count: int) -> None:
+        async with known.lock:
+            now = self._clock()
+            if now >= known.stale_at or (now >= known.doubtful_at and not known.has_room(count)):
+                # What is admitted while it is counted may or may not be in the count: it is added to it.
+                before = known.added
+                known.count = await self._count(project_id)
+                known.added -= before
+                cost_s = self._clock() - now
+                known.stale_at = self._clock() + max(COUNT_TTL_S, COUNT_TTL_PER_COST * cost_s)
+                known.doubtful_at = self._clock() + max(REFUSAL_TTL_S, COUNT_TTL_PER_COST * cost_s)
+
+    def _check(self, known: _Known, count: int) -> None:
+        if known.has_room(count):
+            return
+        raise QuotaExceeded(
+            "The project may not have more rollouts waiting.",
+            retry_after_s=max(0.0, known.stale_at - self._clock()),
+            max_queued=known.count.max_queued,
+            queued=known.count.queued + known.added,
+            asked=count,
+        )

@@ -1,0 +1,121 @@
+"""The queue's counts, terms and durations in PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import asyncpg
+
+from fulmen_store.database.database import Database, columns
+from fulmen_store.runners.fleet_demand import WaitingWork
+from fulmen_store.scheduling.durations import DurationSketch
+from fulmen_store.scheduling.queue_stats import PriorityCount, QueueStats, TaskTypeDurations
+from fulmen_store.scheduling.quotas import QueueCount
+from fulmen_store.scheduling.rules import QueueTerms
+from fulmen_store.scheduling.rules_codec import decode_rules
+
+__all__ = ["PgDemand", "PgDurations", "PgQueueStats", "terms_of"]
+
+# A project may have very many task types: of the newest so many, the most frequent are shown.
+TASK_TYPES_CONSIDERED: Final = 1000
+TASK_TYPES_SHOWN: Final = 100
+
+
+class PgQueueStats:
+    """Counts queues."""
+
+    def __init__(self, database: Database) -> None:
+        """Takes the database."""
+        self._database = database
+
+    async def queued(self, project_id: int) -> QueueCount:
+        """Counts the waiting rollouts of a project, up to its limit and one more."""
+        row = await self._database.fetch_row("count_queued", project_id)
+        if row is None:
+            return QueueCount(max_queued=None, queued=0)
+        return QueueCount(max_queued=row["max_queued"], queued=row["queued"])
+
+    async def stats(self, project_id: int, run_id: int | None) -> QueueStats:
+        """Counts the live rollouts of a project or a training run; looks at each of them."""
+        terms = await self._database.fetch_row("queue_terms", project_id)
+        assert terms is not None
+        rows = await self._database.fetch("count_by_rank", project_id, run_id)
+        types = await self._database.fetch("frequent_task_types", project_id, TASK_TYPES_CONSIDERED, TASK_TYPES_SHOWN)
+        return QueueStats(
+            priorities=[
+                PriorityCount(
+                    priority=-row["rank"],
+                    queued=row["queued"],
+                    running=row["running"],
+                    delayed=row["delayed"],
+                    oldest_age_s=row["oldest_age_s"],
+                )
+                for row in rows
+            ],
+            task_types=[_durations(row) for row in types],
+            terms=terms_of(terms),
+            runners=terms["runners"],
+        )
+
+
+class PgDemand:
+    """Implements `DemandTable`."""
+
+    def __init__(self, database: Database) -> None:
+        """Takes the database."""
+        self._database = database
+
+    async def work(self) -> list[WaitingWork]:
+        """Counts all live rollouts; looks at each of them."""
+        return [
+            WaitingWork(
+                project=row["project"],
+                max_running=row["max_running"],
+                match_labels=decode_rules(row["rules"]).match_labels,
+                labels=frozenset(row["labels"] or ()),
+                task_type=row["task_type"],
+                queued=row["queued"],
+                running=row["running"],
+            )
+            for row in await self._database.fetch("count_demand")
+        ]
+
+
+class PgDurations:
+    """Implements `DurationTable`."""
+
+    def __init__(self, database: Database) -> None:
+        """Takes the database."""
+        self._database = database
+
+    async def add(self, counts: Mapping[tuple[int, int], int]) -> None:
+        """Adds counts by (task type, bucket), in one commit."""
+        rows = [(task_type, bucket, count) for (task_type, bucket), count in counts.items()]
+        await self._database.fetch("add_durations", *columns(rows, 3))
+
+    async def read(self, task_types: Sequence[int]) -> Mapping[int, DurationSketch]:
+        """Returns what is known of task types."""
+        found: dict[int, DurationSketch] = {}
+        for row in await self._database.fetch("read_durations", task_types):
+            found.setdefault(row["task_type"], DurationSketch()).add(row["bucket"], row["count"])
+        return found
+
+
+def terms_of(row: asyncpg.Record) -> QueueTerms:
+    """Reads the columns weight, max_running, max_queued and rules of a project."""
+    return QueueTerms(
+        weight=row["weight"],
+        max_running=row["max_running"],
+        max_queued=row["max_queued"],
+        rules=decode_rules(row["rules"]),
+    )
+
+
+def _durations(row: asyncpg.Record) -> TaskTypeDurations:
+    sketch = DurationSketch()
+    for bucket, count in zip(row["buckets"], row["counts"], strict=True):
+        sketch.add(bucket, count)
+    return TaskTypeDurations(
+        task_type=row["name"], samples=row["total"], p50_s=sketch.quantile_s(0.5), p95_s=sketch.quantile_s(0.95)
+    )

@@ -1,0 +1,1 @@
+"""Spans of attempts: chunks, filters and the blob storage for large payloads."""

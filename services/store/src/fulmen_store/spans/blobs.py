@@ -1,0 +1,195 @@
+"""Large payloads of spans outside the database: in a folder, or in an object store such as S3.
+
+Invariants: content is durable before `put` returns, so a row that names it can be committed after; it is named by its
+SHA-256, so writing it twice changes nothing; what is read is what was written, or an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Protocol
+from urllib.parse import unquote, urlsplit
+
+from fulmen.errors import BlobMissing, BlobStorageUnavailable
+from fulmen_service_kit.errors import StartupError
+from fulmen_store.spans.blob_refs import BlobRef
+
+__all__ = ["BlobStorage", "Blobs", "FolderStorage", "open_storage"]
+
+AT_ONCE: Final = 16
+CALL_LIMIT_S: Final = 30.0
+
+
+class BlobStorage(Protocol):
+    """Keeps bytes under names; every method may raise OSError, and FileNotFoundError for a name that is not there."""
+
+    async def write(self, key: str, content: bytes) -> None:
+        """Stores content durably; replaces what is there."""
+        ...
+
+    async def read(self, key: str) -> bytes:
+        """Returns what was stored."""
+        ...
+
+    async def remove(self, keys: Sequence[str]) -> None:
+        """Removes those that exist."""
+        ...
+
+    async def remove_folder(self, folder: str) -> None:
+        """Removes everything whose name begins with the folder; does nothing if there is nothing."""
+        ...
+
+
+class Blobs:
+    """Puts content away and gets it back; at most so many calls of each kind at once."""
+
+    def __init__(self, storage: BlobStorage) -> None:
+        """Takes the storage."""
+        self._storage = storage
+        self._writing = asyncio.Semaphore(AT_ONCE)
+        self._reading = asyncio.Semaphore(AT_ONCE)
+
+    async def put(self, content: bytes, *, folder: str) -> BlobRef:
+        """Stores content durably under its digest; repeats change nothing.
+
+        Raises:
+            BlobStorageUnavailable: if the storage failed or took too long.
+        """
+        digest = await asyncio.to_thread(lambda: hashlib.sha256(content).digest())
+        ref = BlobRef(folder=folder, digest=digest, size_bytes=len(content))
+        async with self._writing:
+            try:
+                async with asyncio.timeout(CALL_LIMIT_S):
+                    await self._storage.write(ref.key, content)
+            except OSError as error:  # A TimeoutError is one.
+                raise BlobStorageUnavailable("The store's blob storage cannot be written.") from error
+        return ref
+
+    async def get(self, ref: BlobRef) -> bytes:
+        """Returns content.
+
+        Raises:
+            BlobMissing: if it is gone, or is not what was stored.
+            BlobStorageUnavailable: if the storage failed or took too long.
+        """
+        async with self._reading:
+            try:
+                async with asyncio.timeout(CALL_LIMIT_S):
+                    content = await self._storage.read(ref.key)
+            except FileNotFoundError as error:
+                raise BlobMissing("A stored payload is missing from the blob storage.", blob=ref.key) from error
+            except OSError as error:
+                raise BlobStorageUnavailable("The store's blob storage cannot be read.") from error
+        if await asyncio.to_thread(lambda: hashlib.sha256(content).digest()) != ref.digest:
+            raise BlobMissing("A stored payload is damaged: its digest differs.", blob=ref.key)
+        return content
+
+    async def remove(self, refs: Sequence[BlobRef]) -> None:
+        """Removes content that no row names any more.
+
+        Raises:
+            BlobStorageUnavailable: if the storage failed or took too long.
+        """
+        try:
+            async with asyncio.timeout(CALL_LIMIT_S):
+                await self._storage.remove(sorted({ref.key for ref in refs}))
+        except OSError as error:
+            raise BlobStorageUnavailable("The store's blob storage cannot be written.") from error
+
+    async def remove_folder(self, folder: str) -> None:
+        """Removes everything in a folder; the caller limits the time.
+
+        Raises:
+            BlobStorageUnavailable: if the storage failed.
+        """
+        try:
+            await self._storage.remove_folder(folder)
+        except OSError as error:
+            raise BlobStorageUnavailable("The store's blob storage cannot be written.") from error
+
+
+class FolderStorage:
+    """A folder of this machine, or one that all replicas mount. Content is synced to the disk before it is named."""
+
+    def __init__(self, root: Path) -> None:
+        """Takes the folder; it is made when first written to."""
+        self._root = root
+
+    async def write(self, key: str, content: bytes) -> None:
+        """Stores content durably; replaces what is there."""
+        await asyncio.to_thread(self._write, self._root / key, content)
+
+    async def read(self, key: str) -> bytes:
+        """Returns what was stored."""
+        return await asyncio.to_thread((self._root / key).read_bytes)
+
+    async def remove(self, keys: Sequence[str]) -> None:
+        """Removes those that exist, and folders that are empty then."""
+        await asyncio.to_thread(self._remove, [self._root / key for key in keys])
+
+    async def remove_folder(self, folder: str) -> None:
+        """Removes a folder and everything in it."""
+
+        def remove() -> None:
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(self._root / folder)
+
+        await asyncio.to_thread(remove)
+
+    @staticmethod
+    def _write(path: Path, content: bytes) -> None:
+        has_folder = path.parent.is_dir()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                Path(temporary).replace(path)
+            except OSError:
+                Path(temporary).unlink(missing_ok=True)
+                raise
+        # A name is durable when its folder is; a new folder is named by the one above.
+        for folder in (path.parent, *(() if has_folder else path.parents[1:4])):
+            descriptor = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    @staticmethod
+    def _remove(paths: Sequence[Path]) -> None:
+        for path in paths:
+            path.unlink(missing_ok=True)
+        for folder in {path.parent for path in paths}:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def open_storage(url: str) -> BlobStorage:
+    """Opens the storage that a URL names: `file:///folder`, or `s3://`, `gs://` or `az://` with bucket and prefix.
+
+    Raises:
+        StartupError: if the URL is of another kind or malformed, or the extra that it needs is not installed.
+    """
+    parts = urlsplit(url)
+    if parts.scheme == "file":
+        if parts.netloc or not parts.path.startswith("/") or parts.path == "/":
+            raise StartupError("The blob URL must name a folder of this machine: file:///path/of/the/folder.")
+        return FolderStorage(Path(unquote(parts.path)))
+    if parts.scheme not in ("s3", "gs", "az") or not parts.netloc:
+        raise StartupError("The blob URL must begin with file:///, s3://, gs:// or az://, and name a bucket.")
+    try:
+        from fulmen_store.spans.object_storage import ObjectStorage
+    except ImportError:
+        raise StartupError(f'{parts.scheme}:// needs an extra: pip install "fulmen-store[blobs]".') from None
+    return ObjectStorage.open(url)

@@ -1,0 +1,115 @@
+"""Span chunks in PostgreSQL, their large payloads in blobs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+from uuid import UUID
+
+import asyncpg
+
+from fulmen.errors import BlobMissing
+from fulmen_store.database.database import Database, columns
+from fulmen_store.spans.blob_refs import BlobRef, span_folder
+from fulmen_store.spans.blobs import Blobs
+from fulmen_store.spans.spans import Chunk, NewChunk
+
+__all__ = ["ChunkHead", "PgSpans"]
+
+# How much of stored payloads one reader holds at once.
+READ_BYTES: Final = 4 * 1024 * 1024
+ROLLOUTS_PER_PAGE: Final = 64
+_NO_ROLLOUT: Final = UUID(int=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkHead:
+    """What is known of a chunk without its payload."""
+
+    rollout_id: UUID
+    attempt: int
+    chunk_id: UUID
+    start_ns: int
+    end_ns: int
+    size_bytes: int
+
+
+class PgSpans:
+    """Implements `SpanTable`, and the reads of the transport."""
+
+    def __init__(self, database: Database, *, blobs: Blobs | None = None) -> None:
+        """Takes the database, and where large payloads are."""
+        self._database = database
+        self._blobs = blobs
+
+    async def append(self, chunks: Sequence[NewChunk]) -> set[int]:
+        """Stores chunks in one commit; returns the positions of those whose rollout is not there."""
+        rows = [
+            (
+                new.chunk.rollout_id, new.chunk.attempt, new.chunk.chunk_id, new.chunk.span_count, new.chunk.codec,
+                new.chunk.start_ns, new.chunk.end_ns, new.chunk.payload, new.project_id,
+                *((None, None) if new.chunk.blob is None else (new.chunk.blob.digest, new.chunk.blob.size_bytes)),
+            )
+            for new in chunks
+        ]  # fmt: skip
+        return {row["n"] - 1 for row in await self._database.fetch("append_chunks", *columns(rows, 11))}
+
+    async def heads(self, parents: Sequence[tuple[UUID, int]], *, project_id: int | None) -> list[list[ChunkHead]]:
+        """Returns, for each attempt, or whole rollout where the number is 0, its chunks in order of chunk id."""
+        found: list[list[ChunkHead]] = [[] for _ in parents]
+        for row in await self._database.fetch("chunk_heads", *columns(parents, 2), project_id):
+            fields = dict(row)
+            found[fields.pop("n") - 1].append(ChunkHead(**fields))
+        return found
+
+    async def read(self, heads: Sequence[ChunkHead]) -> AsyncIterator[Chunk]:
+        """Yields chunks with their payloads, in the order given, a few MiB at a time.
+
+        Raises:
+            BlobMissing: if a payload that was put away cannot be found any more.
+            BlobStorageUnavailable: if it cannot be read now.
+        """
+        for part in _by_size(heads):
+            keys = [(head.rollout_id, head.attempt, head.chunk_id) for head in part]
+            rows = await self._database.fetch("read_chunks", *columns(keys, 3))
+            for chunk in await asyncio.gather(*(self._with_payload(_chunk(row)) for row in rows)):
+                yield chunk
+
+    async def rollouts_of_run(self, project_id: int, run_id: int) -> AsyncIterator[list[UUID]]:
+        """Yields the ids of a training run's rollouts, oldest first, page by page."""
+        after = _NO_ROLLOUT
+        while True:
+            rows = await self._database.fetch("rollouts_of_run", project_id, run_id, after, ROLLOUTS_PER_PAGE)
+            if not rows:
+                return
+            after = rows[-1]["id"]
+            yield [row["id"] for row in rows]
+
+    async def _with_payload(self, chunk: Chunk) -> Chunk:
+        if chunk.blob is None:
+            return chunk
+        if self._blobs is None:
+            raise BlobMissing("A payload was put away, but this store has no blob storage.", blob=chunk.blob.key)
+        return replace(chunk, payload=await self._blobs.get(chunk.blob), blob=None)
+
+
+def _by_size(heads: Sequence[ChunkHead]) -> list[list[ChunkHead]]:
+    parts: list[list[ChunkHead]] = []
+    size_bytes = READ_BYTES
+    for head in heads:
+        if size_bytes + head.size_bytes > READ_BYTES:
+            parts.append([])
+            size_bytes = 0
+        parts[-1].append(head)
+        size_bytes += head.size_bytes
+    return parts
+
+
+def _chunk(row: asyncpg.Record) -> Chunk:
+    fields = dict(row)
+    digest, size_bytes = fields.pop("blob"), fields.pop("blob_size")
+    if digest is None:
+        return Chunk(**fields)
+    return Chunk(**fields, blob=BlobRef(folder=span_folder(fields["rollout_id"]), digest=digest, size_bytes=size_bytes))

@@ -1,0 +1,1 @@
+"""Usage of model calls, and the rate limits that proxies share."""

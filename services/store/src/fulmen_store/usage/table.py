@@ -1,0 +1,106 @@
+"""What model calls used, in PostgreSQL."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from uuid import UUID
+
+import asyncpg
+
+from fulmen.store.v1 import usage_service_pb2 as pb
+from fulmen_store.database.database import Database, columns
+from fulmen_store.usage.usage import Exchange, OtherWindows, Selection, StoredUsage, UsageGroup, Window
+
+__all__ = ["PgUsage"]
+
+
+class PgUsage:
+    """Implements `UsageTable` and `OldUsageTable`, and the reads of the transport."""
+
+    def __init__(self, database: Database) -> None:
+        """Takes the database."""
+        self._database = database
+
+    async def add(self, instance_id: str, sequence: int, rows: Sequence[StoredUsage]) -> bool:
+        """Adds usage in one commit; returns False if this sequence of the instance was added before."""
+        added = columns(rows, 11)
+        async with self._database.transaction() as transaction:
+            if await transaction.fetch_row("begin_usage", instance_id, sequence) is None:
+                return False
+            await transaction.fetch("add_usage_minutes", *added)
+            if any(row[1] is not None for row in rows):
+                await transaction.fetch("add_usage_attempts", *added)
+        return True
+
+    async def keep_windows(self, exchange: Exchange) -> None:
+        """Replaces what an instance said of its limits."""
+        values = (exchange.instance_id, exchange.scope, exchange.slot, exchange.windows)
+        await self._database.fetch("keep_windows", *values)
+
+    async def clock(self) -> datetime.datetime:
+        """Returns the database's time."""
+        row = await self._database.fetch_row("usage_clock")
+        assert row is not None
+        return row["store_time"]
+
+    async def other_windows(self, instance_id: str, *, project: str | None) -> list[OtherWindows]:
+        """Returns what other instances said within a minute; of one project and of all if one is given."""
+        rows = await self._database.fetch("other_windows", instance_id, project)
+        return [
+            OtherWindows(slot=row["slot"], is_live=row["is_live"], windows=_windows(row["windows"])) for row in rows
+        ]
+
+    async def attempt_tokens(
+        self, attempts: Sequence[tuple[UUID, int]], *, project: str | None
+    ) -> list[tuple[UUID, int, int]]:
+        """Returns what attempts, of one project if one is given, have used: rollout, number and tokens."""
+        rows = await self._database.fetch("attempt_tokens", *columns(attempts, 2), project) if attempts else []
+        return [(row["rollout_id"], row["attempt"], row["token_count"]) for row in rows]
+
+    async def model_limits(self, *, project: str | None) -> list[tuple[str, bytes]]:
+        """Returns the projects that have limits, or the given one if it has some, and these as they are stored."""
+        rows = await self._database.fetch("model_limits", project)
+        return [(row["name"], row["model_limits"]) for row in rows]
+
+    async def page(self, selection: Selection, *, limit: int) -> list[UsageGroup]:
+        """Returns groups in order of their names."""
+        one = selection
+        if one.is_by_attempt:
+            first, last = one.rollouts
+            what = (one.project_id, one.run_id, first, last, one.grouping, one.after, limit)
+            rows = await self._database.fetch("usage_by_attempt", *what)
+        else:
+            when = (one.project_id, one.start, one.end, one.grouping, one.after, limit)
+            rows = await self._database.fetch("usage_by_minute", *when)
+        return [_group(row) for row in rows]
+
+    async def forget_usage(self, limit: int) -> int:
+        """Removes so many rows at most, of each kind, that are past the retention of their project; returns how many."""
+        minutes = await self._database.fetch("forget_usage_minutes", limit)
+        attempts = await self._database.fetch("forget_usage_attempts", limit)
+        return len(minutes) + len(attempts)
+
+    async def forget_instances(self) -> None:
+        """Removes processes that were not heard of for a day."""
+        await self._database.fetch("forget_usage_instances")
+        await self._database.fetch("forget_windows")
+
+
+def _group(row: asyncpg.Record) -> UsageGroup:
+    name, *counts = row
+    requests, failures, prompt, cached, completion, cost = counts
+    return UsageGroup(name=name, counts=(requests, failures, prompt, cached, completion, cost))
+
+
+def _windows(stored: bytes) -> list[Window]:
+    return [
+        Window(
+            key=(window.project, window.backend, window.attempt),
+            requests=window.request_counts,
+            tokens=window.token_counts,
+            in_flight=window.in_flight_count,
+            reserved=window.reserved_token_count,
+        )
+        for window in pb.ExchangeUsageRequest.FromString(stored).windows
+    ]

@@ -1,0 +1,285 @@
+"""What model calls used, and the limits that the proxy's processes hold together.
+
+Invariants: usage counts exactly once, by the sequence of the process that tells it; windows are states that replace one
+another, so that a lost or doubled exchange leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, Protocol
+from uuid import UUID
+
+from fulmen.errors import ProjectNotFound, Violation
+from fulmen_store.malformed import malformed_request
+
+__all__ = [
+    "Exchange",
+    "Grouping",
+    "LimitKey",
+    "OtherWindows",
+    "Selection",
+    "StoredUsage",
+    "UsageEntry",
+    "UsageExchange",
+    "UsageGroup",
+    "UsageTable",
+    "Window",
+    "merged",
+    "slot_of",
+]
+
+UUID_TIME_SHIFT: Final = 80
+SLOT_S: Final = 3
+# The present one, and those before it that lie within a minute.
+SLOTS: Final = 21
+MAX_ENTRIES: Final = 5_000
+MAX_WINDOWS: Final = 10_000
+MAX_MODEL: Final = 128
+MAX_BACKEND: Final = 128
+MAX_COUNT: Final = 10**15
+MAX_SEQUENCE: Final = 2**62
+
+_INSTANCE: Final = re.compile(r"[A-Za-z0-9-]{1,64}")
+
+UsageCounts = tuple[int, int, int, int, int, int]
+"""Calls, failed ones, tokens of prompts, cached ones of them, sampled tokens, millionths of a dollar."""
+
+LimitKey = tuple[str, str, str]
+"""Names of project, backend and attempt; the last two are empty where the limit is not theirs."""
+
+StoredUsage = tuple[int, UUID | None, int | None, str, str, int, int, int, int, int, int]
+"""Project, rollout, attempt, model, backend, and the counts."""
+
+
+class Grouping(IntEnum):
+    """By what usage is summed up."""
+
+    NONE = 0
+    MODEL = 1
+    BACKEND = 2
+    TRAINING_RUN = 3
+    ROLLOUT = 4
+    ATTEMPT = 5
+
+    @property
+    def is_by_attempt(self) -> bool:
+        """Whether only the calls of attempts have what it groups by."""
+        return self >= Grouping.TRAINING_RUN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageEntry:
+    """What calls of one project, attempt, model and backend used; without an attempt if they belong to none."""
+
+    project: str
+    rollout_id: UUID | None
+    attempt: int | None
+    model: str
+    backend: str
+    counts: UsageCounts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """What a process tells.
+
+    Attributes:
+        scope: the project of its token, or `projects/*`.
+        windows: its limits, serialized as they are stored.
+        window_count: how many these are.
+        slot: their newest, in slots since 1970.
+        attempts: those among its limits.
+    """
+
+    instance_id: str
+    scope: str
+    sequence: int
+    entries: Sequence[UsageEntry]
+    windows: bytes
+    window_count: int
+    slot: int
+    attempts: Sequence[tuple[UUID, int]]
+
+
+@dataclass(slots=True, kw_only=True)
+class Window:
+    """The state of one limit: calls and tokens by slot, newest first, calls that run, tokens that they reserve."""
+
+    key: LimitKey
+    requests: Sequence[int]
+    tokens: Sequence[int]
+    in_flight: int
+    reserved: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherWindows:
+    """What another process said last; `is_live` if that was within the last seconds."""
+
+    slot: int
+    is_live: bool
+    windows: Sequence[Window]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """The usage to sum up.
+
+    Attributes:
+        run_id: only this training run.
+        after: only groups whose name is above.
+    """
+
+    project_id: int
+    run_id: int | None
+    rollout_id: UUID | None
+    start: datetime.datetime | None
+    end: datetime.datetime | None
+    grouping: Grouping
+    after: str | None
+
+    @property
+    def is_by_attempt(self) -> bool:
+        """Whether it is about attempts; the calls of nobody in particular are then left out."""
+        return self.grouping.is_by_attempt or self.run_id is not None or self.rollout_id is not None
+
+    @property
+    def rollouts(self) -> tuple[UUID, UUID]:
+        """The first and the last rollout that it may be about: ids are in order of creation (UUID version 7)."""
+        first = 0 if self.start is None else _unix_ms(self.start) << UUID_TIME_SHIFT
+        last = (1 << 128 if self.end is None else max(1, _unix_ms(self.end) << UUID_TIME_SHIFT)) - 1
+        if self.rollout_id is not None:
+            first, last = max(first, self.rollout_id.int), min(last, self.rollout_id.int)
+        return UUID(int=first), UUID(int=last)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageGroup:
+    """The sum of one group."""
+
+    name: str
+    counts: UsageCounts
+
+
+class UsageTable(Protocol):
+    """Where usage is kept."""
+
+    async def add(self, instance_id: str, sequence: int, rows: Sequence[StoredUsage]) -> bool:
+        """Adds usage in one commit; returns False if this sequence of the instance was added before."""
+        ...
+
+    async def keep_windows(self, exchange: Exchange) -> None:
+        """Replaces what an instance said of its limits."""
+        ...
+
+
+class UsageExchange:
+    """Takes what processes tell."""
+
+    def __init__(self, *, table: UsageTable, project_id: Callable[[str], Awaitable[int]]) -> None:
+        """Takes the table, and the function that finds a project's number, or raises `ProjectNotFound`."""
+        self._table = table
+        self._project_id = project_id
+
+    async def take(self, exchange: Exchange, *, may_access: Callable[[str], bool]) -> int:
+        """Counts usage once and keeps the windows; returns how many entries were dropped.
+
+        Raises:
+            ArgumentInvalid: with every problem; nothing was counted.
+            DatabaseUnavailable: if it is not known whether it was counted; send the same again.
+        """
+        problems = list(_problems(exchange))
+        if problems:
+            raise malformed_request(problems)
+        rows: list[StoredUsage] = []
+        for entry in exchange.entries:
+            project_id = await self._find(entry.project) if may_access(entry.project) else None
+            if project_id is not None:
+                place = (project_id, entry.rollout_id, entry.attempt, entry.model, entry.backend)
+                rows.append((*place, *entry.counts))
+        if rows:
+            await self._table.add(exchange.instance_id, exchange.sequence, rows)
+        if exchange.window_count:
+            # What it said before loses its weight by itself.
+            await self._table.keep_windows(exchange)
+        return len(exchange.entries) - len(rows)
+
+    async def _find(self, project: str) -> int | None:
+        try:
+            return await self._project_id(project)
+        except ProjectNotFound:
+            return None
+
+
+def _unix_ms(moment: datetime.datetime) -> int:
+    return int(moment.timestamp() * 1000)
+
+
+def slot_of(moment: datetime.datetime) -> int:
+    """Returns the slot of a time: the number of slots since 1970."""
+    return int(moment.timestamp() // SLOT_S)
+
+
+def merged(others: Iterable[OtherWindows], *, slot: int, wanted: Callable[[LimitKey], bool]) -> list[Window]:
+    """Sums up what other processes said, as of a slot.
+
+    Args:
+        others: what each said last.
+        slot: the present one.
+        wanted: tells which limits are asked for.
+    """
+    sums: dict[LimitKey, Window] = {}
+    for other in others:
+        # A process whose clock is ahead: its newest slot is taken for the present one.
+        age = max(0, slot - other.slot)
+        for window in other.windows:
+            if not wanted(window.key):
+                continue
+            known = sums.get(window.key)
+            if known is None:
+                nothing = [0] * SLOTS
+                known = sums[window.key] = Window(
+                    key=window.key, requests=nothing, tokens=list(nothing), in_flight=0, reserved=0
+                )
+            known.requests = _added(known.requests, window.requests, age)
+            known.tokens = _added(known.tokens, window.tokens, age)
+            if other.is_live:
+                known.in_flight += window.in_flight
+                known.reserved += window.reserved
+    return [one for one in sums.values() if one.in_flight or one.reserved or any(one.requests) or any(one.tokens)]
+
+
+def _added(sums: Sequence[int], counts: Sequence[int], age: int) -> list[int]:
+    added = list(sums)
+    for index, count in enumerate(counts[: max(0, SLOTS - age)], start=age):
+        added[index] += count
+    return added
+
+
+def _problems(exchange: Exchange) -> Iterator[Violation]:
+    if not _INSTANCE.fullmatch(exchange.instance_id):
+        yield _violation("instance_id", "is not 1 to 64 of [A-Za-z0-9-]")
+    if exchange.entries and not 1 <= exchange.sequence <= MAX_SEQUENCE:
+        yield _violation("sequence", "is needed with usage, from 1 on")
+    if len(exchange.entries) > MAX_ENTRIES:
+        yield _violation("usage", f"has more than {MAX_ENTRIES} entries")
+    if exchange.window_count > MAX_WINDOWS:
+        yield _violation("windows", f"has more than {MAX_WINDOWS} entries")
+    if not 0 <= exchange.slot <= MAX_COUNT:
+        yield _violation("slot", "is out of range")
+    for index, entry in enumerate(exchange.entries[:MAX_ENTRIES]):
+        if not 1 <= len(entry.model) <= MAX_MODEL or "\0" in entry.model:
+            yield _violation(f"usage[{index}].model", f"has not 1 to {MAX_MODEL} characters")
+        if len(entry.backend) > MAX_BACKEND or "\0" in entry.backend:
+            yield _violation(f"usage[{index}].backend", f"has more than {MAX_BACKEND} characters")
+        if not all(0 <= count <= MAX_COUNT for count in entry.counts):
+            yield _violation(f"usage[{index}].usage", "has a number outside 0 to 10^15")
+
+
+def _violation(path: str, description: str) -> Violation:
+    return Violation(field=path, description=description)
