@@ -8,7 +8,7 @@ COMPOSE := docker compose --file deploy/docker-compose.yml $(if $(GPU),--file de
 # Images of containers like to set it; every process that is started would then compile torch and all else anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup vllm-env clients demo test test-frameworks test-gpu test-store chaos chaos-store chaos-runners lint format types proto \
+.PHONY: help setup vllm-env clients demo test test-frameworks test-gpu test-store chaos chaos-store chaos-runners lint format types house proto \
 	proto-check lock clean bench bench-store bench-runner bench-proxy bench-train bench-exchange bench-exchange-convergence audit bench-scale \
 	helm helm-settings up down compose-smoke
 
@@ -65,6 +65,9 @@ format: setup $(NODE_READY) ## Formats Python and protos
 	$(PYTHON_BIN)/ruff check --fix --quiet . || true
 	$(PYTHON_BIN)/ruff format .
 	npx buf format --write protos
+
+house: setup ## Prints measures of the structure of the code (ARGS="--list crumbs": the places behind one)
+	@$(PYTHON_BIN)/python tools/house.py $(ARGS)
 
 types: setup ## Checks types alone
 	$(PYTHON_BIN)/mypy $(wildcard sdk/python/src/fulmen libs/*/src/* services/*/src/*)

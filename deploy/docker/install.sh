@@ -1,45 +1,64 @@
 #!/bin/sh
-# Used by the build stage of every service's Dockerfile, in /src with constraints.txt:
-#   install.sh compiler        makes `c++` known, where it is not: the algorithm service's wheel compiles its kernels
-#   install.sh torch           makes /opt/fulmen with torch
-#   install.sh vllm            makes /opt/vllm with the version VLLM_VERSION of vLLM, or empty where that is
-#   install.sh DISTRIBUTION... installs our distributions, as wheels, with what they need at the pinned versions
-# A wheel of torch in deploy/wheels is taken if there is one; otherwise the build
-# TORCH_BACKEND (cpu, cu128, ...) is downloaded. PIP_INDEX_URL and PIP_CERT are honoured.
+# Installs into /opt/fulmen, in the build stage of deploy/docker/Dockerfile, in /src with constraints.txt:
+#
+#   install.sh base SERVICE      the environment, and what a service needs that changes rarely: a compiler, torch, vLLM
+#   install.sh service SERVICE   the service and its libraries as wheels, with dependencies at the pinned versions
+#
+# A wheel of torch in /wheels is used if present; otherwise the build TORCH_BACKEND (cpu, cu128, ...) is downloaded.
+# PIP_INDEX_URL and PIP_CERT are honoured.
 set -eu
+step=$1 service=$2
 environment=/opt/fulmen
 export SSL_CERT_FILE="${PIP_CERT:-${SSL_CERT_FILE:-}}" UV_LINK_MODE=copy UV_COMPILE_BYTECODE=1
 [ -n "$SSL_CERT_FILE" ] || unset SSL_CERT_FILE
 [ -z "${PIP_INDEX_URL:-}" ] || export UV_DEFAULT_INDEX="$PIP_INDEX_URL"
 
-if [ ! -x "$environment/bin/python" ]; then
-  python -m venv /opt/uv
-  /opt/uv/bin/pip install --quiet --disable-pip-version-check "uv>=0.9,<1"
-  /opt/uv/bin/uv venv --quiet --python "$(command -v python)" "$environment"
-fi
+make_environment() { /opt/uv/bin/uv venv --quiet --clear --python "$(command -v python)" "$1"; }
 install() { /opt/uv/bin/uv pip install --quiet --python "$environment/bin/python" "$@"; }
 
-if [ "$1" = compiler ]; then
-  command -v c++ >/dev/null && exit 0
-  # From the index that everything else comes from; it stays in the build stage. The target is named so that nothing of
-  # the processor that builds is taken for granted.
-  /opt/uv/bin/uv venv --quiet --python "$(command -v python)" /opt/zig
+# The algorithm service's wheel compiles its kernels. The compiler stays in the build stage, and comes from the index that
+# everything else comes from. The target is named so that the code does not depend on the processor of the build machine.
+install_compiler() {
+  command -v c++ >/dev/null && return
+  make_environment /opt/zig
   /opt/uv/bin/uv pip install --quiet --python /opt/zig/bin/python "ziglang==0.17.1"
   cat > /usr/local/bin/c++ <<'SCRIPT'
 #!/bin/sh
 exec /opt/zig/bin/python -m ziglang cc -x c++ -nostdlib++ -target "$(uname -m)-linux-gnu.2.28" "$@"
 SCRIPT
   chmod +x /usr/local/bin/c++
-elif [ "$1" = torch ]; then
+}
+
+install_torch() {
   torch=$(grep '^torch==' constraints.txt)
   if ls /wheels/torch-*.whl >/dev/null 2>&1; then install --find-links /wheels "$torch"
   else install --torch-backend "${TORCH_BACKEND:-cpu}" "$torch"; fi
-elif [ "$1" = vllm ]; then
+}
+
+# In an environment of its own, since vLLM pins other versions than Fulmen does.
+install_vllm() {
   mkdir -p /opt/vllm
-  [ -n "${VLLM_VERSION:-}" ] || exit 0
-  # Of its own, since vLLM pins other versions than Fulmen does.
-  /opt/uv/bin/uv venv --quiet --clear --python "$(command -v python)" /opt/vllm
+  [ -n "${VLLM_VERSION:-}" ] || return 0
+  make_environment /opt/vllm
   /opt/uv/bin/uv pip install --quiet --python /opt/vllm/bin/python --torch-backend "$TORCH_BACKEND" "vllm==$VLLM_VERSION"
+}
+
+if [ "$step" = base ]; then
+  python -m venv /opt/uv
+  /opt/uv/bin/pip install --quiet --disable-pip-version-check "uv>=0.9,<1"
+  make_environment "$environment"
+  if [ "$service" = algorithm ]; then
+    install_compiler
+    install_torch
+    install_vllm
+  fi
 else
-  install --constraint constraints.txt --build-constraint constraints.txt "$@"
+  libraries="./sdk/python ./libs/service_kit"
+  case "$service" in
+    store) distribution="./services/store[blobs]" ;;
+    runner) distribution="./services/runner[agents,docker,kubernetes]" ;;
+    *) distribution="./services/$service" ;;
+  esac
+  install --constraint constraints.txt --build-constraint constraints.txt $libraries "$distribution"
+  [ "$service" = algorithm ] || python slim.py "$environment"
 fi
