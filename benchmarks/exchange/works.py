@@ -20,7 +20,7 @@ from fulmen_algorithm.exchange.registry import load_codecs
 from fulmen_algorithm.training.parallel import Exchanged, Ranks, Situation
 
 RATE, MOMENTUM = 1e-3, 0.9
-DEADLINES = {"give_up_s": 240.0, "deadline_s": 300.0}
+DEADLINES = {"straggler_timeout_s": 240.0, "deadline_s": 300.0}
 SEED = 7
 
 

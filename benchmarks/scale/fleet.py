@@ -106,7 +106,7 @@ class Fleet:
                     self.seen.broken.append(code)
 
     async def _work(self, stream: Any, writing: asyncio.Lock, spans: Any) -> None:
-        await stream.write(_request(demand=lease_service_pb2.Demand(credit_count=1)))
+        await stream.write(_request(add_credits=lease_service_pb2.AddCredits(credit_count=1)))
         free_at, reported_at = time.perf_counter(), 0.0
         while not self.stopping.is_set():
             message = await stream.read()

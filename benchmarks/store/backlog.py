@@ -47,7 +47,7 @@ async def churn(bench: Bench, *, seconds: float, period_s: float) -> list[dict[s
         period_end, latencies = time.perf_counter() + period_s, []
         cpu = cpu_seconds(pids)
         while (cycle_start := time.perf_counter()) < period_end:
-            await stream.write(request(demand=lease_service_pb2.Demand(credit_count=BATCH)))
+            await stream.write(request(add_credits=lease_service_pb2.AddCredits(credit_count=BATCH)))
             assignments: list[Any] = []
             while len(assignments) < BATCH:
                 assignments += (await stream.read()).assign.assignments

@@ -44,7 +44,7 @@ async def open_stream(channel: FulmenChannel, *, credit_count: int) -> Any:
     while (await stream.read()).WhichOneof("message") != "opened":
         pass
     if credit_count:
-        await stream.write(_request(demand=lease_service_pb2.Demand(credit_count=credit_count)))
+        await stream.write(_request(add_credits=lease_service_pb2.AddCredits(credit_count=credit_count)))
     return stream
 
 

@@ -131,7 +131,7 @@ func (r *runner) open(stream leases) {
 	info := &storev1.RunnerInfo{
 		Host: host, Version: "go", Labels: r.options.labels(), SlotCount: int32(r.options.slots),
 	}
-	r.credits = 0 // demand does not survive a stream
+	r.credits = 0 // credits do not survive a stream
 	_ = stream.Send(&request{Message: &storev1.StreamLeasesRequest_Open{Open: &storev1.OpenSession{
 		SessionId:       r.session,
 		Runner:          info,
@@ -179,8 +179,8 @@ func (r *runner) grant(stream leases) {
 		return
 	}
 	r.credits += free
-	demand := &storev1.Demand{CreditCount: int32(free)}
-	_ = stream.Send(&request{Message: &storev1.StreamLeasesRequest_Demand{Demand: demand}})
+	credits := &storev1.AddCredits{CreditCount: int32(free)}
+	_ = stream.Send(&request{Message: &storev1.StreamLeasesRequest_AddCredits{AddCredits: credits}})
 }
 
 func (r *runner) start(ctx context.Context, assignment *storev1.Assignment) {

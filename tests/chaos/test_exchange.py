@@ -27,8 +27,8 @@ ROUNDS = 200 if os.environ.get(SOAK_VARIABLE) else 24
 SEED = int(os.environ.get("FULMEN_TEST_SOAK_SEED", "20261122"))
 WAIT_LIMIT_S = 120.0
 # A second is long for a rank that lives, and short for a test.
-SHORT_LEASE = {"lease_s": 4.0, "give_up_s": 3600.0, "deadline_s": 4000.0}
-QUORUM = {**SHORT_LEASE, "lease_s": 8.0, "quorum": 0.5, "least_wait_s": 1.0, "most_wait_s": 2.0}
+SHORT_LEASE = {"lease_s": 4.0, "straggler_timeout_s": 3600.0, "deadline_s": 4000.0}
+QUORUM = {**SHORT_LEASE, "lease_s": 8.0, "quorum": 0.5, "min_wait_s": 1.0, "max_wait_s": 2.0}
 PATIENT = {"lease_s": 30.0, "deadline_s": 400.0}
 ROWS = 80_000
 """Of the model, so that a payload has two chunks."""
@@ -317,7 +317,7 @@ class Soak:
         joined(self._ranks)
 
     def _started(self, rank: int) -> Rank:
-        link = {**PATIENT, "quorum": 0.6, "least_wait_s": 0.5, "most_wait_s": 2.0}
+        link = {**PATIENT, "quorum": 0.6, "min_wait_s": 0.5, "max_wait_s": 2.0}
         return self._nursery.rank(rank, self._lines[rank].address, of=3, rows=self.ROWS, link=link)
 
     def round(self, number: int) -> None:

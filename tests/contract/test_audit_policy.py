@@ -22,7 +22,7 @@ ADMINISTRATIVE = (
     "Resume",
     "Delete",
     "Promote",
-    "RollBack",
+    "Rollback",
     "Issue",
     "Revoke",
     "Update",

@@ -19,7 +19,8 @@ from tests.support.store import LIMIT_S
 
 __all__ = ["LAST_RELEASE", "OldClient", "descriptors", "last_pool", "old_token"]
 
-# Made by `buf build protos --exclude-source-info --output last_release.binpb` at the commit of the release.
+# Made by `buf build protos --exclude-source-info --output tests/contract/data/last_release.binpb` at the commit of the
+# release. Before the first one it is made anew with every change of the contracts: it becomes the first baseline.
 LAST_RELEASE = Path(__file__).parents[1] / "contract" / "data" / "last_release.binpb"
 
 

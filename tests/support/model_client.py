@@ -52,7 +52,7 @@ class SeatClient:
     async def demand(self, count: int) -> None:
         """Grants credit."""
         self.credit += count
-        await self._write(demand=lease_service_pb2.Demand(credit_count=count))
+        await self._write(add_credits=lease_service_pb2.AddCredits(credit_count=count))
 
     async def report(self, results: Sequence[lease_pb2.AttemptResult]) -> list[int]:
         """Reports attempts; returns the statuses of the answer."""

@@ -219,7 +219,7 @@ PROBES: dict[str, list[Probe]] = {
     PROJECTS + "GetProject": [lambda t: [prj.GetProjectRequest(name=t.project)]],
     PROJECTS + "UpdateProject": [lambda t: [prj.UpdateProjectRequest(project=prj.Project(name=t.project, etag="1"))]],
     PROJECTS + "IssueToken": [
-        lambda t: [prj.IssueTokenRequest(project=t.project, token_role=prj.TOKEN_ROLE_CLIENT, subject="x")],
+        lambda t: [prj.IssueTokenRequest(project=t.project, role=prj.TOKEN_ROLE_CLIENT, subject="x")],
     ],
     PROJECTS + "RevokeToken": [lambda t: [prj.RevokeTokenRequest(token_id=t.token_id)]],
     PROJECTS + "IntrospectToken": [lambda t: [prj.IntrospectTokenRequest(token=t.token)]],
@@ -230,8 +230,8 @@ PROBES: dict[str, list[Probe]] = {
         lambda t: [usage_service_pb2.GetUsageRequest(training_run="trainingRuns/b", project=t.project)],
         lambda t: [usage_service_pb2.GetUsageRequest(training_run="trainingRuns/b")],
     ],
-    USAGE + "ExchangeUsage": [
-        lambda t: [usage_service_pb2.ExchangeUsageRequest(instance_id="i", windows=[window_of(t)])],
+    USAGE + "SyncUsage": [
+        lambda t: [usage_service_pb2.SyncUsageRequest(instance_id="i", windows=[window_of(t)])],
     ],
     NOTIFY: [
         lambda t: [
@@ -302,7 +302,7 @@ MAY_CALL: dict[str, set[Role]] = {
     PROJECTS + "ListTokens": {A},
     PROJECTS + "ListRevokedTokens": {A, S},
     PROJECTS + "IntrospectToken": {A, S, R},
-    USAGE + "ExchangeUsage": {A, S},
+    USAGE + "SyncUsage": {A, S},
     USAGE + "GetUsage": {A, S, C, V},
     NOTIFY: {A, S},
     EXPORT: {A, S, R, K},

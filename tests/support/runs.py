@@ -98,7 +98,9 @@ async def start_run(
     chosen = config.stages[stage]
     merged = type(chosen)(algorithm=chosen.algorithm, settings={**chosen.settings, **(settings or {})})
     offered = await client.training_runs.ListAlgorithms(training_run_service_pb2.ListAlgorithmsRequest())
-    read = {each.name: (*each.needed_inputs, *each.optional_inputs, *each.any_inputs) for each in offered.algorithms}
+    read = {
+        each.name: (*each.required_inputs, *each.optional_inputs, *each.any_of_inputs) for each in offered.algorithms
+    }
     run = training_run(config, merged, name=name, inputs=published.inputs, read=read, start_version="")
     request = training_run_service_pb2.CreateTrainingRunRequest(training_run=run, request_id=name)
     created = await client.training_runs.CreateTrainingRun(request)

@@ -149,7 +149,7 @@ class Runner:
     async def demand(self, count: int) -> None:
         """Grants credit."""
         await self.stream.write(
-            lease_service_pb2.StreamLeasesRequest(demand=lease_service_pb2.Demand(credit_count=count))
+            lease_service_pb2.StreamLeasesRequest(add_credits=lease_service_pb2.AddCredits(credit_count=count))
         )
 
     async def take(self, count: int) -> list[lease_pb2.Assignment]:

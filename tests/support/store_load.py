@@ -214,7 +214,7 @@ class LoadRunner:
     async def _demand(stream: Any, count: int) -> None:
         if count > 0:
             await stream.write(
-                lease_service_pb2.StreamLeasesRequest(demand=lease_service_pb2.Demand(credit_count=count))
+                lease_service_pb2.StreamLeasesRequest(add_credits=lease_service_pb2.AddCredits(credit_count=count))
             )
 
 

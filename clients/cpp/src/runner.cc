@@ -99,7 +99,7 @@ void Runner::Open() {
   open->add_projects(options_.project);
   for (const auto& [attempt, thread] : running_) open->add_running_attempts(attempt);
   for (const auto& [attempt, result] : unacknowledged_) open->add_running_attempts(attempt);
-  credits_ = 0;  // demand does not survive a stream
+  credits_ = 0;  // credits do not survive a stream
   stream_->Write(request);  // a stream that is broken says so where it is read
 }
 
@@ -132,7 +132,7 @@ void Runner::Grant() {
   if (free <= 0) return;
   credits_ += free;
   store::StreamLeasesRequest request;
-  request.mutable_demand()->set_credit_count(free);
+  request.mutable_add_credits()->set_credit_count(free);
   stream_->Write(request);
 }
 

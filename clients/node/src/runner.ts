@@ -92,7 +92,7 @@ export class Runner {
     const { slots, project, labels } = this.options;
     const runner = { host: hostname(), version: "node", labels, slotCount: slots, address: "" };
     const runningAttempts = [...this.running.keys(), ...this.unacknowledged.keys()];
-    this.credits = 0; // demand does not survive a stream
+    this.credits = 0; // credits do not survive a stream
     this.send({ $case: "open", value: { sessionId: this.sessionId, runner, runningAttempts, projects: [project] } });
   }
 
@@ -103,7 +103,7 @@ export class Runner {
     const creditCount = Math.min(slots, count - this.handled) - held - this.credits;
     if (creditCount <= 0) return;
     this.credits += creditCount;
-    this.send({ $case: "demand", value: { creditCount } });
+    this.send({ $case: "addCredits", value: { creditCount } });
   }
 
   private start(assignment: Assignment) {

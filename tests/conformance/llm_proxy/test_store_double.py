@@ -136,7 +136,7 @@ async def test_a_captured_call_is_read_back_as_it_was_sampled(world: World) -> N
     assert [(r.version, r.start, r.end) for r in records[0].policy_versions] == [(4, 0, len(expected))]
 
 
-async def test_routes_follow_their_resources_and_roll_back(world: World) -> None:
+async def test_routes_follow_their_resources_and_rollback(world: World) -> None:
     async with (
         asyncio.timeout(DEADLINE_S),
         Backend() as backend,
@@ -149,10 +149,10 @@ async def test_routes_follow_their_resources_and_roll_back(world: World) -> None
         seen: list[int] = []
         while seen[-1:] != [2]:
             seen += [route.version for route in (await watch.read()).routes]
-        back = await proxy.routes.RollBackRoute(route_service_pb2.RollBackRouteRequest(name=f"routes/{MODEL}"))
+        back = await proxy.routes.RollbackRoute(route_service_pb2.RollbackRouteRequest(name=f"routes/{MODEL}"))
         assert (back.route.version, back.route.targets[0].policy_version) == (3, 1)
         with pytest.raises(ResourceNotFound):
-            await proxy.routes.RollBackRoute(route_service_pb2.RollBackRouteRequest(name=f"routes/{MODEL}", version=99))
+            await proxy.routes.RollbackRoute(route_service_pb2.RollbackRouteRequest(name=f"routes/{MODEL}", version=99))
         watch.cancel()
 
 
@@ -190,7 +190,7 @@ async def test_attempts_stand_the_same_while_they_run_and_when_they_have_ended(w
                 : 2 + (not ended)
             ]
             answer = await leases.CheckAttempts(lease_service_pb2.CheckAttemptsRequest(attempts=checks))
-            answers += [(s.status, s.state, s.project, s.mode, s.current_epoch, s.attempt) for s in answer.standings]
+            answers += [(s.status, s.state, s.project, s.mode, s.current_epoch, s.attempt) for s in answer.results]
     live, stale, over = (
         getattr(lease_service_pb2, f"ATTEMPT_STATUS_{name}") for name in ("LIVE", "STALE_EPOCH", "ENDED")
     )

@@ -314,8 +314,8 @@ class StoreDouble(
             match request.WhichOneof("message"):
                 case "renew" if request.renew.HasField("load"):
                     self.loads.append(request.renew.load)
-                case "demand":
-                    session.credits += request.demand.credit_count
+                case "add_credits":
+                    session.credits += request.add_credits.credit_count
                     self._dispatch()
                 case "complete":
                     acks = [self._complete(session, result) for result in request.complete.results]

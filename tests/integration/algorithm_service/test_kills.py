@@ -109,15 +109,15 @@ async def _rolled_back(folder: Path, client: Client, watcher: Watcher, ended: pb
     listed = await client.training_runs.ListCheckpoints(service_pb.ListCheckpointsRequest(parent=ended.name))
     target = next(each for each in listed.checkpoints if each.step == 2)
     assert target.name == f"{ended.name}/checkpoints/{target.sequence}"
-    missing = service_pb.RollBackTrainingRunRequest(checkpoint=f"{ended.name}/checkpoints/999")
+    missing = service_pb.RollbackTrainingRunRequest(checkpoint=f"{ended.name}/checkpoints/999")
     with pytest.raises(CheckpointNotFound):
-        await client.training_runs.RollBackTrainingRun(missing)
+        await client.training_runs.RollbackTrainingRun(missing)
     shown = await command(folder, "checkpoints", ended.name)
     assert f"{ended.policy_version.rpartition('/')[0]}/" in shown
     told = await command(folder, "rollback", ended.name, str(target.sequence))
     assert told == f"{ended.name}: pending (goes on from step 2 when it is its turn)\n"
     with pytest.raises(TrainingRunStateInvalid):
-        await client.training_runs.RollBackTrainingRun(service_pb.RollBackTrainingRunRequest(checkpoint=target.name))
+        await client.training_runs.RollbackTrainingRun(service_pb.RollbackTrainingRunRequest(checkpoint=target.name))
     await watcher.until_notice("Was put back to checkpoint")
     # Not from the command line, whose start may take longer than the rest of the run.
     await client.training_runs.PauseTrainingRun(service_pb.PauseTrainingRunRequest(name=ended.name))
@@ -128,7 +128,7 @@ async def _rolled_back(folder: Path, client: Client, watcher: Watcher, ended: pb
     await check(folder, client, watcher, again)
     lines = read_consumed(folder / f"algorithm/runs/{ended.name.removeprefix('trainingRuns/')}")
     assert {line["branch"] for line in lines if line["step"] > 2} == {1}
-    assert (again.roll_back_count, again.step) == (1, STEPS)
+    assert (again.rollback_count, again.step) == (1, STEPS)
     assert again.policy_version != ended.policy_version
     report = await client.training_runs.GetTrainingRunReport(service_pb.GetTrainingRunReportRequest(name=ended.name))
     assert "Where the time went" in report.markdown

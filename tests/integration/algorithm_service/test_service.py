@@ -85,7 +85,7 @@ async def test_the_service_refuses_clearly_and_ends_well(
         with pytest.raises(TrainingRunNotFound):
             await runs.GetTrainingRun(service_pb.GetTrainingRunRequest(name="trainingRuns/none"))
         with pytest.raises(TrainingRunNotFound):
-            await runs.RollBackTrainingRun(service_pb.RollBackTrainingRunRequest(checkpoint="trainingRuns/none/x"))
+            await runs.RollbackTrainingRun(service_pb.RollbackTrainingRunRequest(checkpoint="trainingRuns/none/x"))
         with pytest.raises(PageTokenInvalid):
             await runs.ListTrainingRuns(service_pb.ListTrainingRunsRequest(page_token="x"))
         with pytest.raises(PermissionDenied):

@@ -144,7 +144,7 @@ async def test_a_service_that_does_not_know_the_run_shows_its_shards_to_who_may_
 
 async def test_a_straggler_and_who_has_not_come_are_seen(tmp_path: Path) -> None:
     keep_run(tmp_path, {})
-    patience = {"quorum": 0.5, "least_wait_s": 0.01, "most_wait_s": 0.01}
+    patience = {"quorum": 0.5, "min_wait_s": 0.01, "max_wait_s": 0.01}
     async with serving(tmp_path) as target, ranks([target], **patience) as members:
         await exchange(members, 1)
         await exchange(members[:1], 2)

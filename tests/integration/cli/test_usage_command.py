@@ -46,12 +46,12 @@ async def test_usage_is_shown_with_tokens_and_dollars(store: StoreHandle) -> Non
     delta = pb.UsageDelta(
         project="projects/default", attempt=f"{rollout}/attempts/1", model="tiny", backend="backends/b", usage=counts
     )
-    request = pb.ExchangeUsageRequest(
+    request = pb.SyncUsageRequest(
         instance_id="i",
         sequence=1,
         usage=[delta, pb.UsageDelta(project="projects/default", model="tiny", usage=pb.Usage(request_count=1))],
     )
-    await stubs.usage.ExchangeUsage(request)
+    await stubs.usage.SyncUsage(request)
     shown = (await fulmen(store, "usage", "--run", "demo", "--by", "rollout")).stdout
     assert shown.splitlines()[1].split() == [rollout, "3", "1", "120,000", "0", "4", "1.2500"]
     assert "(none)" in (await fulmen(store, "usage", "--by", "backend")).stdout

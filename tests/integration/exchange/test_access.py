@@ -108,5 +108,5 @@ async def test_a_chunk_of_no_payload_is_refused_before_anything_is_allocated(
         await stream.done_writing()
         assert await stream.read() is grpc.aio.EOF
 
-    assert answer.verdict.verdict == pb.SegmentVerdict.VERDICT_INVALID
-    assert text in answer.verdict.text
+    assert answer.status.status == pb.SegmentStatus.STATUS_INVALID
+    assert text in answer.status.text

@@ -21,9 +21,9 @@ from fulmen_algorithm.exchange.failure import ExchangeFailed
 from tests.integration.exchange.test_sums import expected
 from tests.integration.exchange.world import Join, Member, Site, gradient_of, running
 
-QUORUM = {"quorum": 0.5, "most_wait_s": 30.0}
+QUORUM = {"quorum": 0.5, "max_wait_s": 30.0}
 SHORT_LEASE_S = 0.3
-HASTY = {"most_wait_s": 5.0, "give_up_s": 10.0, "deadline_s": 20.0}
+HASTY = {"max_wait_s": 5.0, "straggler_timeout_s": 10.0, "deadline_s": 20.0}
 
 
 async def exchanged(number: int, *members: Member) -> list[Tensor]:
@@ -120,7 +120,7 @@ async def test_a_member_whose_sums_are_not_kept_any_more_is_told_what_to_do(site
 
 
 async def test_a_call_that_nobody_else_makes_ends_with_its_deadline(join: Join, site: Site) -> None:
-    alone = await join(0, link={"most_wait_s": 0.2, "give_up_s": 0.3, "deadline_s": 2.5})
+    alone = await join(0, link={"max_wait_s": 0.2, "straggler_timeout_s": 0.3, "deadline_s": 2.5})
     with pytest.raises(ExchangeFailed, match=r"within 2\.5 s in round 1, call 0"):
         await exchanged(1, alone)
 

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fulmen_algorithm.sinks.exchange_prometheus import ExchangeMetrics
 from tests.integration.exchange.world import RUN, Join, Member, Site, running
 
-QUICK = {"quorum": 0.5, "least_wait_s": 1.0, "most_wait_s": 1.0, "give_up_s": 300.0}
+QUICK = {"quorum": 0.5, "min_wait_s": 1.0, "max_wait_s": 1.0, "straggler_timeout_s": 300.0}
 
 
 class Scraped:

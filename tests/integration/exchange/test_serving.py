@@ -128,7 +128,7 @@ async def test_terms_that_differ_in_everything_are_told_in_an_answer_of_bounded_
         terms = pb.ExchangeTerms(
             world_size=2, shard_count=1, layout_digest="x" * 128, codec="topk", codec_version=1,
             codec_settings_json='{"codec": "%s"}' % ("y" * 10_000), segment_sizes=[1] * 60_000, quorum=1.0,
-            least_wait_s=0.2, most_wait_s=30.0, give_up_s=300.0, lease_s=15.0,
+            min_wait_s=0.2, max_wait_s=30.0, straggler_timeout_s=300.0, lease_s=15.0,
         )  # fmt: skip
         request = pb.JoinRequest(training_run=RUN, rank=1, incarnation="i", terms=terms)
         with pytest.raises(ArgumentInvalid, match="differ") as caught:
@@ -170,7 +170,7 @@ async def test_a_sum_that_was_made_without_a_rank_that_was_given_up_is_counted(s
     members[0].link.begin()
     waiting = asyncio.create_task(asyncio.to_thread(members[0].link.all_reduce, tensors[0]))
     await site.until(lambda: site.has_sent(0, 1))
-    await site.tick(HASTY["give_up_s"])
+    await site.tick(HASTY["straggler_timeout_s"])
     await waiting
     members[1].link.begin()
     await asyncio.to_thread(members[1].link.all_reduce, tensors[1])

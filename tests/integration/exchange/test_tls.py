@@ -29,7 +29,7 @@ from tests.support.certificates import Authority
 KEY = "k" * 32
 PARAMETERS = {"weight": nn.Parameter(torch.zeros(300, 16))}
 ELSEWHERE = "trainingRuns/of-another-service"
-SHORT = {"least_wait_s": 0.1, "most_wait_s": 0.2, "give_up_s": 0.3, "deadline_s": 3.0}
+SHORT = {"min_wait_s": 0.1, "max_wait_s": 0.2, "straggler_timeout_s": 0.3, "deadline_s": 3.0}
 
 
 def service_settings(folder: Path, **more: object) -> AlgorithmServiceSettings:

@@ -52,7 +52,7 @@ class FakeStore:
         """Chunks are taken, and acknowledged, only while it is set."""
         self.acknowledge.set()
         self.reject_with = ""
-        self.standings: dict[str, lease_service_pb2.AttemptStanding] = {}
+        self.standings: dict[str, lease_service_pb2.AttemptCheckResult] = {}
         """How attempts stand of which a test has said so; the others run."""
         self.checks: deque[list[str]] = deque(maxlen=_QUESTIONS_KEPT)
         """The attempts of each question, as the proxy asked; the last ones."""
@@ -104,7 +104,7 @@ class FakeStore:
     def stands(self, attempt: str, status: int, *, project: str = DEFAULT_PROJECT, **fields: int) -> None:
         """Says how an attempt stands from now on."""
         state = fields.pop("state", attempt_pb2.ATTEMPT_STATE_RUNNING)
-        self.standings[attempt] = lease_service_pb2.AttemptStanding(
+        self.standings[attempt] = lease_service_pb2.AttemptCheckResult(
             attempt=attempt,
             **({"status": status, "state": state, "project": project, "mode": rollout_pb2.ROLLOUT_MODE_TRAIN} | fields),
         )
@@ -202,15 +202,15 @@ class _Leases(lease_service_pb2_grpc.LeaseServiceServicer):
     ) -> lease_service_pb2.CheckAttemptsResponse:
         self._store.asked([check.attempt for check in request.attempts])
         standings = [self._standing(check) for check in request.attempts]
-        return lease_service_pb2.CheckAttemptsResponse(standings=standings)
+        return lease_service_pb2.CheckAttemptsResponse(results=standings)
 
-    def _standing(self, check: lease_service_pb2.AttemptCheck) -> lease_service_pb2.AttemptStanding:
+    def _standing(self, check: lease_service_pb2.AttemptCheck) -> lease_service_pb2.AttemptCheckResult:
         known = self._store.standings.get(check.attempt)
         if known is not None:
             return known
         number = parse_attempt_name(check.attempt).number
         fresh = check.epoch in (0, number)
-        return lease_service_pb2.AttemptStanding(
+        return lease_service_pb2.AttemptCheckResult(
             attempt=check.attempt,
             status=lease_service_pb2.ATTEMPT_STATUS_LIVE if fresh else lease_service_pb2.ATTEMPT_STATUS_STALE_EPOCH,
             state=attempt_pb2.ATTEMPT_STATE_RUNNING,

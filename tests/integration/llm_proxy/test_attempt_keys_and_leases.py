@@ -107,7 +107,7 @@ async def test_a_key_that_names_another_project_does_not_reach_the_attempt(
 async def test_a_token_that_is_revoked_at_the_store_is_refused_at_the_proxy(proxy: RunningProxy, stubs: Stubs) -> None:
     issued = await stubs.projects.IssueToken(
         project_service_pb2.IssueTokenRequest(
-            project="projects/default", token_role=project_service_pb2.TOKEN_ROLE_CLIENT, subject="ann"
+            project="projects/default", role=project_service_pb2.TOKEN_ROLE_CLIENT, subject="ann"
         )
     )
     assert (await proxy.chat(issued.token))[0] == 200

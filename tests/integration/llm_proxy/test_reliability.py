@@ -272,7 +272,7 @@ async def test_a_saturated_engine_is_left_and_its_load_is_told(store: FakeStore)
         before = len(well.received)
         assert (await proxy.chat(key))[0] == 200
         assert len(well.received) == before + 1
-    assert seen.engine_cache_use == 0.5
+    assert seen.engine_cache_usage == 0.5
 
 
 async def test_two_proxies_follow_a_change_and_keep_their_own_breakers(store: FakeStore, backend: Backend) -> None:

@@ -173,7 +173,7 @@ async def test_a_promotion_changes_the_version_of_every_route_of_the_policy_and_
     }
     attempt, key = proxy.attempt()
     await proxy.chat(key)
-    back = await proxy.routes.RollBackRoute(route_service_pb2.RollBackRouteRequest(name=f"routes/{MODEL}"))
+    back = await proxy.routes.RollbackRoute(route_service_pb2.RollbackRouteRequest(name=f"routes/{MODEL}"))
     await proxy.chat(key)
     await proxy.flush(attempt)
     assert (back.route.version, back.route.targets[0].policy_version) == (3, 1)
@@ -181,7 +181,7 @@ async def test_a_promotion_changes_the_version_of_every_route_of_the_policy_and_
     with pytest.raises(RouteNotFound):
         await proxy.routes.PromoteVersion(route_service_pb2.PromoteVersionRequest(policy="nobody", policy_version=5))
     with pytest.raises(ResourceNotFound):
-        await proxy.routes.RollBackRoute(route_service_pb2.RollBackRouteRequest(name="routes/second", version=9))
+        await proxy.routes.RollbackRoute(route_service_pb2.RollbackRouteRequest(name="routes/second", version=9))
 
 
 async def test_two_replicas_that_promote_at_once_keep_each_others_change(proxy: RunningProxy, store: FakeStore) -> None:
@@ -349,7 +349,7 @@ async def test_a_removed_route_is_gone_everywhere_and_can_be_rolled_back(proxy: 
         assert list((await proxy.routes.ListRoutes(route_service_pb2.ListRoutesRequest())).routes) == []
         with pytest.raises(RouteNotFound):
             await proxy.routes.GetRoute(route_service_pb2.GetRouteRequest(name=name))
-        await proxy.routes.RollBackRoute(route_service_pb2.RollBackRouteRequest(name=name))
+        await proxy.routes.RollbackRoute(route_service_pb2.RollbackRouteRequest(name=name))
         assert (await proxy.chat(key))[0] == 200
 
 

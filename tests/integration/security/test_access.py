@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from fulmen.errors import FulmenError, PermissionDenied, RolloutNotFound, TokenInvalid, TooManyBadTokens
+from fulmen.errors import FulmenError, PermissionDenied, RolloutNotFound, TokenInvalid, TooManyInvalidTokens
 from fulmen.keda import externalscaler_pb2 as keda
 from fulmen.keda import externalscaler_pb2_grpc
 from fulmen.rpc.channel import open_channel
@@ -47,7 +47,7 @@ async def held(store: StoreHandle) -> tuple[Runner, lease_pb2.Assignment]:
 async def test_an_address_that_shows_many_forged_tokens_is_held_up_and_good_tokens_are_not(database_url: str) -> None:
     async with running_store(database_url, auth_failures_per_minute=ALLOWED) as store:
         told = [await asked(store, f"forged-{number}") for number in range(ALLOWED + 2)]
-        assert [type(each) for each in told] == [TokenInvalid] * ALLOWED + [TooManyBadTokens] * 2
+        assert [type(each) for each in told] == [TokenInvalid] * ALLOWED + [TooManyInvalidTokens] * 2
         last = told[-1]
         assert last is not None
         assert 0 < last.retry_after_s <= 60 / ALLOWED
@@ -67,11 +67,11 @@ async def test_tokens_forged_for_the_scaler_are_counted_with_the_others(database
             for number in range(ALLOWED):
                 with pytest.raises(TokenInvalid):
                     await scaler.IsActive(keda.ScaledObjectRef(scalerMetadata={"token": f"forged-{number}"}))
-            with pytest.raises(TooManyBadTokens):
+            with pytest.raises(TooManyInvalidTokens):
                 await scaler.IsActive(keda.ScaledObjectRef(scalerMetadata={"token": "forged"}))
             good = keda.ScaledObjectRef(scalerMetadata={"token": store.token(), "labels": ""})
             assert not (await scaler.IsActive(good)).result
-        assert isinstance(await asked(store, "forged"), TooManyBadTokens)
+        assert isinstance(await asked(store, "forged"), TooManyInvalidTokens)
 
 
 def changed(key: str) -> Iterator[tuple[str, str]]:
@@ -156,7 +156,7 @@ async def test_the_store_tells_who_a_token_is_of_and_no_more_than_the_asker_may_
 
 async def test_a_revoked_token_is_good_for_nobody_who_asks(store: StoreHandle, stubs: Stubs) -> None:
     issued = await stubs.projects.IssueToken(
-        prj.IssueTokenRequest(project="projects/*", token_role=prj.TOKEN_ROLE_SERVICE, subject="ann")
+        prj.IssueTokenRequest(project="projects/*", role=prj.TOKEN_ROLE_SERVICE, subject="ann")
     )
     now_s = 0.0
     channel = open_channel(store.target, token=store.token(Role.RUNNER))
@@ -176,7 +176,7 @@ async def test_what_administrators_do_is_written_down_refused_or_not(database_ur
     async with running_store(database_url, audit_file=str(file)) as store:
         admin, client = await store.stubs(), await store.stubs(role=Role.CLIENT)
         issued = await admin.projects.IssueToken(
-            prj.IssueTokenRequest(project="projects/default", token_role=prj.TOKEN_ROLE_CLIENT, subject=MARK)
+            prj.IssueTokenRequest(project="projects/default", role=prj.TOKEN_ROLE_CLIENT, subject=MARK)
         )
         await admin.projects.RevokeToken(prj.RevokeTokenRequest(token_id=issued.token_id))
         with pytest.raises(PermissionDenied):
@@ -186,7 +186,7 @@ async def test_what_administrators_do_is_written_down_refused_or_not(database_ur
         await client.rollouts.ListRollouts(pb.ListRolloutsRequest())
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     told = [(line["rpc"].rpartition("/")[2], line["code"], line["role"], line["asked"]) for line in lines]
-    project = {"project": "projects/default", "token_role": "TOKEN_ROLE_CLIENT", "subject": MARK}
+    project = {"project": "projects/default", "role": "TOKEN_ROLE_CLIENT", "subject": MARK}
     assert told == [
         ("IssueToken", "OK", "admin", project | {"ttl": told[0][3]["ttl"]}),
         ("RevokeToken", "OK", "admin", {"token_id": issued.token_id}),

@@ -115,7 +115,7 @@ async def test_an_error_in_mid_stream_arrives_after_the_messages_before_it() -> 
 
 async def test_an_rpc_that_no_servicer_implements_is_not_yet_served() -> None:
     async with sample_stub() as stub:
-        with pytest.raises(errors.NotYetServed):
+        with pytest.raises(errors.Unimplemented):
             await stub.GetQueueStats(pb.GetQueueStatsRequest())
 
 
@@ -142,7 +142,7 @@ async def test_only_an_admin_may_call_an_rpc_that_is_closed_to_all_roles() -> No
         with pytest.raises(errors.PermissionDenied):
             await stub.CancelRollouts(pb.CancelRolloutsRequest())
     async with sample_stub(role=Role.ADMIN) as stub:
-        with pytest.raises(errors.NotYetServed):
+        with pytest.raises(errors.Unimplemented):
             await stub.CancelRollouts(pb.CancelRolloutsRequest())
 
 

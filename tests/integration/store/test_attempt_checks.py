@@ -23,10 +23,10 @@ CANCELLED, NOT_FOUND = pb.ATTEMPT_STATUS_CANCEL_REQUESTED, pb.ATTEMPT_STATUS_NOT
 AGAIN = rollout_pb2.RolloutPolicy(max_attempts=3, retry_on=[failure_pb2.FAILURE_KIND_INFRA])
 
 
-async def standings(stubs: Stubs, *asked: tuple[str, int]) -> list[pb.AttemptStanding]:
+async def standings(stubs: Stubs, *asked: tuple[str, int]) -> list[pb.AttemptCheckResult]:
     checks = [pb.AttemptCheck(attempt=attempt, epoch=epoch) for attempt, epoch in asked]
     answer = await stubs.leases.CheckAttempts(pb.CheckAttemptsRequest(attempts=checks))
-    return list(answer.standings)
+    return list(answer.results)
 
 
 async def test_each_attempt_is_answered_by_itself_in_the_order_of_the_request(stubs: Stubs) -> None:
@@ -45,7 +45,7 @@ async def test_each_attempt_is_answered_by_itself_in_the_order_of_the_request(st
     assert [answer.status for answer in answers] == [
         ENDED, NOT_FOUND, LIVE, NOT_FOUND, LIVE, STALE, NOT_FOUND, LIVE,
     ]  # fmt: skip
-    assert answers[2] == pb.AttemptStanding(
+    assert answers[2] == pb.AttemptCheckResult(
         attempt=running.attempt,
         status=LIVE,
         state=attempt_pb2.ATTEMPT_STATE_RUNNING,
@@ -54,7 +54,7 @@ async def test_each_attempt_is_answered_by_itself_in_the_order_of_the_request(st
         current_epoch=1,
     )
     assert (answers[0].state, answers[0].current_epoch) == (attempt_pb2.ATTEMPT_STATE_SUCCEEDED, 0)
-    assert answers[3] == pb.AttemptStanding(attempt=nobodys, status=NOT_FOUND)
+    assert answers[3] == pb.AttemptCheckResult(attempt=nobodys, status=NOT_FOUND)
 
 
 async def test_the_first_attempt_is_stale_as_soon_as_the_second_runs(stubs: Stubs) -> None:
@@ -101,7 +101,7 @@ async def test_a_token_of_one_project_learns_nothing_of_the_attempts_of_another(
     other = await store.stubs(role=Role.SERVICE, project="projects/default")
     (found,), (hidden,) = await standings(mine, (attempt, 1)), await standings(other, (attempt, 1))
     assert (found.status, found.project) == (LIVE, "projects/b")
-    assert hidden == pb.AttemptStanding(attempt=attempt, status=NOT_FOUND)
+    assert hidden == pb.AttemptCheckResult(attempt=attempt, status=NOT_FOUND)
 
 
 @pytest.mark.parametrize("asked", [[], ["nonsense"], [f"{rollout_name(uuid7())}/attempts/0"], ["x"] * 1001])

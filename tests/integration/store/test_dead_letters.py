@@ -22,7 +22,7 @@ async def test_a_filter_runs_each_dead_rollout_again_at_most_once(stubs: Stubs) 
     await create(stubs, 1)
     first = await retry(stubs, filter="failure_kind = AGENT_ERROR")
     assert [rollout.metadata["fulmen.retry_of"] for rollout in first.rollouts] == sorted(errors)
-    assert not first.more
+    assert not first.has_more
     assert not (await retry(stubs, filter="failure_kind = AGENT_ERROR")).rollouts
     rest = await retry(stubs, filter="*")
     assert [rollout.metadata["fulmen.retry_of"] for rollout in rest.rollouts] == sorted(timeouts)
@@ -72,7 +72,7 @@ async def test_a_repeated_retry_returns_the_first_result_and_runs_nothing_again(
     await dead(stubs, 2, priority=60)
     again = await retry(stubs, filter="*", request_id="r")
     assert [rollout.name for rollout in again.rollouts] == [rollout.name for rollout in first.rollouts]
-    assert again.more
+    assert again.has_more
     assert len((await retry(stubs, filter="*", request_id="s")).rollouts) == 2
 
 
@@ -82,7 +82,7 @@ async def test_more_is_told_until_all_are_run_again(stubs: Stubs, monkeypatch: p
     seen: list[str] = []
     for more in (True, True, False):
         answer = await retry(stubs, filter="*")
-        assert answer.more is more
+        assert answer.has_more is more
         seen += [rollout.metadata["fulmen.retry_of"] for rollout in answer.rollouts]
     assert seen == sorted(names)
 

@@ -120,7 +120,7 @@ async def _furnished(handle: StoreHandle) -> tuple[grpc.aio.Channel, dict[str, R
         issued = await admin.projects.IssueToken(
             project_service_pb2.IssueTokenRequest(
                 project=project,
-                token_role=project_service_pb2.TOKEN_ROLE_CLIENT,
+                role=project_service_pb2.TOKEN_ROLE_CLIENT,
                 subject=SECRET if project[-1] == "b" else "a",
             )
         )

@@ -45,14 +45,14 @@ async def until(stubs: Stubs, wanted: int, queued: int, **request: object) -> pb
     async with asyncio.timeout(LIMIT_S):
         while True:
             answer = await demand(stubs, **request)
-            if (answer.wanted_runner_count, answer.queued_count) == (wanted, queued):
+            if (answer.desired_runner_count, answer.queued_count) == (wanted, queued):
                 return answer
             await asyncio.sleep(0.1)
 
 
 async def test_the_demand_follows_the_queue_its_durations_labels_and_quota(store: StoreHandle, stubs: Stubs) -> None:
-    assert (await demand(stubs)).wanted_runner_count == 0
-    assert (await demand(stubs, min_runners=2)).wanted_runner_count == 2
+    assert (await demand(stubs)).desired_runner_count == 0
+    assert (await demand(stubs, min_runners=2)).desired_runner_count == 2
     runner = await Runner(stubs).open()
     await create(stubs, 4, task_type="short")
     taken = await runner.take(4)

@@ -86,7 +86,7 @@ async def furnish(store: StoreHandle, admin: Stubs) -> tuple[Things, Runner]:
     version = resource_pb2.ResourceVersion(name="resources/of-b", kind="bundle", content=SECRET.encode())
     await service.resources.PublishResources(res.PublishResourcesRequest(resources=[version]))
     issued = await admin.projects.IssueToken(
-        prj.IssueTokenRequest(project="projects/b", token_role=prj.TOKEN_ROLE_CLIENT, subject=SECRET)
+        prj.IssueTokenRequest(project="projects/b", role=prj.TOKEN_ROLE_CLIENT, subject=SECRET)
     )
     things = Things(
         project="projects/b",

@@ -30,7 +30,7 @@ MINUTE_S = 60
 
 
 async def issue(stubs: Stubs, role: int = pb.TOKEN_ROLE_CLIENT, **fields: Any) -> pb.IssueTokenResponse:
-    values = {"project": "projects/default", "token_role": role, "subject": "ann"} | fields
+    values = {"project": "projects/default", "role": role, "subject": "ann"} | fields
     response: pb.IssueTokenResponse = await stubs.projects.IssueToken(pb.IssueTokenRequest(**values))
     return response
 
@@ -68,7 +68,7 @@ async def test_a_token_lives_for_thirty_days_unless_told_otherwise(stubs: Stubs)
 async def test_every_problem_is_told_at_once(stubs: Stubs) -> None:
     with pytest.raises(ArgumentInvalid) as refused:
         await issue(stubs, 0, project="nonsense", subject="", ttl={"seconds": 1})
-    assert {violation.field for violation in refused.value.violations} == {"project", "token_role", "subject", "ttl"}
+    assert {violation.field for violation in refused.value.violations} == {"project", "role", "subject", "ttl"}
     for role in (6, 99, -1):
         with pytest.raises(ArgumentInvalid):
             await issue(stubs, role)

@@ -40,14 +40,14 @@ def slot_now() -> int:
 async def exchange(
     stubs: Stubs, instance: str = "i", sequence: int = 0, *usage: Any, windows: Any = (), **more: Any
 ) -> Any:
-    request = pb.ExchangeUsageRequest(
+    request = pb.SyncUsageRequest(
         instance_id=instance,
         sequence=sequence,
         usage=usage,
         windows=windows,
         **({"slot": slot_now()} | more),
     )
-    return await stubs.usage.ExchangeUsage(request)
+    return await stubs.usage.SyncUsage(request)
 
 
 async def usage(stubs: Stubs, **selection: Any) -> dict[str, pb.Usage]:

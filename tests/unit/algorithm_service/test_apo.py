@@ -216,7 +216,7 @@ async def test_a_search_that_is_put_back_tries_and_publishes_the_prompts_of_its_
     shutil.copytree(kept, folder)
     searched.answer, searched.changed = answer, asyncio.Event()
     service = open_service(searched)
-    service.runs.roll_back(entry.run.name, sequence=1, step=0)
+    service.runs.rollback(entry.run.name, sequence=1, step=0)
     assert await live(service, entry.run, searched.crashes)
     again = service.runs.entry(entry.run.name).run
     assert again.state is RunState.SUCCEEDED, again.failure_message

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fulmen_algorithm.domain.collapse import RollBackOnCollapse, best_of, collapsed, rewarded
+from fulmen_algorithm.domain.collapse import RollbackOnCollapse, best_of, collapsed, rewarded
 from fulmen_algorithm.domain.creation import RunDraft
 from fulmen_algorithm.domain.progress import Progress
 from fulmen_algorithm.domain.run import RunState
@@ -31,7 +31,7 @@ def draft_that_watches(draft: RunDraft, most: int) -> RunDraft:
         "max_staleness": 0,
         "checkpoint_every": 1,
         "validate_every": 100,
-        "collapse": {"kind": "roll_back", "window": 2, "drop": 0.3, "most": most},
+        "collapse": {"kind": "rollback", "window": 2, "drop": 0.3, "most": most},
     }
     return replace(draft, settings_json=json.dumps(settings))
 
@@ -63,8 +63,8 @@ async def test_a_collapse_puts_the_run_back_to_its_best_checkpoint_and_says_so(
     assert "step 5" in story[1], "the last checkpoint before the first bad step is the best"
     steps = events.steps()
     assert [s.step for s in steps] == list(range(STEPS + 1))
-    assert steps[-1].values["roll_backs"] == 1
-    assert "roll_backs" not in steps[5].values
+    assert steps[-1].values["rollbacks"] == 1
+    assert "rollbacks" not in steps[5].values
     lines = read_consumed(tmp_path / "state/runs/small")
     check_books(lines, [g.group_id for g in world.feed], steps=STEPS)
     assert all(line["branch"] == (line["step"] > 5) for line in lines)
@@ -88,7 +88,7 @@ async def test_a_run_that_collapses_too_often_fails_and_says_why(
 def test_a_collapse_is_an_average_that_is_too_far_below_the_best_one(
     rewards: list[float], window: int, drop: float
 ) -> None:
-    progress, settings = Progress(), RollBackOnCollapse(kind="roll_back", window=window, drop=drop)
+    progress, settings = Progress(), RollbackOnCollapse(kind="rollback", window=window, drop=drop)
     for value in rewards:
         progress = rewarded(progress, value, window=window)
     averages = [sum(rewards[i : i + window]) / window for i in range(len(rewards) - window + 1)]
@@ -112,4 +112,4 @@ def test_the_best_checkpoint_has_seen_enough_steps_and_the_highest_reward() -> N
 @pytest.mark.parametrize("bad", [{"drop": 0}, {}, {"drop": 1.0, "windows": 3}])
 def test_a_watch_without_a_threshold_is_refused(bad: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="validation error"):
-        RollBackOnCollapse.model_validate({"kind": "roll_back", **bad})
+        RollbackOnCollapse.model_validate({"kind": "rollback", **bad})

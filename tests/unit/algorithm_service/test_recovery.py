@@ -39,11 +39,11 @@ class Event:
     """What happens in one life of the service.
 
     Attributes:
-        kind: `kill`, `pause` or `roll_back`.
+        kind: `kill`, `pause` or `rollback`.
         call: At which call of a port, of whichever run.
         after_effect: kill: whether the call had its effect.
-        run: pause, roll_back: which run.
-        checkpoint: roll_back: to which of its checkpoints.
+        run: pause, rollback: which run.
+        checkpoint: rollback: to which of its checkpoints.
     """
 
     kind: str
@@ -55,7 +55,7 @@ class Event:
 
 EVENTS = st.builds(
     Event,
-    kind=st.sampled_from(["kill", "pause", "roll_back"]),
+    kind=st.sampled_from(["kill", "pause", "rollback"]),
     call=st.integers(1, CALLS),
     after_effect=st.booleans(),
     run=st.integers(0, 1),
@@ -143,9 +143,9 @@ class Story:
             await asyncio.sleep(0)
         found = CheckpointStore(directory=service.folder.run_files(entry.run.run_id).checkpoints).listed()
         own = [each for each in found if own_past(entry.run, each)]
-        if event.kind == "roll_back" and own:
+        if event.kind == "rollback" and own:
             target = own[event.checkpoint % len(own)]
-            service.runs.roll_back(entry.run.name, sequence=target.sequence, step=int(target.progress["step"]))
+            service.runs.rollback(entry.run.name, sequence=target.sequence, step=int(target.progress["step"]))
         elif entry.run.state is RunState.PAUSED:
             service.runs.resume(entry.run.name)
 

@@ -21,7 +21,7 @@ from fulmen_algorithm.training.checkpoints import CheckpointStore
 from tests.unit.algorithm_service.conftest import Service, created, now
 from tests.unit.algorithm_service.model_world import World
 from tests.unit.algorithm_service.test_control import WAIT_S, working
-from tests.unit.algorithm_service.test_roll_back import checkpoints, roll_back
+from tests.unit.algorithm_service.test_rollback import checkpoints, rollback
 
 KEEP = 2
 
@@ -50,7 +50,7 @@ async def test_a_start_reads_the_checkpoint_that_it_goes_on_from_once_and_no_oth
         await service.runs.ended(run.name, deadline_s=WAIT_S)
         target, newest = checkpoints(service, run)
         assert not read_whole, "a new run has none, and who lists them reads none"
-        roll_back(service, run, target)
+        rollback(service, run, target)
         done = await service.runs.ended(run.name, deadline_s=WAIT_S)
     assert done.state is RunState.SUCCEEDED, done.failure_message
     assert target.path != newest.path

@@ -175,17 +175,17 @@ async def test_an_older_version_is_published_again_and_says_which_it_is(
     rolled: list[str] = []
     publish = Policy.publish
 
-    async def publish_and_roll_back(policy: Policy) -> int:
+    async def publish_and_rollback(policy: Policy) -> int:
         version = await publish(policy)
         if version == 3 and not rolled:
-            rolled.append((await policy.roll_back(2)).name)
+            rolled.append((await policy.rollback(2)).name)
             assert world.served is not None
             assert world.served.version == 4
             with pytest.raises(RunFailed, match="unknown"):
-                await policy.roll_back(77)
+                await policy.rollback(77)
         return version
 
-    monkeypatch.setattr(Policy, "publish", publish_and_roll_back)
+    monkeypatch.setattr(Policy, "publish", publish_and_rollback)
     run = await carried_out(with_settings(grpo_draft, weights=DELTA), world, open_service)
     assert run.state is RunState.SUCCEEDED, run.failure_message
     assert rolled == [f"{POLICY}/versions/4"]

@@ -21,12 +21,12 @@ SUCCEEDED = training_run_pb2.TRAINING_RUN_STATE_SUCCEEDED
 Event = training_run_pb2.TrainingRunEvent
 
 
-def run(step: int = 0, *, state: int = RUNNING, roll_backs: int = 0) -> training_run_pb2.TrainingRun:
+def run(step: int = 0, *, state: int = RUNNING, rollbacks: int = 0) -> training_run_pb2.TrainingRun:
     return training_run_pb2.TrainingRun(
         name="trainingRuns/a",
         state=cast(Any, state),
         step=step,
-        roll_back_count=roll_backs,
+        rollback_count=rollbacks,
     )
 
 
@@ -74,11 +74,11 @@ def test_a_run_without_an_exchange_has_no_share_of_it() -> None:
     assert not told.tells_any
 
 
-def test_what_a_roll_back_has_taken_back_is_not_shown() -> None:
+def test_what_a_rollback_has_taken_back_is_not_shown() -> None:
     told = story(
         step(1, exchange_ratio=4.0),
         step(5, exchange_cosine=0.9),
-        Event(run=run(1, roll_backs=1)),
+        Event(run=run(1, rollbacks=1)),
         step(2, exchange_ratio=16.0),
     )
 
@@ -99,12 +99,12 @@ def test_only_what_was_decided_on_the_exchange_is_told_and_of_that_the_newest() 
         ([], False),
         ([step(2)], False),
         ([step(3)], False),
-        ([step(3), Event(run=run(2, roll_backs=1))], False),
-        ([step(3), Event(run=run(2, roll_backs=1)), step(3)], True),
+        ([step(3), Event(run=run(2, rollbacks=1))], False),
+        ([step(3), Event(run=run(2, rollbacks=1)), step(3)], True),
     ],
 )
 def test_a_story_has_come_to_where_the_run_was_in_its_last_branch(events: Sequence[Event], is_current: bool) -> None:
-    assert story(*events, asked=run(3, roll_backs=1)).is_current is is_current
+    assert story(*events, asked=run(3, rollbacks=1)).is_current is is_current
 
 
 class Service:

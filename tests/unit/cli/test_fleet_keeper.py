@@ -32,7 +32,7 @@ class Services(RunnerRegistryServiceServicer, RunnerServiceServicer):
         self.fleet = fleet
 
     async def GetFleetDemand(self, request: pb.GetFleetDemandRequest, context: Any) -> pb.GetFleetDemandResponse:
-        return pb.GetFleetDemandResponse(wanted_runner_count=2 if self.fleet.asked else 1)
+        return pb.GetFleetDemandResponse(desired_runner_count=2 if self.fleet.asked else 1)
 
     async def ListRunners(self, request: pb.ListRunnersRequest, context: Any) -> pb.ListRunnersResponse:
         return pb.ListRunnersResponse()

@@ -128,7 +128,7 @@ class Service:
 
 
 def state(value: Any, *, step: int = 0, rolled_back: int = 0) -> training_run_pb2.TrainingRunEvent:
-    run = training_run_pb2.TrainingRun(name="trainingRuns/a", state=value, step=step, roll_back_count=rolled_back)
+    run = training_run_pb2.TrainingRun(name="trainingRuns/a", state=value, step=step, rollback_count=rolled_back)
     return training_run_pb2.TrainingRunEvent(run=run)
 
 
@@ -153,7 +153,7 @@ async def test_a_run_that_ended_and_was_rolled_back_has_the_figures_of_its_last_
     assert await curve(service) == [(1, 5), (2, 2), (3, 1)]
 
 
-async def test_a_run_that_goes_on_after_a_roll_back_has_no_figure_that_was_taken_back() -> None:
+async def test_a_run_that_goes_on_after_a_rollback_has_no_figure_that_was_taken_back() -> None:
     back = state(RUNNING, step=1, rolled_back=1)
     assert await curve(Service(*OLD, back, closes=False)) == [(1, 5)]
     assert await curve(Service(*OLD, back, step(2, loss=2), closes=False, step=2)) == [(1, 5), (2, 2)]

@@ -17,14 +17,14 @@ from fulmen_algorithm.exchange.policies.settings import (
     AnomalySettings,
     AutoPolicy,
     FixedPolicy,
-    RollBackOnDrop,
+    RollbackOnDrop,
     StagesPolicy,
 )
 
 QUICK = {
     "warmup_rounds": 8,
     "anomaly": AnomalySettings(window=5, cool_down=7, times=2),
-    "roll_back": RollBackOnDrop(kind="roll_back", drop=0.2, window=2, cool_down=9),
+    "rollback": RollbackOnDrop(kind="rollback", drop=0.2, window=2, cool_down=9),
 }
 POLICIES = {
     "fixed": FixedPolicy(**QUICK),

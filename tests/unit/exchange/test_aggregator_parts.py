@@ -40,7 +40,7 @@ SIZE = 5000
 TERMS = Terms(
     world_size=2, shard=0, shard_count=1, layout_digest="layout", codec="topk", codec_version=1,
     settings_json='{"codec": "topk"}', segment_sizes=(SIZE,),
-    patience=Patience(quorum=0.75, least_wait_s=0.5, most_wait_s=8.0, give_up_s=60.0, lease_s=10.0),
+    patience=Patience(quorum=0.75, min_wait_s=0.5, max_wait_s=8.0, straggler_timeout_s=60.0, lease_s=10.0),
 )  # fmt: skip
 PLAIN = CallTerms(bucket=0, codec=SUM, codec_version=1, number=0, ratio=1.0, seed=0, flush=False, total_bytes=4)
 CODED = CallTerms(bucket=0, codec="topk", codec_version=1, number=1, ratio=4.0, seed=0, flush=False)

@@ -31,7 +31,7 @@ from fulmen_algorithm.exchange.aggregator.terms import CHUNK_BYTES, SUM, CallTer
 TAG = struct.Struct("<qqqq")
 CALLS = 2
 """Of every round: a sum that needs all, and one that a quorum may close."""
-PATIENCE = Patience(quorum=0.5, least_wait_s=1.0, most_wait_s=4.0, give_up_s=20.0, lease_s=10.0)
+PATIENCE = Patience(quorum=0.5, min_wait_s=1.0, max_wait_s=4.0, straggler_timeout_s=20.0, lease_s=10.0)
 WORK = 80
 seeds = st.integers(0, 2**32)
 WITH_SUM = {Verdict.ACCEPTED, Verdict.DUPLICATE, Verdict.LATE}

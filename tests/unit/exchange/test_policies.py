@@ -175,7 +175,7 @@ def test_a_state_of_something_else_is_refused(damage):
     policy = policy_of("adaptive")
     plain = {**stored(policy), **damage} if damage else {}
     if damage == {"last": {}}:
-        plain.pop("roll_back")
+        plain.pop("rollback")
     with pytest.raises(PolicyStateInvalid):
         policy.restore(plain)
 

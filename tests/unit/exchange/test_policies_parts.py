@@ -21,8 +21,8 @@ from fulmen_algorithm.exchange.compression.topk import TopkSettings
 from fulmen_algorithm.exchange.policies.choosers import Adaptive, Stages
 from fulmen_algorithm.exchange.policies.decision import Choice, Way
 from fulmen_algorithm.exchange.policies.policy import make_policy, warmup_ratio
-from fulmen_algorithm.exchange.policies.roll_back import RollBack
-from fulmen_algorithm.exchange.policies.settings import AdaptivePolicy, NoRollBack, RollBackOnDrop, Stage, StagesPolicy
+from fulmen_algorithm.exchange.policies.rollback import Rollback
+from fulmen_algorithm.exchange.policies.settings import AdaptivePolicy, NoRollback, RollbackOnDrop, Stage, StagesPolicy
 from fulmen_algorithm.exchange.registry import load_codecs
 from fulmen_algorithm.exchange.settings import CodecSettings
 from tests.unit.exchange.policy_world import calm
@@ -121,12 +121,12 @@ class TestAdaptive:
         assert not any(choice.flush for choice in choices)
 
 
-class TestRollBack:
-    SETTINGS = RollBackOnDrop(kind="roll_back", drop=0.5, window=2, smoothing=1.0, cool_down=10)
+class TestRollback:
+    SETTINGS = RollbackOnDrop(kind="rollback", drop=0.5, window=2, smoothing=1.0, cool_down=10)
 
     def play(self, rounds):
         """Plays (metric, wanted way) of rounds; returns ways and events."""
-        guard, now, ways, events = RollBack(self.SETTINGS), None, [], []
+        guard, now, ways, events = Rollback(self.SETTINGS), None, [], []
         for number, (metric, wanted) in enumerate(rounds, start=1):
             choice = guard.guard(calm(number, metric=metric), Choice(way=wanted, reason=""), now=now)
             now = choice.way
@@ -153,7 +153,7 @@ class TestRollBack:
 
     def test_what_was_rolled_back_is_tried_again_and_stays_away_twice_as_long_the_next_time(self):
         good, bad = (1.0, TOPK), (0.2, TOPK)
-        guard, now, ways = RollBack(self.SETTINGS), None, []
+        guard, now, ways = Rollback(self.SETTINGS), None, []
         for number in range(1, 80):
             metric = (good if now in (None, MILD) else bad)[0]
             wanted = MILD if number < 5 else TOPK
@@ -170,7 +170,7 @@ class TestRollBack:
         assert "not at fault" in events[1]
 
     def test_what_the_policy_tells_and_flushes_meanwhile_is_passed_on(self):
-        guard, now = RollBack(self.SETTINGS), None
+        guard, now = Rollback(self.SETTINGS), None
         found = []
         for number in range(1, 20):
             metric, way = (1.0, MILD) if number < 5 else (0.2 if now == TOPK else 1.0, TOPK)
@@ -184,7 +184,7 @@ class TestRollBack:
             assert f"told in {number}" in choice.events
 
     def test_nothing_is_watched_unless_that_was_asked_for(self):
-        guard = RollBack(NoRollBack())
+        guard = Rollback(NoRollback())
         for number, metric in enumerate([1.0] * 5 + [-100.0] * 20, start=1):
             assert guard.guard(calm(number, metric=metric), Choice(way=TOPK, reason=""), now=TOPK).way == TOPK
 
@@ -198,7 +198,7 @@ class TestRollBack:
         ({"kind": "adaptive", "least_ratio": 100.0, "most_ratio": 10.0}, "least_ratio"),
         ({"kind": "auto", "ratios": [100.0, 50.0]}, "above the one before"),
         ({"kind": "fixed", "ratio": 3.0}, "ratio"),
-        ({"kind": "fixed", "roll_back": {"kind": "roll_back"}}, "drop"),
+        ({"kind": "fixed", "rollback": {"kind": "rollback"}}, "drop"),
         ({"kind": "sometimes"}, "sometimes"),
     ],
 )
@@ -252,7 +252,7 @@ def test_ways_know_of_their_codecs_what_the_registry_says(monkeypatch):
 def test_all_settings_of_a_policy_can_be_read():
     text = """{"policy": {"kind": "stages", "warmup_rounds": 10, "anomaly": {"window": 0},
       "stages": [{"until_progress": 0.5, "ratio": 20}, {"until_progress": 1.0, "ratio": 10}],
-      "roll_back": {"kind": "roll_back", "drop": 0.1}}}"""
+      "rollback": {"kind": "rollback", "drop": 0.1}}}"""
     policy = TopkSettings.model_validate_json(text).policy
     assert isinstance(policy, StagesPolicy)
     assert policy.stages[1] == Stage(until_progress=1.0, ratio=10.0)

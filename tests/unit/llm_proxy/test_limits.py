@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fulmen.errors import ModelLimitExceeded, TokenBudgetSpent
+from fulmen.errors import ModelLimitExceeded, TokenBudgetExceeded
 from fulmen_llm_proxy.domain.limits import (
     KEEP_SLOTS,
     CallLimiter,
@@ -120,7 +120,7 @@ def test_a_spent_budget_is_final_and_one_that_is_only_reserved_is_not() -> None:
     assert refusal(limiter).metadata["limit"] == "attempt_token_budget"
     limiter.settle(hold, 60)
     limiter.settle(admit(limiter, tokens=100), 40)
-    with pytest.raises(TokenBudgetSpent) as spent:
+    with pytest.raises(TokenBudgetExceeded) as spent:
         admit(limiter)
     assert spent.value.metadata == {"attempt": "a", "budget": "100", "used": "100"}
     admit(limiter, attempt="b")
@@ -132,7 +132,7 @@ def test_the_budget_of_the_key_goes_before_that_of_the_project() -> None:
     admit(limiter, budget=1000)
     unlimited = CallLimiter(clock=Clock())
     unlimited.settle(admit(unlimited, budget=10), 10)
-    with pytest.raises(TokenBudgetSpent):
+    with pytest.raises(TokenBudgetExceeded):
         admit(unlimited, budget=10)
 
 
@@ -145,13 +145,13 @@ def test_what_the_store_knows_of_an_attempt_counts_with_what_it_was_not_told_yet
     limiter.counted({}, {key: 70})
     hold = admit(limiter)
     limiter.settle(hold, 10)
-    with pytest.raises(TokenBudgetSpent):
+    with pytest.raises(TokenBudgetExceeded):
         admit(limiter)
     # The store does not know the attempt: what it was told is remembered here.
     unknown = limiter_of(budget=100)
     unknown.settle(admit(unknown), 100)
     unknown.counted({key: 100}, {})
-    with pytest.raises(TokenBudgetSpent):
+    with pytest.raises(TokenBudgetExceeded):
         admit(unknown)
 
 

@@ -11,7 +11,7 @@ from typing import Protocol
 import structlog
 from opentelemetry import metrics
 
-from fulmen.errors import PermissionDenied, TokenInvalid, TooManyBadTokens
+from fulmen.errors import PermissionDenied, TokenInvalid, TooManyInvalidTokens
 from fulmen.ids import ALL_PROJECTS
 from fulmen_service_kit.failed_keys import FailedKeys
 from fulmen_service_kit.tokens import FORGED, Caller, Role
@@ -112,7 +112,7 @@ class Authenticator:
 
         Raises:
             TokenInvalid: There is no good token.
-            TooManyBadTokens: So it is, and the address has shown too many that this deployment did not make.
+            TooManyInvalidTokens: So it is, and the address has shown too many that this deployment did not make.
             Unavailable: It cannot be found out now whose the token is.
         """
         if rpc.startswith(_OPEN_PREFIXES) or (not authorization and self._policy.is_self_checking(rpc)):
@@ -134,7 +134,7 @@ class Authenticator:
 
         Raises:
             TokenInvalid: There is no good token.
-            TooManyBadTokens: So it is, and the address has shown too many that this deployment did not make.
+            TooManyInvalidTokens: So it is, and the address has shown too many that this deployment did not make.
             PermissionDenied: The role may not call this rpc.
         """
         caller = self._known(authorization, address)
@@ -151,7 +151,7 @@ class Authenticator:
             if not wait_s:
                 raise
             _log.warning("too_many_bad_tokens", address=address)
-            raise TooManyBadTokens(
+            raise TooManyInvalidTokens(
                 "Too many tokens of this address were not made by this deployment.", retry_after_s=wait_s
             ) from None
 

@@ -19,7 +19,7 @@ from opentelemetry import context as otel_context
 from opentelemetry import metrics, propagate, trace
 from opentelemetry.trace import SpanKind, StatusCode
 
-from fulmen.errors import ArgumentInvalid, FulmenError, InternalError, NotYetServed, PermissionDenied, Violation
+from fulmen.errors import ArgumentInvalid, FulmenError, InternalError, PermissionDenied, Unimplemented, Violation
 from fulmen.rpc.status import STATUS_METADATA_KEY, encode, grpc_code
 from fulmen_service_kit.audit import AuditLog, fields_of
 from fulmen_service_kit.auth import Authenticator, set_caller
@@ -197,7 +197,7 @@ class _Call:
             self.end("ABORTED")
             return
         if isinstance(error, NotImplementedError):
-            known: FulmenError = NotYetServed(f"{self._rpc} is part of the contract and not yet served.")
+            known: FulmenError = Unimplemented(f"{self._rpc} is part of the contract and not yet served.")
         elif isinstance(error, FulmenError):
             known = error
         else:

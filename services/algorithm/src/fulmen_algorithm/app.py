@@ -84,7 +84,7 @@ POLICY = RolePolicy(
             ("PauseTrainingRun", ("name",)),
             ("ResumeTrainingRun", ("name",)),
             ("CancelTrainingRun", ("name",)),
-            ("RollBackTrainingRun", ("checkpoint",)),
+            ("RollbackTrainingRun", ("checkpoint",)),
         )
     },
 )

@@ -85,7 +85,7 @@ POLICY = RolePolicy(
             ("RouteService/PutRoute", ("route.name",)),
             ("RouteService/PromoteVersion", ("policy", "policy_version")),
             ("RouteService/SplitTraffic", ("name", "weights", "version_weights")),
-            ("RouteService/RollBackRoute", ("name", "version")),
+            ("RouteService/RollbackRoute", ("name", "version")),
             ("RouteService/DeleteRoute", ("name",)),
         )
     },

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from fulmen.rpc.channel import FulmenChannel
 from fulmen_llm_proxy.calls.meter import Meter
-from fulmen_llm_proxy.clients.usage_exchange import UsageExchange
+from fulmen_llm_proxy.clients.usage_sync import UsageSync
 from fulmen_llm_proxy.domain.limits import CallLimiter
 from fulmen_llm_proxy.domain.prices import Price, PriceTable
 from fulmen_llm_proxy.domain.store_clock import StoreClock
@@ -23,7 +23,7 @@ class MeterParts:
     """What calls pass, and the role that tells the store."""
 
     meter: Meter
-    exchange: UsageExchange
+    exchange: UsageSync
     prices: PriceTable
 
 
@@ -42,7 +42,7 @@ def wire_meter(
         assumed_completion_tokens=settings.assumed_completion_tokens,
         refused=UsageMetrics(registry, usage).refused,
     )
-    exchange = UsageExchange(channel=channel, instance_id=instance_id, usage=usage, limiter=limiter, clock=clock)
+    exchange = UsageSync(channel=channel, instance_id=instance_id, usage=usage, limiter=limiter, clock=clock)
     return MeterParts(meter=meter, exchange=exchange, prices=prices)
 
 

@@ -68,7 +68,7 @@ ROLE_POLICY: Final = RolePolicy(
     audited={
         "/fulmen.store.v1.ProjectService/CreateProject": ("project.name",),
         "/fulmen.store.v1.ProjectService/UpdateProject": ("project.name", "project.etag"),
-        "/fulmen.store.v1.ProjectService/IssueToken": ("project", "token_role", "subject", "ttl"),
+        "/fulmen.store.v1.ProjectService/IssueToken": ("project", "role", "subject", "ttl"),
         "/fulmen.store.v1.ProjectService/RevokeToken": ("token_id",),
         "/fulmen.store.v1.RolloutService/CancelRollouts": ("project", "training_run", "names"),
         "/fulmen.store.v1.RolloutService/RetryRollouts": ("project", "filter", "names"),

@@ -53,7 +53,7 @@ from fulmen_store.transport.rollout_codec import repeated_rollout
 from fulmen_store.transport.rollout_service import RolloutService
 from fulmen_store.transport.scaler_service import Identify, ScalerService
 from fulmen_store.transport.usage_service import UsageService
-from fulmen_store.usage.usage import UsageExchange
+from fulmen_store.usage.usage import UsageSync
 
 __all__ = ["build"]
 
@@ -182,7 +182,7 @@ def _register(
         verifier=verifier,
     )
     project_service_pb2_grpc.add_ProjectServiceServicer_to_server(project_service, server)
-    exchange = UsageExchange(table=tables.usage, project_id=tables.rollouts.project_id)
+    exchange = UsageSync(table=tables.usage, project_id=tables.rollouts.project_id)
     usage_service = UsageService(exchange=exchange, table=tables.usage, rollouts=tables.rollouts)
     usage_service_pb2_grpc.add_UsageServiceServicer_to_server(usage_service, server)
 

@@ -55,8 +55,8 @@ def _print(algorithm: algorithm_pb2.Algorithm) -> None:
     screen = console()
     screen.print(Text(f"{algorithm.name}: {algorithm.summary}"))
     for label, inputs in (
-        ("needs", algorithm.needed_inputs),
-        ("one of", algorithm.any_inputs),
+        ("needs", algorithm.required_inputs),
+        ("one of", algorithm.any_of_inputs),
         ("may have", algorithm.optional_inputs),
     ):
         if inputs:

@@ -107,5 +107,5 @@ async def _by_filter(client: Client, where: str, run: str) -> list[rollout_pb2.R
             answer = await client.rollouts.RetryRollouts(request)
             created += answer.rollouts
             progress(f"{len(created)} run again")
-            if not answer.more:
+            if not answer.has_more:
                 return created

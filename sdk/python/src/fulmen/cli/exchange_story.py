@@ -87,7 +87,7 @@ class Story:
     @property
     def is_current(self) -> bool:
         """Whether the events have come to the step where the run was when it was asked for; steps may have none."""
-        return self._branch >= self._asked.roll_back_count and self.step >= self._asked.step
+        return self._branch >= self._asked.rollback_count and self.step >= self._asked.step
 
     def check(self) -> None:
         """Sees to it that the story goes on.
@@ -108,8 +108,8 @@ class Story:
         self.problem = ""
         match event.WhichOneof("event"):
             case "run":
-                if event.run.roll_back_count > self._branch:
-                    self._branch, self.step = event.run.roll_back_count, event.run.step
+                if event.run.rollback_count > self._branch:
+                    self._branch, self.step = event.run.rollback_count, event.run.step
                     self.figures = {name: one for name, one in self.figures.items() if one.step <= self.step}
                 self.run = event.run
             case "step":

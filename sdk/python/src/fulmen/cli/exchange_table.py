@@ -119,13 +119,13 @@ def _rank_table(shards: Sequence[pb.ShardStatus]) -> Table | None:
     table = _table(RANK_COLUMNS)
     for rank, places in sorted(members.items()):
         behind = any(shard.round > member.round + 1 for member, shard in places)
-        dying = any(member.silent_s > shard.terms.lease_s / 2 for member, shard in places)
+        dying = any(member.idle_s > shard.terms.lease_s / 2 for member, shard in places)
         table.add_row(
             str(rank),
             Text(str(min(member.round for member, _ in places)), style="yellow" if behind else ""),
             str(max(member.first_round for member, _ in places)),
             _bad(sum(member.late_count for member, _ in places), style="yellow"),
-            Text(f"{max(member.silent_s for member, _ in places):.1f} s", style="bold red" if dying else ""),
+            Text(f"{max(member.idle_s for member, _ in places):.1f} s", style="bold red" if dying else ""),
         )
     return table
 

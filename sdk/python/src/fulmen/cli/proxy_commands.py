@@ -37,7 +37,7 @@ def register(app: typer.Typer) -> None:
     remote_command(route, "put")(route_changes.put)
     remote_command(route, "show")(route_changes.show)
     remote_command(route, "delete")(route_changes.delete)
-    remote_command(route, "roll-back")(route_changes.roll_back)
+    remote_command(route, "roll-back")(route_changes.rollback)
     remote_command(route, "split")(route_changes.split)
     backend = new_group("One backend: a server of models.")
     proxy.add_typer(backend, name="backend")

@@ -220,7 +220,7 @@ def _state(backend: backend_pb2.Backend, health: backend_pb2.BackendHealth) -> s
 def _engine(health: backend_pb2.BackendHealth) -> str:
     """Writes what the engine says of itself, such as `3 wait, 62 %`: requests, and its cache in use."""
     waits = "" if health.engine_waiting_count == UNKNOWN else f"{health.engine_waiting_count:,} wait"
-    used = "" if health.engine_cache_use == UNKNOWN else f"{health.engine_cache_use * 100:.0f} %"
+    used = "" if health.engine_cache_usage == UNKNOWN else f"{health.engine_cache_usage * 100:.0f} %"
     return ", ".join(each for each in (waits, used) if each)
 
 

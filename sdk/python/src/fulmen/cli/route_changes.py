@@ -25,7 +25,7 @@ from fulmen.cli.route_text import (
 )
 from fulmen.llm_proxy.v1 import route_pb2, route_service_pb2
 
-__all__ = ["delete", "promote", "put", "roll_back", "show", "split"]
+__all__ = ["delete", "promote", "put", "rollback", "show", "split"]
 
 MAX_SECONDS = 10**9
 ModelArgument = Annotated[str, typer.Argument(help="The model name that agents ask for.")]
@@ -133,7 +133,7 @@ async def delete(connection: Connection, model: ModelArgument) -> None:
     console().print(f"{route_name(model)} is gone.", markup=False)
 
 
-async def roll_back(
+async def rollback(
     connection: Connection,
     model: ModelArgument,
     to: Annotated[int | None, typer.Option(min=1, help="The version; by default the one before the present.")] = None,
@@ -145,9 +145,9 @@ async def roll_back(
 
         fulmen proxy route roll-back arithmetic --to 3
     """
-    request = route_service_pb2.RollBackRouteRequest(name=route_name(model), version=to)
+    request = route_service_pb2.RollbackRouteRequest(name=route_name(model), version=to)
     async with connection.open() as client:
-        answer = await client.routes.RollBackRoute(request)
+        answer = await client.routes.RollbackRoute(request)
     _show(answer.route, output)
 
 

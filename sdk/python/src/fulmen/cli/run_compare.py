@@ -124,13 +124,13 @@ async def _steps(client: Client, run: training_run_pb2.TrainingRun) -> list[trai
             async for answer in stream:
                 limit.reschedule(asyncio.get_running_loop().time() + IDLE_LIMIT_S)
                 event = answer.event
-                if event.HasField("run") and event.run.roll_back_count > branch:
-                    branch = event.run.roll_back_count
+                if event.HasField("run") and event.run.rollback_count > branch:
+                    branch = event.run.rollback_count
                     steps = {step: figures for step, figures in steps.items() if step <= event.run.step}
                 if event.HasField("step"):
                     number = event.step.step
                     steps.setdefault(number, training_run_pb2.StepMetrics(step=number)).MergeFrom(event.step)
-                if branch >= run.roll_back_count and _reached(event, run):
+                if branch >= run.rollback_count and _reached(event, run):
                     break
     except TimeoutError:
         pass  # It has not come to its first step.
@@ -144,7 +144,7 @@ def _reached(event: training_run_pb2.TrainingRunEvent, run: training_run_pb2.Tra
     if run.state in FINAL_STATES:
         return event.HasField("run") and event.run.state in FINAL_STATES
     if event.HasField("run"):
-        return event.run.roll_back_count > 0 and event.run.step >= run.step
+        return event.run.rollback_count > 0 and event.run.step >= run.step
     return event.HasField("step") and event.step.step >= run.step
 
 

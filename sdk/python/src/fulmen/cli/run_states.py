@@ -91,9 +91,9 @@ async def rollback(
         fulmen run rollback arithmetic-20260314-101500-x7k2-2-grpo 3
     """
     name = f"{run_name(run)}/checkpoints/{checkpoint}"
-    request = training_run_service_pb2.RollBackTrainingRunRequest(checkpoint=name)
+    request = training_run_service_pb2.RollbackTrainingRunRequest(checkpoint=name)
     async with connection.open() as client:
-        found = (await client.training_runs.RollBackTrainingRun(request)).training_run
+        found = (await client.training_runs.RollbackTrainingRun(request)).training_run
     _show(found, output, note=f"goes on from step {found.step} when it is its turn")
 
 

@@ -60,7 +60,7 @@ async def export(
         model_calls_only=model_calls_only,
     )
     if min_duration_s is not None:
-        wanted.duration_min.FromNanoseconds(round(min_duration_s * 1e9))
+        wanted.min_duration.FromNanoseconds(round(min_duration_s * 1e9))
     request = span_service_pb2.StreamSpansRequest(
         parents=[rollout_name(each) for each in rollout or []],
         training_run=run_name(training_run) if training_run else "",

@@ -118,7 +118,7 @@ async def issue(
     """
     request = pb.IssueTokenRequest(
         project=project_name(project),
-        token_role=pb.TokenRole.Value(f"TOKEN_ROLE_{role.value.upper()}"),
+        role=pb.TokenRole.Value(f"TOKEN_ROLE_{role.value.upper()}"),
         subject=subject,
     )
     request.ttl.FromSeconds(round(days * SECONDS_PER_DAY))

@@ -147,7 +147,9 @@ async def _algorithms(client: Client) -> dict[str, _Known]:
     """Asks for the algorithms that there are."""
     answer = await client.training_runs.ListAlgorithms(training_run_service_pb2.ListAlgorithmsRequest())
     return {
-        each.name: _Known(inputs=(*each.needed_inputs, *each.optional_inputs, *each.any_inputs), trains=each.trains)
+        each.name: _Known(
+            inputs=(*each.required_inputs, *each.optional_inputs, *each.any_of_inputs), trains=each.trains
+        )
         for each in answer.algorithms
     }
 

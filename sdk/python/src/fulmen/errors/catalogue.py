@@ -129,10 +129,10 @@ class AttemptOver(FulmenError):
     code, reason = Code.PERMISSION_DENIED, "ATTEMPT_OVER"
 
 
-class TooManyBadTokens(FulmenError):
+class TooManyInvalidTokens(FulmenError):
     """The caller's address has shown too many tokens that were not made here; `retry_after_s` says when to try again."""
 
-    code, reason = Code.RESOURCE_EXHAUSTED, "TOO_MANY_BAD_TOKENS"
+    code, reason = Code.RESOURCE_EXHAUSTED, "TOO_MANY_INVALID_TOKENS"
 
 
 class MessageTooLarge(FulmenError):
@@ -141,10 +141,10 @@ class MessageTooLarge(FulmenError):
     code, reason = Code.RESOURCE_EXHAUSTED, "MESSAGE_TOO_LARGE"
 
 
-class NotYetServed(FulmenError):
+class Unimplemented(FulmenError):
     """The rpc is part of the contract and not yet served."""
 
-    code, reason = Code.UNIMPLEMENTED, "NOT_YET_SERVED"
+    code, reason = Code.UNIMPLEMENTED, "UNIMPLEMENTED"
 
 
 class QuotaExceeded(FulmenError):
@@ -159,10 +159,10 @@ class ModelLimitExceeded(FulmenError):
     code, reason = Code.RESOURCE_EXHAUSTED, "MODEL_LIMIT_EXCEEDED"
 
 
-class TokenBudgetSpent(FulmenError):
+class TokenBudgetExceeded(FulmenError):
     """The attempt has used its token budget; trying again is of no use."""
 
-    code, reason = Code.PERMISSION_DENIED, "TOKEN_BUDGET_SPENT"
+    code, reason = Code.PERMISSION_DENIED, "TOKEN_BUDGET_EXCEEDED"
 
 
 class Unavailable(FulmenError):

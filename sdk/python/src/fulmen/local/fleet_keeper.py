@@ -113,12 +113,12 @@ class FleetKeeper:
         count = self._runners.runner_count() + len(untold)
         work_s = demand.predicted_work.ToTimedelta().total_seconds()
         self._runners.fleet_changed(
-            f"auto {limits.least}-{limits.most}: {count} there, {demand.wanted_runner_count} wanted "
+            f"auto {limits.least}-{limits.most}: {count} there, {demand.desired_runner_count} wanted "
             f"(queued {demand.queued_count}, running {demand.running_count}, work of {work_s:.0f} s)"
         )
-        change = self._pace.decide(now_s=self._clock(), wanted=demand.wanted_runner_count, count=count)
+        change = self._pace.decide(now_s=self._clock(), wanted=demand.desired_runner_count, count=count)
         if change > 0:
-            _say(f"{change} more, {demand.wanted_runner_count} are wanted")
+            _say(f"{change} more, {demand.desired_runner_count} are wanted")
             await asyncio.gather(*(self._runners.start_runner() for _ in range(change)))
         elif change < 0 and not untold:
             await self._drain_one(registry)

@@ -15,7 +15,7 @@ _GENERIC: dict[grpc.StatusCode, type[FulmenError]] = {
     grpc.StatusCode.UNAVAILABLE: errors.Unavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineExceeded,
     grpc.StatusCode.RESOURCE_EXHAUSTED: errors.MessageTooLarge,
-    grpc.StatusCode.UNIMPLEMENTED: errors.NotYetServed,
+    grpc.StatusCode.UNIMPLEMENTED: errors.Unimplemented,
     grpc.StatusCode.UNAUTHENTICATED: errors.TokenInvalid,
     grpc.StatusCode.PERMISSION_DENIED: errors.PermissionDenied,
     grpc.StatusCode.INVALID_ARGUMENT: errors.ArgumentInvalid,

@@ -84,7 +84,7 @@ class AlgorithmSettings(RunSettings):
         explosion_factor: An optimiser step whose gradient norm is more than so many times the median of the last 64 is
             skipped and counted; `"none"` for never.
         collapse: What becomes of a run whose reward collapses: `{kind = "none"}`, or
-            `{kind = "roll_back", window = 20, drop = 0.3, most = 2}` to go on from its best checkpoint.
+            `{kind = "rollback", window = 20, drop = 0.3, most = 2}` to go on from its best checkpoint.
         token_budget: Positions of a micro-batch; bounds memory, not the result.
         parallel: Who trains: `{kind = "none"}`, the service's own process; `{kind = "ddp", ranks = 2}`, each rank with all
             weights; `{kind = "fsdp2", ranks = 2}`, each with a part of them.

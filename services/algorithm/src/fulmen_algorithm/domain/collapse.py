@@ -31,23 +31,23 @@ class NoCollapse(Strict):
     window: int = Field(default=20, ge=1, le=10_000)
 
 
-class RollBackOnCollapse(Strict):
+class RollbackOnCollapse(Strict):
     """Puts the run back to its best checkpoint when the reward falls.
 
     Attributes:
-        kind: `roll_back`.
+        kind: `rollback`.
         window: Steps over which rewards are averaged; it begins to watch when there are so many.
         drop: How far the average may be below the best one before it, in units of the reward.
         most: How often a run is put back; if it collapses once more, it fails.
     """
 
-    kind: Literal["roll_back"]
+    kind: Literal["rollback"]
     window: int = Field(default=20, ge=1, le=10_000)
     drop: float = Field(gt=0)
     most: int = Field(default=2, ge=1, le=100)
 
 
-CollapseSettings = Annotated[NoCollapse | RollBackOnCollapse, Field(discriminator="kind")]
+CollapseSettings = Annotated[NoCollapse | RollbackOnCollapse, Field(discriminator="kind")]
 
 
 class RewardCollapsed(Exception):
@@ -69,7 +69,7 @@ def rewarded(progress: Progress, reward: float, *, window: int) -> Progress:
     return replace(progress, rewards=rewards, best_reward=best)
 
 
-def collapsed(progress: Progress, settings: RollBackOnCollapse) -> bool:
+def collapsed(progress: Progress, settings: RollbackOnCollapse) -> bool:
     """Tells whether the average of the last steps is too far below the best one."""
     full = len(progress.rewards) == settings.window and progress.best_reward is not None
     return full and fmean(progress.rewards) < (progress.best_reward or 0.0) - settings.drop

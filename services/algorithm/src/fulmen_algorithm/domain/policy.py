@@ -223,7 +223,7 @@ class Policy:
         await self._control.unless_stopped(self._serving.serve(published, fields, self._notify))
         self._served = True
 
-    async def roll_back(self, version: int) -> PublishedPolicy:
+    async def rollback(self, version: int) -> PublishedPolicy:
         """Publishes the weights of an older version as a new one, which says what it equals, and swaps them in.
 
         What is trained stays as it is: the next step publishes its weights again.

@@ -19,7 +19,7 @@ from fulmen_algorithm.domain.collapse import (
     REWARD,
     CollapseSettings,
     RewardCollapsed,
-    RollBackOnCollapse,
+    RollbackOnCollapse,
     best_of,
     collapsed,
     rewarded,
@@ -215,14 +215,14 @@ class Recorder:
         if REWARD in values:
             self.progress = rewarded(self.progress, values[REWARD], window=self._collapse.window)
         if self.progress.branch:
-            values = {**values, "roll_backs": float(self.progress.branch)}
+            values = {**values, "rollbacks": float(self.progress.branch)}
         spent = {f"spent_{kind}_seconds": seconds for kind, seconds in self.progress.spent_s.items()}
         self._events.step_done(StepMetrics(step=step, values={**values, **spent, **self._eta()}))
-        if isinstance(self._collapse, RollBackOnCollapse) and REWARD in values:
+        if isinstance(self._collapse, RollbackOnCollapse) and REWARD in values:
             await self._watch_rewards(self._collapse)
         await self.end_quiet_step()
 
-    async def _watch_rewards(self, settings: RollBackOnCollapse) -> None:
+    async def _watch_rewards(self, settings: RollbackOnCollapse) -> None:
         if not collapsed(self.progress, settings):
             return
         text = (

@@ -137,7 +137,7 @@ class Runs:
         self._wake()
         return entry.run
 
-    def roll_back(self, name: str, *, sequence: int, step: int, collapsed: bool = False) -> TrainingRun:
+    def rollback(self, name: str, *, sequence: int, step: int, collapsed: bool = False) -> TrainingRun:
         """Lets a run go on from a checkpoint, when it is its turn; see `run.rolled_back`.
 
         Raises:

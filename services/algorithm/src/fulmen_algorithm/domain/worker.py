@@ -105,7 +105,7 @@ class RunWorker:
         error = None if active.task.cancelled() else active.task.exception()
         if isinstance(error, RewardCollapsed) and not active.cancelled:
             events.notify("warning", error.message)
-            self._runs.roll_back(run.name, sequence=error.sequence, step=error.step, collapsed=True)
+            self._runs.rollback(run.name, sequence=error.sequence, step=error.step, collapsed=True)
             if active.control.pausing:  # the task ended before it listened
                 self._runs.move(run.name, RunState.PAUSED)
             return

@@ -61,7 +61,7 @@ def training_run(run: TrainingRun) -> pb.TrainingRun:
         start_time=_timestamp(run.start_time),
         end_time=_timestamp(run.end_time),
         provenance=run.provenance,
-        roll_back_count=len(run.branch_points),
+        rollback_count=len(run.branch_points),
     )
 
 
@@ -82,9 +82,9 @@ def algorithm(entry: AlgorithmEntry[Any]) -> algorithm_pb2.Algorithm:
     return algorithm_pb2.Algorithm(
         name=entry.name,
         summary=summary(entry),
-        needed_inputs=entry.needs,
+        required_inputs=entry.needs,
         optional_inputs=entry.optional_inputs,
-        any_inputs=entry.any_of,
+        any_of_inputs=entry.any_of,
         trains=entry.trains,
         settings=[
             algorithm_pb2.AlgorithmSetting(name=text.name, default_json=text.default_json, summary=text.summary)

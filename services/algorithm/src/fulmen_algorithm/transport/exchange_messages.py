@@ -26,9 +26,9 @@ def terms_of(message: pb.ExchangeTerms) -> Terms:
         segment_sizes=tuple(message.segment_sizes),
         patience=Patience(
             quorum=message.quorum,
-            least_wait_s=message.least_wait_s,
-            most_wait_s=message.most_wait_s,
-            give_up_s=message.give_up_s,
+            min_wait_s=message.min_wait_s,
+            max_wait_s=message.max_wait_s,
+            straggler_timeout_s=message.straggler_timeout_s,
             lease_s=message.lease_s,
         ),
     )
@@ -45,9 +45,9 @@ def terms(value: Terms) -> pb.ExchangeTerms:
         codec_version=value.codec_version,
         codec_settings_json=value.settings_json,
         quorum=value.patience.quorum,
-        least_wait_s=value.patience.least_wait_s,
-        most_wait_s=value.patience.most_wait_s,
-        give_up_s=value.patience.give_up_s,
+        min_wait_s=value.patience.min_wait_s,
+        max_wait_s=value.patience.max_wait_s,
+        straggler_timeout_s=value.patience.straggler_timeout_s,
         lease_s=value.patience.lease_s,
     )
 
@@ -103,10 +103,10 @@ def answer(value: Answer, *, epoch: int) -> Iterator[bytes | pb.ExchangeResponse
     number, call = value.key
     done = value.done
     yield pb.ExchangeResponse(
-        verdict=pb.SegmentVerdict(
+        status=pb.SegmentStatus(
             round=number,
             call=call,
-            verdict=pb.SegmentVerdict.Verdict.Value(f"VERDICT_{value.verdict}"),
+            status=pb.SegmentStatus.Status.Value(f"STATUS_{value.verdict}"),
             text=value.text[:MAX_TEXT],
             offset_bytes=value.offset,
             membership_epoch=epoch,
@@ -144,7 +144,7 @@ def status(machine: RoundMachine, *, lost_residuals: int, now_s: float) -> pb.Sh
                 first_round=member.first_round,
                 round=member.position[0],
                 late_count=member.late,
-                silent_s=max(0.0, now_s - member.seen_s),
+                idle_s=max(0.0, now_s - member.seen_s),
             )
             for member in machine.members.all()
         ],

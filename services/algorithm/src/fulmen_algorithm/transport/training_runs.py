@@ -174,9 +174,9 @@ class TrainingRunServicer(TrainingRunServiceServicer):
             checkpoints=[encode.checkpoint(run, value) for value in page], next_page_token=token
         )
 
-    async def RollBackTrainingRun(
-        self, request: pb.RollBackTrainingRunRequest, context: grpc.aio.ServicerContext
-    ) -> pb.RollBackTrainingRunResponse:
+    async def RollbackTrainingRun(
+        self, request: pb.RollbackTrainingRunRequest, context: grpc.aio.ServicerContext
+    ) -> pb.RollbackTrainingRunResponse:
         """Puts a run back to a checkpoint."""
         parent, _, sequence = request.checkpoint.partition("/checkpoints/")
         run = self._entry(parent).run
@@ -187,8 +187,8 @@ class TrainingRunServicer(TrainingRunServiceServicer):
         run = self._entry(parent).run  # as it is after the wait
         if found is None or not own_past(run, found):
             raise CheckpointNotFound("The run has no such checkpoint.", checkpoint=request.checkpoint[:128])
-        run = self._runs.roll_back(run.name, sequence=found.sequence, step=int(found.progress["step"]))
-        return pb.RollBackTrainingRunResponse(training_run=encode.training_run(run))
+        run = self._runs.rollback(run.name, sequence=found.sequence, step=int(found.progress["step"]))
+        return pb.RollbackTrainingRunResponse(training_run=encode.training_run(run))
 
     async def GetTrainingRunReport(
         self, request: pb.GetTrainingRunReportRequest, context: grpc.aio.ServicerContext

@@ -85,7 +85,7 @@ class Gate:
         Raises:
             AttemptOver: if the caller's attempt is over.
             ModelLimitExceeded: if a limit of its project or attempt leaves no room.
-            TokenBudgetSpent: if its attempt has used its budget.
+            TokenBudgetExceeded: if its attempt has used its budget.
             Refused: if the process has as many calls as it may.
             Unavailable: while routes are not known yet, or captures have no room; the caller should come back.
         """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from fulmen.errors import ModelLimitExceeded, TokenBudgetSpent
+from fulmen.errors import ModelLimitExceeded, TokenBudgetExceeded
 from fulmen_llm_proxy.domain.apis.api import CallRequest
 from fulmen_llm_proxy.domain.apis.collected import Collected
 from fulmen_llm_proxy.domain.call import Caller
@@ -54,7 +54,7 @@ class Meter:
 
         Raises:
             ModelLimitExceeded: if a limit of its project or attempt leaves no room.
-            TokenBudgetSpent: if its attempt has used its budget.
+            TokenBudgetExceeded: if its attempt has used its budget.
         """
         attribution = caller.attribution
         budget = 0 if attribution is None else attribution.token_budget
@@ -71,7 +71,7 @@ class Meter:
             kind = "attempt" if attribution is not None and error.metadata["of"] == attribution.attempt else "project"
             self._refused(error.metadata["limit"], kind)
             raise
-        except TokenBudgetSpent:
+        except TokenBudgetExceeded:
             self._refused("attempt_token_budget", "attempt")
             raise
 

@@ -61,7 +61,7 @@ class AttemptChecks:
                 project=standing.project,
                 mode=_MODES.get(standing.mode, ""),
             )
-            for standing in answer.standings
+            for standing in answer.results
         ]
 
 

@@ -30,7 +30,7 @@ class BackendState:
         last_failure_s: wall clock of the last failure, seconds since 1970; None: never.
         last_failure_kind: what it was; empty: never.
         engine_waiting: requests that wait within the engine itself; UNKNOWN if it does not say.
-        engine_cache_use: share of its key-value cache in use; UNKNOWN if it does not say.
+        engine_cache_usage: share of its key-value cache in use; UNKNOWN if it does not say.
         is_saturated: its engine says that another call would only wait there, or take others' cache.
     """
 
@@ -45,7 +45,7 @@ class BackendState:
     last_failure_s: float | None = None
     last_failure_kind: str = ""
     engine_waiting: int = UNKNOWN
-    engine_cache_use: float = UNKNOWN
+    engine_cache_usage: float = UNKNOWN
     is_saturated: bool = False
     _waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
 
@@ -56,7 +56,7 @@ class BackendState:
 
     def engine_told(self, waiting: int, cache_use: float) -> None:
         """Takes what the engine says of its load; UNKNOWN for what it does not say."""
-        self.engine_waiting, self.engine_cache_use = waiting, cache_use
+        self.engine_waiting, self.engine_cache_usage = waiting, cache_use
         self.is_saturated = waiting >= _SATURATED_WAITING or cache_use >= _SATURATED_CACHE
 
     def try_acquire(self, limit: int) -> bool:

@@ -8,7 +8,7 @@ from itertools import pairwise
 import msgspec
 import msgspec.structs
 
-from fulmen.errors import ArgumentInvalid, BackendUnavailable, NotYetServed
+from fulmen.errors import ArgumentInvalid, BackendUnavailable, Unimplemented
 from fulmen_llm_proxy.domain.apis.api import (
     EVERYTHING,
     UNREADABLE,
@@ -95,7 +95,7 @@ def plan_exchange(
         attributed: the call belongs to an attempt.
 
     Raises:
-        NotYetServed: if the backend serves no API that can stand in for the caller's.
+        Unimplemented: if the backend serves no API that can stand in for the caller's.
         ArgumentInvalid: if the one that can cannot say what this request says.
     """
     backend, target = choice.backend, choice.target
@@ -105,7 +105,7 @@ def plan_exchange(
     if steps is None:
         steps = way(request.api.name, backend.apis)
     if steps is None:
-        raise NotYetServed(
+        raise Unimplemented(
             f"The backend of the model '{request.model}' does not serve {request.api.name}, and what it serves "
             f"({', '.join(sorted(backend.apis))}) cannot stand in for it.",
         )

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from fulmen.errors import ModelLimitExceeded, TokenBudgetSpent
+from fulmen.errors import ModelLimitExceeded, TokenBudgetExceeded
 from fulmen_llm_proxy.domain.sliding_count import SLOT_S, SLOTS, SlidingCount, free_at_s
 
 KEEP_SLOTS: Final = 1200
@@ -142,7 +142,7 @@ class CallLimiter:
 
         Raises:
             ModelLimitExceeded: if a limit leaves no room; says which, and when there will be some.
-            TokenBudgetSpent: if the attempt has used its budget.
+            TokenBudgetExceeded: if the attempt has used its budget.
         """
         limits = self._projects.get(project, _UNLIMITED)
         now_s = self._clock()
@@ -313,7 +313,7 @@ def _check(state: LimitState, limits: CallLimits, tokens: int, of: str, slot: in
 def _check_budget(state: LimitState, budget: int, attempt: str) -> None:
     used = state.stored_tokens + state.untold_tokens
     if used >= budget:
-        raise TokenBudgetSpent(
+        raise TokenBudgetExceeded(
             f"The attempt has used its budget of {budget} tokens: {used}.",
             attempt=attempt,
             budget=budget,

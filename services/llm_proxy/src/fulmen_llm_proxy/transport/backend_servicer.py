@@ -183,7 +183,7 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
             breaker=_BREAKERS[state.breaker.state],
             last_failure_kind=state.last_failure_kind,
             engine_waiting_count=state.engine_waiting,
-            engine_cache_use=state.engine_cache_use,
+            engine_cache_usage=state.engine_cache_usage,
         )
         if state.last_failure_s is not None:
             health.last_failure_time.FromNanoseconds(int(state.last_failure_s * 1e9))

@@ -38,7 +38,7 @@ def _combined(parts: Sequence[backend_pb2.BackendHealth]) -> backend_pb2.Backend
         breaker=max((part.breaker for part in parts), key=_BY_URGENCY.index),
         waiting_count=sum(part.waiting_count for part in parts),
         engine_waiting_count=max(part.engine_waiting_count for part in parts),
-        engine_cache_use=max(part.engine_cache_use for part in parts),
+        engine_cache_usage=max(part.engine_cache_usage for part in parts),
     )
     failed = [part for part in parts if part.HasField("last_failure_time")]
     if failed:

@@ -122,9 +122,9 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
             )
         return route_service_pb2.DeleteRouteResponse()
 
-    async def RollBackRoute(
-        self, request: route_service_pb2.RollBackRouteRequest, _: grpc.aio.ServicerContext
-    ) -> route_service_pb2.RollBackRouteResponse:
+    async def RollbackRoute(
+        self, request: route_service_pb2.RollbackRouteRequest, _: grpc.aio.ServicerContext
+    ) -> route_service_pb2.RollbackRouteResponse:
         """Puts a route back to an earlier version of itself."""
         model = model_of(request.name)
         async with self._changing:
@@ -135,7 +135,7 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
             if not content:
                 raise ResourceNotFound(f"Version {version} of {request.name} is its removal.", route=request.name)
             [changed] = await self._put(lambda: [parse_route(content)])
-        return route_service_pb2.RollBackRouteResponse(route=changed)
+        return route_service_pb2.RollbackRouteResponse(route=changed)
 
     async def WatchRoutes(
         self, _: route_service_pb2.WatchRoutesRequest, __: grpc.aio.ServicerContext

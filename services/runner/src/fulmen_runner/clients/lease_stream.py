@@ -14,7 +14,7 @@ from typing import Any
 import grpc.aio
 import structlog
 
-from fulmen.errors import ArgumentInvalid, FulmenError, NotYetServed, PermissionDenied, SessionEnded, TokenInvalid
+from fulmen.errors import ArgumentInvalid, FulmenError, PermissionDenied, SessionEnded, TokenInvalid, Unimplemented
 from fulmen.rpc.channel import DuplexStream, FulmenChannel
 from fulmen.store.v1 import lease_pb2, lease_service_pb2_grpc
 from fulmen.store.v1 import lease_service_pb2 as messages
@@ -34,7 +34,7 @@ BACKOFF_FIRST_S = 0.1
 BACKOFF_MOST_S = 5.0
 RENEWALS_PER_TTL = 3
 
-_FATAL = (TokenInvalid, PermissionDenied, ArgumentInvalid, NotYetServed)
+_FATAL = (TokenInvalid, PermissionDenied, ArgumentInvalid, Unimplemented)
 
 Stream = DuplexStream[messages.StreamLeasesRequest, messages.StreamLeasesResponse]
 
@@ -230,7 +230,7 @@ class LeaseStream:
                 await stream.write(messages.StreamLeasesRequest(release=release))
         credit_count = self._session.take_demand(straggler_count=len(self._pool.stragglers))
         if credit_count:
-            await stream.write(messages.StreamLeasesRequest(demand=messages.Demand(credit_count=credit_count)))
+            await stream.write(messages.StreamLeasesRequest(add_credits=messages.AddCredits(credit_count=credit_count)))
 
 
 async def _first_of(*coroutines: Coroutine[Any, Any, None]) -> None:

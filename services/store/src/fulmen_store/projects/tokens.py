@@ -138,7 +138,7 @@ def _problems(draft: TokenDraft) -> Iterator[tuple[str, str]]:
     if text := reach_problem(draft.project):
         yield "project", text
     if not 1 <= draft.role <= MAX_ROLE:
-        yield "token_role", f"{draft.role} is not a known role"
+        yield "role", f"{draft.role} is not a known role"
     if draft.ttl_s is not None and not MIN_TTL_S <= draft.ttl_s <= MAX_TTL_S:
         yield "ttl", f"is {draft.ttl_s:g} s, allowed are 1 min to 10 years"
     if not 1 <= len(draft.subject) <= MAX_SUBJECT or not draft.subject.isprintable():

@@ -101,8 +101,8 @@ def demand_query(request: pb.GetFleetDemandRequest) -> DemandQuery:
 def demand_message(demand: Demand, age_s: float) -> pb.GetFleetDemandResponse:
     """Writes the answer; `age_s` is how old its figures are, in seconds."""
     message = pb.GetFleetDemandResponse(
-        wanted_runner_count=demand.runners,
-        wanted_slot_count=demand.slots,
+        desired_runner_count=demand.runners,
+        desired_slot_count=demand.slots,
         queued_count=demand.queued,
         running_count=demand.running,
     )

@@ -42,9 +42,9 @@ def attempts_of(names: Iterable[str], *, field: str) -> frozenset[tuple[UUID, in
     return frozenset((name.rollout_id, name.number) for name in parsed)
 
 
-def standing_message(attempt: str, standing: Standing) -> pb.AttemptStanding:
+def standing_message(attempt: str, standing: Standing) -> pb.AttemptCheckResult:
     """Writes how an attempt stands."""
-    return pb.AttemptStanding(
+    return pb.AttemptCheckResult(
         attempt=attempt,
         status=cast("pb.AttemptStatus", standing.status.value),
         state=cast("attempt_pb2.AttemptState", standing.state or 0),

@@ -195,11 +195,11 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         found = await self._checks.look([(name.rollout_id, name.number) for name in names])
         may_know = current_caller().may_access
         known = [one if one is not None and may_know(one.project) else None for one in found]
-        standings = (
+        results = (
             standing_message(asked.attempt, standing_of(one, number=name.number, epoch=asked.epoch))
             for asked, name, one in zip(request.attempts, names, known, strict=True)
         )
-        return pb.CheckAttemptsResponse(standings=standings)
+        return pb.CheckAttemptsResponse(results=results)
 
     async def _open(self, request: pb.OpenSession) -> tuple[Seat, Sequence[tuple[UUID, int]]]:
         owner = _owner()
@@ -241,9 +241,9 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
 
     def _act(self, seat: Seat, message: pb.StreamLeasesRequest) -> Coroutine[None, None, list[Acknowledgement]] | None:
         match message.WhichOneof("message"):
-            case "demand":
-                count = message.demand.credit_count
-                require_range("demand.credit_count", count, 1, MAX_CREDIT - seat.credit)
+            case "add_credits":
+                count = message.add_credits.credit_count
+                require_range("add_credits.credit_count", count, 1, MAX_CREDIT - seat.credit)
                 self._dispatcher.add_credit(seat, count)
             case "complete":
                 count = message.complete.credit_count

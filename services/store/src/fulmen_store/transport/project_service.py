@@ -99,7 +99,7 @@ class ProjectService(project_service_pb2_grpc.ProjectServiceServicer):
         """Issues a token."""
         draft = TokenDraft(
             project=request.project,
-            role=request.token_role,
+            role=request.role,
             subject=request.subject,
             ttl_s=_seconds(request.ttl) if request.HasField("ttl") else None,
         )

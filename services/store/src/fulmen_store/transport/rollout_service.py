@@ -141,7 +141,7 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         where = None if request.filter.strip() == ALL else parse_filter(request.filter)
         project_id, run_id = await self._scope(require_project(request.project), request.training_run)
         rerun = await self._dead_letters.retry_dead(project_id, run_id, where=where, request_id=request.request_id)
-        return pb.RetryRolloutsResponse(rollouts=await self._present(rerun.rollout_ids), more=rerun.more)
+        return pb.RetryRolloutsResponse(rollouts=await self._present(rerun.rollout_ids), has_more=rerun.more)
 
     async def WatchRollouts(
         self, request: pb.WatchRolloutsRequest, context: grpc.aio.ServicerContext

@@ -103,7 +103,7 @@ class ScalerService(externalscaler_pb2_grpc.ExternalScalerServicer):
 
         Raises:
             TokenInvalid: there is no good token.
-            TooManyBadTokens: likewise, and its address has shown too many that were not made here.
+            TooManyInvalidTokens: likewise, and its address has shown too many that were not made here.
             PermissionDenied: its role may not ask, or not for this project.
             ArgumentInvalid: a key is unknown, or its value malformed.
         """

@@ -185,7 +185,7 @@ def read_filter(message: span_service_pb2.SpanFilter) -> SpanFilter | None:
                 Violation(field=f"filter.{name}", description=f"has {count} entries, allowed are 0 to {most}")
             )
     times: dict[str, int | None] = {}
-    for name in ("end_time_min", "start_time_max", "duration_min"):
+    for name in ("min_end_time", "max_start_time", "min_duration"):
         value = getattr(message, name)
         times[name] = _nanoseconds(value) if message.HasField(name) else None
         if not 0 <= value.seconds <= MAX_SECONDS:
@@ -196,9 +196,9 @@ def read_filter(message: span_service_pb2.SpanFilter) -> SpanFilter | None:
         names=frozenset(message.names),
         name_prefix=message.name_prefix,
         attributes=dict(message.attributes),
-        end_min_ns=times["end_time_min"],
-        start_max_ns=times["start_time_max"],
-        duration_min_ns=times["duration_min"],
+        end_min_ns=times["min_end_time"],
+        start_max_ns=times["max_start_time"],
+        duration_min_ns=times["min_duration"],
         errors_only=message.errors_only,
         model_calls_only=message.model_calls_only,
     )

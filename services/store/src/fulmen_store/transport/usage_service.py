@@ -26,8 +26,8 @@ from fulmen_store.usage.usage import (
     LimitKey,
     Selection,
     UsageEntry,
-    UsageExchange,
     UsageGroup,
+    UsageSync,
     Window,
     merged,
     slot_of,
@@ -44,15 +44,13 @@ EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 class UsageService(usage_service_pb2_grpc.UsageServiceServicer):
     """Serves usage."""
 
-    def __init__(self, *, exchange: UsageExchange, table: PgUsage, rollouts: PgRollouts) -> None:
+    def __init__(self, *, exchange: UsageSync, table: PgUsage, rollouts: PgRollouts) -> None:
         """Takes the use case, and the tables that are read."""
         self._exchange = exchange
         self._table = table
         self._rollouts = rollouts
 
-    async def ExchangeUsage(
-        self, request: pb.ExchangeUsageRequest, context: grpc.aio.ServicerContext
-    ) -> pb.ExchangeUsageResponse:
+    async def SyncUsage(self, request: pb.SyncUsageRequest, context: grpc.aio.ServicerContext) -> pb.SyncUsageResponse:
         """Takes what a proxy process counted, and answers with what the others count."""
         windows = [each for each in request.windows if current_caller().may_access(each.project)]
         told = _exchange(request, windows)
@@ -65,7 +63,7 @@ class UsageService(usage_service_pb2_grpc.UsageServiceServicer):
             slot=slot_of(now),
             wanted=lambda key: _may_see(key) and (not key[2] or key in asked),
         )
-        response = pb.ExchangeUsageResponse(
+        response = pb.SyncUsageResponse(
             limits=[
                 pb.ProjectModelLimits(project=name, limits=ModelLimits.FromString(limits))
                 for name, limits in await self._table.model_limits(project=project)
@@ -105,8 +103,8 @@ class UsageService(usage_service_pb2_grpc.UsageServiceServicer):
         return pb.GetUsageResponse(groups=groups, next_page_token=token)
 
 
-def _exchange(request: pb.ExchangeUsageRequest, windows: Sequence[pb.LimitWindow]) -> Exchange:
-    stored = pb.ExchangeUsageRequest(windows=windows)
+def _exchange(request: pb.SyncUsageRequest, windows: Sequence[pb.LimitWindow]) -> Exchange:
+    stored = pb.SyncUsageRequest(windows=windows)
     attempts = {each.attempt for each in windows if each.attempt}
     return Exchange(
         instance_id=request.instance_id,

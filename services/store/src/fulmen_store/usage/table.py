@@ -102,5 +102,5 @@ def _windows(stored: bytes) -> list[Window]:
             in_flight=window.in_flight_count,
             reserved=window.reserved_token_count,
         )
-        for window in pb.ExchangeUsageRequest.FromString(stored).windows
+        for window in pb.SyncUsageRequest.FromString(stored).windows
     ]

@@ -25,7 +25,7 @@ __all__ = [
     "Selection",
     "StoredUsage",
     "UsageEntry",
-    "UsageExchange",
+    "UsageSync",
     "UsageGroup",
     "UsageTable",
     "Window",
@@ -178,7 +178,7 @@ class UsageTable(Protocol):
         ...
 
 
-class UsageExchange:
+class UsageSync:
     """Takes what processes tell."""
 
     def __init__(self, *, table: UsageTable, project_id: Callable[[str], Awaitable[int]]) -> None:

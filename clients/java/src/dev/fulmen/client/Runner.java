@@ -13,11 +13,11 @@ import java.util.concurrent.Executors;
 import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.ScheduledExecutorService;
 import java.util.concurrent.TimeUnit;
+import stubs.fulmen.store.v1.AddCredits;
 import stubs.fulmen.store.v1.Assignment;
 import stubs.fulmen.store.v1.AttemptResult;
 import stubs.fulmen.store.v1.CompletedAttempts;
 import stubs.fulmen.store.v1.CompletionAck;
-import stubs.fulmen.store.v1.Demand;
 import stubs.fulmen.store.v1.LeaseServiceGrpc;
 import stubs.fulmen.store.v1.OpenSession;
 import stubs.fulmen.store.v1.ReleaseLeasesRequest;
@@ -155,7 +155,7 @@ final class Runner {
             .addAllRunningAttempts(running.keySet())
             .addAllRunningAttempts(unacknowledged.keySet())
             .addProjects(options.text("project"));
-    credits = 0; // demand does not survive a stream
+    credits = 0; // credits do not survive a stream
     requests.onNext(StreamLeasesRequest.newBuilder().setOpen(open).build());
   }
 
@@ -181,7 +181,7 @@ final class Runner {
     var free = Math.min(options.number("slots"), count - handled) - held - credits;
     if (free <= 0) return;
     credits += free;
-    requests.onNext(StreamLeasesRequest.newBuilder().setDemand(Demand.newBuilder().setCreditCount(free)).build());
+    requests.onNext(StreamLeasesRequest.newBuilder().setAddCredits(AddCredits.newBuilder().setCreditCount(free)).build());
   }
 
   private void start(Assignment assignment) {

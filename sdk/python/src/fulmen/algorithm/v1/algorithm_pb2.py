@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#fulmen/algorithm/v1/algorithm.proto\x12\x13\x66ulmen.algorithm.v1\"\xd5\x01\n\tAlgorithm\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07summary\x18\x02 \x01(\t\x12\x15\n\rneeded_inputs\x18\x03 \x03(\t\x12\x17\n\x0foptional_inputs\x18\x04 \x03(\t\x12\x12\n\nany_inputs\x18\x05 \x03(\t\x12\x0e\n\x06trains\x18\x06 \x01(\x08\x12\x37\n\x08settings\x18\x07 \x03(\x0b\x32%.fulmen.algorithm.v1.AlgorithmSetting\x12\x1c\n\x14settings_schema_json\x18\x08 \x01(\t\"G\n\x10\x41lgorithmSetting\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x64\x65\x66\x61ult_json\x18\x02 \x01(\t\x12\x0f\n\x07summary\x18\x03 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#fulmen/algorithm/v1/algorithm.proto\x12\x13\x66ulmen.algorithm.v1\"\xda\x01\n\tAlgorithm\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07summary\x18\x02 \x01(\t\x12\x17\n\x0frequired_inputs\x18\x03 \x03(\t\x12\x17\n\x0foptional_inputs\x18\x04 \x03(\t\x12\x15\n\rany_of_inputs\x18\x05 \x03(\t\x12\x0e\n\x06trains\x18\x06 \x01(\x08\x12\x37\n\x08settings\x18\x07 \x03(\x0b\x32%.fulmen.algorithm.v1.AlgorithmSetting\x12\x1c\n\x14settings_schema_json\x18\x08 \x01(\t\"G\n\x10\x41lgorithmSetting\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x64\x65\x66\x61ult_json\x18\x02 \x01(\t\x12\x0f\n\x07summary\x18\x03 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,7 +32,7 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fulmen.algorithm.v1.algorit
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ALGORITHM']._serialized_start=61
-  _globals['_ALGORITHM']._serialized_end=274
-  _globals['_ALGORITHMSETTING']._serialized_start=276
-  _globals['_ALGORITHMSETTING']._serialized_end=347
+  _globals['_ALGORITHM']._serialized_end=279
+  _globals['_ALGORITHMSETTING']._serialized_start=281
+  _globals['_ALGORITHMSETTING']._serialized_end=352
 # @@protoc_insertion_point(module_scope)

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ExchangeTerms(_message.Message):
-    __slots__ = ("world_size", "shard", "shard_count", "layout_digest", "codec", "codec_version", "codec_settings_json", "segment_sizes", "quorum", "least_wait_s", "most_wait_s", "give_up_s", "lease_s")
+    __slots__ = ("world_size", "shard", "shard_count", "layout_digest", "codec", "codec_version", "codec_settings_json", "segment_sizes", "quorum", "min_wait_s", "max_wait_s", "straggler_timeout_s", "lease_s")
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     SHARD_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -17,9 +17,9 @@ class ExchangeTerms(_message.Message):
     CODEC_SETTINGS_JSON_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_SIZES_FIELD_NUMBER: _ClassVar[int]
     QUORUM_FIELD_NUMBER: _ClassVar[int]
-    LEAST_WAIT_S_FIELD_NUMBER: _ClassVar[int]
-    MOST_WAIT_S_FIELD_NUMBER: _ClassVar[int]
-    GIVE_UP_S_FIELD_NUMBER: _ClassVar[int]
+    MIN_WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    STRAGGLER_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
     world_size: int
     shard: int
@@ -30,11 +30,11 @@ class ExchangeTerms(_message.Message):
     codec_settings_json: str
     segment_sizes: _containers.RepeatedScalarFieldContainer[int]
     quorum: float
-    least_wait_s: float
-    most_wait_s: float
-    give_up_s: float
+    min_wait_s: float
+    max_wait_s: float
+    straggler_timeout_s: float
     lease_s: float
-    def __init__(self, world_size: _Optional[int] = ..., shard: _Optional[int] = ..., shard_count: _Optional[int] = ..., layout_digest: _Optional[str] = ..., codec: _Optional[str] = ..., codec_version: _Optional[int] = ..., codec_settings_json: _Optional[str] = ..., segment_sizes: _Optional[_Iterable[int]] = ..., quorum: _Optional[float] = ..., least_wait_s: _Optional[float] = ..., most_wait_s: _Optional[float] = ..., give_up_s: _Optional[float] = ..., lease_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, world_size: _Optional[int] = ..., shard: _Optional[int] = ..., shard_count: _Optional[int] = ..., layout_digest: _Optional[str] = ..., codec: _Optional[str] = ..., codec_version: _Optional[int] = ..., codec_settings_json: _Optional[str] = ..., segment_sizes: _Optional[_Iterable[int]] = ..., quorum: _Optional[float] = ..., min_wait_s: _Optional[float] = ..., max_wait_s: _Optional[float] = ..., straggler_timeout_s: _Optional[float] = ..., lease_s: _Optional[float] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
     __slots__ = ("training_run", "rank", "incarnation", "terms", "round", "membership_epoch", "known_member_count", "call", "history")
@@ -111,15 +111,15 @@ class ExchangeRequest(_message.Message):
     def __init__(self, chunk: _Optional[_Union[GradientChunk, _Mapping]] = ..., open: _Optional[_Union[OpenExchange, _Mapping]] = ...) -> None: ...
 
 class ExchangeResponse(_message.Message):
-    __slots__ = ("chunk", "verdict")
+    __slots__ = ("chunk", "status")
     CHUNK_FIELD_NUMBER: _ClassVar[int]
-    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
     chunk: GradientChunk
-    verdict: SegmentVerdict
-    def __init__(self, chunk: _Optional[_Union[GradientChunk, _Mapping]] = ..., verdict: _Optional[_Union[SegmentVerdict, _Mapping]] = ...) -> None: ...
+    status: SegmentStatus
+    def __init__(self, chunk: _Optional[_Union[GradientChunk, _Mapping]] = ..., status: _Optional[_Union[SegmentStatus, _Mapping]] = ...) -> None: ...
 
 class GradientChunk(_message.Message):
-    __slots__ = ("membership_epoch", "round", "bucket", "codec", "codec_version", "offset_bytes", "total_bytes", "data", "crc32c", "crc32", "call", "settings")
+    __slots__ = ("membership_epoch", "round", "bucket", "codec", "codec_version", "offset_bytes", "total_bytes", "data", "crc32", "call", "settings")
     MEMBERSHIP_EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     BUCKET_FIELD_NUMBER: _ClassVar[int]
@@ -128,7 +128,6 @@ class GradientChunk(_message.Message):
     OFFSET_BYTES_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
-    CRC32C_FIELD_NUMBER: _ClassVar[int]
     CRC32_FIELD_NUMBER: _ClassVar[int]
     CALL_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
@@ -140,11 +139,10 @@ class GradientChunk(_message.Message):
     offset_bytes: int
     total_bytes: int
     data: bytes
-    crc32c: int
     crc32: int
     call: int
     settings: CallSettings
-    def __init__(self, membership_epoch: _Optional[int] = ..., round: _Optional[int] = ..., bucket: _Optional[int] = ..., codec: _Optional[str] = ..., codec_version: _Optional[int] = ..., offset_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., data: _Optional[bytes] = ..., crc32c: _Optional[int] = ..., crc32: _Optional[int] = ..., call: _Optional[int] = ..., settings: _Optional[_Union[CallSettings, _Mapping]] = ...) -> None: ...
+    def __init__(self, membership_epoch: _Optional[int] = ..., round: _Optional[int] = ..., bucket: _Optional[int] = ..., codec: _Optional[str] = ..., codec_version: _Optional[int] = ..., offset_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., data: _Optional[bytes] = ..., crc32: _Optional[int] = ..., call: _Optional[int] = ..., settings: _Optional[_Union[CallSettings, _Mapping]] = ...) -> None: ...
 
 class CallSettings(_message.Message):
     __slots__ = ("number", "ratio", "seed", "flush")
@@ -158,29 +156,29 @@ class CallSettings(_message.Message):
     flush: bool
     def __init__(self, number: _Optional[int] = ..., ratio: _Optional[float] = ..., seed: _Optional[int] = ..., flush: bool = ...) -> None: ...
 
-class SegmentVerdict(_message.Message):
-    __slots__ = ("round", "call", "verdict", "text", "offset_bytes", "membership_epoch", "ranks", "member_count", "reply_bytes")
-    class Verdict(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class SegmentStatus(_message.Message):
+    __slots__ = ("round", "call", "status", "text", "offset_bytes", "membership_epoch", "ranks", "member_count", "reply_bytes")
+    class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
-        VERDICT_UNSPECIFIED: _ClassVar[SegmentVerdict.Verdict]
-        VERDICT_ACCEPTED: _ClassVar[SegmentVerdict.Verdict]
-        VERDICT_LATE: _ClassVar[SegmentVerdict.Verdict]
-        VERDICT_DUPLICATE: _ClassVar[SegmentVerdict.Verdict]
-        VERDICT_BAD_CHECKSUM: _ClassVar[SegmentVerdict.Verdict]
-        VERDICT_STALE_EPOCH: _ClassVar[SegmentVerdict.Verdict]
-        VERDICT_INVALID: _ClassVar[SegmentVerdict.Verdict]
-        VERDICT_BEHIND: _ClassVar[SegmentVerdict.Verdict]
-    VERDICT_UNSPECIFIED: SegmentVerdict.Verdict
-    VERDICT_ACCEPTED: SegmentVerdict.Verdict
-    VERDICT_LATE: SegmentVerdict.Verdict
-    VERDICT_DUPLICATE: SegmentVerdict.Verdict
-    VERDICT_BAD_CHECKSUM: SegmentVerdict.Verdict
-    VERDICT_STALE_EPOCH: SegmentVerdict.Verdict
-    VERDICT_INVALID: SegmentVerdict.Verdict
-    VERDICT_BEHIND: SegmentVerdict.Verdict
+        STATUS_UNSPECIFIED: _ClassVar[SegmentStatus.Status]
+        STATUS_ACCEPTED: _ClassVar[SegmentStatus.Status]
+        STATUS_LATE: _ClassVar[SegmentStatus.Status]
+        STATUS_DUPLICATE: _ClassVar[SegmentStatus.Status]
+        STATUS_BAD_CHECKSUM: _ClassVar[SegmentStatus.Status]
+        STATUS_STALE_EPOCH: _ClassVar[SegmentStatus.Status]
+        STATUS_INVALID: _ClassVar[SegmentStatus.Status]
+        STATUS_BEHIND: _ClassVar[SegmentStatus.Status]
+    STATUS_UNSPECIFIED: SegmentStatus.Status
+    STATUS_ACCEPTED: SegmentStatus.Status
+    STATUS_LATE: SegmentStatus.Status
+    STATUS_DUPLICATE: SegmentStatus.Status
+    STATUS_BAD_CHECKSUM: SegmentStatus.Status
+    STATUS_STALE_EPOCH: SegmentStatus.Status
+    STATUS_INVALID: SegmentStatus.Status
+    STATUS_BEHIND: SegmentStatus.Status
     ROUND_FIELD_NUMBER: _ClassVar[int]
     CALL_FIELD_NUMBER: _ClassVar[int]
-    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     OFFSET_BYTES_FIELD_NUMBER: _ClassVar[int]
     MEMBERSHIP_EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -189,14 +187,14 @@ class SegmentVerdict(_message.Message):
     REPLY_BYTES_FIELD_NUMBER: _ClassVar[int]
     round: int
     call: int
-    verdict: SegmentVerdict.Verdict
+    status: SegmentStatus.Status
     text: str
     offset_bytes: int
     membership_epoch: int
     ranks: _containers.RepeatedScalarFieldContainer[int]
     member_count: int
     reply_bytes: int
-    def __init__(self, round: _Optional[int] = ..., call: _Optional[int] = ..., verdict: _Optional[_Union[SegmentVerdict.Verdict, str]] = ..., text: _Optional[str] = ..., offset_bytes: _Optional[int] = ..., membership_epoch: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., member_count: _Optional[int] = ..., reply_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, round: _Optional[int] = ..., call: _Optional[int] = ..., status: _Optional[_Union[SegmentStatus.Status, str]] = ..., text: _Optional[str] = ..., offset_bytes: _Optional[int] = ..., membership_epoch: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., member_count: _Optional[int] = ..., reply_bytes: _Optional[int] = ...) -> None: ...
 
 class GetRoundRequest(_message.Message):
     __slots__ = ("training_run", "round", "shard")
@@ -271,15 +269,15 @@ class ShardStatus(_message.Message):
     def __init__(self, terms: _Optional[_Union[ExchangeTerms, _Mapping]] = ..., membership_epoch: _Optional[int] = ..., round: _Optional[int] = ..., members: _Optional[_Iterable[_Union[ExchangeMember, _Mapping]]] = ..., received_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., ratio: _Optional[float] = ..., sum_count: _Optional[int] = ..., partial_sum_count: _Optional[int] = ..., bad_checksum_count: _Optional[int] = ..., removed_member_count: _Optional[int] = ..., lost_residual_count: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
 
 class ExchangeMember(_message.Message):
-    __slots__ = ("rank", "first_round", "round", "late_count", "silent_s")
+    __slots__ = ("rank", "first_round", "round", "late_count", "idle_s")
     RANK_FIELD_NUMBER: _ClassVar[int]
     FIRST_ROUND_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     LATE_COUNT_FIELD_NUMBER: _ClassVar[int]
-    SILENT_S_FIELD_NUMBER: _ClassVar[int]
+    IDLE_S_FIELD_NUMBER: _ClassVar[int]
     rank: int
     first_round: int
     round: int
     late_count: int
-    silent_s: float
-    def __init__(self, rank: _Optional[int] = ..., first_round: _Optional[int] = ..., round: _Optional[int] = ..., late_count: _Optional[int] = ..., silent_s: _Optional[float] = ...) -> None: ...
+    idle_s: float
+    def __init__(self, rank: _Optional[int] = ..., first_round: _Optional[int] = ..., round: _Optional[int] = ..., late_count: _Optional[int] = ..., idle_s: _Optional[float] = ...) -> None: ...

@@ -104,7 +104,7 @@ class GradientExchangeServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Exchange(self, request_iterator, context):
-        """Streams chunks of payloads to one shard, and verdicts and chunks of sums back. The first message opens the stream.
+        """Streams chunks of payloads to one shard, and statuses and chunks of sums back. The first message opens the stream.
         Sent again on a new stream after it breaks off.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): the first message opens nothing, or a later one is malformed.

@@ -131,13 +131,13 @@ class ListCheckpointsResponse(_message.Message):
     next_page_token: str
     def __init__(self, checkpoints: _Optional[_Iterable[_Union[_training_run_pb2.Checkpoint, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
-class RollBackTrainingRunRequest(_message.Message):
+class RollbackTrainingRunRequest(_message.Message):
     __slots__ = ("checkpoint",)
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     checkpoint: str
     def __init__(self, checkpoint: _Optional[str] = ...) -> None: ...
 
-class RollBackTrainingRunResponse(_message.Message):
+class RollbackTrainingRunResponse(_message.Message):
     __slots__ = ("training_run",)
     TRAINING_RUN_FIELD_NUMBER: _ClassVar[int]
     training_run: _training_run_pb2.TrainingRun

@@ -78,10 +78,10 @@ class TrainingRunServiceStub(object):
                 request_serializer=fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.ListCheckpointsRequest.SerializeToString,
                 response_deserializer=fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.ListCheckpointsResponse.FromString,
                 _registered_method=True)
-        self.RollBackTrainingRun = channel.unary_unary(
-                '/fulmen.algorithm.v1.TrainingRunService/RollBackTrainingRun',
-                request_serializer=fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.RollBackTrainingRunRequest.SerializeToString,
-                response_deserializer=fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.RollBackTrainingRunResponse.FromString,
+        self.RollbackTrainingRun = channel.unary_unary(
+                '/fulmen.algorithm.v1.TrainingRunService/RollbackTrainingRun',
+                request_serializer=fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.RollbackTrainingRunRequest.SerializeToString,
+                response_deserializer=fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.RollbackTrainingRunResponse.FromString,
                 _registered_method=True)
         self.GetTrainingRunReport = channel.unary_unary(
                 '/fulmen.algorithm.v1.TrainingRunService/GetTrainingRunReport',
@@ -169,7 +169,7 @@ class TrainingRunServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def RollBackTrainingRun(self, request, context):
+    def RollbackTrainingRun(self, request, context):
         """Puts a run that is PAUSED, SUCCEEDED or FAILED back to a checkpoint, from which it goes on when it is its turn. What
         came after the checkpoint is taken back: the prompts are sampled anew, the weights are published again as a new
         version whose parent is the checkpoint's. Versions, rollouts and events of the past stay. The checkpoint is read and
@@ -238,10 +238,10 @@ def add_TrainingRunServiceServicer_to_server(servicer, server):
                     request_deserializer=fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.ListCheckpointsRequest.FromString,
                     response_serializer=fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.ListCheckpointsResponse.SerializeToString,
             ),
-            'RollBackTrainingRun': grpc.unary_unary_rpc_method_handler(
-                    servicer.RollBackTrainingRun,
-                    request_deserializer=fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.RollBackTrainingRunRequest.FromString,
-                    response_serializer=fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.RollBackTrainingRunResponse.SerializeToString,
+            'RollbackTrainingRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.RollbackTrainingRun,
+                    request_deserializer=fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.RollbackTrainingRunRequest.FromString,
+                    response_serializer=fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.RollbackTrainingRunResponse.SerializeToString,
             ),
             'GetTrainingRunReport': grpc.unary_unary_rpc_method_handler(
                     servicer.GetTrainingRunReport,
@@ -485,7 +485,7 @@ class TrainingRunService(object):
             _registered_method=True)
 
     @staticmethod
-    def RollBackTrainingRun(request,
+    def RollbackTrainingRun(request,
             target,
             options=(),
             channel_credentials=None,
@@ -498,9 +498,9 @@ class TrainingRunService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/fulmen.algorithm.v1.TrainingRunService/RollBackTrainingRun',
-            fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.RollBackTrainingRunRequest.SerializeToString,
-            fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.RollBackTrainingRunResponse.FromString,
+            '/fulmen.algorithm.v1.TrainingRunService/RollbackTrainingRun',
+            fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.RollbackTrainingRunRequest.SerializeToString,
+            fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.RollbackTrainingRunResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -90,7 +90,7 @@ class Backend(_message.Message):
     def __init__(self, name: _Optional[str] = ..., base_url: _Optional[str] = ..., dialect: _Optional[_Union[Dialect, str]] = ..., key_name: _Optional[str] = ..., returns_token_ids: bool = ..., max_in_flight: _Optional[int] = ..., draining: bool = ..., requests_per_minute: _Optional[int] = ..., tokens_per_minute: _Optional[int] = ..., api_version: _Optional[str] = ..., apis: _Optional[_Iterable[_Union[Api, str]]] = ..., engine: _Optional[_Union[Engine, str]] = ..., hold_until_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., health_path: _Optional[str] = ...) -> None: ...
 
 class BackendHealth(_message.Message):
-    __slots__ = ("name", "healthy", "in_flight_count", "request_count", "failure_count", "last_failure_time", "breaker", "waiting_count", "last_failure_kind", "engine_waiting_count", "engine_cache_use")
+    __slots__ = ("name", "healthy", "in_flight_count", "request_count", "failure_count", "last_failure_time", "breaker", "waiting_count", "last_failure_kind", "engine_waiting_count", "engine_cache_usage")
     NAME_FIELD_NUMBER: _ClassVar[int]
     HEALTHY_FIELD_NUMBER: _ClassVar[int]
     IN_FLIGHT_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -101,7 +101,7 @@ class BackendHealth(_message.Message):
     WAITING_COUNT_FIELD_NUMBER: _ClassVar[int]
     LAST_FAILURE_KIND_FIELD_NUMBER: _ClassVar[int]
     ENGINE_WAITING_COUNT_FIELD_NUMBER: _ClassVar[int]
-    ENGINE_CACHE_USE_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_CACHE_USAGE_FIELD_NUMBER: _ClassVar[int]
     name: str
     healthy: bool
     in_flight_count: int
@@ -112,5 +112,5 @@ class BackendHealth(_message.Message):
     waiting_count: int
     last_failure_kind: str
     engine_waiting_count: int
-    engine_cache_use: float
-    def __init__(self, name: _Optional[str] = ..., healthy: bool = ..., in_flight_count: _Optional[int] = ..., request_count: _Optional[int] = ..., failure_count: _Optional[int] = ..., last_failure_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., breaker: _Optional[_Union[BreakerState, str]] = ..., waiting_count: _Optional[int] = ..., last_failure_kind: _Optional[str] = ..., engine_waiting_count: _Optional[int] = ..., engine_cache_use: _Optional[float] = ...) -> None: ...
+    engine_cache_usage: float
+    def __init__(self, name: _Optional[str] = ..., healthy: bool = ..., in_flight_count: _Optional[int] = ..., request_count: _Optional[int] = ..., failure_count: _Optional[int] = ..., last_failure_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., breaker: _Optional[_Union[BreakerState, str]] = ..., waiting_count: _Optional[int] = ..., last_failure_kind: _Optional[str] = ..., engine_waiting_count: _Optional[int] = ..., engine_cache_usage: _Optional[float] = ...) -> None: ...

@@ -70,7 +70,7 @@ class DeleteRouteResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class RollBackRouteRequest(_message.Message):
+class RollbackRouteRequest(_message.Message):
     __slots__ = ("name", "version")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -78,7 +78,7 @@ class RollBackRouteRequest(_message.Message):
     version: int
     def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
 
-class RollBackRouteResponse(_message.Message):
+class RollbackRouteResponse(_message.Message):
     __slots__ = ("route",)
     ROUTE_FIELD_NUMBER: _ClassVar[int]
     route: _route_pb2.Route

@@ -64,10 +64,10 @@ class RouteServiceStub(object):
                 request_serializer=fulmen_dot_llm__proxy_dot_v1_dot_route__service__pb2.DeleteRouteRequest.SerializeToString,
                 response_deserializer=fulmen_dot_llm__proxy_dot_v1_dot_route__service__pb2.DeleteRouteResponse.FromString,
                 _registered_method=True)
-        self.RollBackRoute = channel.unary_unary(
-                '/fulmen.llm_proxy.v1.RouteService/RollBackRoute',
-                request_serializer=fulmen_dot_llm__proxy_dot_v1_dot_route__service__pb2.RollBackRouteRequest.SerializeToString,
-                response_deserializer=fulmen_dot_llm__proxy_dot_v1_dot_route__service__pb2.RollBackRouteResponse.FromString,
+        self.RollbackRoute = channel.unary_unary(
+                '/fulmen.llm_proxy.v1.RouteService/RollbackRoute',
+                request_serializer=fulmen_dot_llm__proxy_dot_v1_dot_route__service__pb2.RollbackRouteRequest.SerializeToString,
+                response_deserializer=fulmen_dot_llm__proxy_dot_v1_dot_route__service__pb2.RollbackRouteResponse.FromString,
                 _registered_method=True)
         self.SplitTraffic = channel.unary_unary(
                 '/fulmen.llm_proxy.v1.RouteService/SplitTraffic',
@@ -130,7 +130,7 @@ class RouteServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def RollBackRoute(self, request, context):
+    def RollbackRoute(self, request, context):
         """Puts a route back to an earlier version of itself.
 
         Errors: `NOT_FOUND` (`ROUTE_NOT_FOUND`, `RESOURCE_NOT_FOUND`).
@@ -184,10 +184,10 @@ def add_RouteServiceServicer_to_server(servicer, server):
                     request_deserializer=fulmen_dot_llm__proxy_dot_v1_dot_route__service__pb2.DeleteRouteRequest.FromString,
                     response_serializer=fulmen_dot_llm__proxy_dot_v1_dot_route__service__pb2.DeleteRouteResponse.SerializeToString,
             ),
-            'RollBackRoute': grpc.unary_unary_rpc_method_handler(
-                    servicer.RollBackRoute,
-                    request_deserializer=fulmen_dot_llm__proxy_dot_v1_dot_route__service__pb2.RollBackRouteRequest.FromString,
-                    response_serializer=fulmen_dot_llm__proxy_dot_v1_dot_route__service__pb2.RollBackRouteResponse.SerializeToString,
+            'RollbackRoute': grpc.unary_unary_rpc_method_handler(
+                    servicer.RollbackRoute,
+                    request_deserializer=fulmen_dot_llm__proxy_dot_v1_dot_route__service__pb2.RollbackRouteRequest.FromString,
+                    response_serializer=fulmen_dot_llm__proxy_dot_v1_dot_route__service__pb2.RollbackRouteResponse.SerializeToString,
             ),
             'SplitTraffic': grpc.unary_unary_rpc_method_handler(
                     servicer.SplitTraffic,
@@ -351,7 +351,7 @@ class RouteService(object):
             _registered_method=True)
 
     @staticmethod
-    def RollBackRoute(request,
+    def RollbackRoute(request,
             target,
             options=(),
             channel_credentials=None,
@@ -364,9 +364,9 @@ class RouteService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/fulmen.llm_proxy.v1.RouteService/RollBackRoute',
-            fulmen_dot_llm__proxy_dot_v1_dot_route__service__pb2.RollBackRouteRequest.SerializeToString,
-            fulmen_dot_llm__proxy_dot_v1_dot_route__service__pb2.RollBackRouteResponse.FromString,
+            '/fulmen.llm_proxy.v1.RouteService/RollbackRoute',
+            fulmen_dot_llm__proxy_dot_v1_dot_route__service__pb2.RollbackRouteRequest.SerializeToString,
+            fulmen_dot_llm__proxy_dot_v1_dot_route__service__pb2.RollbackRouteResponse.FromString,
             options,
             channel_credentials,
             insecure,

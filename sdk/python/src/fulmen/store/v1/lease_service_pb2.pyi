@@ -26,18 +26,18 @@ ATTEMPT_STATUS_CANCEL_REQUESTED: AttemptStatus
 ATTEMPT_STATUS_NOT_FOUND: AttemptStatus
 
 class StreamLeasesRequest(_message.Message):
-    __slots__ = ("open", "demand", "renew", "complete", "release")
+    __slots__ = ("open", "add_credits", "renew", "complete", "release")
     OPEN_FIELD_NUMBER: _ClassVar[int]
-    DEMAND_FIELD_NUMBER: _ClassVar[int]
+    ADD_CREDITS_FIELD_NUMBER: _ClassVar[int]
     RENEW_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     open: OpenSession
-    demand: Demand
+    add_credits: AddCredits
     renew: RenewSession
     complete: CompletedAttempts
     release: ReleasedAttempts
-    def __init__(self, open: _Optional[_Union[OpenSession, _Mapping]] = ..., demand: _Optional[_Union[Demand, _Mapping]] = ..., renew: _Optional[_Union[RenewSession, _Mapping]] = ..., complete: _Optional[_Union[CompletedAttempts, _Mapping]] = ..., release: _Optional[_Union[ReleasedAttempts, _Mapping]] = ...) -> None: ...
+    def __init__(self, open: _Optional[_Union[OpenSession, _Mapping]] = ..., add_credits: _Optional[_Union[AddCredits, _Mapping]] = ..., renew: _Optional[_Union[RenewSession, _Mapping]] = ..., complete: _Optional[_Union[CompletedAttempts, _Mapping]] = ..., release: _Optional[_Union[ReleasedAttempts, _Mapping]] = ...) -> None: ...
 
 class StreamLeasesResponse(_message.Message):
     __slots__ = ("opened", "assign", "ack", "cancel", "lease_lost", "drain")
@@ -67,7 +67,7 @@ class OpenSession(_message.Message):
     projects: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, session_id: _Optional[str] = ..., runner: _Optional[_Union[_lease_pb2.RunnerInfo, _Mapping]] = ..., running_attempts: _Optional[_Iterable[str]] = ..., projects: _Optional[_Iterable[str]] = ...) -> None: ...
 
-class Demand(_message.Message):
+class AddCredits(_message.Message):
     __slots__ = ("credit_count",)
     CREDIT_COUNT_FIELD_NUMBER: _ClassVar[int]
     credit_count: int
@@ -214,12 +214,12 @@ class AttemptCheck(_message.Message):
     def __init__(self, attempt: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class CheckAttemptsResponse(_message.Message):
-    __slots__ = ("standings",)
-    STANDINGS_FIELD_NUMBER: _ClassVar[int]
-    standings: _containers.RepeatedCompositeFieldContainer[AttemptStanding]
-    def __init__(self, standings: _Optional[_Iterable[_Union[AttemptStanding, _Mapping]]] = ...) -> None: ...
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[AttemptCheckResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[AttemptCheckResult, _Mapping]]] = ...) -> None: ...
 
-class AttemptStanding(_message.Message):
+class AttemptCheckResult(_message.Message):
     __slots__ = ("attempt", "status", "state", "project", "mode", "current_epoch")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]

@@ -83,10 +83,10 @@ class LeaseServiceServicer(object):
         """Streams work to a runner.
 
         The client first sends `open`, then any of the others; the server first sends `opened`. Flow is by credit:
-        `demand` (or `credit_count` of `complete`) adds credits, every assignment uses one, and the server never sends more assignments than there are
+        `add_credits` (or `credit_count` of `complete`) adds credits, every assignment uses one, and the server never sends more assignments than there are
         credits. Any message from the client renews the session; a client with nothing to say sends `renew` every third
         of `lease_ttl`. The client closes the stream; leases outlive it until the session's TTL ends, so a broken stream
-        is opened again with the same `session_id` and keeps its leases. Demand does not survive the stream.
+        is opened again with the same `session_id` and keeps its leases. Credits do not survive the stream.
         `drain` asks the client to open another stream elsewhere within the named time; running attempts are untouched.
         Messages are at most 4 MiB.
 

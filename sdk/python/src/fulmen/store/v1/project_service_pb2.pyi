@@ -120,16 +120,16 @@ class ListProjectsResponse(_message.Message):
     def __init__(self, projects: _Optional[_Iterable[_Union[Project, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class IssueTokenRequest(_message.Message):
-    __slots__ = ("project", "token_role", "ttl", "subject")
+    __slots__ = ("project", "role", "ttl", "subject")
     PROJECT_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_ROLE_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
     TTL_FIELD_NUMBER: _ClassVar[int]
     SUBJECT_FIELD_NUMBER: _ClassVar[int]
     project: str
-    token_role: TokenRole
+    role: TokenRole
     ttl: _duration_pb2.Duration
     subject: str
-    def __init__(self, project: _Optional[str] = ..., token_role: _Optional[_Union[TokenRole, str]] = ..., ttl: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., subject: _Optional[str] = ...) -> None: ...
+    def __init__(self, project: _Optional[str] = ..., role: _Optional[_Union[TokenRole, str]] = ..., ttl: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., subject: _Optional[str] = ...) -> None: ...
 
 class IssueTokenResponse(_message.Message):
     __slots__ = ("token", "token_id", "info")

@@ -104,12 +104,12 @@ class RetryRolloutsRequest(_message.Message):
     def __init__(self, names: _Optional[_Iterable[str]] = ..., request_id: _Optional[str] = ..., filter: _Optional[str] = ..., project: _Optional[str] = ..., training_run: _Optional[str] = ...) -> None: ...
 
 class RetryRolloutsResponse(_message.Message):
-    __slots__ = ("rollouts", "more")
+    __slots__ = ("rollouts", "has_more")
     ROLLOUTS_FIELD_NUMBER: _ClassVar[int]
-    MORE_FIELD_NUMBER: _ClassVar[int]
+    HAS_MORE_FIELD_NUMBER: _ClassVar[int]
     rollouts: _containers.RepeatedCompositeFieldContainer[_rollout_pb2.Rollout]
-    more: bool
-    def __init__(self, rollouts: _Optional[_Iterable[_Union[_rollout_pb2.Rollout, _Mapping]]] = ..., more: bool = ...) -> None: ...
+    has_more: bool
+    def __init__(self, rollouts: _Optional[_Iterable[_Union[_rollout_pb2.Rollout, _Mapping]]] = ..., has_more: bool = ...) -> None: ...
 
 class WatchRolloutsRequest(_message.Message):
     __slots__ = ("project", "training_run", "cursor", "group_id")

@@ -107,17 +107,17 @@ class GetFleetDemandRequest(_message.Message):
     def __init__(self, project: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., target_drain: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., slots_per_runner: _Optional[int] = ..., default_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., min_runners: _Optional[int] = ..., max_runners: _Optional[int] = ...) -> None: ...
 
 class GetFleetDemandResponse(_message.Message):
-    __slots__ = ("wanted_runner_count", "wanted_slot_count", "queued_count", "running_count", "predicted_work", "age")
-    WANTED_RUNNER_COUNT_FIELD_NUMBER: _ClassVar[int]
-    WANTED_SLOT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("desired_runner_count", "desired_slot_count", "queued_count", "running_count", "predicted_work", "age")
+    DESIRED_RUNNER_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DESIRED_SLOT_COUNT_FIELD_NUMBER: _ClassVar[int]
     QUEUED_COUNT_FIELD_NUMBER: _ClassVar[int]
     RUNNING_COUNT_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_WORK_FIELD_NUMBER: _ClassVar[int]
     AGE_FIELD_NUMBER: _ClassVar[int]
-    wanted_runner_count: int
-    wanted_slot_count: int
+    desired_runner_count: int
+    desired_slot_count: int
     queued_count: int
     running_count: int
     predicted_work: _duration_pb2.Duration
     age: _duration_pb2.Duration
-    def __init__(self, wanted_runner_count: _Optional[int] = ..., wanted_slot_count: _Optional[int] = ..., queued_count: _Optional[int] = ..., running_count: _Optional[int] = ..., predicted_work: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., age: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    def __init__(self, desired_runner_count: _Optional[int] = ..., desired_slot_count: _Optional[int] = ..., queued_count: _Optional[int] = ..., running_count: _Optional[int] = ..., predicted_work: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., age: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...

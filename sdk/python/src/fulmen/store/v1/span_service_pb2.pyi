@@ -45,7 +45,7 @@ class ListSpansRequest(_message.Message):
     def __init__(self, parent: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., parents: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[SpanFilter, _Mapping]] = ...) -> None: ...
 
 class SpanFilter(_message.Message):
-    __slots__ = ("names", "name_prefix", "attributes", "end_time_min", "start_time_max", "duration_min", "errors_only", "model_calls_only")
+    __slots__ = ("names", "name_prefix", "attributes", "min_end_time", "max_start_time", "min_duration", "errors_only", "model_calls_only")
     class AttributesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -56,20 +56,20 @@ class SpanFilter(_message.Message):
     NAMES_FIELD_NUMBER: _ClassVar[int]
     NAME_PREFIX_FIELD_NUMBER: _ClassVar[int]
     ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
-    END_TIME_MIN_FIELD_NUMBER: _ClassVar[int]
-    START_TIME_MAX_FIELD_NUMBER: _ClassVar[int]
-    DURATION_MIN_FIELD_NUMBER: _ClassVar[int]
+    MIN_END_TIME_FIELD_NUMBER: _ClassVar[int]
+    MAX_START_TIME_FIELD_NUMBER: _ClassVar[int]
+    MIN_DURATION_FIELD_NUMBER: _ClassVar[int]
     ERRORS_ONLY_FIELD_NUMBER: _ClassVar[int]
     MODEL_CALLS_ONLY_FIELD_NUMBER: _ClassVar[int]
     names: _containers.RepeatedScalarFieldContainer[str]
     name_prefix: str
     attributes: _containers.ScalarMap[str, str]
-    end_time_min: _timestamp_pb2.Timestamp
-    start_time_max: _timestamp_pb2.Timestamp
-    duration_min: _duration_pb2.Duration
+    min_end_time: _timestamp_pb2.Timestamp
+    max_start_time: _timestamp_pb2.Timestamp
+    min_duration: _duration_pb2.Duration
     errors_only: bool
     model_calls_only: bool
-    def __init__(self, names: _Optional[_Iterable[str]] = ..., name_prefix: _Optional[str] = ..., attributes: _Optional[_Mapping[str, str]] = ..., end_time_min: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., start_time_max: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., duration_min: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., errors_only: bool = ..., model_calls_only: bool = ...) -> None: ...
+    def __init__(self, names: _Optional[_Iterable[str]] = ..., name_prefix: _Optional[str] = ..., attributes: _Optional[_Mapping[str, str]] = ..., min_end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., max_start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., min_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., errors_only: bool = ..., model_calls_only: bool = ...) -> None: ...
 
 class ListSpansResponse(_message.Message):
     __slots__ = ("spans", "next_page_token")

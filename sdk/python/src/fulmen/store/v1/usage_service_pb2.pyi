@@ -71,7 +71,7 @@ class LimitWindow(_message.Message):
     reserved_token_count: int
     def __init__(self, project: _Optional[str] = ..., backend: _Optional[str] = ..., attempt: _Optional[str] = ..., request_counts: _Optional[_Iterable[int]] = ..., token_counts: _Optional[_Iterable[int]] = ..., in_flight_count: _Optional[int] = ..., reserved_token_count: _Optional[int] = ...) -> None: ...
 
-class ExchangeUsageRequest(_message.Message):
+class SyncUsageRequest(_message.Message):
     __slots__ = ("instance_id", "sequence", "usage", "windows", "slot")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -85,7 +85,7 @@ class ExchangeUsageRequest(_message.Message):
     slot: int
     def __init__(self, instance_id: _Optional[str] = ..., sequence: _Optional[int] = ..., usage: _Optional[_Iterable[_Union[UsageDelta, _Mapping]]] = ..., windows: _Optional[_Iterable[_Union[LimitWindow, _Mapping]]] = ..., slot: _Optional[int] = ...) -> None: ...
 
-class ExchangeUsageResponse(_message.Message):
+class SyncUsageResponse(_message.Message):
     __slots__ = ("store_time", "limits", "others", "attempts", "rejected_count")
     STORE_TIME_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]

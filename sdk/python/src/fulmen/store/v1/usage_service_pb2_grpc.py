@@ -38,10 +38,10 @@ class UsageServiceStub(object):
         Args:
             channel: A grpc.Channel.
         """
-        self.ExchangeUsage = channel.unary_unary(
-                '/fulmen.store.v1.UsageService/ExchangeUsage',
-                request_serializer=fulmen_dot_store_dot_v1_dot_usage__service__pb2.ExchangeUsageRequest.SerializeToString,
-                response_deserializer=fulmen_dot_store_dot_v1_dot_usage__service__pb2.ExchangeUsageResponse.FromString,
+        self.SyncUsage = channel.unary_unary(
+                '/fulmen.store.v1.UsageService/SyncUsage',
+                request_serializer=fulmen_dot_store_dot_v1_dot_usage__service__pb2.SyncUsageRequest.SerializeToString,
+                response_deserializer=fulmen_dot_store_dot_v1_dot_usage__service__pb2.SyncUsageResponse.FromString,
                 _registered_method=True)
         self.GetUsage = channel.unary_unary(
                 '/fulmen.store.v1.UsageService/GetUsage',
@@ -57,7 +57,7 @@ class UsageServiceServicer(object):
     (`DATABASE_UNAVAILABLE`; retry).
     """
 
-    def ExchangeUsage(self, request, context):
+    def SyncUsage(self, request, context):
         """Takes what a proxy process counted since its last exchange, and answers with what the others count. A proxy calls it
         about once a second and has one exchange under way at a time. Exactly once by (`instance_id`, `sequence`): usage whose
         sequence is not above the last one of the instance was counted before and is dropped; windows are states, not
@@ -81,10 +81,10 @@ class UsageServiceServicer(object):
 
 def add_UsageServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'ExchangeUsage': grpc.unary_unary_rpc_method_handler(
-                    servicer.ExchangeUsage,
-                    request_deserializer=fulmen_dot_store_dot_v1_dot_usage__service__pb2.ExchangeUsageRequest.FromString,
-                    response_serializer=fulmen_dot_store_dot_v1_dot_usage__service__pb2.ExchangeUsageResponse.SerializeToString,
+            'SyncUsage': grpc.unary_unary_rpc_method_handler(
+                    servicer.SyncUsage,
+                    request_deserializer=fulmen_dot_store_dot_v1_dot_usage__service__pb2.SyncUsageRequest.FromString,
+                    response_serializer=fulmen_dot_store_dot_v1_dot_usage__service__pb2.SyncUsageResponse.SerializeToString,
             ),
             'GetUsage': grpc.unary_unary_rpc_method_handler(
                     servicer.GetUsage,
@@ -107,7 +107,7 @@ class UsageService(object):
     """
 
     @staticmethod
-    def ExchangeUsage(request,
+    def SyncUsage(request,
             target,
             options=(),
             channel_credentials=None,
@@ -120,9 +120,9 @@ class UsageService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/fulmen.store.v1.UsageService/ExchangeUsage',
-            fulmen_dot_store_dot_v1_dot_usage__service__pb2.ExchangeUsageRequest.SerializeToString,
-            fulmen_dot_store_dot_v1_dot_usage__service__pb2.ExchangeUsageResponse.FromString,
+            '/fulmen.store.v1.UsageService/SyncUsage',
+            fulmen_dot_store_dot_v1_dot_usage__service__pb2.SyncUsageRequest.SerializeToString,
+            fulmen_dot_store_dot_v1_dot_usage__service__pb2.SyncUsageResponse.FromString,
             options,
             channel_credentials,
             insecure,

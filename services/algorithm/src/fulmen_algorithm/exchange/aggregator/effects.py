@@ -12,7 +12,7 @@ from fulmen_algorithm.exchange.aggregator.terms import CHUNK_BYTES, CallTerms
 
 
 class Verdict(StrEnum):
-    """What became of a payload; as in `fulmen.algorithm.v1.SegmentVerdict`, which explains them."""
+    """What became of a payload; as in `fulmen.algorithm.v1.SegmentStatus`, which explains them."""
 
     ACCEPTED = "ACCEPTED"
     LATE = "LATE"

@@ -66,7 +66,7 @@ class RoundMachine:
         self.round = 0
         self.history = uuid.uuid4().hex
         self.members = Membership(world_size=terms.world_size, lease_s=patience.lease_s)
-        self.arrivals = Arrivals(least_s=patience.least_wait_s, most_s=patience.most_wait_s)
+        self.arrivals = Arrivals(least_s=patience.min_wait_s, most_s=patience.max_wait_s)
         self.totals = Totals()
         self.removed = 0
         self.records: dict[int, RoundRecord] = {}
@@ -254,11 +254,11 @@ class RoundMachine:
         effects = self._remove(expired, now_s)
         self.members.start_if_due(now_s)
         if self.members.is_started:
-            give_up_s = self.terms.patience.give_up_s
+            straggler_timeout_s = self.terms.patience.straggler_timeout_s
             slow = {
                 member.rank
                 for key, call in self._open.items()
-                if now_s >= call.opened_s + give_up_s and not self._may_close(key, call, now_s)
+                if now_s >= call.opened_s + straggler_timeout_s and not self._may_close(key, call, now_s)
                 for member in self.members.of_round(key[0])
                 if not _is_complete(call, member.rank)
             }

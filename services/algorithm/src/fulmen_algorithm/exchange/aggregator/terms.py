@@ -37,16 +37,16 @@ class Patience:
 
     Attributes:
         quorum: The share of members whose payloads make a sum once the deadline has passed; 1 waits for all.
-        least_wait_s: The shortest deadline for stragglers, in seconds after the first chunk.
-        most_wait_s: The longest.
-        give_up_s: A member that keeps a sum waiting for so long is removed.
+        min_wait_s: The shortest deadline for stragglers, in seconds after the first chunk.
+        max_wait_s: The longest.
+        straggler_timeout_s: A member that keeps a sum waiting for so long is removed.
         lease_s: So is one that is silent for so long.
     """
 
     quorum: float = 1.0
-    least_wait_s: float = 0.2
-    most_wait_s: float = 30.0
-    give_up_s: float = 300.0
+    min_wait_s: float = 0.2
+    max_wait_s: float = 30.0
+    straggler_timeout_s: float = 300.0
     lease_s: float = 15.0
 
 
@@ -95,9 +95,9 @@ class Terms:
                 yield Problem(field=field, description=f"is {value}, must be between {least} and {most}")
         patience = self.patience
         for field, seconds, longest in (
-            ("least_wait_s", patience.least_wait_s, patience.most_wait_s),
-            ("most_wait_s", patience.most_wait_s, patience.give_up_s),
-            ("give_up_s", patience.give_up_s, 86_400.0),
+            ("min_wait_s", patience.min_wait_s, patience.max_wait_s),
+            ("max_wait_s", patience.max_wait_s, patience.straggler_timeout_s),
+            ("straggler_timeout_s", patience.straggler_timeout_s, 86_400.0),
             ("lease_s", patience.lease_s, 3600.0),
         ):
             if not 0 < seconds <= longest:

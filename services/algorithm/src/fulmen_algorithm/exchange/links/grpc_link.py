@@ -81,9 +81,9 @@ class GrpcRank:
             codec_settings_json=self.codec_settings.model_dump_json(exclude={"link"}),
             segment_sizes=[each[shard + 1] - each[shard] for each in cuts],
             quorum=settings.quorum,
-            least_wait_s=settings.least_wait_s,
-            most_wait_s=settings.most_wait_s,
-            give_up_s=settings.give_up_s,
+            min_wait_s=settings.min_wait_s,
+            max_wait_s=settings.max_wait_s,
+            straggler_timeout_s=settings.straggler_timeout_s,
             lease_s=settings.lease_s,
         )
         return pb.JoinRequest(training_run=self.training_run, rank=self.rank, terms=terms)

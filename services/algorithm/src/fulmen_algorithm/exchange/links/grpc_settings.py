@@ -16,9 +16,9 @@ class GrpcLinkSettings(Strict):
         targets: Addresses, `host:port`, one for each shard of the sum; the same may stand there several times.
         quorum: The share of ranks whose payloads make a sum once the deadline for stragglers has passed; 1 waits for all.
             What a codec does not compress always waits for all.
-        least_wait_s: The shortest deadline for stragglers, in seconds after the first chunk.
-        most_wait_s: The longest.
-        give_up_s: A rank that keeps a sum waiting for so long is removed.
+        min_wait_s: The shortest deadline for stragglers, in seconds after the first chunk.
+        max_wait_s: The longest.
+        straggler_timeout_s: A rank that keeps a sum waiting for so long is removed.
         lease_s: So is a rank that is silent for so long.
         deadline_s: How long a call waits for its sum, restarts of shards and all, before the run fails.
         piece_bytes: What is summed as it is goes to a shard in pieces of at most so many bytes. While small ones go up a
@@ -28,9 +28,9 @@ class GrpcLinkSettings(Strict):
     kind: Literal["grpc"] = "grpc"
     targets: tuple[str, ...] = Field(min_length=1, max_length=4096, strict=False)
     quorum: float = Field(default=1.0, gt=0, le=1)
-    least_wait_s: float = Field(default=0.2, gt=0)
-    most_wait_s: float = Field(default=30.0, gt=0)
-    give_up_s: float = Field(default=300.0, gt=0, le=86_400)
+    min_wait_s: float = Field(default=0.2, gt=0)
+    max_wait_s: float = Field(default=30.0, gt=0)
+    straggler_timeout_s: float = Field(default=300.0, gt=0, le=86_400)
     lease_s: float = Field(default=15.0, ge=0.1, le=3600)
     deadline_s: float = Field(default=900.0, gt=0)
     piece_bytes: int = Field(default=2**20, ge=2**16, le=2**28)
@@ -38,6 +38,6 @@ class GrpcLinkSettings(Strict):
     @model_validator(mode="after")
     def _nested(self) -> Self:
         """Whoever waits for somebody who waits must wait longer."""
-        if not self.least_wait_s <= self.most_wait_s <= self.give_up_s < self.deadline_s:
-            raise ValueError("least_wait_s, most_wait_s, give_up_s and deadline_s must grow in this order")
+        if not self.min_wait_s <= self.max_wait_s <= self.straggler_timeout_s < self.deadline_s:
+            raise ValueError("min_wait_s, max_wait_s, straggler_timeout_s and deadline_s must grow in this order")
         return self

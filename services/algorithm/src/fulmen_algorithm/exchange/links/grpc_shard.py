@@ -36,9 +36,9 @@ SPARE = 4
 OUTDATED = -1
 """Instead of an epoch: what is being sent is of no use."""
 WITH_SUM = (
-    pb.SegmentVerdict.VERDICT_ACCEPTED,
-    pb.SegmentVerdict.VERDICT_DUPLICATE,
-    pb.SegmentVerdict.VERDICT_LATE,
+    pb.SegmentStatus.STATUS_ACCEPTED,
+    pb.SegmentStatus.STATUS_DUPLICATE,
+    pb.SegmentStatus.STATUS_LATE,
 )
 
 Stream = DuplexStream[bytes | pb.ExchangeRequest, ReadChunk | pb.ExchangeResponse]
@@ -101,21 +101,21 @@ class Incoming:
 
 @dataclass(slots=True, eq=False)
 class _Awaited:
-    """A payload whose sum has not come; the epoch is that in which it was sent last, the verdict that of its sum."""
+    """A payload whose sum has not come; the epoch is that in which it was sent last, the status that of its sum."""
 
     payload: Outgoing
     result: asyncio.Future[Incoming]
     epoch: int = 0
-    verdict: pb.SegmentVerdict | None = None
+    status: pb.SegmentStatus | None = None
     reply: Staging | None = None
 
     def begin_again(self) -> None:
-        self.verdict, self.reply = None, None
+        self.status, self.reply = None, None
 
     @property
     def is_wanted(self) -> bool:
         """Whether the shard still wants the payload."""
-        return self.verdict is None and not self.result.done()
+        return self.status is None and not self.result.done()
 
 
 _Orders = asyncio.Queue[tuple[_Awaited, int | None]]
@@ -299,33 +299,33 @@ class ShardClient:
             if message is grpc.aio.EOF:
                 raise Unavailable("The server has closed the stream.")
             self._has_heard = True
-            about = message.head if isinstance(message, ReadChunk) else message.verdict
+            about = message.head if isinstance(message, ReadChunk) else message.status
             awaited = self._awaited.get((about.round, about.call))
             if awaited is None or awaited.result.done():
                 continue  # of a payload that was sent again, and had its sum already
             if isinstance(message, ReadChunk):
                 self._take(awaited, message)
-            elif message.verdict.verdict in WITH_SUM:
-                self._expect(awaited, message.verdict)
-            elif message.verdict.verdict == pb.SegmentVerdict.VERDICT_BAD_CHECKSUM:
-                orders.put_nowait((awaited, message.verdict.offset_bytes // CHUNK_BYTES))
-            elif message.verdict.verdict == pb.SegmentVerdict.VERDICT_STALE_EPOCH:
-                if awaited.epoch < message.verdict.membership_epoch:  # else it was sent again since
+            elif message.status.status in WITH_SUM:
+                self._expect(awaited, message.status)
+            elif message.status.status == pb.SegmentStatus.STATUS_BAD_CHECKSUM:
+                orders.put_nowait((awaited, message.status.offset_bytes // CHUNK_BYTES))
+            elif message.status.status == pb.SegmentStatus.STATUS_STALE_EPOCH:
+                if awaited.epoch < message.status.membership_epoch:  # else it was sent again since
                     awaited.epoch = OUTDATED
-                    if self._request.membership_epoch < message.verdict.membership_epoch:
+                    if self._request.membership_epoch < message.status.membership_epoch:
                         await self._join_or_fail()
                     orders.put_nowait((awaited, None))
             else:
-                awaited.result.set_exception(self._refusal(awaited, message.verdict))
+                awaited.result.set_exception(self._refusal(awaited, message.status))
 
-    def _expect(self, awaited: _Awaited, verdict: pb.SegmentVerdict) -> None:
-        if not 0 < verdict.reply_bytes <= MAX_REPLY_BYTES:
-            raise ExchangeFailed(f"{self.name} announced a sum of {verdict.reply_bytes} bytes; update its server")
-        awaited.verdict, awaited.reply = verdict, Staging(verdict.reply_bytes, self._spare)
+    def _expect(self, awaited: _Awaited, status: pb.SegmentStatus) -> None:
+        if not 0 < status.reply_bytes <= MAX_REPLY_BYTES:
+            raise ExchangeFailed(f"{self.name} announced a sum of {status.reply_bytes} bytes; update its server")
+        awaited.status, awaited.reply = status, Staging(status.reply_bytes, self._spare)
 
     def _take(self, awaited: _Awaited, chunk: ReadChunk) -> None:
-        verdict, reply, head = awaited.verdict, awaited.reply, chunk.head
-        if verdict is None or reply is None:
+        status, reply, head = awaited.status, awaited.reply, chunk.head
+        if status is None or reply is None:
             return
         problem = reply.problem(head.offset_bytes, head.total_bytes, len(chunk.data))
         if problem or crc32(chunk.data) != head.crc32:
@@ -333,23 +333,23 @@ class ShardClient:
             raise Unavailable(f"A sum came damaged: {problem or 'wrong checksum'}.")
         self.received_bytes += len(chunk.data)
         if reply.put(head.offset_bytes, chunk.data, head.crc32):
-            self._request.known_member_count = verdict.member_count
+            self._request.known_member_count = status.member_count
             awaited.result.set_result(
                 Incoming(
                     sum=reply.take(),
-                    accepted=verdict.verdict != pb.SegmentVerdict.VERDICT_LATE,
-                    member_count=verdict.member_count,
+                    accepted=status.status != pb.SegmentStatus.STATUS_LATE,
+                    member_count=status.member_count,
                 )
             )
 
-    def _refusal(self, awaited: _Awaited, verdict: pb.SegmentVerdict) -> ExchangeFailed:
-        if verdict.verdict == pb.SegmentVerdict.VERDICT_BEHIND:
+    def _refusal(self, awaited: _Awaited, status: pb.SegmentStatus) -> ExchangeFailed:
+        if status.status == pb.SegmentStatus.STATUS_BEHIND:
             return ExchangeFailed(
-                f"this rank is too far behind {self.name}: {verdict.text}."
+                f"this rank is too far behind {self.name}: {status.text}."
                 " Start it again from a newer checkpoint, or from the weights of another rank"
             )
         return ExchangeFailed(
-            f"{self.name} refuses a payload of round {awaited.payload.round}: {verdict.text}."
+            f"{self.name} refuses a payload of round {awaited.payload.round}: {status.text}."
             " The ranks must run the same version with the same settings"
         )
 

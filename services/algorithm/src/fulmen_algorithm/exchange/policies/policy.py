@@ -16,7 +16,7 @@ from fulmen_algorithm.exchange.policies.auto import Auto
 from fulmen_algorithm.exchange.policies.choosers import Adaptive, Chooser, Fixed, Stages
 from fulmen_algorithm.exchange.policies.decision import PLAIN, Choice, Decision, RoundFigures, Way
 from fulmen_algorithm.exchange.policies.machine import PolicyStateInvalid, dump, load
-from fulmen_algorithm.exchange.policies.roll_back import RollBack
+from fulmen_algorithm.exchange.policies.rollback import Rollback
 from fulmen_algorithm.exchange.policies.settings import (
     AdaptivePolicy,
     AutoPolicy,
@@ -78,7 +78,7 @@ class Policy:
         self._full_sync_every = full_sync_every
         self._steps = steps
         self._anomaly = AnomalyWatch(settings.anomaly)
-        self._roll_back = RollBack(settings.roll_back)
+        self._rollback = Rollback(settings.rollback)
         self._state = PolicyState()
 
     @property
@@ -100,7 +100,7 @@ class Policy:
         told = figures if plain else replace(figures, captured=None, residual=None, seconds=None)
         now = state.way if state.enabled else None
         choice = self._warm(self._chooser.choose(told, now=now), figures.number)
-        choice = self._roll_back.guard(figures, choice, now=now)
+        choice = self._rollback.guard(figures, choice, now=now)
         off = self._anomaly.off(figures)
         # What is sent as it is has nothing to leave out.
         return self._step(figures, choice, None if choice.way == PLAIN else off)
@@ -141,7 +141,7 @@ class Policy:
             "last": dump(self._state),
             "chooser": self._chooser.state(),
             "anomaly": self._anomaly.state(),
-            "roll_back": self._roll_back.state(),
+            "rollback": self._rollback.state(),
         }
 
     def restore(self, plain: dict[str, object]) -> None:
@@ -150,12 +150,12 @@ class Policy:
         Raises:
             PolicyStateInvalid: if it is of another policy.
         """
-        if set(plain) != {"last", "chooser", "anomaly", "roll_back"}:
+        if set(plain) != {"last", "chooser", "anomaly", "rollback"}:
             raise PolicyStateInvalid("has other parts than a policy")
         self._state = load(PolicyState, plain["last"])
         self._chooser.restore(plain["chooser"])
         self._anomaly.restore(plain["anomaly"])
-        self._roll_back.restore(plain["roll_back"])
+        self._rollback.restore(plain["rollback"])
 
 
 def own_way(settings: CodecSettings) -> Way:

@@ -34,13 +34,13 @@ class AnomalySettings(Strict):
     vanishes_below: float = Field(default=1e-3, gt=0, lt=1)
 
 
-class NoRollBack(Strict):
+class NoRollback(Strict):
     """Keeps what the policy has chosen, whatever becomes of the reward."""
 
     kind: Literal["none"] = "none"
 
 
-class RollBackOnDrop(Strict):
+class RollbackOnDrop(Strict):
     """Goes back to the last good settings of the compression (not of the model) when the reward falls.
 
     Attributes:
@@ -50,7 +50,7 @@ class RollBackOnDrop(Strict):
         cool_down: Rounds for which the good settings then stand; twice as many each time.
     """
 
-    kind: Literal["roll_back"]
+    kind: Literal["rollback"]
     drop: float = Field(gt=0)
     window: int = Field(default=5, ge=1, le=10_000)
     smoothing: float = Field(default=0.2, gt=0, le=1)
@@ -65,12 +65,12 @@ class CommonPolicySettings(Strict):
             section 3.3: 4, 16, 62, 250, 1000); 0 for none. Codecs without a ratio have no warm-up. A round of an outer
             loop counts as many times as it has steps.
         anomaly: What gradients that explode or vanish do.
-        roll_back: What a falling reward does.
+        rollback: What a falling reward does.
     """
 
     warmup_rounds: int = Field(default=100, ge=0, le=10_000_000)
     anomaly: AnomalySettings = AnomalySettings()
-    roll_back: Annotated[NoRollBack | RollBackOnDrop, Field(discriminator="kind")] = NoRollBack()
+    rollback: Annotated[NoRollback | RollbackOnDrop, Field(discriminator="kind")] = NoRollback()
 
 
 class FixedPolicy(CommonPolicySettings):

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 
 from fulmen_algorithm.exchange.policies.decision import Choice, RoundFigures, Way
 from fulmen_algorithm.exchange.policies.machine import dump, load
-from fulmen_algorithm.exchange.policies.settings import NoRollBack, RollBackOnDrop
+from fulmen_algorithm.exchange.policies.settings import NoRollback, RollbackOnDrop
 
 MOST_DOUBLINGS = 6
 
 
 @dataclass(slots=True)
-class RollBackState:
+class RollbackState:
     """What is remembered: of the reward, of the good way, and of the one that stands."""
 
     mean: float | None = None
@@ -29,17 +29,17 @@ class RollBackState:
     times: int = 0
 
 
-class RollBack:
+class Rollback:
     """Stands between what is wanted and what is done."""
 
-    def __init__(self, settings: NoRollBack | RollBackOnDrop) -> None:
+    def __init__(self, settings: NoRollback | RollbackOnDrop) -> None:
         self._settings = settings
-        self._state = RollBackState()
+        self._state = RollbackState()
 
     def guard(self, figures: RoundFigures, wanted: Choice, *, now: Way | None) -> Choice:
         """Takes a round's metric in, which came while `now` was in effect; returns what is to be done."""
         settings, state = self._settings, self._state
-        if isinstance(settings, NoRollBack):
+        if isinstance(settings, NoRollback):
             return wanted
         if figures.metric is not None and now is not None:
             self._learn(figures.metric, now, settings)
@@ -59,7 +59,7 @@ class RollBack:
         )
         return replace(wanted, way=state.held, reason="the metric fell", events=tuple(events))
 
-    def _learn(self, metric: float, now: Way, settings: RollBackOnDrop) -> None:
+    def _learn(self, metric: float, now: Way, settings: RollbackOnDrop) -> None:
         state = self._state
         mean = metric if state.mean is None else state.mean + settings.smoothing * (metric - state.mean)
         state.mean = mean
@@ -68,7 +68,7 @@ class RollBack:
         else:
             state.below = state.below + 1 if mean < state.best - settings.drop else 0
 
-    def _end(self, settings: RollBackOnDrop) -> list[str]:
+    def _end(self, settings: RollbackOnDrop) -> list[str]:
         """Ends a time in which the good way stood."""
         state = self._state
         stayed, state.held, state.below = state.held, None, 0
@@ -87,4 +87,4 @@ class RollBack:
         Raises:
             PolicyStateInvalid: if it is none.
         """
-        self._state = load(RollBackState, plain)
+        self._state = load(RollbackState, plain)

@@ -31,9 +31,9 @@ def checkpoints(service: Service, run: TrainingRun) -> list[Checkpoint]:
     return [each for each in found if own_past(service.runs.entry(run.name).run, each)]
 
 
-def roll_back(service: Service, run: TrainingRun, target: Checkpoint) -> TrainingRun:
+def rollback(service: Service, run: TrainingRun, target: Checkpoint) -> TrainingRun:
     """Puts a run back."""
-    return service.runs.roll_back(run.name, sequence=target.sequence, step=int(target.progress["step"]))
+    return service.runs.rollback(run.name, sequence=target.sequence, step=int(target.progress["step"]))
 
 
 def consumed_up_to(target: Checkpoint) -> set[int]:
@@ -51,7 +51,7 @@ async def test_a_finished_run_goes_on_from_a_checkpoint_with_new_samples(
         done = await service.runs.ended(run.name, deadline_s=WAIT_S)
         before = read_consumed(tmp_path / "state/runs/small")
         target = next(each for each in checkpoints(service, run) if each.progress["step"] == 2)
-        back = roll_back(service, run, target)
+        back = rollback(service, run, target)
         assert (back.state, back.step, back.end_time, len(back.branch_points)) == (RunState.PENDING, 2, None, 1)
         again = await service.runs.ended(run.name, deadline_s=WAIT_S)
         notices = [notice.message for notice in service.runs.entry(run.name).events.notices()]
@@ -92,19 +92,19 @@ async def test_only_a_paused_or_ended_run_is_rolled_back_and_a_cancelled_one_nev
         await world.crashes.killed.wait()
         first = checkpoints(service, run)[0]
         with pytest.raises(TrainingRunStateInvalid):
-            roll_back(service, run, first)
+            rollback(service, run, first)
         service.runs.pause(run.name)
         await until(service, run.name, RunState.PAUSED)
-        roll_back(service, run, first)
+        rollback(service, run, first)
         with pytest.raises(TrainingRunStateInvalid):
-            roll_back(service, run, first)
+            rollback(service, run, first)
         assert (await service.runs.ended(run.name, deadline_s=WAIT_S)).state is RunState.SUCCEEDED
         other = await created(replace(grpo_draft, name="trainingRuns/other"), world)
         world.child("other")
         service.runs.add(other)
         await service.worker.cancel(other.name)
         with pytest.raises(TrainingRunStateInvalid):
-            roll_back(service, other, first)
+            rollback(service, other, first)
 
 
 async def test_a_run_that_is_put_back_to_its_beginning_begins_again(
@@ -116,7 +116,7 @@ async def test_a_run_that_is_put_back_to_its_beginning_begins_again(
         done = await service.runs.ended(run.name, deadline_s=WAIT_S)
         first = service.runs.entry(run.name).events.steps()
         target = checkpoints(service, run)[0]
-        roll_back(service, run, target)
+        rollback(service, run, target)
         assert [s.step for s in service.runs.entry(run.name).events.steps()] == [
             s.step for s in first if s.step <= int(target.progress["step"])
         ]
@@ -128,7 +128,7 @@ async def test_a_run_that_is_put_back_to_its_beginning_begins_again(
 
 
 @pytest.mark.parametrize("trial", range(TRIALS))
-async def test_a_roll_back_that_is_killed_again_and_again_is_the_same_roll_back(
+async def test_a_rollback_that_is_killed_again_and_again_is_the_same_rollback(
     trial: int,
     world: World,
     grpo_draft: RunDraft,
@@ -143,7 +143,7 @@ async def test_a_roll_back_that_is_killed_again_and_again_is_the_same_roll_back(
     assert await live(service, run, world.crashes)
     service = open_service(world)
     target = next(each for each in checkpoints(service, run) if each.progress["step"] == 2)
-    roll_back(service, run, target)
+    rollback(service, run, target)
     for _ in range(4):
         world.crashes = Crashes(at_call=chance.randrange(1, 12), after_effect=chance.random() < 0.5)
         if await live(service, run, world.crashes):

@@ -13,7 +13,7 @@ from typing import Final
 
 import structlog
 
-from fulmen.errors import ArgumentInvalid, FulmenError, NotYetServed
+from fulmen.errors import ArgumentInvalid, FulmenError, Unimplemented
 from fulmen.rpc.channel import FulmenChannel
 from fulmen.store.v1 import model_limits_pb2, usage_service_pb2, usage_service_pb2_grpc
 from fulmen_llm_proxy.domain.limits import CallLimiter, CallLimits, LimitKey, ProjectLimits, Window
@@ -29,7 +29,7 @@ MAX_WINDOWS: Final = 10_000
 _log = structlog.get_logger(__name__)
 
 
-class UsageExchange:
+class UsageSync:
     """Exchanges once a second: a background role.
 
     While the store is away usage is kept and each process holds the limits by itself, by what it heard last.
@@ -73,7 +73,7 @@ class UsageExchange:
         while not self._usage.is_empty:
             try:
                 await self.exchange()
-            except NotYetServed:
+            except Unimplemented:
                 # A store of the release before.
                 return
             except FulmenError:
@@ -91,7 +91,7 @@ class UsageExchange:
             request = _request(self._instance_id, batch, slot, windows[:MAX_WINDOWS])
             sent = time.monotonic()
             try:
-                answer = await self._stub.ExchangeUsage(request, timeout=DEADLINE_S)
+                answer = await self._stub.SyncUsage(request, timeout=DEADLINE_S)
             except ArgumentInvalid as error:
                 # Telling it again would end the same way, and hold up everything behind it.
                 _log.error("usage_refused", entries=len(request.usage), reason=str(error))
@@ -104,7 +104,7 @@ class UsageExchange:
 
     def _hear(
         self,
-        answer: usage_service_pb2.ExchangeUsageResponse,
+        answer: usage_service_pb2.SyncUsageResponse,
         batch: UsageBatch | None,
         windows: Iterable[Window],
         sent: float,
@@ -148,8 +148,8 @@ def _told(batch: UsageBatch | None) -> dict[LimitKey, int]:
 
 def _request(
     instance_id: str, batch: UsageBatch | None, slot: int, windows: Iterable[Window]
-) -> usage_service_pb2.ExchangeUsageRequest:
-    return usage_service_pb2.ExchangeUsageRequest(
+) -> usage_service_pb2.SyncUsageRequest:
+    return usage_service_pb2.SyncUsageRequest(
         instance_id=instance_id,
         sequence=0 if batch is None else batch.sequence,
         usage=[
