@@ -27,7 +27,7 @@ from fulmen.store.v1 import (
     rollout_service_pb2,
     rollout_service_pb2_grpc,
 )
-from tests.integration.llm_proxy.fake_store import FakeStore
+from tests.support.llm_proxy.fake_store import FakeStore
 
 FORGET_EVERY_S = 1.0
 _ROLLOUTS_PER_REQUEST = 500

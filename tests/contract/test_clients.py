@@ -23,10 +23,10 @@ from fulmen.store.v1 import (
     span_service_pb2,
 )
 from fulmen_service_kit.tokens import Role
-from tests.integration.llm_proxy.harness import MODEL, running_proxy, target
-from tests.support.backend import Backend
 from tests.support.certificates import Authority
 from tests.support.clients import LANGUAGES, Client, built
+from tests.support.llm_proxy.backend import Backend
+from tests.support.llm_proxy.harness import MODEL, running_proxy, target
 from tests.support.postgres import shared_server
 from tests.support.store import SIGNING_KEY, StoreHandle, Stubs, create, get, running_store
 

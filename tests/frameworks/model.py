@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from tests.support.backend import call_of
+from tests.support.llm_proxy.backend import call_of
 
 JSON = dict[str, Any]
 _PRODUCT = re.compile(r"(\d+) times (\d+)")

@@ -23,8 +23,8 @@ from fulmen_service_kit.tokens import Role
 from tests.conformance.runner.harness import RunnerProcess, bundle_of, rollouts_of, spec_of
 from tests.frameworks.model import multiply
 from tests.frameworks.world import ENVIRONMENTS, QUIET, ROOT, Outside
-from tests.integration.llm_proxy.harness import MODEL, RunningProxy, running_proxy, target
-from tests.support.backend import Backend
+from tests.support.llm_proxy.backend import Backend
+from tests.support.llm_proxy.harness import MODEL, RunningProxy, running_proxy, target
 from tests.support.postgres import shared_server
 from tests.support.store import SIGNING_KEY, StoreHandle, Stubs, running_store
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from fulmen.type.v1.model_call_pb2 import ModelCallRecord
 from tests.frameworks.model import multiply
-from tests.integration.llm_proxy.fake_store import FakeStore
-from tests.integration.llm_proxy.harness import MODEL, RunningProxy, running_proxy, target
-from tests.support.backend import Backend, logprob_of, prompt_ids_of, token_ids_of
+from tests.support.llm_proxy.backend import Backend, logprob_of, prompt_ids_of, token_ids_of
+from tests.support.llm_proxy.fake_store import FakeStore
+from tests.support.llm_proxy.harness import MODEL, RunningProxy, running_proxy, target
 
 ROOT = Path(__file__).absolute().parents[2]
 AGENTS = Path(__file__).absolute().parent / "agents"

@@ -26,11 +26,11 @@ from fulmen.store.v1 import (
 )
 from fulmen.type.v1.model_call_pb2 import ModelCallRecord
 from fulmen_service_kit.tokens import Role, TokenSigner
-from tests.integration.llm_proxy import harness
-from tests.integration.llm_proxy.fake_store import FakeStore, batch_of
-from tests.integration.llm_proxy.harness import MODEL, running_proxy, target
 from tests.support import store as real
-from tests.support.backend import Backend, reply_to, token_ids_of
+from tests.support.llm_proxy import harness
+from tests.support.llm_proxy.backend import Backend, reply_to, token_ids_of
+from tests.support.llm_proxy.fake_store import FakeStore, batch_of
+from tests.support.llm_proxy.harness import MODEL, running_proxy, target
 from tests.support.postgres import shared_server
 
 DEADLINE_S = 60

@@ -12,8 +12,8 @@ import pytest
 
 from fulmen.client import connect
 from fulmen.local.stack import LocalStack
-from tests.support.backend import MODEL, Backend
 from tests.support.commands import fulmen
+from tests.support.llm_proxy.backend import MODEL, Backend
 from tests.support.runs import create_rollouts, ended_rollout, eventually
 from tests.support.stack import running_stack, stack_targets
 from tests.support.training import POLICY, publish_training_inputs

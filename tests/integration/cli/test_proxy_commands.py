@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 from fulmen.cli.exits import INTERRUPTED, Exit
 from fulmen.cli.main import app
 from fulmen_service_kit.tokens import Role
-from tests.integration.llm_proxy.fake_store import FakeStore
-from tests.integration.llm_proxy.harness import MODEL, POLICY, RunningProxy, running_proxy
-from tests.support.backend import Backend
+from tests.support.llm_proxy.backend import Backend
+from tests.support.llm_proxy.fake_store import FakeStore
+from tests.support.llm_proxy.harness import MODEL, POLICY, RunningProxy, running_proxy
 
 LIMIT_S = 60
 NOBODY = "127.0.0.1:1"

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.integration.llm_proxy.fake_store import FakeStore
-from tests.integration.llm_proxy.harness import RunningProxy, running_proxy, target
-from tests.support.backend import Backend
+from tests.support.llm_proxy.backend import Backend
+from tests.support.llm_proxy.fake_store import FakeStore
+from tests.support.llm_proxy.harness import RunningProxy, running_proxy, target
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ from fulmen.errors import InternalError
 from fulmen.llm_proxy.v1 import completion_service_pb2, completion_service_pb2_grpc, route_pb2
 from fulmen.rpc.channel import open_channel
 from fulmen.store.v1 import lease_service_pb2
+from fulmen_llm_proxy.apis.registry import BY_PATH
 from fulmen_llm_proxy.calls.pipeline import CallPipeline
-from fulmen_llm_proxy.domain.apis.registry import BY_PATH
-from tests.integration.llm_proxy.fake_store import FakeStore
-from tests.integration.llm_proxy.harness import RunningProxy, running_proxy
+from tests.support.llm_proxy.fake_store import FakeStore
+from tests.support.llm_proxy.harness import RunningProxy, running_proxy
 
 DEADLINE_S = 120
 PROMPT, ANSWER, ARGUMENT = "canary-of-the-prompt", "canary-of-the-answer", "canary-of-the-argument"

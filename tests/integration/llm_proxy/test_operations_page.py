@@ -10,9 +10,9 @@ from prometheus_client import CollectorRegistry
 
 from fulmen_llm_proxy.settings import LlmProxySettings
 from tests.architecture.distributions import ROOT
-from tests.integration.llm_proxy.fake_store import FakeStore
-from tests.integration.llm_proxy.harness import MODEL, RunningProxy, running_proxy
-from tests.support.backend import Backend
+from tests.support.llm_proxy.backend import Backend
+from tests.support.llm_proxy.fake_store import FakeStore
+from tests.support.llm_proxy.harness import MODEL, RunningProxy, running_proxy
 
 PAGE = ROOT / "docs/proxy-operations.md"
 METRIC = re.compile(r"\bfulmen_llm_proxy_[a-z_]+")

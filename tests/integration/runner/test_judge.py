@@ -26,9 +26,9 @@ from fulmen_runner.domain.workspace import Workspaces
 from tests.conformance.runner.fixtures import PublishAgent, StartRunner
 from tests.conformance.runner.harness import rollouts_of
 from tests.conformance.runner.stores import DoubleStore
-from tests.integration.llm_proxy.fake_store import FakeStore
-from tests.integration.llm_proxy.harness import MODEL, RunningProxy, running_proxy, target
-from tests.support.backend import JSON, Backend
+from tests.support.llm_proxy.backend import JSON, Backend
+from tests.support.llm_proxy.fake_store import FakeStore
+from tests.support.llm_proxy.harness import MODEL, RunningProxy, running_proxy, target
 from tests.unit.runner.support import tracing_restored
 
 Says = Callable[[JSON], str]

@@ -23,8 +23,8 @@ from fulmen_service_kit.tls import http_context, rpc_credentials
 from fulmen_service_kit.tokens import Role
 from fulmen_store.replicas.peer_client import GrpcPeers
 from fulmen_store.replicas.peers import News, PeerUnreachableError
-from tests.integration.llm_proxy.harness import running_proxy
 from tests.support.certificates import Authority, Pair
+from tests.support.llm_proxy.harness import running_proxy
 from tests.support.store import SIGNING_KEY, Runner, StoreHandle, Stubs, create, running_store
 
 ANSWER_S = 5.0

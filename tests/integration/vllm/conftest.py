@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from fulmen.llm_proxy.v1 import backend_pb2
-from tests.integration.llm_proxy.fake_store import FakeStore
-from tests.integration.llm_proxy.harness import RunningProxy, running_proxy, target
+from tests.support.llm_proxy.fake_store import FakeStore
+from tests.support.llm_proxy.harness import RunningProxy, running_proxy, target
 from tests.support.vllm import ENVIRONMENT, VllmServer, build_models, running_vllm
 
 BACKEND = "vllm"

@@ -11,8 +11,8 @@ import openai
 import pytest
 
 from fulmen.type.v1.model_call_pb2 import ModelCallRecord
-from tests.integration.llm_proxy.fake_store import FakeStore
-from tests.integration.llm_proxy.harness import MODEL, RunningProxy
+from tests.support.llm_proxy.fake_store import FakeStore
+from tests.support.llm_proxy.harness import MODEL, RunningProxy
 from tests.support.vllm import MAX_MODEL_LEN, VllmServer, settled
 
 pytestmark = [pytest.mark.xdist_group("vllm"), pytest.mark.timeout(720)]

@@ -9,8 +9,8 @@ from typing import Any
 import anthropic
 import pytest
 
-from tests.integration.llm_proxy.fake_store import FakeStore
-from tests.integration.llm_proxy.harness import MODEL, RunningProxy
+from tests.support.llm_proxy.fake_store import FakeStore
+from tests.support.llm_proxy.harness import MODEL, RunningProxy
 from tests.support.vllm import VllmServer
 
 pytestmark = [pytest.mark.xdist_group("vllm"), pytest.mark.timeout(720)]

@@ -32,9 +32,9 @@ from fulmen_algorithm.clients.swap_gate import ProxyGate
 from fulmen_algorithm.clients.vllm_api import VllmApi, Weights, read_whole
 from fulmen_algorithm.domain.engine_settings import SwapMode
 from fulmen_algorithm.domain.ports import PublishedPolicy
-from tests.integration.llm_proxy.fake_store import FakeStore
-from tests.integration.llm_proxy.harness import RunningProxy, running_proxy
 from tests.integration.vllm.conftest import require_vllm
+from tests.support.llm_proxy.fake_store import FakeStore
+from tests.support.llm_proxy.harness import RunningProxy, running_proxy
 from tests.support.otlp_collector import SentSpan, running_collector
 from tests.support.stack import running_stack, stack_targets
 from tests.support.training import POLICY, check_books, finished_groups, read_consumed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fulmen_llm_proxy.app import build
 from fulmen_llm_proxy.settings import LlmProxySettings
-from fulmen_llm_proxy.workers import run
+from fulmen_llm_proxy.workers.supervisor import run
 from fulmen_service_kit.cli import service_cli
 
 main = service_cli(LlmProxySettings, build, run=run)

@@ -19,39 +19,39 @@ from fulmen.llm_proxy.v1 import (
     route_service_pb2_grpc,
 )
 from fulmen.rpc.channel import FulmenChannel, open_channel
+from fulmen_llm_proxy.attempts.book import AttemptBook
+from fulmen_llm_proxy.attempts.guard import AttemptGuard
+from fulmen_llm_proxy.attempts.watch import AttemptChecks, AttemptWatch
 from fulmen_llm_proxy.backend_parts import BackendParts, new_states, wire_backends
-from fulmen_llm_proxy.call_traces import CallTraces
 from fulmen_llm_proxy.calls.body_room import BodyRoom
 from fulmen_llm_proxy.calls.gate import Gate
 from fulmen_llm_proxy.calls.pipeline import CallPipeline
+from fulmen_llm_proxy.calls.response_ids import ResponseIds
 from fulmen_llm_proxy.calls.response_keeper import ResponseKeeper
-from fulmen_llm_proxy.clients.attempt_book import AttemptBook
-from fulmen_llm_proxy.clients.attempt_watch import AttemptChecks, AttemptWatch
-from fulmen_llm_proxy.clients.resources import ResourceBook, ResourceWriter, RoutingWatch
-from fulmen_llm_proxy.clients.siblings import Siblings, WorkerSockets, sockets_of
-from fulmen_llm_proxy.clients.span_codec import SpanCodec
-from fulmen_llm_proxy.clients.span_shipper import SpanShipper
-from fulmen_llm_proxy.domain.attempt_guard import AttemptGuard
-from fulmen_llm_proxy.domain.backend_state import BackendStates
-from fulmen_llm_proxy.domain.capture_queue import CaptureQueue
-from fulmen_llm_proxy.domain.delivery import CaptureDelivery
-from fulmen_llm_proxy.domain.ledger import AttemptLedger
-from fulmen_llm_proxy.domain.response_ids import ResponseIds
-from fulmen_llm_proxy.domain.retry import RetryPolicy
-from fulmen_llm_proxy.domain.table import TableHolder
+from fulmen_llm_proxy.calls.traces import CallTraces
+from fulmen_llm_proxy.capture.delivery import CaptureDelivery
+from fulmen_llm_proxy.capture.ledger import AttemptLedger
+from fulmen_llm_proxy.capture.queue import CaptureQueue
+from fulmen_llm_proxy.capture.shipper import SpanShipper
+from fulmen_llm_proxy.capture.span_codec import SpanCodec
+from fulmen_llm_proxy.capture.spool import DiskSpool
 from fulmen_llm_proxy.meter_parts import MeterParts, wire_meter
-from fulmen_llm_proxy.metrics import Metrics
-from fulmen_llm_proxy.persistence.spool import DiskSpool
+from fulmen_llm_proxy.metrics.service import Metrics
+from fulmen_llm_proxy.routing.backend_state import BackendStates
+from fulmen_llm_proxy.routing.resources import ResourceBook, ResourceWriter, RoutingWatch
+from fulmen_llm_proxy.routing.retry import RetryPolicy
+from fulmen_llm_proxy.routing.table_holder import TableHolder
 from fulmen_llm_proxy.settings import LlmProxySettings
 from fulmen_llm_proxy.spool_parts import open_spool
 from fulmen_llm_proxy.transport.backend_servicer import BackendServicer
 from fulmen_llm_proxy.transport.capture_servicer import CaptureServicer
 from fulmen_llm_proxy.transport.completion_servicer import CompletionServicer
 from fulmen_llm_proxy.transport.http.auth import HttpAuthenticator
-from fulmen_llm_proxy.transport.http.door import Door
+from fulmen_llm_proxy.transport.http.http_app import Door
 from fulmen_llm_proxy.transport.http.kept_responses import KeptResponses
 from fulmen_llm_proxy.transport.http.metrics_page import MetricsPage
 from fulmen_llm_proxy.transport.route_servicer import RouteServicer
+from fulmen_llm_proxy.workers.siblings import Siblings, WorkerSockets, sockets_of
 from fulmen_service_kit.auth import RolePolicy
 from fulmen_service_kit.failed_keys import FailedKeys
 from fulmen_service_kit.http_server import ANSWERS_SHARE, HttpServer, bind, bind_private

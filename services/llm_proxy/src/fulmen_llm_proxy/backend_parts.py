@@ -8,18 +8,18 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
+from fulmen_llm_proxy.backends.access import BackendKeys
+from fulmen_llm_proxy.backends.client import BackendClient, open_session
+from fulmen_llm_proxy.backends.health_probe import HealthProbe
+from fulmen_llm_proxy.backends.hold import BackendHold
+from fulmen_llm_proxy.backends.kept_responses import KeptResponsesClient
+from fulmen_llm_proxy.calls.answer_cache import AnswerCache
 from fulmen_llm_proxy.calls.answer_memory import AnswerMemory
 from fulmen_llm_proxy.calls.sender import CallSender, SendLimits
-from fulmen_llm_proxy.clients.backend import BackendClient, open_session
-from fulmen_llm_proxy.clients.backend_access import BackendKeys
-from fulmen_llm_proxy.clients.backend_hold import BackendHold
-from fulmen_llm_proxy.clients.health_probe import HealthProbe
-from fulmen_llm_proxy.clients.kept_responses import KeptResponsesClient
-from fulmen_llm_proxy.domain.answer_cache import AnswerCache
-from fulmen_llm_proxy.domain.backend_state import BackendStates
-from fulmen_llm_proxy.domain.retry import RetryPolicy
-from fulmen_llm_proxy.domain.table import TableHolder
-from fulmen_llm_proxy.routing_metrics import RoutingMetrics
+from fulmen_llm_proxy.metrics.routing import RoutingMetrics
+from fulmen_llm_proxy.routing.backend_state import BackendStates
+from fulmen_llm_proxy.routing.retry import RetryPolicy
+from fulmen_llm_proxy.routing.table_holder import TableHolder
 from fulmen_llm_proxy.settings import LlmProxySettings
 
 

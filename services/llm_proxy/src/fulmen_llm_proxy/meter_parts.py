@@ -9,13 +9,13 @@ from prometheus_client import CollectorRegistry
 
 from fulmen.rpc.channel import FulmenChannel
 from fulmen_llm_proxy.calls.meter import Meter
-from fulmen_llm_proxy.clients.usage_sync import UsageSync
-from fulmen_llm_proxy.domain.limits import CallLimiter
-from fulmen_llm_proxy.domain.prices import Price, PriceTable
-from fulmen_llm_proxy.domain.store_clock import StoreClock
-from fulmen_llm_proxy.domain.usage import UsageBook
+from fulmen_llm_proxy.limits.limiter import CallLimiter
+from fulmen_llm_proxy.limits.prices import Price, PriceTable
+from fulmen_llm_proxy.limits.store_clock import StoreClock
+from fulmen_llm_proxy.limits.usage_book import UsageBook
+from fulmen_llm_proxy.limits.usage_sync import UsageSync
+from fulmen_llm_proxy.metrics.usage import UsageMetrics
 from fulmen_llm_proxy.settings import LlmProxySettings, ModelPrice
-from fulmen_llm_proxy.usage_metrics import UsageMetrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

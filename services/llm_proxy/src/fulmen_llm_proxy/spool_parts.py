@@ -9,10 +9,10 @@ from pathlib import Path
 
 import structlog
 
-from fulmen_llm_proxy.domain.ledger import AttemptLedger
-from fulmen_llm_proxy.metrics import Metrics
-from fulmen_llm_proxy.persistence.spool import DiskSpool
-from fulmen_llm_proxy.persistence.spool_folder import SpoolFolder, open_folder
+from fulmen_llm_proxy.capture.ledger import AttemptLedger
+from fulmen_llm_proxy.capture.spool import DiskSpool
+from fulmen_llm_proxy.capture.spool_folder import SpoolFolder, open_folder
+from fulmen_llm_proxy.metrics.service import Metrics
 from fulmen_llm_proxy.settings import LlmProxySettings
 from fulmen_service_kit.errors import StartupError
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fulmen_llm_proxy.clients.backend import BackendAnswer, Dispatch
-from fulmen_llm_proxy.domain.answer_cache import AnswerCache, Recording, cache_key
-from fulmen_llm_proxy.domain.call import Caller
-from fulmen_llm_proxy.domain.routing import Route
+from fulmen_llm_proxy.backends.client import BackendAnswer, Dispatch
+from fulmen_llm_proxy.calls.answer_cache import AnswerCache, Recording, cache_key
+from fulmen_llm_proxy.capture.finished_call import Caller
+from fulmen_llm_proxy.routing.table import Route
 
 _HEADER = b"x-fulmen-cache"
 _HIT, _MISS = (_HEADER, b"hit"), (_HEADER, b"miss")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from fulmen.errors import BackendUnavailable, Code, FulmenError, ModelLimitExceeded
+from fulmen_llm_proxy.apis.errors import CallError
 from fulmen_llm_proxy.calls.sink import Header
-from fulmen_llm_proxy.domain.apis.errors import CallError
 
 SOURCE_HEADER = b"x-fulmen-error-source"
 RETRY_AFTER_S = 1

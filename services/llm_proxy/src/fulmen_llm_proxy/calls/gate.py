@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fulmen.errors import Unavailable
+from fulmen_llm_proxy.apis.api import CallRequest
+from fulmen_llm_proxy.apis.collected import Collected
+from fulmen_llm_proxy.attempts.guard import AttemptGuard
 from fulmen_llm_proxy.calls.failures import Refused
 from fulmen_llm_proxy.calls.meter import Meter
-from fulmen_llm_proxy.domain.apis.api import CallRequest
-from fulmen_llm_proxy.domain.apis.collected import Collected
-from fulmen_llm_proxy.domain.attempt_guard import AttemptGuard
-from fulmen_llm_proxy.domain.call import Caller
-from fulmen_llm_proxy.domain.capture import TokenCounts
-from fulmen_llm_proxy.domain.capture_queue import CaptureQueue
-from fulmen_llm_proxy.domain.limits import Reservation
-from fulmen_llm_proxy.domain.routing import Backend, Target
-from fulmen_llm_proxy.domain.table import TableHolder
+from fulmen_llm_proxy.capture.decode import TokenCounts
+from fulmen_llm_proxy.capture.finished_call import Caller
+from fulmen_llm_proxy.capture.queue import CaptureQueue
+from fulmen_llm_proxy.limits.limiter import Reservation
+from fulmen_llm_proxy.routing.table import Backend, Target
+from fulmen_llm_proxy.routing.table_holder import TableHolder
 
 
 @dataclass(slots=True)

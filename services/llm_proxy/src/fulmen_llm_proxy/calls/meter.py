@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from fulmen.errors import ModelLimitExceeded, TokenBudgetExceeded
-from fulmen_llm_proxy.domain.apis.api import CallRequest
-from fulmen_llm_proxy.domain.apis.collected import Collected
-from fulmen_llm_proxy.domain.call import Caller
-from fulmen_llm_proxy.domain.capture import TokenCounts
-from fulmen_llm_proxy.domain.estimates import tokens_to_reserve, used
-from fulmen_llm_proxy.domain.limits import CallLimiter, CallLimits, Reservation
-from fulmen_llm_proxy.domain.prices import PriceTable
-from fulmen_llm_proxy.domain.routing import Backend, Target
-from fulmen_llm_proxy.domain.usage import UsageBook, UsageCounts
+from fulmen_llm_proxy.apis.api import CallRequest
+from fulmen_llm_proxy.apis.collected import Collected
+from fulmen_llm_proxy.capture.decode import TokenCounts
+from fulmen_llm_proxy.capture.finished_call import Caller
+from fulmen_llm_proxy.limits.estimates import tokens_to_reserve, used
+from fulmen_llm_proxy.limits.limiter import CallLimiter, CallLimits, Reservation
+from fulmen_llm_proxy.limits.prices import PriceTable
+from fulmen_llm_proxy.limits.usage_book import UsageBook, UsageCounts
+from fulmen_llm_proxy.routing.table import Backend, Target
 
 _MAX_MODEL = 128
 _UNNAMED_MODEL = "unknown"

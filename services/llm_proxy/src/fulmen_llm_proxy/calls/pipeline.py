@@ -8,8 +8,14 @@ import time
 from collections.abc import Callable
 
 from fulmen.errors import BackendUnavailable, Draining, FulmenError, ModelLimitExceeded
+from fulmen_llm_proxy.apis.api import Api, ApiName, joined
+from fulmen_llm_proxy.apis.errors import error_document, error_event
+from fulmen_llm_proxy.apis.sse import EventSplitter
+from fulmen_llm_proxy.attempts.guard import AttemptGuard
+from fulmen_llm_proxy.attempts.tie import AttemptTie
+from fulmen_llm_proxy.backends.call_plan import Exchange, plan_exchange
+from fulmen_llm_proxy.backends.client import BackendAnswer, Dispatch
 from fulmen_llm_proxy.calls.answer_memory import AnswerMemory
-from fulmen_llm_proxy.calls.attempt_tie import AttemptTie
 from fulmen_llm_proxy.calls.failures import (
     SOURCE_HEADER,
     Refused,
@@ -25,24 +31,18 @@ from fulmen_llm_proxy.calls.response_keeper import ResponseKeeper
 from fulmen_llm_proxy.calls.running_call import RunningCall
 from fulmen_llm_proxy.calls.sender import FIRST, CallSender
 from fulmen_llm_proxy.calls.sink import Header, Sink, Watch
-from fulmen_llm_proxy.clients.backend import BackendAnswer, Dispatch
-from fulmen_llm_proxy.domain.affinity import CallAffinity
-from fulmen_llm_proxy.domain.apis.api import Api, ApiName, joined
-from fulmen_llm_proxy.domain.apis.errors import error_document, error_event
-from fulmen_llm_proxy.domain.attempt_guard import AttemptGuard
-from fulmen_llm_proxy.domain.backend_state import BackendStates
-from fulmen_llm_proxy.domain.call import CALLER_GONE, Caller, CallHead, FinishedCall
-from fulmen_llm_proxy.domain.capture import token_counts
-from fulmen_llm_proxy.domain.capture_queue import CaptureQueue
-from fulmen_llm_proxy.domain.exchange import Exchange, plan_exchange
-from fulmen_llm_proxy.domain.ledger import AttemptLedger
-from fulmen_llm_proxy.domain.policy_versions import PolicyChange
-from fulmen_llm_proxy.domain.retry import Step
-from fulmen_llm_proxy.domain.routing import Choice, RoutingTable
-from fulmen_llm_proxy.domain.span_place import place_of
-from fulmen_llm_proxy.domain.sse import EventSplitter
-from fulmen_llm_proxy.domain.table import TableHolder
-from fulmen_llm_proxy.metrics import Metrics
+from fulmen_llm_proxy.capture.decode import token_counts
+from fulmen_llm_proxy.capture.finished_call import CALLER_GONE, Caller, CallHead, FinishedCall
+from fulmen_llm_proxy.capture.ledger import AttemptLedger
+from fulmen_llm_proxy.capture.policy_versions import PolicyChange
+from fulmen_llm_proxy.capture.queue import CaptureQueue
+from fulmen_llm_proxy.capture.span_place import place_of
+from fulmen_llm_proxy.metrics.service import Metrics
+from fulmen_llm_proxy.routing.affinity import CallAffinity
+from fulmen_llm_proxy.routing.backend_state import BackendStates
+from fulmen_llm_proxy.routing.retry import Step
+from fulmen_llm_proxy.routing.table import Choice, RoutingTable
+from fulmen_llm_proxy.routing.table_holder import TableHolder
 from fulmen_service_kit.http_wire import JSON_TYPE, CallerGone
 
 _KEY_REFUSED = (401, 403)

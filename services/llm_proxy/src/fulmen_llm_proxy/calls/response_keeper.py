@@ -7,12 +7,12 @@ from functools import partial
 import msgspec
 import msgspec.structs
 
+from fulmen_llm_proxy.apis.api import ApiName, CallRequest, encode, read
+from fulmen_llm_proxy.apis.sealed_responses import SealedReader
+from fulmen_llm_proxy.backends.call_plan import Exchange
 from fulmen_llm_proxy.calls.failures import Refused
-from fulmen_llm_proxy.domain.apis.api import ApiName, CallRequest, encode, read
-from fulmen_llm_proxy.domain.apis.sealed_responses import SealedReader
-from fulmen_llm_proxy.domain.exchange import Exchange
-from fulmen_llm_proxy.domain.response_ids import KeptResponse, ResponseIds
-from fulmen_llm_proxy.domain.routing import Choice, RoutingTable
+from fulmen_llm_proxy.calls.response_ids import KeptResponse, ResponseIds
+from fulmen_llm_proxy.routing.table import Choice, RoutingTable
 
 _PREVIOUS = "previous_response_id"
 _STRING = msgspec.json.Decoder(str | None)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fulmen_llm_proxy.apis.api import CallRequest
+from fulmen_llm_proxy.backends.call_plan import Exchange
+from fulmen_llm_proxy.calls.answer_cache import Recording
 from fulmen_llm_proxy.calls.gate import Permit
-from fulmen_llm_proxy.domain.affinity import CallAffinity
-from fulmen_llm_proxy.domain.answer_cache import Recording
-from fulmen_llm_proxy.domain.apis.api import CallRequest
-from fulmen_llm_proxy.domain.call import Caller, CallHead
-from fulmen_llm_proxy.domain.capture import TokenCounts
-from fulmen_llm_proxy.domain.exchange import Exchange
-from fulmen_llm_proxy.domain.routing import Choice
-from fulmen_llm_proxy.domain.span_place import SpanPlace
+from fulmen_llm_proxy.capture.decode import TokenCounts
+from fulmen_llm_proxy.capture.finished_call import Caller, CallHead
+from fulmen_llm_proxy.capture.span_place import SpanPlace
+from fulmen_llm_proxy.routing.affinity import CallAffinity
+from fulmen_llm_proxy.routing.table import Choice
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fulmen.errors import BackendUnavailable, DeadlineExceeded, FulmenError, ModelLimitExceeded
-from fulmen_llm_proxy.clients.backend import BackendAnswer, BackendClient, Dispatch, TryFailed
-from fulmen_llm_proxy.clients.backend_hold import BackendHold
-from fulmen_llm_proxy.domain.backend_state import BackendState, BackendStates, QueueFull
-from fulmen_llm_proxy.domain.retry import Failed, Recovery, RetryPolicy, Step, retry_after_s
-from fulmen_llm_proxy.domain.routing import Choice
+from fulmen_llm_proxy.backends.client import BackendAnswer, BackendClient, Dispatch, TryFailed
+from fulmen_llm_proxy.backends.hold import BackendHold
+from fulmen_llm_proxy.routing.backend_state import BackendState, BackendStates, QueueFull
+from fulmen_llm_proxy.routing.retry import Failed, Recovery, RetryPolicy, Step, retry_after_s
+from fulmen_llm_proxy.routing.table import Choice
 
 _AGAIN = frozenset({429, 502, 503, 504})
 FIRST = Step(route=0)

@@ -9,8 +9,9 @@ import grpc.aio
 
 from fulmen.errors import ArgumentInvalid, BackendInUse, BackendNotFound, DeadlineExceeded, Unavailable, Violation
 from fulmen.llm_proxy.v1 import backend_pb2, backend_service_pb2, backend_service_pb2_grpc
-from fulmen_llm_proxy.clients.resources import ResourceBook, ResourceWriter
-from fulmen_llm_proxy.clients.route_codec import (
+from fulmen_llm_proxy.routing.backend_state import BackendStates
+from fulmen_llm_proxy.routing.breaker import BreakerState
+from fulmen_llm_proxy.routing.codec import (
     BACKEND_KIND,
     ROUTE_KIND,
     backend_id_of,
@@ -19,12 +20,11 @@ from fulmen_llm_proxy.clients.route_codec import (
     parse_backend,
     parse_route,
 )
-from fulmen_llm_proxy.clients.siblings import Siblings
-from fulmen_llm_proxy.domain.backend_state import BackendStates
-from fulmen_llm_proxy.domain.breaker import BreakerState
-from fulmen_llm_proxy.domain.table import TableHolder
+from fulmen_llm_proxy.routing.resources import ResourceBook, ResourceWriter
+from fulmen_llm_proxy.routing.table_holder import TableHolder
 from fulmen_llm_proxy.transport.joint_health import combined_health
 from fulmen_llm_proxy.transport.paging import page_of
+from fulmen_llm_proxy.workers.siblings import Siblings
 
 _BREAKERS = {
     BreakerState.CLOSED: backend_pb2.BREAKER_STATE_CLOSED,

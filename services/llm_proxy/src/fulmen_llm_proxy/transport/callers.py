@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fulmen_llm_proxy.domain.call import Attribution, Caller
+from fulmen_llm_proxy.capture.finished_call import Attribution, Caller
 from fulmen_service_kit.tokens import Caller as TokenCaller
 
 

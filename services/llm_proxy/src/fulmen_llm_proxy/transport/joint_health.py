@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fulmen.llm_proxy.v1 import backend_pb2, backend_service_pb2
-from fulmen_llm_proxy.clients.siblings import combined_instance
+from fulmen_llm_proxy.workers.siblings import combined_instance
 
 _BY_URGENCY = (
     backend_pb2.BREAKER_STATE_CLOSED,

@@ -9,15 +9,15 @@ import grpc.aio
 
 from fulmen.errors import ArgumentInvalid, BackendNotFound, ResourceNotFound, RouteNotFound, Violation
 from fulmen.llm_proxy.v1 import route_pb2, route_service_pb2, route_service_pb2_grpc
-from fulmen_llm_proxy.clients.resources import Document, ResourceBook, ResourceWriter
-from fulmen_llm_proxy.clients.route_codec import (
+from fulmen_llm_proxy.routing.codec import (
     ROUTE_KIND,
     decode_route,
     model_of,
     parse_route,
     route_resource,
 )
-from fulmen_llm_proxy.domain.table import TableHolder
+from fulmen_llm_proxy.routing.resources import Document, ResourceBook, ResourceWriter
+from fulmen_llm_proxy.routing.table_holder import TableHolder
 from fulmen_llm_proxy.transport.paging import page_of
 
 

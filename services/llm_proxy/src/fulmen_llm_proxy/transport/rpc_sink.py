@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import Self
 
 from fulmen.llm_proxy.v1 import completion_service_pb2
+from fulmen_llm_proxy.apis.sse import EventSplitter, event_data, event_name
 from fulmen_llm_proxy.calls.sink import Header
-from fulmen_llm_proxy.domain.sse import EventSplitter, event_data, event_name
 from fulmen_service_kit.http_wire import CallerGone
 
 _OK = 200

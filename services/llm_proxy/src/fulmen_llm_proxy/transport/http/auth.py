@@ -7,7 +7,7 @@ import structlog
 from fulmen.errors import PermissionDenied, TokenInvalid
 from fulmen.ids import ALL_PROJECTS
 from fulmen_llm_proxy.calls.failures import Refused
-from fulmen_llm_proxy.metrics import Metrics
+from fulmen_llm_proxy.metrics.service import Metrics
 from fulmen_service_kit.failed_keys import FailedKeys
 from fulmen_service_kit.http_wire import Scope, header
 from fulmen_service_kit.tokens import FORGED, Role, TokenVerifier

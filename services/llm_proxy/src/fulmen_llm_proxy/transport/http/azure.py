@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from fulmen.errors import ArgumentInvalid
-from fulmen_llm_proxy.domain.apis.api import UNREADABLE, decode_fields, encode, wrong
+from fulmen_llm_proxy.apis.api import UNREADABLE, decode_fields, encode, wrong
 
 _ROOT = "/openai/"
 _DEPLOYMENTS = "deployments/"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from urllib.parse import parse_qsl
 
+from fulmen_llm_proxy.apis.api import ApiName
+from fulmen_llm_proxy.apis.sealed_responses import sealed_answer
+from fulmen_llm_proxy.backends.kept_responses import KeptResponsesClient
 from fulmen_llm_proxy.calls.failures import SOURCE_HEADER, Refused
-from fulmen_llm_proxy.clients.kept_responses import KeptResponsesClient
-from fulmen_llm_proxy.domain.apis.api import ApiName
-from fulmen_llm_proxy.domain.apis.sealed_responses import sealed_answer
-from fulmen_llm_proxy.domain.response_ids import ResponseIds
-from fulmen_llm_proxy.domain.table import TableHolder
+from fulmen_llm_proxy.calls.response_ids import ResponseIds
+from fulmen_llm_proxy.routing.table_holder import TableHolder
 from fulmen_service_kit.http_wire import Scope, Send, respond
 
 ROOT = "/v1/responses/"

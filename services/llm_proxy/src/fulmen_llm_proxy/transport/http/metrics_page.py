@@ -9,7 +9,7 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from fulmen_llm_proxy.clients.siblings import Siblings
+from fulmen_llm_proxy.workers.siblings import Siblings
 
 
 class MetricsPage:

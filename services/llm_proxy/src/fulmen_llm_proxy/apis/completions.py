@@ -1,0 +1,107 @@
+"""OpenAI completions: text in, text out, with token ids where the engine returns them.
+
+Invariant: as in chat completions, fields that the proxy does not name pass through byte for byte.
+Unlike there, each choice has its own prompt, since one call may bring several.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from fulmen.errors import ArgumentInvalid
+from fulmen_llm_proxy.apis.api import (
+    COUNT,
+    FLAG,
+    TEXT,
+    TRUE,
+    ApiName,
+    CallRequest,
+    Dialect,
+    RequestReader,
+    encode,
+    read,
+)
+from fulmen_llm_proxy.apis.chat import wants_usage, with_usage
+from fulmen_llm_proxy.apis.chat_reader import ChatReader
+from fulmen_llm_proxy.apis.collected import Asked, Fields
+from fulmen_llm_proxy.apis.completions_assembly import assemble_completion
+
+_CHOSEN_ONLY = msgspec.Raw(b"0")
+"""As `logprobs`: those of the sampled tokens, and no others."""
+
+
+class CompletionsApi:
+    """`POST /v1/completions`."""
+
+    name = ApiName.COMPLETIONS
+    dialect = Dialect.OPENAI
+    path = "/completions"
+    operation = "text_completion"
+    generates = True
+    is_metered = True
+    can_capture = True
+
+    def parse(self, body: bytes) -> CallRequest:
+        """Reads a request; see `Api.parse`."""
+        reader = RequestReader(body, self.name, ("model", "prompt"))
+        return CallRequest(
+            api=self,
+            model=reader.take("model", TEXT, ""),
+            stream=bool(reader.take("stream", FLAG, None)),
+            asked=Asked(
+                token_ids=bool(reader.take("return_token_ids", FLAG, None)),
+                logprobs=reader.take("logprobs", COUNT, None) is not None,
+                stream_usage=wants_usage(reader),
+            ),
+            max_tokens=reader.take("max_tokens", COUNT, None),
+            fields=reader.check(),
+        )
+
+    def body(self, fields: Fields, *, stream: bool, capture: bool) -> bytes:
+        """Returns the body for a backend.
+
+        Raises:
+            ArgumentInvalid: if a call that is captured wants its prompt echoed: engines then count the prompt's
+                tokens among the completion's.
+        """
+        if not (capture or stream):
+            return encode(fields)
+        asked = dict(fields)
+        if capture:
+            if read(fields, "echo", FLAG, None):
+                raise ArgumentInvalid(
+                    "`echo` cannot be used on a trainable model: the answer would not tell prompt from completion."
+                )
+            asked["return_token_ids"] = TRUE
+            if read(fields, "logprobs", COUNT, None) is None:
+                asked["logprobs"] = _CHOSEN_ONLY
+        if stream:
+            asked["stream_options"] = with_usage(fields.get("stream_options"))
+        return encode(asked)
+
+    def reader(self, asked: Asked) -> CompletionsReader:
+        """Returns a new reader."""
+        return CompletionsReader(asked)
+
+    def assemble(self, payloads: list[bytes]) -> bytes:
+        """Returns the `text_completion` object of a stream's events."""
+        return assemble_completion(payloads)
+
+
+class CompletionsReader(ChatReader):
+    """Takes the capture out of an answer: that of chat, and the prompt's token ids of each choice."""
+
+    __slots__ = ()
+
+    def _take_choice(self, choice: Fields) -> bool:
+        touched = super()._take_choice(choice)
+        prompt_ids = choice.get("prompt_token_ids")
+        if prompt_ids is None:
+            return touched
+        if bytes(prompt_ids) != b"null":
+            raw_index = choice.get("index")
+            self.collected.choice(0 if raw_index is None else int(bytes(raw_index))).prompt_ids = prompt_ids
+        if not self._asked.token_ids:
+            del choice["prompt_token_ids"]
+            touched = True
+        return touched

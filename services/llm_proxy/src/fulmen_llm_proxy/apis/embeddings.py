@@ -1,0 +1,73 @@
+"""OpenAI embeddings: passed through as they are, floats or base64; only the usage is read."""
+
+from __future__ import annotations
+
+import msgspec
+
+from fulmen_llm_proxy.apis.api import TEXT, ApiName, CallRequest, Dialect, RequestReader, decode_fields, encode
+from fulmen_llm_proxy.apis.collected import Asked, Collected, Fields
+
+
+class EmbeddingsApi:
+    """`POST /v1/embeddings`."""
+
+    name = ApiName.EMBEDDINGS
+    dialect = Dialect.OPENAI
+    path = "/embeddings"
+    operation = "embeddings"
+    generates = False
+    is_metered = True
+    can_capture = False
+
+    def parse(self, body: bytes) -> CallRequest:
+        """Reads a request; see `Api.parse`."""
+        reader = RequestReader(body, self.name, ("model", "input"))
+        return CallRequest(
+            api=self,
+            model=reader.take("model", TEXT, ""),
+            stream=False,
+            asked=Asked(),
+            max_tokens=0,
+            fields=reader.check(),
+        )
+
+    def body(self, fields: Fields, *, stream: bool, capture: bool) -> bytes:
+        """Returns the body for a backend: the fields as they are."""
+        return encode(fields)
+
+    def reader(self, asked: Asked) -> EmbeddingsReader:
+        """Returns a new reader."""
+        return EmbeddingsReader()
+
+    def assemble(self, payloads: list[bytes]) -> bytes:
+        """Returns nothing: embeddings are not streamed."""
+        return b""
+
+
+class EmbeddingsReader:
+    """Reads the usage of an answer. The numbers are not kept: they are large, and nobody trains on them."""
+
+    __slots__ = ("collected",)
+
+    def __init__(self) -> None:
+        self.collected = Collected()
+
+    def whole(self, body: bytes) -> bytes:
+        """Returns the answer as it is."""
+        try:
+            usage = decode_fields(body).get("usage")
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            self.collected.malformed = True
+            return body
+        if usage is not None and bytes(usage) != b"null":
+            self.collected.usage.append(usage)
+        self.collected.complete = True
+        return body
+
+    def event(self, event: bytes) -> bytes:
+        """Returns an event as it is; no backend streams embeddings."""
+        return event
+
+    def end(self) -> bytes:
+        """Returns nothing."""
+        return b""

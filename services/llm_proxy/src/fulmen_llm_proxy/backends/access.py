@@ -1,0 +1,102 @@
+"""How backends are reached: their addresses, the keys that they are shown, and what callers are told when they fail."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from urllib.parse import quote, urlencode
+
+import aiohttp
+
+from fulmen.errors import BackendUnavailable
+from fulmen_llm_proxy.apis.api import Dialect
+from fulmen_llm_proxy.routing.table import Backend
+
+_OF_A_DEPLOYMENT = frozenset({"/chat/completions", "/completions", "/embeddings"})
+"""The APIs at whose Azure-style addresses the deployment's name stands; at others the body names the model."""
+
+_ANSWERED = 200
+_REFUSED, _NO_STATUS = 400, 600
+_PLAIN = frozenset({"", "identity"})
+_JSON = "application/json"
+
+
+class BackendKeys:
+    """The proxy's own keys for backends, by the names that backends call them by."""
+
+    def __init__(self, keys: Mapping[str, str]) -> None:
+        self._keys = keys
+
+    def headers(self, backend: Backend) -> dict[str, str]:
+        """Returns the headers that show a backend its key; none for one that wants none.
+
+        Raises:
+            BackendUnavailable: if the proxy does not have that key.
+        """
+        if not backend.key_name:
+            return {}
+        key = self._keys.get(backend.key_name)
+        if key is None:
+            raise unavailable(backend.id, f"needs the key '{backend.key_name}', which the proxy does not have")
+        if backend.dialect is Dialect.ANTHROPIC:
+            return {"x-api-key": key}
+        return {"api-key": key} if backend.azure else {"Authorization": f"Bearer {key}"}
+
+
+def address(backend: Backend, path: str, *, model: str = "", query: Sequence[tuple[str, str]] = ()) -> str:
+    """Returns where a backend serves a path, such as `/chat/completions`.
+
+    Args:
+        model: the backend's name of the model; part of some Azure-style addresses.
+        query: names and values, not yet escaped.
+    """
+    root = backend.base_url
+    if backend.azure:
+        root += f"/openai/deployments/{quote(model, safe='')}" if path in _OF_A_DEPLOYMENT else "/openai"
+        query = (*query, ("api-version", backend.api_version))
+    return f"{root}{path}?{urlencode(query)}" if query else root + path
+
+
+def content_type_of(response: aiohttp.ClientResponse) -> str:
+    """Returns what a response says that it is; JSON if it says nothing that can be passed on."""
+    content_type = response.headers.get("Content-Type", _JSON)
+    return content_type if content_type.isascii() else _JSON
+
+
+def is_encoded(response: aiohttp.ClientResponse) -> bool:
+    """Tells whether a body is compressed although a plain one was asked for: nothing here can read it."""
+    return response.headers.get("Content-Encoding", "").lower() not in _PLAIN
+
+
+def require_answer(response: aiohttp.ClientResponse, backend_id: str, *, encoded: bool) -> None:
+    """Checks that a response is an answer or a refusal; a redirection, which is never followed, is neither.
+
+    Raises:
+        BackendUnavailable: if it is neither, or an answer that is `encoded`.
+    """
+    if response.status == _ANSWERED:
+        if encoded:
+            raise unavailable(backend_id, "sent an encoded answer although a plain one was asked for")
+    elif not _REFUSED <= response.status < _NO_STATUS:
+        raise unavailable(backend_id, f"answered {response.status}, which is no answer")
+
+
+async def read_whole(response: aiohttp.ClientResponse, backend_id: str, max_bytes: int) -> bytes:
+    """Reads a body to its end; the caller gives the deadline, and closes the response.
+
+    Raises:
+        BackendUnavailable: if it is over `max_bytes`.
+    """
+    if response.content_length is not None and response.content_length <= max_bytes:
+        return await response.read()
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > max_bytes:
+            raise unavailable(backend_id, f"answered with more than {max_bytes} bytes")
+    return bytes(body)
+
+
+def unavailable(backend_id: str, what: str, error: Exception | None = None) -> BackendUnavailable:
+    """Makes what a caller is told of a backend; of an error the kind, never the text: it may hold addresses."""
+    kind = "" if error is None else f" ({type(error).__name__})"
+    return BackendUnavailable(f"The backend '{backend_id}' {what}{kind}.", backend=f"backends/{backend_id}")

@@ -1,0 +1,146 @@
+"""Asks backends how they are: their health, and the load of their engines.
+
+Invariant: no call waits for it. What a probe finds goes to the backend's breaker; what an engine says of its load goes
+to its state, and is forgotten as soon as it no longer says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+import structlog
+
+from fulmen_llm_proxy.routing.backend_state import UNKNOWN, BackendState, BackendStates
+from fulmen_llm_proxy.routing.engines import PROFILES, LoadMetrics, root_of
+from fulmen_llm_proxy.routing.table import Backend
+from fulmen_llm_proxy.routing.table_holder import TableHolder
+
+_MAX_METRICS_BYTES = 8 * 1024 * 1024
+_MOST = 1e9
+"""A larger value is none that an engine can mean."""
+
+_NOT_THERE = frozenset({401, 403, 404, 405, 501})
+"""Answers that tell of a wrong path, not of a backend's health."""
+
+_log = structlog.get_logger(__name__)
+
+
+class HealthProbe:
+    """Background role: probes every backend whose health can be asked."""
+
+    def __init__(
+        self,
+        *,
+        session: aiohttp.ClientSession,
+        tables: TableHolder,
+        states: BackendStates,
+        interval_s: float,
+        timeout_s: float,
+    ) -> None:
+        """Wires the role.
+
+        Args:
+            interval_s: pause between two rounds.
+            timeout_s: longest wait for one answer.
+        """
+        self._session = session
+        self._tables = tables
+        self._states = states
+        self._interval_s = interval_s
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._wrong_paths: set[tuple[str, str]] = set()
+
+    async def run(self) -> None:
+        """Probes until it is cancelled."""
+        while True:
+            await self.ask_once()
+            await asyncio.sleep(self._interval_s)
+
+    async def ask_once(self) -> None:
+        """Asks every backend once, all at the same time."""
+        async with asyncio.TaskGroup() as group:
+            for backend in self._tables.current.backends.values():
+                path = backend.health_path or PROFILES[backend.engine].health_path
+                if path:
+                    group.create_task(self._probe(backend, path), name=f"probe-{backend.id}")
+                else:
+                    self._states.of(backend.id).breaker.probed = False
+
+    async def _probe(self, backend: Backend, path: str) -> None:
+        state = self._states.of(backend.id)
+        try:
+            status, _ = await self._get(backend, path)
+        except (aiohttp.ClientError, TimeoutError):
+            _forget_load(state)
+            state.breaker.probe_failed()
+            return
+        if status in _NOT_THERE:
+            self._note_wrong_path(backend, path, status)
+            state.breaker.probed = False
+        elif status < 300:
+            state.breaker.probe_succeeded()
+        else:
+            state.breaker.probe_failed()
+        await self._ask_load(backend, state)
+
+    async def _ask_load(self, backend: Backend, state: BackendState) -> None:
+        profile = PROFILES[backend.engine]
+        if profile.load is None:
+            _forget_load(state)
+            return
+        try:
+            status, text = await self._get(backend, profile.metrics_path)
+        except (aiohttp.ClientError, TimeoutError):
+            status, text = 0, b""
+        waiting, cache_use = read_load(text, profile.load) if status == 200 else (UNKNOWN, float(UNKNOWN))
+        state.engine_told(waiting, cache_use)
+
+    async def _get(self, backend: Backend, path: str) -> tuple[int, bytes]:
+        url = root_of(backend.base_url) + path
+        async with self._session.get(url, timeout=self._timeout, allow_redirects=False) as answer:
+            body = bytearray()
+            async for piece in answer.content.iter_any():
+                body += piece
+                if len(body) > _MAX_METRICS_BYTES:
+                    answer.close()
+                    return 0, b""
+            return answer.status, bytes(body)
+
+    def _note_wrong_path(self, backend: Backend, path: str, status: int) -> None:
+        if (backend.id, path) not in self._wrong_paths:
+            self._wrong_paths.add((backend.id, path))
+            _log.warning("backend_health_path_wrong", backend=backend.id, path=path, status=status)
+
+
+def _forget_load(state: BackendState) -> None:
+    state.engine_told(UNKNOWN, UNKNOWN)
+
+
+def read_load(text: bytes, metrics: LoadMetrics) -> tuple[int, float]:
+    """Reads the requests that wait (of all series together) and the cache in use (on average); UNKNOWN if not said."""
+    waiting, cache = _samples(text, metrics.waiting), _samples(text, metrics.cache_use)
+    return (
+        int(sum(waiting)) if waiting else UNKNOWN,
+        sum(cache) / len(cache) if cache else float(UNKNOWN),
+    )
+
+
+def _samples(text: bytes, name: str) -> list[float]:
+    """Returns the values of one metric in the text format of Prometheus."""
+    found, values, start = name.encode(), [], 0
+    while (start := text.find(found, start)) >= 0:
+        end = text.find(b"\n", start)
+        line = text[start : end if end >= 0 else len(text)]
+        begins = start == 0 or text[start - 1 : start] == b"\n"
+        start += len(found)
+        if not begins or line[len(found) : len(found) + 1] not in (b"{", b" "):
+            continue
+        fields = line[len(found) :].rpartition(b"}")[2].split()
+        try:
+            value = float(fields[0])
+        except (ValueError, IndexError):
+            continue
+        if 0 <= value <= _MOST:  # NaN is not
+            values.append(value)
+    return values

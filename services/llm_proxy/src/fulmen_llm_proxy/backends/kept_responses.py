@@ -1,0 +1,86 @@
+"""Asks backends for responses that they keep."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import quote
+
+import aiohttp
+
+from fulmen.errors import DeadlineExceeded
+from fulmen_llm_proxy.backends.access import (
+    BackendKeys,
+    address,
+    content_type_of,
+    is_encoded,
+    read_whole,
+    require_answer,
+    unavailable,
+)
+from fulmen_llm_proxy.backends.headers import Header, to_caller
+from fulmen_llm_proxy.routing.table import Backend
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeeperAnswer:
+    """What the backend that keeps a response said."""
+
+    status: int
+    body: bytes
+    content_type: bytes
+    headers: Sequence[Header]
+
+
+class KeptResponsesClient:
+    """Reads, deletes and cancels responses at the backends that keep them. One try each: callers ask again."""
+
+    def __init__(
+        self, *, session: aiohttp.ClientSession, keys: BackendKeys, max_answer_bytes: int, deadline_s: float
+    ) -> None:
+        """Takes the connections' pool, the size of the largest answer, and how long one may take."""
+        self._session = session
+        self._keys = keys
+        self._max_answer_bytes = max_answer_bytes
+        self._deadline_s = deadline_s
+
+    async def ask(
+        self, backend: Backend, *, method: str, raw_id: str, action: str = "", query: Sequence[tuple[str, str]] = ()
+    ) -> KeeperAnswer:
+        """Returns the backend's answer.
+
+        Args:
+            raw_id: the response's id there.
+            action: below the response, such as `cancel`; empty for the response itself.
+
+        Raises:
+            BackendUnavailable: if it cannot be reached, or what it sends is no answer, or too large.
+            DeadlineExceeded: if it takes too long.
+        """
+        path = f"/responses/{quote(raw_id, safe='')}" + (f"/{action}" if action else "")
+        try:
+            async with (
+                asyncio.timeout(self._deadline_s),
+                self._session.request(
+                    method,
+                    address(backend, path, query=query),
+                    headers=self._keys.headers(backend),
+                    allow_redirects=False,
+                ) as response,
+            ):
+                encoded = is_encoded(response)
+                require_answer(response, backend.id, encoded=encoded)
+                body = await read_whole(response, backend.id, self._max_answer_bytes)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"The backend '{backend.id}' did not answer in time.", backend=f"backends/{backend.id}"
+            ) from None
+        except aiohttp.ClientError as error:
+            raise unavailable(backend.id, "cannot be reached", error) from error
+        return KeeperAnswer(
+            status=response.status,
+            body=b"" if encoded else body,
+            content_type=content_type_of(response).encode(),
+            headers=to_caller(response.raw_headers),
+        )

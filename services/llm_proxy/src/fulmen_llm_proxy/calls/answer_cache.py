@@ -1,0 +1,151 @@
+"""Answers kept in memory for requests that come again, on routes whose owner asked for it.
+
+Invariant: an answer is found only by a request that its backend could not tell from the first one. The key holds the
+caller's project, the API, the variant with its backends, the headers that backends read, whether events are asked for, and every field of the request as the backend gets it but those in `IGNORED_FIELDS`, whatever their order.
+What is kept are the backend's own bytes: they are read anew for each caller.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from fulmen_llm_proxy.apis.api import UNREADABLE
+from fulmen_llm_proxy.apis.collected import Collected
+from fulmen_llm_proxy.backends.call_plan import Exchange
+from fulmen_llm_proxy.routing.table import Choice
+
+IGNORED_FIELDS = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"})
+"""They say who asks, or how a provider is to keep its own caches; no token depends on them."""
+
+STATEFUL_FIELDS = frozenset({"conversation", "background"})
+"""What answers these depends on more than the request: they are never kept."""
+
+_IGNORED_HEADERS = frozenset({"traceparent", "tracestate", "idempotency-key", "x-client-request-id"})
+_OVERHEAD_BYTES = 512
+_LARGEST_SHARE = 8
+"""No answer may take more than one in so many of the bytes."""
+
+_sorted_json = msgspec.json.Encoder(order="sorted").encode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedAnswer:
+    """The bytes of one answer of status 200, whole or all events of a stream."""
+
+    content_type: bytes
+    body: bytes
+    expires_s: float
+
+
+def cache_key(project: str, choice: Choice, exchange: Exchange, headers: Mapping[str, str]) -> bytes | None:
+    """Returns the key of a request; None if its answer cannot be kept."""
+    fields = exchange.fields
+    if not STATEFUL_FIELDS.isdisjoint(fields):
+        return None
+    counted = {name: raw for name, raw in fields.items() if name not in IGNORED_FIELDS}
+    told = {name.lower(): value for name, value in headers.items() if name.lower() not in _IGNORED_HEADERS}
+    try:
+        values = {name: msgspec.json.decode(raw) for name, raw in counted.items()}
+    except UNREADABLE:
+        return None
+    document = _sorted_json(
+        [
+            project,
+            exchange.api.name,
+            exchange.stream,
+            choice.target.model,
+            choice.target.policy_version,
+            # Which backends serve the variant, not which one of them was chosen.
+            sorted(backend.base_url for backend in choice.variant.backends),
+            told,
+            values,
+        ]
+    )
+    return hashlib.blake2b(document, digest_size=32).digest()
+
+
+class AnswerCache:
+    """Keeps answers, the least used going first; used by one event loop."""
+
+    def __init__(self, *, max_bytes: int, ttl_s: float, clock: Callable[[], float]) -> None:
+        """Creates an empty cache.
+
+        Args:
+            max_bytes: most memory, about; 0 keeps nothing.
+            ttl_s: how long an answer is good.
+            clock: seconds, monotonic.
+        """
+        self._max_bytes = max_bytes
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._kept: OrderedDict[bytes, CachedAnswer] = OrderedDict()
+        self.size_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def find(self, key: bytes) -> CachedAnswer | None:
+        """Returns an answer that is still good."""
+        found = self._kept.get(key)
+        if found is None:
+            return None
+        if found.expires_s <= self._clock():
+            self._drop(key)
+            return None
+        self._kept.move_to_end(key)
+        return found
+
+    def keep(self, key: bytes, content_type: bytes, body: bytes) -> None:
+        """Keeps an answer, in place of an older one, unless it is too large."""
+        size = _size(body)
+        if size > self._max_bytes // _LARGEST_SHARE:
+            return
+        self._drop(key)
+        self._kept[key] = CachedAnswer(content_type=content_type, body=body, expires_s=self._clock() + self._ttl_s)
+        self.size_bytes += size
+        while self.size_bytes > self._max_bytes:
+            self._drop(next(iter(self._kept)))
+
+    def recording(self, key: bytes, content_type: bytes) -> Recording:
+        """Returns where the bytes of an answer go while they are passed on."""
+        return Recording(self, key, content_type, self._max_bytes // _LARGEST_SHARE)
+
+    def _drop(self, key: bytes) -> None:
+        dropped = self._kept.pop(key, None)
+        if dropped is not None:
+            self.size_bytes -= _size(dropped.body)
+
+
+class Recording:
+    """Takes an answer's bytes piece by piece; gives up when they become too many."""
+
+    __slots__ = ("_cache", "_content_type", "_key", "_left_bytes", "_pieces")
+
+    def __init__(self, cache: AnswerCache, key: bytes, content_type: bytes, max_bytes: int) -> None:
+        self._cache = cache
+        self._key = key
+        self._content_type = content_type
+        self._left_bytes = max_bytes
+        self._pieces: list[bytes] = []
+
+    def add(self, piece: bytes) -> None:
+        """Takes the next piece."""
+        self._left_bytes -= len(piece)
+        if self._left_bytes < 0:
+            self._pieces = []
+        else:
+            self._pieces.append(piece)
+
+    def end(self, collected: Collected) -> None:
+        """Keeps the answer if it was whole."""
+        if self._left_bytes >= 0 and collected.complete and not collected.malformed and not collected.error:
+            self._cache.keep(self._key, self._content_type, b"".join(self._pieces))
+
+
+def _size(body: bytes) -> int:
+    return len(body) + _OVERHEAD_BYTES

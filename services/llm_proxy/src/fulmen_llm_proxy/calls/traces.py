@@ -1,0 +1,44 @@
+"""Model calls in the operator's traces: when, where and how each ended; what was said is in the store alone."""
+
+from __future__ import annotations
+
+from fulmen import attributes as names
+from fulmen.ids import parse_attempt_name, rollout_name, span_id_of
+from fulmen_llm_proxy.capture import genai
+from fulmen_llm_proxy.capture.call_span import clean
+from fulmen_llm_proxy.capture.finished_call import FinishedCall
+from fulmen_service_kit.own_traces import OwnTraces
+
+
+class CallTraces:
+    """Adds each call at its place: where its captured span has it, too, and below which the backend puts its own."""
+
+    def __init__(self, traces: OwnTraces) -> None:
+        """Takes where spans go."""
+        self._traces = traces
+
+    def ended(self, call: FinishedCall) -> None:
+        """Adds a call that is over."""
+        name, model = parse_attempt_name(call.attribution.attempt), clean(call.model)
+        attributes: dict[str, str | int | float] = {
+            names.ROLLOUT: rollout_name(name.rollout_id),
+            names.ATTEMPT: name.number,
+            genai.OPERATION: call.api.operation,
+            genai.REQUEST_MODEL: model,
+            genai.HTTP_STATUS: call.http_status,
+        }
+        if call.backend is not None:
+            attributes["fulmen.backend"] = call.backend.id
+        if call.first_byte_s is not None:
+            attributes[genai.RESPONSE_FIRST_CHUNK_S] = call.first_byte_s
+        self._traces.add(
+            f"{call.api.operation} {model}",
+            trace_id=call.place.trace_id,
+            span_id=call.place.span_id,
+            parent_id=call.place.parent_id or span_id_of(call.attribution.attempt),
+            start_ns=call.start_ns,
+            end_ns=call.end_ns,
+            calls_out=True,
+            attributes=attributes,
+            error=call.error_type,
+        )

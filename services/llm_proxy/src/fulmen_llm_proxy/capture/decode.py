@@ -1,0 +1,291 @@
+"""Turns the slices of an answer into packed token ids and log-probabilities, and judges them.
+
+Invariant: a call is usable for training only if, for every choice, the number of completion token
+ids equals the number of log-probabilities, their sum over the choices equals the usage that the
+backend reports, and the prompt's token ids and every finish reason are there. A call that fails
+this is kept and marked; text is never tokenised again in place of missing ids.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import StrEnum
+from typing import Annotated, Final
+
+import msgspec
+
+from fulmen_llm_proxy.apis.collected import Collected
+from fulmen_llm_proxy.capture.policy_versions import VersionRange, observed_versions, spanned_versions
+
+
+class Flaw(StrEnum):
+    """Why a call may not be trained on."""
+
+    INCOMPLETE = "incomplete"
+    MALFORMED = "malformed_answer"
+    BACKEND_ERROR = "backend_error"
+    PROMPT_IDS_MISSING = "prompt_ids_missing"
+    TOKEN_IDS_MISSING = "token_ids_missing"  # noqa: S105 - tokens of a model
+    LOGPROBS_MISSING = "logprobs_missing"
+    LENGTH_MISMATCH = "length_mismatch"
+    USAGE_MISSING = "usage_missing"
+    USAGE_MISMATCH = "usage_mismatch"
+    FINISH_REASON_MISSING = "finish_reason_missing"
+    VERSIONS_INVALID = "policy_versions_invalid"
+    VERSION_CHANGED = "policy_version_changed"
+
+
+MAX_TOKENS: Final = 10**9
+"""Of one call; a backend that tells more, or fewer than none, does not count tokens."""
+
+_Tokens = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: _Tokens | None = None
+    reasoning_tokens: _Tokens | None = None
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Token counts as the backend reports them, under the names of any API.
+
+    The OpenAI APIs count cached tokens within the prompt's; Anthropic counts them beside it.
+    """
+
+    prompt_tokens: _Tokens | None = None
+    completion_tokens: _Tokens | None = None
+    input_tokens: _Tokens | None = None
+    output_tokens: _Tokens | None = None
+    prompt_tokens_details: _Details | None = None
+    input_tokens_details: _Details | None = None
+    completion_tokens_details: _Details | None = None
+    output_tokens_details: _Details | None = None
+    cache_read_input_tokens: _Tokens | None = None
+    cache_creation_input_tokens: _Tokens | None = None
+
+
+class TokenCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of one call; None where the backend did not say.
+
+    Attributes:
+        prompt: all tokens of the prompt, cached ones included.
+        cached: tokens of the prompt that were read from the backend's cache.
+        cache_written: tokens of the prompt that were written to the backend's cache.
+        reasoning: tokens of the completion that were reasoning.
+    """
+
+    prompt: int | None = None
+    completion: int | None = None
+    cached: int = 0
+    cache_written: int = 0
+    reasoning: int = 0
+
+
+_NO_COUNTS = TokenCounts()
+
+
+def token_counts(raws: list[msgspec.Raw]) -> TokenCounts:
+    """Reads the usage objects of an answer; of a stream, later ones correct earlier ones.
+
+    Raises:
+        msgspec.DecodeError: if one is not a usage object, or its numbers cannot be counts of tokens.
+    """
+    if not raws:
+        return _NO_COUNTS
+    if len(raws) == 1:
+        return _counts(_USAGE.decode(raws[0]))
+    merged: dict[str, msgspec.Raw] = {}
+    for raw in raws:
+        merged |= {key: value for key, value in _RAW_FIELDS.decode(raw).items() if bytes(value) != b"null"}
+    return _counts(_USAGE.decode(msgspec.json.encode(merged)))
+
+
+def _counts(usage: Usage) -> TokenCounts:
+    details = usage.prompt_tokens_details or usage.input_tokens_details
+    out_details = usage.completion_tokens_details or usage.output_tokens_details
+    prompt = usage.input_tokens if usage.prompt_tokens is None else usage.prompt_tokens
+    read, written = usage.cache_read_input_tokens or 0, usage.cache_creation_input_tokens or 0
+    if prompt is not None and usage.prompt_tokens is None:
+        prompt += read + written
+    return TokenCounts(
+        prompt=prompt,
+        completion=usage.output_tokens if usage.completion_tokens is None else usage.completion_tokens,
+        cached=(details.cached_tokens or 0) if details else read,
+        cache_written=written,
+        reasoning=(out_details.reasoning_tokens or 0) if out_details else 0,
+    )
+
+
+class CapturedChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One choice of an answer, packed.
+
+    Attributes:
+        token_ids: little-endian int32 ids of the completion.
+        logprobs: little-endian float32 natural-log probabilities, one for each id.
+        versions: policy version per token range, covering every id.
+        prompt_ids: little-endian int32 ids of its prompt; empty if the call has one prompt for all choices.
+    """
+
+    index: int
+    token_ids: bytes
+    logprobs: bytes
+    finish_reason: str
+    versions: tuple[VersionRange, ...]
+    prompt_ids: bytes = b""
+
+    @property
+    def token_count(self) -> int:
+        """Number of completion tokens."""
+        return len(self.token_ids) // _INT32_BYTES
+
+
+class Captured(msgspec.Struct, frozen=True, kw_only=True):
+    """The decoded capture of one call; `flaws` is empty when it is usable for training."""
+
+    prompt_ids: bytes
+    choices: tuple[CapturedChoice, ...]
+    usage: TokenCounts
+    flaws: tuple[Flaw, ...]
+
+
+_INT32_BYTES = 4
+
+
+class _Logprob(msgspec.Struct, gc=False):
+    logprob: float
+
+
+class _Logprobs(msgspec.Struct):
+    """Of chat completions in `content`, of completions in `token_logprobs`."""
+
+    content: list[_Logprob] | None = None
+    token_logprobs: list[float] | None = None
+
+
+_IDS = msgspec.json.Decoder(list[int] | None)
+_PIECES_OF_IDS = msgspec.json.Decoder(list[list[int] | None])
+_PIECES_OF_LOGPROBS = msgspec.json.Decoder(list[_Logprobs])
+_USAGE = msgspec.json.Decoder(Usage)
+_RAW_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_VERSION = msgspec.json.Decoder(int, strict=False)
+_VERSIONS = msgspec.json.Decoder(list[VersionRange], strict=False)
+"""Not strict: some engines report the version as a string of digits."""
+
+
+def decode_capture(collected: Collected, *, default_version: int) -> Captured:
+    """Decodes and judges what an answer brought.
+
+    Args:
+        collected: the slices of the answer.
+        default_version: policy version of the route's target when the call was sent, for backends that report
+            none.
+    """
+    flaws: list[Flaw] = []
+    if not collected.complete:
+        flaws.append(Flaw.INCOMPLETE)
+    if collected.error:
+        flaws.append(Flaw.BACKEND_ERROR)
+    if collected.malformed:
+        flaws.append(Flaw.MALFORMED)
+    try:
+        return _decode(collected, default_version, flaws)
+    except (msgspec.DecodeError, struct.error, OverflowError):
+        # An id beyond int32, or a list of something else: nothing of it can be trained on.
+        if Flaw.MALFORMED not in flaws:
+            flaws.append(Flaw.MALFORMED)
+        return Captured(prompt_ids=b"", choices=(), usage=_NO_COUNTS, flaws=tuple(flaws))
+
+
+def _decode(collected: Collected, default_version: int, flaws: list[Flaw]) -> Captured:
+    prompt_ids = [] if collected.prompt_ids is None else _ids(collected.prompt_ids)
+    usage = token_counts(collected.usage)
+    spanned = () if collected.streamed else _versions_spanned(collected, default_version)
+    choices = tuple(_decode_choice(index, collected, default_version, spanned) for index in sorted(collected.choices))
+    if spanned and not all(_reported(collected, index) for index in collected.choices):
+        flaws.append(Flaw.VERSION_CHANGED)
+    if not prompt_ids and not (choices and all(choice.prompt_ids for choice in choices)):
+        flaws.append(Flaw.PROMPT_IDS_MISSING)
+    flaws += _judge(choices, usage)
+    return Captured(prompt_ids=_pack_ids(prompt_ids), choices=choices, usage=usage, flaws=tuple(flaws))
+
+
+def _judge(choices: tuple[CapturedChoice, ...], usage: TokenCounts) -> list[Flaw]:
+    flaws: list[Flaw] = []
+    if not choices or not all(choice.token_ids for choice in choices):
+        flaws.append(Flaw.TOKEN_IDS_MISSING)
+    if not choices or not all(choice.logprobs for choice in choices):
+        flaws.append(Flaw.LOGPROBS_MISSING)
+    if any(len(choice.token_ids) != len(choice.logprobs) for choice in choices):
+        flaws.append(Flaw.LENGTH_MISMATCH)
+    if usage.completion is None:
+        flaws.append(Flaw.USAGE_MISSING)
+    elif usage.completion != sum(choice.token_count for choice in choices):
+        flaws.append(Flaw.USAGE_MISMATCH)
+    if not all(choice.finish_reason for choice in choices):
+        flaws.append(Flaw.FINISH_REASON_MISSING)
+    if not all(_covers(choice.versions, choice.token_count) for choice in choices):
+        flaws.append(Flaw.VERSIONS_INVALID)
+    return flaws
+
+
+def _covers(ranges: tuple[VersionRange, ...], token_count: int) -> bool:
+    """Tells whether the ranges are contiguous, in order, and cover every token."""
+    reached = 0
+    for part in ranges:
+        if part.start != reached or part.end < part.start:
+            return False
+        reached = part.end
+    return reached == token_count
+
+
+def _reported(collected: Collected, index: int) -> msgspec.Raw | None:
+    """Returns the versions of one choice as the backend says."""
+    return collected.choices[index].weight_versions or collected.weight_versions
+
+
+def _versions_spanned(collected: Collected, default_version: int) -> tuple[int, ...]:
+    """Returns the versions in force while a whole answer was made; empty if there was but one."""
+    versions = [default_version, *(change.version for change in collected.policy_changes)]
+    if collected.end_version is not None:
+        end_version = _VERSION.decode(collected.end_version)
+        if end_version != versions[-1]:
+            versions.append(end_version)
+    return tuple(versions) if len(versions) > 1 else ()
+
+
+def _decode_choice(index: int, collected: Collected, default_version: int, spanned: tuple[int, ...]) -> CapturedChoice:
+    kept = collected.choices[index]
+    pieces = [piece or [] for piece in _PIECES_OF_IDS.decode(_joined(kept.token_ids))]
+    token_ids = pieces[0] if len(pieces) == 1 else [token_id for piece in pieces for token_id in piece]
+    logprobs: list[float] = []
+    for found in _PIECES_OF_LOGPROBS.decode(_joined(kept.logprobs)):
+        logprobs += found.token_logprobs or [entry.logprob for entry in found.content or ()]
+    reported = _reported(collected, index)
+    versions = () if reported is None else tuple(_VERSIONS.decode(reported))
+    if not versions and spanned:
+        versions = spanned_versions(len(token_ids), spanned)
+    elif not versions and token_ids:
+        lengths = [len(piece) for piece in pieces]
+        versions = observed_versions(index, lengths, default_version, collected.policy_changes)
+    return CapturedChoice(
+        index=index,
+        token_ids=_pack_ids(token_ids),
+        logprobs=struct.pack(f"<{len(logprobs)}f", *logprobs),
+        finish_reason=kept.finish_reason or "",
+        versions=versions,
+        prompt_ids=b"" if kept.prompt_ids is None else _pack_ids(_ids(kept.prompt_ids)),
+    )
+
+
+def _joined(raws: list[msgspec.Raw]) -> bytes:
+    """Returns them as one JSON list: decoding it costs a third of decoding the many pieces of a stream."""
+    return b"[%b]" % b",".join(raws)
+
+
+def _ids(raw: msgspec.Raw) -> list[int]:
+    return _IDS.decode(raw) or []
+
+
+def _pack_ids(token_ids: list[int]) -> bytes:
+    # Several times faster than array("i", ...), and little-endian on every machine.
+    return struct.pack(f"<{len(token_ids)}i", *token_ids)

@@ -1,1 +1,0 @@
-"""What the proxy calls: model backends and the store."""

@@ -1,0 +1,1 @@
+"""Rate limits, token budgets, usage and its cost."""

@@ -1,0 +1,1 @@
+"""Prometheus metrics, one file for each part of the service."""

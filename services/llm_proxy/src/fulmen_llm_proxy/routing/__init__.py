@@ -1,0 +1,1 @@
+"""Which backend answers which call: routes, balancing, circuit breakers, retries."""

@@ -1,0 +1,165 @@
+"""How each backend does, as this process sees it: slots in use, failures, its engine's own load."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from fulmen_llm_proxy.routing.breaker import Breaker, BreakerState
+from fulmen_llm_proxy.routing.retry import RetryBudget
+
+UNKNOWN = -1
+_SATURATED_WAITING = 16
+_SATURATED_CACHE = 0.95
+
+
+class QueueFull(Exception):
+    """As many calls wait for the backend as may."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class BackendState:
+    """Counts of one backend; `acquire` and `release` bound the calls in flight.
+
+    Attributes:
+        in_flight: calls under way.
+        load: calls under way or waiting for a slot.
+        held: calls that wait for the end of a hold.
+        last_failure_s: wall clock of the last failure, seconds since 1970; None: never.
+        last_failure_kind: what it was; empty: never.
+        engine_waiting: requests that wait within the engine itself; UNKNOWN if it does not say.
+        engine_cache_usage: share of its key-value cache in use; UNKNOWN if it does not say.
+        is_saturated: its engine says that another call would only wait there, or take others' cache.
+    """
+
+    wall_clock: Callable[[], float]
+    breaker: Breaker
+    budget: RetryBudget
+    in_flight: int = 0
+    load: int = 0
+    held: int = 0
+    requests: int = 0
+    failures: int = 0
+    last_failure_s: float | None = None
+    last_failure_kind: str = ""
+    engine_waiting: int = UNKNOWN
+    engine_cache_usage: float = UNKNOWN
+    is_saturated: bool = False
+    _waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
+
+    @property
+    def waiting(self) -> int:
+        """Calls that wait for a slot, or for the end of a hold."""
+        return len(self._waiting) + self.held
+
+    def engine_told(self, waiting: int, cache_use: float) -> None:
+        """Takes what the engine says of its load; UNKNOWN for what it does not say."""
+        self.engine_waiting, self.engine_cache_usage = waiting, cache_use
+        self.is_saturated = waiting >= _SATURATED_WAITING or cache_use >= _SATURATED_CACHE
+
+    def try_acquire(self, limit: int) -> bool:
+        """Takes a slot if one of `limit` is free and nobody waits for it."""
+        if self.in_flight < limit and not self._waiting:
+            self.in_flight += 1
+            self.load += 1
+            return True
+        return False
+
+    async def acquire(self, limit: int, *, max_waiting: int) -> bool:
+        """Takes a slot; waits in turn while `limit` slots are in use. The caller gives the deadline.
+
+        Returns:
+            True if it had to wait.
+
+        Raises:
+            QueueFull: if `max_waiting` calls wait already.
+        """
+        if self.try_acquire(limit):
+            return False
+        if len(self._waiting) >= max_waiting:
+            raise QueueFull
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        self.load += 1
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.release()  # the slot was handed over just before
+            else:
+                self._waiting.remove(turn)
+                self.load -= 1
+            raise
+        return True
+
+    def release(self) -> None:
+        """Gives a slot back, to the call that has waited longest."""
+        self.load -= 1
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self.in_flight -= 1
+
+    def begin(self) -> int:
+        """Counts a call that is sent; returns the breaker's period."""
+        self.requests += 1
+        return self.breaker.begin()
+
+    def answered(self, period: int) -> None:
+        """Counts an answer that speaks for the backend."""
+        if self.breaker.succeeded(period):
+            self.budget.release()
+
+    def failed(self, period: int, kind: str) -> None:
+        """Counts a failure that is the backend's."""
+        self.failures += 1
+        self.last_failure_s = self.wall_clock()
+        self.last_failure_kind = kind
+        self.breaker.failed(period)
+
+
+class BackendStates:
+    """The states of all backends that were called, by backend id."""
+
+    def __init__(self, *, recheck_s: float, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
+        """Creates an empty set.
+
+        Args:
+            recheck_s: seconds after which a backend whose breaker opened is tried again, if its health is not asked.
+            clock: seconds, monotonic.
+            wall_clock: seconds since 1970.
+        """
+        self._recheck_s = recheck_s
+        self._clock = clock
+        self.wall_clock = wall_clock
+        self._states: dict[str, BackendState] = {}
+
+    def of(self, backend_id: str) -> BackendState:
+        """Returns the state of a backend, new on first use."""
+        state = self._states.get(backend_id)
+        if state is None:
+            state = self._states[backend_id] = BackendState(
+                wall_clock=self.wall_clock,
+                breaker=Breaker(clock=self._clock, recheck_s=self._recheck_s),
+                budget=RetryBudget(clock=self._clock),
+            )
+        return state
+
+    def is_healthy(self, backend_id: str) -> bool:
+        """Tells whether its breaker lets calls through."""
+        return self.of(backend_id).breaker.state is not BreakerState.OPEN
+
+    def items(self) -> Iterator[tuple[str, BackendState]]:
+        """Yields all states with their backends' ids."""
+        return iter(list(self._states.items()))
+
+    def keep_only(self, backend_ids: Iterable[str]) -> None:
+        """Forgets backends that are gone and have no call in flight."""
+        kept = set(backend_ids)
+        for backend_id, state in list(self._states.items()):
+            if backend_id not in kept and state.load == 0:
+                del self._states[backend_id]

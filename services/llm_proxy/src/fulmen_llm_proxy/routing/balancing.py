@@ -1,0 +1,201 @@
+"""Which replica of a variant gets a call.
+
+Sticky balancing is rendezvous hashing with bounded loads: every replica draws a score from the call's key, the best
+score wins among the replicas that carry less than 1.25 times their share of the calls under way. So a key stays where
+its prefix is cached, a replica that joins or leaves moves its own keys only, and no replica is much busier than the
+others.
+
+Sources: V. Mirrokni, M. Thorup, M. Zadimoghaddam, "Consistent Hashing with Bounded Loads" (SODA 2018); C. Schindelhauer,
+G. Schomaker, "Weighted distributed hash tables" (SPAA 2005).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol, TypeVar
+
+from fulmen_llm_proxy.routing.backend_state import BackendState, BackendStates
+from fulmen_llm_proxy.routing.breaker import BreakerState
+
+LOAD_FACTOR = 1.25
+
+_MASK = (1 << 64) - 1
+_HASH_SPACE = float(1 << 64)
+_MIX_FIRST = 0x9E3779B97F4A7C15
+_MIX_SECOND = 0xD6E8FEB86659FD93
+
+
+class Balancing(StrEnum):
+    """How a replica is chosen; see `fulmen.llm_proxy.v1.Balancing`."""
+
+    STICKY = "sticky"
+    PREFIX_CACHE = "prefix_cache"
+    LEAST_OUTSTANDING = "least_outstanding"
+
+
+class Affinity(Protocol):
+    """What binds a call to a place; both are asked for only if there is a choice.
+
+    Attributes:
+        attempt: 64 bits, equal for all calls of one attempt.
+        prefix: 64 bits, equal for all calls whose prompts begin alike.
+    """
+
+    @property
+    def attempt(self) -> int: ...
+
+    @property
+    def prefix(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replica:
+    """One backend of a variant.
+
+    Attributes:
+        index: its place in the variant.
+        weight: its share, relative to the other replicas.
+        seed: `seed_of` its id.
+        hold_until_s: until when it is held, seconds since 1970.
+    """
+
+    index: int
+    backend_id: str
+    weight: int
+    seed: int
+    max_in_flight: int
+    hold_until_s: float = 0.0
+
+
+class Weighted(Protocol):
+    """Something that draws a score."""
+
+    @property
+    def weight(self) -> int: ...
+
+    @property
+    def seed(self) -> int: ...
+
+
+W = TypeVar("W", bound=Weighted)
+
+
+def seed_of(name: str) -> int:
+    """Returns 64 bits that stand for a name."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+
+
+def key_of(data: bytes) -> int:
+    """Returns 64 bits that stand for a call's key."""
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+def draw(seed: int, key: int) -> int:
+    """Returns 64 even bits for a pair: the finaliser of splitmix64, cut short; its high bits are the best."""
+    mixed = (seed ^ key) * _MIX_FIRST & _MASK
+    return (mixed ^ mixed >> 32) * _MIX_SECOND & _MASK
+
+
+def rendezvous(choices: Sequence[W], key: int) -> W:
+    """Returns the choice with the best score: weighted rendezvous hashing."""
+    best = choices[0]
+    if len(choices) == 1:
+        return best
+    weight, most = best.weight, -1
+    for choice in choices:
+        if choice.weight != weight:
+            return max(choices, key=lambda one: _score(one.weight, draw(one.seed, key)))
+        drawn = draw(choice.seed, key)
+        if drawn > most:
+            best, most = choice, drawn
+    return best
+
+
+def _score(weight: int, drawn: int) -> float:
+    # Half a step up keeps the draw strictly above 0; it may round up to 1.
+    share = (drawn + 0.5) / _HASH_SPACE
+    return weight / -math.log(share) if share < 1.0 else math.inf
+
+
+_Candidate = tuple[Replica, BackendState]
+
+
+def pick(
+    replicas: Sequence[Replica],
+    *,
+    states: BackendStates,
+    affinity: Affinity,
+    balancing: Balancing,
+    avoid: Collection[str] = (),
+) -> Replica:
+    """Chooses a replica.
+
+    Passed over, as long as others are left: replicas to avoid, held ones, those whose breaker lets no call through, and
+    those whose engine is saturated. If more than half of the breakers are open, all are ignored: it is then likelier
+    that the breakers, or the network on this side, are wrong than that so many backends are.
+    """
+    if len(replicas) == 1:
+        return replicas[0]
+    candidates = []
+    well = not avoid
+    for replica in replicas:
+        state = states.of(replica.backend_id)
+        if replica.hold_until_s or state.is_saturated or not state.breaker.admits:
+            well = False
+        candidates.append((replica, state))
+    if not well:
+        candidates = _well(candidates, states.wall_clock, avoid)
+        if len(candidates) == 1:
+            return candidates[0][0]
+    if balancing is Balancing.LEAST_OUTSTANDING:
+        return _least_outstanding(candidates, affinity.attempt)
+    key = affinity.prefix if balancing is Balancing.PREFIX_CACHE else affinity.attempt
+    return rendezvous(within_bound(candidates), key)
+
+
+def _well(candidates: list[_Candidate], wall_clock: Callable[[], float], avoid: Collection[str]) -> list[_Candidate]:
+    everyone = candidates
+    if avoid:
+        candidates = [one for one in candidates if one[0].backend_id not in avoid] or candidates
+    if any(replica.hold_until_s for replica, _ in candidates):
+        now_s = wall_clock()
+        candidates = [one for one in candidates if one[0].hold_until_s <= now_s] or candidates
+    admitted = [one for one in candidates if one[1].breaker.admits]
+    if len(admitted) < len(candidates) and not _panic(everyone):
+        candidates = admitted or candidates
+    return [one for one in candidates if not one[1].is_saturated] or candidates
+
+
+def _panic(candidates: list[_Candidate]) -> bool:
+    opened = sum(state.breaker.state is BreakerState.OPEN for _, state in candidates)
+    return 2 * opened > len(candidates)
+
+
+def within_bound(candidates: Sequence[_Candidate]) -> list[Replica]:
+    """Returns the replicas that may take one more call; never none.
+
+    A replica's bound is 1.25 times its share, by weight, of the calls under way, this one included. Those with a free
+    slot come before those where the call would wait.
+    """
+    total, weights = 1, 0
+    for replica, state in candidates:
+        total += state.load
+        weights += replica.weight
+    per_weight = LOAD_FACTOR * total / weights
+    free: list[Replica] = []
+    full: list[Replica] = []
+    for replica, state in candidates:
+        load = state.load
+        if load < math.ceil(per_weight * replica.weight):
+            (free if load < replica.max_in_flight else full).append(replica)
+    return free or full
+
+
+def _least_outstanding(candidates: Sequence[_Candidate], key: int) -> Replica:
+    loads = [(state.load + 1) / replica.weight for replica, state in candidates]
+    least = min(loads)
+    return rendezvous([one[0] for one, load in zip(candidates, loads, strict=True) if load == least], key)

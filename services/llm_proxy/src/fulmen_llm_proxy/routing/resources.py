@@ -1,0 +1,255 @@
+"""Routes and backends in the store: watched into the routing table, and written for every replica."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from fulmen.errors import ArgumentInvalid, EtagMismatch, FulmenError, Unavailable
+from fulmen.ids import uuid7
+from fulmen.rpc.channel import FulmenChannel
+from fulmen.store.v1 import resource_pb2, resource_service_pb2, resource_service_pb2_grpc
+from fulmen_llm_proxy.routing.backend_state import BackendStates
+from fulmen_llm_proxy.routing.codec import (
+    BACKEND_KIND,
+    CONTENT_TYPE,
+    ROUTE_KIND,
+    decode_backend,
+    decode_route,
+    parse_backend,
+    parse_route,
+)
+from fulmen_llm_proxy.routing.retry import RetryPolicy
+from fulmen_llm_proxy.routing.table import Backend, Route, RoutingTable
+from fulmen_llm_proxy.routing.table_holder import TableHolder
+
+_SILENCE_S = 45.0
+"""Three of the store's keep-alives: a stream that is silent for longer is dead."""
+
+_MAX_CHANGES = 8
+"""How often a change is made again because another replica was faster."""
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """One version of a resource, as the store keeps it."""
+
+    kind: str
+    version: int
+    content: bytes
+
+    @property
+    def is_removed(self) -> bool:
+        """True of a version without content: it says that the route or backend is no more."""
+        return not self.content
+
+
+class ResourceBook:
+    """The latest versions of all routes and backends, as the watch has them."""
+
+    def __init__(self) -> None:
+        self.documents: Mapping[str, Document] = {}
+
+    def of_kind(self, kind: str) -> dict[str, Document]:
+        """Returns the documents of one kind by resource id, in order of the id; without the removed ones."""
+        return {
+            rid: found for rid, found in sorted(self.documents.items()) if found.kind == kind and not found.is_removed
+        }
+
+    def find(self, resource_id: str) -> Document | None:
+        """Returns a document; None if there is none, or if it was removed."""
+        found = self.documents.get(resource_id)
+        return None if found is None or found.is_removed else found
+
+
+class RoutingWatch:
+    """Keeps the routing table as the store has it: a background role.
+
+    While the store is away the last table stays in force. When the stream is open again its
+    snapshot makes up for what was missed.
+    """
+
+    def __init__(
+        self,
+        *,
+        channel: FulmenChannel,
+        project: str,
+        tables: TableHolder,
+        book: ResourceBook,
+        states: BackendStates,
+        retry: RetryPolicy,
+    ) -> None:
+        self._stub = resource_service_pb2_grpc.ResourceServiceStub(channel)
+        self._project = project
+        self._tables = tables
+        self._book = book
+        self._states = states
+        self._retry = retry
+
+    async def run(self) -> None:
+        """Follows the store until it is cancelled."""
+        delays = self._retry.delays(random.random)
+        while True:
+            try:
+                async for _ in self._follow():
+                    delays = self._retry.delays(random.random)
+                reason = "closed"
+            except FulmenError as error:
+                reason = error.reason
+            delay_s = next(delays)
+            _log.warning("route_watch_lost", reason=reason, retry_in_s=round(delay_s, 3))
+            await asyncio.sleep(delay_s)
+
+    async def _follow(self) -> AsyncIterator[None]:
+        """Follows one stream to its end; yields after each message."""
+        request = resource_service_pb2.WatchResourcesRequest(project=self._project, kinds=[ROUTE_KIND, BACKEND_KIND])
+        stream = self._stub.WatchResources(request)
+        try:
+            documents: dict[str, Document] = {}
+            complete = False
+            while True:
+                try:
+                    async with asyncio.timeout(_SILENCE_S):
+                        message = await stream.read()
+                except TimeoutError:
+                    raise Unavailable("The store's watch was silent for too long.") from None
+                if not isinstance(message, resource_service_pb2.WatchResourcesResponse):
+                    return
+                for resource in message.resources:
+                    _keep_latest(documents, resource)
+                complete |= message.snapshot_complete
+                if complete and (message.resources or message.snapshot_complete):
+                    self._put_in_force(documents)
+                yield
+        finally:
+            stream.cancel()
+
+    def _put_in_force(self, documents: Mapping[str, Document]) -> None:
+        self._book.documents = dict(documents)
+        table = build_table(documents, before=self._tables.current)
+        self._tables.swap(table)
+        self._states.keep_only(table.backends)
+        _log.info("routing_table_changed", routes=len(table.routes), backends=len(table.backends))
+
+
+def build_table(documents: Mapping[str, Document], *, before: RoutingTable) -> RoutingTable:
+    """Builds the table of these documents; one that cannot be read leaves its entry as it was."""
+    routes: dict[str, Route] = {}
+    backends: dict[str, Backend] = {}
+    for resource_id, document in documents.items():
+        key = resource_id.partition(".")[2]
+        if document.is_removed:
+            continue
+        try:
+            if document.kind == ROUTE_KIND:
+                routes[key] = decode_route(parse_route(document.content))
+            else:
+                backends[key] = decode_backend(parse_backend(document.content))
+        except ArgumentInvalid as error:
+            _log.error("routing_resource_malformed", resource=resource_id, reason=str(error))
+            if document.kind == ROUTE_KIND and key in before.routes:
+                routes[key] = before.routes[key]
+            elif key in before.backends:
+                backends[key] = before.backends[key]
+    versions = {resource_id: document.version for resource_id, document in documents.items()}
+    return RoutingTable(routes=routes, backends=backends, versions=versions)
+
+
+def _keep_latest(documents: dict[str, Document], resource: resource_pb2.ResourceVersion) -> None:
+    resource_id = resource.name.split("/")[1]
+    held = documents.get(resource_id)
+    if held is None or held.version < resource.version:
+        documents[resource_id] = Document(kind=resource.kind, version=resource.version, content=resource.content)
+
+
+class ResourceWriter:
+    """Publishes routes and backends, and answers when this replica's table has them."""
+
+    def __init__(
+        self,
+        *,
+        channel: FulmenChannel,
+        project: str,
+        book: ResourceBook,
+        tables: TableHolder,
+        deadline_s: float = 10.0,
+    ) -> None:
+        self._stub = resource_service_pb2_grpc.ResourceServiceStub(channel)
+        self._project = project
+        self._book = book
+        self._tables = tables
+        self._deadline_s = deadline_s
+
+    async def change(self, kind: str, make: Callable[[], Mapping[str, bytes]]) -> None:
+        """Publishes a new version of each resource that `make` returns, all or none.
+
+        `make` begins from the documents as this replica has them. If another replica has changed one meanwhile,
+        nothing is published, and `make` begins again from its change.
+
+        Raises:
+            EtagMismatch: if others were faster every time.
+            Unavailable: if the store cannot be reached, or the table does not follow in time.
+        """
+        for attempt in range(1, _MAX_CHANGES + 1):
+            contents = make()
+            if not contents:
+                return
+            try:
+                await self._follow(await self._publish(kind, contents))
+            except EtagMismatch as error:
+                if attempt == _MAX_CHANGES:
+                    raise
+                await self._follow({error.metadata["resource"]: int(error.metadata["latest_version"])})
+            else:
+                return
+
+    async def _publish(self, kind: str, contents: Mapping[str, bytes]) -> dict[str, int]:
+        resources = [
+            resource_pb2.ResourceVersion(
+                name=f"resources/{resource_id}",
+                project=self._project,
+                kind=kind,
+                content_type=CONTENT_TYPE,
+                content=content,
+            )
+            for resource_id, content in contents.items()
+        ]
+        held = {resource_id: self._book.documents.get(resource_id) for resource_id in contents}
+        request = resource_service_pb2.PublishResourcesRequest(
+            resources=resources,
+            request_id=str(uuid7()),
+            expected_latest_versions={
+                f"resources/{resource_id}": 0 if document is None else document.version
+                for resource_id, document in held.items()
+            },
+        )
+        answer = await self._stub.PublishResources(request, timeout=self._deadline_s)
+        return {
+            resource_id: published.version for resource_id, published in zip(contents, answer.resources, strict=True)
+        }
+
+    async def _follow(self, versions: Mapping[str, int]) -> None:
+        """Returns when this replica's table has these versions, or later ones."""
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                for resource_id, version in versions.items():
+                    await self._tables.has_version(resource_id, version)
+        except TimeoutError:
+            raise Unavailable("The change is stored, but this replica does not follow yet.") from None
+
+    async def content(self, resource_id: str, version: int) -> bytes:
+        """Returns the content of one version.
+
+        Raises:
+            ResourceNotFound: if there is no such version.
+        """
+        name = f"resources/{resource_id}/versions/{version}"
+        request = resource_service_pb2.GetResourcesRequest(names=[name], project=self._project)
+        answer = await self._stub.GetResources(request, timeout=self._deadline_s)
+        return bytes(answer.resources[0].content)

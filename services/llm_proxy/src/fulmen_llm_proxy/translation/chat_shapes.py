@@ -1,0 +1,141 @@
+"""The parts of chat requests and answers that are translated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from fulmen_llm_proxy.apis.api import ABSENT
+from fulmen_llm_proxy.translation.equivalents import ChatUsage
+
+
+class ImageUrl(msgspec.Struct):
+    """An image: an address, or the image itself as a `data:` address."""
+
+    url: str
+
+
+class File(msgspec.Struct):
+    """A document."""
+
+    file_data: str | None = None
+    filename: str | None = None
+    file_id: str | None = None
+
+
+class Part(msgspec.Struct):
+    """One part of a message's content."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+    image_url: ImageUrl | None = None
+    file: File | None = None
+
+
+class Function(msgspec.Struct):
+    """The function of a tool call; in a stream, a piece of it."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCall(msgspec.Struct):
+    """One call of a tool; in a stream, a piece of one."""
+
+    id: str | None = None
+    type: str | None = None
+    index: int | None = None
+    function: Function | None = None
+
+
+class ThinkingBlock(msgspec.Struct):
+    """A thinking block of Messages, which callers of chat completions hand back as they got it."""
+
+    type: str = "thinking"
+    thinking: str | None = None
+    signature: str | None = None
+    data: str | None = None
+
+
+class ChatMessage(msgspec.Struct):
+    """One message of a conversation, of an answer, or a piece of one."""
+
+    role: str | None = None
+    content: str | list[Part] | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    thinking_blocks: list[ThinkingBlock] | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+
+class FunctionTool(msgspec.Struct):
+    """What a tool is to the model."""
+
+    name: str
+    description: str | None = None
+    parameters: msgspec.Raw = ABSENT
+    strict: bool | None = None
+
+
+class ChatTool(msgspec.Struct):
+    """A tool that the model may call."""
+
+    type: str = "function"
+    function: FunctionTool | None = None
+
+
+class NamedFunction(msgspec.Struct):
+    """A function by its name."""
+
+    name: str
+
+
+class NamedChoice(msgspec.Struct):
+    """A tool that has to be called."""
+
+    type: str
+    function: NamedFunction | None = None
+
+
+class JsonSchema(msgspec.Struct):
+    """A schema with its name."""
+
+    schema: msgspec.Raw = ABSENT
+
+
+class ResponseFormat(msgspec.Struct):
+    """The form that an answer must have."""
+
+    type: str
+    json_schema: JsonSchema | None = None
+
+
+class StreamOptions(msgspec.Struct):
+    """What a stream should bring besides the answer."""
+
+    include_usage: bool | None = None
+
+
+class Choice(msgspec.Struct):
+    """One choice of an answer, or a piece of one."""
+
+    index: int = 0
+    message: ChatMessage | None = None
+    delta: ChatMessage | None = None
+    finish_reason: str | None = None
+    stop_reason: Any = None
+    """Of vLLM: the stop sequence that ended the answer, or the id of a token."""
+
+
+class Completion(msgspec.Struct):
+    """An answer, or one event of a stream."""
+
+    id: str | None = None
+    model: str | None = None
+    choices: list[Choice] | None = None
+    usage: ChatUsage | None = None
+    error: msgspec.Raw = ABSENT

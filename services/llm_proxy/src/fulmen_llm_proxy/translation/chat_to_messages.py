@@ -1,0 +1,258 @@
+"""An agent that speaks chat completions, on a backend that serves Messages.
+
+Source: the chat completions API of OpenAI; the Messages API of Anthropic, version 2023-06-01. `docs/dialects.md` has the
+table of what becomes what.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from fulmen.errors import BackendUnavailable
+from fulmen_llm_proxy.apis.api import ApiName, encode, given, read
+from fulmen_llm_proxy.apis.collected import Asked, Fields
+from fulmen_llm_proxy.translation.chat_shapes import (
+    ChatMessage,
+    ChatTool,
+    NamedChoice,
+    ResponseFormat,
+    StreamOptions,
+)
+from fulmen_llm_proxy.translation.chat_turns import Conversation
+from fulmen_llm_proxy.translation.chunk_stream import ChunkStream
+from fulmen_llm_proxy.translation.equivalents import EFFORTS, JSON, chat_id, chat_usage, finish_of
+from fulmen_llm_proxy.translation.message_shapes import Block, Message
+from fulmen_llm_proxy.translation.unsayable import Unsayable
+
+DEFAULT_MAX_TOKENS = 8192
+"""What Messages needs and chat completions do not: the longest answer if the caller names none."""
+
+_MAX_TEMPERATURE = 1.0
+_MESSAGES = msgspec.json.Decoder(list[ChatMessage])
+_COUNT = msgspec.json.Decoder(int | None)
+_NUMBER = msgspec.json.Decoder(float | None)
+_FLAG = msgspec.json.Decoder(bool | None)
+_TEXT = msgspec.json.Decoder(str | None)
+_STOP = msgspec.json.Decoder(str | list[str] | None)
+_TOOLS = msgspec.json.Decoder(list[ChatTool] | None)
+_TOOL_CHOICE = msgspec.json.Decoder(str | NamedChoice | None)
+_FORMAT = msgspec.json.Decoder(ResponseFormat | None)
+_OPTIONS = msgspec.json.Decoder(StreamOptions | None)
+_OUTPUT_CONFIG = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
+_MODALITIES = msgspec.json.Decoder(list[str] | None)
+_MESSAGE = msgspec.json.Decoder(Message)
+
+_PASSED = (
+    "model",
+    "stream",
+    "top_p",
+    "top_k",
+    "thinking",
+    "cache_control",
+    "container",
+    "context_management",
+    "inference_geo",
+    "speed",
+)
+"""Fields that are the same in both APIs, or that only a caller who means Messages sends."""
+
+_NEUTRAL = {
+    "n": (b"1", b"null"),
+    "logprobs": (b"false", b"null"),
+    "top_logprobs": (b"0", b"null"),
+    "logit_bias": (b"{}", b"null"),
+    "frequency_penalty": (b"0", b"0.0", b"null"),
+    "presence_penalty": (b"0", b"0.0", b"null"),
+    "audio": (b"null",),
+    "functions": (b"[]", b"null"),
+    "function_call": (b'"none"', b"null"),
+    "web_search_options": (b"null",),
+}
+"""Fields that Messages has nothing for, and the values at which they ask for nothing."""
+
+
+class ChatToMessages:
+    """Translates one try; see `Translator`."""
+
+    __slots__ = ("_created", "_stream", "asked")
+
+    def __init__(self, now: Callable[[], float] = time.time) -> None:
+        """Takes the clock; Messages answers do not say when they were made."""
+        self.asked = Asked(stream_usage=True)
+        self._created = int(now())
+        self._stream = ChunkStream(self._created)
+
+    def request(self, fields: Fields) -> Fields:
+        """Returns the Messages request.
+
+        Raises:
+            ArgumentInvalid: if the request is malformed, or asks for what Messages cannot give.
+        """
+        unsayable = Unsayable(ApiName.MESSAGES)
+        for name, neutral in _NEUTRAL.items():
+            if name in fields and bytes(fields[name]) not in neutral:
+                unsayable.add(name, "there is nothing like it")
+        if "audio" in (read(fields, "modalities", _MODALITIES, None) or ()):
+            unsayable.add("modalities", "`audio`")
+        conversation = Conversation(unsayable)
+        messages: list[ChatMessage] = read(fields, "messages", _MESSAGES, [])
+        for index, message in enumerate(messages):
+            conversation.add(f"messages[{index}]", message)
+        told: JSON = {"messages": conversation.turns, **_sampling(fields)}
+        if conversation.system:
+            told["system"] = conversation.system
+        user = read(fields, "user", _TEXT, None) or read(fields, "safety_identifier", _TEXT, None)
+        if user:
+            told["metadata"] = {"user_id": user}
+        told |= _tools(fields, conversation, unsayable)
+        told |= _output(fields, unsayable)
+        unsayable.check()
+        options = read(fields, "stream_options", _OPTIONS, None)
+        self._stream.tells_usage = bool(options and options.include_usage)
+        kept = {name: fields[name] for name in _PASSED if name in fields}
+        return kept | {name: msgspec.Raw(encode(value)) for name, value in told.items()}
+
+    def whole(self, body: bytes) -> bytes:
+        """Returns the answer as a chat completion.
+
+        Raises:
+            BackendUnavailable: if it is not a message.
+        """
+        try:
+            answer = _MESSAGE.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise BackendUnavailable("The backend's answer is not a message.") from error
+        if answer.type != "message":
+            raise BackendUnavailable("The backend's answer is not a message.")
+        choice: JSON = {
+            "index": 0,
+            "message": _message(answer),
+            "logprobs": None,
+            "finish_reason": finish_of(answer.stop_reason),
+        }
+        if answer.stop_sequence is not None:
+            choice["stop_reason"] = answer.stop_sequence
+        completion: JSON = {
+            "id": chat_id(answer.id),
+            "object": "chat.completion",
+            "created": self._created,
+            "model": answer.model,
+            "choices": [choice],
+            "usage": chat_usage(answer.usage),
+        }
+        return encode(completion)
+
+    def event(self, event: bytes) -> list[bytes]:
+        """Returns the chunks for one event of the Messages stream; see `ChunkStream`."""
+        return self._stream.event(event)
+
+    def end(self) -> list[bytes]:
+        """Returns nothing, or raises if the stream broke off; see `ChunkStream`."""
+        return self._stream.end()
+
+
+def _sampling(fields: Fields) -> JSON:
+    told: JSON = {}
+    limit = read(fields, "max_completion_tokens", _COUNT, None)
+    limit = read(fields, "max_tokens", _COUNT, None) if limit is None else limit
+    told["max_tokens"] = DEFAULT_MAX_TOKENS if limit is None else limit
+    temperature = read(fields, "temperature", _NUMBER, None)
+    if temperature is not None:
+        # Chat completions go to 2, Messages to 1; Anthropic's own OpenAI endpoint caps it in the same way.
+        told["temperature"] = min(temperature, _MAX_TEMPERATURE)
+    stop = read(fields, "stop", _STOP, None)
+    if stop:
+        told["stop_sequences"] = [stop] if isinstance(stop, str) else stop
+    return told
+
+
+def _tools(fields: Fields, conversation: Conversation, unsayable: Unsayable) -> JSON:
+    tools = read(fields, "tools", _TOOLS, None) or []
+    if not tools:
+        # Messages refuses a conversation with tool calls that defines no tools.
+        named = [{"name": name, "input_schema": {"type": "object"}} for name in conversation.tool_names]
+        return {"tools": named, "tool_choice": {"type": "none"}} if named else {}
+    told: JSON = {"tools": [_tool(f"tools[{index}]", tool, unsayable) for index, tool in enumerate(tools)]}
+    wanted = read(fields, "tool_choice", _TOOL_CHOICE, None)
+    parallel = read(fields, "parallel_tool_calls", _FLAG, None)
+    choice: JSON | None = None
+    match wanted:
+        case None:
+            choice = {"type": "auto"} if parallel is False else None
+        case "auto" | "none":
+            choice = {"type": wanted}
+        case "required":
+            choice = {"type": "any"}
+        case NamedChoice(type="function", function=function) if function is not None:
+            choice = {"type": "tool", "name": function.name}
+        case _:
+            unsayable.add("tool_choice", "neither a word that Messages has nor a function")
+    if choice is not None:
+        if parallel is False and choice["type"] != "none":
+            choice["disable_parallel_tool_use"] = True
+        told["tool_choice"] = choice
+    return told
+
+
+def _tool(place: str, tool: ChatTool, unsayable: Unsayable) -> JSON:
+    function = tool.function
+    if tool.type != "function" or function is None:
+        unsayable.add(place, f"a tool of type `{tool.type}`")
+        return {}
+    told: JSON = {"name": function.name}
+    if function.description:
+        told["description"] = function.description
+    told["input_schema"] = function.parameters if given(function.parameters) else {"type": "object", "properties": {}}
+    if function.strict is not None:
+        told["strict"] = function.strict
+    return told
+
+
+def _output(fields: Fields, unsayable: Unsayable) -> JSON:
+    config: JSON = dict(read(fields, "output_config", _OUTPUT_CONFIG, None) or {})
+    effort = read(fields, "reasoning_effort", _TEXT, None)
+    told: JSON = {}
+    if effort in EFFORTS:
+        config.setdefault("effort", EFFORTS[effort])
+    elif effort == "none" and "thinking" not in fields:
+        told["thinking"] = {"type": "disabled"}
+    wanted = read(fields, "response_format", _FORMAT, None)
+    match wanted:
+        case None | ResponseFormat(type="text"):
+            pass
+        case ResponseFormat(type="json_schema", json_schema=named) if named is not None and given(named.schema):
+            config["format"] = {"type": "json_schema", "schema": named.schema}
+        case _:
+            unsayable.add("response_format", f"`{wanted.type}`; a `json_schema` can be said")
+    return told | {"output_config": config} if config else told
+
+
+def _message(answer: Message) -> JSON:
+    told: JSON = {"role": "assistant", "content": None, "refusal": None}
+    texts = [block.text or "" for block in answer.content if block.type == "text"]
+    if texts:
+        told["content"] = "".join(texts)
+    calls = [_call(block) for block in answer.content if block.type == "tool_use"]
+    if calls:
+        told["tool_calls"] = calls
+    thoughts = [block for block in answer.content if block.type in ("thinking", "redacted_thinking")]
+    if thoughts:
+        told["reasoning_content"] = "".join(block.thinking or "" for block in thoughts)
+        told["thinking_blocks"] = [_thought(block) for block in thoughts]
+    if answer.stop_reason == "refusal":
+        told["refusal"] = (answer.stop_details and answer.stop_details.explanation) or None
+    return told
+
+
+def _call(block: Block) -> JSON:
+    arguments = bytes(block.input).decode() if given(block.input) else "{}"
+    return {"id": block.id or "", "type": "function", "function": {"name": block.name or "", "arguments": arguments}}
+
+
+def _thought(block: Block) -> JSON:
+    if block.type == "redacted_thinking":
+        return {"type": block.type, "data": block.data or ""}
+    return {"type": block.type, "thinking": block.thinking or "", "signature": block.signature or ""}

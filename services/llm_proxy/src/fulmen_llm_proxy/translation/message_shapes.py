@@ -1,0 +1,105 @@
+"""The parts of Messages requests and answers that are translated.
+
+Blocks of all kinds share one shape: what a kind needs is checked where it is translated, so that one error can name
+everything that is wrong.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from fulmen_llm_proxy.apis.api import ABSENT
+from fulmen_llm_proxy.translation.equivalents import MessageUsage
+
+
+class Source(msgspec.Struct):
+    """Where an image or a document comes from."""
+
+    type: str = ""
+    media_type: str | None = None
+    data: str | None = None
+    url: str | None = None
+    content: str | list[Block] | None = None
+
+
+class Block(msgspec.Struct):
+    """One block of a turn's or an answer's content."""
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    data: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: msgspec.Raw = ABSENT
+    tool_use_id: str | None = None
+    is_error: bool | None = None
+    content: msgspec.Raw = ABSENT
+    source: Source | str | None = None
+    title: str | None = None
+    context: str | None = None
+
+
+class Turn(msgspec.Struct):
+    """One message of a conversation."""
+
+    role: str
+    content: str | list[Block]
+
+
+class Tool(msgspec.Struct):
+    """A tool that the model may use."""
+
+    name: str
+    type: str | None = None
+    description: str | None = None
+    input_schema: msgspec.Raw = ABSENT
+    strict: bool | None = None
+
+
+class ToolChoice(msgspec.Struct):
+    """How the tools should be used."""
+
+    type: str
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class OutputFormat(msgspec.Struct):
+    """The form that an answer must have."""
+
+    type: str = ""
+    schema: msgspec.Raw = ABSENT
+
+
+class OutputConfig(msgspec.Struct):
+    """What is asked of an answer."""
+
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
+class Metadata(msgspec.Struct):
+    """Whom a request is made for."""
+
+    user_id: str | None = None
+
+
+class StopDetails(msgspec.Struct):
+    """Why an answer was refused."""
+
+    explanation: str | None = None
+
+
+class Message(msgspec.Struct):
+    """An answer."""
+
+    type: str
+    id: str = ""
+    model: str = ""
+    content: list[Block] = []
+    stop_reason: str | None = None
+    stop_sequence: str | None = None
+    stop_details: StopDetails | None = None
+    usage: MessageUsage = msgspec.field(default_factory=MessageUsage)

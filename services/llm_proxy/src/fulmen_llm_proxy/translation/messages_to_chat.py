@@ -1,0 +1,247 @@
+"""An agent that speaks Messages, on a backend that serves chat completions; its tokens can be captured there.
+
+Source: the Messages API of Anthropic, versions 2023-06-01 and 2026-10-21; the chat completions API of OpenAI, and what vLLM and SGLang
+add to it. `docs/dialects.md` has the table of what becomes what.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from fulmen.errors import ArgumentInvalid, BackendUnavailable
+from fulmen_llm_proxy.apis.api import ABSENT, ApiName, encode, given, read
+from fulmen_llm_proxy.apis.collected import Asked, Fields
+from fulmen_llm_proxy.translation.chat_shapes import Choice, Completion
+from fulmen_llm_proxy.translation.equivalents import (
+    ABORTED,
+    INVALID_JSON,
+    JSON,
+    made_tool_id,
+    message_id,
+    message_usage,
+    stop_of,
+)
+from fulmen_llm_proxy.translation.message_shapes import (
+    Block,
+    Metadata,
+    OutputConfig,
+    OutputFormat,
+    Tool,
+    ToolChoice,
+    Turn,
+)
+from fulmen_llm_proxy.translation.message_stream import MessageStream
+from fulmen_llm_proxy.translation.messages_turns import chat_messages
+from fulmen_llm_proxy.translation.unsayable import Unsayable
+
+_SYSTEM = msgspec.json.Decoder(str | list[Block] | None)
+_TURNS = msgspec.json.Decoder(list[Turn])
+_COUNT = msgspec.json.Decoder(int | None)
+_STOPS = msgspec.json.Decoder(list[str] | None)
+_TOOLS = msgspec.json.Decoder(list[Tool] | None)
+_TOOL_CHOICE = msgspec.json.Decoder(ToolChoice | None)
+_METADATA = msgspec.json.Decoder(Metadata | None)
+_OUTPUT_CONFIG = msgspec.json.Decoder(OutputConfig | None)
+_OUTPUT_FORMAT = msgspec.json.Decoder(OutputFormat | None)
+_SERVERS = msgspec.json.Decoder(list[msgspec.Raw] | None)
+_COMPLETION = msgspec.json.Decoder(Completion)
+_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+_TRANSLATED = frozenset(
+    {
+        "messages",
+        "system",
+        "max_tokens",
+        "stop_sequences",
+        "tools",
+        "tool_choice",
+        "metadata",
+        "output_config",
+        "output_format",
+        "mcp_servers",
+    }
+)
+_DROPPED = frozenset(
+    {
+        "thinking",
+        "cache_control",
+        "container",
+        "context_management",
+        "diagnostics",
+        "inference_geo",
+        "service_tier",
+        "speed",
+        "thread",
+        "betas",
+        "user_profile_id",
+        "workspace_id",
+    }
+)
+"""Fields that mean something to Anthropic's own service alone, and whose lack changes no answer's meaning."""
+
+
+_NO_THREADS = "No thread of messages is held for this model: send the whole conversation, without `thread`."
+"""The vendor's client does so by itself when it reads the code that goes with this."""
+
+
+class MessagesToChat:
+    """Translates one try; see `Translator`."""
+
+    __slots__ = ("_stream", "asked")
+
+    def __init__(self) -> None:
+        self.asked = Asked(stream_usage=True)
+        self._stream = MessageStream()
+
+    def request(self, fields: Fields) -> Fields:
+        """Returns the chat request. Fields that Messages does not know pass through: engines have many of their own.
+
+        Raises:
+            ArgumentInvalid: if the request is malformed, or holds what chat completions cannot say.
+        """
+        if given(fields.get("thread", ABSENT)):
+            raise ArgumentInvalid(_NO_THREADS, vendor_code="thread_unsupported_request")
+        unsayable = Unsayable(ApiName.CHAT)
+        told: JSON = {}
+        system = read(fields, "system", _SYSTEM, None)
+        turns = read(fields, "messages", _TURNS, [])
+        told["messages"] = chat_messages(system, turns, unsayable)
+        if turns and turns[-1].role == "assistant":
+            # The model goes on with its own turn: vLLM's and SGLang's words for it.
+            told |= {"continue_final_message": True, "add_generation_prompt": False}
+        max_tokens = read(fields, "max_tokens", _COUNT, None)
+        if max_tokens is not None:
+            told["max_completion_tokens"] = max_tokens
+        stops = read(fields, "stop_sequences", _STOPS, None)
+        if stops:
+            told["stop"] = stops
+        metadata = read(fields, "metadata", _METADATA, None)
+        if metadata is not None and metadata.user_id:
+            told["user"] = metadata.user_id
+        if read(fields, "mcp_servers", _SERVERS, None):
+            unsayable.add("mcp_servers", "servers that Anthropic's service calls")
+        told |= _tools(fields, unsayable)
+        told |= _output(fields)
+        unsayable.check()
+        kept = {name: raw for name, raw in fields.items() if name not in _TRANSLATED | _DROPPED}
+        return kept | {name: msgspec.Raw(encode(value)) for name, value in told.items()}
+
+    def whole(self, body: bytes) -> bytes:
+        """Returns the answer as a message; of several choices the first.
+
+        Raises:
+            BackendUnavailable: if it is not a chat completion, or one that was given up.
+        """
+        try:
+            answer = _COMPLETION.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise BackendUnavailable("The backend's answer is not a chat completion.") from error
+        if not answer.choices:
+            raise BackendUnavailable("The backend's answer has no choice.")
+        choice = answer.choices[0]
+        if choice.finish_reason in ABORTED:
+            raise BackendUnavailable("The backend gave the answer up.")
+        content = _content(answer.id or "", choice)
+        calls_tools = any(block["type"] == "tool_use" for block in content)
+        refused = choice.message is not None and bool(choice.message.refusal)
+        reason, sequence = stop_of(choice.finish_reason, choice.stop_reason, calls_tools=calls_tools)
+        message: JSON = {
+            "id": message_id(answer.id or ""),
+            "type": "message",
+            "role": "assistant",
+            "model": answer.model or "",
+            "content": content,
+            "stop_reason": "refusal" if refused else reason,
+            "stop_sequence": sequence,
+            "usage": message_usage(answer.usage),
+        }
+        return encode(message)
+
+    def event(self, event: bytes) -> list[bytes]:
+        """Returns the Messages events for one event of the chat stream; see `MessageStream`."""
+        return self._stream.event(event)
+
+    def end(self) -> list[bytes]:
+        """Returns the events that end the message; see `MessageStream`."""
+        return self._stream.end()
+
+
+def _tools(fields: Fields, unsayable: Unsayable) -> JSON:
+    told: JSON = {}
+    tools = read(fields, "tools", _TOOLS, None)
+    if tools:
+        told["tools"] = [_tool(f"tools[{index}]", tool, unsayable) for index, tool in enumerate(tools)]
+    choice = read(fields, "tool_choice", _TOOL_CHOICE, None)
+    if choice is None:
+        return told
+    if choice.disable_parallel_tool_use is not None:
+        told["parallel_tool_calls"] = not choice.disable_parallel_tool_use
+    match choice.type:
+        case "auto" | "none":
+            told["tool_choice"] = choice.type
+        case "any":
+            told["tool_choice"] = "required"
+        case "tool" if choice.name:
+            told["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+        case _:
+            unsayable.add("tool_choice", f"`{choice.type}`")
+    return told
+
+
+def _tool(place: str, tool: Tool, unsayable: Unsayable) -> JSON:
+    if tool.type not in (None, "custom"):
+        unsayable.add(place, f"`{tool.type}`, a tool of Anthropic's own")
+    function: JSON = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    if given(tool.input_schema):
+        function["parameters"] = tool.input_schema
+    if tool.strict is not None:
+        function["strict"] = tool.strict
+    return {"type": "function", "function": function}
+
+
+def _output(fields: Fields) -> JSON:
+    told: JSON = {}
+    config = read(fields, "output_config", _OUTPUT_CONFIG, None) or OutputConfig()
+    if config.effort:
+        told["reasoning_effort"] = config.effort
+    wanted = config.format or read(fields, "output_format", _OUTPUT_FORMAT, None)
+    if wanted is not None and given(wanted.schema):
+        schema = {"name": "answer", "schema": wanted.schema, "strict": True}
+        told["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return told
+
+
+def _content(answer_id: str, choice: Choice) -> list[JSON]:
+    message = choice.message
+    if message is None:
+        return []
+    blocks: list[JSON] = []
+    for field, thinking in (("reasoning_content", message.reasoning_content), ("reasoning", message.reasoning)):
+        if thinking and not blocks:
+            blocks.append({"type": "thinking", "thinking": thinking, "signature": field})
+    texts = [message.content] if isinstance(message.content, str) else [p.text for p in message.content or ()]
+    text = "".join(text for text in [*texts, message.refusal] if text)
+    if text:
+        blocks.append({"type": "text", "text": text})
+    for index, call in enumerate(message.tool_calls or ()):
+        if call.function is not None:
+            use = {
+                "type": "tool_use",
+                "id": call.id or made_tool_id(answer_id, index),
+                "name": call.function.name or "",
+            }
+            blocks.append({**use, "input": _input(call.function.arguments or "")})
+    return blocks
+
+
+def _input(arguments: str) -> msgspec.Raw:
+    """Returns a tool call's arguments as an object; what the model wrote wrongly is kept as text."""
+    if not arguments.strip():
+        return msgspec.Raw(b"{}")
+    try:
+        _OBJECT.decode(arguments)
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return msgspec.Raw(encode({INVALID_JSON: arguments}))
+    return msgspec.Raw(arguments.encode())

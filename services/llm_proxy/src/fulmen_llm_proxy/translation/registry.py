@@ -1,0 +1,37 @@
+"""Which translators there are, and the way from one API to another: at most two steps, through chat completions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from fulmen_llm_proxy.apis.api import ApiName
+from fulmen_llm_proxy.translation.chat_to_messages import ChatToMessages
+from fulmen_llm_proxy.translation.messages_to_chat import MessagesToChat
+from fulmen_llm_proxy.translation.responses_to_chat import ResponsesToChat
+from fulmen_llm_proxy.translation.translator import Translator
+
+TRANSLATORS: Mapping[tuple[ApiName, ApiName], Callable[[], Translator]] = {
+    (ApiName.RESPONSES, ApiName.CHAT): ResponsesToChat,
+    (ApiName.MESSAGES, ApiName.CHAT): MessagesToChat,
+    (ApiName.CHAT, ApiName.MESSAGES): ChatToMessages,
+}
+"""By the caller's API and the backend's."""
+
+
+def way(caller: ApiName, served: Collection[ApiName]) -> tuple[ApiName, ...] | None:
+    """Returns the APIs from the caller's to one that is served, both included; None if there is no way.
+
+    The shortest way wins; chat completions before the others, since tokens can be captured there.
+    """
+    if caller in served:
+        return (caller,)
+    steps = [target for source, target in TRANSLATORS if source is caller]
+    steps.sort(key=lambda name: name is not ApiName.CHAT)
+    for step in steps:
+        if step in served:
+            return (caller, step)
+    for step in steps:
+        for source, target in TRANSLATORS:
+            if source is step and target in served and target is not caller:
+                return (caller, step, target)
+    return None

@@ -1,0 +1,218 @@
+"""A Responses request as a chat completions request.
+
+Fields that neither API names pass through: they are the engine's. What a Responses server would have
+to remember, or to run itself, is refused, and all of it is named at once.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from fulmen.errors import ArgumentInvalid
+from fulmen_llm_proxy.apis.api import TRUE, encode, read, require
+from fulmen_llm_proxy.apis.collected import Fields
+from fulmen_llm_proxy.translation.responses_input import JSON, Item, MessageWriter
+
+LOGPROBS_INCLUDED = "message.output_text.logprobs"
+
+_STATEFUL = ("previous_response_id", "conversation", "background", "store", "prompt")
+"""Refused unless null or false: they need a server that keeps responses."""
+_UNSAYABLE = ("context_management", "moderation")
+_RESPONSES_ONLY = frozenset(
+    {
+        *_STATEFUL,
+        *_UNSAYABLE,
+        "access_programs",
+        "background_options",
+        "image",
+        "include",
+        "input",
+        "instructions",
+        "max_output_tokens",
+        "max_tool_calls",
+        "metadata",
+        "parallel_tool_calls",
+        "prompt_cache_options",
+        "reasoning",
+        "stream_options",
+        "text",
+        "tool_choice",
+        "tools",
+        "top_logprobs",
+        "truncation",
+    }
+)
+_NOTHING = frozenset({b"null", b"false"})
+_NULL = b"null"
+
+
+class _Tool(msgspec.Struct):
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: Fields | None = None
+    strict: bool | None = None
+
+
+class _Format(msgspec.Struct):
+    type: str = "text"
+    name: str | None = None
+    schema: Fields | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class _Text(msgspec.Struct):
+    format: _Format | None = None
+    verbosity: str | None = None
+
+
+class _Reasoning(msgspec.Struct):
+    effort: str | None = None
+
+
+class _ChosenTool(msgspec.Struct):
+    type: str
+    name: str | None = None
+
+
+class _ToolChoice(msgspec.Struct):
+    type: str
+    name: str | None = None
+    mode: str | None = None
+    tools: list[_ChosenTool] = []
+
+
+_INPUT = msgspec.json.Decoder(str | list[Item] | None)
+_STRING = msgspec.json.Decoder(str | None)
+_TOOLS = msgspec.json.Decoder(list[_Tool] | None)
+_TOOL_CHOICE = msgspec.json.Decoder(str | _ToolChoice | None)
+_TEXT = msgspec.json.Decoder(_Text | None)
+_REASONING = msgspec.json.Decoder(_Reasoning | None)
+_INCLUDE = msgspec.json.Decoder(list[str] | None)
+_COUNT = msgspec.json.Decoder(int | None)
+
+
+def wants_logprobs(fields: Fields) -> bool:
+    """Tells whether the caller asked for log-probabilities.
+
+    Raises:
+        ArgumentInvalid: if a field that says so has a wrong type.
+    """
+    return LOGPROBS_INCLUDED in (read(fields, "include", _INCLUDE, None) or ()) or bool(
+        read(fields, "top_logprobs", _COUNT, None)
+    )
+
+
+def chat_request(fields: Fields) -> Fields:
+    """Returns the request as chat completions say it.
+
+    Raises:
+        ArgumentInvalid: if a field has a wrong type, or something cannot be said; names every such thing.
+    """
+    require(fields, ("input",))
+    unsaid = [f"`{name}`" for name in _STATEFUL if bytes(fields.get(name, b"null")) not in _NOTHING]
+    if unsaid:
+        raise ArgumentInvalid(
+            f"{', '.join(unsaid)}: only a backend that keeps responses itself serves this, and this model's calls are "
+            "answered by chat completions. Send the whole input with `store` false.",
+        )
+    unsaid += [f"`{name}`" for name in _UNSAYABLE if bytes(fields.get(name, b"null")) != _NULL]
+    if read(fields, "truncation", _STRING, None) not in (None, "disabled"):
+        unsaid.append("`truncation`: 'auto'")
+    chat = {name: raw for name, raw in fields.items() if name not in _RESPONSES_ONLY and bytes(raw) != _NULL}
+    chat["messages"] = _raw(_messages(fields, unsaid))
+    _add_tools(fields, chat, unsaid)
+    _add_options(fields, chat, unsaid)
+    if unsaid:
+        raise ArgumentInvalid(f"Chat completions, by which this model is served, cannot say: {'; '.join(unsaid)}.")
+    return chat
+
+
+def _messages(fields: Fields, unsaid: list[str]) -> list[JSON]:
+    writer = MessageWriter(unsaid)
+    instructions = read(fields, "instructions", _STRING, None)
+    if instructions:
+        writer.messages.append({"role": "system", "content": instructions})
+    said = read(fields, "input", _INPUT, None)
+    if isinstance(said, str):
+        writer.messages.append({"role": "user", "content": said})
+    for index, item in enumerate(said if isinstance(said, list) else ()):
+        writer.add(item, f"input[{index}]")
+    return writer.messages
+
+
+def _add_tools(fields: Fields, chat: Fields, unsaid: list[str]) -> None:
+    tools = []
+    for tool in read(fields, "tools", _TOOLS, None) or ():
+        if tool.type != "function" or tool.name is None:
+            unsaid.append(f"the tool '{tool.name or tool.type}' of type '{tool.type}'")
+            continue
+        told = {
+            "name": tool.name,
+            "description": tool.description,
+            "parameters": tool.parameters,
+            "strict": tool.strict,
+        }
+        tools.append({"type": "function", "function": {key: value for key, value in told.items() if value is not None}})
+    choice = _tool_choice(read(fields, "tool_choice", _TOOL_CHOICE, None), unsaid)
+    if not tools:
+        return  # a server of chat completions refuses a choice of tools where there are none
+    chat["tools"] = _raw(tools)
+    if choice is not None:
+        chat["tool_choice"] = _raw(choice)
+    parallel = fields.get("parallel_tool_calls")
+    if parallel is not None and bytes(parallel) != _NULL:
+        chat["parallel_tool_calls"] = parallel
+
+
+def _tool_choice(choice: str | _ToolChoice | None, unsaid: list[str]) -> str | JSON | None:
+    match choice:
+        case None | str():
+            return choice
+        case _ToolChoice(type="function", name=str(name)):
+            return {"type": "function", "function": {"name": name}}
+        case _ToolChoice(type="allowed_tools") if all(tool.type == "function" for tool in choice.tools):
+            allowed = [{"type": "function", "function": {"name": tool.name}} for tool in choice.tools]
+            return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode or "auto", "tools": allowed}}
+        case _:
+            unsaid.append(f"`tool_choice` of type '{choice.type}'")
+            return None
+
+
+def _add_options(fields: Fields, chat: Fields, unsaid: list[str]) -> None:
+    limit = read(fields, "max_output_tokens", _COUNT, None)
+    if limit is not None:
+        chat["max_completion_tokens"] = _raw(limit)
+    reasoning = read(fields, "reasoning", _REASONING, None)
+    if reasoning is not None and reasoning.effort is not None:
+        chat["reasoning_effort"] = _raw(reasoning.effort)
+    text = read(fields, "text", _TEXT, None) or _Text()
+    if text.verbosity is not None:
+        chat["verbosity"] = _raw(text.verbosity)
+    shape = text.format or _Format()
+    match shape.type:
+        case "text":
+            pass
+        case "json_object":
+            chat["response_format"] = _raw({"type": "json_object"})
+        case "json_schema":
+            told = {
+                "name": shape.name,
+                "description": shape.description,
+                "schema": shape.schema,
+                "strict": shape.strict,
+            }
+            kept = {key: value for key, value in told.items() if value is not None}
+            chat["response_format"] = _raw({"type": "json_schema", "json_schema": kept})
+        case _:
+            unsaid.append(f"`text.format` of type '{shape.type}'")
+    if wants_logprobs(fields):
+        chat["logprobs"] = TRUE
+        top = read(fields, "top_logprobs", _COUNT, None)
+        if top:
+            chat["top_logprobs"] = _raw(top)
+
+
+def _raw(value: object) -> msgspec.Raw:
+    return msgspec.Raw(encode(value))

@@ -1,0 +1,1 @@
+"""Several processes behind one pair of ports."""

@@ -1,0 +1,166 @@
+"""Several processes behind one pair of ports: started, watched, started again, stopped together.
+
+Each worker is a whole proxy. The kernel spreads connections over them (SO_REUSEPORT); what one of them is asked about
+all of them (captures to flush, /metrics) it asks its siblings by a socket of their own each (`workers.siblings`).
+
+Source: socket(7), SO_REUSEPORT.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+import structlog
+
+from fulmen.local import launch
+from fulmen.local.process import KILL_LIMIT_S
+from fulmen_llm_proxy.settings import LlmProxySettings
+from fulmen_service_kit.errors import StartupError
+from fulmen_service_kit.http_server import reserve
+from fulmen_service_kit.lifecycle import Build, announce, run_service
+from fulmen_service_kit.settings import ServiceSettings
+
+_MODULE = "fulmen_llm_proxy"
+_START_S = 60.0
+"""How long a worker may take until it serves."""
+_POLL_S = 0.05
+_FIRST_PAUSE_S = 0.2
+_MAX_PAUSE_S = 5.0
+_GRACE_MARGIN_S = 10.0
+"""What a worker gets beyond its own grace before it is killed."""
+
+_log = structlog.get_logger(__name__)
+
+
+async def run(settings: ServiceSettings, build: Build) -> int:
+    """Runs the proxy: in this process, or in as many workers as the settings say.
+
+    Raises:
+        StartupError: if it cannot start.
+    """
+    if not isinstance(settings, LlmProxySettings):
+        raise TypeError("workers are run from LlmProxySettings")
+    if settings.workers == 1 or settings.workers_dir:
+        return await run_service(settings, build)
+    with tempfile.TemporaryDirectory(prefix="fulmen-llm-proxy-") as folder:
+        return await WorkerSupervisor(settings, Path(folder)).run()
+
+
+class WorkerSupervisor:
+    """Keeps the workers running until it is told to stop."""
+
+    def __init__(self, settings: LlmProxySettings, folder: Path) -> None:
+        """Takes the settings of all workers and a folder for their sockets, which must be this process's own."""
+        self._settings = settings
+        self._folder = folder
+        self._stop = asyncio.Event()
+        self._running: dict[int, asyncio.subprocess.Process] = {}
+
+    async def run(self) -> int:
+        """Runs until SIGTERM or SIGINT; returns the process's exit status.
+
+        Raises:
+            StartupError: if a port is not to be had, or a worker does not come up at the start.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        settings = self._settings
+        with reserve(settings.host, settings.port) as rpc, reserve(settings.host, settings.http_port) as http:
+            ports = {"port": _port_of(rpc), "http_port": _port_of(http)}
+            environment = self._environment(ports)
+            indexes = range(settings.workers)
+            try:
+                await asyncio.gather(*(self._start(index, environment) for index in indexes))
+                announce(settings, ports, workers=settings.workers)
+                async with asyncio.TaskGroup() as group:
+                    keepers = [group.create_task(self._keep(index, environment)) for index in indexes]
+                    await self._stop.wait()
+                    for keeper in keepers:
+                        keeper.cancel()
+            finally:
+                failed = await self._end()
+        return 1 if failed else 0
+
+    def _environment(self, ports: dict[str, int]) -> dict[str, str]:
+        own = {f"FULMEN_LLM_PROXY_{name.upper()}": str(port) for name, port in ports.items()}
+        return {**os.environ, **own, "FULMEN_LLM_PROXY_WORKERS_DIR": str(self._folder)}
+
+    async def _start(self, index: int, environment: dict[str, str]) -> None:
+        """Starts a worker; returns when it serves.
+
+        Raises:
+            StartupError: if it ends before, or takes too long.
+        """
+        ready = self._folder / f"{index}.ready"
+        ready.unlink(missing_ok=True)
+        worker = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", str(Path(launch.__file__)), str(os.getpid())),
+            *(sys.executable, "-P", "-m", _MODULE, "serve"),
+            env={
+                **environment,
+                "FULMEN_LLM_PROXY_WORKER_INDEX": str(index),
+                "FULMEN_LLM_PROXY_READY_FILE": str(ready),
+            },
+            stdin=asyncio.subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C reaches the supervisor alone, which then stops the workers in order
+        )
+        self._running[index] = worker
+        try:
+            async with asyncio.timeout(_START_S):
+                while not ready.exists():
+                    if worker.returncode is not None:
+                        raise StartupError(f"Worker {index} ended with status {worker.returncode} before it served.")
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            worker.kill()
+            raise StartupError(f"Worker {index} did not serve within {_START_S:.0f} s.") from None
+
+    async def _keep(self, index: int, environment: dict[str, str]) -> None:
+        """Starts a worker again whenever it ends, after pauses that grow while it does not come up."""
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            status = await self._running[index].wait()
+            _log.error("worker_ended", worker=index, status=status, again_in_s=pause_s)
+            await asyncio.sleep(pause_s)
+            try:
+                await self._start(index, environment)
+            except StartupError as error:
+                _log.error("worker_not_started", worker=index, reason=str(error))
+                pause_s = min(_MAX_PAUSE_S, pause_s * 2)
+            else:
+                _log.info("worker_started_again", worker=index, pid=self._running[index].pid)
+                pause_s = _FIRST_PAUSE_S
+
+    async def _end(self) -> bool:
+        """Stops all workers, all at once; tells whether one failed to stop by itself.
+
+        Raises:
+            TimeoutError: if one is still there 10 s after it was killed, which means that the kernel holds it.
+        """
+        workers = [worker for worker in self._running.values() if worker.returncode is None]
+        for worker in workers:
+            with contextlib.suppress(ProcessLookupError):
+                worker.terminate()
+        try:
+            async with asyncio.timeout(self._settings.drain_grace_s + _GRACE_MARGIN_S):
+                statuses = await asyncio.gather(*(worker.wait() for worker in workers))
+        except TimeoutError:
+            for worker in workers:
+                with contextlib.suppress(ProcessLookupError):
+                    worker.kill()
+            async with asyncio.timeout(KILL_LIMIT_S):
+                await asyncio.gather(*(worker.wait() for worker in workers))
+            return True
+        return any(statuses)
+
+
+def _port_of(held: socket.socket) -> int:
+    return int(held.getsockname()[1])

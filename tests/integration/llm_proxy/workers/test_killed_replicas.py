@@ -1,0 +1,247 @@
+"""Replicas are killed and stopped, and the store is frozen, under the vendor's own clients: every caller ends well."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import openai
+import pytest
+
+from fulmen.errors import FulmenError
+from fulmen.ids import DEFAULT_PROJECT, AttemptName, uuid7
+from fulmen_service_kit.tokens import TokenSigner
+from tests.support.llm_proxy.backend import Backend
+from tests.support.llm_proxy.fake_store import FakeStore
+from tests.support.llm_proxy.harness import MODEL, SIGNING_KEY, running_proxy, target
+from tests.support.llm_proxy.proxy_process import ProxyProcess, proxy_process
+
+DEADLINE_S = 90
+CALLERS = 32
+MESSAGES = [{"role": "user", "content": "hello"}]
+_STORE = """
+import asyncio
+from tests.support.llm_proxy.fake_store import FakeStore
+async def main():
+    async with FakeStore() as store:
+        print(store.target, flush=True)
+        await asyncio.Event().wait()
+asyncio.run(main())
+"""
+
+
+def agent() -> tuple[str, str]:
+    name = AttemptName(rollout_id=uuid7(), number=1)
+    signer = TokenSigner(SIGNING_KEY)
+    key = signer.attempt_key(name, project=DEFAULT_PROJECT, lease_id="lease-1", epoch=1, mode="train", ttl_s=600)
+    return str(name), key
+
+
+class Balancer:
+    """Hands each connection on to the first of its replicas that takes it, beginning with another one each time."""
+
+    def __init__(self, ports: list[int]) -> None:
+        self._ports = ports
+        self._turn = 0
+        self._server: asyncio.Server | None = None
+
+    @property
+    def url(self) -> str:
+        """The base URL that a client is given."""
+        assert self._server is not None
+        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/v1"
+
+    async def __aenter__(self) -> Balancer:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._turn += 1
+        for at in range(len(self._ports)):
+            with suppress(ConnectionError):
+                port = self._ports[(self._turn + at) % len(self._ports)]
+                behind, ahead = await asyncio.open_connection("127.0.0.1", port)
+                await asyncio.gather(_pump(reader, ahead), _pump(behind, writer))
+                return
+        writer.close()
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(ConnectionError):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+
+
+@asynccontextmanager
+async def replicas(
+    store_target: str, folder: Path, count: int, **settings: object
+) -> AsyncIterator[list[ProxyProcess]]:
+    """Runs proxies that have heard their routes."""
+    async with asyncio.timeout(DEADLINE_S):
+        running = [
+            proxy_process(store_target, folder / f"ready-{number}", signing_key=SIGNING_KEY, **settings)
+            for number in range(count)
+        ]
+        proxies = await asyncio.gather(*(one.__aenter__() for one in running))
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            for proxy in proxies:
+                while (await proxy.chat(agent()[1], "warm", model=MODEL))[0] != 200:
+                    pass
+        yield list(proxies)
+    finally:
+        await asyncio.gather(*(one.__aexit__(None, None, None) for one in running))
+
+
+@pytest.fixture
+async def routed(store: FakeStore, backend: Backend) -> FakeStore:
+    """Returns the store with a route to the backend in it."""
+    async with running_proxy(store.target) as first:
+        await first.register("one", backend.url)
+        await first.put_route(target("one"))
+    return store
+
+
+async def all_arrived(backend: Backend, calls: int) -> None:
+    for _ in range(calls):
+        await backend.arrived.acquire()
+
+
+def forget(backend: Backend) -> None:
+    backend.received.clear()
+    backend.arrived = asyncio.Semaphore(0)
+
+
+async def test_a_killed_replica_fails_its_calls_in_flight_and_no_other_and_every_caller_ends_well(
+    routed: FakeStore, backend: Backend, tmp_path: Path
+) -> None:
+    agents = [agent() for _ in range(CALLERS)]
+    async with (
+        asyncio.timeout(DEADLINE_S),
+        replicas(routed.target, tmp_path, 2) as (doomed, other),
+        Balancer([doomed.ports["http_port"], other.ports["http_port"]]) as balancer,
+    ):
+
+        async def call(key: str, retries: int) -> str | None:
+            async with openai.AsyncOpenAI(base_url=balancer.url, api_key=key, max_retries=retries) as client:
+                answer = await client.chat.completions.create(model=MODEL, messages=MESSAGES)
+                return answer.choices[0].message.content
+
+        forget(backend)
+        backend.switches.gate = asyncio.Event()
+        # Half of the callers try again by themselves; the others show what they would see.
+        calls = [asyncio.create_task(call(key, 3 * (number % 2))) for number, (_, key) in enumerate(agents)]
+        await all_arrived(backend, CALLERS)
+        lost = int(await doomed.metric("fulmen_llm_proxy_calls_in_flight"))
+        assert 0 < lost < CALLERS
+        await doomed.kill()
+        backend.switches.gate.set()
+        ended = await asyncio.gather(*calls, return_exceptions=True)
+        after = await asyncio.gather(*(call(key, 3) for _, key in agents))
+        summaries = await other.flush([name for name, _ in agents], timeout=20)
+    failed = [one for one in ended if isinstance(one, BaseException)]
+    assert {type(one) for one in failed} <= {openai.APIConnectionError}
+    assert not [one for one in ended[1::2] if one != "You said: hello"]
+    resent = len(backend.received) - 2 * CALLERS
+    assert len(failed) + resent == lost
+    assert set(after) == {"You said: hello"}
+    assert sum(one.call_count for one in summaries) == 2 * CALLERS - len(failed)
+    assert sum(one.infra_failure_count for one in summaries) == 0
+
+
+async def test_a_replica_that_is_told_to_stop_cuts_no_stream_within_its_grace(
+    routed: FakeStore, backend: Backend, tmp_path: Path
+) -> None:
+    attempt, key = agent()
+    async with asyncio.timeout(DEADLINE_S), replicas(routed.target, tmp_path, 1, drain_grace_s=30) as (proxy,):
+        forget(backend)
+        backend.switches.gate, backend.switches.gate_at = asyncio.Event(), 3
+        begun = asyncio.Semaphore(0)
+
+        async def stream() -> str:
+            async with openai.AsyncOpenAI(base_url=proxy.url, api_key=key, max_retries=0) as client:
+                answer = await client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)
+                said = ""
+                async for chunk in answer:
+                    begun.release()
+                    said += chunk.choices[0].delta.content or ""
+                assert chunk.choices[0].finish_reason == "stop"
+                return said
+
+        calls = [asyncio.create_task(stream()) for _ in range(CALLERS)]
+        await all_arrived(backend, CALLERS)
+        for _ in range(2 * CALLERS):
+            await begun.acquire()
+        proxy.process.send_signal(signal.SIGTERM)
+        while await _is_listening(proxy.ports["http_port"]):  # noqa: ASYNC110 - state of another process
+            await asyncio.sleep(0.05)
+        backend.switches.gate.set()
+        assert set(await asyncio.gather(*calls)) == {"You said: hello"}
+        assert await proxy.process.wait() == 0
+    spans = routed.spans(attempt)
+    assert len(spans) == CALLERS
+    assert all(record is not None and record.usable for _, record in spans)
+
+
+async def _is_listening(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except ConnectionError:
+        return False
+    writer.close()
+    with suppress(ConnectionError):
+        await writer.wait_closed()
+    return True
+
+
+async def test_while_the_store_is_frozen_calls_go_on_and_their_captures_arrive_later(
+    backend: Backend, tmp_path: Path
+) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _STORE, stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(Path.cwd())}
+    )
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            assert process.stdout is not None
+            store_target = (await process.stdout.readline()).decode().strip()
+            async with running_proxy(store_target) as first:
+                await first.register("one", backend.url)
+                await first.put_route(target("one"))
+            async with replicas(store_target, tmp_path, 1) as (proxy,):
+                await _through_a_freeze(proxy, process)
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def _through_a_freeze(proxy: ProxyProcess, store: asyncio.subprocess.Process) -> None:
+    known, new = [agent() for _ in range(4)], [agent() for _ in range(4)]
+
+    async def talk(key: str, calls: int) -> None:
+        async with openai.AsyncOpenAI(base_url=proxy.url, api_key=key, max_retries=0) as client:
+            for _ in range(calls):
+                await client.chat.completions.create(model=MODEL, messages=MESSAGES)
+
+    load = [asyncio.create_task(talk(key, 20)) for _, key in known]
+    await talk(known[0][1], 1)
+    store.send_signal(signal.SIGSTOP)
+    await asyncio.gather(*load, *(talk(key, 10) for _, key in new))
+    names = [name for name, _ in known + new]
+    with pytest.raises((FulmenError, AssertionError)):
+        assert all(one.flushed for one in await proxy.flush(names, timeout=0.5))
+    store.send_signal(signal.SIGCONT)
+    summaries = await proxy.flush(names, timeout=60)
+    assert all(one.flushed for one in summaries)
+    assert sum(one.call_count for one in summaries) == 4 * 20 + 1 + 4 * 10
+    assert {(one.infra_failure_count, one.unusable_count) for one in summaries} == {(0, 0)}
