@@ -31,7 +31,6 @@ from fulmen_algorithm.domain.trainer import TrainerSetup
 from fulmen_algorithm.trainers.local import LocalTrainer
 from fulmen_algorithm.trainers.rank_group import GroupOptions, RankGroupTrainer
 from fulmen_algorithm.training.compute import ComputeSettings, Ddp, Fsdp2, Precision
-from fulmen_algorithm.training.parallel import Ranks
 from fulmen_algorithm.training.rows import Row, row_from_completion
 from fulmen_algorithm.training.settings import (
     BatchSettings,
@@ -40,6 +39,7 @@ from fulmen_algorithm.training.settings import (
     StepResult,
     StepSettings,
 )
+from fulmen_exchange.ranks import Ranks
 
 ROOT = Path(__file__).resolve().parents[1]
 MIB = 2**20

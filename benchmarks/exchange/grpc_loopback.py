@@ -29,12 +29,12 @@ from torch import nn
 
 from benchmarks.outcome import Claim, claim, save, show
 from fulmen_algorithm.app import GRADIENT_EXCHANGE_SERVICE, POLICY
-from fulmen_algorithm.exchange.codec import Round, SegmentCodec
-from fulmen_algorithm.exchange.layout import BUCKET_BYTES, Layout
-from fulmen_algorithm.exchange.links.grpc_link import GrpcLink, GrpcRank
-from fulmen_algorithm.exchange.links.grpc_settings import GrpcLinkSettings
-from fulmen_algorithm.exchange.registry import load_codecs, make_codec
-from fulmen_algorithm.transport.gradient_exchange import GradientExchangeServicer, add_exchange
+from fulmen_exchange.codecs.codec import Round, SegmentCodec
+from fulmen_exchange.layout import BUCKET_BYTES, Layout
+from fulmen_exchange.links.grpc_link import GrpcLink, GrpcRank
+from fulmen_exchange.links.grpc_settings import GrpcLinkSettings
+from fulmen_exchange.registry import load_codecs, make_codec
+from fulmen_exchange.server.servicer import GradientExchangeServicer, add_exchange
 from fulmen_service_kit.server import build_server
 from fulmen_service_kit.settings import KeyHolderSettings, settings_config
 from fulmen_service_kit.tokens import TokenVerifier

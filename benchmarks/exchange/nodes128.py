@@ -1,6 +1,6 @@
 """SIMULATED: what 128 nodes would spend on exchanging gradients, by a model fitted to steps that were measured on few.
 
-Method: the cost model of the package (`fulmen_algorithm.exchange.cost_model`) is fitted to the measured steps of all
+Method: the cost model of the package (`fulmen_exchange.policies.cost_model`) is fitted to the measured steps of all
 but the largest number of ranks, and compared with those of the largest, which were held back. Then it is asked about
 another cluster: that of a claim, of which two figures are given (2.3 s of dense exchange with 32 nodes; 58 %
 of a step with 128), from which its two unknowns follow (seconds for the gradient to pass a line once, seconds of
@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from benchmarks import outcome
 from benchmarks.exchange.stragglers import Jitter, Rounds, simulate
-from fulmen_algorithm.exchange.cost_model import (
+from fulmen_exchange.policies.cost_model import (
     Exchange,
     Measured,
     Model,

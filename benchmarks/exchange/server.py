@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.exchange.rank import own_output
 from fulmen_algorithm.app import GRADIENT_EXCHANGE_SERVICE, POLICY
-from fulmen_algorithm.transport.gradient_exchange import GradientExchangeServicer, add_exchange
+from fulmen_exchange.server.servicer import GradientExchangeServicer, add_exchange
 from fulmen_service_kit.server import build_server
 from fulmen_service_kit.settings import KeyHolderSettings, settings_config
 from fulmen_service_kit.tokens import TokenVerifier

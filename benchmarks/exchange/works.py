@@ -12,12 +12,12 @@ from benchmarks.exchange import peers
 from benchmarks.exchange.contenders import By, Contender
 from benchmarks.exchange.lines import Place
 from benchmarks.exchange.model import Transformer, made
-from fulmen_algorithm.exchange.links.access import LinkAccess
-from fulmen_algorithm.exchange.links.grpc_link import GrpcLink
-from fulmen_algorithm.exchange.links.opening import open_link
-from fulmen_algorithm.exchange.reducer import CodecReducer
-from fulmen_algorithm.exchange.registry import load_codecs
-from fulmen_algorithm.training.parallel import Exchanged, Ranks, Situation
+from fulmen_exchange.links.access import LinkAccess
+from fulmen_exchange.links.grpc_link import GrpcLink
+from fulmen_exchange.links.opening import open_link
+from fulmen_exchange.ranks import Exchanged, Ranks, Situation
+from fulmen_exchange.reducer import CodecReducer
+from fulmen_exchange.registry import load_codecs
 
 RATE, MOMENTUM = 1e-3, 0.9
 DEADLINES = {"straggler_timeout_s": 240.0, "deadline_s": 300.0}

@@ -16,7 +16,7 @@ export SSL_CERT_FILE="${PIP_CERT:-${SSL_CERT_FILE:-}}" UV_LINK_MODE=copy UV_COMP
 make_environment() { /opt/uv/bin/uv venv --quiet --clear --python "$(command -v python)" "$1"; }
 install() { /opt/uv/bin/uv pip install --quiet --python "$environment/bin/python" "$@"; }
 
-# The algorithm service's wheel compiles its kernels. The compiler stays in the build stage, and comes from the index that
+# The wheel of the gradient exchange compiles its kernels. The compiler stays in the build stage, and comes from the index that
 # everything else comes from. The target is named so that the code does not depend on the processor of the build machine.
 install_compiler() {
   command -v c++ >/dev/null && return
@@ -57,6 +57,10 @@ else
   case "$service" in
     store) distribution="./services/store[blobs]" ;;
     runner) distribution="./services/runner[agents,docker,kubernetes]" ;;
+    algorithm)
+      libraries="$libraries ./libs/gradient_exchange[server]"
+      distribution=./services/algorithm
+      ;;
     *) distribution="./services/$service" ;;
   esac
   install --constraint constraints.txt --build-constraint constraints.txt $libraries "$distribution"

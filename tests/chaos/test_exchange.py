@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from tests.chaos.conftest import SOAK_VARIABLE
-from tests.integration.exchange.line import Line
-from tests.integration.exchange.processes import Answer, Nursery, Rank, RankFailed, Server, residual_in, together
-from tests.integration.exchange.reference import Reference
+from tests.support.exchange.line import Line
+from tests.support.exchange.processes import Answer, Nursery, Rank, RankFailed, Server, residual_in, together
+from tests.support.exchange.reference import Reference
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from fulmen_algorithm.exchange import hooks
-from fulmen_algorithm.exchange.registry import load_codecs
-from tests.integration.exchange.hook_ranks import SMALL_BUCKETS, Layers, rows_of, settings_of
+from fulmen_exchange import hooks
+from fulmen_exchange.registry import load_codecs
+from tests.support.exchange.hook_ranks import SMALL_BUCKETS, Layers, rows_of, settings_of
 
 pytestmark = [
     pytest.mark.gpu,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fulmen_algorithm.exchange.kernels import reference
-from fulmen_algorithm.exchange.kernels.choice import Choice, Kernels, Mode
-from tests.unit.exchange.kernel_inputs import (
+from fulmen_exchange.kernels import reference
+from fulmen_exchange.kernels.choice import Choice, Kernels, Mode
+from tests.support.exchange.kernel_inputs import (
     SIZES,
     assert_same,
     corrected,

@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from fulmen_algorithm.exchange import wire
-from fulmen_algorithm.exchange.aggregator.terms import MAX_RANKS
-from fulmen_algorithm.exchange.codec import Payload, Round, SegmentCodec
-from fulmen_algorithm.exchange.link import Sums
-from fulmen_algorithm.exchange.shard import Shard
+from fulmen_exchange import wire
+from fulmen_exchange.aggregator.shard import Shard
+from fulmen_exchange.aggregator.terms import MAX_RANKS
+from fulmen_exchange.codecs.codec import Payload, Round, SegmentCodec
+from fulmen_exchange.links.link import Sums
 
 Result = TypeVar("Result")
 

@@ -22,12 +22,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.exchange.convergence.cases import Cell, Learned, switches
 from benchmarks.exchange.convergence.local_ranks import LocalLink, Meeting, on_ranks
-from fulmen_algorithm.exchange.reducer import CodecReducer
-from fulmen_algorithm.exchange.registry import ExchangeSettings
-from fulmen_algorithm.exchange.settings import CodecSettings
-from fulmen_algorithm.training.parallel import Ranks, Situation, clip_gradients
+from fulmen_algorithm.training.parallel import clip_gradients
 from fulmen_algorithm.training.schedule import LearningRate
 from fulmen_algorithm.training.settings import OptimizerSettings, Schedule
+from fulmen_exchange.ranks import Ranks, Situation
+from fulmen_exchange.reducer import CodecReducer
+from fulmen_exchange.registry import ExchangeSettings
+from fulmen_exchange.settings import CodecSettings
 
 RANKS = 4
 LINES, POSITIONS = 8, 64

@@ -11,7 +11,6 @@ import pytest_asyncio
 from pydantic import TypeAdapter
 
 from fulmen_algorithm.domain.trainer import Trainer, TrainerSetup
-from fulmen_algorithm.exchange.registry import ExchangeSettings
 from fulmen_algorithm.trainers.calls import OPEN
 from fulmen_algorithm.trainers.in_process import InProcessTrainer
 from fulmen_algorithm.trainers.rank_group import GroupOptions, RankGroupTrainer
@@ -28,6 +27,7 @@ from fulmen_algorithm.training.settings import (
     StepSettings,
     UpdateRule,
 )
+from fulmen_exchange.registry import ExchangeSettings
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

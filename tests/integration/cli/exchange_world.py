@@ -18,14 +18,14 @@ from fulmen.rpc.channel import open_channel
 from fulmen_algorithm.app import build
 from fulmen_algorithm.domain.run import NO_POLICY, RunState, TrainingRun
 from fulmen_algorithm.domain.runs import Runs
-from fulmen_algorithm.exchange.codec import SegmentCodec
-from fulmen_algorithm.exchange.links.grpc_link import GrpcLink, GrpcRank
-from fulmen_algorithm.exchange.links.grpc_settings import GrpcLinkSettings
-from fulmen_algorithm.exchange.registry import make_codec
 from fulmen_algorithm.persistence.state_folder import StateFolder
 from fulmen_algorithm.settings import AlgorithmServiceSettings
+from fulmen_exchange.codecs.codec import SegmentCodec
+from fulmen_exchange.links.grpc_link import GrpcLink, GrpcRank
+from fulmen_exchange.links.grpc_settings import GrpcLinkSettings
+from fulmen_exchange.registry import make_codec
 from fulmen_service_kit.tokens import Role, TokenSigner
-from tests.integration.exchange.world import Member, layout_of, settings_named
+from tests.support.exchange.world import Member, layout_of, settings_named
 
 KEY = "k" * 32
 RUN = "trainingRuns/small"

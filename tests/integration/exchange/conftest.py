@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from fulmen.rpc.channel import FulmenChannel, open_channel
-from fulmen_algorithm.exchange.codec import SegmentCodec
-from fulmen_algorithm.exchange.links.grpc_link import GrpcLink, GrpcRank
-from fulmen_algorithm.exchange.links.grpc_settings import GrpcLinkSettings
-from fulmen_algorithm.exchange.registry import make_codec
-from tests.integration.exchange.world import LEASE_S, ROWS, RUN, Member, Site, layout_of, running, settings_named
+from fulmen_exchange.codecs.codec import SegmentCodec
+from fulmen_exchange.links.grpc_link import GrpcLink, GrpcRank
+from fulmen_exchange.links.grpc_settings import GrpcLinkSettings
+from fulmen_exchange.registry import make_codec
+from tests.support.exchange.world import LEASE_S, ROWS, RUN, Member, Site, layout_of, running, settings_named
 
 
 @pytest.fixture

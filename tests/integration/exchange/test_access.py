@@ -14,9 +14,9 @@ from fulmen.algorithm.v1 import gradient_exchange_service_pb2 as pb
 from fulmen.algorithm.v1.gradient_exchange_service_pb2_grpc import GradientExchangeServiceStub
 from fulmen.errors import ArgumentInvalid, TrainingRunNotFound, Unavailable
 from fulmen.rpc.channel import FulmenChannel, open_channel
-from fulmen_algorithm.exchange.failure import ExchangeFailed
+from fulmen_exchange.errors import ExchangeFailed
 from fulmen_service_kit.tokens import Role, TokenSigner
-from tests.integration.exchange.world import RUN, Join, Site, running
+from tests.support.exchange.world import RUN, Join, Site, running
 
 KEY = "k" * 32
 

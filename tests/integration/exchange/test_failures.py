@@ -15,11 +15,11 @@ from torch import Tensor
 
 from fulmen.algorithm.v1 import gradient_exchange_service_pb2 as pb
 from fulmen.rpc.channel import FulmenChannel, open_channel
-from fulmen_algorithm.exchange.aggregator.terms import CHUNK_BYTES
-from fulmen_algorithm.exchange.codec import Payload, Round
-from fulmen_algorithm.exchange.failure import ExchangeFailed
+from fulmen_exchange.aggregator.terms import CHUNK_BYTES
+from fulmen_exchange.codecs.codec import Payload, Round
+from fulmen_exchange.errors import ExchangeFailed
 from tests.integration.exchange.test_sums import expected
-from tests.integration.exchange.world import Join, Member, Site, gradient_of, running
+from tests.support.exchange.world import Join, Member, Site, gradient_of, running
 
 QUORUM = {"quorum": 0.5, "max_wait_s": 30.0}
 SHORT_LEASE_S = 0.3

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fulmen_algorithm.exchange.registry import load_codecs
-from tests.integration.exchange import hook_ranks
-from tests.integration.exchange.hook_ranks import RankPool, settings_of
-from tests.unit.exchange.test_codecs_dgc import bfloat16, published
+from fulmen_exchange.registry import load_codecs
+from tests.support.exchange import hook_ranks
+from tests.support.exchange.hook_ranks import RankPool, settings_of
+from tests.unit.exchange.codecs.test_dgc import bfloat16, published
 
 pytestmark = pytest.mark.serial
 STEPS = 20

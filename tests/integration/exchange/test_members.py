@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from fulmen_algorithm.exchange.failure import ExchangeFailed
-from fulmen_algorithm.exchange.links.grpc_link import GrpcLink
-from fulmen_algorithm.exchange.reducer import CodecReducer
-from fulmen_algorithm.exchange.settings import CodecSettings
-from fulmen_algorithm.training.parallel import Ranks, Situation
+from fulmen_exchange.errors import ExchangeFailed
+from fulmen_exchange.links.grpc_link import GrpcLink
+from fulmen_exchange.ranks import Ranks, Situation
+from fulmen_exchange.reducer import CodecReducer
+from fulmen_exchange.settings import CodecSettings
 from tests.integration.exchange.test_failures import HASTY, SHORT_LEASE_S, alike, exchanged
-from tests.integration.exchange.world import OTHER_RUN, ROWS, Join, Site, running, settings_named
+from tests.support.exchange.world import OTHER_RUN, ROWS, Join, Site, running, settings_named
 
 
 async def test_one_who_leaves_is_not_waited_for(site: Site, join: Join) -> None:

@@ -8,8 +8,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fulmen_algorithm.sinks.exchange_prometheus import ExchangeMetrics
-from tests.integration.exchange.world import RUN, Join, Member, Site, running
+from fulmen_exchange.server.prometheus import ExchangeMetrics
+from tests.support.exchange.world import RUN, Join, Member, Site, running
 
 QUICK = {"quorum": 0.5, "min_wait_s": 1.0, "max_wait_s": 1.0, "straggler_timeout_s": 300.0}
 

@@ -16,12 +16,12 @@ from fulmen.algorithm.v1 import gradient_exchange_service_pb2 as pb
 from fulmen.algorithm.v1.gradient_exchange_service_pb2_grpc import GradientExchangeServiceStub
 from fulmen.errors import ArgumentInvalid, Draining
 from fulmen.rpc.channel import FulmenChannel, open_channel
-from fulmen_algorithm.exchange.aggregator.terms import CHUNK_BYTES
-from fulmen_algorithm.exchange.failure import ExchangeFailed
-from fulmen_algorithm.transport import gradient_exchange
-from fulmen_algorithm.transport.gradient_exchange import ExchangeLimits
+from fulmen_exchange.aggregator.terms import CHUNK_BYTES
+from fulmen_exchange.errors import ExchangeFailed
+from fulmen_exchange.server import servicer as gradient_exchange
+from fulmen_exchange.server.servicer import ExchangeLimits
 from tests.integration.exchange.test_failures import HASTY, alike, exchanged
-from tests.integration.exchange.world import LIMIT_S, OTHER_RUN, RUN, Join, Site, running
+from tests.support.exchange.world import LIMIT_S, OTHER_RUN, RUN, Join, Site, running
 
 DAY_S = 86_400.0
 

@@ -7,13 +7,13 @@ import asyncio
 import pytest
 import torch
 
-from fulmen_algorithm.exchange import wire
-from fulmen_algorithm.exchange.aggregator.terms import MAX_RANKS
-from fulmen_algorithm.exchange.codec import Round, SegmentCodec
-from fulmen_algorithm.exchange.links.grpc_link import SMALL, UNDER_WAY
-from fulmen_algorithm.exchange.registry import load_codecs, make_codec
-from fulmen_algorithm.exchange.shard import Shard
-from tests.integration.exchange.world import Join, Member, Site, gradient_of, layout_of, settings_named
+from fulmen_exchange import wire
+from fulmen_exchange.aggregator.shard import Shard
+from fulmen_exchange.aggregator.terms import MAX_RANKS
+from fulmen_exchange.codecs.codec import Round, SegmentCodec
+from fulmen_exchange.links.grpc_link import SMALL, UNDER_WAY
+from fulmen_exchange.registry import load_codecs, make_codec
+from tests.support.exchange.world import Join, Member, Site, gradient_of, layout_of, settings_named
 
 SEGMENT_CODECS = sorted(
     name for name, entry in load_codecs().items() if isinstance(make_codec(entry.settings()), SegmentCodec)

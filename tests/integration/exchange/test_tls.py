@@ -14,17 +14,17 @@ from torch import nn
 
 from fulmen.tls import TlsFiles
 from fulmen_algorithm.app import build
-from fulmen_algorithm.exchange.failure import ExchangeFailed
-from fulmen_algorithm.exchange.link import Link
-from fulmen_algorithm.exchange.links.access import TOKEN_TTL_S, LinkAccess
-from fulmen_algorithm.exchange.links.grpc_link import GrpcLink
-from fulmen_algorithm.exchange.links.opening import open_link
-from fulmen_algorithm.exchange.links.torch_link import TorchLink
 from fulmen_algorithm.settings import AlgorithmServiceSettings
-from fulmen_algorithm.training.parallel import Ranks
+from fulmen_exchange.errors import ExchangeFailed
+from fulmen_exchange.links.access import TOKEN_TTL_S, LinkAccess
+from fulmen_exchange.links.grpc_link import GrpcLink
+from fulmen_exchange.links.link import Link
+from fulmen_exchange.links.opening import open_link
+from fulmen_exchange.links.torch_link import TorchLink
+from fulmen_exchange.ranks import Ranks
 from fulmen_service_kit.tokens import Role, TokenSigner
-from tests.integration.exchange.world import settings_named
 from tests.support.certificates import Authority
+from tests.support.exchange.world import settings_named
 
 KEY = "k" * 32
 PARAMETERS = {"weight": nn.Parameter(torch.zeros(300, 16))}

@@ -26,12 +26,12 @@ from fulmen_algorithm.training.advantage_settings import (
 from fulmen_algorithm.training.advantages import Sample, token_advantages
 from fulmen_algorithm.training.critic import Critic, generalised_advantages, value_loss
 from fulmen_algorithm.training.norm_watch import LEAST
-from fulmen_algorithm.training.parallel import Ranks
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.rows import NO_VERSION, Row, row_from_completion
 from fulmen_algorithm.training.settings import BatchSettings, OptimizerSettings, PackingMode, StepSettings
 from fulmen_algorithm.training.state_files import read_state, write_state
 from fulmen_algorithm.training.step import TrainingState, make_state, train_batch
+from fulmen_exchange.ranks import Ranks
 from tests.unit.algorithm import reference_advantages as paper
 
 MAKE_MODEL = Path(__file__).resolve().parents[3] / "examples" / "arithmetic" / "make_model.py"

@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM
 from fulmen_algorithm.domain.failure import RunFailed
 from fulmen_algorithm.domain.trainer import TrainerSetup
 from fulmen_algorithm.trainers.local import LocalTrainer
-from fulmen_algorithm.training.parallel import Ranks
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.publishing import WeightsOrder
 from fulmen_algorithm.training.rows import Row, UnknownRole
@@ -21,6 +20,7 @@ from fulmen_algorithm.training.settings import LoraSettings, OptimizerSettings, 
 from fulmen_algorithm.training.state_files import read_state, write_state
 from fulmen_algorithm.training.step import TrainingState, logprobs_of, make_state, sft_step
 from fulmen_algorithm.training.weight_writer import published_tensors
+from fulmen_exchange.ranks import Ranks
 
 ROLES = ("planner", "solver")
 IDS = torch.tensor([[4, 7, 9, 8, 11, 6]])

@@ -16,10 +16,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fulmen_algorithm.exchange import wire
-from fulmen_algorithm.exchange.codec import Payload, PayloadInvalid, Round, SegmentCodec
-from fulmen_algorithm.exchange.shard import Shard
-from tests.unit.exchange.codec_cases import gradient
+from fulmen_exchange import wire
+from fulmen_exchange.aggregator.shard import Shard
+from fulmen_exchange.codecs.codec import Payload, PayloadInvalid, Round, SegmentCodec
+from tests.support.exchange.codec_cases import gradient
 
 LINES_ALLOWED = 40
 SIZE, CUTS = 9001, (0, 4096, 8192, 8192, 9001)

@@ -12,13 +12,13 @@ from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
 from fulmen_algorithm.domain.algorithm import AlgorithmSettings
-from fulmen_algorithm.exchange.exchanger import SAMPLED
-from fulmen_algorithm.exchange.figures import Spent
-from fulmen_algorithm.exchange.links.grpc_settings import GrpcLinkSettings
-from fulmen_algorithm.exchange.registry import load_codecs
-from fulmen_algorithm.exchange.settings import CodecSettings
 from fulmen_algorithm.settings import AlgorithmServiceSettings
-from fulmen_algorithm.sinks.exchange_prometheus import ExchangeMetrics
+from fulmen_exchange.exchanger import SAMPLED
+from fulmen_exchange.figures import Spent
+from fulmen_exchange.links.grpc_settings import GrpcLinkSettings
+from fulmen_exchange.registry import load_codecs
+from fulmen_exchange.server.prometheus import ExchangeMetrics
+from fulmen_exchange.settings import CodecSettings
 
 DDP: dict[str, Any] = {"parallel": {"kind": "ddp", "ranks": 2}}
 LORA: dict[str, Any] = {"lora": {"rank": 4}}
@@ -106,7 +106,8 @@ def test_what_is_refused_is_refused_in_these_words(page: str, text: str) -> None
 
 
 def test_what_goes_wrong_while_a_run_goes_on_is_told_in_these_words(page: str, repository_root: Path) -> None:
-    sources = (repository_root / "services/algorithm/src/fulmen_algorithm").rglob("*.py")
+    folders = ("libs/gradient_exchange/src", "services/algorithm/src")
+    sources = [path for folder in folders for path in (repository_root / folder).rglob("*.py")]
     said = "\n".join(path.read_text(encoding="utf-8") for path in sources)
     for [text, _] in rows_after(page, "| it says | what to do |"):
         fixed = re.split(r"HOST:PORT| N$|; id", text.strip("`"))[0]

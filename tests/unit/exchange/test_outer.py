@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fulmen_algorithm.exchange.codec import BLOCK, RESIDUAL, Round
-from fulmen_algorithm.exchange.compression.sparse import Feedback
-from fulmen_algorithm.exchange.outer import OuterLoop, OuterState, OuterStateInvalid, decay_residuals
-from fulmen_algorithm.exchange.settings import OuterLoopSettings
-from fulmen_algorithm.exchange.shard import Shard
-from tests.unit.exchange.codec_cases import segment
+from fulmen_exchange.aggregator.shard import Shard
+from fulmen_exchange.codecs.codec import BLOCK, RESIDUAL, Round
+from fulmen_exchange.codecs.sparse import Feedback
+from fulmen_exchange.outer import OuterLoop, OuterState, OuterStateInvalid, decay_residuals
+from fulmen_exchange.settings import OuterLoopSettings
+from tests.support.exchange.codec_cases import segment
 
 RANKS, SIZE = 3, BLOCK + 100
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fulmen_algorithm.exchange.outer import OuterStateInvalid
-from fulmen_algorithm.exchange.registry import load_codecs
-from fulmen_algorithm.training.parallel import Ranks, Situation
+from fulmen_exchange.outer import OuterStateInvalid
+from fulmen_exchange.ranks import Ranks, Situation
+from fulmen_exchange.registry import load_codecs
+from tests.support.exchange.thread_ranks import Rank, on_ranks
 from tests.unit.exchange.test_reducer_state import stored
-from tests.unit.exchange.thread_ranks import Rank, on_ranks
 
 RATE = 0.2
 OUTER = {"kind": "outer", "steps": 3, "learning_rate": 1.0}
@@ -202,7 +202,7 @@ def test_a_run_goes_on_bit_for_bit(codec: str, at: int, settles: bool) -> None:
 
 
 def test_a_network_learns_with_the_defaults_at_a_high_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.unit.exchange.thread_ranks.model_of", lambda _: network(0))
+    monkeypatch.setattr("tests.support.exchange.thread_ranks.model_of", lambda _: network(0))
     teacher = network(1)
 
     def work(rank: Rank) -> list[float]:

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fulmen_algorithm.exchange.failure import RanksDiverged
-from fulmen_algorithm.exchange.registry import load_codecs
-from fulmen_algorithm.training.parallel import Situation
-from tests.unit.exchange.thread_ranks import Rank, on_ranks
+from fulmen_exchange.errors import RanksDiverged
+from fulmen_exchange.ranks import Situation
+from fulmen_exchange.registry import load_codecs
+from tests.support.exchange.thread_ranks import Rank, on_ranks
 
 WORLD = 3
 
@@ -108,7 +108,7 @@ def test_weights_of_any_shape_are_compared(monkeypatch: pytest.MonkeyPatch) -> N
             self.nothing = nn.Parameter(torch.zeros(0))
             self.weight = nn.Parameter(torch.ones(70, 70))
 
-    monkeypatch.setattr("tests.unit.exchange.thread_ranks.model_of", lambda _: Odd())
+    monkeypatch.setattr("tests.support.exchange.thread_ranks.model_of", lambda _: Odd())
 
     def work(rank: Rank) -> int:
         rank.reduce(1)
@@ -193,8 +193,8 @@ def test_a_rank_whose_part_was_missed_has_the_same_gradients_as_all_others() -> 
 def test_the_same_buckets_travel_together_on_all_ranks_however_much_is_sent_of_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("fulmen_algorithm.exchange.layout.BUCKET_BYTES", 1)
-    monkeypatch.setattr("fulmen_algorithm.exchange.bucket_sums.WAVE_BYTES", 20_000)
+    monkeypatch.setattr("fulmen_exchange.layout.BUCKET_BYTES", 1)
+    monkeypatch.setattr("fulmen_exchange.bucket_sums.WAVE_BYTES", 20_000)
 
     def work(rank: Rank) -> tuple[list[tuple[int, ...]], Tensor]:
         for parameter, gradient in zip(rank.parameters.values(), rank.gradients(1), strict=True):

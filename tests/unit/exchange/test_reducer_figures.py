@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fulmen_algorithm.exchange.figures import Energy, Spent
-from fulmen_algorithm.exchange.gathering import LARGEST, SLOTS, Gathered, Told, gather
-from fulmen_algorithm.exchange.registry import load_codecs
-from tests.unit.exchange.thread_ranks import Meeting, Rank, ThreadLink, on_ranks
+from fulmen_exchange.figures import Energy, Spent
+from fulmen_exchange.gathering import LARGEST, SLOTS, Gathered, Told, gather
+from fulmen_exchange.registry import load_codecs
+from tests.support.exchange.thread_ranks import Meeting, Rank, ThreadLink, on_ranks
 
 NAMES = ["a", "b", "c"]
 TOLD = Told(norm=1.0, compute_s=0.0, present=(), means={})

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fulmen_algorithm.exchange.layout import Place
-from fulmen_algorithm.exchange.policies.machine import PolicyStateInvalid
-from fulmen_algorithm.exchange.reducer_state import ReducerStateInvalid, cut, joined, lay
-from fulmen_algorithm.exchange.registry import load_codecs
-from tests.unit.exchange.thread_ranks import Rank, on_ranks
+from fulmen_exchange.layout import Place
+from fulmen_exchange.policies.machine import PolicyStateInvalid
+from fulmen_exchange.reducer_state import ReducerStateInvalid, cut, joined, lay
+from fulmen_exchange.registry import load_codecs
+from tests.support.exchange.thread_ranks import Rank, on_ranks
 
 CODECS = sorted(load_codecs())
 STATELESS = {"none", "bf16", "fp16", "qsgd"}

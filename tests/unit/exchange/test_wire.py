@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fulmen.algorithm.v1.gradient_exchange_pb2 import PayloadHeader, PayloadPart
-from fulmen_algorithm.exchange import wire
-from fulmen_algorithm.exchange.codec import Payload, PayloadInvalid
-from tests.unit.exchange.codec_cases import read
+from fulmen_exchange import wire
+from fulmen_exchange.codecs.codec import Payload, PayloadInvalid
+from tests.support.exchange.codec_cases import read
 
 KINDS = (torch.int8, torch.uint8, torch.int16, torch.bfloat16, torch.float32)
 SAMPLE = Payload(

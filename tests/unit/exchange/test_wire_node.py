@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from fulmen_algorithm.exchange import wire
-from fulmen_algorithm.exchange.aggregator.shard_sum import sum_payload
+from fulmen_exchange import wire
+from fulmen_exchange.aggregator.shard_sum import sum_payload
 from tests.support.clients import built
-from tests.unit.exchange.test_golden import NAMES, bits_of, golden
+from tests.unit.exchange.codecs.test_golden import NAMES, bits_of, golden
 
 DECODER = Path(__file__).with_suffix(".mjs")
 LIMIT_S = 60

@@ -35,18 +35,18 @@ from fulmen_algorithm.domain.run import TrainingRun
 from fulmen_algorithm.domain.runs import Runs
 from fulmen_algorithm.domain.trainer import OpenTrainer, Trainer, TrainerSetup
 from fulmen_algorithm.domain.worker import RunWorker
-from fulmen_algorithm.exchange.links.access import TOKEN_TTL_S, LinkAccess
 from fulmen_algorithm.persistence.served_policies import ServedPolicies
 from fulmen_algorithm.persistence.state_folder import StateFolder
 from fulmen_algorithm.settings import AlgorithmServiceSettings
-from fulmen_algorithm.sinks.exchange_prometheus import ExchangeMetrics
 from fulmen_algorithm.sinks.prometheus import RunMetrics
 from fulmen_algorithm.sinks.publisher import MetricPublisher
 from fulmen_algorithm.sinks.sink import OpenSink, load_sink
 from fulmen_algorithm.trainers.rank_group import GroupOptions, RankGroupTrainer
-from fulmen_algorithm.transport.exchange_folders import Run
-from fulmen_algorithm.transport.gradient_exchange import ExchangeLimits, GradientExchangeServicer, add_exchange
 from fulmen_algorithm.transport.training_runs import TrainingRunServicer
+from fulmen_exchange.links.access import TOKEN_TTL_S, LinkAccess
+from fulmen_exchange.server.folders import Run
+from fulmen_exchange.server.prometheus import ExchangeMetrics
+from fulmen_exchange.server.servicer import ExchangeLimits, GradientExchangeServicer, add_exchange
 from fulmen_service_kit.auth import RolePolicy
 from fulmen_service_kit.errors import StartupError
 from fulmen_service_kit.lifecycle import Role as BackgroundRole

@@ -11,11 +11,11 @@ from pydantic import Field, model_validator
 from fulmen_algorithm.domain.collapse import CollapseSettings, NoCollapse
 from fulmen_algorithm.domain.context import RunContext
 from fulmen_algorithm.domain.engine_settings import EmbeddedEngine, EngineSettings
-from fulmen_algorithm.exchange.registry import ExchangeSettings
 from fulmen_algorithm.training.advantage_settings import CriticPlan
 from fulmen_algorithm.training.compute import ComputeSettings, OneProcess, ParallelSettings, Precision
 from fulmen_algorithm.training.settings import AdamW, FullWeights, LoraSettings, Sgd, UpdateRule, WeightsSettings
 from fulmen_algorithm.training.strict import NONE_BY_NAME, Strict
+from fulmen_exchange.registry import ExchangeSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from fulmen_algorithm.exchange.links.access import LinkAccess
-from fulmen_algorithm.exchange.registry import ExchangeSettings
 from fulmen_algorithm.training.advantage_settings import CriticPlan
 from fulmen_algorithm.training.compute import ComputeSettings
 from fulmen_algorithm.training.publishing import WeightsOrder, WrittenWeights
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import BatchSettings, LoraSettings, OptimizerSettings, StepResult, StepSettings
+from fulmen_exchange.links.access import LinkAccess
+from fulmen_exchange.registry import ExchangeSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

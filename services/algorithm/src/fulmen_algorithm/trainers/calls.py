@@ -14,9 +14,9 @@ from pydantic import BaseModel, ConfigDict, create_model
 
 from fulmen_algorithm.domain.failure import RunFailed
 from fulmen_algorithm.domain.trainer import Trainer, TrainerSetup
-from fulmen_algorithm.exchange.failure import ExchangeFailed
 from fulmen_algorithm.training.checkpoints import OtherArchitecture
 from fulmen_algorithm.training.rows import Row
+from fulmen_exchange.errors import ExchangeFailed
 
 LENGTH_BYTES = 8
 LONGEST_FRAME_BYTES = 2**34

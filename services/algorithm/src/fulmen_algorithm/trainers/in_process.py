@@ -10,10 +10,10 @@ from transformers import PreTrainedTokenizerBase
 from fulmen_algorithm.domain.trainer import TrainerSetup
 from fulmen_algorithm.trainers.local import LocalTrainer
 from fulmen_algorithm.trainers.torch_thread import TorchThread
-from fulmen_algorithm.training.parallel import Ranks
 from fulmen_algorithm.training.publishing import WeightsOrder, WrittenWeights
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import BatchSettings, StepResult, StepSettings
+from fulmen_exchange.ranks import Ranks
 
 
 class InProcessTrainer:

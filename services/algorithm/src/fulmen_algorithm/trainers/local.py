@@ -14,7 +14,7 @@ from fulmen_algorithm.training.compute import ComputeSettings, Fsdp2
 from fulmen_algorithm.training.critic import Critic
 from fulmen_algorithm.training.lora import TargetsUnknown
 from fulmen_algorithm.training.objectives import LossKl
-from fulmen_algorithm.training.parallel import GradientReducer, Ranks, wants_bf16
+from fulmen_algorithm.training.parallel import GradientReducer, wants_bf16
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.publishing import WeightsOrder, WrittenWeights
 from fulmen_algorithm.training.randomness import OwnRandomness
@@ -22,6 +22,7 @@ from fulmen_algorithm.training.rows import Row, UnknownRole
 from fulmen_algorithm.training.settings import BatchSettings, LoraSettings, StepResult, StepSettings
 from fulmen_algorithm.training.state_files import read_state, write_state
 from fulmen_algorithm.training.step import TrainingState, logprobs_of, make_state, sft_step, train_batch
+from fulmen_exchange.ranks import Ranks
 
 
 class LocalTrainer:
@@ -119,8 +120,8 @@ class LocalTrainer:
 
 def _open_reducer(setup: TrainerSetup, policy: PolicyModel, ranks: Ranks) -> GradientReducer:
     # Codecs, their kernels and gRPC take time to import, which runs without them need not spend.
-    from fulmen_algorithm.exchange.links.opening import open_link
-    from fulmen_algorithm.exchange.reducer import CodecReducer
+    from fulmen_exchange.links.opening import open_link
+    from fulmen_exchange.reducer import CodecReducer
 
     assert setup.exchange is not None
     parameters = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}

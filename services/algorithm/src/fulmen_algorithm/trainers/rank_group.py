@@ -23,7 +23,6 @@ import msgspec
 from fulmen_algorithm.clients.child import Child
 from fulmen_algorithm.domain.failure import TrainerLost
 from fulmen_algorithm.domain.trainer import TrainerSetup
-from fulmen_algorithm.exchange.kernels.choice import VARIABLE as KERNELS_VARIABLE
 from fulmen_algorithm.trainers.calls import (
     ERRORS,
     LENGTH_BYTES,
@@ -37,6 +36,7 @@ from fulmen_algorithm.trainers.calls import (
 from fulmen_algorithm.training.publishing import WeightsOrder, WrittenWeights
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import BatchSettings, StepResult, StepSettings
+from fulmen_exchange.kernels.choice import VARIABLE as KERNELS_VARIABLE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

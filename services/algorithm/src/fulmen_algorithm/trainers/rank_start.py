@@ -8,7 +8,8 @@ import torch
 from fulmen_algorithm.domain.failure import RunFailed
 from fulmen_algorithm.domain.trainer import TrainerSetup
 from fulmen_algorithm.trainers.local import LocalTrainer
-from fulmen_algorithm.training.parallel import Ranks, join_group
+from fulmen_algorithm.training.parallel import join_group
+from fulmen_exchange.ranks import Ranks
 
 
 def open_on_rank(setup: TrainerSetup, *, device: str, threads: int, deadline_s: float) -> LocalTrainer:

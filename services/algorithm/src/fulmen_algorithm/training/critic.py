@@ -25,9 +25,10 @@ from fulmen_algorithm.training.advantage_settings import CriticPlan
 from fulmen_algorithm.training.advantages import Floats, discounted_sums, whitened
 from fulmen_algorithm.training.norm_watch import NormWatch
 from fulmen_algorithm.training.packing import MicroBatch, micro_batch
-from fulmen_algorithm.training.parallel import AllReduce, Ranks, Situation, autocast, clip_gradients, layouts_of
+from fulmen_algorithm.training.parallel import AllReduce, autocast, clip_gradients, layouts_of
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import PackingMode
+from fulmen_exchange.ranks import Ranks, Situation
 
 CRITIC = "critic.pt"
 

@@ -6,11 +6,10 @@ rank alone would get, but for rounding. Whatever is decided (to skip a step, say
 every rank alike.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -23,48 +22,10 @@ from fulmen_algorithm.training.compute import ComputeSettings, Fsdp2, Precision
 from fulmen_algorithm.training.packing import Layout, plan
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import PackingMode
+from fulmen_exchange.ranks import Exchanged, Ranks, Situation
 
-Value = TypeVar("Value")
-CPU = torch.device("cpu")
 BUCKET_BYTES = 64 * 2**20
 """Gradients are summed in pieces of this size, so that no second copy of all of them is needed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ranks:
-    """This process among those that train together.
-
-    Attributes:
-        rank: Its number, from 0; rank 0 writes files and answers.
-        world_size: How many there are.
-        device: Where this rank computes.
-        group: Through which they talk; None for a single process.
-    """
-
-    rank: int = 0
-    world_size: int = 1
-    device: torch.device = CPU
-    group: dist.ProcessGroup | None = None
-
-    @property
-    def leads(self) -> bool:
-        """Tells whether this is rank 0."""
-        return self.rank == 0
-
-    def gather(self, value: Value) -> list[Value]:
-        """Collects a value of each rank, in order of rank; every rank gets all of them."""
-        if self.group is None:
-            return [value]
-        # Between ranks of one run alone: they trust each other, and pickle takes whatever they measure.
-        gathered: list[Any] = [None] * self.world_size
-        dist.all_gather_object(gathered, value, group=self.group)
-        return cast(list[Value], gathered)
-
-    def sum(self, tensor: Tensor) -> Tensor:
-        """Adds the tensors of all ranks, in place."""
-        if self.group is not None:
-            dist.all_reduce(tensor, group=self.group)
-        return tensor
 
 
 def join_group(device: torch.device, *, deadline_s: float) -> Ranks:
@@ -100,34 +61,6 @@ def layouts_of(rows: Sequence[Row], ranks: Ranks, *, token_budget: int, mode: Pa
         # The largest first, to whoever has the least: at most 4/3 of the best distribution (Graham, 1969).
         min(shares, key=lambda share: sum(one.size_tokens for one in share)).append(layout)
     return shares
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
-    """What a reducer is told of the step whose gradients it sums.
-
-    Attributes:
-        progress: Share of the run that is done, 0 to 1; 0 where nobody knows.
-        metric: Mean reward of the step's rows; None where they have none. The same on every rank.
-        compute_s: Seconds of this rank's passes.
-    """
-
-    progress: float = 0.0
-    metric: float | None = None
-    compute_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchanged:
-    """What an exchange has to tell, the same on every rank but for seconds and bytes.
-
-    Attributes:
-        figures: Numbers by name (`exchange_*`), for the stream of the run.
-        events: Texts for the history of the run.
-    """
-
-    figures: Mapping[str, float] = field(default_factory=dict)
-    events: tuple[str, ...] = ()
 
 
 class GradientReducer(Protocol):

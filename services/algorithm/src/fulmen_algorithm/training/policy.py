@@ -24,13 +24,14 @@ from transformers import (
 
 from fulmen_algorithm.training.compute import ComputeSettings, Fsdp2
 from fulmen_algorithm.training.packing import MicroBatch
-from fulmen_algorithm.training.parallel import Ranks, autocast, shard, spread_again, wants_bf16
+from fulmen_algorithm.training.parallel import autocast, shard, spread_again, wants_bf16
 from fulmen_algorithm.training.publishing import WeightsOrder, WrittenWeights
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.scorer import TokenScorer, checkpoint_layers, layers_of, try_out
 from fulmen_algorithm.training.settings import LoraSettings, OptimizerSettings, PackingMode, Sgd
 from fulmen_algorithm.training.tensor_files import WEIGHTS_FILE
 from fulmen_algorithm.training.weight_writer import WeightWriter, published_tensors
+from fulmen_exchange.ranks import Ranks
 
 if TYPE_CHECKING:
     from fulmen_algorithm.training.lora import Adapters

@@ -30,18 +30,12 @@ from fulmen_algorithm.training.losses import (
 from fulmen_algorithm.training.norm_watch import NormWatch
 from fulmen_algorithm.training.objectives import Proximal
 from fulmen_algorithm.training.packing import Layout, MicroBatch, empty_micro_batch, micro_batch
-from fulmen_algorithm.training.parallel import (
-    AllReduce,
-    GradientReducer,
-    Situation,
-    clip_gradients,
-    gradient_norm,
-    layouts_of,
-)
+from fulmen_algorithm.training.parallel import AllReduce, GradientReducer, clip_gradients, gradient_norm, layouts_of
 from fulmen_algorithm.training.policy import PolicyModel, make_optimizer
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.schedule import LearningRate
 from fulmen_algorithm.training.settings import BatchSettings, OptimizerSettings, StepResult, StepSettings
+from fulmen_exchange.ranks import Situation
 
 
 @dataclass(slots=True, kw_only=True)

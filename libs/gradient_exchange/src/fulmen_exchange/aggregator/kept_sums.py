@@ -1,0 +1,158 @@
+"""The files in which a shard keeps its sums, and what it has kept back after each: of every call and bucket the newest.
+
+They are in the format of safetensors. Invariant: a file is whole, on disk, before it takes the place of the one before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import structlog
+import torch
+from safetensors import SafetensorError, safe_open
+
+from fulmen_exchange import wire
+from fulmen_exchange.aggregator.durable import sync_folder
+from fulmen_exchange.aggregator.effects import Reply, SumDue
+from fulmen_exchange.aggregator.membership import Key
+from fulmen_exchange.aggregator.terms import CallTerms, Terms
+from fulmen_exchange.codecs.codec import PayloadInvalid, State
+
+SUFFIX = ".safetensors"
+REPLY, STATE, ABOUT = "reply", "state.", "about"
+BUCKET = "bucket-"
+
+_log = structlog.get_logger()
+
+
+class OfOtherTerms(Exception):
+    """A file is of a run with other settings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptSum:
+    """What a file has.
+
+    Attributes:
+        key: Of the sum.
+        terms: What the ranks agreed on for it.
+        taken: Incarnations of the ranks whose payloads are in it.
+        member_count: Members of whom it was expected.
+        data: It, encoded.
+        state: What the shard had kept back of the bucket after it.
+        epoch: Of the membership.
+        history: Of the exchange.
+    """
+
+    key: Key
+    terms: CallTerms
+    taken: dict[int, str]
+    member_count: int
+    data: bytes = field(repr=False)
+    state: State = field(repr=False)
+    epoch: int
+    history: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeptSums:
+    """The files of one shard.
+
+    Attributes:
+        folder: Where they are.
+        terms: What the ranks agree on; files of others are passed over.
+        is_synced: Whether a crash of the machine, too, must not lose them.
+    """
+
+    folder: Path
+    terms: Terms
+    is_synced: bool = True
+
+    def write(self, due: SumDue, reply: Reply, state: State, *, epoch: int, history: str) -> None:
+        """Keeps a sum, instead of that of the round before: ranks are never more than a sum apart."""
+        number, call = due.key
+        about = {
+            "round": number,
+            "call": call,
+            "epoch": epoch,
+            "history": history,
+            "terms": asdict(due.terms),
+            "taken": {str(rank): incarnation for rank, incarnation in due.taken.items()},
+            "member_count": due.member_count,
+            "run": _name_of(self.terms),
+        }
+        name = f"call-{call}" if due.terms.needs_all else f"{BUCKET}{due.terms.bucket}"
+        path = self.folder / f"{name}{SUFFIX}"
+        aside = path.with_suffix(".new")
+        tensors = {f"{STATE}{key}": tensor.contiguous().view(torch.uint8).numpy().data for key, tensor in state.items()}
+        with aside.open("wb") as file:
+            file.write(_header(about, {key: len(view) for key, view in tensors.items()}, reply.size))
+            for piece in (*tensors.values(), *reply.chunks()):
+                file.write(piece)
+            file.flush()
+            if self.is_synced:
+                os.fsync(file.fileno())
+        aside.replace(path)
+        if self.is_synced:
+            sync_folder(self.folder)
+
+    def read(self) -> tuple[list[KeptSum], list[str]]:
+        """Returns what was kept, and the names of files that cannot be read."""
+        kept, bad = [], []
+        for path in sorted(self.folder.glob(f"*{SUFFIX}")):
+            try:
+                kept.append(self._read(path))
+            except OfOtherTerms:
+                continue
+            except (SafetensorError, OSError, KeyError, TypeError, ValueError, PayloadInvalid) as error:
+                _log.warning("kept_sum_not_read", file=path.name, error=type(error).__name__)
+                bad.append(path.name)
+        return kept, bad
+
+    def _read(self, path: Path) -> KeptSum:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads(file.metadata()[ABOUT])
+            if about["run"] != _name_of(self.terms):
+                raise OfOtherTerms
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
+        data = tensors.pop(REPLY).numpy().tobytes()
+        size = wire.decode(data).size
+        state = {name.removeprefix(STATE): value for name, value in tensors.items()}
+        if any(value.numel() != size for value in state.values()):
+            raise ValueError("of another size")
+        return KeptSum(
+            key=(int(about["round"]), int(about["call"])),
+            terms=CallTerms(**about["terms"]),
+            taken={int(rank): str(incarnation) for rank, incarnation in about["taken"].items()},
+            member_count=int(about["member_count"]),
+            data=data,
+            state=state,
+            epoch=int(about["epoch"]),
+            history=str(about["history"]),
+        )
+
+
+def _header(about: object, states: dict[str, int], reply_bytes: int) -> bytes:
+    """Makes the beginning of a file: tensors of float32, and bytes last, so that all of them begin where they may."""
+    places: dict[str, object] = {"__metadata__": {ABOUT: json.dumps(about)}}
+    for name, begin, end in _in_a_row({**states, REPLY: reply_bytes}):
+        kind, width = ("U8", 1) if name == REPLY else ("F32", 4)
+        places[name] = {"dtype": kind, "shape": [(end - begin) // width], "data_offsets": [begin, end]}
+    text = json.dumps(places).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _in_a_row(sizes: dict[str, int]) -> Iterator[tuple[str, int, int]]:
+    begin = 0
+    for name, size in sizes.items():
+        yield name, begin, begin + size
+        begin += size
+
+
+def _name_of(terms: Terms) -> str:
+    return json.dumps([terms.layout_digest, terms.codec, terms.codec_version, terms.settings_json, terms.shard_count])

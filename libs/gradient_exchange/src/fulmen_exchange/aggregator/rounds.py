@@ -1,0 +1,398 @@
+"""The rounds of one shard: which payloads are summed together, who is told what, and when nobody is waited for any more.
+
+Pure: time is passed in, and what is to be done comes back as effects. Invariants, whatever is delayed, repeated, lost
+or reordered, and whoever comes, goes or dies: all who get the sum of a call get the same bytes; a payload that its rank
+is told is in the sum is in it once, and one that it is told is not is not; a call is summed once or not at all; what
+was sent in another epoch changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from fulmen_exchange.aggregator.arrivals import Arrivals
+from fulmen_exchange.aggregator.checksum import crc32
+from fulmen_exchange.aggregator.effects import (
+    Answer,
+    Behind,
+    Chunk,
+    Claim,
+    Done,
+    Effect,
+    Joined,
+    NoRoom,
+    Replaced,
+    Reply,
+    RoundRecord,
+    SumDue,
+    Totals,
+    Verdict,
+)
+from fulmen_exchange.aggregator.membership import Key, Member, Membership
+from fulmen_exchange.aggregator.staging import Spare, Staging
+from fulmen_exchange.aggregator.terms import CallTerms, Terms
+
+NEW = Claim()
+MAX_CALLS = 2**17
+MAX_ROUND = 2**48
+MAX_OPEN = 4
+"""Payloads of one member that are being put together at a time, which bounds the memory that it can take."""
+RECORDED = 64
+
+
+@dataclass(slots=True, kw_only=True)
+class _Call:
+    """One sum. `due` is set while it is being made, `done` when it was; `waiting` has sent for it and is to be told."""
+
+    terms: CallTerms
+    opened_s: float
+    staged: dict[int, Staging] = field(default_factory=dict)
+    waiting: dict[int, str] = field(default_factory=dict)
+    due: SumDue | None = None
+    done: Done | None = None
+
+
+class RoundMachine:
+    """The rounds of one shard of one run."""
+
+    def __init__(self, terms: Terms, *, room: Callable[[], float] = lambda: math.inf) -> None:
+        """Begins before the first round; `room` says how many more bytes payloads may take."""
+        patience = terms.patience
+        self.terms = terms
+        self._room = room
+        self.round = 0
+        self.history = uuid.uuid4().hex
+        self.members = Membership(world_size=terms.world_size, lease_s=patience.lease_s)
+        self.arrivals = Arrivals(least_s=patience.min_wait_s, most_s=patience.max_wait_s)
+        self.totals = Totals()
+        self.removed = 0
+        self.records: dict[int, RoundRecord] = {}
+        self._calls: dict[Key, _Call] = {}
+        self._open: dict[Key, _Call] = {}  # those of them that collect
+        self._made: Key = (0, 0)  # what comes before it was made, by this process or by one before
+        self._spare = Spare()
+        self._is_restored = False
+        self._is_resumed = False
+        self._next_round = 1
+
+    @property
+    def staged_bytes(self) -> int:
+        """Memory of payloads that come, or are summed, and of buffers that are kept for the next ones."""
+        coming = sum(staging.size_bytes for call in self._open.values() for staging in call.staged.values())
+        dues = [call.due for call in self._calls.values() if call.due is not None]
+        return coming + sum(len(each.buffer) for due in dues for each in due.payloads.values()) + self._spare.size_bytes
+
+    def restore(self, kept: Mapping[Key, tuple[CallTerms, Done]], *, epoch: int, history: str) -> None:
+        """Goes on from sums that were kept when the server ended; without a history, newer ones may have been lost."""
+        self.members.epoch = max(self.members.epoch, epoch)
+        if not kept:
+            return
+        for key, (terms, done) in kept.items():
+            self._calls[key] = _Call(terms=terms, opened_s=0.0, done=done)
+        self.round, call = max(kept)
+        self._made = self.round, call + 1
+        self._next_round = self.round + 1
+        self._is_restored = bool(history)
+        self.history = history or self.history
+
+    def join(self, rank: int, incarnation: str, now_s: float, claim: Claim = NEW) -> tuple[Joined, list[Effect]]:
+        """Takes a rank in, or renews its lease.
+
+        Args:
+            rank: From 0.
+            incarnation: Tells its processes apart.
+            now_s: The time.
+            claim: What it says of itself.
+
+        Raises:
+            Behind: if it asks for a round whose sums are not kept any more, or has sums of another history.
+            Replaced: if it was a member before, and another process has its rank now.
+        """
+        # Who comes for the first time takes the place of who was there; two that took it in turn would let no sum be made.
+        if claim.epoch and self.members.is_taken(rank, incarnation):
+            raise Replaced(f"another process takes part as rank {rank}")
+        self._listen(claim, is_member=self.members.get(rank, incarnation) is not None)
+        self.members.resume(epoch=claim.epoch, known=claim.known, until_s=now_s + self.terms.patience.lease_s)
+        first_round = claim.round
+        if not claim.round and self.members.get(rank, incarnation) is None:
+            first_round = self.round + 1 if self.members.is_started or self._is_resumed else self._next_round
+        changed = self.members.add(Member(rank=rank, incarnation=incarnation, first_round=first_round, seen_s=now_s))
+        effects = (self._stale() if changed else []) + self._settle(now_s)
+        member = self.members.get(rank, incarnation)
+        assert member is not None
+        joined = Joined(
+            epoch=self.members.epoch,
+            ranks=tuple(self.members.ranks),
+            round=self.round,
+            first_round=member.first_round,
+            history=self.history,
+        )
+        return joined, effects
+
+    def _listen(self, claim: Claim, *, is_member: bool) -> None:
+        """Learns from what a rank knows; before the first round, that counts which this process has not seen."""
+        is_strange = bool(claim.history) and claim.history != self.history and not is_member
+        if is_strange and (self.members.is_started or self._is_restored):
+            raise Behind(
+                f"the others have gone on without this rank, on a server that did not have its sums any more, to round"
+                f" {self.round}"
+            )
+        if self.members.is_started:
+            if claim.round and claim.round < self.round - 1:
+                raise Behind(f"the exchange is in round {self.round}, and this rank in round {claim.round}")
+            return
+        self.round = max(self.round, claim.round)
+        if claim.known:
+            self._is_resumed = True
+            # Those who lack a sum that this rank has would make another one.
+            self._made = max(self._made, (claim.round, claim.call))
+
+    def leave(self, rank: int, incarnation: str, now_s: float) -> list[Effect]:
+        """Ends a membership."""
+        return self._remove([rank], now_s) if self.members.get(rank, incarnation) is not None else []
+
+    def take(self, rank: int, incarnation: str, chunk: Chunk, now_s: float) -> list[Effect]:
+        """Takes a chunk.
+
+        Raises:
+            NoRoom: if it begins a payload for which there is no memory.
+        """
+
+        def answer(verdict: Verdict, text: str = "") -> list[Effect]:
+            return [
+                Answer(
+                    rank=rank, incarnation=incarnation, key=chunk.key, verdict=verdict, text=text, offset=chunk.offset
+                )
+            ]
+
+        member = self.members.get(rank, incarnation)
+        if member is None or chunk.epoch != self.members.epoch:
+            # Only at its beginning, here and below: one answer is enough for a payload of many chunks.
+            return answer(Verdict.STALE_EPOCH) if chunk.offset == 0 else []
+        member.seen_s = now_s
+        if problem := self._problem(member, chunk):
+            return answer(Verdict.INVALID, problem)
+        call = self._calls.get(chunk.key)
+        if call is None:
+            if chunk.key < self._made:
+                return answer(Verdict.BEHIND, f"the others are in round {self.round}")
+            call = self._calls[chunk.key] = self._open[chunk.key] = _Call(terms=chunk.terms, opened_s=now_s)
+            self._begin(chunk.key, now_s)
+        self._note(member, chunk.key)
+        if call.done is not None:
+            return [self._told(member, chunk.key, call.done, again=True)] if chunk.offset == 0 else []
+        call.waiting[rank] = incarnation
+        if call.due is not None:
+            return []
+        # Not before the sum is known of: sums are made in order, and this one is not to be passed by.
+        if crc32(chunk.data) != chunk.crc32:
+            self.totals.bad_checksums += 1
+            return answer(Verdict.BAD_CHECKSUM)
+        return self._put(call, rank, chunk, now_s)
+
+    def _note(self, member: Member, key: Key) -> None:
+        """Remembers what a member has sent for."""
+        if key > member.position:
+            enters, member.position = key[0] > member.position[0], key
+            if enters:
+                self._forget()
+
+    def _put(self, call: _Call, rank: int, chunk: Chunk, now_s: float) -> list[Effect]:
+        staging = call.staged.get(rank)
+        if staging is None:
+            staging = call.staged[rank] = self._begun(chunk.total_bytes)
+        if not staging.put(chunk.offset, chunk.data, chunk.crc32):
+            return []
+        if not call.terms.needs_all:
+            self.arrivals.note(now_s - call.opened_s)
+        return self._settle(now_s)
+
+    def _begun(self, size: int) -> Staging:
+        if size > self._room():
+            self._spare.clear()
+            if size > self._room():
+                raise NoRoom
+        return Staging(size, self._spare)
+
+    def summed(self, key: Key, reply: Reply, now_s: float) -> list[Effect]:
+        """Takes the encoded sum of payloads that were due; nobody reads these any more."""
+        call = self._calls[key]
+        due = call.due
+        assert due is not None
+        call.due, call.done = None, Done(taken=due.taken, member_count=due.member_count, reply=reply)
+        self._made = max(self._made, (key[0], key[1] + 1))
+        self._count(due, reply, now_s)
+        self._spare.most = MAX_OPEN * len(self.members.ranks)
+        for staged in due.payloads.values():
+            self._spare.give(staged.buffer)
+        waiting = [self.members.get(rank, incarnation) for rank, incarnation in call.waiting.items()]
+        call.waiting = {}
+        return [self._told(member, key, call.done, again=False) for member in waiting if member is not None]
+
+    def refused(self, key: Key, reasons: Mapping[int, str], now_s: float) -> list[Effect]:
+        """Takes that payloads cannot be summed, by rank why: these ranks are removed, and the others send again."""
+        call = self._calls[key]
+        due = call.due
+        assert due is not None
+        call.due, self._open[key] = None, call
+        effects: list[Effect] = [
+            Answer(rank=rank, incarnation=due.taken[rank], key=key, verdict=Verdict.INVALID, text=text)
+            for rank, text in reasons.items()
+        ]
+        for rank in reasons:
+            call.waiting.pop(rank, None)
+        gone = [rank for rank in reasons if self.members.get(rank, due.taken[rank]) is not None]
+        return effects + self._remove(gone, now_s, also=True)
+
+    def tick(self, now_s: float) -> list[Effect]:
+        """Does what is due: removes members that are silent or keep the others waiting, makes sums without stragglers."""
+        expired = self.members.expired(now_s)
+        self.removed += len(expired)
+        effects = self._remove(expired, now_s)
+        self.members.start_if_due(now_s)
+        if self.members.is_started:
+            straggler_timeout_s = self.terms.patience.straggler_timeout_s
+            slow = {
+                member.rank
+                for key, call in self._open.items()
+                if now_s >= call.opened_s + straggler_timeout_s and not self._may_close(key, call, now_s)
+                for member in self.members.of_round(key[0])
+                if not _is_complete(call, member.rank)
+            }
+            self.removed += len(slow)
+            effects += self._remove(slow, now_s)
+        return effects + self._settle(now_s)
+
+    def _problem(self, member: Member, chunk: Chunk) -> str:
+        """Says why a chunk cannot be taken, before anything is allocated for it; empty if it can."""
+        number, index = chunk.key
+        if number < member.first_round:
+            return f"this rank takes part from round {member.first_round} on"
+        if number > MAX_ROUND or not 0 <= index < MAX_CALLS:
+            return f"rounds are at most {MAX_ROUND}, and sums of each at most {MAX_CALLS}"
+        call = self._calls.get(chunk.key)
+        if call is not None and (differences := call.terms.differences(chunk.terms)):
+            return differences
+        staging = call.staged.get(member.rank) if call is not None else None
+        if staging is None:
+            if problem := chunk.terms.problem(self.terms, chunk.total_bytes):
+                return problem
+            staged = sum(member.rank in each.staged for each in self._open.values())
+            if staged >= MAX_OPEN:
+                return f"at most {MAX_OPEN} payloads of a rank are taken at a time"
+            return Staging.shape_problem(chunk.offset, chunk.total_bytes, len(chunk.data))
+        return staging.problem(chunk.offset, chunk.total_bytes, len(chunk.data))
+
+    def _may_close(self, key: Key, call: _Call, now_s: float) -> bool:
+        expected = self.members.of_round(key[0])
+        here = sum(_is_complete(call, member.rank) for member in expected)
+        if not here or here == len(expected):
+            return bool(here)
+        if call.terms.needs_all or now_s < call.opened_s + self.arrivals.deadline_s():
+            return False
+        return here >= math.ceil(self.terms.patience.quorum * len(expected) - 1e-9)
+
+    def _settle(self, now_s: float) -> list[Effect]:
+        """Closes what may be closed, in order: who has a sum has all before it."""
+        self.members.start_if_due(now_s)
+        effects: list[Effect] = []
+        for key in sorted(self._open) if self.members.is_started else ():
+            if not self._may_close(key, self._open[key], now_s):
+                break
+            effects.append(self._close(key, self._open.pop(key), now_s))
+        return effects
+
+    def _close(self, key: Key, call: _Call, now_s: float) -> SumDue:
+        expected = self.members.of_round(key[0])
+        inside = [member for member in expected if _is_complete(call, member.rank)]
+        for member in expected:
+            if member not in inside:
+                member.late += 1
+                self._record(key[0], now_s).late.add(member.rank)
+                self.arrivals.note(now_s - call.opened_s)
+        call.due = SumDue(
+            key=key,
+            terms=call.terms,
+            payloads={member.rank: call.staged[member.rank].take() for member in inside},
+            taken={member.rank: member.incarnation for member in inside},
+            member_count=len(expected),
+        )
+        call.staged = {}
+        return call.due
+
+    def _remove(self, ranks: Collection[int], now_s: float, *, also: bool = False) -> list[Effect]:
+        """Ends memberships; what is not summed is then sent again, and so it is if `also` says so."""
+        changed = self.members.remove(ranks)
+        if not changed and not also:
+            return []
+        if not self.members.ranks:
+            self._is_resumed, self._next_round = False, self.round + 1
+            self._spare.clear()
+        return self._stale() + self._settle(now_s)
+
+    def _stale(self) -> list[Effect]:
+        """Forgets what is not summed, and tells those who wait for it to join and send again.
+
+        So are those told who are no members any more and wait for a sum that is being made: only members get it.
+        """
+        told: list[tuple[Key, int, str]] = []
+        for key, call in list(self._calls.items()):
+            if call.done is not None:
+                continue
+            for rank, incarnation in list(call.waiting.items()):
+                if key in self._open or self.members.get(rank, incarnation) is None:
+                    del call.waiting[rank]
+                    told.append((key, rank, incarnation))
+        for key in self._open:
+            del self._calls[key]
+        self._open.clear()
+        return [
+            Answer(rank=rank, incarnation=incarnation, key=key, verdict=Verdict.STALE_EPOCH)
+            for key, rank, incarnation in told
+        ]
+
+    def _told(self, member: Member, key: Key, done: Done, *, again: bool) -> Answer:
+        inside = done.taken.get(member.rank) == member.incarnation
+        self.totals.sent_bytes += done.reply.size
+        verdict = (Verdict.DUPLICATE if again else Verdict.ACCEPTED) if inside else Verdict.LATE
+        return Answer(rank=member.rank, incarnation=member.incarnation, key=key, verdict=verdict, done=done)
+
+    def _begin(self, key: Key, now_s: float) -> None:
+        self.round = max(self.round, key[0])
+        self._record(key[0], now_s)
+        for number in [number for number in self.records if number <= self.round - RECORDED]:
+            del self.records[number]
+
+    def _record(self, number: int, now_s: float) -> RoundRecord:
+        return self.records.setdefault(number, RoundRecord(began_s=now_s))
+
+    def _count(self, due: SumDue, reply: Reply, now_s: float) -> None:
+        terms, totals = due.terms, self.totals
+        raw = terms.total_bytes if terms.needs_all else self.terms.segment_sizes[terms.bucket] * 4
+        received = sum(len(payload.data) for payload in due.payloads.values())
+        totals.sums += 1
+        totals.partial_sums += len(due.payloads) < due.member_count
+        totals.raw_bytes += raw * len(due.payloads)
+        totals.received_bytes += received
+        record = self._record(due.key[0], now_s)
+        record.ended_s = now_s
+        record.ranks |= due.payloads.keys()
+        record.raw_bytes += raw
+        record.sent_bytes += received
+        record.payloads += len(due.payloads)
+        record.sums += 1
+        record.reply_bytes += reply.size
+
+    def _forget(self) -> None:
+        """Forgets sums that all members have: of rounds before those that they are in, and before the last but one."""
+        oldest = min(member.position[0] or member.first_round for member in self.members.all())
+        for key in [key for key, call in self._calls.items() if call.done is not None]:
+            if key[0] < max(oldest, self.round - 1):
+                del self._calls[key]
+
+
+def _is_complete(call: _Call, rank: int) -> bool:
+    return rank in call.staged and call.staged[rank].is_complete

@@ -1,0 +1,356 @@
+"""The sums of one round after another, bucket by bucket, each round through one codec; and what the codecs remember.
+
+Invariants: what is not compressed is one more bucket, which is summed as it is. Where a round leaves the codec of the
+settings out, what that has kept back goes with the gradients, and if it holds the optimiser's momentum they go through
+that: so nothing is lost, neither gradient nor momentum, whatever carries a round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import accumulate, pairwise
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fulmen_exchange.aggregator.shard import Shard
+from fulmen_exchange.codecs.codec import Bucket, Codec, LinearCodec, Payload, Round, SegmentCodec, State
+from fulmen_exchange.figures import Energy, Spent
+from fulmen_exchange.layout import Layout, Place, fill
+from fulmen_exchange.links.link import Link
+from fulmen_exchange.policies.decision import Kin, Way
+from fulmen_exchange.policies.policy import own_way
+from fulmen_exchange.reducer_state import Pieces, ReducerStateInvalid, Wholes, cut, digest_of, joined, lay
+from fulmen_exchange.registry import load_codecs, make_codec
+from fulmen_exchange.settings import CodecSettings
+
+WAVE_BYTES = 8 * 2**20
+"""Of payloads that are exchanged at a time, about: so much that the time of a message itself does not count, and little memory."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Memory:
+    """What a codec remembers on this rank.
+
+    Attributes:
+        codec: It.
+        states: By bucket.
+        keeping: Buckets of which something may be kept back.
+        shard: The shard of its sums that this rank is; None where it is none, or has no segments.
+    """
+
+    codec: Codec
+    states: dict[int, State] = field(default_factory=dict)
+    keeping: set[int] = field(default_factory=set)
+    shard: Shard | None = None
+
+
+class BucketSums:
+    """The sums of one rank.
+
+    Attributes:
+        compressed: Elements of all that is not summed as it is.
+        memories: What each codec remembers that was used.
+    """
+
+    def __init__(self, settings: CodecSettings, *, parameters: Mapping[str, nn.Parameter], link: Link) -> None:
+        """Lays the parameters out.
+
+        Args:
+            settings: Of the codec.
+            parameters: Those that train, by name, the same on every rank, in the same order.
+            link: Carries what is summed.
+        """
+        self._settings = settings
+        self._parameters = parameters
+        self._link = link
+        self._own = own_way(settings).kin
+        self._layout = Layout.of(list(parameters.items()), settings, shards=link.shards)
+        self._places = [*self._layout.buckets, _in_a_row(self._layout.dense, parameters)]
+        self.compressed = sum(map(_size_of, self._layout.buckets))
+        self._begins = list(accumulate(map(_size_of, self._places), initial=0))
+        [like, *_] = parameters.values()
+        # Kept from round to round, as DDP keeps its buckets: new memory costs more than arithmetic.
+        self._flat = torch.empty(self._begins[-1], dtype=torch.float32, device=like.device)
+        self._spent = Spent()
+        self._lapped = 0.0
+        self.memories = {self._own: Memory(codec=make_codec(settings))}
+
+    def forget(self) -> None:
+        """Begins as if there had been no round."""
+        for memory in self.memories.values():
+            if memory.shard is not None:
+                memory.shard.states.clear()
+        self.memories = {kin: Memory(codec=memory.codec) for kin, memory in self.memories.items()}
+
+    @property
+    def local_clip(self) -> float | None:
+        """Norm of a rank's own part, times the root of the number of ranks; None where the sum may be clipped."""
+        own = self.memories[self._own].codec
+        return own.local_clip if isinstance(own, SegmentCodec) else None
+
+    def takes(self, way: Way) -> bool:
+        """Tells whether a round may go a way."""
+        codec = self._memory(way.kin).codec
+        return way.kin == self._own or isinstance(codec, LinearCodec) or self._link.takes(codec)
+
+    def sum(
+        self, tensors: dict[str, Tensor], way: Way, round_: Round, *, present: frozenset[str], energy: Energy | None
+    ) -> Spent:
+        """Replaces tensors by their sums over the ranks; returns what that took.
+
+        Args:
+            tensors: By name of the parameter of which they have the shape. The sums that replace them lie in memory that the
+                next call writes to. Those of which only other ranks have one are added, and so is what a codec had kept
+                back; those that nobody has are not there.
+            way: Which way, the same on every rank.
+            round_: The round.
+            present: Those of which any rank has one.
+            energy: Gets what became of them, if that is to be measured.
+        """
+        memory = self._memory(way.kin)
+        self._spent = Spent(rounds=1)
+        self._lap(None)
+        if isinstance(memory.codec, SegmentCodec):
+            memory.shard = self._link.use(memory.codec)
+            for wave in self._waves(way, round_):
+                self._exchange(memory, memory.codec, wave, tensors, round_, energy)
+        else:
+            for index in range(len(self._layout.buckets)):
+                self._reduce(memory, memory.codec, self._filled(index, tensors, memory), round_, energy)
+        if self._places[-1]:
+            self._all_reduce(self._filled(len(self._layout.buckets), tensors, None).flat)
+        self._hand_out(tensors, present)
+        self._lap("decode_s")
+        self._spent.raw_bytes += self._flat.numel() * 4
+        return self._spent
+
+    def _bucket(self, index: int) -> Bucket:
+        """Returns a bucket; what is in it stays until something else is put there."""
+        begin, end = self._begins[index], self._begins[index + 1]
+        flat = self._flat[begin:end]
+        if index == len(self._layout.buckets):
+            return Bucket(index=index, flat=flat, matrices=(), cuts=(0, flat.numel()))
+        matrices = [(place.begin, place.rows, place.columns) for place in self._places[index]]
+        return Bucket(index=index, flat=flat, matrices=matrices, cuts=self._layout.cuts_of(index))
+
+    def _filled(self, index: int, tensors: Mapping[str, Tensor], carrier: Memory | None) -> Bucket:
+        """Puts tensors in their bucket, with what the codec of the settings has of them, unless that is what carries it."""
+        bucket, own = self._bucket(index), self.memories[self._own]
+        put = None
+        if carrier is not own and self._settings.holds_momentum:
+            put = partial(own.codec.correct, _state_of(own, bucket))
+        fill(bucket.flat, self._places[index], tensors, put)
+        if carrier is not own and index in own.keeping:
+            own.codec.give_back(bucket.flat, own.states[index])
+            own.keeping.remove(index)
+        return bucket
+
+    def _reduce(self, memory: Memory, codec: LinearCodec, bucket: Bucket, round_: Round, energy: Energy | None) -> None:
+        state = _state_of(memory, bucket)
+        memory.keeping.add(bucket.index)
+        kept = None if codec.kept is None else state[codec.kept]
+        round_ = replace(round_, bucket=bucket.index)
+        if energy is None or kept is None:
+            codec.reduce(bucket, state, self._all_reduce, round_)
+        else:
+            came, before = bucket.flat.clone(), bucket.flat + kept
+            codec.reduce(bucket, state, self._all_reduce, round_)
+            energy.add(came=came, sent=before - kept, kept=kept)
+
+    def _all_reduce(self, tensor: Tensor) -> None:
+        self._lap("encode_s")
+        self._link.all_reduce(tensor)
+        self._lap("transfer_s")
+
+    def _waves(self, way: Way, round_: Round) -> Iterator[list[int]]:
+        """Says which buckets travel together, the same on every rank: by what is to be sent of them, not by what is."""
+        ratio = 1.0 if round_.flush else way.bytes_ratio if way.ratio is None else round_.ratio
+        wave: list[int] = []
+        size = 0.0
+        for index in range(len(self._layout.buckets)):
+            wave.append(index)
+            size += 4.0 * self._layout.size_of(index) / ratio
+            if size >= WAVE_BYTES:
+                yield wave
+                wave, size = [], 0.0
+        if wave:
+            yield wave
+
+    def _encode(
+        self, memory: Memory, codec: SegmentCodec, bucket: Bucket, round_: Round, energy: Energy | None
+    ) -> list[Payload]:
+        state = _state_of(memory, bucket)
+        memory.keeping.add(bucket.index)
+        came = None if energy is None else bucket.flat.clone()
+        payloads = codec.encode(bucket.flat, state, bucket.cuts, round_)
+        self._lap("encode_s")
+        if energy is not None and came is not None:
+            sent = torch.zeros_like(bucket.flat)
+            _add(codec, payloads, bucket.cuts, sent)
+            energy.add(came=came, sent=sent, kept=None if codec.kept is None else state[codec.kept])
+            self._lap(None)
+        return payloads
+
+    def _exchange(
+        self,
+        memory: Memory,
+        codec: SegmentCodec,
+        wave: Sequence[int],
+        tensors: Mapping[str, Tensor],
+        round_: Round,
+        energy: Energy | None,
+    ) -> None:
+        """Puts the sums of tensors in the buckets of a wave."""
+        payloads: dict[int, list[Payload]] = {}
+        for index in wave:
+            bucket = self._filled(index, tensors, memory)
+            payloads[index] = self._encode(memory, codec, bucket, replace(round_, bucket=index), energy)
+        shard = memory.shard
+        summed_s = 0.0 if shard is None else shard.seconds
+        found = self._link.exchange(payloads, round_)
+        self._lap("transfer_s")
+        if shard is not None:
+            self._spent.transfer_s -= shard.seconds - summed_s
+            self._spent.decode_s += shard.seconds - summed_s
+        for index, sums in found.items():
+            bucket = self._bucket(index)
+            for payload, begin, taken in zip(payloads[index], bucket.cuts, sums.accepted, strict=False):
+                if not taken:
+                    codec.credit(payload, memory.states[index], begin)
+            bucket.flat.zero_()
+            _add(codec.reply(), sums.replies, bucket.cuts, bucket.flat)
+        self._lap("decode_s")
+
+    def _hand_out(self, tensors: dict[str, Tensor], present: frozenset[str]) -> None:
+        """Replaces tensors by what lies in the buckets."""
+        for index, places in enumerate(self._places):
+            flat = self._bucket(index).flat
+            for place in places:
+                sum_ = flat[place.begin : place.end]
+                if place.name not in present and not bool(sum_.any()):
+                    tensors.pop(place.name, None)
+                    continue
+                like = self._parameters[place.name]
+                tensors[place.name] = sum_.view(like.shape).to(like.dtype)
+
+    def _lap(self, part: str | None) -> None:
+        """Books the time since the last call; None is for what is no part of an exchange."""
+        now = perf_counter()
+        if part is not None:
+            setattr(self._spent, part, getattr(self._spent, part) + now - self._lapped)
+        self._lapped = now
+
+    def _memory(self, kin: Kin) -> Memory:
+        if kin not in self.memories:
+            name, bits = kin
+            # What the settings of the run do not say of another codec is as it is by default.
+            settings = load_codecs()[name].settings(**({"bits": bits} if bits else {}))
+            self.memories[kin] = Memory(codec=make_codec(settings))
+        return self.memories[kin]
+
+    def state(self) -> list[dict[str, Any]]:
+        """Returns what each codec remembers on this rank, by the names of parameters; copies on the CPU."""
+        found = []
+        for (name, bits), memory in self.memories.items():
+            kept: Pieces = {}
+            alike: dict[str, State] = {}
+            for index, state in memory.states.items():
+                own, shared = _parted(memory.codec, state)
+                kept |= cut(self._places[index], own)
+                if shared:
+                    alike[digest_of(self._places[index])] = {key: one.cpu().clone() for key, one in shared.items()}
+            of_shard: Pieces = {}
+            for index, state in memory.shard.states.items() if memory.shard is not None else ():
+                of_shard |= cut(self._places[index], state, begin=self._layout.cuts_of(index)[self._link.rank])
+            if kept or alike or of_shard:
+                found.append({"codec": name, "bits": bits, "kept": kept, "alike": alike, "shard": of_shard})
+        return found
+
+    def restore(self, states: Sequence[Sequence[dict[str, Any]]], *, mine: Sequence[int]) -> None:
+        """Goes on from what ranks remembered; see `state`.
+
+        What another rank kept back is added to what this one has, and shards take their segments of what all shards
+        kept. What has no place any more (a shard's, where shards are elsewhere now) is lost.
+
+        Args:
+            states: Of all ranks.
+            mine: Which of them this rank takes over.
+
+        Raises:
+            ReducerStateInvalid: if one is of other parameters, or another codec.
+        """
+        self.forget()
+        sizes = {name: parameter.numel() for name, parameter in self._parameters.items()}
+        for kin in dict.fromkeys((one["codec"], one["bits"]) for state in states for one in state):
+            if kin[0] not in load_codecs():
+                raise ReducerStateInvalid(f"there is no codec {kin[0]!r}, whose state was stored")
+            of_ranks = [[one for one in state if (one["codec"], one["bits"]) == kin] for state in states]
+            everyone = [one for entries in of_ranks for one in entries]
+            memory = self._memory(kin)
+            kept = joined((one["kept"] for rank in mine for one in of_ranks[rank]), sizes)
+            self._lay_kept(memory, kept, everyone[0]["alike"])
+            if isinstance(memory.codec, SegmentCodec):
+                memory.shard = self._link.use(memory.codec)
+                self._lay_shard(memory, memory.codec, joined((one["shard"] for one in everyone), sizes))
+
+    def _lay_kept(self, memory: Memory, kept: Wholes, alike: Mapping[str, State]) -> None:
+        for index, places in enumerate(self._places):
+            shared = alike.get(digest_of(places), {})
+            if shared or any(place.name in kept for place in places):
+                memory.keeping.add(index)
+                own, target = _parted(memory.codec, _state_of(memory, self._bucket(index)))
+                lay(places, kept, own)
+                for name, tensor in shared.items():
+                    if name not in target or target[name].numel() != tensor.numel():
+                        raise ReducerStateInvalid(f"{name} was stored by another codec")
+                    target[name].copy_(tensor)
+
+    def _lay_shard(self, memory: Memory, codec: SegmentCodec, wholes: Wholes) -> None:
+        if memory.shard is None:
+            return
+        for index, places in enumerate(self._layout.buckets):
+            if any(place.name in wholes for place in places):
+                left, right = self._layout.cuts_of(index)[self._link.rank :][:2]
+                state = codec.reply().new_state(self._bucket(index).flat[left:right])
+                lay(places, wholes, state, begin=left)
+                memory.shard.states[index] = state
+
+
+def _in_a_row(names: Sequence[str], parameters: Mapping[str, nn.Parameter]) -> tuple[Place, ...]:
+    """Lays parameters out one after another, each as a column."""
+    ends = list(accumulate((parameters[name].numel() for name in names), initial=0))
+    return tuple(
+        Place(name=name, rows=end - begin, columns=1, begin=begin)
+        for name, begin, end in zip(names, ends, ends[1:], strict=False)
+    )
+
+
+def _size_of(places: Sequence[Place]) -> int:
+    return places[-1].end if places else 0
+
+
+def _state_of(memory: Memory, bucket: Bucket) -> State:
+    """Returns what a codec remembers of a bucket, new if there is nothing yet."""
+    codec = memory.codec
+    if bucket.index not in memory.states:
+        new = codec.new_state(bucket) if isinstance(codec, LinearCodec) else codec.new_state(bucket.flat)
+        memory.states[bucket.index] = new
+    return memory.states[bucket.index]
+
+
+def _parted(codec: Codec, state: State) -> tuple[State, State]:
+    """Returns the tensors of a state that lie as the bucket does, and those that all ranks have alike."""
+    names = codec.shared if isinstance(codec, LinearCodec) else ()
+    shared = {name: state[name] for name in names if name in state}
+    return {name: tensor for name, tensor in state.items() if name not in shared}, shared
+
+
+def _add(codec: SegmentCodec, payloads: Sequence[Payload], cuts: Sequence[int], out: Tensor) -> None:
+    """Adds what the payloads of its segments say to a flat tensor."""
+    for payload, (left, right) in zip(payloads, pairwise(cuts), strict=True):
+        codec.add(payload, out[left:right])

@@ -1,0 +1,103 @@
+"""Deep gradient compression, as published.
+
+Source: Lin et al., arXiv:1712.01887: local gradient clipping, momentum correction, momentum factor masking. The warm-up
+of the sparsity is the policies'. u and v are the momentum and the error feedback; the optimiser has no momentum of its
+own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from fulmen_exchange import kernels
+from fulmen_exchange.codecs.codec import CodecEntry, Payload, Round, SegmentCodec, State
+from fulmen_exchange.codecs.sparse import MOST_RATIO, Feedback, check, payloads_of, share_of
+from fulmen_exchange.settings import CodecSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+VELOCITY, ACCUMULATED = "velocity", "accumulated"
+
+
+class DgcSettings(CodecSettings):
+    """Settings of `dgc`.
+
+    Attributes:
+        ratio: Bytes of float32 for each byte that is sent, after the policy's warm-up; 1 to 4096, 100 unless given.
+        momentum: m of the momentum correction, without unit; 0.9 unless given.
+        nesterov: Corrects Nesterov's momentum; not unless given.
+        clip: Each rank's gradient is scaled down to this norm over the root of the number of ranks, before it is
+            accumulated; in the gradient's unit, 1.0 unless given.
+    """
+
+    sgd_only = True
+    holds_momentum = True
+    codec: Literal["dgc"] = "dgc"
+    ratio: float = Field(default=100.0, ge=1, le=MOST_RATIO)
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    nesterov: bool = False
+    clip: float = Field(default=1.0, gt=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dgc(SegmentCodec):
+    """Accumulates corrected momentum and sends the largest of it."""
+
+    momentum: float
+    nesterov: bool
+    local_clip: float | None = None
+    name = "dgc"
+    version = 1
+    kept = ACCUMULATED
+
+    def new_state(self, like: Tensor) -> State:
+        """Keeps u and v."""
+        return {VELOCITY: like.new_zeros(like.numel()), ACCUMULATED: like.new_zeros(like.numel())}
+
+    def encode(self, gradient: Tensor, state: State, cuts: Sequence[int], round_: Round) -> list[Payload]:
+        """See `SegmentCodec`."""
+        velocity, accumulated = state[VELOCITY], state[ACCUMULATED]
+        if round_.flush:
+            self.correct(state, gradient, 0, gradient)
+            taken = kernels.feedback_select(gradient, accumulated, 0.0)
+        else:
+            g, u, v = (kernels.sampled(each) for each in (gradient, velocity, accumulated))
+            # In the very order in which the kernel adds, so that the threshold's own element reaches it.
+            after = v + self.momentum * (u + g) + g if self.nesterov else v + (self.momentum * u + g)
+            threshold = kernels.threshold_of(after, share_of(round_.ratio))
+            taken = kernels.dgc_select(gradient, velocity, accumulated, self.momentum, self.nesterov, threshold)
+        return payloads_of(self.name, self.version, taken, cuts)
+
+    def correct(self, state: State, gradient: Tensor, begin: int, out: Tensor) -> None:
+        """See `AnyCodec`: makes of g what v grows by, so that the round is a step of SGD with momentum.
+
+        u is not masked where all of v is sent: that is for momentum of gradients that are long past when they are sent.
+        So none of it is lost when a policy asks for rounds that send everything.
+        """
+        velocity = state[VELOCITY][begin : begin + out.numel()]
+        kernels.correct(gradient.float().contiguous(), velocity, self.momentum, self.nesterov, out)
+
+    def add(self, payload: Payload, out: Tensor) -> None:
+        """See `SegmentCodec`."""
+        kernels.add_sparse(*check(payload, name=self.name, version=self.version, size=out.numel()), out)
+
+    def credit(self, payload: Payload, state: State, begin: int) -> None:
+        """Accumulates it again; the momentum there stays masked."""
+        self.add(payload, state[ACCUMULATED][begin : begin + payload.size])
+
+    def reply(self) -> SegmentCodec:
+        """What the sum has too much of is kept back by the shard; it has no momentum."""
+        return Feedback(name="topk")
+
+
+ENTRIES = (
+    CodecEntry(
+        settings=DgcSettings,
+        make=lambda settings: Dgc(momentum=settings.momentum, nesterov=settings.nesterov, local_clip=settings.clip),
+    ),
+)

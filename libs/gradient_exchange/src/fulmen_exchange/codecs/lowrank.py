@@ -1,0 +1,233 @@
+"""What the low-rank codecs have in common: one step of the power method for each matrix of a bucket.
+
+Source: PowerSGD, arXiv:1905.13727, algorithms 1 and 2. Letters: M is what a rank has of a matrix (its gradient and what
+was kept back), P [rows, r] and Q [columns, r] are its factors. P = M Q is summed over the ranks and made orthonormal,
+Q = M^T P is summed, and P Q^T is the result, which needs nothing but sums. Three things are not as in the paper:
+
+- Sums stay sums, where the paper has means.
+- A rank keeps back M - P Q^T with its own Q, where torch's hook takes the sum of all: what differs between ranks in the
+  directions that are sent would else stay with them, and grow from round to round. What all of them keep back is the
+  same in sum.
+- Columns of Q that are zeros, as all are at first and after a gradient without rank, are drawn anew; so no matrix is
+  lost for good. Q is made orthonormal before it is used: it changes nothing in exact arithmetic, and spares float32.
+
+Factors are bits that all ranks share; P Q^T has the same bits on each where the machines and the threads of the ranks
+are of one kind. On a GPU, products are to be in float32: with TensorFloat-32, what is sent and what is kept back differ
+from what was given by a thousandth.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy
+from pydantic import Field
+
+from fulmen_exchange.codecs.codec import RESIDUAL, Bucket, LinearCodec, Round, State
+from fulmen_exchange.settings import CodecSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+RIGHT = "right"
+"""Q of all matrices, as it was left: what the next round begins with."""
+DEPENDENT = 1e-5
+"""Share of a column's norm: with no more left beside the columns before it, it is rounding, and becomes zeros."""
+_LOW = 2**64 - 1
+
+
+class LowRankSettings(CodecSettings):
+    """What the settings of the low-rank codecs have in common.
+
+    Attributes:
+        matrix_rank: r, columns of the factors of each matrix; 1 to 64, 4 unless given.
+        least_ratio: A matrix whose factors have not so many times fewer elements is summed as it is; 2.0 unless given.
+    """
+
+    matrix_rank: int = Field(default=4, ge=1, le=64)
+    least_ratio: float = Field(default=2.0, ge=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alike:
+    """Matrices of one shape in a bucket.
+
+    Attributes:
+        rows: Of each.
+        columns: Of each.
+        rank: r.
+        begins: Where they begin in the bucket.
+        right: Where their Q begin in the tensor of all of them.
+    """
+
+    rows: int
+    columns: int
+    rank: int
+    begins: tuple[int, ...]
+    right: int
+
+    def of(self, bucket: Tensor, which: int) -> Tensor:
+        """Returns one matrix of a bucket: [rows, columns], a view."""
+        begin = self.begins[which]
+        return bucket[begin : begin + self.rows * self.columns].view(self.rows, self.columns)
+
+    def right_of(self, factors: Tensor) -> Tensor:
+        """Returns Q of all: [matrices, columns, r], a view."""
+        size = len(self.begins) * self.columns * self.rank
+        return factors[self.right : self.right + size].view(len(self.begins), self.columns, self.rank)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What becomes of each matrix of a bucket.
+
+    Attributes:
+        groups: Those that are sent as factors.
+        dense: Begin and end of those that are summed as they are.
+        right_size: Elements of Q of all of them.
+    """
+
+    groups: tuple[Alike, ...]
+    dense: tuple[tuple[int, int], ...]
+    right_size: int
+
+    @classmethod
+    def of(cls, matrices: Sequence[tuple[int, int, int]], *, matrix_rank: int, least_ratio: float) -> Plan:
+        """Makes it; the same for the same matrices."""
+        shapes: dict[tuple[int, int], list[int]] = {}
+        dense: list[tuple[int, int]] = []
+        for begin, rows, columns in matrices:
+            rank = min(matrix_rank, rows, columns)
+            if (rows + columns) * rank * least_ratio > rows * columns:
+                dense.append((begin, begin + rows * columns))
+            else:
+                shapes.setdefault((rows, columns), []).append(begin)
+        groups, right = [], 0
+        for (rows, columns), begins in shapes.items():
+            rank = min(matrix_rank, rows, columns)
+            groups.append(Alike(rows=rows, columns=columns, rank=rank, begins=tuple(begins), right=right))
+            right += len(begins) * columns * rank
+        return cls(groups=tuple(groups), dense=tuple(dense), right_size=right)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LowRank(LinearCodec):
+    """One step of the power method for each matrix, with error feedback and a warm start.
+
+    Attributes:
+        matrix_rank: r.
+        least_ratio: See `LowRankSettings`.
+    """
+
+    matrix_rank: int
+    least_ratio: float
+    shared = (RIGHT,)
+
+    @abstractmethod
+    def sum_factors(
+        self, factors: list[Tensor], dense: Tensor, all_reduce: Callable[[Tensor], None], round_: Round
+    ) -> list[Tensor]:
+        """Sums factors of all matrices of a bucket, and what is dense, over the ranks.
+
+        Args:
+            factors: P or Q, float32 [matrices, n, r] of each shape; become what this rank has put into the sums.
+            dense: float32 [n], summed as it is.
+            all_reduce: See `LinearCodec.reduce`.
+            round_: The round.
+
+        Returns:
+            The sums: as `factors`, and `dense` at the end.
+        """
+
+    def new_state(self, bucket: Bucket) -> State:
+        """Keeps back what the factors leave out, and Q."""
+        flat = bucket.flat
+        return {RESIDUAL: flat.new_zeros(flat.numel()), RIGHT: flat.new_zeros(self._plan(bucket).right_size)}
+
+    def reduce(self, bucket: Bucket, state: State, all_reduce: Callable[[Tensor], None], round_: Round) -> None:
+        """See `LinearCodec`."""
+        flat, kept = bucket.flat, state[RESIDUAL]
+        kept += flat
+        if round_.flush:
+            flat.copy_(kept)
+            kept.zero_()
+            all_reduce(flat)
+            return
+        plan = self._plan(bucket)
+        rights = [group.right_of(state[RIGHT]) for group in plan.groups]
+        lefts = []
+        for group, q in zip(plan.groups, rights, strict=True):
+            _fill(q, seed=round_.seed, number=round_.number, place=(bucket.index << 32) + group.begins[0])
+            orthonormalise(q)
+            lefts.append(q.new_zeros(len(group.begins), group.rows, group.rank))
+            for which, p in enumerate(lefts[-1]):
+                p.addmm_(group.of(kept, which), q[which], beta=0)
+        pieces = [kept[begin:end] for begin, end in plan.dense]
+        *lefts, dense = self.sum_factors(lefts, joined([*pieces, kept[:0]]), all_reduce, round_)
+        for (begin, end), piece, sum_ in zip(plan.dense, pieces, parted(dense, pieces), strict=True):
+            flat[begin:end] = sum_
+            piece.zero_()
+        for group, ps, q in zip(plan.groups, lefts, rights, strict=True):
+            orthonormalise(ps)
+            for which, p in enumerate(ps):
+                q[which].addmm_(group.of(kept, which).T, p, beta=0)
+        *sums, _ = self.sum_factors(rights, kept[:0], all_reduce, round_)
+        for group, ps, q, sum_ in zip(plan.groups, lefts, rights, sums, strict=True):
+            for which, p in enumerate(ps):
+                group.of(kept, which).addmm_(p, q[which].T, alpha=-1)
+                group.of(flat, which).addmm_(p, sum_[which].T, beta=0)
+            q.copy_(sum_)
+
+    def _plan(self, bucket: Bucket) -> Plan:
+        return Plan.of(bucket.matrices, matrix_rank=self.matrix_rank, least_ratio=self.least_ratio)
+
+
+def joined(tensors: Sequence[Tensor]) -> Tensor:
+    """Copies tensors, of which there is at least one, into a flat one."""
+    flat = tensors[0].new_zeros(sum(each.numel() for each in tensors))
+    for part, each in zip(parted(flat, tensors), tensors, strict=True):
+        part.copy_(each)
+    return flat
+
+
+def parted(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Returns views of a flat tensor, as long and of the shapes of others."""
+    return [part.view_as(each) for part, each in zip(flat.split([t.numel() for t in like]), like, strict=True)]
+
+
+def _fill(factors: Tensor, *, seed: int, number: int, place: int) -> None:
+    """Draws columns that are zeros anew: uniform in [-1, 1), from the seed, the round's number and the place alone.
+
+    Any distribution with a density will do: with probability 1 no direction is left out. Philox, because the bits that
+    it gives are promised not to change.
+    """
+    empty = (factors == 0).all(dim=1)
+    if not bool(empty.any()):
+        return
+    source = numpy.random.Philox(counter=number << 64, key=[seed & _LOW, place & _LOW])
+    words = source.random_raw(factors.numel()) >> numpy.uint64(40)
+    drawn = factors.new_tensor(words.astype(numpy.float32) * numpy.float32(2.0**-23) - numpy.float32(1.0))
+    factors.copy_(drawn.view_as(factors).where(empty[:, None, :], factors))
+
+
+def orthonormalise(factors: Tensor) -> None:
+    """Makes the columns of each matrix orthonormal, in place; those that depend on the ones before become zeros.
+
+    Modified Gram-Schmidt in float64, for all matrices at once: the same operations on every device.
+
+    Args:
+        factors: float32 [matrices, n, r].
+    """
+    work = factors.double()
+    norms = work.square().sum(dim=1, keepdim=True).sqrt_()
+    for index in range(work.shape[2]):
+        column = work[:, :, index : index + 1]
+        norm = column.square().sum(dim=1, keepdim=True).sqrt_()
+        counts = norm > norms[:, :, index : index + 1] * DEPENDENT
+        column.mul_(counts / (norm + norm.eq(0)))
+        rest = work[:, :, index + 1 :]
+        rest -= column * (column * rest).sum(dim=1, keepdim=True)
+    factors.copy_(work)

@@ -1,0 +1,49 @@
+"""PowerSGD: gradients as products of two factors of low rank.
+
+Source: Vogels et al., arXiv:1905.13727; what is otherwise than there, `lowrank` says. Its sums need two exchanges, one
+after the other, which is for ranks of one cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from fulmen_exchange.codecs.codec import CodecEntry, Round
+from fulmen_exchange.codecs.lowrank import LowRank, LowRankSettings, joined, parted
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class PowerSgdSettings(LowRankSettings):
+    """Settings of `powersgd`: those of all low-rank codecs."""
+
+    codec: Literal["powersgd"] = "powersgd"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerSgd(LowRank):
+    """Sums factors in float32, all of a bucket at once."""
+
+    name = "powersgd"
+    version = 1
+
+    def sum_factors(
+        self, factors: list[Tensor], dense: Tensor, all_reduce: Callable[[Tensor], None], round_: Round
+    ) -> list[Tensor]:
+        """See `LowRank`; one sum."""
+        together = [*factors, dense]
+        sums = joined(together)
+        if sums.numel():
+            all_reduce(sums)
+        return parted(sums, together)
+
+
+ENTRIES = (
+    CodecEntry(
+        settings=PowerSgdSettings,
+        make=lambda settings: PowerSgd(matrix_rank=settings.matrix_rank, least_ratio=settings.least_ratio),
+    ),
+)

@@ -1,0 +1,197 @@
+"""Rounds: what ranks tell each other before one, what the policy makes of it, and the sums that follow.
+
+Invariants: every rank has the same bits afterwards, and what is decided (to leave a round out, to send everything, to
+change the codec) is decided from numbers that all ranks have. What is not finite on any rank goes into no state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+from typing import Any
+
+from torch import Tensor, nn
+
+from fulmen_exchange.bucket_sums import BucketSums
+from fulmen_exchange.codecs.codec import Round
+from fulmen_exchange.figures import Energy, Spent
+from fulmen_exchange.gathering import Gathered, Told, gather
+from fulmen_exchange.links.link import Link
+from fulmen_exchange.outer import decay_residuals
+from fulmen_exchange.policies.decision import PLAIN, RoundFigures, Seconds
+from fulmen_exchange.policies.policy import Policy, make_policy
+from fulmen_exchange.ranks import Exchanged, Situation
+from fulmen_exchange.reducer_state import ReducerStateInvalid
+from fulmen_exchange.settings import CodecSettings, OuterLoopSettings
+
+FORMAT = 1
+"""Of a stored state."""
+SAMPLED = ("captured", "residual_norm", "sparsity", "gradient_cosine", "relative_error")
+"""Of what ranks have told, what a run's stream shows."""
+
+
+class Exchanger:
+    """The rounds of one rank.
+
+    Attributes:
+        number: Of the last round, from 1; 0 before the first. Those that were left out do not count.
+    """
+
+    def __init__(
+        self,
+        settings: CodecSettings,
+        *,
+        parameters: Mapping[str, nn.Parameter],
+        link: Link,
+        seed: int,
+        optimizer: str,
+    ) -> None:
+        """See `CodecReducer.open`."""
+        self.number = 0
+        self._settings = settings
+        self._names = list(parameters)
+        self._device = next(iter(parameters.values())).device
+        self._link = link
+        self._seed = seed
+        self._optimizer = optimizer
+        self._sums = BucketSums(settings, parameters=parameters, link=link)
+        self._policy = self._new_policy()
+        self._measured: dict[str, float] = {}
+        self._shown: dict[str, float] = {}
+        self._events: list[str] = []
+        self._spent = Spent()
+        self._counted = (link.sent_bytes, link.received_bytes, link.missed_sums)
+
+    def _new_policy(self) -> Policy:
+        return make_policy(
+            self._settings,
+            optimizer=self._optimizer,
+            world_size=self._link.size,
+            gradient_bytes=4.0 * self._sums.compressed,
+            takes=self._sums.takes,
+        )
+
+    @property
+    def clips(self) -> bool:
+        """Whether each rank's own part is scaled down to a norm."""
+        return self._sums.local_clip is not None
+
+    def sum(self, tensors: dict[str, Tensor], situation: Situation) -> bool:
+        """Takes a round: replaces tensors by their sums over the ranks.
+
+        Args:
+            tensors: See `BucketSums.sum`.
+            situation: What the policy is told.
+
+        Returns:
+            Whether there was one; False if a tensor is not finite on any rank: nothing is changed then.
+        """
+        self._link.begin()
+        told = self._gather(tensors, situation)
+        if not told.finite:
+            return False
+        self.number += 1
+        decision = self._policy.decide(_figures_of(self.number, told))
+        self._events += decision.events
+        if isinstance(self._settings.outer, OuterLoopSettings):
+            for memory in self._sums.memories.values():
+                decay_residuals(memory.codec, memory.states.values(), self._settings.outer)
+        every = self._settings.check_every
+        energy = Energy() if self._policy.watches_energy or (every and self.number % every == 0) else None
+        round_ = Round(
+            number=self.number,
+            world_size=self._link.size,
+            ratio=decision.ratio,
+            rank=self._link.rank,
+            seed=self._seed,
+            flush=decision.flush,
+        )
+        way = decision.way if decision.enabled else PLAIN
+        spent = self._sums.sum(tensors, way, round_, present=told.present, energy=energy)
+        self._spent += spent
+        self._measured = {"codec_s": spent.encode_s + spent.decode_s, "transfer_s": spent.transfer_s}
+        if energy is not None:
+            self._measured |= energy.means()
+        return True
+
+    def _gather(self, tensors: Mapping[str, Tensor], situation: Situation) -> Gathered:
+        """Tells the others of this rank; scales its part down where the codec accumulates it: bursts are not clipped."""
+        norm = float(nn.utils.get_total_norm(list(tensors.values())))
+        means = {**self._measured, "progress": situation.progress}
+        if situation.metric is not None:
+            means["metric"] = situation.metric
+        own = Told(norm=norm, compute_s=situation.compute_s, present=tensors.keys(), means=means)
+        began = perf_counter()
+        told = gather(own, self._names, self._link, self._device)
+        self._spent.wait_s += perf_counter() - began
+        self._shown |= {f"exchange_{name}": told.means[name] for name in SAMPLED if name in told.means}
+        limit = self._sums.local_clip
+        if told.finite and limit is not None and norm > limit / self._link.size**0.5:
+            for tensor in tensors.values():
+                tensor.mul_(limit / self._link.size**0.5 / norm)
+        return told
+
+    def tell(self, event: str) -> None:
+        """Adds an event, the same on every rank, to what `take` returns."""
+        self._events.append(event)
+
+    def take(self) -> Exchanged:
+        """Returns what there is to tell since it was last asked; what was measured in a round comes with the next one."""
+        link, spent = self._link, self._spent
+        counted = (link.sent_bytes, link.received_bytes, link.missed_sums)
+        spent.sent_bytes, spent.received_bytes, spent.missed_sums = (
+            now - before for now, before in zip(counted, self._counted, strict=True)
+        )
+        found = Exchanged(figures=spent.figures() | self._shown if spent.rounds else {}, events=tuple(self._events))
+        if spent.rounds:
+            self._spent, self._shown, self._counted = Spent(), {}, counted
+        self._events = []
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """Returns what this rank goes on from."""
+        return {
+            "format": FORMAT,
+            "rank": self._link.rank,
+            "number": self.number,
+            "measured": dict(self._measured),
+            "policy": self._policy.state(),
+            "codecs": self._sums.state(),
+        }
+
+    def restore(self, states: Sequence[dict[str, Any]]) -> None:
+        """Goes on from what `state` has returned on all ranks that there were; from the beginning if there were none.
+
+        Of n ranks, rank r takes over from those whose number is r after division by n.
+
+        Raises:
+            ReducerStateInvalid: if the states are of another run.
+            PolicyStateInvalid: if they are of another policy.
+        """
+        if any(state.get("format") != FORMAT for state in states):
+            raise ReducerStateInvalid("the state of the exchange was stored by another version")
+        link = self._link
+        mine = [place for place, state in enumerate(states) if state["rank"] % link.size == link.rank % link.size]
+        self._sums.restore([state["codecs"] for state in states], mine=mine)
+        self._policy = self._new_policy()
+        self.number, self._measured = 0, {}
+        if states:
+            self._policy.restore(states[0]["policy"])
+            self.number = states[0]["number"]
+            self._measured = dict(states[mine[0]]["measured"]) if mine else {}
+
+
+def _figures_of(number: int, told: Gathered) -> RoundFigures:
+    means, seconds = told.means, None
+    if "codec_s" in means and "transfer_s" in means:
+        seconds = Seconds(compute_s=told.compute_s, codec_s=means["codec_s"], transfer_s=means["transfer_s"])
+    return RoundFigures(
+        number=number,
+        progress=means["progress"],
+        gradient_norms=told.norms,
+        captured=means.get("captured"),
+        residual=means.get("residual_norm"),
+        sparsity=means.get("sparsity"),
+        metric=means.get("metric"),
+        seconds=seconds,
+    )

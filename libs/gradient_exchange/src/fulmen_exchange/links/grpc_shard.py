@@ -1,0 +1,368 @@
+"""The membership of a rank with one shard, and its stream.
+
+Invariants: a payload is sent until its shard has said what became of it, and sending it again is harmless; payloads go out
+in the order in which they are given. Only the event loop of the link runs any of this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+import grpc.aio
+
+from fulmen.algorithm.v1 import gradient_exchange_service_pb2 as pb
+from fulmen.algorithm.v1.gradient_exchange_service_pb2_grpc import GradientExchangeServiceStub
+from fulmen.errors import DeadlineExceeded, FulmenError, Unavailable
+from fulmen.rpc.channel import DuplexStream, FulmenChannel
+from fulmen_exchange.aggregator.checksum import crc32
+from fulmen_exchange.aggregator.membership import Key
+from fulmen_exchange.aggregator.staging import Spare, Staged, Staging
+from fulmen_exchange.aggregator.terms import CHUNK_BYTES
+from fulmen_exchange.errors import ExchangeFailed
+from fulmen_exchange.links import grpc_chunks
+from fulmen_exchange.links.grpc_chunks import CutPayload, ReadChunk
+
+STREAM = "/fulmen.algorithm.v1.GradientExchangeService/Exchange"
+JOIN_LIMIT_S = 20.0
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 2.0
+HEARTBEATS_PER_LEASE = 3
+MAX_REPLY_BYTES = 2**30
+SPARE = 4
+OUTDATED = -1
+"""Instead of an epoch: what is being sent is of no use."""
+WITH_SUM = (
+    pb.SegmentStatus.STATUS_ACCEPTED,
+    pb.SegmentStatus.STATUS_DUPLICATE,
+    pb.SegmentStatus.STATUS_LATE,
+)
+
+Stream = DuplexStream[bytes | pb.ExchangeRequest, ReadChunk | pb.ExchangeResponse]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outgoing:
+    """A payload that is to be summed.
+
+    Attributes:
+        round: Of the link.
+        call: Which of the round's sums.
+        bucket: From 0.
+        codec: Name and version.
+        settings: What the codec is told.
+        payload: It; its memory does not change until its sum has come.
+    """
+
+    round: int
+    call: int
+    bucket: int
+    codec: tuple[str, int]
+    settings: pb.CallSettings
+    payload: CutPayload = field(repr=False)
+
+    @property
+    def key(self) -> Key:
+        """Names the sum."""
+        return self.round, self.call
+
+    def messages(self, epoch: int, *, only: int | None = None) -> Iterator[tuple[bytes, int]]:
+        """Returns the messages of its chunks, and what each carries; `only` is the number of the one that is wanted."""
+        head = pb.GradientChunk(
+            membership_epoch=epoch,
+            round=self.round,
+            call=self.call,
+            bucket=self.bucket,
+            codec=self.codec[0],
+            codec_version=self.codec[1],
+            settings=self.settings,
+        )
+        for number in range(len(self.payload.pieces)) if only is None else (only,):
+            yield self.payload.message(head, number), sum(map(len, self.payload.pieces[number]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incoming:
+    """A sum.
+
+    Attributes:
+        sum: It, encoded.
+        accepted: Whether this rank's payload is in it.
+        member_count: Members of whom it was expected.
+    """
+
+    sum: Staged
+    accepted: bool
+    member_count: int
+
+
+@dataclass(slots=True, eq=False)
+class _Awaited:
+    """A payload whose sum has not come; the epoch is that in which it was sent last, the status that of its sum."""
+
+    payload: Outgoing
+    result: asyncio.Future[Incoming]
+    epoch: int = 0
+    status: pb.SegmentStatus | None = None
+    reply: Staging | None = None
+
+    def begin_again(self) -> None:
+        self.status, self.reply = None, None
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the shard still wants the payload."""
+        return self.status is None and not self.result.done()
+
+
+_Orders = asyncio.Queue[tuple[_Awaited, int | None]]
+"""Payloads that are to be sent, and which chunk alone."""
+
+
+class ShardClient:
+    """One rank at one shard."""
+
+    def __init__(self, channel: FulmenChannel, request: pb.JoinRequest) -> None:
+        """Takes the channel to the shard's server, and what to join with; what the rank knows is filled in."""
+        self.sent_bytes = 0
+        self.received_bytes = 0
+        self.first_round = 0
+        self._stub = GradientExchangeServiceStub(channel)
+        self._open_stream = channel.stream_stream(
+            STREAM,
+            request_serializer=grpc_chunks.write,
+            response_deserializer=partial(grpc_chunks.read, pb.ExchangeResponse),
+        )
+        self._request = request
+        # What comes before it, this rank has. One value, for `begin` is called in another thread.
+        self._place: Key = (0, 0)
+        self._joining = asyncio.Lock()
+        self._is_joined = False
+        self._awaited: dict[Key, _Awaited] = {}
+        self._something_awaited = asyncio.Event()
+        self._orders: _Orders | None = None
+        self._has_heard = False
+        self._spare = Spare(SPARE)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def name(self) -> str:
+        """Names the shard for a person."""
+        return f"shard {self._request.terms.shard} of {self._request.training_run}"
+
+    def begin(self, round_: int) -> None:
+        """Begins a round: of those before, this rank has all sums."""
+        self._place = round_, 0
+
+    async def join(self) -> pb.JoinResponse:
+        """Becomes a member, or renews the lease.
+
+        Raises:
+            FulmenError: what the server says.
+        """
+        async with self._joining:
+            self._request.round, self._request.call = min(self._awaited, default=self._place)
+            joined: pb.JoinResponse = await self._stub.Join(self._request, timeout=JOIN_LIMIT_S)
+            self._request.membership_epoch = joined.membership_epoch
+            self._request.history = joined.history
+            self.first_round = joined.first_round
+            self._is_joined = True
+            if not self._tasks:
+                self._tasks = [
+                    asyncio.create_task(self._beat(), name="exchange-heartbeat"),
+                    asyncio.create_task(self._serve(), name="exchange-stream"),
+                ]
+            return joined
+
+    async def sum(self, payload: Outgoing) -> Incoming:
+        """Sends a payload and returns the sum that it belongs to; the caller sets the deadline.
+
+        Raises:
+            ExchangeFailed: if no waiting helps.
+        """
+        awaited = self._awaited[payload.key] = _Awaited(payload, asyncio.get_running_loop().create_future())
+        self._place = payload.round, max(self._place[1], payload.call + 1)
+        if self._orders is not None:
+            self._orders.put_nowait((awaited, None))
+        self._something_awaited.set()
+        try:
+            return await awaited.result
+        finally:
+            self._awaited.pop(payload.key, None)
+
+    def recycle(self, staged: Staged) -> None:
+        """Takes the memory of a sum that nobody reads any more."""
+        self._spare.give(staged.buffer)
+
+    async def leave(self) -> None:
+        """Ends the membership; a server that is away will find out by the lease."""
+        self.stop()
+        request = pb.LeaveRequest(
+            training_run=self._request.training_run,
+            shard=self._request.terms.shard,
+            rank=self._request.rank,
+            incarnation=self._request.incarnation,
+        )
+        with contextlib.suppress(FulmenError):
+            await self._stub.Leave(request, timeout=JOIN_LIMIT_S)
+
+    def stop(self) -> None:
+        """Ends what goes on without saying so, as a process that dies does."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def _serve(self) -> None:
+        """Keeps a stream while sums are awaited."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            while not self._awaited:
+                self._something_awaited.clear()
+                await self._something_awaited.wait()
+            try:
+                if not self._is_joined:
+                    await self._join_or_fail()
+                await self._talk()
+            except (Unavailable, DeadlineExceeded):
+                # The server may be another one, which knows nobody.
+                self._is_joined = False
+                pause_s = FIRST_PAUSE_S if self._has_heard else min(LONGEST_PAUSE_S, pause_s * 2)
+                self._has_heard = False
+                await asyncio.sleep(pause_s)
+            except ExchangeFailed as error:
+                self._fail(error)
+            except FulmenError as error:
+                self._fail(failed(self.name, error))
+
+    def _fail(self, error: ExchangeFailed) -> None:
+        for awaited in list(self._awaited.values()):
+            if not awaited.result.done():
+                awaited.result.set_exception(error)
+        self._awaited = {}
+
+    async def _join_or_fail(self) -> None:
+        try:
+            await self.join()
+        except (Unavailable, DeadlineExceeded):
+            raise
+        except FulmenError as error:
+            raise failed(self.name, error) from error
+
+    async def _talk(self) -> None:
+        """Opens a stream, sends all that is awaited, and reads, until it breaks off."""
+        stream: Stream = self._open_stream()
+        orders = self._orders = asyncio.Queue()
+        for awaited in list(self._awaited.values()):
+            awaited.begin_again()
+            orders.put_nowait((awaited, None))
+        both = (
+            asyncio.create_task(self._send(stream, orders), name="exchange-send"),
+            asyncio.create_task(self._listen(stream, orders), name="exchange-listen"),
+        )
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._orders = None
+            stream.cancel()
+            for task in both:
+                task.cancel()
+            ended = await asyncio.gather(*both, return_exceptions=True)
+        errors = [error for error in ended if isinstance(error, Exception)]
+        raise next((error for error in errors if isinstance(error, ExchangeFailed)), None) or (
+            errors[0] if errors else Unavailable("The stream was cancelled.")
+        )
+
+    async def _send(self, stream: Stream, orders: _Orders) -> None:
+        opened = pb.OpenExchange(
+            training_run=self._request.training_run,
+            shard=self._request.terms.shard,
+            rank=self._request.rank,
+            incarnation=self._request.incarnation,
+        )
+        await stream.write(pb.ExchangeRequest(open=opened))
+        while True:
+            awaited, only = await orders.get()
+            if only is None:
+                awaited.epoch = self._request.membership_epoch
+            epoch = awaited.epoch
+            for message, size in awaited.payload.messages(epoch, only=only):
+                if not awaited.is_wanted or awaited.epoch != epoch:
+                    break
+                self.sent_bytes += size
+                await stream.write(message)
+
+    async def _listen(self, stream: Stream, orders: _Orders) -> None:
+        while True:
+            message = await stream.read()
+            if message is grpc.aio.EOF:
+                raise Unavailable("The server has closed the stream.")
+            self._has_heard = True
+            about = message.head if isinstance(message, ReadChunk) else message.status
+            awaited = self._awaited.get((about.round, about.call))
+            if awaited is None or awaited.result.done():
+                continue  # of a payload that was sent again, and had its sum already
+            if isinstance(message, ReadChunk):
+                self._take(awaited, message)
+            elif message.status.status in WITH_SUM:
+                self._expect(awaited, message.status)
+            elif message.status.status == pb.SegmentStatus.STATUS_BAD_CHECKSUM:
+                orders.put_nowait((awaited, message.status.offset_bytes // CHUNK_BYTES))
+            elif message.status.status == pb.SegmentStatus.STATUS_STALE_EPOCH:
+                if awaited.epoch < message.status.membership_epoch:  # else it was sent again since
+                    awaited.epoch = OUTDATED
+                    if self._request.membership_epoch < message.status.membership_epoch:
+                        await self._join_or_fail()
+                    orders.put_nowait((awaited, None))
+            else:
+                awaited.result.set_exception(self._refusal(awaited, message.status))
+
+    def _expect(self, awaited: _Awaited, status: pb.SegmentStatus) -> None:
+        if not 0 < status.reply_bytes <= MAX_REPLY_BYTES:
+            raise ExchangeFailed(f"{self.name} announced a sum of {status.reply_bytes} bytes; update its server")
+        awaited.status, awaited.reply = status, Staging(status.reply_bytes, self._spare)
+
+    def _take(self, awaited: _Awaited, chunk: ReadChunk) -> None:
+        status, reply, head = awaited.status, awaited.reply, chunk.head
+        if status is None or reply is None:
+            return
+        problem = reply.problem(head.offset_bytes, head.total_bytes, len(chunk.data))
+        if problem or crc32(chunk.data) != head.crc32:
+            # Asked for again, it comes again.
+            raise Unavailable(f"A sum came damaged: {problem or 'wrong checksum'}.")
+        self.received_bytes += len(chunk.data)
+        if reply.put(head.offset_bytes, chunk.data, head.crc32):
+            self._request.known_member_count = status.member_count
+            awaited.result.set_result(
+                Incoming(
+                    sum=reply.take(),
+                    accepted=status.status != pb.SegmentStatus.STATUS_LATE,
+                    member_count=status.member_count,
+                )
+            )
+
+    def _refusal(self, awaited: _Awaited, status: pb.SegmentStatus) -> ExchangeFailed:
+        if status.status == pb.SegmentStatus.STATUS_BEHIND:
+            return ExchangeFailed(
+                f"this rank is too far behind {self.name}: {status.text}."
+                " Start it again from a newer checkpoint, or from the weights of another rank"
+            )
+        return ExchangeFailed(
+            f"{self.name} refuses a payload of round {awaited.payload.round}: {status.text}."
+            " The ranks must run the same version with the same settings"
+        )
+
+    async def _beat(self) -> None:
+        """Keeps the lease while the rank computes."""
+        while True:
+            await asyncio.sleep(self._request.terms.lease_s / HEARTBEATS_PER_LEASE)
+            # The next call finds out whatever it is.
+            with contextlib.suppress(FulmenError):
+                await self.join()
+
+
+def failed(name: str, error: FulmenError) -> ExchangeFailed:
+    """Says what a refusal means for a rank."""
+    listed = "".join(f"\n  {violation.field}: {violation.description}" for violation in error.violations)
+    return ExchangeFailed(f"{name} refuses this rank ({error.reason}): {error.message}{listed}")

@@ -1,0 +1,62 @@
+"""Opens the link that settings ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import assert_never
+
+from torch import nn
+
+from fulmen.rpc.channel import FulmenChannel, open_channel
+from fulmen_exchange.layout import Layout
+from fulmen_exchange.links.access import LinkAccess
+from fulmen_exchange.links.grpc_link import GrpcLink, GrpcRank
+from fulmen_exchange.links.grpc_settings import GrpcLinkSettings
+from fulmen_exchange.links.link import Link
+from fulmen_exchange.links.torch_link import TorchLink
+from fulmen_exchange.ranks import Ranks
+from fulmen_exchange.registry import make_codec
+from fulmen_exchange.settings import CodecSettings, TorchLinkSettings
+
+
+def open_link(
+    settings: CodecSettings,
+    *,
+    parameters: Mapping[str, nn.Parameter],
+    ranks: Ranks,
+    access: LinkAccess | None = None,
+) -> Link:
+    """Opens the link of a group of ranks, which all call this; its layout is that of `CodecReducer.open`.
+
+    Args:
+        settings: Of the codec; `settings.link` says which link.
+        parameters: That train, by name, the same on every rank.
+        ranks: This rank among the others.
+        access: To servers of shards; None where the link has none.
+
+    Raises:
+        ExchangeFailed: if a server refuses the rank, or cannot be reached within the deadline.
+    """
+    match settings.link:
+        case TorchLinkSettings():
+            return TorchLink(ranks)
+        case GrpcLinkSettings() as link:
+            if access is None:
+                raise AssertionError("servers of shards are called with an access")
+            who = GrpcRank(
+                training_run=access.training_run,
+                rank=ranks.rank,
+                world_size=ranks.world_size,
+                layout=Layout.of(list(parameters.items()), settings, shards=len(link.targets)),
+                codec=make_codec(settings),
+                codec_settings=settings,
+                device=ranks.device,
+            )
+            return GrpcLink.open(who, link, connect=lambda target: connected(access, target))
+        case _:
+            assert_never(settings.link)
+
+
+def connected(access: LinkAccess, target: str) -> FulmenChannel:
+    """Opens the channel to a server of shards, with TLS where there are certificates for it."""
+    return open_channel(target, token=access.token or None, tls=access.tls.get(target))

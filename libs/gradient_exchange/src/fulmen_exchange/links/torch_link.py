@@ -1,0 +1,134 @@
+"""Ranks of one process group: each is the shard of one segment of every bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fulmen_exchange import wire
+from fulmen_exchange.aggregator.shard import Shard
+from fulmen_exchange.aggregator.terms import MAX_RANKS
+from fulmen_exchange.codecs.codec import Payload, Round, SegmentCodec
+from fulmen_exchange.links.link import Sums
+from fulmen_exchange.ranks import Ranks
+
+SMALL_BYTES = 16 * 1024
+"""Up to which a sum is made by every rank of what all have sent it."""
+
+
+class TorchLink:
+    """See `exchange.link.Link`."""
+
+    missed_sums = 0
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._shards: dict[SegmentCodec, Shard] = {}
+        self._shard: Shard | None = None
+        self.sent_bytes = 0
+        self.received_bytes = 0
+
+    @property
+    def rank(self) -> int:
+        """See `Link`."""
+        return self._ranks.rank
+
+    @property
+    def size(self) -> int:
+        """See `Link`."""
+        return self._ranks.world_size
+
+    @property
+    def shards(self) -> int:
+        """One on each rank."""
+        return self._ranks.world_size
+
+    def begin(self) -> None:
+        """Ranks of a process group neither come nor go."""
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """See `Link`; what a ring of ranks sends is counted: 2 (N - 1) / N of the tensor each way."""
+        size_bytes = tensor.numel() * tensor.element_size()
+        if size_bytes <= SMALL_BYTES and tensor.device.type == "cpu":
+            self._sum_small(tensor)
+            return
+        self._ranks.sum(tensor)
+        moved = 2 * (self.size - 1) * size_bytes // self.size
+        self.sent_bytes += moved
+        self.received_bytes += moved
+
+    def _sum_small(self, tensor: Tensor) -> None:
+        """Has every rank send a tensor to every other one: one message's time, where a ring takes those of 2 (N - 1)."""
+        of_ranks = [torch.empty_like(tensor) for _ in range(self.size)]
+        self._swap([tensor] * self.size, of_ranks)
+        first, *others = of_ranks
+        tensor.copy_(first)
+        for other in others:
+            tensor += other
+
+    def takes(self, codec: SegmentCodec) -> bool:
+        """Takes payloads of any codec."""
+        return True
+
+    def use(self, codec: SegmentCodec) -> Shard:
+        """See `Link`; a codec keeps its shard."""
+        if codec not in self._shards:
+            self._shards[codec] = Shard(codec, device=self._ranks.device)
+        self._shard = self._shards[codec]
+        return self._shard
+
+    def exchange(self, payloads: Mapping[int, Sequence[Payload]], round_: Round) -> dict[int, Sums]:
+        """See `Link`; every payload is accepted. All buckets travel together, for every message costs time of its own."""
+        if self._shard is None:
+            raise AssertionError("use() comes before the first exchange")
+        outgoing = [[wire.encode(of_bucket[shard]) for of_bucket in payloads.values()] for shard in range(self.size)]
+        of_ranks = self._all_to_all(outgoing)
+        replies = []
+        for bucket, messages in zip(payloads, zip(*of_ranks, strict=True), strict=True):
+            mine = [wire.decode(data, device=self._ranks.device) for data in messages]
+            as_shard = replace(round_, rank=MAX_RANKS + self.rank, bucket=bucket)
+            replies.append(wire.encode(self._shard.reduce(bucket, mine, as_shard)))
+        of_shards = self._all_to_all([replies] * self.size)
+        return {
+            bucket: Sums(
+                replies=[wire.decode(data, device=self._ranks.device) for data in messages],
+                accepted=[True] * self.size,
+            )
+            for bucket, messages in zip(payloads, zip(*of_shards, strict=True), strict=True)
+        }
+
+    def _all_to_all(self, outgoing: Sequence[Sequence[bytearray]]) -> list[list[memoryview]]:
+        """Sends each rank its messages, and returns what each has sent to this one; of each as many."""
+        device, count = self._ranks.device, len(outgoing[0])
+        sizes = torch.empty(self.size, count, dtype=torch.int64, device=device)
+        self._swap([torch.tensor([len(one) for one in each], device=device) for each in outgoing], list(sizes))
+        joined = [torch.frombuffer(bytearray().join(each), dtype=torch.uint8).to(device) for each in outgoing]
+        incoming = [torch.empty(int(each.sum()), dtype=torch.uint8, device=device) for each in sizes]
+        self._swap(joined, incoming)
+        return [_cut(data.cpu(), each.tolist()) for data, each in zip(incoming, sizes, strict=True)]
+
+    def _swap(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> None:
+        """Sends each rank a tensor, and fills the other ones with what each has sent to this one."""
+        group, own = self._ranks.group, self.rank
+        incoming[own].copy_(outgoing[own])
+        calls = []
+        for other in range(self.size):
+            if other != own:
+                # First where to: Gloo uses half of a line where it has to send what nobody waits for yet.
+                calls.append(dist.P2POp(dist.irecv, incoming[other], group=group, group_peer=other))
+                calls.append(dist.P2POp(dist.isend, outgoing[other], group=group, group_peer=other))
+                self.sent_bytes += outgoing[other].numel() * outgoing[other].element_size()
+                self.received_bytes += incoming[other].numel() * incoming[other].element_size()
+        for work in dist.batch_isend_irecv(calls) if calls else ():
+            work.wait()
+
+
+def _cut(data: Tensor, sizes: Sequence[int]) -> list[memoryview]:
+    """Cuts bytes up into messages of these sizes."""
+    view, ends = data.numpy().data, list(accumulate(sizes, initial=0))
+    return [view[begin:end] for begin, end in pairwise(ends)]

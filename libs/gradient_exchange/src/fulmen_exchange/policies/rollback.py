@@ -1,0 +1,90 @@
+"""Goes back to settings of the compression that were good, when the reward has fallen under others.
+
+The good settings are those in effect when the smoothed reward was at its best. They stand for a cool-down then, in
+which nothing else is tried; each further roll back makes that twice as long. If the reward has not come back by its
+end, the settings were not at fault: the best is forgotten, and the policy goes on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from fulmen_exchange.policies.decision import Choice, RoundFigures, Way
+from fulmen_exchange.policies.machine import dump, load
+from fulmen_exchange.policies.settings import NoRollback, RollbackOnDrop
+
+MOST_DOUBLINGS = 6
+
+
+@dataclass(slots=True)
+class RollbackState:
+    """What is remembered: of the reward, of the good way, and of the one that stands."""
+
+    mean: float | None = None
+    best: float | None = None
+    good: Way | None = None
+    below: int = 0
+    held: Way | None = None
+    held_until: int = 0
+    times: int = 0
+
+
+class Rollback:
+    """Stands between what is wanted and what is done."""
+
+    def __init__(self, settings: NoRollback | RollbackOnDrop) -> None:
+        self._settings = settings
+        self._state = RollbackState()
+
+    def guard(self, figures: RoundFigures, wanted: Choice, *, now: Way | None) -> Choice:
+        """Takes a round's metric in, which came while `now` was in effect; returns what is to be done."""
+        settings, state = self._settings, self._state
+        if isinstance(settings, NoRollback):
+            return wanted
+        if figures.metric is not None and now is not None:
+            self._learn(figures.metric, now, settings)
+        events = list(wanted.events)
+        if state.held is not None:
+            if figures.number < state.held_until:
+                return replace(wanted, way=state.held, reason=f"rolled back; others from round {state.held_until} on")
+            events += self._end(settings)
+        if state.below < settings.window or state.good is None or now is None or now == state.good:
+            return replace(wanted, events=tuple(events))
+        rounds = settings.cool_down * 2 ** min(state.times, MOST_DOUBLINGS)
+        state.held, state.held_until, state.below = state.good, figures.number + rounds, 0
+        state.times += 1
+        events.append(
+            f"compression rolled back from {now.text} to {state.held.text}: the metric fell from {state.best:.4g} to"
+            f" {state.mean:.4g}, by more than {settings.drop:.4g}; it stays for {rounds} rounds"
+        )
+        return replace(wanted, way=state.held, reason="the metric fell", events=tuple(events))
+
+    def _learn(self, metric: float, now: Way, settings: RollbackOnDrop) -> None:
+        state = self._state
+        mean = metric if state.mean is None else state.mean + settings.smoothing * (metric - state.mean)
+        state.mean = mean
+        if state.best is None or mean >= state.best:
+            state.best, state.good, state.below = mean, now, 0
+        else:
+            state.below = state.below + 1 if mean < state.best - settings.drop else 0
+
+    def _end(self, settings: RollbackOnDrop) -> list[str]:
+        """Ends a time in which the good way stood."""
+        state = self._state
+        stayed, state.held, state.below = state.held, None, 0
+        if stayed is None or state.mean is None or state.best is None or state.mean >= state.best - settings.drop:
+            return []
+        state.best = state.mean
+        return [f"the metric did not come back with {stayed.text}: the compression was not at fault"]
+
+    def state(self) -> dict[str, object]:
+        """Returns what is remembered, as plain values."""
+        return dump(self._state)
+
+    def restore(self, plain: object) -> None:
+        """Goes on from it.
+
+        Raises:
+            PolicyStateInvalid: if it is none.
+        """
+        self._state = load(RollbackState, plain)

@@ -1,0 +1,186 @@
+"""The gradients of ranks, summed through a codec: what `training.parallel.GradientReducer` asks for.
+
+Invariants: every rank has the same bits afterwards. A gradient that is not finite on any rank goes into no state: the
+step is skipped by all, as it would be without a codec. A parameter without gradient on any rank keeps none, unless
+something of it that was kept back is sent now. With an outer loop gradients stay the rank's own, and what its steps have
+moved the weights by is exchanged; wherever weights are asked for, all ranks have the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from fulmen_exchange.errors import RanksDiverged
+from fulmen_exchange.exchanger import Exchanger
+from fulmen_exchange.links.link import Link
+from fulmen_exchange.outer import OuterLoop, OuterState
+from fulmen_exchange.ranks import Exchanged, Ranks, Situation
+from fulmen_exchange.settings import CodecSettings, OuterLoopSettings
+
+
+class CodecReducer:
+    """See `GradientReducer`. Made by `open`."""
+
+    def __init__(
+        self, settings: CodecSettings, *, parameters: Mapping[str, nn.Parameter], link: Link, exchanger: Exchanger
+    ) -> None:
+        """See `open`."""
+        self._settings = settings
+        self._parameters = parameters
+        self._link = link
+        self._exchanger = exchanger
+        self._situation = Situation()
+        self._outer: OuterLoop | None = None
+        if isinstance(settings.outer, OuterLoopSettings):
+            self._outer = OuterLoop(settings.outer)
+            self._outer.begin(parameters)
+
+    @classmethod
+    def open(
+        cls,
+        settings: CodecSettings,
+        *,
+        parameters: Mapping[str, nn.Parameter],
+        link: Link,
+        seed: int,
+        optimizer: str,
+    ) -> CodecReducer:
+        """Makes it; sends nothing yet.
+
+        Args:
+            settings: Of the codec, and what goes with it.
+            parameters: By name, the same on every rank, in the same order; those that do not train are left alone.
+            link: To the other ranks.
+            seed: Of what is random, the same on every rank.
+            optimizer: Kind of the optimiser, `adamw` or `sgd`, which says what `auto` may choose.
+        """
+        trained = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
+        exchanger = Exchanger(settings, parameters=trained, link=link, seed=seed, optimizer=optimizer)
+        return cls(settings, parameters=trained, link=link, exchanger=exchanger)
+
+    @property
+    def clips_sums(self) -> bool:
+        """See `GradientReducer`."""
+        return not self._exchanger.clips
+
+    @property
+    def steps_alone(self) -> bool:
+        """See `GradientReducer`."""
+        return self._outer is not None
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds there were."""
+        return self._exchanger.number
+
+    def reduce(self, parameters: Sequence[nn.Parameter], ranks: Ranks, situation: Situation) -> None:
+        """See `GradientReducer`; the parameters are those that it was opened with.
+
+        Raises:
+            RanksDiverged: if the ranks do not hold the same weights any more.
+        """
+        gradients = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
+        if self._outer is not None:
+            # As large as the sum would be, for losses are normalised over the rows of all ranks.
+            for gradient in gradients.values():
+                gradient.mul_(self._link.size)
+            self._situation = replace(situation, compute_s=self._situation.compute_s + situation.compute_s)
+            return
+        if not self._exchanger.sum(gradients, situation):
+            # Every rank skips the step over this.
+            for gradient in gradients.values():
+                gradient.fill_(float("nan"))
+            return
+        for name, parameter in self._parameters.items():
+            parameter.grad = gradients.get(name)
+        self._check_weights()
+
+    def stepped(self) -> None:
+        """See `GradientReducer`."""
+        if self._outer is not None:
+            self._outer.stepped()
+            if self._outer.due():
+                self._step(self._outer)
+
+    def settle(self) -> None:
+        """See `GradientReducer`."""
+        if self._outer is not None and self._outer.moved:
+            self._step(self._outer)
+
+    def _step(self, outer: OuterLoop) -> None:
+        """Takes an outer step."""
+        moved = outer.pseudo_gradients()
+        if self._exchanger.sum(moved, self._situation):
+            averages = {name: sum_.div_(self._link.size) for name, sum_ in moved.items()}
+        else:
+            averages = {name: torch.zeros_like(one) for name, one in moved.items()}
+            self._exchanger.tell(
+                "weights of a rank were not finite: all ranks are back at those of the last outer step"
+            )
+        self._situation = replace(self._situation, compute_s=0.0)
+        outer.apply(averages)
+        self._check_weights()
+
+    def take(self) -> Exchanged:
+        """See `GradientReducer`."""
+        return self._exchanger.take()
+
+    def _check_weights(self) -> None:
+        """Compares a digest of the weights with that of the other ranks, every so many rounds."""
+        every = self._settings.check_every
+        if not every or self.rounds % every:
+            return
+        digest = hashlib.sha256()
+        for parameter in self._parameters.values():
+            digest.update(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        device = next(iter(self._parameters.values())).device
+        own = torch.tensor(list(digest.digest()[:16]), dtype=torch.float32, device=device)
+        sum_ = own.clone()
+        self._link.all_reduce(sum_)
+        if not torch.equal(sum_, own * self._link.size):
+            raise RanksDiverged(f"the ranks hold different weights in round {self.rounds}")
+
+    def state(self) -> dict[str, Any]:
+        """See `GradientReducer`; an anchor that is where the weights are is not stored again."""
+        state = self._exchanger.state()
+        if self._outer is not None:
+            outer = self._outer.state()
+            apart = {
+                name: anchor
+                for name, anchor in outer.anchor.items()
+                if not torch.equal(anchor, self._parameters[name].detach().float())
+            }
+            state["outer"] = {
+                "steps": outer.steps,
+                "anchor": {name: one.cpu().clone() for name, one in apart.items()},
+                "velocity": {name: one.cpu().clone() for name, one in outer.velocity.items()},
+            }
+        return state
+
+    def restore(self, states: Sequence[dict[str, Any]]) -> None:
+        """See `GradientReducer`. The weights are those of the state already; without states it begins anew from them.
+
+        Raises:
+            ReducerStateInvalid: if the states are of another run.
+            PolicyStateInvalid: if they are of another policy.
+            OuterStateInvalid: if they are of another outer loop.
+        """
+        self._exchanger.restore(states)
+        if self._outer is None:
+            return
+        self._outer.begin(self._parameters)
+        if states:
+            outer, weights = states[0].get("outer", {}), self._outer.state().anchor
+            self._outer.restore(
+                OuterState(
+                    steps=outer.get("steps", 0),
+                    anchor={**weights, **outer.get("anchor", {})},
+                    velocity=outer.get("velocity", {}),
+                )
+            )

@@ -1,0 +1,67 @@
+"""The codecs by name: every file of `compression` with `ENTRIES`, and those of installed packages."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Annotated, Any, Union
+
+from pydantic import Field
+
+from fulmen_exchange import codecs as compression
+from fulmen_exchange.codecs.codec import AnyEntry, Codec, CodecEntry
+from fulmen_exchange.settings import CodecSettings
+
+ENTRIES = "ENTRIES"
+ENTRY_POINTS = "fulmen.codecs"
+
+
+class CodecsInvalid(Exception):
+    """A codec cannot be had; the text names the file or package that is at fault."""
+
+
+@lru_cache(maxsize=1)
+def load_codecs() -> Mapping[str, AnyEntry]:
+    """Collects every codec.
+
+    Raises:
+        CodecsInvalid: if an entry is none, or two codecs have the same name.
+    """
+    found: dict[str, AnyEntry] = {}
+    for origin, entry in _all():
+        if not isinstance(entry, CodecEntry):
+            raise CodecsInvalid(f"{origin}: needs {ENTRIES}, a tuple of CodecEntry")
+        if entry.name in found:
+            raise CodecsInvalid(f"{origin}: the codec {entry.name!r} is there already")
+        found[entry.name] = entry
+    return found
+
+
+def make_codec(settings: CodecSettings) -> Codec:
+    """Builds the codec of some settings."""
+    return next(entry for entry in load_codecs().values() if type(settings) is entry.settings).make(settings)
+
+
+def _all() -> Iterator[tuple[str, Any]]:
+    for module in pkgutil.iter_modules(compression.__path__, f"{compression.__name__}."):
+        yield from ((module.name, entry) for entry in getattr(import_module(module.name), ENTRIES, ()))
+    for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda each: each.name):
+        origin = f"entry point {point.name} = {point.value}"
+        try:
+            loaded = point.load()
+        except Exception as error:  # other people's code, which may raise anything
+            raise CodecsInvalid(f"{origin}: {type(error).__name__}: {error}") from error
+        yield from ((origin, entry) for entry in getattr(loaded, ENTRIES, loaded))
+
+
+if TYPE_CHECKING:
+    ExchangeSettings = CodecSettings
+else:
+    ExchangeSettings = Annotated[
+        Union[tuple(entry.settings for entry in load_codecs().values())],  # noqa: UP007 - known at run time alone
+        Field(discriminator="codec"),
+    ]
+"""Settings of any codec that is there, told apart by their `codec`."""

@@ -1,0 +1,387 @@
+"""`fulmen.algorithm.v1.GradientExchangeService`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
+import structlog
+
+from fulmen.algorithm.v1 import gradient_exchange_service_pb2 as pb
+from fulmen.algorithm.v1.gradient_exchange_service_pb2_grpc import (
+    GradientExchangeServiceServicer,
+    add_GradientExchangeServiceServicer_to_server,
+)
+from fulmen.errors import (
+    ArgumentInvalid,
+    DeadlineExceeded,
+    Draining,
+    QuotaExceeded,
+    TrainingRunNotFound,
+    TrainingRunStateInvalid,
+    Unavailable,
+    Violation,
+)
+from fulmen.ids import ALL_PROJECTS
+from fulmen_exchange.aggregator.effects import Behind, Replaced
+from fulmen_exchange.aggregator.rounds import RoundMachine
+from fulmen_exchange.aggregator.terms import CHUNK_BYTES, MAX_RANKS, Problem, Terms
+from fulmen_exchange.links import grpc_chunks
+from fulmen_exchange.links.grpc_chunks import ReadChunk
+from fulmen_exchange.server import messages as messages
+from fulmen_exchange.server.folders import ExchangeFolders, Run
+from fulmen_exchange.server.shards import Outbox, ServedShard
+from fulmen_service_kit.auth import current_caller
+
+if TYPE_CHECKING:
+    from fulmen_exchange.aggregator.shard_sum import Restored, ShardSum
+
+SERVICE = "fulmen.algorithm.v1.GradientExchangeService"
+EXCHANGE = "Exchange"
+OPEN_LIMIT_S = 15.0
+TICK_S = 0.1
+LINGER_S = 5.0
+QUIET_S = 0.5
+SWEEP_S = 600.0
+MAX_NAME = 128
+MAX_VIOLATIONS = 20
+"""Of one answer: they travel as metadata, which is limited."""
+PAGE_BYTES = 2 * 2**20
+"""Of an answer; gRPC takes twice as much unless it is told otherwise."""
+
+_log = structlog.get_logger()
+Message = ReadChunk | pb.ExchangeRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeLimits:
+    """What ranks can make a server hold.
+
+    Attributes:
+        max_shards: Shards of all runs together.
+        max_elements: Elements of one shard: all its segments.
+        max_staged_bytes: Memory of payloads that wait for their sums, of all shards together.
+        forget_s: How long a shard without members is kept in memory.
+        keep_s: How long its files are, unless its run is over.
+    """
+
+    max_shards: int = 64
+    max_elements: int = 2**31
+    max_staged_bytes: int = 8 * 2**30
+    forget_s: float = 600.0
+    keep_s: float = 7 * 86_400.0
+
+
+class GradientExchangeServicer(GradientExchangeServiceServicer):
+    """Decodes, calls once, encodes; and is the background role that makes time pass. Added to servers by `add_exchange`."""
+
+    def __init__(
+        self,
+        *,
+        project_of: Callable[[str], str],
+        folder: Path | None = None,
+        is_synced: bool = True,
+        is_over: Callable[[Run], bool] = lambda _: False,
+        clock: Callable[[], float] = time.monotonic,
+        limits: ExchangeLimits = ExchangeLimits(),
+    ) -> None:
+        """Takes what the server knows of runs.
+
+        Args:
+            project_of: The project of a training run; raises TrainingRunNotFound.
+            folder: Where sums are kept over a restart; None: nowhere.
+            is_synced: Whether they are on the disk before ranks get them: a crash of the machine loses none then.
+            is_over: Tells whether a run will never go on, so that what is kept of it can be deleted.
+            clock: The time, in seconds.
+            limits: What is held at most.
+        """
+        self._project_of = project_of
+        self._folders = (
+            None
+            if folder is None
+            else ExchangeFolders(folder, keep_s=limits.keep_s, is_over=is_over, is_synced=is_synced)
+        )
+        self._is_synced = is_synced
+        self._clock = clock
+        self._limits = limits
+        self._shards: dict[Run, dict[int, ServedShard]] = {}
+        self._opening = asyncio.Lock()
+        self._swept_s = -SWEEP_S
+        self._drains = False
+
+    async def run(self) -> None:
+        """Removes silent members, and makes sums without stragglers, until it is cancelled."""
+        try:
+            while True:
+                await self.tick()
+                await asyncio.sleep(TICK_S)
+        finally:
+            await self.end()
+
+    async def tick(self) -> None:
+        """Does what is due now."""
+        for run, shards in list(self._shards.items()):
+            for number, shard in list(shards.items()):
+                if shards.get(number) is not shard:
+                    continue  # another was opened in its place while the one before it was ended
+                shard.tick()
+                if self._clock() >= shard.empty_since_s + self._limits.forget_s:
+                    del shards[number]
+                    await shard.end()
+            if not shards:
+                self._shards.pop(run, None)
+        if self._folders is not None and self._clock() >= self._swept_s + SWEEP_S:
+            self._swept_s = self._clock()
+            async with self._opening:
+                await asyncio.to_thread(self._folders.sweep, set(self._shards))
+
+    def held(self) -> list[tuple[str, str, ServedShard]]:
+        """Returns all shards with their projects and runs; also in another thread."""
+        return [(*run, shard) for run, shards in list(self._shards.items()) for shard in list(shards.values())]
+
+    def drain(self) -> None:
+        """Ends the open streams, and takes no more: ranks come back when the server does."""
+        self._drains = True
+        for shard in self._all():
+            shard.drain()
+
+    async def end(self) -> None:
+        """Ends all that goes on, and forgets all shards."""
+        shards = list(self._all())
+        self._shards.clear()
+        for shard in shards:
+            await shard.end()
+
+    async def Join(self, request: pb.JoinRequest, context: grpc.aio.ServicerContext) -> pb.JoinResponse:
+        """Takes a rank in."""
+        self._refuse_if_draining()
+        run = self._run(request.training_run)
+        terms = messages.terms_of(request.terms)
+        problems = terms.problems(max_elements=self._limits.max_elements)
+        if not 0 <= request.rank < MAX_RANKS:
+            problems.append(Problem(field="rank", description=f"must be 0 to {MAX_RANKS - 1}"))
+        if not 0 < len(request.incarnation) <= MAX_NAME or len(request.history) > MAX_NAME:
+            problems.append(Problem(field="incarnation", description=f"has 1 to {MAX_NAME} characters, as `history`"))
+        _refuse("The rank cannot take part in an exchange", problems)
+        shard = await self._shard_for(run, terms, request)
+        _refuse(
+            "The rank cannot take part: its terms differ from those of the run", shard.machine.terms.differences(terms)
+        )
+        try:
+            joined = shard.join(request.rank, request.incarnation, messages.claim_of(request))
+        except (Behind, Replaced) as error:
+            text = _behind(str(error)) if isinstance(error, Behind) else f"The rank's place was taken: {error}."
+            raise TrainingRunStateInvalid(text, training_run=request.training_run[:MAX_NAME]) from None
+        return messages.joined(joined)
+
+    async def Leave(self, request: pb.LeaveRequest, context: grpc.aio.ServicerContext) -> pb.LeaveResponse:
+        """Ends a membership."""
+        shard = self._shards.get(self._run(request.training_run), {}).get(request.shard)
+        if shard is not None:
+            shard.leave(request.rank, request.incarnation)
+        return pb.LeaveResponse()
+
+    async def Exchange(
+        self, requests: AsyncIterator[Message], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[bytes | pb.ExchangeResponse]:
+        """Carries chunks both ways."""
+        self._refuse_if_draining()
+        try:
+            async with asyncio.timeout(OPEN_LIMIT_S):
+                first = await anext(aiter(requests), None)
+        except TimeoutError:
+            raise DeadlineExceeded(f"The stream was not opened within {OPEN_LIMIT_S:.0f} s.") from None
+        if not isinstance(first, pb.ExchangeRequest) or not first.HasField("open"):
+            _refuse("The stream is malformed", [Problem(field="open", description="must be the first message")])
+            return
+        opened = first.open
+        shard = self._shards.get(self._run(opened.training_run), {}).get(opened.shard)
+        if shard is None or shard.machine.members.get(opened.rank, opened.incarnation) is None:
+            # It may believe that it is a member, of the server before this one: epochs of the two may be the same number.
+            raise Unavailable("The rank is no member of an exchange here: join it first.")
+        outbox = shard.open(opened.rank, opened.incarnation)
+        reading = asyncio.create_task(_read(requests, shard, opened, outbox), name="exchange-stream")
+        try:
+            while (answer := await outbox.next()) is not None:
+                for response in messages.answer(answer, epoch=shard.machine.members.epoch):
+                    yield response
+        finally:
+            reading.cancel()
+            shard.close(opened.rank, opened.incarnation, outbox)
+
+    async def GetRound(self, request: pb.GetRoundRequest, context: grpc.aio.ServicerContext) -> pb.GetRoundResponse:
+        """Returns how a round went."""
+        shard = self._known(request.training_run).get(request.shard)
+        record = shard.machine.records.get(request.round) if shard is not None else None
+        if record is None:
+            problem = Problem(field="round", description="not one of those that the server remembers")
+            _refuse("There is no such round", [problem])
+            return pb.GetRoundResponse()
+        return messages.round_(record)
+
+    async def GetExchange(
+        self, request: pb.GetExchangeRequest, context: grpc.aio.ServicerContext
+    ) -> pb.GetExchangeResponse:
+        """Returns how the shards of a run stand."""
+        shards, now_s = self._known(request.training_run), self._clock()
+        if request.page_token and not request.page_token.isdecimal():
+            _refuse("There is no such page", [Problem(field="page_token", description="not one that was returned")])
+        numbers = [number for number in sorted(shards) if number >= int(request.page_token or 0)]
+        response = pb.GetExchangeResponse()
+        for number in numbers:
+            shard = shards[number]
+            status = messages.status(shard.machine, lost_residuals=shard.lost_residuals, now_s=now_s)
+            if response.shards and response.ByteSize() + status.ByteSize() > PAGE_BYTES:
+                response.next_page_token = str(number)
+                break
+            response.shards.append(status)
+        return response
+
+    def _run(self, name: str) -> Run:
+        """Returns a run that the caller may see; any other is as if it did not exist.
+
+        One that this service does not know is of another one, of whose sum it holds shards: it belongs to the project that
+        the caller's token is bound to.
+        """
+        caller = current_caller()
+        try:
+            project = self._project_of(name)
+        except TrainingRunNotFound:
+            if caller.project == ALL_PROJECTS or len(name) > MAX_NAME:
+                raise
+            project = caller.project
+        if not caller.may_access(project):
+            raise TrainingRunNotFound("There is no such training run.", training_run=name[:MAX_NAME])
+        return project, name
+
+    def _refuse_if_draining(self) -> None:
+        if self._drains:
+            raise Draining("The service is shutting down.")
+
+    def _known(self, name: str) -> dict[int, ServedShard]:
+        try:
+            run = self._run(name)
+        except TrainingRunNotFound:
+            # Whoever may see all projects sees runs of other services, too, unless two projects have the name.
+            held = [run for run in self._shards if run[1] == name and current_caller().may_access(run[0])]
+            if len(held) != 1:
+                raise
+            [run] = held
+        shards = self._shards.get(run)
+        if not shards:
+            raise TrainingRunNotFound("No rank of the run has joined an exchange here.", training_run=name[:MAX_NAME])
+        return shards
+
+    def _room(self) -> int:
+        return self._limits.max_staged_bytes - sum(shard.machine.staged_bytes for shard in self._all())
+
+    def _all(self) -> Iterator[ServedShard]:
+        for shards in self._shards.values():
+            yield from shards.values()
+
+    async def _shard_for(self, run: Run, terms: Terms, request: pb.JoinRequest) -> ServedShard:
+        # One at a time, so that two ranks that join together find the same one.
+        async with self._opening:
+            shard = self._shards.get(run, {}).get(terms.shard)
+            if shard is not None and _is_over(shard, terms, request):
+                del self._shards[run][terms.shard]
+                await shard.end()
+                shard = None
+            if shard is None:
+                if sum(1 for _ in self._all()) >= self._limits.max_shards:
+                    raise QuotaExceeded(f"The server holds {self._limits.max_shards} shards already.")
+                shard = await self._opened(run, terms, request)
+                self._shards.setdefault(run, {})[terms.shard] = shard
+            return shard
+
+    async def _opened(self, run: Run, terms: Terms, request: pb.JoinRequest) -> ServedShard:
+        # It loads torch, which takes seconds.
+        module: Any = await asyncio.to_thread(import_module, "fulmen_exchange.aggregator.shard_sum")
+        folder = None
+        if self._folders is not None:
+            folder = await asyncio.to_thread(self._folders.of, run, terms.shard)
+        make = partial(module.ShardSum, terms, folder=folder, is_synced=self._is_synced)
+        try:
+            sums: ShardSum = await asyncio.to_thread(make)
+        except module.TermsRefused as error:
+            _refuse("The rank cannot take part in an exchange", error.problems)
+            raise
+        claim = messages.claim_of(request)
+        restore = partial(sums.restore, at_least=claim.round - 1, known=claim.known, history=claim.history)
+        restored: Restored = await asyncio.to_thread(restore)
+        machine = RoundMachine(terms, room=self._room)
+        machine.restore(restored.sums, epoch=restored.epoch, history=restored.history)
+        shard = ServedShard(machine, sums, clock=self._clock)
+        if restored.has_lost:
+            shard.lost_residuals += 1
+            _log.warning("exchange_residual_lost", training_run=run[1], shard=terms.shard, round=claim.round)
+        return shard
+
+
+def add_exchange(servicer: GradientExchangeServicer, server: grpc.aio.Server) -> None:
+    """Adds the service to a server: as generated code does, but that chunks go through `grpc_chunks`."""
+    handler = grpc.stream_stream_rpc_method_handler(
+        servicer.Exchange,
+        request_deserializer=partial(grpc_chunks.read, pb.ExchangeRequest),
+        response_serializer=grpc_chunks.write,
+    )
+    # The first of several is asked, and before all of them those that are registered by name, of which the last counts.
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {EXCHANGE: handler}),))
+    add_GradientExchangeServiceServicer_to_server(servicer, server)
+    server.add_registered_method_handlers(SERVICE, {EXCHANGE: handler})
+
+
+async def _read(requests: AsyncIterator[Message], shard: ServedShard, opened: pb.OpenExchange, outbox: Outbox) -> None:
+    """Takes chunks until the stream ends; what is wrong with it goes out on it."""
+    try:
+        async for request in requests:
+            if not isinstance(request, ReadChunk) or len(request.data) > CHUNK_BYTES:
+                problem = Problem(field="chunk", description=f"has at most {CHUNK_BYTES} bytes, and follows one `open`")
+                _refuse("The stream is malformed", [problem])
+            else:
+                shard.take(opened.rank, opened.incarnation, messages.chunk_of(request))
+    except Exception as error:  # noqa: BLE001  (handed on to the stream)
+        await _until_quiet(requests)
+        outbox.end(error)
+    else:
+        outbox.end()
+
+
+async def _until_quiet(requests: AsyncIterator[Message]) -> None:
+    """Throws away what the rank still sends: one whose stream ends in the midst of a write is not told by gRPC why."""
+    with contextlib.suppress(Exception):  # what else is wrong with it, after what it is refused for
+        async with asyncio.timeout(LINGER_S):
+            while True:
+                async with asyncio.timeout(QUIET_S):
+                    if await anext(aiter(requests), None) is None:
+                        return
+
+
+def _is_over(shard: ServedShard, terms: Terms, request: pb.JoinRequest) -> bool:
+    """Tells whether a shard gives place to a new one: for other settings when all have left, or when ranks start again."""
+    members = shard.machine.members
+    if shard.is_broken:
+        return members.get(request.rank, request.incarnation) is None
+    return not members.ranks and bool(shard.machine.terms.differences(terms))
+
+
+def _refuse(what: str, problems: list[Problem]) -> None:
+    if problems:
+        told = "; ".join(f"{problem.field}: {problem.description}" for problem in problems)
+        violations = [
+            Violation(field=problem.field, description=problem.description[: MAX_NAME * 2])
+            for problem in problems[:MAX_VIOLATIONS]
+        ]
+        raise ArgumentInvalid(f"{what}: {told[:1000]}.", violations=violations)
+
+
+def _behind(text: str) -> str:
+    return f"The rank is too far behind: {text}. It needs the weights of a newer checkpoint, or of another rank."

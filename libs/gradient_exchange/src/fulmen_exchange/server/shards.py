@@ -1,0 +1,181 @@
+"""The shards that this process serves: does what their rounds say, and carries the answers to the streams of ranks.
+
+Invariant: the state of a shard's rounds changes on the event loop alone; payloads are decoded and summed in a thread of
+the shard, one sum at a time, in the order in which they became due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import structlog
+
+from fulmen.errors import Draining, InternalError, QuotaExceeded, Unavailable
+from fulmen_exchange.aggregator.effects import Answer, Chunk, Claim, Effect, Joined, NoRoom, SumDue
+from fulmen_exchange.aggregator.rounds import RoundMachine
+from fulmen_exchange.aggregator.tally import Tally
+
+if TYPE_CHECKING:
+    from fulmen_exchange.aggregator.shard_sum import ShardSum
+
+MAX_UNREAD = 256
+"""Answers that may wait for a stream; sums themselves are not copied for it."""
+
+_log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Outbox:
+    """Answers on their way to one stream."""
+
+    _answers: asyncio.Queue[Answer | BaseException | None] = field(default_factory=asyncio.Queue)
+    _is_ended: bool = False
+
+    def put(self, answer: Answer) -> None:
+        """Sends one; ends the stream if nobody reads it."""
+        if self._answers.qsize() >= MAX_UNREAD:
+            self.end(Unavailable("The rank does not read its answers."))
+        elif not self._is_ended:
+            self._answers.put_nowait(answer)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Ends the stream after what was put, with an error or well."""
+        if not self._is_ended:
+            self._is_ended = True
+            self._answers.put_nowait(error)
+
+    async def next(self) -> Answer | None:
+        """Returns the next answer; None at the end.
+
+        Raises:
+            BaseException: what the stream was ended with.
+        """
+        answer = await self._answers.get()
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+class ServedShard:
+    """One shard of one run."""
+
+    def __init__(self, machine: RoundMachine, sums: ShardSum, *, clock: Callable[[], float]) -> None:
+        """Takes its rounds, what adds, and the time in seconds."""
+        self.machine = machine
+        self.tally = Tally()
+        self.lost_residuals = 0
+        self.empty_since_s = clock()
+        self._error_id = ""
+        self._sums = sums
+        self._clock = clock
+        self._streams: dict[tuple[int, str], Outbox] = {}
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="exchange-shard")
+        self._due: asyncio.Queue[SumDue] = asyncio.Queue()
+        self._adding = asyncio.create_task(self._add(), name="exchange-shard")
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a sum could not be made: no more are."""
+        return bool(self._error_id)
+
+    def join(self, rank: int, incarnation: str, claim: Claim) -> Joined:
+        """See `RoundMachine.join`."""
+        joined, effects = self.machine.join(rank, incarnation, self._clock(), claim)
+        self._do(effects)
+        return joined
+
+    def leave(self, rank: int, incarnation: str) -> None:
+        """See `RoundMachine.leave`."""
+        self._do(self.machine.leave(rank, incarnation, self._clock()))
+
+    def open(self, rank: int, incarnation: str) -> Outbox:
+        """Opens the stream of a rank; an older one of the same process ends."""
+        outbox = Outbox()
+        if (older := self._streams.get((rank, incarnation))) is not None:
+            older.end()
+        self._streams[rank, incarnation] = outbox
+        if self.is_broken:
+            outbox.end(self._broken())
+        return outbox
+
+    def close(self, rank: int, incarnation: str, outbox: Outbox) -> None:
+        """Forgets a stream."""
+        if self._streams.get((rank, incarnation)) is outbox:
+            del self._streams[rank, incarnation]
+
+    def take(self, rank: int, incarnation: str, chunk: Chunk) -> None:
+        """See `RoundMachine.take`.
+
+        Raises:
+            QuotaExceeded: if the server holds as many bytes of payloads as it may.
+        """
+        try:
+            effects = self.machine.take(rank, incarnation, chunk, self._clock())
+        except NoRoom:
+            raise QuotaExceeded(
+                f"The server has no room for a payload of {chunk.total_bytes} bytes beside those that it holds: see its"
+                " setting FULMEN_ALGORITHM_EXCHANGE_MAX_STAGED_BYTES."
+            ) from None
+        self._do(effects)
+
+    def tick(self) -> None:
+        """See `RoundMachine.tick`."""
+        now_s = self._clock()
+        self._do(self.machine.tick(now_s))
+        self.tally.look(self.machine)
+        if self.machine.members.ranks:
+            self.empty_since_s = now_s
+
+    def drain(self) -> None:
+        """Ends the streams; ranks come back when the server does."""
+        for outbox in list(self._streams.values()):
+            outbox.end(Draining("The service is shutting down."))
+
+    async def end(self) -> None:
+        """Ends all that goes on."""
+        self.drain()
+        self._adding.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._adding
+        await asyncio.to_thread(self._thread.shutdown)
+
+    def _do(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, SumDue):
+                self._due.put_nowait(effect)
+                continue
+            self.tally.verdicts[effect.verdict] += 1
+            if (outbox := self._streams.get((effect.rank, effect.incarnation))) is not None:
+                outbox.put(effect)
+
+    async def _add(self) -> None:
+        from fulmen_exchange.aggregator.shard_sum import PayloadsRefused  # it loads torch
+
+        loop = asyncio.get_running_loop()
+        while True:
+            due = await self._due.get()
+            reduce = partial(self._sums.reduce, due, epoch=self.machine.members.epoch, history=self.machine.history)
+            try:
+                reply = await loop.run_in_executor(self._thread, reduce)
+            except PayloadsRefused as error:
+                self._do(self.machine.refused(due.key, error.reasons, self._clock()))
+            except Exception:  # noqa: BLE001  (handed on to all who wait, now and later)
+                self._error_id = uuid.uuid4().hex[:12]
+                _log.exception("exchange_sum_failed", error_id=self._error_id, round=due.key[0], call=due.key[1])
+                for outbox in list(self._streams.values()):
+                    outbox.end(self._broken())
+                return
+            else:
+                self._do(self.machine.summed(due.key, reply, self._clock()))
+
+    def _broken(self) -> InternalError:
+        # With an id: one without is what gRPC says of a connection that broke, after which ranks try again.
+        text = f"A sum could not be made; id {self._error_id} in the server's log says why. Start the ranks again."
+        return InternalError(text, error_id=self._error_id)

@@ -1,0 +1,89 @@
+"""Which files of sums are deleted, and when."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fulmen_exchange.aggregator.durable import make_folder
+from fulmen_exchange.server.folders import ABOUT, ExchangeFolders, Run
+
+HOUR_S = 3600.0
+KEEP_S = 24 * HOUR_S
+OVER, ACTIVE = ("projects/default", "trainingRuns/over"), ("projects/default", "trainingRuns/active")
+NOW_S = 1e9
+
+
+def folders(root: Path) -> ExchangeFolders:
+    return ExchangeFolders(root, keep_s=KEEP_S, is_over=lambda run: run == OVER, now=lambda: NOW_S)
+
+
+def kept(folders: ExchangeFolders, run: Run, *, shard: int = 0, age_s: float = 0.0) -> Path:
+    """Makes the folder of a shard with a sum, as if it were so old."""
+    folder = folders.of(run, shard)
+    folder.mkdir(exist_ok=True)
+    file = folder / "call-0.safetensors"
+    file.write_bytes(b"sum")
+    for path in (file, folder, folder.parent / ABOUT, folder.parent):
+        os.utime(path, (NOW_S - age_s, NOW_S - age_s))
+    return file
+
+
+@pytest.mark.parametrize("is_served", [True, False])
+def test_the_sums_of_a_run_that_is_over_go_once_no_rank_takes_part(is_served: bool, tmp_path: Path) -> None:
+    known = folders(tmp_path)
+    over, active = kept(known, OVER), kept(known, ACTIVE)
+    known.sweep({OVER} if is_served else set())
+
+    assert over.exists() == is_served
+    assert active.exists()
+
+
+@pytest.mark.parametrize("age_s", [KEEP_S - HOUR_S, KEEP_S + HOUR_S])
+def test_sums_that_nobody_has_added_to_for_long_go(age_s: float, tmp_path: Path) -> None:
+    known = folders(tmp_path)
+    file = kept(known, ACTIVE, age_s=age_s)
+    kept(known, ACTIVE, shard=1, age_s=KEEP_S + HOUR_S)
+    known.sweep(set())
+
+    assert file.exists() == (age_s < KEEP_S)
+    assert (tmp_path / file.parent.parent.name).exists() == (age_s < KEEP_S)
+
+
+def test_a_folder_of_which_nobody_knows_the_run_goes_by_its_age(tmp_path: Path) -> None:
+    known = folders(tmp_path)
+    young, old = kept(known, OVER), kept(known, ACTIVE, age_s=2 * KEEP_S)
+    for file in (young, old):
+        (file.parent.parent / ABOUT).write_text("{")
+    os.utime(old.parent.parent / ABOUT, (0, 0))
+    known.sweep({ACTIVE})
+
+    assert young.exists()
+    assert not old.exists()
+
+
+def test_runs_of_two_projects_have_folders_of_their_own(tmp_path: Path) -> None:
+    known = folders(tmp_path)
+    assert known.of(OVER, 0) != known.of(("projects/other", OVER[1]), 0)
+    assert known.of(OVER, 0) == folders(tmp_path).of(OVER, 0)
+
+
+@pytest.mark.parametrize("is_synced", [True, False])
+def test_the_disk_knows_a_folder_before_anything_is_put_into_it(
+    is_synced: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr("os.fsync", lambda file: synced.append(Path(f"/proc/self/fd/{file}").readlink()))
+    root = tmp_path / "state" / "exchange"
+    made = ExchangeFolders(root, keep_s=KEEP_S, is_over=lambda _: False, is_synced=is_synced).of(ACTIVE, 0)
+    make_folder(made, is_synced=is_synced)
+    make_folder(made, is_synced=is_synced)
+
+    assert made.is_dir()
+    assert synced == ([tmp_path, tmp_path / "state", root, made.parent] if is_synced else [])
+
+
+def test_where_nothing_was_kept_there_is_nothing_to_do(tmp_path: Path) -> None:
+    folders(tmp_path / "nowhere").sweep(set())
