@@ -143,7 +143,7 @@ async def dispatch_latency(bench: Bench, *, sessions: int, count: int) -> list[f
     for start in range(0, sessions, 50):
         some = range(min(50, sessions - start))
         streams += await asyncio.gather(*(open_stream(bench.channel, credit_count=1) for _ in some))
-    seats = [asyncio.create_task(sit(stream)) for stream in streams]
+    streams = [asyncio.create_task(sit(stream)) for stream in streams]
     latencies = []
     for _ in range(count):
         # Rollouts do not come in step with anything of the store's.
@@ -155,10 +155,10 @@ async def dispatch_latency(bench: Bench, *, sessions: int, count: int) -> list[f
         latencies.append((arrived - started) * 1000)
         await creating
         await complete(stream, assignments, credit_count=1)
-    for seat, stream in zip(seats, streams, strict=True):
-        seat.cancel()
+    for stream, stream in zip(streams, streams, strict=True):
         stream.cancel()
-    await asyncio.gather(*seats, return_exceptions=True)
+        stream.cancel()
+    await asyncio.gather(*streams, return_exceptions=True)
     return sorted(latencies)
 
 

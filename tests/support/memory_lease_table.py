@@ -68,9 +68,9 @@ class MemoryLeaseTable:
         """Gives each (rollout, session) a second lease if the first one is still held, by another, for so many seconds."""
         able = {one.item.rollout_id: one for one in await self.hedgeable([1, 2, 3], len(self.rows))}
         grants = []
-        for rollout_id, session_id, least_age_s in choices:
+        for rollout_id, session_id, min_age_s in choices:
             one = able.pop(rollout_id, None)
-            if one is None or one.session_id == session_id or one.age_s < least_age_s:
+            if one is None or one.session_id == session_id or one.age_s < min_age_s:
                 continue
             row = self.rows[rollout_id]
             row.granted += 1

@@ -26,7 +26,7 @@ import asyncpg
 from fulmen.local.postgres import EmbeddedPostgres
 from fulmen_store.database.database import connect
 from fulmen_store.database.migrations import migrate
-from fulmen_store.leases.table import PgUpkeep
+from fulmen_store.retention.table import UpkeepTable
 from fulmen_store.retention.upkeep import Upkeep
 from tests.support import docker
 
@@ -122,7 +122,7 @@ class PostgresServer:
 
 async def _create_partitions(dsn: str) -> None:
     database = await connect(dsn, connections=2, start_limit_s=10)
-    await Upkeep(table=PgUpkeep(database), today=lambda: datetime.datetime.now(datetime.UTC).date()).work_once()
+    await Upkeep(table=UpkeepTable(database), today=lambda: datetime.datetime.now(datetime.UTC).date()).work_once()
     await database.close()
 
 

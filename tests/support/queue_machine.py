@@ -95,11 +95,11 @@ class QueueClients(RuleBasedStateMachine):
 
     # What there is.
 
-    def seats(self) -> list[SeatClient]:
-        return [seat for seat in self.world.seats if not seat.closed]
+    def streams(self) -> list[SeatClient]:
+        return [stream for stream in self.world.streams if not stream.closed]
 
     def sessions(self) -> list[str]:
-        return sorted({seat.session for seat in self.world.seats})
+        return sorted({stream.session for stream in self.world.streams})
 
     def leases(self) -> list[Lease]:
         return [lease for lease in self.model.held() if lease not in self.world.slow]
@@ -204,18 +204,18 @@ class QueueClients(RuleBasedStateMachine):
     # Runners.
 
     @rule(replica=replica_numbers)
-    @when(lambda self: len(self.seats()) < 4)
+    @when(lambda self: len(self.streams()) < 4)
     def open_session(self, replica: int) -> None:
-        seat = SeatClient(replica, self.world.news)
-        self.world.run(seat.open(self.world.stubs[replica]))
-        self.world.seats.append(seat)
+        stream = SeatClient(replica, self.world.news)
+        self.world.run(stream.open(self.world.stubs[replica]))
+        self.world.streams.append(stream)
 
     @rule(number=picks, count=st.integers(1, 3))
-    @when(lambda self: self.seats())
+    @when(lambda self: self.streams())
     def demand(self, number: int, count: int) -> None:
-        seat = pick(self.seats(), number)
-        self.world.run(seat.demand(count))
-        self.heard.add((seat.replica, seat.session))
+        stream = pick(self.streams(), number)
+        self.world.run(stream.demand(count))
+        self.heard.add((stream.replica, stream.session))
 
     @rule(replica=replica_numbers)
     @when(lambda self: any(one.is_ready for one in self.model.rollouts.values()))
@@ -225,8 +225,8 @@ class QueueClients(RuleBasedStateMachine):
         (given,) = response.assignments
         assert given.lease_id == response.session_id
         self.model.leased(Lease(given.rollout.name, given.lease_id, given.epoch))
-        # Its seat is given up with the answer.
-        self.world.seats.append(SeatClient.of_a_call(replica, response.session_id))
+        # Its stream is given up with the answer.
+        self.world.streams.append(SeatClient.of_a_call(replica, response.session_id))
 
     @rule(replica=replica_numbers, number=picks)
     @when(lambda self: self.sessions())
@@ -244,21 +244,21 @@ class QueueClients(RuleBasedStateMachine):
         assert sorted(answer.cancelled_attempts) == sorted(asked)
 
     @rule(number=picks)
-    @when(lambda self: self.seats())
+    @when(lambda self: self.streams())
     def give_a_sign_of_life(self, number: int) -> None:
-        seat = pick(self.seats(), number)
-        self.world.run(seat.live())
-        self.world.run(self.role(seat.replica, "lease-renewer").renew_once())
-        heard = {session for replica, session in self.heard if replica == seat.replica} | {seat.session}
-        self.heard = {one for one in self.heard if one[0] != seat.replica}
-        for other in self.seats():
-            if other.replica == seat.replica and other.session in heard & self.model.ended_sessions:
+        stream = pick(self.streams(), number)
+        self.world.run(stream.live())
+        self.world.run(self.role(stream.replica, "lease-renewer").renew_once())
+        heard = {session for replica, session in self.heard if replica == stream.replica} | {stream.session}
+        self.heard = {one for one in self.heard if one[0] != stream.replica}
+        for other in self.streams():
+            if other.replica == stream.replica and other.session in heard & self.model.ended_sessions:
                 self.world.run(other.gone())
 
     @rule(number=picks)
-    @when(lambda self: self.seats())
+    @when(lambda self: self.streams())
     def leave(self, number: int) -> None:
-        self.world.run(pick(self.seats(), number).leave())
+        self.world.run(pick(self.streams(), number).leave())
 
     @rule(replica=replica_numbers, number=picks, forgotten=st.integers(0, 2), knows_past=st.booleans())
     @when(lambda self: self.sessions())
@@ -270,8 +270,8 @@ class QueueClients(RuleBasedStateMachine):
         busy = [lease for lease in held if lease in self.world.slow]
         kept = [lease for lease in held if lease not in busy][forgotten:] + busy
         past = [lease for lease in self.model.past() if lease.session == session][:2] if knows_past else []
-        seat = SeatClient(replica, self.world.news)
-        opening = seat.open(
+        stream = SeatClient(replica, self.world.news)
+        opening = stream.open(
             self.world.stubs[replica], session=session, running=[lease.attempt for lease in (*kept, *past)]
         )
         if session in self.model.ended_sessions:
@@ -279,9 +279,9 @@ class QueueClients(RuleBasedStateMachine):
                 self.world.run(opening)
             return
         self.world.run(opening)
-        for older in self.seats():
+        for older in self.streams():
             if (older.replica, older.session) == (replica, session):
                 self.world.run(older.gone())
-        self.world.seats.append(seat)
-        assert seat.lost == sorted(lease.attempt for lease in past)
+        self.world.streams.append(stream)
+        assert stream.lost == sorted(lease.attempt for lease in past)
         self.model.released(lease for lease in held if lease not in kept)

@@ -15,11 +15,10 @@ import pytest
 from fulmen.ids import uuid7
 from fulmen_store.database.database import connect
 from fulmen_store.leases.attempt_ends import AttemptEnds
-from fulmen_store.leases.leases import AttemptEnd, AttemptReport, CompletionStatus, Grant, LeaseTable
-from fulmen_store.leases.sessions import SessionOwner
-from fulmen_store.leases.table import PgLeases, PgSessions
+from fulmen_store.leases.leases import AttemptEnd, AttemptReport, CompletionStatus, Grant, LeaseTable, SessionOwner
+from fulmen_store.leases.table import PgLeaseTable, SessionTable
 from fulmen_store.rollouts.records import NewItem
-from fulmen_store.rollouts.table import PgRollouts
+from fulmen_store.rollouts.table import RolloutTable
 from fulmen_store.rollouts.transitions import FailureKind, RetryPolicy, RolloutState
 from fulmen_store.scheduling.fair_queue import ReadyItem
 from tests.support.memory_lease_table import MemoryLeaseTable
@@ -50,7 +49,7 @@ async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
     server = shared_server()
     dsn = server.fresh_database()
     database = await connect(dsn, connections=3, start_limit_s=10)
-    rollouts, sessions = PgRollouts(database), PgSessions(database)
+    rollouts, sessions = RolloutTable(database), SessionTable(database)
 
     async def add(items: Sequence[ReadyItem], hedged: bool) -> None:
         await rollouts.create([_new(item, hedged) for item in items], [None] * len(items))
@@ -69,7 +68,7 @@ async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
         await connection.close()
 
     yield Subject(
-        table=PgLeases(database),
+        table=PgLeaseTable(database),
         add=add,
         open_session=open_session,
         end_session=end_session,

@@ -21,8 +21,8 @@ from fulmen.watched_file import LOOK_S
 from fulmen_service_kit.errors import StartupError
 from fulmen_service_kit.tls import http_context, rpc_credentials
 from fulmen_service_kit.tokens import Role
-from fulmen_store.replicas.peer_client import GrpcPeers
-from fulmen_store.replicas.peers import News, PeerUnreachableError
+from fulmen_store.replicas.notifications import News
+from fulmen_store.replicas.peer_client import GrpcPeers, PeerUnreachableError
 from tests.support.certificates import Authority, Pair
 from tests.support.llm_proxy.harness import running_proxy
 from tests.support.store import SIGNING_KEY, Runner, StoreHandle, Stubs, create, running_store

@@ -14,8 +14,7 @@ from fulmen.store.v1 import failure_pb2, lease_pb2, rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_store.database.database import HOT_SETTINGS, connect
 from fulmen_store.database.queries import SQL
-from fulmen_store.leases.overdue import OverdueReason
-from fulmen_store.leases.overdue_table import PgOverdue
+from fulmen_store.leases.table import OverdueReason, OverdueTable
 from tests.support.rollouts import moment, renewing
 from tests.support.store import LIMIT_S, Runner, Stubs, create, get, read_feed, running_store, until_state
 
@@ -174,9 +173,9 @@ async def test_what_is_overdue_is_named_with_its_reason(database_url: str, conne
     for session, (leased_at, deadline, cancel_by, _) in zip(sessions, cases, strict=True):
         await connection.execute(ADD_ITEMS, 1, session, leased_at, deadline, cancel_by)
     database = await connect(database_url, connections=2, start_limit_s=5)
-    found = {one.session_id: one.reason for one in await PgOverdue(database).overdue(attempt_grace_s=5, limit=100)}
+    found = {one.session_id: one.reason for one in await OverdueTable(database).overdue(attempt_grace_s=5, limit=100)}
     assert found == {session: case[3] for session, case in zip(sessions, cases, strict=True) if case[3] is not None}
-    assert await PgOverdue(database).overdue(attempt_grace_s=5, limit=1)
+    assert await OverdueTable(database).overdue(attempt_grace_s=5, limit=1)
     await database.close()
 
 

@@ -13,8 +13,8 @@ from fulmen.ids import uuid7
 from fulmen.store.v1 import failure_pb2, lease_service_pb2, span_service_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_store.database.database import connect
-from fulmen_store.leases.table import PgFeed
-from fulmen_store.rollouts.feed import Cursor, Selection
+from fulmen_store.rollouts.feed_cursor import Cursor, Selection
+from fulmen_store.rollouts.table import FeedTable
 from tests.support.store import Runner, StoreHandle, Stubs, create, read_feed
 
 INSERT_END = """
@@ -94,7 +94,7 @@ async def test_watchers_are_told_that_the_store_stops(store: StoreHandle, stubs:
 
 async def test_a_row_that_commits_late_is_neither_skipped_nor_doubled(database_url: str) -> None:
     database = await connect(database_url, connections=2, start_limit_s=5)
-    feed, selection = PgFeed(database), Selection(project_id=1)
+    feed, selection = FeedTable(database), Selection(project_id=1)
     slow, fast = await asyncpg.connect(database_url), await asyncpg.connect(database_url)
     early, late, group = uuid7(), uuid7(), uuid7()
     transaction = slow.transaction()
@@ -113,7 +113,7 @@ async def test_a_row_that_commits_late_is_neither_skipped_nor_doubled(database_u
 
 async def test_the_feed_has_no_gap_and_no_double_under_concurrent_commits(database_url: str) -> None:
     database = await connect(database_url, connections=4, start_limit_s=5)
-    feed, selection = PgFeed(database), Selection(project_id=1)
+    feed, selection = FeedTable(database), Selection(project_id=1)
     groups = {uuid7(): [uuid7() for _ in range(4)] for _ in range(60)}
     done = asyncio.Event()
 

@@ -29,8 +29,7 @@ from fulmen_store.rollouts.filter import (
     operators_of,
 )
 from fulmen_store.rollouts.filter_parser import parse_filter
-from fulmen_store.rollouts.filter_sql import compiled
-from fulmen_store.rollouts.lists import PgRolloutLists
+from fulmen_store.rollouts.lists import RolloutLists, compiled
 from fulmen_store.rollouts.transitions import FINAL_STATES, FailureKind, RolloutState
 from tests.support.filters import AGENTS, GROUPS, MOMENTS, TASK_TYPES, expressions, means, written
 from tests.support.postgres import shared_server
@@ -53,7 +52,7 @@ class FilteredRollouts:
     def __init__(self, runner: asyncio.Runner, database: Database, facts: dict[UUID, Facts]) -> None:
         self.runner = runner
         self.facts = facts
-        self.lists = PgRolloutLists(database, window_rows=7)
+        self.lists = RolloutLists(database, window_rows=7)
 
     def all_pages(self, where: Expression | None, *, limit: int = 5, limit_s: float = 60.0) -> list[list[UUID]]:
         """Reads every page."""

@@ -43,7 +43,7 @@ select pg_terminate_backend(pid) from pg_stat_activity
 where datname = current_database() and application_name = 'fulmen-store'
 """
 SHORT_LEASE_S = 2.0  # a runner that renews keeps it on a machine whose cores are busy
-AT_ONCE = rollout_pb2.RolloutPolicy(retry_backoff={"nanos": 1_000_000}, max_attempts=100)
+MAX_CONCURRENT = rollout_pb2.RolloutPolicy(retry_backoff={"nanos": 1_000_000}, max_attempts=100)
 
 
 async def test_terminal_is_terminal(stubs: Stubs) -> None:
@@ -139,7 +139,7 @@ async def test_heartbeats_count(database_url: str) -> None:
         async with renewing(await Runner(stubs).open()) as alive:
             assignments = await alive.take(1)
             # Three runners fall silent and are given up, one after the other, while this one only renews.
-            (lost,) = await create(stubs, policy=AT_ONCE)
+            (lost,) = await create(stubs, policy=MAX_CONCURRENT)
             for epoch in (1, 2, 3):
                 silent = await Runner(stubs).open()
                 (taken,) = await silent.take(1)
@@ -155,7 +155,7 @@ async def test_a_failure_between_pop_and_insert_loses_nothing(database_url: str)
     """Connections of the store are cut at random moments, so also between a choice and its commit, and after it."""
     async with running_store(database_url, lease_ttl_s=20.0) as store:
         stubs = await store.stubs()
-        names = await create(stubs, 300, policy=AT_ONCE)
+        names = await create(stubs, 300, policy=MAX_CONCURRENT)
         administrator = await asyncpg.connect(database_url)
         runner = await Runner(stubs).open()
         await runner.demand(10)
@@ -187,7 +187,7 @@ async def test_nothing_live_is_evicted(database_url: str, monkeypatch: pytest.Mo
         first = await runner.take(1)
         await append(stubs, chunk_of(f"{running}/attempts/1"))
         names = [name for _ in range(5) for name in await create(stubs, 200)]
-        await store.parts.roles["upkeep"].work_once()
+        await store.parts.roles["upkeep"].run_once()
         taken = await runner.take(len(names))
         assert sorted(one.rollout.name for one in taken) == sorted(names)
         assert len(await stored(stubs, running)) == 1

@@ -28,10 +28,10 @@ from fulmen.store.v1 import (
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_service_kit.tokens import Role
 from fulmen_store.database.database import Database, connect
-from fulmen_store.leases.table import PgLeases
-from fulmen_store.replicas.membership import LiveReplicas, Replica
+from fulmen_store.leases.table import PgLeaseTable
+from fulmen_store.replicas.live_replicas import LiveReplicas, Replica
 from fulmen_store.scheduling.dispatcher import Dispatcher
-from fulmen_store.scheduling.runner_streams import Assigned, Seat, Seats
+from fulmen_store.scheduling.runner_streams import Assigned, RunnerStream, RunnerStreams
 from tests.support.store import (
     LIMIT_S,
     Runner,
@@ -343,11 +343,11 @@ class BareReplica:
     """What of a replica hands work out, on the real tables, and runners that end what they get at once."""
 
     def __init__(self, database: Database) -> None:
-        self.meter, self.seats, self.known = CountingMeter(), Seats(), LiveReplicas(uuid7())
+        self.meter, self.streams, self.known = CountingMeter(), RunnerStreams(), LiveReplicas(uuid7())
         self.taken: list[UUID] = []
         self.dispatcher = Dispatcher(
-            table=PgLeases(database),
-            seats=self.seats,
+            table=PgLeaseTable(database),
+            streams=self.streams,
             undelivered=lambda _reports: None,
             poll_interval_s=0.05,
             meter=self.meter,
@@ -355,16 +355,16 @@ class BareReplica:
         )
 
     async def work(self, credit: int) -> None:
-        """Seats a runner that asks for as much again as it got."""
-        seat = Seat(session_id=uuid7(), labels=frozenset(), projects=None)
-        self.seats.take(seat)
-        self.dispatcher.add_credit(seat, credit)
+        """RunnerStreams a runner that asks for as much again as it got."""
+        stream = RunnerStream(session_id=uuid7(), labels=frozenset(), projects=None)
+        self.streams.take(stream)
+        self.dispatcher.add_credit(stream, credit)
         while True:
-            await seat.outbox.wait()
-            notice = seat.outbox.take()
+            await stream.outbox.wait()
+            notice = stream.outbox.take()
             if isinstance(notice, Assigned):
                 self.taken += [grant.rollout_id for grant in notice.grants]
-                self.dispatcher.add_credit(seat, len(notice.grants))
+                self.dispatcher.add_credit(stream, len(notice.grants))
 
 
 @pytest.mark.parametrize(("count", "sizes"), [(2, (4, 4)), (3, (4, 4, 4)), (2, (8, 1))])

@@ -18,8 +18,8 @@ from fulmen.store.v1 import resource_pb2, rollout_pb2, rollout_service_pb2
 from fulmen.store.v1 import resource_service_pb2 as pb
 from fulmen_store.database.database import Database, connect
 from fulmen_store.database.queries import SQL
-from fulmen_store.resources.garbage import ResourceCollector
-from fulmen_store.resources.garbage_table import PgGarbage
+from fulmen_store.resources.garbage import ResourceGarbageCollector
+from fulmen_store.resources.garbage_table import GarbageTable
 from tests.support.store import LIMIT_S, Stubs, create
 
 OVER = "update resource_version set expires_at = now() - interval '1 second' where ttl_ms is not null"
@@ -43,9 +43,9 @@ async def connection(database_url: str) -> AsyncIterator[Any]:
     await opened.close()
 
 
-def collector(database: Database) -> ResourceCollector:
+def collector(database: Database) -> ResourceGarbageCollector:
     """Makes a collector."""
-    return ResourceCollector(table=PgGarbage(database), interval_s=60.0)
+    return ResourceGarbageCollector(table=GarbageTable(database), interval_s=60.0)
 
 
 async def publish(stubs: Stubs, resource: str, *, needs: list[str] | None = None, ttl: bool = True) -> str:

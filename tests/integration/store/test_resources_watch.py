@@ -14,8 +14,9 @@ from fulmen.store.v1 import resource_service_pb2 as pb
 from fulmen_store.database.database import connect
 from fulmen_store.replicas.wakeups import Wakeups
 from fulmen_store.resources import watch as resource_watch
-from fulmen_store.resources.table import PgResources
-from fulmen_store.resources.watch import ResourceWatcher, WatchSelection, decode_cursor
+from fulmen_store.resources.table import ResourceTable
+from fulmen_store.resources.watch import ResourceWatcher
+from fulmen_store.resources.watch_cursor import WatchSelection, decode_cursor
 from tests.support.store import LIMIT_S, Stubs
 
 
@@ -173,7 +174,7 @@ async def test_the_next_contents_are_read_only_when_the_last_message_was_taken(d
     database = await connect(database_url, connections=2, start_limit_s=5)
     reads: list[int] = []
 
-    class Counted(PgResources):
+    class Counted(ResourceTable):
         async def contents(self, keys: Any) -> Any:
             reads.append(len(keys))
             return await super().contents(keys)

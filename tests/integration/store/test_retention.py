@@ -39,7 +39,7 @@ async def blob_store(database_url: str, tmp_path: Path) -> AsyncIterator[StoreHa
 async def work(store: StoreHandle) -> None:
     """Does what the role does once an hour; three times, as its own first run may be at it at the same moment."""
     for _ in range(3):
-        await store.parts.roles["retention"].work_once()
+        await store.parts.roles["retention"].run_once()
 
 
 async def aged(connection: Any, stubs: Stubs, *, days: int, count: int = 1, project: str = "") -> list[str]:

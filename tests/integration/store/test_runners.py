@@ -20,7 +20,8 @@ from fulmen_service_kit.tokens import Role
 from fulmen_store.database.database import HOT_SETTINGS
 from fulmen_store.database.queries import SQL
 from fulmen_store.runners import registry as runner_registry
-from fulmen_store.runners.registry import FleetChanges, RunnerBoard, RunnerView
+from fulmen_store.runners.registry import FleetChanges, FleetWatcher
+from fulmen_store.runners.table import RunnerView
 from tests.support.store import LIMIT_S, Runner, StoreHandle, Stubs, create, running_store
 
 BUSY = lease_pb2.RunnerLoad(
@@ -243,7 +244,7 @@ async def test_a_watch_ends_when_the_store_drains(store: StoreHandle, stubs: Stu
 async def test_one_look_serves_all_watchers() -> None:
     table = CountedTable()
     table.gate.clear()
-    board = RunnerBoard(table=table, interval_s=3600)
+    board = FleetWatcher(table=table, interval_s=3600)
     role = asyncio.create_task(board.run())
     watchers = [watch(board) for _ in range(50)]
     first = [asyncio.create_task(anext(watcher)) for watcher in watchers]
@@ -259,7 +260,7 @@ async def test_one_look_serves_all_watchers() -> None:
 
 async def test_nobody_is_looked_at_for_nobody() -> None:
     table = CountedTable()
-    board = RunnerBoard(table=table, interval_s=0.001)
+    board = FleetWatcher(table=table, interval_s=0.001)
     role = asyncio.create_task(board.run())
     leaving, staying = watch(board), watch(board, project="projects/other")
     await anext(leaving)
@@ -275,7 +276,7 @@ async def test_nobody_is_looked_at_for_nobody() -> None:
 
 async def test_watchers_are_told_when_the_fleet_cannot_be_looked_at() -> None:
     table = CountedTable()
-    board = RunnerBoard(table=table, interval_s=0.01)
+    board = FleetWatcher(table=table, interval_s=0.01)
     role = asyncio.create_task(board.run())
     watcher = watch(board)
     assert (await anext(watcher)).snapshot_complete
@@ -293,7 +294,7 @@ async def test_a_quiet_fleet_is_kept_alive(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(runner_registry, "KEEP_ALIVE_S", 5.0)
     now = [0.0]
     table = CountedTable()
-    board = RunnerBoard(table=table, interval_s=0.001, clock=lambda: now[0])
+    board = FleetWatcher(table=table, interval_s=0.001, clock=lambda: now[0])
     role = asyncio.create_task(board.run())
     watcher = watch(board)
     assert (await anext(watcher)).snapshot_complete
@@ -338,7 +339,7 @@ async def test_the_registry_and_renewals_probe_indexes_only(database_url: str) -
     await connection.close()
 
 
-def watch(board: RunnerBoard, *, project: str | None = None) -> AsyncGenerator[FleetChanges, None]:
+def watch(board: FleetWatcher, *, project: str | None = None) -> AsyncGenerator[FleetChanges, None]:
     """Watches all runners of a project."""
     return board.follow(project=project, wanted=lambda _: True, stopping=lambda: False)
 

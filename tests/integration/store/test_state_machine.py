@@ -96,11 +96,11 @@ class Queue(QueueClients):
                 failure_message=message,
             )
         ]
-        seats = [seat for seat in self.seats() if seat.replica == replica]
-        if by_stream and seats:
+        streams = [stream for stream in self.streams() if stream.replica == replica]
+        if by_stream and streams:
             # Whoever brings a report: what counts is the lease.
-            self.heard.add((replica, seats[0].session))
-            (status,) = self.world.run(seats[0].report(results))
+            self.heard.add((replica, streams[0].session))
+            (status,) = self.world.run(streams[0].report(results))
             return status
         request = lease_service_pb2.CompleteAttemptsRequest(results=results)
         (ack,) = self.world.run(self.world.stubs[replica].leases.CompleteAttempts(request)).acks
@@ -128,10 +128,10 @@ class Queue(QueueClients):
         request = lease_service_pb2.ReleaseLeasesRequest(session_id=lease.session, attempts=[lease.attempt])
         assert self.world.run(self.world.stubs[replica].leases.ReleaseLeases(request)).released_count == 1
         self.model.released([lease])
-        for seat in self.seats():
-            if seat.session == lease.session:
-                self.world.run(seat.demand(1))
-                self.heard.add((seat.replica, seat.session))
+        for stream in self.streams():
+            if stream.session == lease.session:
+                self.world.run(stream.demand(1))
+                self.heard.add((stream.replica, stream.session))
         self.world.run(self.world.settle())
         assert self._report(replica, lease, kind, "reported", by_stream=False) == LEASE_LOST
 
@@ -205,13 +205,13 @@ class Queue(QueueClients):
         self.world.run(self.world.finish_slowly(pick(list(self.world.slow), number), commit=commit))
 
     @rule(number=picks, by=picks)
-    @when(lambda self: self.leases() and self.seats())
+    @when(lambda self: self.leases() and self.streams())
     def release(self, number: int, by: int) -> None:
-        lease, seat = pick(self.leases(), number), pick(self.seats(), by)
-        self.heard.add((seat.replica, seat.session))
-        (status,) = self.world.run(seat.release([lease.attempt]))
+        lease, stream = pick(self.leases(), number), pick(self.streams(), by)
+        self.heard.add((stream.replica, stream.session))
+        (status,) = self.world.run(stream.release([lease.attempt]))
         # A stream gives back what its own session holds.
-        is_own = seat.session == lease.session
+        is_own = stream.session == lease.session
         assert status == (APPLIED if is_own else LEASE_LOST)
         assert self.model.released([lease] if is_own else []) == is_own
 
@@ -258,9 +258,9 @@ class Queue(QueueClients):
         self.model.ended_sessions.update(expired)
         lost = self.model.swept()
         assert self.world.run(self.role(replica, "lease-sweeper").sweep_once()) == lost
-        for seat in self.seats():
-            if seat.replica == replica and seat.session in expired:
-                self.world.run(seat.gone())
+        for stream in self.streams():
+            if stream.replica == replica and stream.session in expired:
+                self.world.run(stream.gone())
 
     @rule(replica=replica_numbers)
     def sweep(self, replica: int) -> None:

@@ -13,7 +13,7 @@ from fulmen_store.scheduling import backlog as backlog_module
 from fulmen_store.scheduling.backlog import LOW_WATER, MAX_REFILL_PAGES, REFILL_PAGE, Backlog
 from fulmen_store.scheduling.fair_queue import ReadyItem
 from fulmen_store.scheduling.rules import QueueRules, QueueTerms
-from fulmen_store.scheduling.runner_streams import Seat, Seats
+from fulmen_store.scheduling.runner_streams import RunnerStream, RunnerStreams
 from fulmen_store.scheduling.shares import STEAL_DELAY_S
 from tests.support.memory_lease_table import MemoryLeaseTable
 
@@ -38,12 +38,12 @@ class World:
 
     def __init__(self, *, others: frozenset[int] = frozenset()) -> None:
         self.now = 0.0
-        self.table, self.seats = ReadTable(), Seats()
-        self.seat = Seat(session_id=uuid7(), labels=frozenset(), projects=None, credit=1)
-        self.seats.take(self.seat)
+        self.table, self.streams = ReadTable(), RunnerStreams()
+        self.stream = RunnerStream(session_id=uuid7(), labels=frozenset(), projects=None, credit=1)
+        self.streams.take(self.stream)
         self.backlog = Backlog(
             table=self.table,
-            seats=self.seats,
+            streams=self.streams,
             poll_interval_s=POLL_INTERVAL_S,
             place=lambda key: int(key.int in others),
             clock=lambda: self.now,
@@ -71,7 +71,7 @@ class World:
 
     def next(self) -> ReadyItem | None:
         """Hands the next item out; it does not wait in the table any more."""
-        item = self.backlog.ready.pop(self.seat.labels)
+        item = self.backlog.ready.pop(self.stream.labels)
         if item is not None:
             del self.table.rows[item.rollout_id]
         return item
@@ -150,7 +150,7 @@ async def test_more_urgent_work_goes_first_while_a_long_backlog_is_handed_out(sm
 
 async def test_what_found_no_room_is_read_when_there_is_room_again(small_pages: int) -> None:
     world = World()
-    world.seat.credit = 0
+    world.stream.credit = 0
     items = [ReadyItem(rollout_id=uuid7(), project_id=1) for _ in range(40 * small_pages)]
     for item in items:
         world.table.add(item, POLICY)
@@ -168,7 +168,7 @@ async def test_a_runner_of_another_kind_finds_what_was_left_out_for_want_of_it(s
     world.add(30 * small_pages, labels=frozenset({"arch=arm"}))
     (wanted,) = world.add(labels=GPU)
     await world.read_all()
-    world.seats.take(Seat(session_id=uuid7(), labels=GPU, projects=None, credit=1))
+    world.streams.take(RunnerStream(session_id=uuid7(), labels=GPU, projects=None, credit=1))
     for _ in range(4):
         await world.poll()
     assert world.backlog.ready.pop(GPU) == wanted
@@ -183,11 +183,11 @@ async def test_others_work_is_added_for_credit_of_its_project_and_labels_only() 
         (frozenset[str](), None, QueueRules(match_labels=False), 2),
     ):
         world = World(others=frozenset(one.int for one in ids))
-        world.seat.labels, world.seat.projects = labels, projects
+        world.stream.labels, world.stream.projects = labels, projects
         for rollout_id in ids:
             world.table.add(ReadyItem(rollout_id=rollout_id, project_id=1, labels=GPU), POLICY)
         await world.poll()
-        world.backlog.know_project(Project(project_id=1, name="projects/default", terms=QueueTerms(rules=rules)))
+        world.backlog.update_project(Project(project_id=1, name="projects/default", terms=QueueTerms(rules=rules)))
         world.now += STEAL_DELAY_S
         assert await world.backlog.take_others() == bool(count)
         assert len(world.backlog) == count
@@ -225,17 +225,17 @@ async def test_urgent_work_of_another_replica_is_found_although_all_runners_are_
     world = World()
     world.add(LOW_WATER + 100)
     await world.read_all()
-    world.seat.credit = 0
+    world.stream.credit = 0
     (urgent,) = world.add(rank=-10)
     assert await world.poll() == 1
-    world.seat.credit = 1
+    world.stream.credit = 1
     assert world.next() == urgent
 
 
 async def test_a_hint_is_followed_at_the_next_poll_although_all_runners_are_busy() -> None:
     world = World()
-    world.backlog.know_project(Project(project_id=1, name="projects/one", terms=QueueTerms()))
-    world.seat.credit = 0
+    world.backlog.update_project(Project(project_id=1, name="projects/one", terms=QueueTerms()))
+    world.stream.credit = 0
     (item,) = world.add()
     assert await world.poll() == 0
     world.backlog.hint([1])

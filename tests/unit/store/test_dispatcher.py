@@ -14,7 +14,7 @@ from fulmen_store.rollouts.transitions import FailureKind, RetryPolicy
 from fulmen_store.scheduling.backlog import REFILL_PAGE
 from fulmen_store.scheduling.dispatcher import Dispatcher
 from fulmen_store.scheduling.fair_queue import ReadyItem
-from fulmen_store.scheduling.runner_streams import Assigned, Seat, Seats
+from fulmen_store.scheduling.runner_streams import Assigned, RunnerStream, RunnerStreams
 from tests.support.memory_lease_table import MemoryLeaseTable
 
 POLICY = RetryPolicy(max_attempts=2, retry_mask=0, backoff_ms=0)
@@ -39,11 +39,15 @@ class World:
 
     def __init__(self, table: MemoryLeaseTable | None = None) -> None:
         self.table = table or MemoryLeaseTable()
-        self.seats = Seats()
+        self.streams = RunnerStreams()
         self.returned: list[AttemptReport] = []
         self.meter = CountingMeter()
         self.dispatcher = Dispatcher(
-            table=self.table, seats=self.seats, undelivered=self.returned.extend, poll_interval_s=0.01, meter=self.meter
+            table=self.table,
+            streams=self.streams,
+            undelivered=self.returned.extend,
+            poll_interval_s=0.01,
+            meter=self.meter,
         )
 
     def add(self, count: int, *, offer: bool = True) -> None:
@@ -53,16 +57,16 @@ class World:
         if offer:
             self.dispatcher.offer([(item, 0.0) for item in items])
 
-    def seat(self, credit: int) -> Seat:
-        seat = Seat(session_id=uuid7(), labels=frozenset(), projects=None)
-        self.seats.take(seat)
-        self.dispatcher.add_credit(seat, credit)
-        return seat
+    def stream(self, credit: int) -> RunnerStream:
+        stream = RunnerStream(session_id=uuid7(), labels=frozenset(), projects=None)
+        self.streams.take(stream)
+        self.dispatcher.add_credit(stream, credit)
+        return stream
 
 
-async def taken(seat: Seat) -> Sequence[Grant]:
-    await seat.outbox.wait()
-    notice = seat.outbox.take()
+async def taken(stream: RunnerStream) -> Sequence[Grant]:
+    await stream.outbox.wait()
+    notice = stream.outbox.take()
     assert isinstance(notice, Assigned)
     return notice.grants
 
@@ -70,7 +74,7 @@ async def taken(seat: Seat) -> Sequence[Grant]:
 async def test_seats_share_the_work_and_get_no_more_than_their_credit() -> None:
     world = World()
     world.add(10)
-    one, two = world.seat(3), world.seat(2)
+    one, two = world.stream(3), world.stream(2)
     async with asyncio.timeout(10):
         role = asyncio.create_task(world.dispatcher.run())
         assert [len(await taken(one)), len(await taken(two))] == [3, 2]
@@ -83,11 +87,11 @@ async def test_seats_share_the_work_and_get_no_more_than_their_credit() -> None:
 async def test_work_that_nobody_told_it_about_is_found_in_the_table() -> None:
     world = World()
     world.add(3, offer=False)
-    seat = world.seat(5)
+    stream = world.stream(5)
     async with asyncio.timeout(10):
         role = asyncio.create_task(world.dispatcher.run())
-        assert len(await taken(seat)) == 3
-    assert seat.credit == 2
+        assert len(await taken(stream)) == 3
+    assert stream.credit == 2
     role.cancel()
 
 
@@ -96,11 +100,11 @@ async def test_what_another_replica_took_first_gives_the_credit_back() -> None:
     world.add(1)
     (row,) = world.table.rows.values()
     row.session_id, row.epoch, row.granted = uuid7(), 1, 1
-    seat = world.seat(1)
+    stream = world.stream(1)
     async with asyncio.timeout(10):
         role = asyncio.create_task(world.dispatcher.run())
         world.add(1)
-        (grant,) = await taken(seat)
+        (grant,) = await taken(stream)
     assert grant.rollout_id != row.item.rollout_id
     role.cancel()
 
@@ -120,7 +124,7 @@ async def test_a_lease_whose_commit_was_in_doubt_is_given_back_and_handed_out_ag
 
     world = World(Doubtful())
     world.add(1)
-    world.seat(1)
+    world.stream(1)
     async with asyncio.timeout(10):
         role = asyncio.create_task(world.dispatcher.run())
         while not world.returned:  # noqa: ASYNC110  # the dispatcher's own pause
@@ -135,17 +139,17 @@ async def test_a_runner_that_left_while_its_claim_was_committed_costs_nothing() 
         """Lets the runner leave during the claim."""
 
         async def claim(self, choices: Sequence[tuple[object, object]]) -> list[Grant]:
-            world.seats.leave(seat)
+            world.streams.leave(stream)
             return await MemoryLeaseTable.claim(self, choices)  # type: ignore[arg-type]  # narrowed by the port
 
     world = World(Leaving())
     world.add(1)
-    seat = world.seat(1)
+    stream = world.stream(1)
     async with asyncio.timeout(10):
         role = asyncio.create_task(world.dispatcher.run())
         while not world.returned:  # noqa: ASYNC110  # no signal is given for it
             await asyncio.sleep(0.01)
-    assert seat.outbox.take() is None
+    assert stream.outbox.take() is None
     role.cancel()
 
 
@@ -155,10 +159,10 @@ async def test_what_has_waited_long_behind_more_urgent_work_than_fits_in_memory_
     meek = ReadyItem(rollout_id=uuid7(), project_id=1, rank=5, since_s=time.time() - 100_000)
     for item in (*urgent, meek):
         world.table.add(item, POLICY)
-    seat = world.seat(1)
+    stream = world.stream(1)
     async with asyncio.timeout(10):
         role = asyncio.create_task(world.dispatcher.run())
-        (grant,) = await taken(seat)
+        (grant,) = await taken(stream)
     assert grant.rollout_id == meek.rollout_id
     role.cancel()
 
@@ -166,22 +170,22 @@ async def test_what_has_waited_long_behind_more_urgent_work_than_fits_in_memory_
 async def test_new_work_finds_a_runner_that_waits_and_uses_its_credit() -> None:
     world = World()
     async with asyncio.timeout(10), idle(world):
-        seat = world.seat(1)
+        stream = world.stream(1)
         first, second = (ReadyItem(rollout_id=uuid7(), project_id=1) for _ in range(2))
-        assert world.dispatcher.match_new([first, second]) == {first.rollout_id: seat}
-        assert seat.credit == 0
+        assert world.dispatcher.match_new([first, second]) == {first.rollout_id: stream}
+        assert stream.credit == 0
 
 
 async def test_what_is_handed_out_counts_whether_it_was_created_with_its_lease_or_claimed_later() -> None:
     world = World()
     async with asyncio.timeout(10), idle(world):
-        seat = world.seat(3)
+        stream = world.stream(3)
         new = ReadyItem(rollout_id=uuid7(), project_id=1)
         matches = world.dispatcher.match_new([new])
         world.table.add(new, POLICY)
-        world.dispatcher.deliver_new(matches, await world.table.claim([(new.rollout_id, seat.session_id)]))
+        world.dispatcher.deliver_new(matches, await world.table.claim([(new.rollout_id, stream.session_id)]))
         assert (world.meter.count, world.meter.claimed) == (1, 0)
-        await taken(seat)
+        await taken(stream)
         world.add(2)
         while world.meter.count < 3:  # noqa: ASYNC110  # bounded by the timeout
             await asyncio.sleep(0)
@@ -192,34 +196,34 @@ async def test_new_work_does_not_pass_work_that_waits() -> None:
     world = World()
     async with asyncio.timeout(10), idle(world):
         world.add(1)
-        world.seat(5)
+        world.stream(5)
         assert not world.dispatcher.match_new([ReadyItem(rollout_id=uuid7(), project_id=1)])
 
 
 async def test_matches_of_which_nothing_was_created_give_their_credit_back() -> None:
     world = World()
     async with asyncio.timeout(10), idle(world):
-        seat = world.seat(2)
+        stream = world.stream(2)
         items = [ReadyItem(rollout_id=uuid7(), project_id=1) for _ in range(2)]
         matches = world.dispatcher.match_new(items)
         world.dispatcher.unmatch(matches)
-        assert seat.credit == 2
+        assert stream.credit == 2
         matches = world.dispatcher.match_new(items)
-        grant = Grant(rollout_id=items[0].rollout_id, session_id=seat.session_id, epoch=1, project_id=1, request=b"")
+        grant = Grant(rollout_id=items[0].rollout_id, session_id=stream.session_id, epoch=1, project_id=1, request=b"")
         world.dispatcher.deliver_new(matches, [grant])
-        assert seat.credit == 1
-        assert await taken(seat) == [grant]
+        assert stream.credit == 1
+        assert await taken(stream) == [grant]
 
 
 async def test_a_creation_whose_outcome_is_unknown_leaves_no_lease_behind() -> None:
     world = World()
     async with asyncio.timeout(10), idle(world):
-        seat = world.seat(1)
+        stream = world.stream(1)
         item = ReadyItem(rollout_id=uuid7(), project_id=1)
         matches = world.dispatcher.match_new([item])
         # It was created with its lease, but the answer was lost.
         world.table.add(item, POLICY)
-        (grant,) = await world.table.claim([(item.rollout_id, seat.session_id)])
+        (grant,) = await world.table.claim([(item.rollout_id, stream.session_id)])
         world.dispatcher.doubt(matches)
         while not world.returned:  # noqa: ASYNC110  # bounded by the timeout
             await asyncio.sleep(0)
@@ -232,11 +236,11 @@ async def test_a_creation_whose_outcome_is_unknown_leaves_no_lease_behind() -> N
 async def idle(world: World) -> AsyncIterator[None]:
     """Runs the dispatcher, from the moment on when it has nothing to do."""
     role = asyncio.create_task(world.dispatcher.run())
-    probe = world.seat(1)
+    probe = world.stream(1)
     item = ReadyItem(rollout_id=uuid7(), project_id=1)
     while not (matches := world.dispatcher.match_new([item])):  # noqa: ASYNC110  # bounded by the caller
         await asyncio.sleep(0)
     world.dispatcher.unmatch(matches)
-    world.seats.leave(probe)
+    world.streams.leave(probe)
     yield
     role.cancel()

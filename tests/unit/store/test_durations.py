@@ -1,4 +1,4 @@
-"""Durations: quantiles within their bound, learned from successes, written in batches, shared."""
+"""DurationTracker: quantiles within their bound, learned from successes, written in batches, shared."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from fulmen.errors import DatabaseUnavailable
 from fulmen.ids import uuid7
 from fulmen_store.leases.leases import EndedAttempt
 from fulmen_store.rollouts.transitions import FailureKind, RolloutState
-from fulmen_store.scheduling.durations import READ_INTERVAL_S, RELATIVE_ERROR, Durations, DurationSketch, bucket_of
+from fulmen_store.scheduling.duration_sketch import RELATIVE_ERROR, DurationSketch, bucket_of
+from fulmen_store.scheduling.durations import READ_INTERVAL_S, DurationTracker
 from fulmen_store.scheduling.fair_queue import ReadyItem
 
 SLACK = 1e-9
@@ -82,43 +83,43 @@ def test_every_duration_has_a_bucket_that_the_table_can_hold(duration_s: float) 
 
 async def test_only_attempts_that_succeeded_teach_in_one_write_for_all() -> None:
     table = MemoryDurations()
-    durations = Durations(table, clock=lambda: 0.0)
+    durations = DurationTracker(table, clock=lambda: 0.0)
     durations.learn([ended(1, 4.0) for _ in range(9)] + [ended(2, 50.0), ended(None, 1.0)])
     durations.learn([ended(1, 900.0, FailureKind.TIMEOUT), ended(1, 900.0, FailureKind.AGENT_ERROR)])
     assert durations.predicted_s(1) == 0
-    await durations.work_once()
+    await durations.run_once()
     assert table.commits == 1
     assert table.sketches[1].total == 9
     assert durations.predicted_s(1) == pytest.approx(4.0, rel=RELATIVE_ERROR)
     assert durations.predicted_s(2) == pytest.approx(50.0, rel=RELATIVE_ERROR)
     assert durations.predicted_s(None) == 0
-    await durations.work_once()
+    await durations.run_once()
     assert table.commits == 1
 
 
 async def test_another_replica_and_the_next_start_know_what_was_learned() -> None:
     table, now_s = MemoryDurations(), 100.0
-    one, other = Durations(table, clock=lambda: now_s), Durations(table, clock=lambda: now_s)
+    one, other = DurationTracker(table, clock=lambda: now_s), DurationTracker(table, clock=lambda: now_s)
     one.learn([ended(1, 4.0)])
-    await one.work_once()
+    await one.run_once()
     assert other.predicted_s(1) == 0
-    await other.work_once()
+    await other.run_once()
     assert other.predicted_s(1) == pytest.approx(4.0, rel=RELATIVE_ERROR)
     one.learn([ended(1, 60.0) for _ in range(5)])
-    await one.work_once()
+    await one.run_once()
     now_s += READ_INTERVAL_S
-    await other.work_once()
+    await other.run_once()
     assert other.predicted_s(1) == pytest.approx(60.0, rel=RELATIVE_ERROR)
 
 
 async def test_what_could_not_be_written_is_written_later() -> None:
     table = MemoryDurations()
-    durations = Durations(table, clock=lambda: 0.0)
+    durations = DurationTracker(table, clock=lambda: 0.0)
     durations.learn([ended(1, 4.0)])
     table.down = True
     with pytest.raises(DatabaseUnavailable):
-        await durations.work_once()
+        await durations.run_once()
     table.down = False
     durations.learn([ended(1, 4.0)])
-    await durations.work_once()
+    await durations.run_once()
     assert table.sketches[1].total == 2

@@ -10,8 +10,10 @@ import pytest
 from fulmen.ids import uuid7
 from fulmen_store.replicas.wakeups import Wakeups
 from fulmen_store.rollouts import feed as feed_module
-from fulmen_store.rollouts.feed import MAX_GROUPS, Cursor, FeedFollower, FeedRow, Selection
+from fulmen_store.rollouts.feed import MAX_GROUPS, FeedFollower
+from fulmen_store.rollouts.feed_cursor import Cursor, Selection
 from fulmen_store.rollouts.records import NO_RUN
+from fulmen_store.rollouts.table import FeedRow
 
 
 class LongFeed:

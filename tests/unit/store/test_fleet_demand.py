@@ -8,15 +8,9 @@ from collections.abc import Mapping, Sequence
 import hypothesis.strategies as st
 from hypothesis import given
 
-from fulmen_store.runners.fleet_demand import (
-    DemandQuery,
-    FleetDemand,
-    QueueCensus,
-    WaitingWork,
-    by_labels,
-    demand_of,
-)
-from fulmen_store.scheduling.durations import DurationSketch, bucket_of
+from fulmen_store.runners.demand import DemandQuery, QueueCensus, WaitingWork, by_labels, demand_of
+from fulmen_store.runners.fleet_demand import FleetDemand
+from fulmen_store.scheduling.duration_sketch import DurationSketch, bucket_of
 
 KNOWN = {1: 10.0, 2: 0.5}
 H200 = frozenset({"gpu=h200"})

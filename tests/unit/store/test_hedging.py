@@ -13,11 +13,11 @@ from fulmen.ids import uuid7
 from fulmen_store.leases.leases import Grant, Project
 from fulmen_store.rollouts.transitions import RetryPolicy
 from fulmen_store.scheduling.dispatcher import Dispatcher
-from fulmen_store.scheduling.durations import DurationSketch, bucket_of
+from fulmen_store.scheduling.duration_sketch import DurationSketch, bucket_of
 from fulmen_store.scheduling.fair_queue import ReadyItem
-from fulmen_store.scheduling.hedging import LEAST_SAMPLES, Hedger
+from fulmen_store.scheduling.hedging import MIN_SAMPLES, Hedger
 from fulmen_store.scheduling.rules import QueueRules, QueueTerms
-from fulmen_store.scheduling.runner_streams import Assigned, Seat, Seats
+from fulmen_store.scheduling.runner_streams import Assigned, RunnerStream, RunnerStreams
 from tests.support.memory_lease_table import MemoryLeaseTable
 
 POLICY = RetryPolicy(max_attempts=2, retry_mask=0, backoff_ms=0)
@@ -27,22 +27,22 @@ SLOW_S = 100.0
 class World:
     """A running rollout of task type 1, whose attempts take a second, and a dispatcher with nothing else to do."""
 
-    def __init__(self, *, hedging: bool = True, samples: int = LEAST_SAMPLES, hedged: bool = True) -> None:
-        self.table, self.seats, self.sketch = MemoryLeaseTable(), Seats(), DurationSketch()
+    def __init__(self, *, hedging: bool = True, samples: int = MIN_SAMPLES, hedged: bool = True) -> None:
+        self.table, self.streams, self.sketch = MemoryLeaseTable(), RunnerStreams(), DurationSketch()
         self.sketch.add(bucket_of(1.0), samples)
         self.dispatcher = Dispatcher(
-            table=self.table, seats=self.seats, undelivered=lambda _reports: None, poll_interval_s=60
+            table=self.table, streams=self.streams, undelivered=lambda _reports: None, poll_interval_s=60
         )
         self.hedger = Hedger(table=self.table, dispatcher=self.dispatcher, sketch={1: self.sketch}.get)
         self.terms = QueueTerms(rules=QueueRules(hedging=hedging), max_running=1)
         self.item = ReadyItem(rollout_id=uuid7(), project_id=1, task_type=1)
         self.table.add(self.item, POLICY, hedged=hedged)
-        self.first = self.seat(credit=0)
+        self.first = self.stream(credit=0)
 
-    def seat(self, credit: int, labels: frozenset[str] = frozenset()) -> Seat:
-        seat = Seat(session_id=uuid7(), labels=labels, projects=None, credit=credit)
-        self.seats.take(seat)
-        return seat
+    def stream(self, credit: int, labels: frozenset[str] = frozenset()) -> RunnerStream:
+        stream = RunnerStream(session_id=uuid7(), labels=labels, projects=None, credit=credit)
+        self.streams.take(stream)
+        return stream
 
     @asynccontextmanager
     async def running(self, age_s: float) -> AsyncIterator[None]:
@@ -53,20 +53,20 @@ class World:
         async with asyncio.timeout(10):
             while not self.dispatcher._settled:  # noqa: ASYNC110  # its first look round
                 await asyncio.sleep(0.001)
-        self.dispatcher.know_project(Project(project_id=1, name="projects/default", terms=self.terms))
+        self.dispatcher.update_project(Project(project_id=1, name="projects/default", terms=self.terms))
         yield
         role.cancel()
 
 
-def grants_of(seat: Seat) -> list[Grant]:
-    notice = seat.outbox.take()
+def grants_of(stream: RunnerStream) -> list[Grant]:
+    notice = stream.outbox.take()
     return list(notice.grants) if isinstance(notice, Assigned) else []
 
 
 async def test_an_attempt_that_takes_longer_than_its_kind_is_started_a_second_time() -> None:
     """A quota of one does not stand against it: it is the same rollout."""
     world = World()
-    idle = world.seat(credit=2)
+    idle = world.stream(credit=2)
     async with world.running(SLOW_S):
         assert await world.hedger.hedge_once() == 1
         (grant,) = grants_of(idle)
@@ -80,12 +80,12 @@ async def test_an_attempt_that_takes_longer_than_its_kind_is_started_a_second_ti
     [
         pytest.param(World(hedging=False), SLOW_S, id="the rule is off"),
         pytest.param(World(hedged=False), SLOW_S, id="the rollout does not ask for it"),
-        pytest.param(World(samples=LEAST_SAMPLES - 1), SLOW_S, id="too little is known"),
+        pytest.param(World(samples=MIN_SAMPLES - 1), SLOW_S, id="too little is known"),
         pytest.param(World(), 0.5, id="it is not late"),
     ],
 )
 async def test_nothing_is_hedged_that_is_not_to_be(world: World, age_s: float) -> None:
-    idle = world.seat(credit=1)
+    idle = world.stream(credit=1)
     async with world.running(age_s):
         assert await world.hedger.hedge_once() == 0
     assert idle.credit == 1
@@ -102,7 +102,7 @@ async def test_the_runner_that_is_late_does_not_hedge_itself() -> None:
 async def test_work_that_waits_goes_before_a_hedge() -> None:
     world = World()
     async with world.running(SLOW_S):
-        idle = world.seat(credit=1)
+        idle = world.stream(credit=1)
         world.dispatcher.offer([(ReadyItem(rollout_id=uuid7(), project_id=1), 0.0)])
         assert await world.hedger.hedge_once() == 0
     assert idle.credit == 1
@@ -110,7 +110,7 @@ async def test_work_that_waits_goes_before_a_hedge() -> None:
 
 async def test_a_hedge_that_came_too_late_gives_the_credit_back() -> None:
     world = World()
-    idle = world.seat(credit=1)
+    idle = world.stream(credit=1)
     async with world.running(SLOW_S):
         row = world.table.rows[world.item.rollout_id]
 

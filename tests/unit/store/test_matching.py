@@ -13,14 +13,14 @@ from fulmen.ids import uuid7
 from fulmen_store.scheduling.fair_queue import FairQueue, ReadyItem
 from fulmen_store.scheduling.matching import match
 from fulmen_store.scheduling.rules import QueueRules, QueueTerms
-from fulmen_store.scheduling.runner_streams import Seat, Seats
+from fulmen_store.scheduling.runner_streams import RunnerStream, RunnerStreams
 
 ONE, TWO = UUID(int=1), UUID(int=2)
 
 
-def seat(credit: int = 1, *, labels: frozenset[str] = frozenset(), group: UUID | None = None, agent: int | None = None,
-         projects: frozenset[int] | None = None) -> Seat:  # fmt: skip
-    taken = Seat(session_id=uuid7(), labels=labels, projects=projects, credit=credit)
+def stream(credit: int = 1, *, labels: frozenset[str] = frozenset(), group: UUID | None = None, agent: int | None = None,
+         projects: frozenset[int] | None = None) -> RunnerStream:  # fmt: skip
+    taken = RunnerStream(session_id=uuid7(), labels=labels, projects=projects, credit=credit)
     taken.last_group, taken.last_agent = group, agent
     return taken
 
@@ -47,7 +47,7 @@ def item(*, group: UUID | None = None, agent: int | None = None, labels: frozens
 
 
 def test_seats_take_turns_and_no_more_than_their_credit() -> None:
-    one, two = seat(3), seat(1)
+    one, two = stream(3), stream(1)
     items = [item() for _ in range(6)]
     choices = match(ready(*items), [one, two], limit=100)
     assert choices == [(items[0], one), (items[1], two), (items[2], one), (items[3], one)]
@@ -55,14 +55,14 @@ def test_seats_take_turns_and_no_more_than_their_credit() -> None:
 
 
 def test_a_seat_that_ran_the_group_last_goes_before_its_turn() -> None:
-    stranger, knows_agent, knows_group = seat(), seat(agent=4), seat(group=TWO)
+    stranger, knows_agent, knows_group = stream(), stream(agent=4), stream(group=TWO)
     items = [item(group=TWO, agent=4), item(group=ONE, agent=4), item()]
     choices = match(ready(*items), [stranger, knows_agent, knows_group], limit=100)
     assert choices == [(items[0], knows_group), (items[1], knows_agent), (items[2], stranger)]
 
 
 def test_affinity_never_gives_a_seat_two_turns_nor_changes_the_order_of_items() -> None:
-    first, knows = seat(2), seat(2, group=ONE)
+    first, knows = stream(2), stream(2, group=ONE)
     items = [item(group=ONE) for _ in range(4)]
     choices = match(ready(*items), [first, knows], limit=100)
     assert [chosen for chosen, _ in choices] == items
@@ -71,20 +71,20 @@ def test_affinity_never_gives_a_seat_two_turns_nor_changes_the_order_of_items() 
 
 
 def test_without_the_rule_turns_alone_decide() -> None:
-    first, knows = seat(), seat(group=ONE)
+    first, knows = stream(), stream(group=ONE)
     choices = match(ready(item(group=ONE), rules=QueueRules(affinity=False)), [first, knows], limit=100)
     assert [taker for _, taker in choices] == [first]
 
 
 def test_affinity_does_not_reach_a_seat_that_may_not_run_the_item() -> None:
-    able = seat(labels=frozenset({"gpu=1"}))
-    unable, elsewhere = seat(group=ONE), seat(group=ONE, projects=frozenset({2}))
+    able = stream(labels=frozenset({"gpu=1"}))
+    unable, elsewhere = stream(group=ONE), stream(group=ONE, projects=frozenset({2}))
     choices = match(ready(item(group=ONE, labels=frozenset({"gpu=1"}))), [able, unable, elsewhere], limit=100)
     assert [taker for _, taker in choices] == [able]
 
 
 def test_a_match_stops_at_its_limit_and_takes_no_credit_beyond_it() -> None:
-    one = seat(10)
+    one = stream(10)
     queue = ready(*(item() for _ in range(10)))
     assert len(match(queue, [one], limit=4)) == 4
     assert (one.credit, len(queue)) == (6, 6)
@@ -99,21 +99,21 @@ def test_as_much_is_handed_out_as_work_and_credit_allow_in_the_order_of_the_queu
     credits_: list[int], groups: list[int], affinity: bool
 ) -> None:
     items = [item(group=UUID(int=group) if group else None) for group in groups]
-    seats = [seat(each) for each in credits_]
-    choices = match(ready(*items, rules=QueueRules(affinity=affinity)), seats, limit=1000)
+    streams = [stream(each) for each in credits_]
+    choices = match(ready(*items, rules=QueueRules(affinity=affinity)), streams, limit=1000)
     assert [chosen for chosen, _ in choices] == items[: sum(credits_)]
-    assert all(one.credit >= 0 for one in seats)
-    assert sum(one.credit for one in seats) == sum(credits_) - len(choices)
+    assert all(one.credit >= 0 for one in streams)
+    assert sum(one.credit for one in streams) == sum(credits_) - len(choices)
 
 
 def test_new_work_goes_to_a_waiting_seat_that_ran_its_like_and_otherwise_by_turns() -> None:
-    seats, first, knows_agent, knows_group = Seats(), seat(9), seat(9, agent=4), seat(9, group=TWO)
+    streams, first, knows_agent, knows_group = RunnerStreams(), stream(9), stream(9, agent=4), stream(9, group=TWO)
     for one in (first, knows_agent, knows_group):
-        seats.take(one)
-    assert seats.next_for(item(group=TWO, agent=4)) is knows_group
-    assert seats.next_for(item(agent=4)) is knows_agent
-    assert seats.next_for(item(agent=4), QueueRules(affinity=False)) is first
+        streams.take(one)
+    assert streams.next_for(item(group=TWO, agent=4)) is knows_group
+    assert streams.next_for(item(agent=4)) is knows_agent
+    assert streams.next_for(item(agent=4), QueueRules(affinity=False)) is first
     # Who was passed over has kept its turn, and who was served has gone to the end of the line.
-    assert [seats.next_for(item()) for _ in range(4)] == [knows_group, knows_agent, first, knows_group]
-    assert seats.next_for(item(labels=frozenset({"gpu=1"}))) is None
-    assert seats.next_for(item(labels=frozenset({"gpu=1"})), QueueRules(match_labels=False)) is knows_agent
+    assert [streams.next_for(item()) for _ in range(4)] == [knows_group, knows_agent, first, knows_group]
+    assert streams.next_for(item(labels=frozenset({"gpu=1"}))) is None
+    assert streams.next_for(item(labels=frozenset({"gpu=1"})), QueueRules(match_labels=False)) is knows_agent

@@ -1,4 +1,4 @@
-"""News goes to every live peer, what happens meanwhile goes together, and a peer that does not hear is left alone."""
+"""Notification goes to every live peer, what happens meanwhile goes together, and a peer that does not hear is left alone."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from fulmen.ids import uuid7
-from fulmen_store.replicas.membership import LiveReplicas, Replica
-from fulmen_store.replicas.peers import News, NewsListener, NewsTeller, PeerUnreachableError
+from fulmen_store.replicas.live_replicas import LiveReplicas, Replica
+from fulmen_store.replicas.notifications import Notification
+from fulmen_store.replicas.notifier import NotificationReceiver, NotificationSender
+from fulmen_store.replicas.peer_client import PeerUnreachableError
 from fulmen_store.replicas.wakeups import PROJECTS_CHANGED, Wakeups
-from fulmen_store.scheduling.runner_streams import CancelAsked, Drained, Seat, Seats
+from fulmen_store.scheduling.runner_streams import CancelRequested, Drained, RunnerStream, RunnerStreams
 
 LIMIT_S = 10.0
 
@@ -20,10 +22,10 @@ class HeldClient:
     """A peer client whose calls end when the test says so."""
 
     def __init__(self) -> None:
-        self.calls: asyncio.Queue[tuple[str, News, asyncio.Future[None]]] = asyncio.Queue()
+        self.calls: asyncio.Queue[tuple[str, Notification, asyncio.Future[None]]] = asyncio.Queue()
         self.kept: list[set[str]] = []
 
-    async def notify(self, address: str, news: News) -> None:
+    async def notify(self, address: str, news: Notification) -> None:
         """Waits for the test to end the call."""
         end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.calls.put_nowait((address, replace(news), end))
@@ -33,7 +35,7 @@ class HeldClient:
         """Notes what is kept."""
         self.kept.append(set(addresses))
 
-    async def next(self) -> tuple[str, News, asyncio.Future[None]]:
+    async def next(self) -> tuple[str, Notification, asyncio.Future[None]]:
         """Returns the next call."""
         async with asyncio.timeout(LIMIT_S):
             return await self.calls.get()
@@ -44,11 +46,13 @@ def peers(*addresses: str) -> list[Replica]:
 
 
 @asynccontextmanager
-async def telling(*addresses: str, enabled: bool = True) -> AsyncIterator[tuple[NewsTeller, HeldClient, LiveReplicas]]:
+async def telling(
+    *addresses: str, enabled: bool = True
+) -> AsyncIterator[tuple[NotificationSender, HeldClient, LiveReplicas]]:
     """Runs a teller with peers at these addresses."""
     known, client = LiveReplicas(uuid7()), HeldClient()
     known.learn(peers(*addresses))
-    teller = NewsTeller(replicas=known, client=client, seats=Seats(), enabled=enabled)
+    teller = NotificationSender(replicas=known, client=client, streams=RunnerStreams(), enabled=enabled)
     task = asyncio.create_task(teller.run())
     try:
         yield teller, client, known
@@ -115,15 +119,15 @@ async def test_a_peer_that_left_is_told_nothing_and_its_connection_is_closed() -
 
 
 async def test_cancels_go_to_the_runner_here_or_to_the_peers() -> None:
-    seats, known, client = Seats(), LiveReplicas(uuid7()), HeldClient()
+    streams, known, client = RunnerStreams(), LiveReplicas(uuid7()), HeldClient()
     known.learn(peers("a:1"))
-    teller = NewsTeller(replicas=known, client=client, seats=seats)
-    here = Seat(session_id=uuid7(), labels=frozenset(), projects=None)
-    seats.take(here)
+    teller = NotificationSender(replicas=known, client=client, streams=streams)
+    here = RunnerStream(session_id=uuid7(), labels=frozenset(), projects=None)
+    streams.take(here)
     task = asyncio.create_task(teller.run())
     there, rollout = uuid7(), uuid7()
-    asked = CancelAsked(attempts=[(rollout, 3)])
-    teller.tell_each([(here.session_id, asked), (there, asked), (there, Drained())])
+    asked = CancelRequested(attempts=[(rollout, 3)])
+    teller.send_each([(here.session_id, asked), (there, asked), (there, Drained())])
     assert here.outbox.take() == asked
     _, news, _ = await client.next()
     assert [(hint.session_id, hint.rollout_id, hint.epoch) for hint in news.cancels] == [(there, rollout, 3)]
@@ -147,9 +151,9 @@ async def test_heard_news_wakes_those_who_wait_and_is_not_passed_on() -> None:
         async def held(self, rollout_ids: object) -> list[object]:
             raise AssertionError("nobody sits here, nothing is to be read")
 
-    listener = NewsListener(look=looked.append, wakeups=wakeups, leases=NoLeases(), seats=Seats())
+    listener = NotificationReceiver(look=looked.append, wakeups=wakeups, leases=NoLeases(), streams=RunnerStreams())
     counts = {key: wakeups.count(key) for key in (("finished", 1), ("resources", 2), PROJECTS_CHANGED)}
-    news = News(ready={7}, finished={1, 9}, resources={2}, projects_changed=True)
+    news = Notification(ready={7}, finished={1, 9}, resources={2}, projects_changed=True)
     await listener.hear(news)
     assert all(wakeups.count(key) == count + 1 for key, count in counts.items())
     assert looked == [frozenset({7})]

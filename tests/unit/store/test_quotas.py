@@ -11,9 +11,10 @@ from fulmen.ids import uuid7
 from fulmen_store.rollouts.transitions import RetryPolicy
 from fulmen_store.scheduling.fair_queue import FairQueue, ReadyItem
 from fulmen_store.scheduling.matching import match
-from fulmen_store.scheduling.quotas import QueueCount, QueueQuotas, RunningQuotas
+from fulmen_store.scheduling.quotas import QueueQuotas, RunningQuotas
 from fulmen_store.scheduling.rules import QueueTerms
-from fulmen_store.scheduling.runner_streams import Seat
+from fulmen_store.scheduling.runner_streams import RunnerStream
+from fulmen_store.scheduling.table import QueueCount
 from tests.support.memory_lease_table import MemoryLeaseTable
 
 
@@ -89,22 +90,22 @@ async def test_what_the_running_quota_refuses_waits_until_an_attempt_ends() -> N
     ready = FairQueue()
     ready.learn(1, QueueTerms(max_running=2))
     quotas = RunningQuotas(table, ready)
-    seat = Seat(session_id=uuid7(), labels=frozenset(), projects=None, credit=10)
+    stream = RunnerStream(session_id=uuid7(), labels=frozenset(), projects=None, credit=10)
     for _ in range(5):
         item = ReadyItem(rollout_id=uuid7(), project_id=1)
         table.add(item, RetryPolicy(max_attempts=1, retry_mask=0, backoff_ms=0))
         ready.push(item)
-    grants = await quotas.claim(match(ready, [seat], limit=100))
+    grants = await quotas.claim(match(ready, [stream], limit=100))
     assert len(grants) == 2
     assert len(ready) == 3
-    assert match(ready, [seat], limit=100) == []
+    assert match(ready, [stream], limit=100) == []
     del table.rows[grants[0].rollout_id]
     assert quotas.ended([1])
     assert not quotas.ended([2])
-    assert len(await quotas.claim(match(ready, [seat], limit=100))) == 1
+    assert len(await quotas.claim(match(ready, [stream], limit=100))) == 1
     # Another replica's attempt ended: nobody said so here, the next look finds out.
     del table.rows[grants[1].rollout_id]
-    assert match(ready, [seat], limit=100) == []
+    assert match(ready, [stream], limit=100) == []
     quotas.look_again()
-    assert len(await quotas.claim(match(ready, [seat], limit=100))) == 1
+    assert len(await quotas.claim(match(ready, [stream], limit=100))) == 1
     assert len(ready) == 1

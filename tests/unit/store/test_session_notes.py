@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fulmen_store.leases.leases import EndedAttempt
 from fulmen_store.rollouts.transitions import FailureKind, RolloutState
-from fulmen_store.runners.registry import SessionNotes
+from fulmen_store.runners.session_notes import SessionUpdates
 from fulmen_store.scheduling.fair_queue import ReadyItem
 
 SESSIONS = [UUID(int=number) for number in range(1, 4)]
@@ -28,7 +28,7 @@ def ended(session_id: UUID, kind: FailureKind) -> EndedAttempt:
 
 
 def test_only_what_says_something_of_the_runner_is_counted() -> None:
-    notes = SessionNotes()
+    notes = SessionUpdates()
     notes.ended(ended(SESSIONS[0], kind) for kind in FailureKind)
     (sign,) = notes.take([])
     assert (sign.ended, sign.failed) == (6, 5)
@@ -37,12 +37,12 @@ def test_only_what_says_something_of_the_runner_is_counted() -> None:
 
 
 def test_who_was_heard_is_renewed_also_without_a_note() -> None:
-    (sign,) = SessionNotes().take([SESSIONS[1]])
+    (sign,) = SessionUpdates().take([SESSIONS[1]])
     assert (sign.session_id, sign.heard, sign.load, sign.ended) == (SESSIONS[1], True, None, 0)
 
 
 def test_the_load_that_was_said_last_is_written() -> None:
-    notes = SessionNotes()
+    notes = SessionUpdates()
     notes.load(SESSIONS[0], b"old")
     signs = notes.take([])
     notes.load(SESSIONS[0], b"new")
@@ -60,7 +60,7 @@ actions = st.one_of(
 def test_whatever_fails_to_be_written_is_written_later(
     steps: list[tuple[str, UUID | bool, FailureKind | None]],
 ) -> None:
-    notes = SessionNotes()
+    notes = SessionUpdates()
     expected = dict.fromkeys(SESSIONS, 0)
     written = dict.fromkeys(SESSIONS, 0)
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fulmen.ids import uuid7
-from fulmen_store.replicas.membership import BUCKETS, LiveReplicas, Replica, Shares
+from fulmen_store.replicas.live_replicas import BUCKETS, LiveReplicas, Replica, Shares
 from fulmen_store.scheduling.fair_queue import ReadyItem
-from fulmen_store.scheduling.shares import LAG_LIMIT_MS, STEAL_DELAY_S, OthersWork
+from fulmen_store.scheduling.shares import LAG_LIMIT_MS, STEAL_DELAY_S, WorkStealer
 
 IDS = st.lists(st.uuids(), min_size=1, max_size=6, unique=True)
 PAGE_ROWS = 100
@@ -78,9 +78,9 @@ def item(number: int, *, born_ms: int = 1_000_000, labels: frozenset[str] = froz
     return ReadyItem(rollout_id=UUID(int=born_ms << 80 | number), project_id=1, labels=labels)
 
 
-def others_work(clock: Clock, *, place: int = 1) -> OthersWork:
+def others_work(clock: Clock, *, place: int = 1) -> WorkStealer:
     """Returns the work of others where every odd number is of others, `place` before this replica."""
-    return OthersWork(lambda key: place if key.int % 2 else 0, clock=clock)
+    return WorkStealer(lambda key: place if key.int % 2 else 0, clock=clock)
 
 
 def test_others_work_waits_a_moment_for_its_preferred_replica() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fulmen.errors import ArgumentInvalid, CursorInvalid, PageTokenInvalid
-from fulmen_store.rollouts.feed import Cursor, Selection
+from fulmen_store.rollouts.feed_cursor import Cursor, Selection
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
 
 cursors = st.builds(Cursor, xid=st.integers(0, 2**63 - 1), rollout_id=st.uuids())

@@ -10,7 +10,7 @@ from fulmen.ids import attempt_name, rollout_name, span_id_of, trace_id_of, uuid
 from fulmen_store.leases.leases import EndedAttempt
 from fulmen_store.rollouts.transitions import FailureKind, RolloutState
 from fulmen_store.scheduling.backlog import ReadyItem
-from fulmen_store.spans.spans import Chunk
+from fulmen_store.spans.chunks import Chunk
 from fulmen_store.traces import RolloutTraces
 from tests.support.own_traces import KeptTraces, id_of, parent_of
 

@@ -34,7 +34,7 @@ from fulmen_store.projects.tokens import Tokens
 from fulmen_store.queue_parts import Queue, wire_queue
 from fulmen_store.queue_parts import roles as queue_roles
 from fulmen_store.replicas.membership import MembershipRenewer
-from fulmen_store.replicas.peer_client import GrpcPeers
+from fulmen_store.replicas.peer_client import PeerClient
 from fulmen_store.replicas.wakeups import PROJECTS_CHANGED
 from fulmen_store.resources.resources import Resources
 from fulmen_store.resources.watch import ResourceWatcher
@@ -53,11 +53,11 @@ from fulmen_store.transport.rollout_codec import repeated_rollout
 from fulmen_store.transport.rollout_service import RolloutService
 from fulmen_store.transport.scaler_service import Identify, ScalerService
 from fulmen_store.transport.usage_service import UsageService
-from fulmen_store.usage.usage import UsageSync
+from fulmen_store.usage.sync import UsageSync
 
 __all__ = ["build"]
 
-DRAIN_LOOK_S: Final = 0.02
+DRAIN_POLL_S: Final = 0.02
 
 _log = structlog.get_logger()
 
@@ -75,10 +75,10 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     tables = await open_tables(settings, stack)
     keys = settings.signing_keys()
     own_token = OwnToken(keys, TokenRole.SERVICE, subject="store-replica", project=ALL_PROJECTS)
-    peers = GrpcPeers(own_token, tls=settings.sibling_tls())
+    peers = PeerClient(own_token, tls=settings.sibling_tls())
     stack.push_async_callback(peers.close)
     queue = wire_queue(tables, settings, peers)
-    await queue.upkeep.work_once()
+    await queue.upkeep.run_once()
 
     def identify(rpc: str, authorization: str, address: str) -> Caller:
         return server.authenticator.identify(rpc, authorization, address)
@@ -97,7 +97,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         table=tables.replicas,
         replicas=queue.replicas,
         address=settings.peer_address(server.port),
-        runner_count=lambda: len(queue.seats),
+        runner_count=lambda: len(queue.streams),
     )
     server.readiness.add("database", lambda: "" if tables.database.is_up else "it does not answer, or takes no writes")
     watch = DatabaseWatch(
@@ -135,14 +135,14 @@ def _register(
             rollouts=queue.rollouts, table=tables.rollouts, dead=tables.dead_letters, again=repeated_rollout
         ),
         feed=FeedFollower(table=tables.feed, wakeups=queue.wakeups, poll_interval_s=poll_s),
-        seats=queue.seats,
+        streams=queue.streams,
         dispatcher=queue.dispatcher,
         stats=StatsCache(tables.queue_stats.stats),
         stopping=stopping,
     )
     lease_service = LeaseService(
         sessions=queue.sessions,
-        seats=queue.seats,
+        streams=queue.streams,
         notes=queue.notes,
         dispatcher=queue.dispatcher,
         ends=queue.ends,
@@ -191,10 +191,10 @@ async def _drain(queue: Queue, membership: MembershipRenewer) -> None:
     """Leaves the other replicas, tells watchers and runners to move, and waits until the runners have."""
     queue.stopping.set()
     queue.wakeups.announce_all()
-    queue.seats.tell_each([(seat.session_id, Drained()) for seat in queue.seats.all_open()])
+    queue.streams.send_each([(stream.session_id, Drained()) for stream in queue.streams.all_open()])
     await membership.leave()
-    while len(queue.seats):  # noqa: ASYNC110  # the lifecycle bounds the wait
-        await asyncio.sleep(DRAIN_LOOK_S)
+    while len(queue.streams):  # noqa: ASYNC110  # the lifecycle bounds the wait
+        await asyncio.sleep(DRAIN_POLL_S)
 
 
 def _with_key(settings: StoreSettings) -> StoreSettings:

@@ -8,7 +8,7 @@ from typing import Final
 from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, Observation
 
-from fulmen_store.runners.fleet_demand import LabelDemand
+from fulmen_store.runners.demand import LabelDemand
 
 __all__ = ["StoreMetrics"]
 

@@ -12,34 +12,34 @@ from fulmen.ids import uuid7, uuid7s
 from fulmen_service_kit.lifecycle import Role
 from fulmen_service_kit.own_traces import own_traces
 from fulmen_service_kit.revocation import RevocationFollower, RevokedTokens
-from fulmen_store.leases.attempt_ends import AttemptEnds
-from fulmen_store.leases.lease_returner import LeaseReturner
+from fulmen_store.leases.attempt_ends import AttemptEnds, LeaseReturner
 from fulmen_store.leases.leases import EndedAttempt
-from fulmen_store.leases.overdue import Overdue
+from fulmen_store.leases.overdue import OverdueReaper
 from fulmen_store.leases.sessions import LeaseRenewer, LeaseSweeper, Sessions
 from fulmen_store.metrics import StoreMetrics
 from fulmen_store.projects.projects import ProjectFollower
-from fulmen_store.replicas.membership import LiveReplicas
-from fulmen_store.replicas.peer_client import GrpcPeers
-from fulmen_store.replicas.peers import NewsListener, NewsTeller
+from fulmen_store.replicas.live_replicas import LiveReplicas
+from fulmen_store.replicas.notifier import NotificationReceiver, NotificationSender
+from fulmen_store.replicas.peer_client import PeerClient
 from fulmen_store.replicas.wakeups import Wakeups
-from fulmen_store.resources.garbage import ResourceCollector
+from fulmen_store.resources.garbage import ResourceGarbageCollector
 from fulmen_store.resources.lifetimes import ExpiringVersions
-from fulmen_store.retention.upkeep import Upkeep
+from fulmen_store.retention.upkeep import Maintenance
 from fulmen_store.rollouts.rollouts import Rollouts
 from fulmen_store.runners.fleet_demand import FleetDemand
-from fulmen_store.runners.registry import RunnerBoard, SessionNotes
+from fulmen_store.runners.registry import FleetWatcher
+from fulmen_store.runners.session_notes import SessionUpdates
 from fulmen_store.scheduling.dispatcher import Dispatcher
-from fulmen_store.scheduling.durations import Durations
+from fulmen_store.scheduling.durations import DurationTracker
 from fulmen_store.scheduling.hedging import Hedger
 from fulmen_store.scheduling.quotas import QueueQuotas
-from fulmen_store.scheduling.runner_streams import LeasesLost, Seats
+from fulmen_store.scheduling.runner_streams import LeasesLost, RunnerStreams
 from fulmen_store.settings import StoreSettings
 from fulmen_store.span_parts import SpanParts, wire_spans
 from fulmen_store.table_parts import Tables
 from fulmen_store.traces import RolloutTraces
 from fulmen_store.transport.rollout_codec import explained
-from fulmen_store.usage.usage_keeper import UsageKeeper
+from fulmen_store.usage.usage_keeper import UsageRetention
 
 __all__ = ["Queue", "roles", "wire_queue"]
 
@@ -50,25 +50,25 @@ RESOURCE_GC_INTERVAL_S: Final = 60.0
 class Queue:
     """Use cases, background roles and what they share."""
 
-    seats: Seats
+    streams: RunnerStreams
     wakeups: Wakeups
     stopping: asyncio.Event
     ends: AttemptEnds
     returner: LeaseReturner
     dispatcher: Dispatcher
-    durations: Durations
-    notes: SessionNotes
-    board: RunnerBoard
+    durations: DurationTracker
+    notes: SessionUpdates
+    board: FleetWatcher
     demand: FleetDemand
-    overdue: Overdue
+    overdue: OverdueReaper
     rollouts: Rollouts
     sessions: Sessions
     spans: SpanParts
-    upkeep: Upkeep
+    upkeep: Maintenance
     revoked: RevokedTokens
     replicas: LiveReplicas
-    news: NewsTeller
-    listener: NewsListener
+    news: NotificationSender
+    listener: NotificationReceiver
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +76,12 @@ class _Shared:
     """What the use cases of the queue have in common."""
 
     metrics: StoreMetrics
-    seats: Seats
+    streams: RunnerStreams
     replicas: LiveReplicas
-    news: NewsTeller
+    news: NotificationSender
     wakeups: Wakeups
-    durations: Durations
-    notes: SessionNotes
+    durations: DurationTracker
+    notes: SessionUpdates
     traces: RolloutTraces | None
 
     def finished(self, projects: frozenset[int]) -> None:
@@ -103,21 +103,21 @@ def _wire_leases(
         for one in attempts:
             if one.superseded is not None:
                 session_id, epoch = one.superseded
-                shared.seats.lease_over(session_id, one.item.rollout_id)
-                shared.news.tell_each([(session_id, LeasesLost(attempts=[(one.item.rollout_id, epoch)]))])
+                shared.streams.lease_over(session_id, one.item.rollout_id)
+                shared.news.send_each([(session_id, LeasesLost(attempts=[(one.item.rollout_id, epoch)]))])
 
     ends = AttemptEnds(
         table=tables.leases,
         requeued=lambda items: dispatcher.offer(items),
         finished=shared.finished,
-        left=shared.seats.lease_over,
+        left=shared.streams.lease_over,
         ended=ended,
         observe_batch=shared.metrics.batch,
     )
     returner = LeaseReturner(ends)
     dispatcher = Dispatcher(
         table=tables.leases,
-        seats=shared.seats,
+        streams=shared.streams,
         undelivered=returner.give_back,
         poll_interval_s=settings.poll_interval_s,
         meter=shared.metrics,
@@ -128,30 +128,30 @@ def _wire_leases(
     return ends, returner, dispatcher
 
 
-def wire_queue(tables: Tables, settings: StoreSettings, peers: GrpcPeers) -> Queue:
+def wire_queue(tables: Tables, settings: StoreSettings, peers: PeerClient) -> Queue:
     """Makes the use cases and what they share."""
-    metrics, seats, replicas = StoreMetrics(), Seats(), LiveReplicas(uuid7())
+    metrics, streams, replicas = StoreMetrics(), RunnerStreams(), LiveReplicas(uuid7())
     own = own_traces()
     traces = None if own is None else RolloutTraces(own)
-    news = NewsTeller(replicas=replicas, client=peers, seats=seats, enabled=settings.notify_peers)
+    news = NotificationSender(replicas=replicas, client=peers, streams=streams, enabled=settings.notify_peers)
     wakeups = Wakeups(announced=news.announced)
     shared = _Shared(
         metrics=metrics,
-        seats=seats,
+        streams=streams,
         replicas=replicas,
         news=news,
         wakeups=wakeups,
-        durations=Durations(tables.durations),
-        notes=SessionNotes(),
+        durations=DurationTracker(tables.durations),
+        notes=SessionUpdates(),
         traces=traces,
     )
     ends, returner, dispatcher = _wire_leases(tables, settings, shared)
     metrics.watch_database(lambda: int(tables.database.is_up))
     demand = FleetDemand(table=tables.demand, durations=tables.durations)
     metrics.watch_demand(demand.shown)
-    metrics.watch_queue(known=lambda: len(dispatcher), credit=seats.open_credit, runners=lambda: len(seats))
+    metrics.watch_queue(known=lambda: len(dispatcher), credit=streams.open_credit, runners=lambda: len(streams))
     return Queue(
-        seats=seats,
+        streams=streams,
         wakeups=wakeups,
         stopping=asyncio.Event(),
         ends=ends,
@@ -159,12 +159,12 @@ def wire_queue(tables: Tables, settings: StoreSettings, peers: GrpcPeers) -> Que
         dispatcher=dispatcher,
         durations=shared.durations,
         notes=shared.notes,
-        board=RunnerBoard(table=tables.runners),
+        board=FleetWatcher(table=tables.runners),
         demand=demand,
-        overdue=Overdue(
+        overdue=OverdueReaper(
             table=tables.overdue,
             ends=ends,
-            tell=news.tell_each,
+            tell=news.send_each,
             finished=shared.finished,
             explain=explained,
             attempt_grace_s=settings.attempt_grace_s,
@@ -175,7 +175,7 @@ def wire_queue(tables: Tables, settings: StoreSettings, peers: GrpcPeers) -> Que
             versions=ExpiringVersions(tables.resources),
             dispatcher=dispatcher,
             finished=shared.finished,
-            tell=news.tell_each,
+            tell=news.send_each,
             admit=QueueQuotas(tables.queue_stats.queued).admit,
             new_ids=uuid7s,
             now=_now,
@@ -185,17 +185,17 @@ def wire_queue(tables: Tables, settings: StoreSettings, peers: GrpcPeers) -> Que
         sessions=Sessions(
             sessions=tables.sessions,
             leases=tables.leases,
-            seats=seats,
+            streams=streams,
             ends=ends,
             lease_ttl_s=settings.lease_ttl_s,
             new_id=uuid7,
         ),
         spans=wire_spans(tables.database, settings, rollouts=tables.rollouts, metrics=metrics, traces=traces),
-        upkeep=Upkeep(table=tables.upkeep, today=lambda: _now().date()),
+        upkeep=Maintenance(table=tables.upkeep, today=lambda: _now().date()),
         revoked=RevokedTokens(),
         replicas=replicas,
         news=news,
-        listener=NewsListener(look=dispatcher.look, wakeups=wakeups, leases=tables.leases, seats=seats),
+        listener=NotificationReceiver(look=dispatcher.look, wakeups=wakeups, leases=tables.leases, streams=streams),
     )
 
 
@@ -212,7 +212,7 @@ def roles(tables: Tables, queue: Queue, lease_ttl_s: float) -> dict[str, Role]:
         "lease-renewer": LeaseRenewer(
             sessions=tables.sessions,
             leases=tables.leases,
-            seats=queue.seats,
+            streams=queue.streams,
             notes=queue.notes,
             lease_ttl_s=lease_ttl_s,
         ),
@@ -221,16 +221,16 @@ def roles(tables: Tables, queue: Queue, lease_ttl_s: float) -> dict[str, Role]:
         "lease-sweeper": LeaseSweeper(
             sessions=tables.sessions,
             leases=tables.leases,
-            seats=queue.seats,
+            streams=queue.streams,
             ends=queue.ends,
             lease_ttl_s=lease_ttl_s,
         ),
         "overdue": queue.overdue,
-        "resource-collector": ResourceCollector(table=tables.garbage, interval_s=RESOURCE_GC_INTERVAL_S),
+        "resource-collector": ResourceGarbageCollector(table=tables.garbage, interval_s=RESOURCE_GC_INTERVAL_S),
         "upkeep": queue.upkeep,
-        "usage-keeper": UsageKeeper(table=tables.usage),
+        "usage-keeper": UsageRetention(table=tables.usage),
         "project-follower": ProjectFollower(
-            read=tables.leases.projects, tell=queue.dispatcher.know_project, wakeups=queue.wakeups
+            read=tables.leases.projects, tell=queue.dispatcher.update_project, wakeups=queue.wakeups
         ),
         "revocations": RevocationFollower(revoked=queue.revoked, fetch=tables.tokens.revoked),
         "news-teller": queue.news,

@@ -15,12 +15,12 @@ from fulmen_service_kit.server import RpcServer
 from fulmen_store.database.database import Database
 from fulmen_store.metrics import StoreMetrics
 from fulmen_store.retention.retention import Retention
-from fulmen_store.retention.table import PgRetention
-from fulmen_store.rollouts.table import PgRollouts
+from fulmen_store.retention.table import RetentionTable
+from fulmen_store.rollouts.table import RolloutTable
 from fulmen_store.settings import StoreSettings
 from fulmen_store.spans.blobs import Blobs, open_storage
 from fulmen_store.spans.spans import Spans
-from fulmen_store.spans.table import PgSpans
+from fulmen_store.spans.table import SpanTable
 from fulmen_store.traces import RolloutTraces
 from fulmen_store.transport.otlp_http import OtlpDoor
 from fulmen_store.transport.otlp_ingest import OtlpIngest
@@ -75,7 +75,7 @@ def wire_spans(
     database: Database,
     settings: StoreSettings,
     *,
-    rollouts: PgRollouts,
+    rollouts: RolloutTable,
     metrics: StoreMetrics,
     traces: RolloutTraces | None,
 ) -> SpanParts:
@@ -85,7 +85,7 @@ def wire_spans(
         StartupError: if the blob URL is not usable.
     """
     blobs = Blobs(open_storage(settings.blob_url)) if settings.blob_url else None
-    table = PgSpans(database, blobs=blobs)
+    table = SpanTable(database, blobs=blobs)
     spans = Spans(
         table=table,
         compress=compress,
@@ -99,7 +99,7 @@ def wire_spans(
         service=SpanService(spans=spans, table=table, rollouts=rollouts, metrics=metrics),
         ingest=OtlpIngest(spans=spans, project_id=rollouts.project_id, metrics=metrics),
         retention=Retention(
-            table=PgRetention(database), blobs=blobs, today=lambda: datetime.datetime.now(datetime.UTC).date()
+            table=RetentionTable(database), blobs=blobs, today=lambda: datetime.datetime.now(datetime.UTC).date()
         ),
         database=database,
     )

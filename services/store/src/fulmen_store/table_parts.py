@@ -9,20 +9,19 @@ import structlog
 
 from fulmen_store.database.database import Database, connect
 from fulmen_store.database.migrations import migrate
-from fulmen_store.leases.attempt_checks_table import PgAttemptChecks
-from fulmen_store.leases.overdue_table import PgOverdue
-from fulmen_store.leases.table import PgFeed, PgLeases, PgSessions, PgUpkeep
-from fulmen_store.projects.table import PgProjects, PgTokens
-from fulmen_store.replicas.table import PgReplicas
-from fulmen_store.resources.garbage_table import PgGarbage
-from fulmen_store.resources.table import PgResources
-from fulmen_store.rollouts.dead_letters_table import PgDeadLetters
-from fulmen_store.rollouts.lists import PgRolloutLists
-from fulmen_store.rollouts.table import PgRollouts
-from fulmen_store.runners.table import PgRunners
-from fulmen_store.scheduling.table import PgDemand, PgDurations, PgQueueStats
+from fulmen_store.leases.table import AttemptCheckTable, OverdueTable, PgLeaseTable, SessionTable
+from fulmen_store.projects.table import ProjectTable, TokenTable
+from fulmen_store.replicas.table import ReplicaTable
+from fulmen_store.resources.garbage_table import GarbageTable
+from fulmen_store.resources.table import ResourceTable
+from fulmen_store.retention.table import UpkeepTable
+from fulmen_store.rollouts.dead_letters_table import DeadLetterTable
+from fulmen_store.rollouts.lists import RolloutLists
+from fulmen_store.rollouts.table import FeedTable, RolloutTable
+from fulmen_store.runners.table import RunnerTable
+from fulmen_store.scheduling.table import DemandTable, DurationTable, QueueStatsTable
 from fulmen_store.settings import StoreSettings
-from fulmen_store.usage.table import PgUsage
+from fulmen_store.usage.table import UsageTable
 
 __all__ = ["Tables", "open_tables"]
 
@@ -34,25 +33,25 @@ class Tables:
     """Everything that reads and writes PostgreSQL."""
 
     database: Database
-    rollouts: PgRollouts
-    rollout_lists: PgRolloutLists
-    dead_letters: PgDeadLetters
-    leases: PgLeases
-    attempt_checks: PgAttemptChecks
-    queue_stats: PgQueueStats
-    durations: PgDurations
-    demand: PgDemand
-    sessions: PgSessions
-    runners: PgRunners
-    overdue: PgOverdue
-    feed: PgFeed
-    resources: PgResources
-    garbage: PgGarbage
-    upkeep: PgUpkeep
-    projects: PgProjects
-    tokens: PgTokens
-    replicas: PgReplicas
-    usage: PgUsage
+    rollouts: RolloutTable
+    rollout_lists: RolloutLists
+    dead_letters: DeadLetterTable
+    leases: PgLeaseTable
+    attempt_checks: AttemptCheckTable
+    queue_stats: QueueStatsTable
+    durations: DurationTable
+    demand: DemandTable
+    sessions: SessionTable
+    runners: RunnerTable
+    overdue: OverdueTable
+    feed: FeedTable
+    resources: ResourceTable
+    garbage: GarbageTable
+    upkeep: UpkeepTable
+    projects: ProjectTable
+    tokens: TokenTable
+    replicas: ReplicaTable
+    usage: UsageTable
 
 
 async def open_tables(settings: StoreSettings, stack: AsyncExitStack) -> Tables:
@@ -74,23 +73,23 @@ async def open_tables(settings: StoreSettings, stack: AsyncExitStack) -> Tables:
         )
     return Tables(
         database=database,
-        rollouts=PgRollouts(database),
-        rollout_lists=PgRolloutLists(database),
-        dead_letters=PgDeadLetters(database),
-        leases=PgLeases(database),
-        attempt_checks=PgAttemptChecks(database),
-        queue_stats=PgQueueStats(database),
-        durations=PgDurations(database),
-        demand=PgDemand(database),
-        sessions=PgSessions(database),
-        runners=PgRunners(database),
-        overdue=PgOverdue(database),
-        feed=PgFeed(database),
-        resources=PgResources(database),
-        garbage=PgGarbage(database),
-        upkeep=PgUpkeep(database),
-        projects=PgProjects(database),
-        tokens=PgTokens(database),
-        replicas=PgReplicas(database),
-        usage=PgUsage(database),
+        rollouts=RolloutTable(database),
+        rollout_lists=RolloutLists(database),
+        dead_letters=DeadLetterTable(database),
+        leases=PgLeaseTable(database),
+        attempt_checks=AttemptCheckTable(database),
+        queue_stats=QueueStatsTable(database),
+        durations=DurationTable(database),
+        demand=DemandTable(database),
+        sessions=SessionTable(database),
+        runners=RunnerTable(database),
+        overdue=OverdueTable(database),
+        feed=FeedTable(database),
+        resources=ResourceTable(database),
+        garbage=GarbageTable(database),
+        upkeep=UpkeepTable(database),
+        projects=ProjectTable(database),
+        tokens=TokenTable(database),
+        replicas=ReplicaTable(database),
+        usage=UsageTable(database),
     )

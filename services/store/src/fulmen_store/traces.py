@@ -11,7 +11,7 @@ from fulmen.ids import attempt_name, rollout_name, span_id_of, trace_id_of, uuid
 from fulmen_service_kit.own_traces import OwnTraces
 from fulmen_store.leases.leases import EndedAttempt
 from fulmen_store.rollouts.transitions import FINAL_STATES, FailureKind, RolloutState
-from fulmen_store.spans.spans import Chunk
+from fulmen_store.spans.chunks import Chunk
 
 __all__ = ["RolloutTraces"]
 

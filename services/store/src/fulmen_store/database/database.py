@@ -16,7 +16,7 @@ import asyncpg
 
 from fulmen.errors import ArgumentInvalid, DatabaseUnavailable, Violation
 from fulmen_store.database.queries import SQL, filtered
-from fulmen_store.resources.lifetimes import version_was_removed
+from fulmen_store.resources.versions import version_was_removed
 
 __all__ = ["Database", "connect", "open_pool"]
 
@@ -26,7 +26,7 @@ CONNECT_LIMIT_S: Final = 10.0
 RETRY_PAUSE_S: Final = 0.2
 # Violated by a rollout that names a version which was removed at the same moment.
 USE_CONSTRAINT: Final = "resource_use_is_kept"
-FREE_LOOK_S: Final = 0.02
+FREE_POLL_S: Final = 0.02
 
 # Plans must stay index probes whatever the statistics say, also those made while the tables were empty.
 HOT_SETTINGS: Final = {
@@ -172,7 +172,7 @@ class Database:
                 self.suspected.set()
                 if not pool.get_size() or time.monotonic() > deadline:
                     raise
-                await asyncio.sleep(FREE_LOOK_S)
+                await asyncio.sleep(FREE_POLL_S)
 
 
 class Transaction:

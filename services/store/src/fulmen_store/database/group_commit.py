@@ -18,7 +18,7 @@ __all__ = ["GroupCommitter"]
 
 MAX_BATCH_ROWS: Final = 1000
 MAX_BATCH_BYTES: Final = 4 * 1024 * 1024
-TURNS_TO_GATHER: Final = 2
+TURNS_TO_COLLECT: Final = 2
 
 RowT = TypeVar("RowT")
 AnswerT = TypeVar("AnswerT")
@@ -91,7 +91,7 @@ class GroupCommitter(Generic[RowT, AnswerT]):
             while True:
                 await self._arrived.wait()
                 # What has arrived at the process already is let in first: a statement costs as much as fifty rows.
-                for _ in range(TURNS_TO_GATHER):
+                for _ in range(TURNS_TO_COLLECT):
                     await asyncio.sleep(0)
                 batch = self._take()
                 if batch:

@@ -24,7 +24,7 @@ __all__ = ["DatabaseWatch"]
 PROBE_INTERVAL_S: Final = 1.0
 PROBE_LIMIT_S: Final = 2.0
 # Between two looks, also when every statement fails.
-LEAST_PAUSE_S: Final = 0.1
+MIN_PAUSE_S: Final = 0.1
 RETRY_PAUSE_S: Final = 0.2
 
 _log = structlog.get_logger()
@@ -82,7 +82,7 @@ class DatabaseWatch:
                 _log.error("database_lost", reason=_reason(error))
                 await self._changed()
                 return
-            await asyncio.sleep(LEAST_PAUSE_S)
+            await asyncio.sleep(MIN_PAUSE_S)
 
     def _answers_others(self) -> bool:
         """Tells whether statements were answered while the probe was not: then it is only slow, or this process is."""

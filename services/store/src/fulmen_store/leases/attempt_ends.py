@@ -5,6 +5,7 @@ Invariant: an attempt ends exactly once, by whoever holds its lease when the row
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
@@ -21,10 +22,14 @@ from fulmen_store.leases.leases import (
     HeldLease,
     LeaseTable,
 )
+from fulmen_store.periodic import Pace
 from fulmen_store.rollouts.transitions import FINAL_STATES, FailureKind, RolloutState, decide
 from fulmen_store.scheduling.fair_queue import ReadyItem
 
-__all__ = ["AttemptEnds"]
+__all__ = [
+    "AttemptEnds",
+    "LeaseReturner",
+]
 
 MAX_ROUNDS: Final = 5
 
@@ -212,3 +217,29 @@ class AttemptEnds:
 
 def _key(report: AttemptReport) -> AttemptKey:
     return report.rollout_id, report.session_id, report.epoch
+
+
+RETRY_PAUSE_S: Final = 0.5
+
+
+class LeaseReturner:
+    """Releases leases until the release is durable; it costs their rollouts no attempt."""
+
+    def __init__(self, ends: AttemptEnds) -> None:
+        """Takes the use case that ends attempts."""
+        self._ends = ends
+        self._waiting: asyncio.Queue[Sequence[AttemptReport]] = asyncio.Queue()
+
+    def give_back(self, reports: Sequence[AttemptReport]) -> None:
+        """Queues leases to be released."""
+        self._waiting.put_nowait(reports)
+
+    async def run(self) -> None:
+        """Releases until it is cancelled."""
+        while True:
+            reports = await self._waiting.get()
+            try:
+                await self._ends.report(reports)
+            except DatabaseUnavailable:
+                self.give_back(reports)
+                await Pace(RETRY_PAUSE_S).next()

@@ -24,6 +24,7 @@ __all__ = [
     "LeaseTable",
     "Project",
     "QuotaClaim",
+    "SessionOwner",
 ]
 
 
@@ -222,3 +223,16 @@ class LeaseTable(Protocol):
     async def waiting(self, project_id: int, *, after: tuple[int, UUID], limit: int) -> list[tuple[ReadyItem, float]]:
         """Returns one page of waiting items in order, each with the seconds until it may run."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOwner:
+    """Whose a session is: only a token of the same subject and the same reach may go on with it.
+
+    Attributes:
+        subject: who the token was issued for.
+        project: `projects/{project}`, or `projects/*`.
+    """
+
+    subject: str
+    project: str

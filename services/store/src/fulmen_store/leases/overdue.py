@@ -10,31 +10,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
-from typing import Final, Protocol
+from typing import Final
 from uuid import UUID
 
 from fulmen.errors import DatabaseUnavailable
 from fulmen_store.leases.attempt_ends import AttemptEnds
 from fulmen_store.leases.leases import AttemptReport, CompletionStatus
+from fulmen_store.leases.table import OverdueAttempt, OverdueReason, OverdueTable
 from fulmen_store.periodic import Pace
 from fulmen_store.rollouts.transitions import FailureKind
 from fulmen_store.scheduling.runner_streams import LeasesLost, Notice
 
-__all__ = ["Overdue", "OverdueAttempt", "OverdueReason", "OverdueTable"]
+__all__ = [
+    "OverdueReaper",
+]
 
 PAGE: Final = 1000
-LOOK_INTERVAL_S: Final = 1.0
-LOOKS_PER_TTL: Final = 3
-
-
-class OverdueReason(IntEnum):
-    """Why an attempt is over."""
-
-    CANCEL_GRACE = 1
-    DEADLINE = 2
-    TIMEOUT = 3
+POLL_INTERVAL_S: Final = 1.0
+POLLS_PER_TTL: Final = 3
 
 
 _ENDS: Final = {
@@ -53,29 +46,7 @@ _ENDS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverdueAttempt:
-    """A lease whose attempt has to end now."""
-
-    rollout_id: UUID
-    session_id: UUID
-    epoch: int
-    reason: OverdueReason
-
-
-class OverdueTable(Protocol):
-    """Where leases and waiting rollouts live."""
-
-    async def overdue(self, *, attempt_grace_s: float, limit: int) -> list[OverdueAttempt]:
-        """Returns leases whose attempt is past its timeout and a grace, its cancel grace or its deadline."""
-        ...
-
-    async def fail_waiting(self, limit: int) -> list[int]:
-        """Ends waiting rollouts whose deadline has passed, in one commit; returns the project of each."""
-        ...
-
-
-class Overdue:
+class OverdueReaper:
     """Ends overdue attempts and rollouts."""
 
     def __init__(
@@ -110,7 +81,7 @@ class Overdue:
 
     async def run(self) -> None:
         """Looks until it is cancelled."""
-        pace = Pace(min(LOOK_INTERVAL_S, self._lease_ttl_s / LOOKS_PER_TTL))
+        pace = Pace(min(POLL_INTERVAL_S, self._lease_ttl_s / POLLS_PER_TTL))
         loop = asyncio.get_running_loop()
         # After a start, and after the database was away, runners get one TTL to send what they could not report.
         attempts_from = loop.time() + self._lease_ttl_s

@@ -7,19 +7,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 from uuid import UUID
 
 from fulmen.errors import DatabaseUnavailable, SessionEnded
 from fulmen_store.database.group_commit import GroupCommitter
 from fulmen_store.leases.attempt_ends import AttemptEnds
-from fulmen_store.leases.leases import HeldLease, LeaseTable
+from fulmen_store.leases.leases import HeldLease, LeaseTable, SessionOwner
+from fulmen_store.leases.table import SessionTable
 from fulmen_store.periodic import Pace
 from fulmen_store.rollouts.transitions import FailureKind
-from fulmen_store.runners.registry import SessionNotes, SignOfLife
-from fulmen_store.scheduling.runner_streams import CancelAsked, LeasesLost, Seat, SeatClosed, Seats
+from fulmen_store.runners.session_notes import SessionUpdates
+from fulmen_store.scheduling.runner_streams import (
+    CancelRequested,
+    LeasesLost,
+    RunnerStream,
+    RunnerStreams,
+    StreamClosed,
+)
 
-__all__ = ["LeaseRenewer", "LeaseSweeper", "Resumed", "SessionOwner", "SessionTable", "Sessions"]
+__all__ = [
+    "LeaseRenewer",
+    "LeaseSweeper",
+    "Resumed",
+    "Sessions",
+]
 
 SWEEP_PAGE: Final = 1000
 # The project of a session that the last release opened, until its runner goes on with it here.
@@ -28,63 +40,22 @@ RENEWALS_PER_TTL: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SessionOwner:
-    """Whose a session is: only a token of the same subject and the same reach may go on with it.
-
-    Attributes:
-        subject: who the token was issued for.
-        project: `projects/{project}`, or `projects/*`.
-    """
-
-    subject: str
-    project: str
-
-
-class SessionTable(Protocol):
-    """Where sessions live."""
-
-    async def open(self, session_id: UUID, *, owner: SessionOwner, host: str, info: bytes, ttl_s: float) -> None:
-        """Records a new session."""
-        ...
-
-    async def resume(self, session_id: UUID, *, owner: SessionOwner, ttl_s: float) -> bool:
-        """Extends a session of this owner; returns False if it is unknown, over or another's."""
-        ...
-
-    async def projects_of(self, session_ids: Sequence[UUID]) -> dict[UUID, str]:
-        """Returns what the tokens of sessions are bound to, also of those that are over."""
-        ...
-
-    async def renew(self, signs: Sequence[SignOfLife], *, ttl_s: float) -> list[UUID]:
-        """Extends the sessions that were heard, and writes down what is noted; returns those that are alive."""
-        ...
-
-    async def end(self, session_ids: Sequence[UUID]) -> list[UUID]:
-        """Ends sessions; returns those that were alive."""
-        ...
-
-    async def end_expired(self) -> list[UUID]:
-        """Ends every session whose time is over; returns them."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """A resumed session: its seat, and the attempts that the runner works on but no longer holds."""
+    """A resumed session: its stream, and the attempts that the runner works on but no longer holds."""
 
-    seat: Seat
+    stream: RunnerStream
     lost: Sequence[tuple[UUID, int]]
 
 
 class Sessions:
-    """Opens and resumes sessions and seats their runners."""
+    """Opens and resumes sessions and streams their runners."""
 
     def __init__(
         self,
         *,
         sessions: SessionTable,
         leases: LeaseTable,
-        seats: Seats,
+        streams: RunnerStreams,
         ends: AttemptEnds,
         lease_ttl_s: float,
         new_id: Callable[[], UUID],
@@ -92,7 +63,7 @@ class Sessions:
         """Wires the use case; `lease_ttl_s` is how long a session lives without a sign of life."""
         self._sessions = sessions
         self._leases = leases
-        self._seats = seats
+        self._streams = streams
         self._ends = ends
         self._new_id = new_id
         self.lease_ttl_s = lease_ttl_s
@@ -105,11 +76,11 @@ class Sessions:
         await self._sessions.open(session_id, owner=owner, host=host, info=info, ttl_s=self.lease_ttl_s)
         return session_id
 
-    def sit(self, session_id: UUID, *, labels: frozenset[str], projects: frozenset[int] | None) -> Seat:
-        """Gives a session a seat at this replica; a seat that it had here before is closed."""
-        seat = Seat(session_id=session_id, labels=labels, projects=projects)
-        self._seats.take(seat)
-        return seat
+    def sit(self, session_id: UUID, *, labels: frozenset[str], projects: frozenset[int] | None) -> RunnerStream:
+        """Gives a session a stream at this replica; a stream that it had here before is closed."""
+        stream = RunnerStream(session_id=session_id, labels=labels, projects=projects)
+        self._streams.take(stream)
+        return stream
 
     async def resume(
         self,
@@ -120,24 +91,24 @@ class Sessions:
         projects: frozenset[int] | None,
         running: frozenset[tuple[UUID, int]],
     ) -> Resumed:
-        """Seats a session again; its unlisted leases are released, those asked to be cancelled are named.
+        """RunnerStreams a session again; its unlisted leases are released, those asked to be cancelled are named.
 
         Raises:
             SessionEnded: if it is unknown or over.
         """
         await self.renew(session_id, owner=owner)
-        seat = self.sit(session_id, labels=labels, projects=projects)
+        stream = self.sit(session_id, labels=labels, projects=projects)
         (held,) = await self.lookups.submit([session_id])
         keys = {(lease.rollout_id, lease.epoch): lease for lease in held}
         unlisted = [lease for key, lease in keys.items() if key not in running]
         if unlisted:
             await self._ends.end_leases(unlisted, FailureKind.RELEASED)
         for rollout_id, epoch in running & keys.keys():
-            seat.leases[rollout_id] = epoch
+            stream.leases[rollout_id] = epoch
         cancelled = [key for key, lease in keys.items() if key in running and lease.cancel_requested]
         if cancelled:
-            seat.tell(CancelAsked(attempts=cancelled))
-        return Resumed(seat=seat, lost=sorted(running - keys.keys()))
+            stream.tell(CancelRequested(attempts=cancelled))
+        return Resumed(stream=stream, lost=sorted(running - keys.keys()))
 
     async def renew(self, session_id: UUID, *, owner: SessionOwner) -> None:
         """Extends a session at once.
@@ -180,12 +151,18 @@ class LeaseRenewer:
     """Background role: writes down the signs of life of all runners at once, and tells them what changed."""
 
     def __init__(
-        self, *, sessions: SessionTable, leases: LeaseTable, seats: Seats, notes: SessionNotes, lease_ttl_s: float
+        self,
+        *,
+        sessions: SessionTable,
+        leases: LeaseTable,
+        streams: RunnerStreams,
+        notes: SessionUpdates,
+        lease_ttl_s: float,
     ) -> None:
         """Wires the role; it writes three times per TTL."""
         self._sessions = sessions
         self._leases = leases
-        self._seats = seats
+        self._streams = streams
         self._notes = notes
         self._lease_ttl_s = lease_ttl_s
         self._missing: dict[UUID, set[tuple[UUID, int]]] = {}
@@ -202,26 +179,26 @@ class LeaseRenewer:
 
     async def renew_once(self) -> None:
         """Renews the sessions heard since the last time; tells runners of cancelled and lost attempts."""
-        heard = self._seats.take_heard()
+        heard = self._streams.drain_active()
         signs = self._notes.take(heard)
         try:
             alive = set(await self._sessions.renew(signs, ttl_s=self._lease_ttl_s)) if signs else set()
         except DatabaseUnavailable:
             self._notes.put_back(signs)
             for session_id in heard:
-                self._seats.heard(session_id)
+                self._streams.mark_active(session_id)
             raise
         for session_id in heard - alive:
-            seat = self._seats.find(session_id)
-            if seat is not None:
-                seat.tell(SeatClosed())
+            stream = self._streams.find(session_id)
+            if stream is not None:
+                stream.tell(StreamClosed())
         await self._compare()
 
     async def _compare(self) -> None:
         believed = {
-            seat.session_id: {(rollout_id, epoch) for rollout_id, epoch in seat.leases.items()}
-            for seat in self._seats.all_open()
-            if seat.leases
+            stream.session_id: {(rollout_id, epoch) for rollout_id, epoch in stream.leases.items()}
+            for stream in self._streams.all_open()
+            if stream.leases
         }
         if not believed:
             self._missing = {}
@@ -230,7 +207,9 @@ class LeaseRenewer:
         for lease in await self._leases.held_by(list(believed)):
             held.setdefault(lease.session_id, set()).add((lease.rollout_id, lease.epoch))
             if lease.cancel_requested:
-                self._seats.tell_each([(lease.session_id, CancelAsked(attempts=[(lease.rollout_id, lease.epoch)]))])
+                self._streams.send_each(
+                    [(lease.session_id, CancelRequested(attempts=[(lease.rollout_id, lease.epoch)]))]
+                )
         missing: dict[UUID, set[tuple[UUID, int]]] = {}
         for session_id, keys in believed.items():
             gone = keys - held.get(session_id, set())
@@ -241,14 +220,14 @@ class LeaseRenewer:
         self._missing = missing
 
     def _tell_lost(self, session_id: UUID, lost: set[tuple[UUID, int]]) -> None:
-        seat = self._seats.find(session_id)
-        if seat is None:
+        stream = self._streams.find(session_id)
+        if stream is None:
             return
-        known = [key for key in sorted(lost) if seat.leases.get(key[0]) == key[1]]
+        known = [key for key in sorted(lost) if stream.leases.get(key[0]) == key[1]]
         for rollout_id, _ in known:
-            del seat.leases[rollout_id]
+            del stream.leases[rollout_id]
         if known:
-            seat.tell(LeasesLost(attempts=known))
+            stream.tell(LeasesLost(attempts=known))
 
 
 class LeaseSweeper:
@@ -259,7 +238,7 @@ class LeaseSweeper:
         *,
         sessions: SessionTable,
         leases: LeaseTable,
-        seats: Seats,
+        streams: RunnerStreams,
         ends: AttemptEnds,
         lease_ttl_s: float,
         safety_net_s: float = 60.0,
@@ -267,7 +246,7 @@ class LeaseSweeper:
         """Wires the role; without expired sessions it looks for orphaned leases every `safety_net_s` seconds."""
         self._sessions = sessions
         self._leases = leases
-        self._seats = seats
+        self._streams = streams
         self._ends = ends
         self._lease_ttl_s = lease_ttl_s
         self._safety_net_s = safety_net_s
@@ -292,9 +271,9 @@ class LeaseSweeper:
         """Ends what is over; returns how many attempts were lost."""
         expired = await self._sessions.end_expired()
         for session_id in expired:
-            seat = self._seats.find(session_id)
-            if seat is not None:
-                seat.tell(SeatClosed())
+            stream = self._streams.find(session_id)
+            if stream is not None:
+                stream.tell(StreamClosed())
         lost = 0
         while expired or look_for_orphans:
             orphans = await self._leases.orphaned(SWEEP_PAGE)

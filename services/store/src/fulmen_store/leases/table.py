@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import IntEnum
 from typing import Final
 from uuid import UUID
 
 import asyncpg
 
 from fulmen_store.database.database import Database, columns
+from fulmen_store.leases.attempt_checks import Leases, RolloutLeases
 from fulmen_store.leases.leases import (
     AttemptEnd,
     EndedAttempt,
@@ -20,15 +21,24 @@ from fulmen_store.leases.leases import (
     HeldLease,
     Project,
     QuotaClaim,
+    SessionOwner,
 )
-from fulmen_store.leases.sessions import SessionOwner
-from fulmen_store.rollouts.feed import Cursor, FeedRow, Selection
 from fulmen_store.rollouts.transitions import AttemptState, FailureKind, RetryPolicy, RolloutState
-from fulmen_store.runners.registry import SignOfLife
+from fulmen_store.runners.session_notes import SessionUpdate
 from fulmen_store.scheduling.fair_queue import ReadyItem, waits_since
 from fulmen_store.scheduling.table import terms_of
 
-__all__ = ["PgFeed", "PgLeases", "PgSessions", "PgUpkeep", "ended_of", "grant_of", "item_of"]
+__all__ = [
+    "AttemptCheckTable",
+    "OverdueAttempt",
+    "OverdueReason",
+    "OverdueTable",
+    "PgLeaseTable",
+    "SessionTable",
+    "ended_of",
+    "grant_of",
+    "item_of",
+]
 
 
 # A look into a dictionary costs a third of a call of the enumeration.
@@ -39,7 +49,7 @@ _KINDS: Final = {kind.value: kind for kind in FailureKind}
 QUOTA_LOCK: Final = 0x71756F74
 
 
-class PgLeases:
+class PgLeaseTable:
     """Implements `LeaseTable`."""
 
     def __init__(self, database: Database) -> None:
@@ -145,7 +155,7 @@ class PgLeases:
         return [(item_of(row), row["delay_s"]) for row in rows]
 
 
-class PgSessions:
+class SessionTable:
     """Implements `SessionTable`."""
 
     def __init__(self, database: Database) -> None:
@@ -165,7 +175,7 @@ class PgSessions:
         rows = await self._database.fetch("session_projects", session_ids)
         return {row["id"]: row["project"] for row in rows}
 
-    async def renew(self, signs: Sequence[SignOfLife], *, ttl_s: float) -> list[UUID]:
+    async def renew(self, signs: Sequence[SessionUpdate], *, ttl_s: float) -> list[UUID]:
         """Extends the sessions that were heard, and writes down what is noted; returns those that are alive."""
         rows = [(sign.session_id, sign.heard, sign.load, sign.ended, sign.failed) for sign in signs]
         ids, *noted = columns(rows, 5)
@@ -178,62 +188,6 @@ class PgSessions:
     async def end_expired(self) -> list[UUID]:
         """Ends every session whose time is over; returns them."""
         return [row["id"] for row in await self._database.fetch("end_expired_sessions")]
-
-
-class PgFeed:
-    """Implements `FeedTable`."""
-
-    def __init__(self, database: Database) -> None:
-        """Takes the database."""
-        self._database = database
-
-    async def scan(self, selection: Selection, *, after: Cursor, limit: int) -> list[FeedRow]:
-        """Returns settled rows after a cursor, in order."""
-        place = (selection.project_id, after.xid, after.rollout_id, limit)
-        if selection.group_key is not None:
-            rows = await self._database.fetch("scan_group_feed", *place, selection.group_key)
-        elif selection.run_id is None:
-            rows = await self._database.fetch("scan_project_feed", *place)
-        else:
-            rows = await self._database.fetch("scan_run_feed", *place, selection.run_id)
-        return [
-            FeedRow(
-                cursor=Cursor(xid=row["xid"], rollout_id=row["rollout_id"]),
-                group_key=row["group_key"],
-                completes=bool(row["completes"]),
-            )
-            for row in rows
-        ]
-
-    async def members(self, group_keys: Sequence[UUID]) -> dict[UUID, list[UUID]]:
-        """Returns the members of groups, by group."""
-        members: dict[UUID, list[UUID]] = {key: [] for key in group_keys}
-        for row in await self._database.fetch("group_members", list(members)):
-            members[row["group_key"]].append(row["rollout_id"])
-        return members
-
-    async def newest_transaction(self) -> int:
-        """Returns an upper bound of all transaction ids so far."""
-        row = await self._database.fetch_row("newest_transaction")
-        assert row is not None
-        return int(row[0])
-
-
-class PgUpkeep:
-    """Implements `UpkeepTable`."""
-
-    def __init__(self, database: Database) -> None:
-        """Takes the database."""
-        self._database = database
-
-    async def create_partitions(self, day: datetime.date) -> None:
-        """Makes one day's partitions; does nothing for those that exist."""
-        await self._database.fetch("create_partitions", day)
-
-    async def forget_requests(self) -> None:
-        """Removes request ids older than 24 hours, and what is known of tokens that have expired."""
-        await self._database.fetch("forget_requests")
-        await self._database.fetch("forget_tokens")
 
 
 def ended_of(row: asyncpg.Record) -> EndedAttempt:
@@ -294,3 +248,66 @@ def item_of(row: asyncpg.Record) -> ReadyItem:
         agent=row["agent"],
         since_s=waits_since(row["id"], row["first_run_at_s"]),
     )
+
+
+class AttemptCheckTable:
+    """Implements `AttemptCheckTable`."""
+
+    def __init__(self, database: Database) -> None:
+        """Takes the database."""
+        self._database = database
+
+    async def look(self, attempts: Sequence[tuple[UUID, int]]) -> list[RolloutLeases | None]:
+        """Returns what is known of each attempt (rollout, number), in order; None where there is no such rollout."""
+        found: list[RolloutLeases | None] = [None] * len(attempts)
+        for row in await self._database.fetch("check_attempts", *columns(attempts, 2)):
+            held = [epoch for epoch in (row["lease_epoch"], row["hedge_epoch"]) if epoch is not None]
+            found[row["n"] - 1] = RolloutLeases(
+                project=row["project"],
+                mode=row["mode"],
+                leases=Leases(epochs=frozenset(held), cancel_requested=bool(row["cancel_requested"])),
+                ended=None if row["state"] is None else AttemptState(row["state"]),
+            )
+        return found
+
+
+class OverdueTable:
+    """Implements `OverdueTable`."""
+
+    def __init__(self, database: Database) -> None:
+        """Takes the database."""
+        self._database = database
+
+    async def overdue(self, *, attempt_grace_s: float, limit: int) -> list[OverdueAttempt]:
+        """Returns leases whose attempt is past its timeout and a grace, its cancel grace or its deadline."""
+        return [
+            OverdueAttempt(
+                rollout_id=row["id"],
+                session_id=row["session"],
+                epoch=row["epoch"],
+                reason=OverdueReason(row["reason"]),
+            )
+            for row in await self._database.fetch("overdue_attempts", attempt_grace_s, limit)
+        ]
+
+    async def fail_waiting(self, limit: int) -> list[int]:
+        """Ends waiting rollouts whose deadline has passed, in one commit; returns the project of each."""
+        return [row["project_id"] for row in await self._database.fetch("fail_overdue_rollouts", limit)]
+
+
+class OverdueReason(IntEnum):
+    """Why an attempt is over."""
+
+    CANCEL_GRACE = 1
+    DEADLINE = 2
+    TIMEOUT = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverdueAttempt:
+    """A lease whose attempt has to end now."""
+
+    rollout_id: UUID
+    session_id: UUID
+    epoch: int
+    reason: OverdueReason

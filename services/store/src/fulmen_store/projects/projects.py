@@ -6,21 +6,17 @@ Invariant: a project is never removed, and its name never changes.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Final
 
 from fulmen.errors import ArgumentInvalid, DatabaseUnavailable, EtagMismatch, ProjectExists, ProjectNotFound, Violation
 from fulmen_store.leases.leases import Project
+from fulmen_store.projects.table import ProjectDraft, ProjectTable, ProjectView
 from fulmen_store.replicas.wakeups import PROJECTS_CHANGED, Wakeups
 
 __all__ = [
-    "ProjectDraft",
     "ProjectFollower",
-    "ProjectTable",
-    "ProjectView",
     "Projects",
     "is_project_name",
     "unknown_project",
@@ -44,67 +40,6 @@ MAX_TEXT: Final = 128
 FOLLOW_INTERVAL_S: Final = 0.5
 
 _NAME: Final = re.compile(r"projects/[a-z0-9-]{1,63}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProjectDraft:
-    """A project as a caller wants it.
-
-    Attributes:
-        max_running: how many of its rollouts may run at once; None: any number.
-        max_queued: how many of them may wait at once; None: any number.
-        retention_s: how long final rollouts and spans are kept, seconds; None: for ever.
-        rules: a serialized `fulmen.store.v1.QueueRules`, opaque here; None: the defaults.
-        ageing_interval_s: what the rules say of ageing, seconds; 0 is off.
-        model_limits: a serialized `fulmen.store.v1.ModelLimits`, opaque here; None: no limits.
-        limits: the numbers in it by their paths, such as `project.tokens_per_minute`; 0: no limit.
-    """
-
-    name: str
-    weight: int = 100
-    max_running: int | None = None
-    max_queued: int | None = None
-    retention_s: float | None = None
-    rules: bytes | None = None
-    ageing_interval_s: float = 0.0
-    model_limits: bytes | None = None
-    limits: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProjectView:
-    """A project as it is; the revision changes with every update."""
-
-    name: str
-    weight: int
-    max_running: int | None
-    max_queued: int | None
-    retention: datetime.timedelta | None
-    rules: bytes | None
-    model_limits: bytes | None
-    revision: int
-    created_at: datetime.datetime
-
-    @property
-    def etag(self) -> str:
-        """What an update must give back."""
-        return str(self.revision)
-
-
-class ProjectTable(Protocol):
-    """Where projects live."""
-
-    async def add(self, draft: ProjectDraft, *, request_id: str) -> ProjectView | None:
-        """Adds a project, or returns what the same request added before; None if the name is taken."""
-        ...
-
-    async def find(self, name: str) -> ProjectView | None:
-        """Returns a project."""
-        ...
-
-    async def replace(self, draft: ProjectDraft, *, revision: int) -> ProjectView | None:
-        """Replaces every field if the project is still at `revision`; None if it is not."""
-        ...
 
 
 class Projects:

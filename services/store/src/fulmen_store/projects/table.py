@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import asyncpg
 
 from fulmen_store.database.database import Database
-from fulmen_store.projects.projects import ProjectDraft, ProjectView
-from fulmen_store.projects.tokens import IssuedToken, TokenDraft, TokenPlace
 
-__all__ = ["PgProjects", "PgTokens"]
+__all__ = [
+    "IssuedToken",
+    "ProjectDraft",
+    "ProjectTable",
+    "ProjectView",
+    "TokenDraft",
+    "TokenPlace",
+    "TokenTable",
+]
 
 CREATE = "CreateProject"
 # Requests that are about the deployment and not about one project are logged under this number.
@@ -18,7 +26,7 @@ DEPLOYMENT = 0
 MAX_REVOKED = 100_000
 
 
-class PgProjects:
+class ProjectTable:
     """Implements `ProjectTable`, and the reads of the transport."""
 
     def __init__(self, database: Database) -> None:
@@ -66,7 +74,7 @@ class PgProjects:
         return None if row is None else row["result"].decode()
 
 
-class PgTokens:
+class TokenTable:
     """Implements `TokenTable`, and the reads of the transport."""
 
     def __init__(self, database: Database) -> None:
@@ -113,3 +121,86 @@ def _project(row: asyncpg.Record) -> ProjectView:
 def _token(row: asyncpg.Record) -> IssuedToken:
     values = dict(row)
     return IssuedToken(token_id=values.pop("id"), **values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectDraft:
+    """A project as a caller wants it.
+
+    Attributes:
+        max_running: how many of its rollouts may run at once; None: any number.
+        max_queued: how many of them may wait at once; None: any number.
+        retention_s: how long final rollouts and spans are kept, seconds; None: for ever.
+        rules: a serialized `fulmen.store.v1.QueueRules`, opaque here; None: the defaults.
+        ageing_interval_s: what the rules say of ageing, seconds; 0 is off.
+        model_limits: a serialized `fulmen.store.v1.ModelLimits`, opaque here; None: no limits.
+        limits: the numbers in it by their paths, such as `project.tokens_per_minute`; 0: no limit.
+    """
+
+    name: str
+    weight: int = 100
+    max_running: int | None = None
+    max_queued: int | None = None
+    retention_s: float | None = None
+    rules: bytes | None = None
+    ageing_interval_s: float = 0.0
+    model_limits: bytes | None = None
+    limits: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectView:
+    """A project as it is; the revision changes with every update."""
+
+    name: str
+    weight: int
+    max_running: int | None
+    max_queued: int | None
+    retention: datetime.timedelta | None
+    rules: bytes | None
+    model_limits: bytes | None
+    revision: int
+    created_at: datetime.datetime
+
+    @property
+    def etag(self) -> str:
+        """What an update must give back."""
+        return str(self.revision)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenDraft:
+    """A token as a caller wants it.
+
+    Attributes:
+        project: `projects/{project}` or `projects/*`.
+        role: the number of a `fulmen.store.v1.TokenRole`.
+        subject: who or what it is for.
+        ttl_s: how long it is valid, seconds; None: 30 days.
+    """
+
+    project: str
+    role: int
+    subject: str
+    ttl_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IssuedToken:
+    """What is known of an issued token."""
+
+    token_id: str
+    project: str
+    role: int
+    subject: str
+    created_at: datetime.datetime
+    expires_at: datetime.datetime
+    revoked_at: datetime.datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenPlace:
+    """Where a token is in the list."""
+
+    created_at: datetime.datetime
+    token_id: str

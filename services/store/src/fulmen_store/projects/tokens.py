@@ -6,16 +6,18 @@ not known here: they cannot be listed or revoked, only expire.
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from fulmen.errors import ArgumentInvalid, TokenNotFound, Violation
 from fulmen.ids import ALL_PROJECTS
 from fulmen_store.projects.projects import is_project_name
+from fulmen_store.projects.table import IssuedToken, TokenDraft, TokenTable
 
-__all__ = ["IssuedToken", "TokenDraft", "TokenPlace", "TokenTable", "Tokens", "reach_problem"]
+__all__ = [
+    "Tokens",
+    "reach_problem",
+]
 
 DEFAULT_TTL_S: Final = 30 * 86_400.0
 MIN_TTL_S: Final = 60.0
@@ -23,56 +25,6 @@ MAX_TTL_S: Final = 3_652 * 86_400.0
 MAX_SUBJECT: Final = 128
 MAX_ROLE: Final = 5
 TOKEN_ID_CHARS: Final = 22
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenDraft:
-    """A token as a caller wants it.
-
-    Attributes:
-        project: `projects/{project}` or `projects/*`.
-        role: the number of a `fulmen.store.v1.TokenRole`.
-        subject: who or what it is for.
-        ttl_s: how long it is valid, seconds; None: 30 days.
-    """
-
-    project: str
-    role: int
-    subject: str
-    ttl_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IssuedToken:
-    """What is known of an issued token."""
-
-    token_id: str
-    project: str
-    role: int
-    subject: str
-    created_at: datetime.datetime
-    expires_at: datetime.datetime
-    revoked_at: datetime.datetime | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenPlace:
-    """Where a token is in the list."""
-
-    created_at: datetime.datetime
-    token_id: str
-
-
-class TokenTable(Protocol):
-    """Where tokens are recorded."""
-
-    async def add(self, token_id: str, draft: TokenDraft, *, ttl_s: float) -> IssuedToken:
-        """Records a token."""
-        ...
-
-    async def revoke(self, token_id: str, *, project: str | None) -> bool:
-        """Revokes a token, of this project if one is given; returns False if there is none."""
-        ...
 
 
 class Tokens:

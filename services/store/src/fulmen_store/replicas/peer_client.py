@@ -12,9 +12,12 @@ from fulmen.rpc.credentials import channel_credentials
 from fulmen.store.v1 import peer_service_pb2 as pb
 from fulmen.store.v1 import peer_service_pb2_grpc
 from fulmen.tls import TlsFiles, TlsMaterial, TlsWatch
-from fulmen_store.replicas.peers import News, PeerUnreachableError
+from fulmen_store.replicas.notifications import Notification
 
-__all__ = ["GrpcPeers"]
+__all__ = [
+    "PeerClient",
+    "PeerUnreachableError",
+]
 
 NOTIFY_LIMIT_S: Final = 0.5
 
@@ -27,7 +30,7 @@ _OPTIONS: Final = (
 )
 
 
-class GrpcPeers:
+class PeerClient:
     """Implements `PeerClient`; keeps one connection per address."""
 
     def __init__(self, token: Callable[[], str], *, tls: TlsFiles | None = None) -> None:
@@ -41,7 +44,7 @@ class GrpcPeers:
         self._watch = None if tls is None else TlsWatch(tls)
         self._channels: dict[str, tuple[grpc.aio.Channel, TlsMaterial | None]] = {}
 
-    async def notify(self, address: str, news: News) -> None:
+    async def notify(self, address: str, news: Notification) -> None:
         """Tells the replica at an address, once.
 
         Raises:
@@ -80,7 +83,7 @@ class GrpcPeers:
         return channel
 
 
-def _request(news: News) -> pb.NotifyRequest:
+def _request(news: Notification) -> pb.NotifyRequest:
     return pb.NotifyRequest(
         ready_projects=sorted(news.ready),
         finished_projects=sorted(news.finished),
@@ -91,3 +94,7 @@ def _request(news: News) -> pb.NotifyRequest:
             for hint in news.cancels
         ],
     )
+
+
+class PeerUnreachableError(Exception):
+    """A replica did not take the news in time."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from uuid import UUID
 
 from fulmen_store.database.database import Database
-from fulmen_store.replicas.membership import Replica
+from fulmen_store.replicas.live_replicas import Replica
 
-__all__ = ["PgReplicas"]
+__all__ = ["ReplicaTable"]
 
 
-class PgReplicas:
+class ReplicaTable:
     """Implements `ReplicaTable`."""
 
     def __init__(self, database: Database) -> None:

@@ -8,18 +8,19 @@ it is safe against rollouts that are created at the same moment: docs/decisions/
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 from uuid import UUID
 
 import structlog
 
 from fulmen.errors import DatabaseUnavailable
 from fulmen_store.periodic import Pace
-from fulmen_store.resources.lifetimes import VersionKey
+from fulmen_store.resources.garbage_table import GarbageTable, UseKey
+from fulmen_store.resources.versions import VersionKey
 
-__all__ = ["ExpiredVersion", "GarbageTable", "ResourceCollector", "UseKey"]
+__all__ = [
+    "ResourceGarbageCollector",
+]
 
 PAGE: Final = 500
 USES_PER_LOOK: Final = 200
@@ -29,46 +30,12 @@ ROUNDS_PER_WALK: Final = 60
 RETRY_S: Final = 1.0
 
 FIRST_PLACE: Final = (datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC), 0, 0)
-UseKey = tuple[int, int, UUID]
 FIRST_USE: Final[UseKey] = (0, 0, UUID(int=0))
 
 _log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpiredVersion:
-    """A version whose ttl is over.
-
-    Attributes:
-        referred_to: whether an alias points to it, or a version that is still there needs it.
-    """
-
-    key: VersionKey
-    expired_at: datetime.datetime
-    referred_to: bool
-
-
-class GarbageTable(Protocol):
-    """Where versions and their uses are."""
-
-    async def expired(self, *, after: tuple[datetime.datetime, int, int], limit: int) -> list[ExpiredVersion]:
-        """Returns a page of the versions whose ttl is over, in the order of that time."""
-        ...
-
-    async def forget_uses_of(self, key: VersionKey, *, limit: int) -> tuple[int, int]:
-        """Forgets uses by ended rollouts among a version's oldest uses; returns how many were seen, and how many live."""
-        ...
-
-    async def forget_uses(self, *, after: UseKey, limit: int) -> tuple[UseKey, int] | None:
-        """The same for a page of all uses; returns the last one and how many were seen, None at the end."""
-        ...
-
-    async def remove(self, keys: Sequence[VersionKey]) -> list[VersionKey]:
-        """Removes those versions that nothing uses, in one commit; returns them."""
-        ...
-
-
-class ResourceCollector:
+class ResourceGarbageCollector:
     """Collects garbage."""
 
     def __init__(self, *, table: GarbageTable, interval_s: float) -> None:

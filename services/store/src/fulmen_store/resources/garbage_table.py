@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
 
 from fulmen_store.database.database import Database, columns
-from fulmen_store.resources.garbage import ExpiredVersion, UseKey
-from fulmen_store.resources.lifetimes import VersionKey
+from fulmen_store.resources.versions import VersionKey
 
-__all__ = ["PgGarbage"]
+__all__ = [
+    "ExpiredVersion",
+    "GarbageTable",
+    "UseKey",
+]
 
 
-class PgGarbage:
+class GarbageTable:
     """Implements `GarbageTable`."""
 
     def __init__(self, database: Database) -> None:
@@ -49,3 +54,19 @@ class PgGarbage:
             rows = [(row["resource_id"], row["version"]) for row in locked]
             removed = await transaction.fetch("remove_versions", *columns(rows, 2))
         return [(row["resource_id"], row["version"]) for row in removed]
+
+
+UseKey = tuple[int, int, UUID]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpiredVersion:
+    """A version whose ttl is over.
+
+    Attributes:
+        referred_to: whether an alias points to it, or a version that is still there needs it.
+    """
+
+    key: VersionKey
+    expired_at: datetime.datetime
+    referred_to: bool

@@ -8,49 +8,22 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
-from fulmen.errors import ArgumentInvalid, Violation
-from fulmen_store.resources.resources import parse_ref
+from fulmen_store.resources.table import ResourceTable
+from fulmen_store.resources.versions import VersionKey, parse_ref, version_was_removed
 
-__all__ = ["ExpiringVersions", "Lifetime", "LifetimeTable", "VersionKey", "version_was_removed"]
+__all__ = [
+    "ExpiringVersions",
+]
 
 VERSIONS_REMEMBERED: Final = 10_000
-
-VersionKey = tuple[int, int]
-"""The database's number of a resource, and the number of a version."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lifetime:
-    """How long a version lasts.
-
-    Attributes:
-        name: its full name.
-        key: its key.
-        removed: whether it was there and is no more.
-        expiring: whether it has a ttl.
-    """
-
-    name: str
-    key: VersionKey
-    removed: bool
-    expiring: bool
-
-
-class LifetimeTable(Protocol):
-    """Where the lifetimes of versions are read."""
-
-    async def lifetimes(self, project_id: int, versions: Sequence[tuple[str, int]]) -> list[Lifetime]:
-        """Returns the lifetimes of versions, by (resource, number); those never published are left out."""
-        ...
 
 
 class ExpiringVersions:
     """Finds the versions that have a ttl."""
 
-    def __init__(self, table: LifetimeTable) -> None:
+    def __init__(self, table: ResourceTable) -> None:
         """Takes the table; versions that are there are remembered."""
         self._table = table
         self._known: OrderedDict[tuple[int, str], VersionKey | None] = OrderedDict()
@@ -93,12 +66,3 @@ class ExpiringVersions:
         while len(self._known) > VERSIONS_REMEMBERED:
             self._known.popitem(last=False)
         return found
-
-
-def version_was_removed(names: Sequence[str] = ()) -> ArgumentInvalid:
-    """Makes the error of rollouts that name versions which are no more."""
-    texts = [f"{name} has been removed, its ttl is over" for name in names] or ["a version has been removed"]
-    return ArgumentInvalid(
-        "The rollouts cannot be created.",
-        violations=[Violation(field="rollouts[].resource_versions", description=text) for text in texts],
-    )

@@ -5,31 +5,35 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import asyncpg
 
 from fulmen.errors import EtagMismatch, Violation
 from fulmen_store.database.database import Database, Transaction, columns
-from fulmen_store.resources.lifetimes import Lifetime
-from fulmen_store.resources.resources import (
+from fulmen_store.resources.versions import (
     LATEST,
     Alias,
     NewVersion,
     Publication,
     ResourceRef,
     Version,
+    VersionKey,
     not_found,
     parse_ref,
     publish_problem,
 )
-from fulmen_store.resources.watch import WatchedChange, WatchSelection
+from fulmen_store.resources.watch_cursor import WatchedChange, WatchSelection
 
-__all__ = ["PgResources"]
+__all__ = [
+    "Lifetime",
+    "ResourceTable",
+]
 
 PUBLISH = "PublishResources"
 
 
-class PgResources:
+class ResourceTable:
     """Implements `ResourceTable`, and the reads of the transport."""
 
     def __init__(self, database: Database) -> None:
@@ -286,3 +290,20 @@ def _alias(row: asyncpg.Record) -> Alias:
         revision=row["revision"],
         updated_at=row["updated_at"],
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lifetime:
+    """How long a version lasts.
+
+    Attributes:
+        name: its full name.
+        key: its key.
+        removed: whether it was there and is no more.
+        expiring: whether it has a ttl.
+    """
+
+    name: str
+    key: VersionKey
+    removed: bool
+    expiring: bool

@@ -11,79 +11,27 @@ next only when the last message was taken.
 from __future__ import annotations
 
 import base64
-import binascii
-import hashlib
-import struct
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
-from fulmen.errors import CursorInvalid, Violation
-from fulmen_store.malformed import malformed_request
+from fulmen.errors import CursorInvalid
 from fulmen_store.replicas.wakeups import Wakeups
-from fulmen_store.resources.resources import Alias, Version
+from fulmen_store.resources.table import ResourceTable
+from fulmen_store.resources.versions import Alias, Version
+from fulmen_store.resources.watch_cursor import _LAYOUT, CURSOR_VERSION, WatchedChange, WatchSelection, decode_cursor
 
-__all__ = ["Changes", "ResourceWatcher", "WatchSelection", "WatchTable", "WatchedChange", "decode_cursor"]
+__all__ = [
+    "Changes",
+    "ResourceWatcher",
+]
 
 KEEP_ALIVE_S: Final = 15.0
 PAGE_ROWS: Final = 256
 MESSAGE_BYTES: Final = 1024 * 1024
-MAX_KINDS: Final = 64
-MAX_PREFIX: Final = 128
-CURSOR_VERSION: Final = 1
-_LAYOUT: Final = struct.Struct(">B8sQ")
 # After a wake-up the new row may be hidden for an instant by another transaction: look again soon, then ever less.
-FIRST_LOOK_S: Final = 0.005
-LOOK_GROWTH: Final = 2.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WatchSelection:
-    """Which resources a watcher follows; no kinds mean all."""
-
-    project_id: int
-    kinds: tuple[str, ...] = ()
-    id_prefix: str = ""
-
-    def check(self) -> None:
-        """Checks its size.
-
-        Raises:
-            ArgumentInvalid: if it names too much.
-        """
-        problems = []
-        if len(self.kinds) > MAX_KINDS:
-            problems.append(Violation(field="kinds", description=f"has more than {MAX_KINDS} entries"))
-        if len(self.id_prefix) > MAX_PREFIX:
-            problems.append(Violation(field="id_prefix", description=f"is longer than {MAX_PREFIX} characters"))
-        if problems:
-            raise malformed_request(problems)
-
-    def digest(self) -> bytes:
-        """Returns 8 bytes that tell selections apart."""
-        text = "\0".join([str(self.project_id), self.id_prefix, *sorted(set(self.kinds))])
-        return hashlib.sha256(text.encode()).digest()[:8]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WatchedChange:
-    """A new version, or a move of an alias: then `alias` holds it.
-
-    Attributes:
-        transaction: the id of the transaction that wrote it.
-        size_bytes: the size of the version's content, 0 for a move.
-    """
-
-    transaction: int
-    resource_id: int
-    version: int
-    size_bytes: int = 0
-    alias: Alias | None = None
-
-    @property
-    def place(self) -> tuple[int, int, int, str]:
-        """Where it is in the order of all changes."""
-        return self.transaction, self.resource_id, self.version, self.alias.alias if self.alias else ""
+FIRST_POLL_S: Final = 0.005
+POLL_GROWTH: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,35 +44,11 @@ class Changes:
     cursor: str = ""
 
 
-class WatchTable(Protocol):
-    """Where changes of resources are read."""
-
-    async def watch_bounds(self) -> tuple[int, int]:
-        """Returns the oldest transaction that still runs and an upper bound of all transactions so far."""
-        ...
-
-    async def snapshot(
-        self, selection: WatchSelection, *, after: int, limit: int
-    ) -> tuple[list[WatchedChange], list[WatchedChange]]:
-        """Returns a page of the selected resources by id: their latest versions, and all their aliases."""
-        ...
-
-    async def changes(
-        self, selection: WatchSelection, *, after: tuple[int, int, int, str], below: int, limit: int
-    ) -> list[WatchedChange]:
-        """Returns changes in order, after a place and below a transaction."""
-        ...
-
-    async def contents(self, keys: Sequence[tuple[int, int]]) -> list[Version]:
-        """Returns those versions, by (resource, number), that are still there, in this order."""
-        ...
-
-
 @dataclass(slots=True, kw_only=True)
 class _Follower:
     """One watch: the place up to which everything was told."""
 
-    table: WatchTable
+    table: ResourceTable
     selection: WatchSelection
     floor: int = 0
     # What the snapshot told of transactions that the changes will bring again.
@@ -173,7 +97,7 @@ class _Follower:
 class ResourceWatcher:
     """Follows resources for watchers."""
 
-    def __init__(self, *, table: WatchTable, wakeups: Wakeups, poll_interval_s: float) -> None:
+    def __init__(self, *, table: ResourceTable, wakeups: Wakeups, poll_interval_s: float) -> None:
         """Wires the watcher; the poll finds what other replicas wrote."""
         self._table = table
         self._wakeups = wakeups
@@ -200,7 +124,7 @@ class ResourceWatcher:
             async for message in follower.snapshot():
                 yield message
             yield Changes(snapshot_complete=True, cursor=follower.cursor())
-        key, quiet_s, look_s = ("resources", selection.project_id), 0.0, self._poll_interval_s
+        key, quiet_s, poll_s = ("resources", selection.project_id), 0.0, self._poll_interval_s
         while not stopping():
             seen = self._wakeups.count(key)
             below, _ = await self._table.watch_bounds()
@@ -210,26 +134,10 @@ class ResourceWatcher:
             if quiet_s >= KEEP_ALIVE_S:
                 yield Changes(cursor=follower.cursor())
                 quiet_s = 0.0
-            pause_s = min(look_s, self._poll_interval_s)
+            pause_s = min(poll_s, self._poll_interval_s)
             woken = await self._wakeups.wait(key, since=seen, limit_s=pause_s)
-            look_s = FIRST_LOOK_S if woken else min(look_s * LOOK_GROWTH, self._poll_interval_s)
+            poll_s = FIRST_POLL_S if woken else min(poll_s * POLL_GROWTH, self._poll_interval_s)
             quiet_s += 0.0 if woken else pause_s
-
-
-def decode_cursor(text: str, selection: WatchSelection) -> int:
-    """Returns the transaction below which everything was told.
-
-    Raises:
-        CursorInvalid: if the cursor is malformed or of another selection.
-    """
-    try:
-        packed = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-        version, digest, transaction = _LAYOUT.unpack(packed)
-    except (binascii.Error, ValueError, struct.error):
-        raise CursorInvalid("The cursor is malformed.") from None
-    if version != CURSOR_VERSION or digest != selection.digest():
-        raise CursorInvalid("The cursor belongs to another selection.")
-    return int(transaction)
 
 
 def _messages(changes: Sequence[WatchedChange]) -> Iterator[list[WatchedChange]]:

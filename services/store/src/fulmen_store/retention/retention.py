@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-from collections.abc import Callable, Sequence
-from typing import Final, Protocol
-from uuid import UUID
+from collections.abc import Callable
+from typing import Final
 
 import structlog
 
 from fulmen.errors import BlobStorageUnavailable, DatabaseUnavailable
 from fulmen_store.periodic import Pace
+from fulmen_store.retention.table import RetentionTable
 from fulmen_store.spans.blob_refs import BlobRef, day_folder, span_folder
+from fulmen_store.spans.blobs import Blobs
 
-__all__ = ["BlobRemover", "RemovedBatch", "Retention", "RetentionTable"]
+__all__ = [
+    "Retention",
+]
 
 INTERVAL_S: Final = 3600.0
 RETRY_S: Final = 60.0
@@ -28,52 +31,14 @@ GROUPS_PER_BATCH: Final = 5000
 PAUSE_S: Final = 0.05
 FOLDER_LIMIT_S: Final = 600.0
 
-RemovedBatch = tuple[list[UUID], list[tuple[UUID, bytes, int]]]
-"""Rollouts that were removed; and of each payload that lay in a blob: rollout, digest and size in bytes."""
 
 _log = structlog.get_logger()
-
-
-class RetentionTable(Protocol):
-    """What can be removed."""
-
-    async def expired_days(self, before: datetime.date) -> list[datetime.date]:
-        """Returns days before a date that nobody needs any more and that have partitions, oldest first."""
-        ...
-
-    async def drop_day(self, day: datetime.date) -> bool:
-        """Drops a day's partitions unless somebody needs it after all; tells whether all are gone."""
-        ...
-
-    async def expiring_projects(self) -> list[int]:
-        """Returns the projects that have a retention."""
-        ...
-
-    async def remove_batch(self, project_id: int, limit: int) -> RemovedBatch:
-        """Removes so many expired rollouts of a project at most, in one commit."""
-        ...
-
-    async def remove_groups(self, project_id: int | None, limit: int) -> int:
-        """Removes so many groups at most of a project, or of none, that are older than every rollout; returns how many."""
-        ...
-
-
-class BlobRemover(Protocol):
-    """Where large payloads are."""
-
-    async def remove(self, refs: Sequence[BlobRef]) -> None:
-        """Removes blobs."""
-        ...
-
-    async def remove_folder(self, folder: str) -> None:
-        """Removes everything in a folder."""
-        ...
 
 
 class Retention:
     """Removes what is past its time, once an hour."""
 
-    def __init__(self, *, table: RetentionTable, blobs: BlobRemover | None, today: Callable[[], datetime.date]) -> None:
+    def __init__(self, *, table: RetentionTable, blobs: Blobs | None, today: Callable[[], datetime.date]) -> None:
         """Wires the role; `today` is the date in UTC."""
         self._table = table
         self._blobs = blobs
@@ -84,14 +49,14 @@ class Retention:
         hourly, soon = Pace(INTERVAL_S), Pace(RETRY_S)
         while True:
             try:
-                await self.work_once()
+                await self.run_once()
             except (DatabaseUnavailable, BlobStorageUnavailable) as error:
                 _log.warning("retention_put_off", reason=error.reason)
                 await soon.next()
                 continue
             await hourly.next()
 
-    async def work_once(self) -> None:
+    async def run_once(self) -> None:
         """Drops whole days first, which costs nothing, and removes row by row what is left in the others.
 
         Raises:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import datetime
 from typing import Final
+from uuid import UUID
 
 from fulmen_store.database.database import Database
-from fulmen_store.retention.retention import RemovedBatch
 
-__all__ = ["PgRetention"]
+__all__ = [
+    "RemovedBatch",
+    "RetentionTable",
+    "UpkeepTable",
+]
 
 # "fulmer" in ASCII: the advisory lock of retention.
 LOCK_KEY: Final = 0x66756C6D6572
@@ -16,7 +20,7 @@ LOCK_KEY: Final = 0x66756C6D6572
 TABLES: Final = ("rollout", "attempt", "rollout_end", "span_chunk")
 
 
-class PgRetention:
+class RetentionTable:
     """Implements `RetentionTable`. Who does not get the lock finds nothing to do: another replica is at it."""
 
     def __init__(self, database: Database) -> None:
@@ -70,3 +74,24 @@ class PgRetention:
             for name in ("remove_attempts", "remove_ends", "remove_rollouts"):
                 await transaction.fetch(name, ids)
         return ids, [(row["rollout_id"], row["blob"], row["blob_size"]) for row in chunks if row["blob"] is not None]
+
+
+class UpkeepTable:
+    """Implements `UpkeepTable`."""
+
+    def __init__(self, database: Database) -> None:
+        """Takes the database."""
+        self._database = database
+
+    async def create_partitions(self, day: datetime.date) -> None:
+        """Makes one day's partitions; does nothing for those that exist."""
+        await self._database.fetch("create_partitions", day)
+
+    async def forget_requests(self) -> None:
+        """Removes request ids older than 24 hours, and what is known of tokens that have expired."""
+        await self._database.fetch("forget_requests")
+        await self._database.fetch("forget_tokens")
+
+
+RemovedBatch = tuple[list[UUID], list[tuple[UUID, bytes, int]]]
+"""Rollouts that were removed; and of each payload that lay in a blob: rollout, digest and size in bytes."""

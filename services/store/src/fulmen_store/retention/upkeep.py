@@ -4,31 +4,22 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from fulmen.errors import DatabaseUnavailable
 from fulmen_store.periodic import Pace
+from fulmen_store.retention.table import UpkeepTable
 
-__all__ = ["Upkeep", "UpkeepTable"]
+__all__ = [
+    "Maintenance",
+]
 
 DAYS_AHEAD: Final = 3
 INTERVAL_S: Final = 3600.0
 RETRY_S: Final = 1.0
 
 
-class UpkeepTable(Protocol):
-    """What can be kept up."""
-
-    async def create_partitions(self, day: datetime.date) -> None:
-        """Makes one day's partitions; does nothing for those that exist."""
-        ...
-
-    async def forget_requests(self) -> None:
-        """Removes request ids older than 24 hours."""
-        ...
-
-
-class Upkeep:
+class Maintenance:
     """Keeps the tables ready, once an hour."""
 
     def __init__(self, *, table: UpkeepTable, today: Callable[[], datetime.date]) -> None:
@@ -41,13 +32,13 @@ class Upkeep:
         pace = Pace(INTERVAL_S)
         while True:
             try:
-                await self.work_once()
+                await self.run_once()
             except DatabaseUnavailable:
                 await Pace(RETRY_S).next()
                 continue
             await pace.next()
 
-    async def work_once(self) -> None:
+    async def run_once(self) -> None:
         """Makes the partitions of today and the next days, and forgets old requests."""
         for ahead in range(DAYS_AHEAD + 1):
             await self._table.create_partitions(self._today() + datetime.timedelta(days=ahead))

@@ -8,18 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final
 from uuid import UUID
 
 from fulmen.errors import DatabaseUnavailable, RolloutNotFound, RolloutStateInvalid
 from fulmen.ids import rollout_name
+from fulmen_store.rollouts.dead_letters_table import DeadLetterTable
 from fulmen_store.rollouts.filter import Expression
-from fulmen_store.rollouts.records import RolloutRetried, RolloutTable, RolloutView
+from fulmen_store.rollouts.records import DeadRollout, RolloutRetried, RolloutView
 from fulmen_store.rollouts.requests import NewRollout
 from fulmen_store.rollouts.rollouts import Rollouts
+from fulmen_store.rollouts.table import RolloutTable
 from fulmen_store.rollouts.transitions import FINAL_STATES
 
-__all__ = ["DeadLetterTable", "DeadLetters", "DeadRollout", "Rerun"]
+__all__ = [
+    "DeadLetters",
+    "Rerun",
+]
 
 RETRY: Final = "RetryRollouts"
 MAX_RETRIED: Final = 1000
@@ -28,29 +33,11 @@ MAX_ROUNDS: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeadRollout:
-    """A rollout that failed and was not run again; its request has so many bytes."""
-
-    rollout_id: UUID
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Rerun:
     """The new rollouts, and whether the filter selects more."""
 
     rollout_ids: Sequence[UUID]
     more: bool
-
-
-class DeadLetterTable(Protocol):
-    """Where dead rollouts are found."""
-
-    async def retryable(
-        self, project_id: int, run_id: int | None, *, where: Expression | None, limit: int
-    ) -> list[DeadRollout]:
-        """Returns the oldest dead rollouts that `where` selects and that were not run again."""
-        ...
 
 
 class DeadLetters:

@@ -6,18 +6,18 @@ from typing import Final
 from uuid import UUID
 
 from fulmen_store.database.database import Database
-from fulmen_store.rollouts.dead_letters import DeadRollout
 from fulmen_store.rollouts.filter import Expression
-from fulmen_store.rollouts.filter_sql import compiled
+from fulmen_store.rollouts.lists import compiled
+from fulmen_store.rollouts.records import DeadRollout
 
-__all__ = ["PgDeadLetters"]
+__all__ = ["DeadLetterTable"]
 
 WINDOW_ROWS: Final = 5000
 LOWEST_ID: Final = UUID(int=0)
 HIGHEST_ID: Final = UUID(int=2**128 - 1)
 
 
-class PgDeadLetters:
+class DeadLetterTable:
     """Implements `DeadLetterTable`."""
 
     def __init__(self, database: Database, *, window_rows: int = WINDOW_ROWS) -> None:

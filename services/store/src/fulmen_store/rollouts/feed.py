@@ -6,89 +6,29 @@ transaction that still runs, so none can appear behind a cursor although transac
 
 from __future__ import annotations
 
-import base64
-import binascii
-import hashlib
-import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 from uuid import UUID
 
 from fulmen.errors import CursorInvalid
 from fulmen_store.replicas.wakeups import Wakeups
+from fulmen_store.rollouts.feed_cursor import Cursor, Selection
 from fulmen_store.rollouts.records import NO_RUN
+from fulmen_store.rollouts.table import FeedTable
 
-__all__ = ["Cursor", "FeedFollower", "FeedPage", "FeedRow", "FeedTable", "FinishedGroup", "Selection"]
+__all__ = [
+    "FeedFollower",
+    "FeedPage",
+    "FinishedGroup",
+]
 
-VERSION: Final = 1
-LOWEST_ID: Final = UUID(int=0)
-_LAYOUT: Final = struct.Struct(">B4sQ16s")
 SCAN_ROWS: Final = 512
 MAX_GROUPS: Final = 256
 KEEP_ALIVE_S: Final = 15.0
 # After a wake-up the new row may be hidden for an instant by another transaction: look again soon, then ever less.
-FIRST_LOOK_S: Final = 0.005
-LOOK_GROWTH: Final = 2.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """Whose groups a watcher follows: a project, one training run of it, or one group."""
-
-    project_id: int
-    run_id: int | None = None
-    group_key: UUID | None = None
-
-    def digest(self) -> bytes:
-        """Returns 4 bytes that tell selections apart."""
-        group = "" if self.group_key is None else f"/{self.group_key}"
-        return hashlib.sha256(f"{self.project_id}/{self.run_id}{group}".encode()).digest()[:4]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Cursor:
-    """A place in the feed: just after the row with this transaction id and rollout."""
-
-    xid: int = 0
-    rollout_id: UUID = LOWEST_ID
-
-    def encode(self, selection: Selection) -> str:
-        """Packs the cursor into the opaque text that clients keep."""
-        packed = _LAYOUT.pack(VERSION, selection.digest(), self.xid, self.rollout_id.bytes)
-        return base64.urlsafe_b64encode(packed).decode().rstrip("=")
-
-    @staticmethod
-    def decode(text: str, selection: Selection) -> Cursor:
-        """Unpacks a client's cursor; empty text is the beginning.
-
-        Raises:
-            CursorInvalid: if it is malformed or belongs to another selection.
-        """
-        if not text:
-            return Cursor()
-        try:
-            packed = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-            version, digest, xid, rollout = _LAYOUT.unpack(packed)
-        except (binascii.Error, ValueError, struct.error):
-            raise CursorInvalid("The cursor is malformed.") from None
-        if version != VERSION or digest != selection.digest() or xid >= 2**63:
-            raise CursorInvalid("The cursor belongs to another project, training run or group.")
-        return Cursor(xid=xid, rollout_id=UUID(bytes=rollout))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FeedRow:
-    """One final rollout in feed order.
-
-    Attributes:
-        group_key: the key of its group; None if it is a group of its own.
-        completes: whether it was the last member of its group to end.
-    """
-
-    cursor: Cursor
-    group_key: UUID | None
-    completes: bool
+FIRST_POLL_S: Final = 0.005
+POLL_GROWTH: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,22 +45,6 @@ class FeedPage:
 
     groups: Sequence[FinishedGroup]
     cursor: Cursor
-
-
-class FeedTable(Protocol):
-    """Where final rollouts are recorded."""
-
-    async def scan(self, selection: Selection, *, after: Cursor, limit: int) -> list[FeedRow]:
-        """Returns settled rows after a cursor, in order."""
-        ...
-
-    async def members(self, group_keys: Sequence[UUID]) -> dict[UUID, list[UUID]]:
-        """Returns the members of groups, by group."""
-        ...
-
-    async def newest_transaction(self) -> int:
-        """Returns an upper bound of all transaction ids so far."""
-        ...
 
 
 class FeedFollower:
@@ -145,7 +69,7 @@ class FeedFollower:
         if cursor.xid and cursor.xid > await self._table.newest_transaction():
             raise CursorInvalid("The cursor is not of this database.")
         key = ("finished", selection.project_id)
-        quiet_s, look_s = 0.0, self._poll_interval_s
+        quiet_s, poll_s = 0.0, self._poll_interval_s
         while not stopping():
             seen = self._wakeups.count(key)
             page, exhausted = await self._read(selection, cursor)
@@ -155,10 +79,10 @@ class FeedFollower:
                 yield page
             if not exhausted:
                 continue
-            pause_s = min(look_s, self._poll_interval_s)
+            pause_s = min(poll_s, self._poll_interval_s)
             woken = await self._wakeups.wait(key, since=seen, limit_s=pause_s)
-            look_s = FIRST_LOOK_S if woken else look_s * LOOK_GROWTH
-            look_s = min(look_s, self._poll_interval_s)
+            poll_s = FIRST_POLL_S if woken else poll_s * POLL_GROWTH
+            poll_s = min(poll_s, self._poll_interval_s)
             quiet_s += 0.0 if woken else pause_s
 
     async def await_run(

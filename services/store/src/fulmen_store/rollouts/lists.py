@@ -8,21 +8,36 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, assert_never
 from uuid import UUID
 
 import asyncpg
 
 from fulmen_store.database.database import Database
-from fulmen_store.rollouts.filter import Expression, creation_bounds, requires_state
-from fulmen_store.rollouts.filter_sql import compiled
+from fulmen_store.database.queries import FRAGMENTS
+from fulmen_store.rollouts.filter import (
+    Comparison,
+    Conjunction,
+    Disjunction,
+    Expression,
+    Field,
+    Negation,
+    Operator,
+    Value,
+    creation_bounds,
+    requires_state,
+)
 from fulmen_store.rollouts.records import RolloutView
 from fulmen_store.rollouts.table import view_of
 from fulmen_store.rollouts.transitions import RolloutState
 
-__all__ = ["ListedPage", "PgRolloutLists"]
+__all__ = [
+    "ListedPage",
+    "RolloutLists",
+    "compiled",
+]
 
 WINDOW_ROWS: Final = 5000
 PAGE_LIMIT_S: Final = 2.0
@@ -42,7 +57,7 @@ class ListedPage:
     next_before: UUID | None
 
 
-class PgRolloutLists:
+class RolloutLists:
     """Reads lists of rollouts."""
 
     def __init__(
@@ -121,3 +136,57 @@ def _id_bounds(where: Expression | None) -> tuple[UUID, UUID]:
 def _id_at(moment: datetime.datetime, shift: datetime.timedelta) -> UUID:
     milliseconds = round((moment.timestamp() + shift.total_seconds()) * 1000)
     return UUID(int=min(max(milliseconds, 0), 2**48 - 1) << _RANDOM_BITS)
+
+
+EVERYTHING: Final = "true"
+
+
+_TYPES: Final[Mapping[Field, str]] = {
+    Field.STATE: "int",
+    Field.FAILURE_KIND: "int",
+    Field.MODE: "int",
+    Field.PRIORITY: "int",
+    Field.GROUP_ID: "text",
+    Field.TASK_TYPE: "text",
+    Field.AGENT: "text",
+    Field.CREATE_TIME: "timestamptz",
+    Field.END_TIME: "timestamptz",
+    Field.ENDED_ATTEMPT_COUNT: "int",
+}
+
+
+_OPERATORS: Final[Mapping[Operator, str]] = {
+    Operator.EQUAL: "=",
+    Operator.LESS: "<",
+    Operator.LESS_OR_EQUAL: "<=",
+    Operator.GREATER: ">",
+    Operator.GREATER_OR_EQUAL: ">=",
+}
+
+
+def compiled(expression: Expression | None, *, first: int) -> tuple[str, list[Value]]:
+    """Returns the condition and the values of its parameters, which are numbered from `first` on."""
+    if expression is None:
+        return EVERYTHING, []
+    values: list[Value] = []
+    return _condition(expression, first, values), values
+
+
+def _condition(expression: Expression, first: int, values: list[Value]) -> str:
+    match expression:
+        case Comparison(operator=Operator.NOT_EQUAL):
+            equal = Comparison(field=expression.field, operator=Operator.EQUAL, value=expression.value)
+            return f"(not {_condition(equal, first, values)})"
+        case Comparison():
+            values.append(expression.value)
+            parameter = f"${first + len(values) - 1}::{_TYPES[expression.field]}"
+            # An unset field makes the comparison null, which is false here: a negation of it is then true.
+            return f"coalesce(({FRAGMENTS[expression.field]}) {_OPERATORS[expression.operator]} {parameter}, false)"
+        case Negation():
+            return f"(not {_condition(expression.operand, first, values)})"
+        case Conjunction():
+            return "(" + " and ".join(_condition(operand, first, values) for operand in expression.operands) + ")"
+        case Disjunction():
+            return "(" + " or ".join(_condition(operand, first, values) for operand in expression.operands) + ")"
+        case _:
+            assert_never(expression)

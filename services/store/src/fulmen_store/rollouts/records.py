@@ -6,22 +6,22 @@ import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final, Protocol
+from typing import Final
 from uuid import UUID
 
 from fulmen.errors import FulmenError
-from fulmen_store.resources.lifetimes import VersionKey
+from fulmen_store.resources.versions import VersionKey
 from fulmen_store.rollouts.transitions import FailureKind, RetryPolicy, RolloutState
 
 __all__ = [
     "NO_RUN",
     "CancelOutcome",
     "Cancelled",
+    "DeadRollout",
     "NameKind",
     "NewItem",
     "RolloutAppeared",
     "RolloutRetried",
-    "RolloutTable",
     "RolloutView",
     "RunningAttempt",
 ]
@@ -128,81 +128,9 @@ class CancelOutcome:
     cancelling: int
 
 
-class RolloutTable(Protocol):
-    """Where rollouts live."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadRollout:
+    """A rollout that failed and was not run again; its request has so many bytes."""
 
-    async def project_id(self, name: str) -> int:
-        """Returns a project's number.
-
-        Raises:
-            ProjectNotFound: if there is no such project.
-        """
-        ...
-
-    async def run_id(self, project_id: int, name: str) -> int:
-        """Returns a training run's number; a new run is recorded.
-
-        Raises:
-            ArgumentInvalid: if the name is malformed.
-        """
-        ...
-
-    async def find_run(self, project_id: int, name: str) -> int:
-        """Returns a training run's number without recording anything; `NO_RUN` if it is unknown.
-
-        Raises:
-            ArgumentInvalid: if the name is malformed.
-        """
-        ...
-
-    async def name_id(self, project_id: int, kind: NameKind, name: str) -> int:
-        """Returns the number of a name that many rollouts share; a new name is recorded."""
-        ...
-
-    async def create(self, items: Sequence[NewItem], sessions: Sequence[UUID | None]) -> set[UUID]:
-        """Creates all of them in one commit; returns their ids.
-
-        Args:
-            items: the rows.
-            sessions: for each row the runner session that gets its first lease in the same commit, or None.
-
-        Raises:
-            RolloutAppeared: if one of them exists.
-            RolloutRetried: if one is to run a dead rollout again for the first time, which was already.
-        """
-        ...
-
-    async def stored(self, rollout_ids: Sequence[UUID]) -> dict[UUID, tuple[int, bytes]]:
-        """Returns project and request of those rollouts that exist."""
-        ...
-
-    async def view(self, rollout_ids: Sequence[UUID]) -> list[RolloutView]:
-        """Returns those rollouts that exist, in the order of the ids."""
-        ...
-
-    async def live_of_run(
-        self, project_id: int, run_id: int, *, after: tuple[int, UUID], limit: int
-    ) -> list[tuple[int, UUID]]:
-        """Returns (rank, id) of rollouts of a training run that are neither final nor asked to stop, in order."""
-        ...
-
-    async def cancel(self, rollout_ids: Sequence[UUID], *, grace_s: float) -> list[Cancelled]:
-        """Cancels waiting rollouts and marks running ones, in one commit; a row that just changed is left out.
-
-        A marked one is ended when its runner reports, and by the store after `grace_s` seconds at the latest.
-        """
-        ...
-
-    async def log_request(
-        self, project_id: int, method: str, request_id: str, rollout_ids: Sequence[UUID]
-    ) -> list[UUID]:
-        """Records the ids that a request's rollouts get unless it has some; returns the recorded ones."""
-        ...
-
-    async def logged_request(self, project_id: int, method: str, request_id: str) -> list[UUID]:
-        """Returns the recorded ids of a request; none if it is not known."""
-        ...
-
-    async def forget_request(self, project_id: int, method: str, request_id: str, rollout_ids: Sequence[UUID]) -> None:
-        """Removes a request's record if it holds these ids."""
-        ...
+    rollout_id: UUID
+    size_bytes: int

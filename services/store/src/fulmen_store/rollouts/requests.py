@@ -39,9 +39,9 @@ MAX_ATTEMPTS: Final = 100
 MAX_TIMEOUT_S: Final = 24 * 3600.0
 MAX_BACKOFF_S: Final = 60.0
 MAX_TOKEN_BUDGET: Final = 10**12
-OLDEST_ID_MS: Final = 3600 * 1000
-NEWEST_ID_MS: Final = 300 * 1000
-LARGEST_MODE: Final = 3
+MAX_ID_AGE_MS: Final = 3600 * 1000
+MAX_ID_SKEW_MS: Final = 300 * 1000
+MAX_MODE: Final = 3
 
 _PROJECT: Final = re.compile(r"projects/[a-z0-9-]{1,63}")
 _TRAINING_RUN: Final = re.compile(r"trainingRuns/[A-Za-z0-9._-]{1,128}")
@@ -179,7 +179,7 @@ def _problems(rollout: NewRollout, now_ms: int | None) -> Iterator[tuple[str, st
         yield "training_run", "is not of the form trainingRuns/{id}"
     if rollout.group_id or rollout.group_size != 1:
         yield from _membership_problems(rollout)
-    if not 0 <= rollout.mode <= LARGEST_MODE:
+    if not 0 <= rollout.mode <= MAX_MODE:
         yield "mode", f"{rollout.mode} is not a known mode"
     if rollout.input_size > MAX_INPUT_BYTES:
         yield "input", f"has {rollout.input_size} bytes, at most {MAX_INPUT_BYTES} are allowed"
@@ -219,7 +219,7 @@ def _name_problems(name: str, now_ms: int | None) -> Iterator[tuple[str, str]]:
         return
     if rollout_id.version != 7 or rollout_id.variant != uuid.RFC_4122 or str(rollout_id) != name.partition("/")[2]:
         yield "name", "does not hold a UUID of version 7 in lower case"
-    elif now_ms is not None and not now_ms - OLDEST_ID_MS <= uuid7_unix_ms(rollout_id) <= now_ms + NEWEST_ID_MS:
+    elif now_ms is not None and not now_ms - MAX_ID_AGE_MS <= uuid7_unix_ms(rollout_id) <= now_ms + MAX_ID_SKEW_MS:
         yield "name", "holds a time further than 1 hour before or 5 minutes after the store's clock"
 
 

@@ -22,13 +22,13 @@ from fulmen_store.rollouts.records import (
     NameKind,
     NewItem,
     RolloutAppeared,
-    RolloutTable,
 )
 from fulmen_store.rollouts.requests import NewRollout, check_rollouts
+from fulmen_store.rollouts.table import RolloutTable
 from fulmen_store.rollouts.transitions import FINAL_STATES
 from fulmen_store.scheduling.dispatcher import Dispatcher
 from fulmen_store.scheduling.fair_queue import ReadyItem, waits_since
-from fulmen_store.scheduling.runner_streams import CancelAsked, Notice
+from fulmen_store.scheduling.runner_streams import CancelRequested, Notice
 
 __all__ = ["Rollouts"]
 
@@ -249,7 +249,7 @@ class Rollouts:
             self._finished(finished)
         self._tell(
             [
-                (one.session_id, CancelAsked(attempts=[(one.rollout_id, one.epoch)]))
+                (one.session_id, CancelRequested(attempts=[(one.rollout_id, one.epoch)]))
                 for one in done
                 if one.session_id is not None
             ]

@@ -12,6 +12,7 @@ import asyncpg
 
 from fulmen_store.database.database import Database, Transaction, columns
 from fulmen_store.projects.projects import is_project_name, unknown_project
+from fulmen_store.rollouts.feed_cursor import Cursor, Selection
 from fulmen_store.rollouts.records import (
     NO_RUN,
     Cancelled,
@@ -25,7 +26,13 @@ from fulmen_store.rollouts.records import (
 from fulmen_store.rollouts.requests import require_training_run
 from fulmen_store.rollouts.transitions import AttemptState, FailureKind, RolloutState
 
-__all__ = ["AttemptView", "PgRollouts", "view_of"]
+__all__ = [
+    "AttemptView",
+    "FeedRow",
+    "FeedTable",
+    "RolloutTable",
+    "view_of",
+]
 
 LABEL_SEPARATOR = "\x1f"
 NAMES_REMEMBERED = 10_000
@@ -50,7 +57,7 @@ class AttemptView:
     report: bytes
 
 
-class PgRollouts:
+class RolloutTable:
     """Implements `RolloutTable`, and the reads of the transport."""
 
     def __init__(self, database: Database) -> None:
@@ -261,3 +268,56 @@ def _running(row: asyncpg.Record, prefix: str) -> RunningAttempt:
         host=row[f"{prefix}host"] or "",
         started_at=row[f"{prefix}leased_at"],
     )
+
+
+class FeedTable:
+    """Implements `FeedTable`."""
+
+    def __init__(self, database: Database) -> None:
+        """Takes the database."""
+        self._database = database
+
+    async def scan(self, selection: Selection, *, after: Cursor, limit: int) -> list[FeedRow]:
+        """Returns settled rows after a cursor, in order."""
+        place = (selection.project_id, after.xid, after.rollout_id, limit)
+        if selection.group_key is not None:
+            rows = await self._database.fetch("scan_group_feed", *place, selection.group_key)
+        elif selection.run_id is None:
+            rows = await self._database.fetch("scan_project_feed", *place)
+        else:
+            rows = await self._database.fetch("scan_run_feed", *place, selection.run_id)
+        return [
+            FeedRow(
+                cursor=Cursor(xid=row["xid"], rollout_id=row["rollout_id"]),
+                group_key=row["group_key"],
+                completes=bool(row["completes"]),
+            )
+            for row in rows
+        ]
+
+    async def members(self, group_keys: Sequence[UUID]) -> dict[UUID, list[UUID]]:
+        """Returns the members of groups, by group."""
+        members: dict[UUID, list[UUID]] = {key: [] for key in group_keys}
+        for row in await self._database.fetch("group_members", list(members)):
+            members[row["group_key"]].append(row["rollout_id"])
+        return members
+
+    async def newest_transaction(self) -> int:
+        """Returns an upper bound of all transaction ids so far."""
+        row = await self._database.fetch_row("newest_transaction")
+        assert row is not None
+        return int(row[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedRow:
+    """One final rollout in feed order.
+
+    Attributes:
+        group_key: the key of its group; None if it is a group of its own.
+        completes: whether it was the last member of its group to end.
+    """
+
+    cursor: Cursor
+    group_key: UUID | None
+    completes: bool

@@ -7,128 +7,25 @@ renewal: a replica that is killed loses those of a few seconds.
 from __future__ import annotations
 
 import asyncio
-import datetime
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 from uuid import UUID
 
 from fulmen.errors import DatabaseUnavailable
-from fulmen_store.leases.leases import EndedAttempt
 from fulmen_store.periodic import Pace
-from fulmen_store.rollouts.transitions import FailureKind
+from fulmen_store.runners.table import RunnerTable, RunnerView
 
-__all__ = ["FleetChanges", "RunnerBoard", "RunnerTable", "RunnerView", "SessionNotes", "SignOfLife"]
+__all__ = [
+    "FleetChanges",
+    "FleetWatcher",
+]
 
 PAGE: Final = 500
-LOOK_INTERVAL_S: Final = 1.0
-LOOK_LIMIT_S: Final = 60.0
+POLL_INTERVAL_S: Final = 1.0
+POLL_LIMIT_S: Final = 60.0
 KEEP_ALIVE_S: Final = 15.0
-
-_NOT_COUNTED: Final = frozenset({FailureKind.CANCELLED, FailureKind.RELEASED, FailureKind.SUPERSEDED})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SignOfLife:
-    """What is written down of a session at once.
-
-    Attributes:
-        heard: whether the runner was heard, which extends the session.
-        load: what it said of its load, opaque here; None leaves what it said before.
-        ended: how many of its attempts ended since the last time.
-        failed: how many of these failed.
-    """
-
-    session_id: UUID
-    heard: bool
-    load: bytes | None = None
-    ended: int = 0
-    failed: int = 0
-
-
-@dataclass(slots=True)
-class _Note:
-    load: bytes | None = None
-    ended: int = 0
-    failed: int = 0
-
-
-class SessionNotes:
-    """What is to be written down of sessions with the next renewal."""
-
-    def __init__(self) -> None:
-        self._notes: dict[UUID, _Note] = {}
-
-    def load(self, session_id: UUID, load: bytes) -> None:
-        """Notes how busy a runner says it is."""
-        self._notes.setdefault(session_id, _Note()).load = load
-
-    def ended(self, attempts: Iterable[EndedAttempt]) -> None:
-        """Counts ended attempts; those that were given back, cancelled or superseded say nothing of the runner."""
-        for attempt in attempts:
-            if attempt.kind not in _NOT_COUNTED:
-                note = self._notes.setdefault(attempt.session_id, _Note())
-                note.ended += 1
-                note.failed += attempt.kind is not FailureKind.NONE
-
-    def take(self, heard: Iterable[UUID]) -> list[SignOfLife]:
-        """Returns what there is to write of the sessions that were heard, and of those with notes."""
-        notes, self._notes = self._notes, {}
-        alive = set(heard)
-        empty = _Note()
-        return [
-            SignOfLife(
-                session_id=session_id,
-                heard=session_id in alive,
-                load=(note := notes.get(session_id, empty)).load,
-                ended=note.ended,
-                failed=note.failed,
-            )
-            for session_id in sorted(alive | notes.keys())
-        ]
-
-    def put_back(self, signs: Iterable[SignOfLife]) -> None:
-        """Notes again what could not be written; what was said since then is newer."""
-        for sign in signs:
-            if sign.load is None and not sign.ended:
-                continue
-            note = self._notes.setdefault(sign.session_id, _Note())
-            note.load = sign.load if note.load is None else note.load
-            note.ended += sign.ended
-            note.failed += sign.failed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunnerView:
-    """A live runner session. That it was renewed is no change of it.
-
-    Attributes:
-        info: how it described itself, opaque here.
-        running: how many attempts it runs.
-        attempts: the first of them, as (rollout, epoch).
-        load: what it said last of its load, opaque here; None if it never did.
-        ended: how many of its attempts have ended.
-        failed: how many of these failed.
-    """
-
-    session_id: UUID
-    info: bytes
-    opened_at: datetime.datetime
-    lease_until: datetime.datetime = field(compare=False)
-    running: int
-    attempts: Sequence[tuple[UUID, int]]
-    load: bytes | None
-    ended: int
-    failed: int
-
-
-class RunnerTable(Protocol):
-    """Where sessions are read."""
-
-    async def page(self, *, after: UUID, limit: int, project: str | None) -> list[RunnerView]:
-        """Returns live sessions that may serve a project, oldest first, with what they run of it; None: all."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,14 +48,14 @@ class _Fleet:
     looked: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class RunnerBoard:
+class FleetWatcher:
     """Background role: looks at the fleet for all watchers of this replica, once a second while there are any."""
 
     def __init__(
         self,
         *,
         table: RunnerTable,
-        interval_s: float = LOOK_INTERVAL_S,
+        interval_s: float = POLL_INTERVAL_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Wires the role; `clock` counts seconds."""
@@ -217,7 +114,7 @@ class RunnerBoard:
 
     async def _next_look(self, fleet: _Fleet, seen: int) -> None:
         try:
-            async with asyncio.timeout(LOOK_LIMIT_S):
+            async with asyncio.timeout(POLL_LIMIT_S):
                 while fleet.looks == seen:
                     await fleet.looked.wait()
         except TimeoutError:

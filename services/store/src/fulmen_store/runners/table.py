@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from uuid import UUID
 
 import asyncpg
 
 from fulmen_store.database.database import Database
-from fulmen_store.runners.registry import RunnerView
 
-__all__ = ["PgRunners"]
+__all__ = [
+    "RunnerTable",
+    "RunnerView",
+]
 
 
-class PgRunners:
+class RunnerTable:
     """Implements `RunnerTable`, and the reads of the transport."""
 
     def __init__(self, database: Database) -> None:
@@ -41,3 +46,27 @@ def _view(row: asyncpg.Record) -> RunnerView:
         ended=row["ended_count"],
         failed=row["failed_count"],
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerView:
+    """A live runner session. That it was renewed is no change of it.
+
+    Attributes:
+        info: how it described itself, opaque here.
+        running: how many attempts it runs.
+        attempts: the first of them, as (rollout, epoch).
+        load: what it said last of its load, opaque here; None if it never did.
+        ended: how many of its attempts have ended.
+        failed: how many of these failed.
+    """
+
+    session_id: UUID
+    info: bytes
+    opened_at: datetime.datetime
+    lease_until: datetime.datetime = field(compare=False)
+    running: int
+    attempts: Sequence[tuple[UUID, int]]
+    load: bytes | None
+    ended: int
+    failed: int

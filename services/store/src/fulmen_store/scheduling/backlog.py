@@ -8,6 +8,7 @@ hint: the row decides who gets an item.
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,12 +17,14 @@ from typing import Final
 from uuid import UUID
 
 from fulmen_store.leases.leases import LeaseTable, Project
-from fulmen_store.scheduling.delayed import DelayedItems
 from fulmen_store.scheduling.fair_queue import FairQueue, Labels, ReadyItem
-from fulmen_store.scheduling.runner_streams import Seats
-from fulmen_store.scheduling.shares import OthersWork
+from fulmen_store.scheduling.runner_streams import RunnerStreams
+from fulmen_store.scheduling.shares import WorkStealer
 
-__all__ = ["Backlog"]
+__all__ = [
+    "Backlog",
+    "DelayedItems",
+]
 
 REFILL_PAGE: Final = 1000
 OLDEST_PER_RANK: Final = 100
@@ -80,7 +83,7 @@ class Backlog:
         self,
         *,
         table: LeaseTable,
-        seats: Seats,
+        streams: RunnerStreams,
         poll_interval_s: float,
         predicted_s: Callable[[int | None], float] = lambda _task_type: 0.0,
         place: Callable[[UUID], int] = lambda _key: 0,
@@ -88,13 +91,13 @@ class Backlog:
     ) -> None:
         """Wires the backlog; see `Dispatcher` for the arguments."""
         self._table = table
-        self._seats = seats
+        self._streams = streams
         self._poll_interval_s = poll_interval_s
         self._clock = clock
         self.ready = FairQueue(predicted_s=predicted_s)
         self.projects: dict[int, Project] = {}
         self._delayed = DelayedItems()
-        self._others = OthersWork(place, clock=clock)
+        self._others = WorkStealer(place, clock=clock)
         # Where others' work was seen that credit waits for.
         self._others_at: dict[int, Position] = {}
         self._readings: dict[int, _Reading] = {}
@@ -112,7 +115,7 @@ class Backlog:
         """Counts the items known to this replica, ready and delayed."""
         return len(self.ready) + len(self._delayed)
 
-    def know_project(self, project: Project) -> None:
+    def update_project(self, project: Project) -> None:
         """Learns a project's weight, quotas and rules."""
         self.projects[project.project_id] = project
         self.ready.learn(project.project_id, project.terms)
@@ -130,7 +133,7 @@ class Backlog:
             self._fresh.add(project_id)
             if not self._others.is_own(item):
                 # Credit that waits here takes others' work at once: nobody else knows of it yet.
-                spare = self._seats.open_credit() - len(self.ready) if spare is None else spare - 1
+                spare = self._streams.open_credit() - len(self.ready) if spare is None else spare - 1
                 if spare <= 0:
                     self._see_others(project_id, BEFORE_ALL)
                     continue
@@ -167,7 +170,7 @@ class Backlog:
         """Returns the seconds until something is due here: an item, others' work for credit that waits, or a poll."""
         now = self._clock()
         pause_s = self._delayed.pause_s(now, self._poll_interval_s)
-        if self._others.look_at() < now + pause_s and self._seats.open_credit():
+        if self._others.look_at() < now + pause_s and self._streams.open_credit():
             pause_s = max(0.0, self._others.look_at() - now)
         return pause_s
 
@@ -180,7 +183,7 @@ class Backlog:
         due = self.poll_is_due()
         if not (due or self._hinted or any(map(self._runs_low, self._more))):
             return
-        idle_credit = self._seats.open_credit() > 0
+        idle_credit = self._streams.open_credit() > 0
         hinted, self._hinted = self._hinted, set()
         self._told |= hinted
         for project_id in hinted:
@@ -194,7 +197,7 @@ class Backlog:
         if due and (idle_credit or not self.projects):
             projects = await self._table.projects()
             for project in projects:
-                self.know_project(project)
+                self.update_project(project)
             wanted = {project.project_id for project in projects}
         else:
             wanted = {project_id for project_id in self._more if self._runs_low(project_id)}
@@ -219,7 +222,7 @@ class Backlog:
             DatabaseUnavailable: if the table cannot be read.
         """
         found = False
-        for project_id in self._others.due() if self._seats.open_credit() else ():
+        for project_id in self._others.due() if self._streams.open_credit() else ():
             for item in await self._choose_others(project_id):
                 self.ready.push(item)
                 found = True
@@ -257,7 +260,7 @@ class Backlog:
 
     def _note_new_offers(self) -> None:
         """Reads everything again if runners wait whose like did not: they may run what was left out."""
-        offered = {(seat.labels, seat.projects) for seat in self._seats.all_open() if seat.credit > 0}
+        offered = {(stream.labels, stream.projects) for stream in self._streams.all_open() if stream.credit > 0}
         if not offered <= self._offered:
             for reading in self._readings.values():
                 reading.change()
@@ -337,14 +340,14 @@ class Backlog:
             after = _end_of(page)
         if others:
             self._others_at[project_id] = after
-        return self._others.choose(others, project_id=project_id, credit=self._seats.open_credit(), more=more)
+        return self._others.choose(others, project_id=project_id, credit=self._streams.open_credit(), more=more)
 
     def _fitting(self, project_id: int) -> Callable[[ReadyItem], bool]:
         """Returns what tells whether an item of a project fits credit that waits here."""
         able = {
-            seat.labels
-            for seat in self._seats.all_open()
-            if seat.credit > 0 and (seat.projects is None or project_id in seat.projects)
+            stream.labels
+            for stream in self._streams.all_open()
+            if stream.credit > 0 and (stream.projects is None or project_id in stream.projects)
         }
         if able and not self.ready.terms_of(project_id).rules.match_labels:
             return lambda _item: True
@@ -354,3 +357,43 @@ class Backlog:
 def _end_of(page: Sequence[tuple[ReadyItem, float]]) -> Position:
     last, _ = page[-1]
     return last.rank, last.rollout_id
+
+
+# What is due later is found in the table when its time comes.
+HORIZON_S: Final = 600.0
+
+
+class DelayedItems:
+    """Holds items until they are due."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, ReadyItem]] = []
+        self._ids: set[UUID] = set()
+
+    def __len__(self) -> int:
+        """Counts the items."""
+        return len(self._heap)
+
+    def __contains__(self, rollout_id: UUID) -> bool:
+        """Tells whether a rollout is held here."""
+        return rollout_id in self._ids
+
+    def hold(self, item: ReadyItem, *, now: float, delay_s: float) -> None:
+        """Holds an item for so many seconds; one that is held, or due far ahead, is left out."""
+        if delay_s > HORIZON_S or item.rollout_id in self._ids:
+            return
+        self._ids.add(item.rollout_id)
+        heapq.heappush(self._heap, (now + delay_s, item.rollout_id.int, item))
+
+    def due(self, now: float) -> list[ReadyItem]:
+        """Takes what is due, the earliest first."""
+        found = []
+        while self._heap and self._heap[0][0] <= now:
+            _, _, item = heapq.heappop(self._heap)
+            self._ids.discard(item.rollout_id)
+            found.append(item)
+        return found
+
+    def pause_s(self, now: float, longest_s: float) -> float:
+        """Returns the seconds until the next one is due, at most `longest_s`."""
+        return min(longest_s, max(0.0, self._heap[0][0] - now)) if self._heap else longest_s

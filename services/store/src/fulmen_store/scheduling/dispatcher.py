@@ -9,34 +9,26 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final
 from uuid import UUID
 
 from fulmen.errors import DatabaseUnavailable
 from fulmen_store.leases.leases import AttemptReport, Grant, LeaseTable, Project
+from fulmen_store.metrics import StoreMetrics
 from fulmen_store.rollouts.transitions import FailureKind
 from fulmen_store.scheduling.backlog import Backlog
 from fulmen_store.scheduling.fair_queue import Labels, ReadyItem
-from fulmen_store.scheduling.matching import Choice, match, without_runner
+from fulmen_store.scheduling.matching import Choice, match, unmatched_labels
 from fulmen_store.scheduling.quotas import RunningQuotas
-from fulmen_store.scheduling.runner_streams import Assigned, Seat, Seats
+from fulmen_store.scheduling.runner_streams import Assigned, RunnerStream, RunnerStreams
 
-__all__ = ["DispatchMeter", "Dispatcher", "released"]
+__all__ = [
+    "Dispatcher",
+    "released",
+]
 
 MAX_CLAIM_ROWS: Final = 1000
 RETRY_PAUSE_S: Final = 0.2
-
-
-class DispatchMeter(Protocol):
-    """What the dispatcher tells about its work."""
-
-    def dispatched(self, count: int, latency_s: float | None) -> None:
-        """Notes that work was handed out, and how long after its match; None: as it was created."""
-        ...
-
-    def claims_lost(self, count: int) -> None:
-        """Notes claims of rows that another replica had claimed, or that were cancelled."""
-        ...
 
 
 class Dispatcher:
@@ -46,10 +38,10 @@ class Dispatcher:
         self,
         *,
         table: LeaseTable,
-        seats: Seats,
+        streams: RunnerStreams,
         undelivered: Callable[[Sequence[AttemptReport]], None],
         poll_interval_s: float,
-        meter: DispatchMeter | None = None,
+        meter: StoreMetrics | None = None,
         predicted_s: Callable[[int | None], float] = lambda _task_type: 0.0,
         place: Callable[[UUID], int] = lambda _key: 0,
         unmatched: Callable[[frozenset[int]], None] = lambda _projects: None,
@@ -59,7 +51,7 @@ class Dispatcher:
 
         Args:
             table: where leases live.
-            seats: the runners that wait.
+            streams: the runners that wait.
             undelivered: takes the leases that no runner was told of, as RELEASED reports, to give them back.
             poll_interval_s: how often idle credit looks into the table for work of other replicas.
             meter: told about every delivery.
@@ -69,13 +61,13 @@ class Dispatcher:
             clock: monotonic seconds.
         """
         self._table = table
-        self._seats = seats
+        self._streams = streams
         self._undelivered = undelivered
         self._meter = meter
         self._clock = clock
         self._backlog = Backlog(
             table=table,
-            seats=seats,
+            streams=streams,
             poll_interval_s=poll_interval_s,
             predicted_s=predicted_s,
             place=place,
@@ -93,9 +85,9 @@ class Dispatcher:
         """Counts the items known to this replica, ready and delayed."""
         return len(self._backlog)
 
-    def know_project(self, project: Project) -> None:
+    def update_project(self, project: Project) -> None:
         """Learns a project's weight, quotas and rules."""
-        self._backlog.know_project(project)
+        self._backlog.update_project(project)
 
     def offer(self, items: Iterable[tuple[ReadyItem, float]]) -> None:
         """Adds committed work, each item with the seconds until it may run."""
@@ -103,14 +95,16 @@ class Dispatcher:
             self._settled = False
         self._wake.set()
 
-    def match_new(self, items: Iterable[ReadyItem], besides: Mapping[UUID, UUID] | None = None) -> dict[UUID, Seat]:
+    def match_new(
+        self, items: Iterable[ReadyItem], besides: Mapping[UUID, UUID] | None = None
+    ) -> dict[UUID, RunnerStream]:
         """Finds runners that wait for work that is about to be created, by rollout.
 
         Nothing is matched while other work could go first. Each match has used a credit: it must be passed on to
         `deliver_new`, `unmatch` or `doubt`. For second attempts of running rollouts, `besides` names the first one's
         session, by rollout.
         """
-        matches: dict[UUID, Seat] = {}
+        matches: dict[UUID, RunnerStream] = {}
         if not self._settled:
             return matches
         for item in items:
@@ -118,34 +112,34 @@ class Dispatcher:
             # Whether a quota leaves room is known only to the database; a second attempt needs none.
             if item.rollout_id in matches or (terms.max_running is not None and besides is None):
                 continue
-            seat = self._seats.next_for(item, terms.rules, besides=(besides or {}).get(item.rollout_id))
-            if seat is not None:
-                seat.give(item)
-                matches[item.rollout_id] = seat
+            stream = self._streams.next_for(item, terms.rules, besides=(besides or {}).get(item.rollout_id))
+            if stream is not None:
+                stream.give(item)
+                matches[item.rollout_id] = stream
         return matches
 
     def hedging_projects(self) -> list[int]:
         """Returns the projects whose attempts may be hedged, if there is credit that nothing waits for."""
-        idle = self._settled and self._seats.open_credit() > 0
+        idle = self._settled and self._streams.open_credit() > 0
         return [each.project_id for each in self._backlog.projects.values() if idle and each.terms.rules.hedging]
 
-    def deliver_new(self, matches: Mapping[UUID, Seat], grants: Iterable[Grant]) -> None:
+    def deliver_new(self, matches: Mapping[UUID, RunnerStream], grants: Iterable[Grant]) -> None:
         """Hands out the leases that were created; the credit of the other matches is given back."""
         granted = {grant.rollout_id: grant for grant in grants}
-        self._deliver([(rollout_id, seat) for rollout_id, seat in matches.items()], granted)
+        self._deliver([(rollout_id, stream) for rollout_id, stream in matches.items()], granted)
         if self._meter is not None and granted:
             self._meter.dispatched(len(granted), None)
 
-    def unmatch(self, matches: Mapping[UUID, Seat]) -> None:
+    def unmatch(self, matches: Mapping[UUID, RunnerStream]) -> None:
         """Gives the credit of matches back, of which nothing was created."""
-        for seat in matches.values():
-            seat.take_back()
+        for stream in matches.values():
+            stream.refund()
 
-    def doubt(self, matches: Mapping[UUID, Seat]) -> None:
+    def doubt(self, matches: Mapping[UUID, RunnerStream]) -> None:
         """Takes note of matches of which it is not known whether they were created; no runner is told of them."""
-        for rollout_id, seat in matches.items():
-            self._doubtful[rollout_id] = seat.session_id
-            seat.take_back()
+        for rollout_id, stream in matches.items():
+            self._doubtful[rollout_id] = stream.session_id
+            stream.refund()
         self._wake.set()
 
     def freed(self, projects: Iterable[int]) -> None:
@@ -153,9 +147,9 @@ class Dispatcher:
         if self._quotas.ended(projects):
             self._wake.set()
 
-    def add_credit(self, seat: Seat, count: int) -> None:
-        """Adds credit to a seat; work that waited for it goes before work that is new."""
-        seat.credit += count
+    def add_credit(self, stream: RunnerStream, count: int) -> None:
+        """Adds credit to a stream; work that waited for it goes before work that is new."""
+        stream.credit += count
         if len(self._ready):
             self._settled = False
             self._wake.set()
@@ -165,9 +159,9 @@ class Dispatcher:
         self._backlog.hint(projects)
         self._wake.set()
 
-    def without_runner(self, project_id: int) -> list[tuple[Labels, int]]:
+    def unmatched_labels(self, project_id: int) -> list[tuple[Labels, int]]:
         """Returns the label sets of a project's waiting items that no runner here has, and how many wait for them."""
-        return without_runner(self._ready, self._seats.all_open(), project_id)
+        return unmatched_labels(self._ready, self._streams.all_open(), project_id)
 
     async def run(self) -> None:
         """Dispatches until it is cancelled."""
@@ -214,21 +208,21 @@ class Dispatcher:
             return
 
     def _match(self) -> list[Choice]:
-        hungry = self._seats.with_credit() if len(self._ready) else []
-        return match(self._ready, hungry, limit=MAX_CLAIM_ROWS)
+        waiting_streams = self._streams.with_credit() if len(self._ready) else []
+        return match(self._ready, waiting_streams, limit=MAX_CLAIM_ROWS)
 
-    async def _claim(self, choices: list[tuple[ReadyItem, Seat]]) -> None:
+    async def _claim(self, choices: list[tuple[ReadyItem, RunnerStream]]) -> None:
         matched = self._clock()
         try:
             grants = await self._quotas.claim(choices)
         except DatabaseUnavailable:
-            for item, seat in choices:
-                self._doubtful[item.rollout_id] = seat.session_id
+            for item, stream in choices:
+                self._doubtful[item.rollout_id] = stream.session_id
                 self._ready.push(item)
-                seat.take_back()
+                stream.refund()
             raise
         self._deliver(
-            [(item.rollout_id, seat) for item, seat in choices], {grant.rollout_id: grant for grant in grants}
+            [(item.rollout_id, stream) for item, stream in choices], {grant.rollout_id: grant for grant in grants}
         )
         if self._meter is not None:
             self._meter.dispatched(len(grants), self._clock() - matched)
@@ -243,21 +237,21 @@ class Dispatcher:
         if unknown:
             self._undelivered([released(lease.rollout_id, lease.session_id, lease.epoch) for lease in unknown])
 
-    def _deliver(self, choices: Iterable[tuple[UUID, Seat]], granted: Mapping[UUID, Grant]) -> None:
-        per_seat: dict[Seat, list[Grant]] = {}
-        for rollout_id, seat in choices:
+    def _deliver(self, choices: Iterable[tuple[UUID, RunnerStream]], granted: Mapping[UUID, Grant]) -> None:
+        per_stream: dict[RunnerStream, list[Grant]] = {}
+        for rollout_id, stream in choices:
             grant = granted.get(rollout_id)
             if grant is None:
-                seat.take_back()
+                stream.refund()
             else:
-                per_seat.setdefault(seat, []).append(grant)
-        for seat, grants in per_seat.items():
-            if seat.closed:
+                per_stream.setdefault(stream, []).append(grant)
+        for stream, grants in per_stream.items():
+            if stream.closed:
                 self._undelivered([released(grant.rollout_id, grant.session_id, grant.epoch) for grant in grants])
                 continue
             for grant in grants:
-                seat.leases[grant.rollout_id] = grant.epoch
-            seat.tell(Assigned(grants=grants))
+                stream.leases[grant.rollout_id] = grant.epoch
+            stream.tell(Assigned(grants=grants))
 
     def _lose(self, choices: Sequence[Choice], granted: set[UUID]) -> None:
         """Takes note of rows that were taken by another replica, or cancelled, before they were claimed here."""

@@ -7,24 +7,22 @@ Rim and Lee, PVLDB 12(12), 2019), section 2, without collapsing: a day has 457 b
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, Protocol
+from collections.abc import Callable, Iterable
+from typing import Final
 
 from fulmen.errors import DatabaseUnavailable
 from fulmen_store.leases.leases import EndedAttempt
 from fulmen_store.periodic import Pace
 from fulmen_store.rollouts.transitions import FailureKind
+from fulmen_store.scheduling.duration_sketch import DurationSketch, bucket_of
+from fulmen_store.scheduling.table import DurationTable
 
-__all__ = ["DurationSketch", "DurationTable", "Durations", "bucket_of"]
+__all__ = [
+    "DurationTracker",
+]
 
-RELATIVE_ERROR: Final = 0.02
-GAMMA: Final = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
-SMALLEST_S: Final = 0.001
-LARGEST_BUCKET: Final = 600
 MEDIAN: Final = 0.5
 
 WRITE_INTERVAL_S: Final = 1.0
@@ -32,63 +30,7 @@ READ_INTERVAL_S: Final = 10.0
 TYPES_REMEMBERED: Final = 1000
 
 
-def bucket_of(duration_s: float) -> int:
-    """Returns the bucket of a duration: bucket i holds (1 ms * gamma^(i-1), 1 ms * gamma^i]."""
-    if duration_s <= SMALLEST_S:
-        return 0
-    return min(LARGEST_BUCKET, math.ceil(math.log(duration_s / SMALLEST_S) / math.log(GAMMA)))
-
-
-@dataclass(slots=True)
-class DurationSketch:
-    """The counts of one task type's durations by bucket."""
-
-    counts: Counter[int] = field(default_factory=Counter)
-    total: int = 0
-
-    def add(self, bucket: int, count: int = 1) -> None:
-        """Counts durations."""
-        self.counts[bucket] += count
-        self.total += count
-
-    def quantile_s(self, share: float) -> float:
-        """Returns the duration that this share of attempts did not exceed, seconds; 0 if none was measured.
-
-        It is within 2 % of the sample of rank `floor(share * (n - 1))`, for durations from 1 ms to a day and more.
-        """
-        rank = math.floor(share * (self.total - 1))
-        seen = 0
-        for bucket in sorted(self.counts):
-            seen += self.counts[bucket]
-            if seen > rank:
-                return _middle_s(bucket)
-        return 0.0
-
-    def mean_s(self) -> float:
-        """Returns the mean duration, seconds, within 2 %; 0 if none was measured."""
-        if not self.total:
-            return 0.0
-        return sum(count * _middle_s(bucket) for bucket, count in self.counts.items()) / self.total
-
-
-def _middle_s(bucket: int) -> float:
-    """Returns the point of a bucket that is as far, in proportion, from both of its bounds."""
-    return SMALLEST_S * 2 * GAMMA**bucket / (GAMMA + 1)
-
-
-class DurationTable(Protocol):
-    """Where counts of durations live."""
-
-    async def add(self, counts: Mapping[tuple[int, int], int]) -> None:
-        """Adds counts by (task type, bucket), in one commit."""
-        ...
-
-    async def read(self, task_types: Sequence[int]) -> Mapping[int, DurationSketch]:
-        """Returns what is known of task types."""
-        ...
-
-
-class Durations:
+class DurationTracker:
     """Background role: learns durations at the ends of attempts, and knows what to expect of a task type.
 
     What it knows of a type is at most some seconds old, and nothing at first: the first question makes it look.
@@ -133,11 +75,11 @@ class Durations:
         while True:
             await pace.next()
             try:
-                await self.work_once()
+                await self.run_once()
             except DatabaseUnavailable:
                 continue
 
-    async def work_once(self) -> None:
+    async def run_once(self) -> None:
         """Writes what was learned; reads what was asked for, and now and then everything that is in use."""
         if self._unwritten:
             counts, self._unwritten = self._unwritten, Counter()

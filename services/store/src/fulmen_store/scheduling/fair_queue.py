@@ -66,8 +66,8 @@ class ReadyItem:
         return (self.rollout_id.int >> UNIX_MS_SHIFT) / 1000 if self.since_s is None else self.since_s
 
     @property
-    def likeable(self) -> int:
-        """What `Seat.liking` is at most."""
+    def max_affinity(self) -> int:
+        """What `RunnerStream.affinity` is at most."""
         return 2 if self.group_key is not None else int(self.agent is not None)
 
 

@@ -15,14 +15,14 @@ from fulmen.errors import DatabaseUnavailable
 from fulmen_store.leases.leases import HedgeCandidate, LeaseTable
 from fulmen_store.periodic import Pace
 from fulmen_store.scheduling.dispatcher import Dispatcher
-from fulmen_store.scheduling.durations import DurationSketch
-from fulmen_store.scheduling.runner_streams import Seat
+from fulmen_store.scheduling.duration_sketch import DurationSketch
+from fulmen_store.scheduling.runner_streams import RunnerStream
 
 __all__ = ["Hedger"]
 
-LOOK_INTERVAL_S: Final = 1.0
+POLL_INTERVAL_S: Final = 1.0
 SHARE: Final = 0.95
-LEAST_SAMPLES: Final = 20
+MIN_SAMPLES: Final = 20
 # Looked at and started at a time; the rest has its turn a second later.
 PAGE: Final = 1000
 
@@ -40,7 +40,7 @@ class Hedger:
 
     async def run(self) -> None:
         """Hedges until it is cancelled."""
-        pace = Pace(LOOK_INTERVAL_S)
+        pace = Pace(POLL_INTERVAL_S)
         while True:
             await pace.next()
             try:
@@ -54,30 +54,30 @@ class Hedger:
         if not projects:
             return 0
         candidates = await self._table.hedgeable(projects, PAGE)
-        late = [(one, least_s) for one in candidates if one.age_s > (least_s := self._least_s(one)) > 0]
-        seats = self._dispatcher.match_new(
+        late = [(one, min_age_s) for one in candidates if one.age_s > (min_age_s := self._min_age_s(one)) > 0]
+        streams = self._dispatcher.match_new(
             [one.item for one, _ in late], {one.item.rollout_id: one.session_id for one, _ in late}
         )
-        return await self._claim(late, seats) if seats else 0
+        return await self._claim(late, streams) if streams else 0
 
-    def _least_s(self, candidate: HedgeCandidate) -> float:
+    def _min_age_s(self, candidate: HedgeCandidate) -> float:
         """Returns the age from which an attempt is hedged, seconds; 0 if that is not known."""
         task_type = candidate.item.task_type
         sketch = self._sketch(task_type) if task_type is not None else None
-        if sketch is None or sketch.total < LEAST_SAMPLES:
+        if sketch is None or sketch.total < MIN_SAMPLES:
             return 0.0
         return sketch.quantile_s(SHARE)
 
-    async def _claim(self, late: Sequence[tuple[HedgeCandidate, float]], seats: dict[UUID, Seat]) -> int:
+    async def _claim(self, late: Sequence[tuple[HedgeCandidate, float]], streams: dict[UUID, RunnerStream]) -> int:
         choices = [
-            (one.item.rollout_id, seats[one.item.rollout_id].session_id, least_s)
-            for one, least_s in late
-            if one.item.rollout_id in seats
+            (one.item.rollout_id, streams[one.item.rollout_id].session_id, min_age_s)
+            for one, min_age_s in late
+            if one.item.rollout_id in streams
         ]
         try:
             grants = await self._table.claim_hedges(choices)
         except DatabaseUnavailable:
-            self._dispatcher.doubt(seats)
+            self._dispatcher.doubt(streams)
             raise
-        self._dispatcher.deliver_new(seats, grants)
+        self._dispatcher.deliver_new(streams, grants)
         return len(grants)

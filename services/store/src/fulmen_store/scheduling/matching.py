@@ -1,7 +1,7 @@
 """Which runner gets which item: items keep their order, runners their turns; affinity only breaks ties.
 
-A round gives every seat at most one item. Within a round, an item goes to a seat that ran its group or its agent's
-version last, if one still waits for its turn; otherwise to the seat whose turn it is.
+A round gives every stream at most one item. Within a round, an item goes to a stream that ran its group or its agent's
+version last, if one still waits for its turn; otherwise to the stream whose turn it is.
 """
 
 from __future__ import annotations
@@ -10,32 +10,32 @@ from collections.abc import Iterable, Sequence
 from uuid import UUID
 
 from fulmen_store.scheduling.fair_queue import FairQueue, Labels, ReadyItem
-from fulmen_store.scheduling.runner_streams import Seat
+from fulmen_store.scheduling.runner_streams import RunnerStream
 
-__all__ = ["Choice", "match", "without_runner"]
+__all__ = ["Choice", "match", "unmatched_labels"]
 
-Choice = tuple[ReadyItem, Seat]
+Choice = tuple[ReadyItem, RunnerStream]
 
 
-def match(ready: FairQueue, hungry: Sequence[Seat], *, limit: int) -> list[Choice]:
-    """Takes items from the queue and credit from the seats until either is used up.
+def match(ready: FairQueue, waiting_streams: Sequence[RunnerStream], *, limit: int) -> list[Choice]:
+    """Takes items from the queue and credit from the streams until either is used up.
 
     Args:
         ready: the waiting items.
-        hungry: seats with credit, in turn order.
+        waiting_streams: streams with credit, in turn order.
         limit: at most so many choices.
     """
     choices: list[Choice] = []
-    while hungry and len(choices) < limit:
-        hungry = _round(ready, hungry, limit, choices)
+    while waiting_streams and len(choices) < limit:
+        waiting_streams = _round(ready, waiting_streams, limit, choices)
     return choices
 
 
-def without_runner(ready: FairQueue, seats: Iterable[Seat], project_id: int) -> list[tuple[Labels, int]]:
-    """Returns the label sets of a project's waiting items that no seat has, and how many items wait for them."""
+def unmatched_labels(ready: FairQueue, streams: Iterable[RunnerStream], project_id: int) -> list[tuple[Labels, int]]:
+    """Returns the label sets of a project's waiting items that no stream has, and how many items wait for them."""
     if not ready.terms_of(project_id).rules.match_labels:
         return []
-    offers = {seat.labels for seat in seats if seat.projects is None or project_id in seat.projects}
+    offers = {stream.labels for stream in streams if stream.projects is None or project_id in stream.projects}
     return [
         (labels, count)
         for labels, count in ready.count_by_labels(project_id).items()
@@ -43,54 +43,58 @@ def without_runner(ready: FairQueue, seats: Iterable[Seat], project_id: int) -> 
     ]
 
 
-def _round(ready: FairQueue, hungry: Sequence[Seat], limit: int, choices: list[Choice]) -> list[Seat]:
-    """Gives each seat one item at most; returns those that take more."""
-    waiting = dict.fromkeys(hungry)
-    still_hungry: list[Seat] = []
+def _round(
+    ready: FairQueue, waiting_streams: Sequence[RunnerStream], limit: int, choices: list[Choice]
+) -> list[RunnerStream]:
+    """Gives each stream one item at most; returns those that take more."""
+    waiting = dict.fromkeys(waiting_streams)
+    still_waiting: list[RunnerStream] = []
     index: _LastRuns | None = None
-    for seat in hungry:
-        while seat in waiting and len(choices) < limit:
-            item = ready.pop(seat.labels, seat.projects)
+    for stream in waiting_streams:
+        while stream in waiting and len(choices) < limit:
+            item = ready.pop(stream.labels, stream.projects)
             if item is None:
-                del waiting[seat]
+                del waiting[stream]
                 break
-            taker = seat
+            taker = stream
             if len(waiting) > 1 and (item.group_key is not None or item.agent is not None):
                 if index is None:
-                    index = _LastRuns(hungry)
-                taker = index.preferred(item, seat, waiting, ready) or seat
+                    index = _LastRuns(waiting_streams)
+                taker = index.preferred(item, stream, waiting, ready) or stream
             taker.give(item)
             choices.append((item, taker))
             del waiting[taker]
             if taker.credit > 0:
-                still_hungry.append(taker)
-    return still_hungry
+                still_waiting.append(taker)
+    return still_waiting
 
 
 class _LastRuns:
-    """Seats by what they ran last."""
+    """RunnerStreams by what they ran last."""
 
-    def __init__(self, seats: Iterable[Seat]) -> None:
-        self._groups: dict[UUID, list[Seat]] = {}
-        self._agents: dict[int, list[Seat]] = {}
-        for seat in seats:
-            if seat.last_group is not None:
-                self._groups.setdefault(seat.last_group, []).append(seat)
-            if seat.last_agent is not None:
-                self._agents.setdefault(seat.last_agent, []).append(seat)
+    def __init__(self, streams: Iterable[RunnerStream]) -> None:
+        self._groups: dict[UUID, list[RunnerStream]] = {}
+        self._agents: dict[int, list[RunnerStream]] = {}
+        for stream in streams:
+            if stream.last_group is not None:
+                self._groups.setdefault(stream.last_group, []).append(stream)
+            if stream.last_agent is not None:
+                self._agents.setdefault(stream.last_agent, []).append(stream)
 
-    def preferred(self, item: ReadyItem, seat: Seat, waiting: dict[Seat, None], ready: FairQueue) -> Seat | None:
-        """Returns the seat that goes before the one whose turn it is; None if that one is as good."""
+    def preferred(
+        self, item: ReadyItem, stream: RunnerStream, waiting: dict[RunnerStream, None], ready: FairQueue
+    ) -> RunnerStream | None:
+        """Returns the stream that goes before the one whose turn it is; None if that one is as good."""
         rules = ready.terms_of(item.project_id).rules
         if not rules.affinity:
             return None
-        for own, key, seats in (
-            (seat.last_group, item.group_key, self._groups.get(item.group_key, ()) if item.group_key else ()),
-            (seat.last_agent, item.agent, self._agents.get(item.agent, ()) if item.agent else ()),
+        for own, key, streams in (
+            (stream.last_group, item.group_key, self._groups.get(item.group_key, ()) if item.group_key else ()),
+            (stream.last_agent, item.agent, self._agents.get(item.agent, ()) if item.agent else ()),
         ):
             if key is not None and own == key:
                 return None
-            for other in seats:
+            for other in streams:
                 if other in waiting and other.qualifies(item, match_labels=rules.match_labels):
                     return other
         return None

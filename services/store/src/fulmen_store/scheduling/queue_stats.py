@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from fulmen_store.scheduling.rules import QueueTerms
+from fulmen_store.scheduling.table import QueueStats
 
-__all__ = ["PriorityCount", "QueueStats", "StatsCache", "TaskTypeDurations"]
+__all__ = [
+    "StatsCache",
+]
 
 # Below this a count costs nothing that matters and is made for every question.
 CHEAP_S: Final = 0.05
@@ -18,43 +20,6 @@ TTL_PER_COST: Final = 20.0
 ANSWERS_REMEMBERED: Final = 1000
 
 Scope = tuple[int, int | None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PriorityCount:
-    """The live rollouts of one priority; `oldest_age_s` is that of the oldest that may run now."""
-
-    priority: int
-    queued: int
-    running: int
-    delayed: int
-    oldest_age_s: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskTypeDurations:
-    """What is known of the durations of one task type's successful attempts, seconds."""
-
-    task_type: str
-    samples: int
-    p50_s: float
-    p95_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueStats:
-    """How full a queue is, and by which terms it is served.
-
-    Attributes:
-        priorities: highest first.
-        task_types: most frequent first.
-        runners: live runner sessions.
-    """
-
-    priorities: Sequence[PriorityCount]
-    task_types: Sequence[TaskTypeDurations]
-    terms: QueueTerms
-    runners: int
 
 
 @dataclass(slots=True)

@@ -19,8 +19,12 @@ from fulmen.errors import QuotaExceeded
 from fulmen_store.leases.leases import Grant, LeaseTable
 from fulmen_store.scheduling.fair_queue import FairQueue
 from fulmen_store.scheduling.matching import Choice
+from fulmen_store.scheduling.table import QueueCount
 
-__all__ = ["QueueCount", "QueueQuotas", "RunningQuotas"]
+__all__ = [
+    "QueueQuotas",
+    "RunningQuotas",
+]
 
 COUNT_TTL_S: Final = 1.0
 # A refusal is based on a count that is younger, so that a producer goes on soon after its queue has room.
@@ -53,7 +57,9 @@ class RunningQuotas:
                 free.append(choice)
             else:
                 limited.setdefault(project_id, []).append(choice)
-        grants = await self._table.claim([(item.rollout_id, seat.session_id) for item, seat in free]) if free else []
+        grants = (
+            await self._table.claim([(item.rollout_id, stream.session_id) for item, stream in free]) if free else []
+        )
         for project_id, wanted in limited.items():
             tried, granted, room = await self._claim_within(project_id, wanted)
             grants += granted
@@ -63,7 +69,7 @@ class RunningQuotas:
         return grants
 
     async def _claim_within(self, project_id: int, wanted: Sequence[Choice]) -> tuple[int, list[Grant], int]:
-        pairs = [(item.rollout_id, seat.session_id) for item, seat in wanted]
+        pairs = [(item.rollout_id, stream.session_id) for item, stream in wanted]
         claim = await self._table.claim_within(project_id, pairs)
         return claim.tried, claim.grants, claim.room
 
@@ -76,19 +82,11 @@ class RunningQuotas:
         self._ready.allow_at_least(PROBE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueCount:
-    """A project's limit of waiting rollouts, None for none, and how many wait; 0 if there is no limit."""
-
-    max_queued: int | None
-    queued: int
-
-
 @dataclass(slots=True)
 class _Known:
     """The last count, and what this replica admitted since."""
 
-    count: QueueCount = QueueCount(max_queued=None, queued=0)
+    count: QueueCount = field(default_factory=lambda: QueueCount(max_queued=None, queued=0))
     added: int = 0
     stale_at: float = -math.inf
     doubtful_at: float = -math.inf

@@ -1,6 +1,6 @@
 """Where runners sit while they wait for work: their credit, and what is to be told to them.
 
-Invariant: a seat is never given more assignments than it has granted credits, so its outbox is bounded.
+Invariant: a stream is never given more assignments than it has granted credits, so its outbox is bounded.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ __all__ = [
     "Acknowledged",
     "Acknowledgement",
     "Assigned",
-    "CancelAsked",
+    "CancelRequested",
     "Drained",
     "LeasesLost",
     "Notice",
     "Outbox",
     "RunnerDone",
-    "Seat",
-    "SeatClosed",
-    "Seats",
+    "RunnerStream",
+    "RunnerStreams",
+    "StreamClosed",
 ]
 
 MAX_CREDIT: Final = 10_000
-# How many seats are looked at for one that ran the like of a new item last.
-AFFINITY_LOOK: Final = 16
+# How many streams are looked at for one that ran the like of a new item last.
+AFFINITY_WINDOW: Final = 16
 MAX_MERGED: Final = 16
 
 
@@ -46,7 +46,7 @@ class Assigned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CancelAsked:
+class CancelRequested:
     """Attempts, as (rollout, epoch), that the runner is asked to stop."""
 
     attempts: Sequence[tuple[UUID, int]]
@@ -65,7 +65,7 @@ class Drained:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeatClosed:
+class StreamClosed:
     """The session is over, or its stream was opened elsewhere."""
 
 
@@ -94,7 +94,7 @@ class RunnerDone:
 
 
 _NoticeT = TypeVar("_NoticeT", Assigned, Acknowledged)
-Notice = Acknowledged | RunnerDone | Assigned | CancelAsked | LeasesLost | Drained | SeatClosed
+Notice = Acknowledged | RunnerDone | Assigned | CancelRequested | LeasesLost | Drained | StreamClosed
 
 
 class Outbox:
@@ -135,7 +135,7 @@ class Outbox:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Seat:
+class RunnerStream:
     """One runner session's place at this replica.
 
     Attributes:
@@ -169,12 +169,12 @@ class Seat:
         self.credit -= 1
         self.last_group, self.last_agent = item.group_key, item.agent
 
-    def take_back(self) -> None:
+    def refund(self) -> None:
         """Gives a credit back that came to nothing."""
         if not self.closed:
             self.credit += 1
 
-    def liking(self, item: ReadyItem) -> int:
+    def affinity(self, item: ReadyItem) -> int:
         """Returns 2 if it was given an item of the same group last, 1 if one of the same agent version, else 0."""
         if item.group_key is not None and item.group_key == self.last_group:
             return 2
@@ -185,74 +185,74 @@ class Seat:
         self.outbox.put(notice)
 
 
-class Seats:
-    """All seats of this replica, by session, and the turn order in which they are served."""
+class RunnerStreams:
+    """All streams of this replica, by session, and the turn order in which they are served."""
 
     def __init__(self) -> None:
-        self._seats: dict[UUID, Seat] = {}
-        self._turns: deque[Seat] = deque()
-        self._heard: set[UUID] = set()
+        self._streams: dict[UUID, RunnerStream] = {}
+        self._turns: deque[RunnerStream] = deque()
+        self._active: set[UUID] = set()
 
     def __len__(self) -> int:
-        """Counts the open seats."""
-        return len(self._seats)
+        """Counts the open streams."""
+        return len(self._streams)
 
-    def take(self, seat: Seat) -> None:
-        """Opens a seat; an older seat of the same session is closed."""
-        older = self._seats.get(seat.session_id)
+    def take(self, stream: RunnerStream) -> None:
+        """Opens a stream; an older stream of the same session is closed."""
+        older = self._streams.get(stream.session_id)
         if older is not None:
             self.leave(older)
-            older.tell(SeatClosed())
-        self._seats[seat.session_id] = seat
-        self._turns.append(seat)
+            older.tell(StreamClosed())
+        self._streams[stream.session_id] = stream
+        self._turns.append(stream)
 
-    def leave(self, seat: Seat) -> None:
-        """Closes a seat; its credit is void."""
-        seat.closed = True
-        seat.credit = 0
-        if self._seats.get(seat.session_id) is seat:
-            del self._seats[seat.session_id]
+    def leave(self, stream: RunnerStream) -> None:
+        """Closes a stream; its credit is void."""
+        stream.closed = True
+        stream.credit = 0
+        if self._streams.get(stream.session_id) is stream:
+            del self._streams[stream.session_id]
 
-    def find(self, session_id: UUID) -> Seat | None:
-        """Returns the open seat of a session."""
-        return self._seats.get(session_id)
+    def find(self, session_id: UUID) -> RunnerStream | None:
+        """Returns the open stream of a session."""
+        return self._streams.get(session_id)
 
-    def with_credit(self) -> list[Seat]:
-        """Returns the seats that take work, in turn order, and moves the turn on by one."""
+    def with_credit(self) -> list[RunnerStream]:
+        """Returns the streams that take work, in turn order, and moves the turn on by one."""
         while self._turns and self._turns[0].closed:
             self._turns.popleft()
-        if len(self._turns) > 2 * len(self._seats) + 16:
-            self._turns = deque(seat for seat in self._turns if not seat.closed)
-        waiting = [seat for seat in self._turns if seat.credit > 0]
+        if len(self._turns) > 2 * len(self._streams) + 16:
+            self._turns = deque(stream for stream in self._turns if not stream.closed)
+        waiting = [stream for stream in self._turns if stream.credit > 0]
         self._turns.rotate(-1)
         return waiting
 
     def next_for(
         self, item: ReadyItem, rules: QueueRules = DEFAULT_RULES, *, besides: UUID | None = None
-    ) -> Seat | None:
-        """Returns the seat that gets an item, of those that take work and qualify.
+    ) -> RunnerStream | None:
+        """Returns the stream that gets an item, of those that take work and qualify.
 
         It is the one whose turn it is, unless one of those behind it ran the item's group, or its agent, last; never
         that of the session `besides`.
         """
-        passed: list[Seat] = []
-        found, liking = None, -1
+        passed: list[RunnerStream] = []
+        found, affinity = None, -1
         for _ in range(len(self._turns)):
-            seat = self._turns.popleft()
-            if seat.closed:
+            stream = self._turns.popleft()
+            if stream.closed:
                 continue
-            able = seat.credit > 0 and seat.session_id != besides
-            if not able or not seat.qualifies(item, match_labels=rules.match_labels):
-                self._turns.append(seat)
+            able = stream.credit > 0 and stream.session_id != besides
+            if not able or not stream.qualifies(item, match_labels=rules.match_labels):
+                self._turns.append(stream)
                 continue
-            passed.append(seat)
-            own = seat.liking(item)
-            if own > liking:
-                found, liking = seat, own
-            if not rules.affinity or liking >= item.likeable or len(passed) >= AFFINITY_LOOK:
+            passed.append(stream)
+            own = stream.affinity(item)
+            if own > affinity:
+                found, affinity = stream, own
+            if not rules.affinity or affinity >= item.max_affinity or len(passed) >= AFFINITY_WINDOW:
                 break
         # Who was passed over keeps its turn.
-        self._turns.extendleft(seat for seat in reversed(passed) if seat is not found)
+        self._turns.extendleft(stream for stream in reversed(passed) if stream is not found)
         if found is not None:
             self._turns.append(found)
         return found
@@ -260,33 +260,33 @@ class Seats:
     def open_credit(self, project_id: int | None = None) -> int:
         """Sums the unused credit, or that which may be used for one project."""
         return sum(
-            seat.credit
-            for seat in self._seats.values()
-            if project_id is None or seat.projects is None or project_id in seat.projects
+            stream.credit
+            for stream in self._streams.values()
+            if project_id is None or stream.projects is None or project_id in stream.projects
         )
 
-    def heard(self, session_id: UUID) -> None:
+    def mark_active(self, session_id: UUID) -> None:
         """Notes a sign of life; the renewer writes it down."""
-        self._heard.add(session_id)
+        self._active.add(session_id)
 
-    def take_heard(self) -> set[UUID]:
-        """Returns the sessions heard since the last call."""
-        heard, self._heard = self._heard, set()
-        return heard
+    def drain_active(self) -> set[UUID]:
+        """Returns the sessions mark_active since the last call."""
+        mark_active, self._active = self._active, set()
+        return mark_active
 
-    def tell_each(self, notices: Iterable[tuple[UUID, Notice]]) -> None:
+    def send_each(self, notices: Iterable[tuple[UUID, Notice]]) -> None:
         """Passes notices on to those sessions that sit here."""
         for session_id, notice in notices:
-            seat = self._seats.get(session_id)
-            if seat is not None:
-                seat.tell(notice)
+            stream = self._streams.get(session_id)
+            if stream is not None:
+                stream.tell(notice)
 
     def lease_over(self, session_id: UUID, rollout_id: UUID) -> None:
         """Forgets a lease that has ended."""
-        seat = self._seats.get(session_id)
-        if seat is not None:
-            seat.leases.pop(rollout_id, None)
+        stream = self._streams.get(session_id)
+        if stream is not None:
+            stream.leases.pop(rollout_id, None)
 
-    def all_open(self) -> list[Seat]:
-        """Returns every open seat."""
-        return list(self._seats.values())
+    def all_open(self) -> list[RunnerStream]:
+        """Returns every open stream."""
+        return list(self._streams.values())

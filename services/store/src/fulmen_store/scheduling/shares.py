@@ -15,7 +15,7 @@ from uuid import UUID
 from fulmen.ids import uuid7_unix_ms
 from fulmen_store.scheduling.fair_queue import ReadyItem
 
-__all__ = ["OthersWork"]
+__all__ = ["WorkStealer"]
 
 # About as long as the preferred replica needs to hear, look and claim.
 STEAL_DELAY_S: Final = 0.004
@@ -24,7 +24,7 @@ STEAL_BATCH: Final = 200
 LAG_LIMIT_MS: Final = 5_000
 
 
-class OthersWork:
+class WorkStealer:
     """Knows in which projects work of others waits, and chooses what to take of it."""
 
     def __init__(self, place: Callable[[UUID], int], *, clock: Callable[[], float]) -> None:

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import asyncpg
 
 from fulmen_store.database.database import Database, columns
-from fulmen_store.runners.fleet_demand import WaitingWork
-from fulmen_store.scheduling.durations import DurationSketch
-from fulmen_store.scheduling.queue_stats import PriorityCount, QueueStats, TaskTypeDurations
-from fulmen_store.scheduling.quotas import QueueCount
+from fulmen_store.runners.demand import WaitingWork
+from fulmen_store.scheduling.duration_sketch import DurationSketch
 from fulmen_store.scheduling.rules import QueueTerms
 from fulmen_store.scheduling.rules_codec import decode_rules
 
-__all__ = ["PgDemand", "PgDurations", "PgQueueStats", "terms_of"]
+__all__ = [
+    "DemandTable",
+    "DurationTable",
+    "PriorityCount",
+    "QueueCount",
+    "QueueStats",
+    "QueueStatsTable",
+    "TaskTypeDurations",
+    "terms_of",
+]
 
 # A project may have very many task types: of the newest so many, the most frequent are shown.
 TASK_TYPES_CONSIDERED: Final = 1000
 TASK_TYPES_SHOWN: Final = 100
 
 
-class PgQueueStats:
+class QueueStatsTable:
     """Counts queues."""
 
     def __init__(self, database: Database) -> None:
@@ -59,7 +67,7 @@ class PgQueueStats:
         )
 
 
-class PgDemand:
+class DemandTable:
     """Implements `DemandTable`."""
 
     def __init__(self, database: Database) -> None:
@@ -82,7 +90,7 @@ class PgDemand:
         ]
 
 
-class PgDurations:
+class DurationTable:
     """Implements `DurationTable`."""
 
     def __init__(self, database: Database) -> None:
@@ -119,3 +127,48 @@ def _durations(row: asyncpg.Record) -> TaskTypeDurations:
     return TaskTypeDurations(
         task_type=row["name"], samples=row["total"], p50_s=sketch.quantile_s(0.5), p95_s=sketch.quantile_s(0.95)
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriorityCount:
+    """The live rollouts of one priority; `oldest_age_s` is that of the oldest that may run now."""
+
+    priority: int
+    queued: int
+    running: int
+    delayed: int
+    oldest_age_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskTypeDurations:
+    """What is known of the durations of one task type's successful attempts, seconds."""
+
+    task_type: str
+    samples: int
+    p50_s: float
+    p95_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueStats:
+    """How full a queue is, and by which terms it is served.
+
+    Attributes:
+        priorities: highest first.
+        task_types: most frequent first.
+        runners: live runner sessions.
+    """
+
+    priorities: Sequence[PriorityCount]
+    task_types: Sequence[TaskTypeDurations]
+    terms: QueueTerms
+    runners: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueCount:
+    """A project's limit of waiting rollouts, None for none, and how many wait; 0 if there is no limit."""
+
+    max_queued: int | None
+    queued: int

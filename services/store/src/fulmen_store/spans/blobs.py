@@ -23,7 +23,7 @@ from fulmen_store.spans.blob_refs import BlobRef
 
 __all__ = ["BlobStorage", "Blobs", "FolderStorage", "open_storage"]
 
-AT_ONCE: Final = 16
+MAX_CONCURRENT: Final = 16
 CALL_LIMIT_S: Final = 30.0
 
 
@@ -53,8 +53,8 @@ class Blobs:
     def __init__(self, storage: BlobStorage) -> None:
         """Takes the storage."""
         self._storage = storage
-        self._writing = asyncio.Semaphore(AT_ONCE)
-        self._reading = asyncio.Semaphore(AT_ONCE)
+        self._writing = asyncio.Semaphore(MAX_CONCURRENT)
+        self._reading = asyncio.Semaphore(MAX_CONCURRENT)
 
     async def put(self, content: bytes, *, folder: str) -> BlobRef:
         """Stores content durably under its digest; repeats change nothing.

@@ -9,100 +9,23 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final
 from uuid import UUID
 
 from fulmen_store.database.group_commit import GroupCommitter
-from fulmen_store.spans.blob_refs import BlobRef, span_folder
+from fulmen_store.spans.blob_refs import span_folder
+from fulmen_store.spans.blobs import Blobs
+from fulmen_store.spans.chunks import CODEC_ZSTD, MAX_TIME_NS, Chunk, LooseSpans, NewChunk, _groups
+from fulmen_store.spans.table import SpanTable
 
 __all__ = [
-    "BYTES_PER_CHUNK",
-    "SPANS_PER_CHUNK",
-    "BlobWriter",
-    "Chunk",
-    "LooseSpans",
-    "NewChunk",
-    "SpanTable",
     "Spans",
-    "chunk_problem",
 ]
 
-MAX_SPANS: Final = 4096
-MAX_PAYLOAD_BYTES: Final = 2 * 1024 * 1024
-CODECS: Final = frozenset({1, 2})
-CODEC_ZSTD: Final = 2
-SPANS_PER_CHUNK: Final = 512
-# Uncompressed, so that even incompressible spans stay below the limit of a payload.
-BYTES_PER_CHUNK: Final = MAX_PAYLOAD_BYTES // 2
 # Compressed faster than a thread is handed the work.
-PACKED_AT_ONCE_BYTES: Final = 32 * 1024
-MAX_TIME_NS: Final = 2**63 - 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
-    """A batch of spans of one attempt.
-
-    Attributes:
-        codec: the number of a `fulmen.store.v1.SpanCodec`.
-        start_ns: Unix time of the earliest start, nanoseconds.
-        end_ns: Unix time of the latest end, nanoseconds.
-        payload: a compressed `SpanBatch`, opaque here; empty while it lies in a blob.
-        blob: where the payload lies if it is not in the row.
-    """
-
-    rollout_id: UUID
-    attempt: int
-    chunk_id: UUID
-    span_count: int
-    codec: int
-    start_ns: int
-    end_ns: int
-    payload: bytes
-    blob: BlobRef | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewChunk:
-    """A chunk to store; refused unless its rollout exists, in the writer's project if the writer is bound to one."""
-
-    chunk: Chunk
-    project_id: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LooseSpans:
-    """Spans of one attempt that came by themselves, to be packed with whatever else of the attempt comes now.
-
-    Attributes:
-        raw: a serialised `SpanBatch`, not compressed; two of them joined are one.
-    """
-
-    rollout_id: UUID
-    attempt: int
-    span_count: int
-    start_ns: int
-    end_ns: int
-    raw: bytes = field(repr=False)
-    project_id: int | None
-
-
-class SpanTable(Protocol):
-    """Where chunks live."""
-
-    async def append(self, chunks: Sequence[NewChunk]) -> set[int]:
-        """Stores chunks in one commit; returns the positions of those whose rollout is not there."""
-        ...
-
-
-class BlobWriter(Protocol):
-    """Where large payloads go."""
-
-    async def put(self, content: bytes, *, folder: str) -> BlobRef:
-        """Stores content durably under its digest; repeats change nothing."""
-        ...
+INLINE_PACK_BYTES: Final = 32 * 1024
 
 
 class Spans:
@@ -113,7 +36,7 @@ class Spans:
         *,
         table: SpanTable,
         compress: Callable[[bytes], bytes],
-        blobs: BlobWriter | None = None,
+        blobs: Blobs | None = None,
         blob_min_bytes: int = 0,
         observe_batch: Callable[[str, int], None] = lambda _name, _rows: None,
         stored: Callable[[Sequence[Chunk], int], None] | None = None,
@@ -173,7 +96,7 @@ class Spans:
 
     async def _pack_and_append(self, spans: Sequence[LooseSpans]) -> list[bool]:
         groups = list(_groups(spans))
-        if sum(len(part.raw) for part in spans) <= PACKED_AT_ONCE_BYTES:
+        if sum(len(part.raw) for part in spans) <= INLINE_PACK_BYTES:
             chunks = [self._packed([spans[position] for position in group]) for group in groups]
         else:
             chunks = await asyncio.to_thread(
@@ -204,38 +127,9 @@ class Spans:
         )
         return NewChunk(chunk=chunk, project_id=first.project_id)
 
-    async def _offloaded(self, new: NewChunk, blobs: BlobWriter) -> NewChunk:
+    async def _offloaded(self, new: NewChunk, blobs: Blobs) -> NewChunk:
         chunk = new.chunk
         if len(chunk.payload) < self._blob_min_bytes:
             return new
         blob = await blobs.put(chunk.payload, folder=span_folder(chunk.rollout_id))
         return NewChunk(chunk=replace(chunk, payload=b"", blob=blob), project_id=new.project_id)
-
-
-def _groups(spans: Sequence[LooseSpans]) -> Iterator[list[int]]:
-    """Groups the positions of spans that go into one chunk."""
-    waiting: dict[tuple[UUID, int, int | None], list[int]] = {}
-    for position, part in enumerate(spans):
-        waiting.setdefault((part.rollout_id, part.attempt, part.project_id), []).append(position)
-    for positions in waiting.values():
-        group: list[int] = []
-        count = size_bytes = 0
-        for position in positions:
-            part = spans[position]
-            count, size_bytes = count + part.span_count, size_bytes + len(part.raw)
-            if group and (count > SPANS_PER_CHUNK or size_bytes > BYTES_PER_CHUNK):
-                yield group
-                group, count, size_bytes = [], part.span_count, len(part.raw)
-            group.append(position)
-        yield group
-
-
-def chunk_problem(*, span_count: int, codec: int, payload_size: int) -> str:
-    """Returns what is wrong with a chunk, for a person; empty if nothing is."""
-    if not 1 <= span_count <= MAX_SPANS:
-        return f"span_count is {span_count}, allowed are 1 to {MAX_SPANS}"
-    if codec not in CODECS:
-        return f"codec {codec} is not known"
-    if not 0 < payload_size <= MAX_PAYLOAD_BYTES:
-        return f"payload has {payload_size} bytes, allowed are 1 to {MAX_PAYLOAD_BYTES}"
-    return ""

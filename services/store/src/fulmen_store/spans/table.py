@@ -14,9 +14,9 @@ from fulmen.errors import BlobMissing
 from fulmen_store.database.database import Database, columns
 from fulmen_store.spans.blob_refs import BlobRef, span_folder
 from fulmen_store.spans.blobs import Blobs
-from fulmen_store.spans.spans import Chunk, NewChunk
+from fulmen_store.spans.chunks import Chunk, NewChunk
 
-__all__ = ["ChunkHead", "PgSpans"]
+__all__ = ["ChunkHead", "SpanTable"]
 
 # How much of stored payloads one reader holds at once.
 READ_BYTES: Final = 4 * 1024 * 1024
@@ -36,7 +36,7 @@ class ChunkHead:
     size_bytes: int
 
 
-class PgSpans:
+class SpanTable:
     """Implements `SpanTable`, and the reads of the transport."""
 
     def __init__(self, database: Database, *, blobs: Blobs | None = None) -> None:

@@ -13,15 +13,15 @@ from fulmen.store.v1 import runner_registry_service_pb2 as pb
 from fulmen_service_kit.auth import current_caller
 from fulmen_service_kit.tokens import Caller
 from fulmen_store.malformed import malformed
-from fulmen_store.runners.fleet_demand import Demand, DemandQuery
+from fulmen_store.runners.demand import Demand, DemandQuery
 from fulmen_store.transport.access import require_range
 
 __all__ = ["checked_query", "demand_message", "demand_project", "demand_query"]
 
 DAY_S: Final = 86_400.0
-SHORTEST_S: Final = 0.001
-MOST_SLOTS: Final = 10_000
-MOST_RUNNERS: Final = 10_000
+MIN_DURATION_S: Final = 0.001
+MAX_SLOTS: Final = 10_000
+MAX_RUNNERS: Final = 10_000
 MAX_LABELS: Final = 64
 MAX_NAME: Final = 128
 DEFAULTS: Final = DemandQuery()
@@ -59,11 +59,11 @@ def checked_query(
     slots = DEFAULTS.slots_per_runner if slots_per_runner is None else slots_per_runner
     duration_s = DEFAULTS.default_duration_s if default_duration_s is None else default_duration_s
     require_range(names[0], drain_s, 1, DAY_S)
-    require_range(names[1], slots, 1, MOST_SLOTS)
-    require_range(names[2], duration_s, SHORTEST_S, DAY_S)
+    require_range(names[1], slots, 1, MAX_SLOTS)
+    require_range(names[2], duration_s, MIN_DURATION_S, DAY_S)
     require_range("labels", len(labels), 0, MAX_LABELS)
-    require_range("min_runners", min_runners, 0, MOST_RUNNERS)
-    require_range("max_runners", max_runners, 1, MOST_RUNNERS)
+    require_range("min_runners", min_runners, 0, MAX_RUNNERS)
+    require_range("max_runners", max_runners, 1, MAX_RUNNERS)
     if min_runners > max_runners:
         raise malformed("min_runners", "is greater than max_runners")
     if slots != int(slots):
@@ -94,7 +94,7 @@ def demand_query(request: pb.GetFleetDemandRequest) -> DemandQuery:
         default_duration_s=_seconds(request.default_duration) if request.HasField("default_duration") else None,
         names=("target_drain", "slots_per_runner", "default_duration"),
         min_runners=request.min_runners,
-        max_runners=request.max_runners or MOST_RUNNERS,
+        max_runners=request.max_runners or MAX_RUNNERS,
     )
 
 

@@ -7,8 +7,9 @@ from typing import Final
 from uuid import UUID
 
 from fulmen.store.v1 import rollout_service_pb2 as pb
-from fulmen_store.rollouts.feed import FeedPage, FinishedGroup, Selection
-from fulmen_store.rollouts.table import AttemptView, PgRollouts
+from fulmen_store.rollouts.feed import FeedPage, FinishedGroup
+from fulmen_store.rollouts.feed_cursor import Selection
+from fulmen_store.rollouts.table import AttemptView, RolloutTable
 from fulmen_store.transport.rollout_codec import finished_rollout
 
 __all__ = ["feed_messages"]
@@ -18,7 +19,7 @@ BATCH_MEMBERS: Final = 256
 
 
 async def feed_messages(
-    page: FeedPage, selection: Selection, table: PgRollouts
+    page: FeedPage, selection: Selection, table: RolloutTable
 ) -> AsyncIterator[pb.WatchRolloutsResponse]:
     """Yields the messages of a page; the next batch is read when the messages of the one before were taken."""
     message, size_bytes = pb.WatchRolloutsResponse(), 0
@@ -48,7 +49,7 @@ def _batches(groups: Sequence[FinishedGroup]) -> Iterator[list[FinishedGroup]]:
         yield batch
 
 
-async def _read(groups: Sequence[FinishedGroup], selection: Selection, table: PgRollouts) -> list[pb.FinishedGroup]:
+async def _read(groups: Sequence[FinishedGroup], selection: Selection, table: RolloutTable) -> list[pb.FinishedGroup]:
     ids = [rollout_id for group in groups for rollout_id in group.rollout_ids]
     views = {view.rollout_id: view for view in await table.view(ids)}
     attempts: dict[UUID, list[AttemptView]] = {}

@@ -16,27 +16,27 @@ from fulmen.store.v1 import lease_service_pb2 as pb
 from fulmen_service_kit.auth import current_caller
 from fulmen_service_kit.tokens import TokenSigner
 from fulmen_store.leases.attempt_checks import standing_of
-from fulmen_store.leases.attempt_checks_table import PgAttemptChecks
 from fulmen_store.leases.attempt_ends import AttemptEnds
-from fulmen_store.leases.leases import AttemptReport, CompletionStatus, Grant
-from fulmen_store.leases.sessions import SessionOwner, Sessions
+from fulmen_store.leases.leases import AttemptReport, CompletionStatus, Grant, SessionOwner
+from fulmen_store.leases.sessions import Sessions
+from fulmen_store.leases.table import AttemptCheckTable
 from fulmen_store.malformed import malformed
-from fulmen_store.rollouts.table import PgRollouts
-from fulmen_store.runners.registry import SessionNotes
+from fulmen_store.rollouts.table import RolloutTable
+from fulmen_store.runners.session_notes import SessionUpdates
 from fulmen_store.scheduling.dispatcher import Dispatcher, released
 from fulmen_store.scheduling.runner_streams import (
     MAX_CREDIT,
     Acknowledged,
     Acknowledgement,
     Assigned,
-    CancelAsked,
+    CancelRequested,
     Drained,
     LeasesLost,
     Notice,
     RunnerDone,
-    Seat,
-    SeatClosed,
-    Seats,
+    RunnerStream,
+    RunnerStreams,
+    StreamClosed,
 )
 from fulmen_store.transport.access import project_limit, require_count, require_project, require_range
 from fulmen_store.transport.lease_codec import acks_of, attempts_of, names_of, standing_message
@@ -65,12 +65,12 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         self,
         *,
         sessions: Sessions,
-        seats: Seats,
-        notes: SessionNotes,
+        streams: RunnerStreams,
+        notes: SessionUpdates,
         dispatcher: Dispatcher,
         ends: AttemptEnds,
-        table: PgRollouts,
-        checks: PgAttemptChecks,
+        table: RolloutTable,
+        checks: AttemptCheckTable,
         signer: TokenSigner,
         undelivered: Callable[[Sequence[AttemptReport]], None],
         drain_notice_s: float,
@@ -79,7 +79,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         """Takes the use cases; a replica that is `stopping` closes streams `drain_notice_s` after it said so."""
         self._stopping = stopping
         self._sessions = sessions
-        self._seats = seats
+        self._streams = streams
         self._notes = notes
         self._dispatcher = dispatcher
         self._ends = ends
@@ -95,22 +95,22 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         """Streams work to a runner for as long as it holds the stream open."""
         self._require_service()
         first = await _first_message(request_iterator)
-        seat, lost = await self._open(first.open)
+        stream, lost = await self._open(first.open)
         if self._stopping():
             # It began to stop while the session was opened, and has told everybody else.
-            seat.tell(Drained())
-        reader = asyncio.create_task(self._read(seat, request_iterator), name=f"lease-stream-{seat.session_id}")
+            stream.tell(Drained())
+        reader = asyncio.create_task(self._read(stream, request_iterator), name=f"lease-stream-{stream.session_id}")
         try:
             yield pb.StreamLeasesResponse(
                 opened=pb.SessionOpened(
-                    session_id=str(seat.session_id), lease_ttl=self._ttl(), lost_attempts=names_of(lost)
+                    session_id=str(stream.session_id), lease_ttl=self._ttl(), lost_attempts=names_of(lost)
                 )
             )
-            async for message in self._write(seat):
+            async for message in self._write(stream):
                 yield message
         finally:
             reader.cancel()
-            self._leave(seat)
+            self._leave(stream)
 
     async def AcquireLeases(
         self, request: pb.AcquireLeasesRequest, context: grpc.aio.ServicerContext
@@ -130,22 +130,22 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
             session_id = await self._sessions.open(
                 owner=owner, host=request.runner.host, info=request.runner.SerializeToString()
             )
-        seat = self._sessions.sit(session_id, labels=labels, projects=projects)
-        self._dispatcher.add_credit(seat, request.max_count)
+        stream = self._sessions.sit(session_id, labels=labels, projects=projects)
+        self._dispatcher.add_credit(stream, request.max_count)
         assignments: list[lease_pb2.Assignment] = []
         try:
             async with asyncio.timeout(max(wait_s, 0.001)):
-                await seat.outbox.wait()
+                await stream.outbox.wait()
         except TimeoutError:
             pass
         else:
-            while (notice := seat.outbox.take()) is not None:
+            while (notice := stream.outbox.take()) is not None:
                 if isinstance(notice, Assigned):
                     assignments += (
                         one for message in self._packed(notice.grants) for one in message.assign.assignments
                     )
         finally:
-            self._leave(seat)
+            self._leave(stream)
         return pb.AcquireLeasesResponse(assignments=assignments, session_id=str(session_id), lease_ttl=self._ttl())
 
     def _require_service(self) -> None:
@@ -201,7 +201,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         )
         return pb.CheckAttemptsResponse(results=results)
 
-    async def _open(self, request: pb.OpenSession) -> tuple[Seat, Sequence[tuple[UUID, int]]]:
+    async def _open(self, request: pb.OpenSession) -> tuple[RunnerStream, Sequence[tuple[UUID, int]]]:
         owner = _owner()
         labels = _labels(request.runner)
         projects = await self._projects(request.projects)
@@ -210,7 +210,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
             resumed = await self._sessions.resume(
                 _session_id(request.session_id), owner=owner, labels=labels, projects=projects, running=running
             )
-            return resumed.seat, resumed.lost
+            return resumed.stream, resumed.lost
         session_id = await self._sessions.open(
             owner=owner, host=request.runner.host, info=request.runner.SerializeToString()
         )
@@ -223,61 +223,63 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         wanted = [require_project(name) for name in names] or ([] if limit is None else [limit])
         return frozenset([await self._table.project_id(name) for name in wanted]) or None
 
-    async def _read(self, seat: Seat, messages: AsyncIterator[pb.StreamLeasesRequest]) -> None:
+    async def _read(self, stream: RunnerStream, messages: AsyncIterator[pb.StreamLeasesRequest]) -> None:
         """Acts on the runner's messages until it closes its side; the outcome goes into the outbox."""
         slots = asyncio.Semaphore(ACKS_IN_FLIGHT)
         error: FulmenError | None = None
         try:
             async with asyncio.TaskGroup() as reports:
                 async for message in messages:
-                    self._seats.heard(seat.session_id)
-                    work = self._act(seat, message)
+                    self._streams.mark_active(stream.session_id)
+                    work = self._act(stream, message)
                     if work is not None:
                         await slots.acquire()
-                        reports.create_task(_answer(seat, slots, work))
+                        reports.create_task(_answer(stream, slots, work))
         except* FulmenError as group:
             error = _first(group)
-        seat.tell(RunnerDone(error=error))
+        stream.tell(RunnerDone(error=error))
 
-    def _act(self, seat: Seat, message: pb.StreamLeasesRequest) -> Coroutine[None, None, list[Acknowledgement]] | None:
+    def _act(
+        self, stream: RunnerStream, message: pb.StreamLeasesRequest
+    ) -> Coroutine[None, None, list[Acknowledgement]] | None:
         match message.WhichOneof("message"):
             case "add_credits":
                 count = message.add_credits.credit_count
-                require_range("add_credits.credit_count", count, 1, MAX_CREDIT - seat.credit)
-                self._dispatcher.add_credit(seat, count)
+                require_range("add_credits.credit_count", count, 1, MAX_CREDIT - stream.credit)
+                self._dispatcher.add_credit(stream, count)
             case "complete":
                 count = message.complete.credit_count
                 if count:
-                    require_range("complete.credit_count", count, 1, MAX_CREDIT - seat.credit)
-                    self._dispatcher.add_credit(seat, count)
-                return self._complete(message.complete.results, own=seat.session_id)
+                    require_range("complete.credit_count", count, 1, MAX_CREDIT - stream.credit)
+                    self._dispatcher.add_credit(stream, count)
+                return self._complete(message.complete.results, own=stream.session_id)
             case "release":
-                return self._release(seat.session_id, message.release.attempts)
+                return self._release(stream.session_id, message.release.attempts)
             case "renew":
                 if message.renew.HasField("load"):
-                    self._notes.load(seat.session_id, packed_load(message.renew.load))
+                    self._notes.load(stream.session_id, packed_load(message.renew.load))
             case _:
                 raise malformed("message", "`open` is sent once, and an empty message never")
         return None
 
-    async def _write(self, seat: Seat) -> AsyncIterator[pb.StreamLeasesResponse]:
+    async def _write(self, stream: RunnerStream) -> AsyncIterator[pb.StreamLeasesResponse]:
         closes_at: float | None = None
         while True:
-            notice = seat.outbox.take()
+            notice = stream.outbox.take()
             match notice:
                 case None:
-                    await _wait_until(seat, closes_at)
+                    await _wait_until(stream, closes_at)
                     continue
                 case RunnerDone():
                     if notice.error is not None:
                         raise notice.error
                     return
-                case SeatClosed():
+                case StreamClosed():
                     raise SessionEnded(
-                        "The runner session is over, or its stream was opened again.", session=seat.session_id
+                        "The runner session is over, or its stream was opened again.", session=stream.session_id
                     )
                 case Drained():
-                    seat.credit = 0
+                    stream.credit = 0
                     closes_at = asyncio.get_running_loop().time() + self._drain_notice_s
             for message in self._encode(notice):
                 yield message
@@ -288,7 +290,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
                 yield from self._packed(notice.grants)
             case Acknowledged():
                 yield pb.StreamLeasesResponse(ack=pb.AcknowledgedAttempts(acks=acks_of(notice.answers)))
-            case CancelAsked():
+            case CancelRequested():
                 yield pb.StreamLeasesResponse(cancel=pb.CancelledAttempts(attempts=names_of(notice.attempts)))
             case LeasesLost():
                 yield pb.StreamLeasesResponse(lease_lost=pb.LostLeases(attempts=names_of(notice.attempts)))
@@ -296,7 +298,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
                 grace = Duration()
                 grace.FromNanoseconds(round(self._drain_notice_s * 1e9))
                 yield pb.StreamLeasesResponse(drain=pb.DrainNotice(grace=grace))
-            case RunnerDone() | SeatClosed():
+            case RunnerDone() | StreamClosed():
                 return
 
     async def _complete(
@@ -339,10 +341,10 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
             write_assignment(message.assign.assignments.add(), grant, self._signer)
         yield message
 
-    def _leave(self, seat: Seat) -> None:
-        """Closes a seat; what it was given but not told goes back to the queue."""
-        self._seats.leave(seat)
-        while (notice := seat.outbox.take()) is not None:
+    def _leave(self, stream: RunnerStream) -> None:
+        """Closes a stream; what it was given but not told goes back to the queue."""
+        self._streams.leave(stream)
+        while (notice := stream.outbox.take()) is not None:
             if isinstance(notice, Assigned):
                 self._undelivered(
                     [released(grant.rollout_id, grant.session_id, grant.epoch) for grant in notice.grants]
@@ -366,21 +368,21 @@ async def _first_message(messages: AsyncIterator[pb.StreamLeasesRequest]) -> pb.
     raise malformed("open", "must be the first message")
 
 
-async def _answer(seat: Seat, slots: asyncio.Semaphore, work: Awaitable[list[Acknowledgement]]) -> None:
+async def _answer(stream: RunnerStream, slots: asyncio.Semaphore, work: Awaitable[list[Acknowledgement]]) -> None:
     try:
-        seat.tell(Acknowledged(answers=await work))
+        stream.tell(Acknowledged(answers=await work))
     finally:
         slots.release()
 
 
-async def _wait_until(seat: Seat, closes_at: float | None) -> None:
+async def _wait_until(stream: RunnerStream, closes_at: float | None) -> None:
     if closes_at is None:
         # The runner's stream bounds this wait: it ends with the session.
-        await seat.outbox.wait()
+        await stream.outbox.wait()
         return
     try:
         async with asyncio.timeout_at(closes_at):
-            await seat.outbox.wait()
+            await stream.outbox.wait()
     except TimeoutError:
         raise Draining("The store is shutting down: open the stream again elsewhere.") from None
 

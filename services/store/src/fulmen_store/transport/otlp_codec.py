@@ -28,7 +28,7 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 from fulmen.errors import ArgumentInvalid
 from fulmen.ids import AttemptName, parse_attempt_name
 from fulmen.store.v1 import span_pb2
-from fulmen_store.spans.spans import BYTES_PER_CHUNK, SPANS_PER_CHUNK, LooseSpans
+from fulmen_store.spans.chunks import BYTES_PER_CHUNK, SPANS_PER_CHUNK, LooseSpans
 
 __all__ = ["export_from_json", "loose_spans"]
 

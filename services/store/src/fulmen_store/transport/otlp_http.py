@@ -33,7 +33,7 @@ JSON: Final = b"application/json"
 BODY_LIMIT_S: Final = 30.0
 DEFAULT_RETRY_AFTER_S: Final = 1.0
 # Unpacking what is larger would keep others waiting for longer than the thread costs.
-UNPACKED_AT_ONCE_BYTES: Final = 32 * 1024
+INLINE_GUNZIP_BYTES: Final = 32 * 1024
 
 _METHODS: Final = {TRACES: "POST", HEALTH: "GET"}
 _TEXT: Final = b"text/plain; charset=utf-8"
@@ -154,7 +154,7 @@ class OtlpDoor:
             raise _Refused(408, "The body did not come in time.", (b"connection", b"close")) from None
         if encoding != b"gzip":
             return body
-        if len(body) <= UNPACKED_AT_ONCE_BYTES:
+        if len(body) <= INLINE_GUNZIP_BYTES:
             return _unpacked(body, self._max_body_bytes)
         return await asyncio.to_thread(_unpacked, body, self._max_body_bytes)
 

@@ -19,8 +19,8 @@ from fulmen_store.transport.otlp_codec import export_from_json, loose_spans
 __all__ = ["OtlpIngest"]
 
 # Taking apart what is larger would keep others waiting for longer than the thread costs.
-TAKEN_APART_AT_ONCE_BYTES: Final = 1024 * 1024
-JSON_AT_ONCE_BYTES: Final = 16 * 1024
+INLINE_DECODE_BYTES: Final = 1024 * 1024
+INLINE_JSON_BYTES: Final = 16 * 1024
 MAX_BYTES_IN_FLIGHT: Final = 128 * 1024 * 1024
 RETRY_AFTER_S: Final = 1.0
 
@@ -64,7 +64,7 @@ class OtlpIngest:
         def take_apart() -> tuple[list, int, int]:
             return loose_spans(export_from_json(body) if as_json else body, own=own, project_id=project_id)
 
-        if len(body) <= (JSON_AT_ONCE_BYTES if as_json else TAKEN_APART_AT_ONCE_BYTES):
+        if len(body) <= (INLINE_JSON_BYTES if as_json else INLINE_DECODE_BYTES):
             loose, homeless, oversized = take_apart()
         else:
             loose, homeless, oversized = await asyncio.to_thread(take_apart)

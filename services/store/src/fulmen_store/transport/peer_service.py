@@ -11,7 +11,8 @@ from fulmen.ids import parse_attempt_name
 from fulmen.store.v1 import peer_service_pb2 as pb
 from fulmen.store.v1 import peer_service_pb2_grpc
 from fulmen_store.malformed import malformed
-from fulmen_store.replicas.peers import MAX_CANCELS, CancelHint, News, NewsListener
+from fulmen_store.replicas.notifications import MAX_CANCELS, CancelHint, Notification
+from fulmen_store.replicas.notifier import NotificationReceiver
 from fulmen_store.transport.access import require_all_projects
 
 __all__ = ["PeerService"]
@@ -22,7 +23,7 @@ MAX_PROJECTS = 10_000
 class PeerService(peer_service_pb2_grpc.PeerServiceServicer):
     """Hears the news of other replicas."""
 
-    def __init__(self, listener: NewsListener) -> None:
+    def __init__(self, listener: NotificationReceiver) -> None:
         """Takes the use case."""
         self._listener = listener
 
@@ -33,7 +34,7 @@ class PeerService(peer_service_pb2_grpc.PeerServiceServicer):
             _check_length(field, getattr(request, field), MAX_PROJECTS)
         _check_length("cancels", request.cancels, MAX_CANCELS)
         await self._listener.hear(
-            News(
+            Notification(
                 ready=set(request.ready_projects),
                 finished=set(request.finished_projects),
                 resources=set(request.resource_projects),

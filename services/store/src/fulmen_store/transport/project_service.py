@@ -19,9 +19,17 @@ from fulmen.store.v1.rollout_service_pb2 import QueueRules
 from fulmen_service_kit.auth import current_caller
 from fulmen_service_kit.introspection import ROLES, introspected
 from fulmen_service_kit.tokens import TokenSigner, TokenVerifier
-from fulmen_store.projects.projects import ProjectDraft, Projects, ProjectView, unknown_project
-from fulmen_store.projects.table import PgProjects, PgTokens
-from fulmen_store.projects.tokens import IssuedToken, TokenDraft, TokenPlace, Tokens
+from fulmen_store.projects.projects import Projects, unknown_project
+from fulmen_store.projects.table import (
+    IssuedToken,
+    ProjectDraft,
+    ProjectTable,
+    ProjectView,
+    TokenDraft,
+    TokenPlace,
+    TokenTable,
+)
+from fulmen_store.projects.tokens import Tokens
 from fulmen_store.transport.access import project_limit, require_all_projects, require_project
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
 
@@ -44,8 +52,8 @@ class ProjectService(project_service_pb2_grpc.ProjectServiceServicer):
         *,
         projects: Projects,
         tokens: Tokens,
-        table: PgProjects,
-        token_table: PgTokens,
+        table: ProjectTable,
+        token_table: TokenTable,
         verifier: TokenVerifier,
     ) -> None:
         """Takes the use cases, the tables that are read, and who knows tokens."""

@@ -8,8 +8,8 @@ from google.protobuf.duration_pb2 import Duration
 
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_store.scheduling.fair_queue import Labels
-from fulmen_store.scheduling.queue_stats import QueueStats
 from fulmen_store.scheduling.rules_codec import rules_message
+from fulmen_store.scheduling.table import QueueStats
 
 __all__ = ["stats_message"]
 

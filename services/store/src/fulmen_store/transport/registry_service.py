@@ -13,8 +13,8 @@ from fulmen.store.v1 import runner_registry_service_pb2 as pb
 from fulmen.store.v1 import runner_registry_service_pb2_grpc
 from fulmen_store.malformed import malformed
 from fulmen_store.runners.fleet_demand import FleetDemand
-from fulmen_store.runners.registry import FleetChanges, RunnerBoard, RunnerView
-from fulmen_store.runners.table import PgRunners
+from fulmen_store.runners.registry import FleetChanges, FleetWatcher
+from fulmen_store.runners.table import RunnerTable, RunnerView
 from fulmen_store.transport.access import project_limit
 from fulmen_store.transport.demand_codec import demand_message, demand_query
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
@@ -35,7 +35,7 @@ class RunnerRegistryService(runner_registry_service_pb2_grpc.RunnerRegistryServi
     """Serves the live runner sessions."""
 
     def __init__(
-        self, *, table: PgRunners, board: RunnerBoard, demand: FleetDemand, stopping: Callable[[], bool]
+        self, *, table: RunnerTable, board: FleetWatcher, demand: FleetDemand, stopping: Callable[[], bool]
     ) -> None:
         """Takes the table of sessions, the watch and the demand; `stopping` tells when streams are to end."""
         self._table = table

@@ -13,10 +13,12 @@ from fulmen.store.v1 import resource_pb2, resource_service_pb2_grpc
 from fulmen.store.v1 import resource_service_pb2 as pb
 from fulmen_service_kit.auth import current_caller
 from fulmen_store.resources.diff import compare
-from fulmen_store.resources.resources import Alias, NewVersion, Publication, Resources, Version, parse_ref
-from fulmen_store.resources.table import PgResources
-from fulmen_store.resources.watch import Changes, ResourceWatcher, WatchSelection
-from fulmen_store.rollouts.table import PgRollouts
+from fulmen_store.resources.resources import Resources
+from fulmen_store.resources.table import ResourceTable
+from fulmen_store.resources.versions import Alias, NewVersion, Publication, Version, parse_ref
+from fulmen_store.resources.watch import Changes, ResourceWatcher
+from fulmen_store.resources.watch_cursor import WatchSelection
+from fulmen_store.rollouts.table import RolloutTable
 from fulmen_store.transport.access import require_count, require_project
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
 
@@ -37,8 +39,8 @@ class ResourceService(resource_service_pb2_grpc.ResourceServiceServicer):
         *,
         resources: Resources,
         watcher: ResourceWatcher,
-        table: PgResources,
-        rollouts: PgRollouts,
+        table: ResourceTable,
+        rollouts: RolloutTable,
         stopping: Callable[[], bool],
     ) -> None:
         """Takes the use cases; `stopping` tells when streams are to end."""

@@ -41,7 +41,7 @@ DEFAULT_CONTENT_TYPE = "application/json"
 KEY_MARGIN_S = 60.0
 NONE: Mapping[str, str] = {}
 _KINDS = {kind.value: kind for kind in FailureKind}
-SHORTEST_RUN_S = 0.001
+MIN_TIMEOUT_S = 0.001
 MODE_CLAIMS: Mapping[int, str] = {
     rollout_pb2.ROLLOUT_MODE_TRAIN: "train",
     rollout_pb2.ROLLOUT_MODE_VALIDATION: "validation",
@@ -169,7 +169,7 @@ def _time_to_run_s(rollout: rollout_pb2.Rollout) -> float:
     if not rollout.HasField("deadline_time"):
         return policy_s
     left_s = rollout.deadline_time.ToNanoseconds() / 1e9 - time.time()
-    return max(SHORTEST_RUN_S, min(policy_s, left_s))
+    return max(MIN_TIMEOUT_S, min(policy_s, left_s))
 
 
 def explained(text: str) -> bytes:

@@ -15,17 +15,18 @@ from fulmen.store.v1 import rollout_pb2, rollout_service_pb2_grpc
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_store.malformed import malformed
 from fulmen_store.rollouts.dead_letters import DeadLetters
-from fulmen_store.rollouts.feed import Cursor, FeedFollower, Selection
+from fulmen_store.rollouts.feed import FeedFollower
+from fulmen_store.rollouts.feed_cursor import Cursor, Selection
 from fulmen_store.rollouts.filter import both, states_filter
 from fulmen_store.rollouts.filter_parser import parse_filter
-from fulmen_store.rollouts.lists import PgRolloutLists
+from fulmen_store.rollouts.lists import RolloutLists
 from fulmen_store.rollouts.records import NO_RUN, RolloutView
 from fulmen_store.rollouts.requests import group_key_of
 from fulmen_store.rollouts.rollouts import Rollouts
-from fulmen_store.rollouts.table import PgRollouts
+from fulmen_store.rollouts.table import RolloutTable
 from fulmen_store.scheduling.dispatcher import Dispatcher
 from fulmen_store.scheduling.queue_stats import StatsCache
-from fulmen_store.scheduling.runner_streams import Seats
+from fulmen_store.scheduling.runner_streams import RunnerStreams
 from fulmen_store.transport.access import is_own_attempt, project_limit, require_count, require_project
 from fulmen_store.transport.feed_codec import feed_messages
 from fulmen_store.transport.in_order import answered_in_order
@@ -48,11 +49,11 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         self,
         *,
         rollouts: Rollouts,
-        table: PgRollouts,
-        lists: PgRolloutLists,
+        table: RolloutTable,
+        lists: RolloutLists,
         dead_letters: DeadLetters,
         feed: FeedFollower,
-        seats: Seats,
+        streams: RunnerStreams,
         dispatcher: Dispatcher,
         stats: StatsCache,
         stopping: Callable[[], bool],
@@ -63,7 +64,7 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         self._lists = lists
         self._dead_letters = dead_letters
         self._feed = feed
-        self._seats = seats
+        self._streams = streams
         self._dispatcher = dispatcher
         self._stats = stats
         self._stopping = stopping
@@ -172,8 +173,8 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         project_id, run_id = await self._scope(require_project(request.project), request.training_run)
         return stats_message(
             await self._stats.stats(project_id, run_id),
-            open_credit=self._seats.open_credit(project_id),
-            unmatched=self._dispatcher.without_runner(project_id),
+            open_credit=self._streams.open_credit(project_id),
+            unmatched=self._dispatcher.unmatched_labels(project_id),
         )
 
     async def _create(self, messages: Sequence[rollout_pb2.Rollout], request_id: str) -> list[rollout_pb2.Rollout]:

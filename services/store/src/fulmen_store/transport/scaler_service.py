@@ -22,13 +22,14 @@ from fulmen_service_kit.rpc_edge import address_of
 from fulmen_service_kit.tokens import Caller
 from fulmen_store.access_policy import SCALER
 from fulmen_store.malformed import malformed
-from fulmen_store.runners.fleet_demand import DemandQuery, FleetDemand
+from fulmen_store.runners.demand import DemandQuery
+from fulmen_store.runners.fleet_demand import FleetDemand
 from fulmen_store.transport.demand_codec import checked_query, demand_project
 
 __all__ = ["ScalerService"]
 
 METRIC: Final = "fulmen-wanted-slots"
-LOOK_INTERVAL_S: Final = 2.0
+POLL_INTERVAL_S: Final = 2.0
 # As the errors of a stream of ours: KEDA opens it again after any.
 REPEAT_S: Final = 60.0
 
@@ -76,7 +77,7 @@ class ScalerService(externalscaler_pb2_grpc.ExternalScalerServicer):
             if is_active is not told or now >= told_at + REPEAT_S:
                 told, told_at = is_active, now
                 yield pb.IsActiveResponse(result=is_active)
-            await asyncio.sleep(LOOK_INTERVAL_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
         raise Draining("The store is shutting down: open the stream again.")
 
     async def GetMetricSpec(

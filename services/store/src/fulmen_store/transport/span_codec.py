@@ -18,13 +18,13 @@ from fulmen.errors import ArgumentInvalid, Violation
 from fulmen.ids import AttemptName, attempt_name, parse_attempt_name
 from fulmen.store.v1 import span_pb2, span_service_pb2
 from fulmen_store.malformed import malformed_request
+from fulmen_store.spans.chunks import Chunk, chunk_problem
 from fulmen_store.spans.span_filter import AttributeValue, SpanFacts, SpanFilter
-from fulmen_store.spans.spans import Chunk, chunk_problem
 
 __all__ = [
     "ChunkUnreadable",
-    "Listing",
     "ListedSpan",
+    "Listing",
     "chunk_message",
     "compress",
     "filtered_chunk",

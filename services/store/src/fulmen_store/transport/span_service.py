@@ -22,10 +22,11 @@ from fulmen_service_kit.auth import current_caller
 from fulmen_service_kit.tokens import Role
 from fulmen_store.malformed import malformed
 from fulmen_store.metrics import StoreMetrics
-from fulmen_store.rollouts.table import PgRollouts
+from fulmen_store.rollouts.table import RolloutTable
+from fulmen_store.spans.chunks import Chunk, NewChunk
 from fulmen_store.spans.span_filter import SpanFilter
-from fulmen_store.spans.spans import Chunk, NewChunk, Spans
-from fulmen_store.spans.table import ChunkHead, PgSpans
+from fulmen_store.spans.spans import Spans
+from fulmen_store.spans.table import ChunkHead, SpanTable
 from fulmen_store.transport.access import is_own_attempt, project_limit, require_count, require_project
 from fulmen_store.transport.in_order import answered_in_order
 from fulmen_store.transport.otlp_ingest import OtlpIngest
@@ -64,7 +65,7 @@ _log = structlog.get_logger()
 class SpanService(span_service_pb2_grpc.SpanServiceServicer):
     """Serves chunks of spans."""
 
-    def __init__(self, *, spans: Spans, table: PgSpans, rollouts: PgRollouts, metrics: StoreMetrics) -> None:
+    def __init__(self, *, spans: Spans, table: SpanTable, rollouts: RolloutTable, metrics: StoreMetrics) -> None:
         """Takes the use case, the tables that are read, and the instruments."""
         self._spans = spans
         self._table = table

@@ -16,10 +16,11 @@ from fulmen.store.v1 import usage_service_pb2_grpc
 from fulmen.store.v1.model_limits_pb2 import ModelLimits
 from fulmen_service_kit.auth import current_caller
 from fulmen_store.malformed import malformed
-from fulmen_store.rollouts.table import PgRollouts
+from fulmen_store.rollouts.table import RolloutTable
 from fulmen_store.transport.access import project_limit, require_project
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
-from fulmen_store.usage.table import PgUsage
+from fulmen_store.usage.sync import UsageSync
+from fulmen_store.usage.table import UsageTable
 from fulmen_store.usage.usage import (
     Exchange,
     Grouping,
@@ -44,7 +45,7 @@ EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 class UsageService(usage_service_pb2_grpc.UsageServiceServicer):
     """Serves usage."""
 
-    def __init__(self, *, exchange: UsageSync, table: PgUsage, rollouts: PgRollouts) -> None:
+    def __init__(self, *, exchange: UsageSync, table: UsageTable, rollouts: RolloutTable) -> None:
         """Takes the use case, and the tables that are read."""
         self._exchange = exchange
         self._table = table

@@ -12,11 +12,11 @@ from fulmen.store.v1 import usage_service_pb2 as pb
 from fulmen_store.database.database import Database, columns
 from fulmen_store.usage.usage import Exchange, OtherWindows, Selection, StoredUsage, UsageGroup, Window
 
-__all__ = ["PgUsage"]
+__all__ = ["UsageTable"]
 
 
-class PgUsage:
-    """Implements `UsageTable` and `OldUsageTable`, and the reads of the transport."""
+class UsageTable:
+    """Implements `UsageTable` and `UsageTable`, and the reads of the transport."""
 
     def __init__(self, database: Database) -> None:
         """Takes the database."""

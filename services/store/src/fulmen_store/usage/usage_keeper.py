@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final, Protocol
+from typing import Final
 
 from fulmen.errors import DatabaseUnavailable
 from fulmen_store.periodic import Pace
+from fulmen_store.usage.table import UsageTable
 
-__all__ = ["OldUsageTable", "UsageKeeper"]
+__all__ = [
+    "UsageRetention",
+]
 
 INTERVAL_S: Final = 3600.0
 RETRY_S: Final = 60.0
@@ -17,22 +20,10 @@ ROWS_PER_BATCH: Final = 5000
 PAUSE_S: Final = 0.05
 
 
-class OldUsageTable(Protocol):
-    """What can be forgotten."""
-
-    async def forget_usage(self, limit: int) -> int:
-        """Removes so many rows at most, of each kind, that are past the retention of their project; returns how many."""
-        ...
-
-    async def forget_instances(self) -> None:
-        """Removes processes that were not heard of for a day."""
-        ...
-
-
-class UsageKeeper:
+class UsageRetention:
     """Forgets what is past its time, once an hour."""
 
-    def __init__(self, *, table: OldUsageTable) -> None:
+    def __init__(self, *, table: UsageTable) -> None:
         """Takes the table."""
         self._table = table
 
@@ -41,13 +32,13 @@ class UsageKeeper:
         hourly, soon = Pace(INTERVAL_S), Pace(RETRY_S)
         while True:
             try:
-                await self.work_once()
+                await self.run_once()
             except DatabaseUnavailable:
                 await soon.next()
                 continue
             await hourly.next()
 
-    async def work_once(self) -> None:
+    async def run_once(self) -> None:
         """Forgets everything that is past its time now.
 
         Raises:

@@ -1,4 +1,4 @@
-"""News between replicas, so that none has to wait for its next look into the database.
+"""Notification between replicas, so that none has to wait for its next look into the database.
 
 Invariant: news is a hint. It may be lost, doubled or false; it decides when a replica looks, never what it finds.
 
@@ -11,106 +11,52 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 from uuid import UUID
 
 import structlog
 
-from fulmen_store.leases.leases import HeldLease
-from fulmen_store.replicas.membership import LiveReplicas, Replica
+from fulmen_store.leases.leases import LeaseTable
+from fulmen_store.replicas.live_replicas import LiveReplicas, Replica
+from fulmen_store.replicas.notifications import MAX_CANCELS, CancelHint, Notification
+from fulmen_store.replicas.peer_client import PeerClient, PeerUnreachableError
 from fulmen_store.replicas.wakeups import PROJECTS_CHANGED, Wakeups
-from fulmen_store.scheduling.runner_streams import CancelAsked, Notice, Seats
+from fulmen_store.scheduling.runner_streams import CancelRequested, Notice, RunnerStreams
 
-__all__ = ["CancelHint", "News", "NewsListener", "NewsTeller", "PeerClient", "PeerUnreachableError"]
+__all__ = [
+    "NotificationReceiver",
+    "NotificationSender",
+]
 
 # Under load this many seconds of news go together: a telling costs both sides about as much CPU as twenty rollouts.
 TELLING_PACE_S: Final = 0.01
-MAX_CANCELS: Final = 1000
 
 # The wake-up key of whoever keeps projects and tokens in memory.
 
 _log = structlog.get_logger()
 
 
-class PeerUnreachableError(Exception):
-    """A replica did not take the news in time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CancelHint:
-    """An attempt that was asked to stop, and the runner session that holds it."""
-
-    session_id: UUID
-    rollout_id: UUID
-    epoch: int
-
-
-@dataclass(slots=True, kw_only=True)
-class News:
-    """What happened at a replica; projects by their number in the database.
-
-    Attributes:
-        ready: projects in which rollouts wait that the sender had no runner for.
-        finished: projects in which rollouts became final.
-        resources: projects whose resources changed.
-        projects_changed: whether a project is new or has changed.
-        cancels: attempts that were asked to stop; beyond 1,000 they are left to the runners' renewals.
-    """
-
-    ready: set[int] = field(default_factory=set)
-    finished: set[int] = field(default_factory=set)
-    resources: set[int] = field(default_factory=set)
-    projects_changed: bool = False
-    cancels: list[CancelHint] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        """Tells whether there is anything to say."""
-        return bool(self.ready or self.finished or self.resources or self.projects_changed or self.cancels)
-
-    def add(self, later: News) -> None:
-        """Takes in what happened later."""
-        self.ready |= later.ready
-        self.finished |= later.finished
-        self.resources |= later.resources
-        self.projects_changed |= later.projects_changed
-        self.cancels += later.cancels[: MAX_CANCELS - len(self.cancels)]
-
-
-class PeerClient(Protocol):
-    """How another replica is told."""
-
-    async def notify(self, address: str, news: News) -> None:
-        """Tells the replica at an address, once.
-
-        Raises:
-            PeerUnreachableError: if it did not take the news in time.
-        """
-        ...
-
-    async def keep_only(self, addresses: Iterable[str]) -> None:
-        """Closes the connections to all other addresses."""
-        ...
-
-
 @dataclass(slots=True, kw_only=True)
 class _Line:
     """What one peer is still to be told."""
 
-    news: News = field(default_factory=News)
+    news: Notification = field(default_factory=Notification)
     teller: asyncio.Task[None] | None = None
-    skipped_at_look: int = -1
+    skipped_at_poll: int = -1
 
 
-class NewsTeller:
+class NotificationSender:
     """Background role: collects this replica's news and tells every live peer."""
 
-    def __init__(self, *, replicas: LiveReplicas, client: PeerClient, seats: Seats, enabled: bool = True) -> None:
+    def __init__(
+        self, *, replicas: LiveReplicas, client: PeerClient, streams: RunnerStreams, enabled: bool = True
+    ) -> None:
         """Wires the role; not `enabled`, nothing is told and the peers find out by their own looks."""
         self._replicas = replicas
         self._client = client
-        self._seats = seats
+        self._streams = streams
         self._enabled = enabled
-        self._news = News()
+        self._news = Notification()
         self._arrived = asyncio.Event()
         self._lines: dict[UUID, _Line] = {}
 
@@ -133,13 +79,13 @@ class NewsTeller:
                     continue
             self._arrived.set()
 
-    def tell_each(self, notices: Sequence[tuple[UUID, Notice]]) -> None:
+    def send_each(self, notices: Sequence[tuple[UUID, Notice]]) -> None:
         """Passes notices on to the runners that sit here; cancels for other sessions are news for the peers."""
         for session_id, notice in notices:
-            seat = self._seats.find(session_id)
-            if seat is not None:
-                seat.tell(notice)
-            elif isinstance(notice, CancelAsked) and len(self._news.cancels) < MAX_CANCELS:
+            stream = self._streams.find(session_id)
+            if stream is not None:
+                stream.tell(notice)
+            elif isinstance(notice, CancelRequested) and len(self._news.cancels) < MAX_CANCELS:
                 self._news.cancels += [
                     CancelHint(session_id=session_id, rollout_id=rollout_id, epoch=epoch)
                     for rollout_id, epoch in notice.attempts
@@ -152,18 +98,18 @@ class NewsTeller:
             while True:
                 await self._arrived.wait()
                 self._arrived.clear()
-                news, self._news = self._news, News()
+                news, self._news = self._news, Notification()
                 if self._enabled:
                     await self._hand_over(news, tellers)
 
-    async def _hand_over(self, news: News, tellers: asyncio.TaskGroup) -> None:
+    async def _hand_over(self, news: Notification, tellers: asyncio.TaskGroup) -> None:
         peers = {peer.replica_id: peer for peer in self._replicas.others}
         if self._lines.keys() - peers.keys():
             self._lines = {replica_id: line for replica_id, line in self._lines.items() if replica_id in peers}
             await self._client.keep_only([peer.address for peer in peers.values()])
         for peer in peers.values():
             line = self._lines.setdefault(peer.replica_id, _Line())
-            if line.skipped_at_look == self._replicas.looks:
+            if line.skipped_at_poll == self._replicas.looks:
                 continue
             line.news.add(news)
             if line.teller is None or line.teller.done():
@@ -171,25 +117,17 @@ class NewsTeller:
 
     async def _tell(self, peer: Replica, line: _Line) -> None:
         while line.news:
-            news, line.news = line.news, News()
+            news, line.news = line.news, Notification()
             try:
                 await self._client.notify(peer.address, news)
             except PeerUnreachableError as error:
                 _log.info("peer_unreachable", address=peer.address, reason=str(error))
-                line.news, line.skipped_at_look = News(), self._replicas.looks
+                line.news, line.skipped_at_poll = Notification(), self._replicas.looks
                 return
             await asyncio.sleep(TELLING_PACE_S)
 
 
-class LeaseLook(Protocol):
-    """The look at leases that a cancel needs."""
-
-    async def held(self, rollout_ids: Sequence[UUID]) -> list[HeldLease]:
-        """Returns the leases on these rollouts."""
-        ...
-
-
-class NewsListener:
+class NotificationReceiver:
     """Acts on the news of other replicas: wakes who waits for such news, and looks for itself before it tells a runner."""
 
     def __init__(
@@ -197,8 +135,8 @@ class NewsListener:
         *,
         look: Callable[[frozenset[int]], None],
         wakeups: Wakeups,
-        leases: LeaseLook,
-        seats: Seats,
+        leases: LeaseTable,
+        streams: RunnerStreams,
     ) -> None:
         """Wires the use case.
 
@@ -206,14 +144,14 @@ class NewsListener:
             look: told the projects whose waiting work is to be read.
             wakeups: wakes feeds and watchers.
             leases: where a cancel is checked.
-            seats: the runners that sit here.
+            streams: the runners that sit here.
         """
         self._look = look
         self._wakeups = wakeups
         self._leases = leases
-        self._seats = seats
+        self._streams = streams
 
-    async def hear(self, news: News) -> None:
+    async def hear(self, news: Notification) -> None:
         """Acts on news.
 
         Raises:
@@ -228,9 +166,11 @@ class NewsListener:
                 *([PROJECTS_CHANGED] if news.projects_changed else []),
             ]
         )
-        seated = {(hint.session_id, hint.rollout_id) for hint in news.cancels if self._seats.find(hint.session_id)}
+        seated = {(hint.session_id, hint.rollout_id) for hint in news.cancels if self._streams.find(hint.session_id)}
         if not seated:
             return
         for lease in await self._leases.held(sorted({rollout_id for _, rollout_id in seated})):
             if lease.cancel_requested and (lease.session_id, lease.rollout_id) in seated:
-                self._seats.tell_each([(lease.session_id, CancelAsked(attempts=[(lease.rollout_id, lease.epoch)]))])
+                self._streams.send_each(
+                    [(lease.session_id, CancelRequested(attempts=[(lease.rollout_id, lease.epoch)]))]
+                )

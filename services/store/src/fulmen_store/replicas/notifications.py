@@ -1,0 +1,54 @@
+"""What a replica of the store notifies the others of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+from uuid import UUID
+
+__all__ = [
+    "CancelHint",
+    "Notification",
+]
+
+MAX_CANCELS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelHint:
+    """An attempt that was asked to stop, and the runner session that holds it."""
+
+    session_id: UUID
+    rollout_id: UUID
+    epoch: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Notification:
+    """What happened at a replica; projects by their number in the database.
+
+    Attributes:
+        ready: projects in which rollouts wait that the sender had no runner for.
+        finished: projects in which rollouts became final.
+        resources: projects whose resources changed.
+        projects_changed: whether a project is new or has changed.
+        cancels: attempts that were asked to stop; beyond 1,000 they are left to the runners' renewals.
+    """
+
+    ready: set[int] = field(default_factory=set)
+    finished: set[int] = field(default_factory=set)
+    resources: set[int] = field(default_factory=set)
+    projects_changed: bool = False
+    cancels: list[CancelHint] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        """Tells whether there is anything to say."""
+        return bool(self.ready or self.finished or self.resources or self.projects_changed or self.cancels)
+
+    def add(self, later: Notification) -> None:
+        """Takes in what happened later."""
+        self.ready |= later.ready
+        self.finished |= later.finished
+        self.resources |= later.resources
+        self.projects_changed |= later.projects_changed
+        self.cancels += later.cancels[: MAX_CANCELS - len(self.cancels)]

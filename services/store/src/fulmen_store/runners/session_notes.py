@@ -1,0 +1,88 @@
+"""Load and attempt counts of runner sessions, held until the next renewal writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+from fulmen_store.leases.leases import EndedAttempt
+from fulmen_store.rollouts.transitions import FailureKind
+
+__all__ = [
+    "SessionUpdate",
+    "SessionUpdates",
+]
+
+_NOT_COUNTED: Final = frozenset({FailureKind.CANCELLED, FailureKind.RELEASED, FailureKind.SUPERSEDED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionUpdate:
+    """What is written down of a session at once.
+
+    Attributes:
+        heard: whether the runner was heard, which extends the session.
+        load: what it said of its load, opaque here; None leaves what it said before.
+        ended: how many of its attempts ended since the last time.
+        failed: how many of these failed.
+    """
+
+    session_id: UUID
+    heard: bool
+    load: bytes | None = None
+    ended: int = 0
+    failed: int = 0
+
+
+@dataclass(slots=True)
+class _Note:
+    load: bytes | None = None
+    ended: int = 0
+    failed: int = 0
+
+
+class SessionUpdates:
+    """What is to be written down of sessions with the next renewal."""
+
+    def __init__(self) -> None:
+        self._notes: dict[UUID, _Note] = {}
+
+    def load(self, session_id: UUID, load: bytes) -> None:
+        """Notes how busy a runner says it is."""
+        self._notes.setdefault(session_id, _Note()).load = load
+
+    def ended(self, attempts: Iterable[EndedAttempt]) -> None:
+        """Counts ended attempts; those that were given back, cancelled or superseded say nothing of the runner."""
+        for attempt in attempts:
+            if attempt.kind not in _NOT_COUNTED:
+                note = self._notes.setdefault(attempt.session_id, _Note())
+                note.ended += 1
+                note.failed += attempt.kind is not FailureKind.NONE
+
+    def take(self, heard: Iterable[UUID]) -> list[SessionUpdate]:
+        """Returns what there is to write of the sessions that were heard, and of those with notes."""
+        notes, self._notes = self._notes, {}
+        alive = set(heard)
+        empty = _Note()
+        return [
+            SessionUpdate(
+                session_id=session_id,
+                heard=session_id in alive,
+                load=(note := notes.get(session_id, empty)).load,
+                ended=note.ended,
+                failed=note.failed,
+            )
+            for session_id in sorted(alive | notes.keys())
+        ]
+
+    def put_back(self, signs: Iterable[SessionUpdate]) -> None:
+        """Notes again what could not be written; what was said since then is newer."""
+        for sign in signs:
+            if sign.load is None and not sign.ended:
+                continue
+            note = self._notes.setdefault(sign.session_id, _Note())
+            note.load = sign.load if note.load is None else note.load
+            note.ended += sign.ended
+            note.failed += sign.failed

@@ -1,0 +1,98 @@
+"""Receives the usage and rate-limit windows that proxy processes report."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Final
+
+from fulmen.errors import ProjectNotFound, Violation
+from fulmen_store.malformed import malformed_request
+from fulmen_store.usage.table import UsageTable
+from fulmen_store.usage.usage import Exchange, StoredUsage
+
+__all__ = [
+    "UsageSync",
+]
+
+MAX_ENTRIES: Final = 5_000
+
+
+MAX_WINDOWS: Final = 10_000
+
+
+MAX_MODEL: Final = 128
+
+
+MAX_BACKEND: Final = 128
+
+
+MAX_COUNT: Final = 10**15
+
+
+MAX_SEQUENCE: Final = 2**62
+
+
+_INSTANCE: Final = re.compile(r"[A-Za-z0-9-]{1,64}")
+
+
+class UsageSync:
+    """Takes what processes tell."""
+
+    def __init__(self, *, table: UsageTable, project_id: Callable[[str], Awaitable[int]]) -> None:
+        """Takes the table, and the function that finds a project's number, or raises `ProjectNotFound`."""
+        self._table = table
+        self._project_id = project_id
+
+    async def take(self, exchange: Exchange, *, may_access: Callable[[str], bool]) -> int:
+        """Counts usage once and keeps the windows; returns how many entries were dropped.
+
+        Raises:
+            ArgumentInvalid: with every problem; nothing was counted.
+            DatabaseUnavailable: if it is not known whether it was counted; send the same again.
+        """
+        problems = list(_problems(exchange))
+        if problems:
+            raise malformed_request(problems)
+        rows: list[StoredUsage] = []
+        for entry in exchange.entries:
+            project_id = await self._find(entry.project) if may_access(entry.project) else None
+            if project_id is not None:
+                place = (project_id, entry.rollout_id, entry.attempt, entry.model, entry.backend)
+                rows.append((*place, *entry.counts))
+        if rows:
+            await self._table.add(exchange.instance_id, exchange.sequence, rows)
+        if exchange.window_count:
+            # What it said before loses its weight by itself.
+            await self._table.keep_windows(exchange)
+        return len(exchange.entries) - len(rows)
+
+    async def _find(self, project: str) -> int | None:
+        try:
+            return await self._project_id(project)
+        except ProjectNotFound:
+            return None
+
+
+def _problems(exchange: Exchange) -> Iterator[Violation]:
+    if not _INSTANCE.fullmatch(exchange.instance_id):
+        yield _violation("instance_id", "is not 1 to 64 of [A-Za-z0-9-]")
+    if exchange.entries and not 1 <= exchange.sequence <= MAX_SEQUENCE:
+        yield _violation("sequence", "is needed with usage, from 1 on")
+    if len(exchange.entries) > MAX_ENTRIES:
+        yield _violation("usage", f"has more than {MAX_ENTRIES} entries")
+    if exchange.window_count > MAX_WINDOWS:
+        yield _violation("windows", f"has more than {MAX_WINDOWS} entries")
+    if not 0 <= exchange.slot <= MAX_COUNT:
+        yield _violation("slot", "is out of range")
+    for index, entry in enumerate(exchange.entries[:MAX_ENTRIES]):
+        if not 1 <= len(entry.model) <= MAX_MODEL or "\0" in entry.model:
+            yield _violation(f"usage[{index}].model", f"has not 1 to {MAX_MODEL} characters")
+        if len(entry.backend) > MAX_BACKEND or "\0" in entry.backend:
+            yield _violation(f"usage[{index}].backend", f"has more than {MAX_BACKEND} characters")
+        if not all(0 <= count <= MAX_COUNT for count in entry.counts):
+            yield _violation(f"usage[{index}].usage", "has a number outside 0 to 10^15")
+
+
+def _violation(path: str, description: str) -> Violation:
+    return Violation(field=path, description=description)
