@@ -27,7 +27,7 @@ from fulmen.local.postgres import EmbeddedPostgres
 from fulmen_store.database.database import connect
 from fulmen_store.database.migrations import migrate
 from fulmen_store.retention.table import UpkeepTable
-from fulmen_store.retention.upkeep import Upkeep
+from fulmen_store.retention.upkeep import Maintenance
 from tests.support import docker
 
 __all__ = ["PostgresServer", "shared_server", "way"]
@@ -122,7 +122,7 @@ class PostgresServer:
 
 async def _create_partitions(dsn: str) -> None:
     database = await connect(dsn, connections=2, start_limit_s=10)
-    await Upkeep(table=UpkeepTable(database), today=lambda: datetime.datetime.now(datetime.UTC).date()).work_once()
+    await Maintenance(table=UpkeepTable(database), today=lambda: datetime.datetime.now(datetime.UTC).date()).run_once()
     await database.close()
 
 

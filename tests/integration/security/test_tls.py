@@ -21,8 +21,8 @@ from fulmen.watched_file import LOOK_S
 from fulmen_service_kit.errors import StartupError
 from fulmen_service_kit.tls import http_context, rpc_credentials
 from fulmen_service_kit.tokens import Role
-from fulmen_store.replicas.notifications import News
-from fulmen_store.replicas.peer_client import GrpcPeers, PeerUnreachableError
+from fulmen_store.replicas.notifications import Notification
+from fulmen_store.replicas.peer_client import PeerClient, PeerUnreachableError
 from tests.support.certificates import Authority, Pair
 from tests.support.llm_proxy.harness import running_proxy
 from tests.support.store import SIGNING_KEY, Runner, StoreHandle, Stubs, create, running_store
@@ -173,13 +173,13 @@ async def test_replicas_know_one_another_by_a_name_of_their_certificate(database
     async with running_store(database_url, **settings) as store:
         for name, reaches in (("store.example", True), ("", False)):
             tls = replace(client_files(ours, pair), server_name=name)
-            peers = GrpcPeers(lambda: store.token(Role.SERVICE), tls=tls)
+            peers = PeerClient(lambda: store.token(Role.SERVICE), tls=tls)
             try:
                 if reaches:
-                    await peers.notify(f"localhost:{store.port}", News())
+                    await peers.notify(f"localhost:{store.port}", Notification())
                 else:
                     with pytest.raises(PeerUnreachableError):
-                        await peers.notify(f"localhost:{store.port}", News())
+                        await peers.notify(f"localhost:{store.port}", Notification())
             finally:
                 await peers.close()
 

@@ -28,7 +28,6 @@ from fulmen_store.usage.usage import (
     Selection,
     UsageEntry,
     UsageGroup,
-    UsageSync,
     Window,
     merged,
     slot_of,
