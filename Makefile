@@ -70,7 +70,7 @@ house: setup ## Prints measures of the structure of the code (ARGS="--list crumb
 	@$(PYTHON_BIN)/python tools/house.py $(ARGS)
 
 types: setup ## Checks types alone
-	$(PYTHON_BIN)/mypy $(wildcard sdk/python/src/fulmen libs/*/src/* services/*/src/*)
+	$(PYTHON_BIN)/mypy $(wildcard sdk/python/src/fulmen cli/src/* libs/*/src/* services/*/src/*)
 
 proto: setup ## Generates the Python stubs from protos/
 	tools/generate_stubs.sh

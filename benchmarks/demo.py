@@ -48,7 +48,7 @@ class Result:
 
 def fulmen(state_dir: Path, *arguments: str, limit_s: float, quiet: bool = False) -> None:
     """Runs a command on the terminal of the demo; its failure ends the demo, with the output that was held back."""
-    command = [sys.executable, "-m", "fulmen.cli", *arguments, "--state-dir", str(state_dir)]
+    command = [sys.executable, "-m", "fulmen_cli", *arguments, "--state-dir", str(state_dir)]
     done = subprocess.run(command, check=False, timeout=limit_s, capture_output=quiet, text=True, cwd=ROOT)
     if done.returncode != 0:
         sys.stderr.write(f"{done.stdout or ''}{done.stderr or ''}")
@@ -79,7 +79,7 @@ def train(state_dir: Path, config: Path, seed: int | None, extra: list[str]) -> 
 def stop_unfinished_runs(state_dir: Path) -> None:
     """Ends the runs of a demo that was broken off; they would go on with the next start and hold up the next demo."""
     listed = subprocess.run(
-        [sys.executable, "-m", "fulmen.cli", "run", "list", "--output", "json", "--state-dir", str(state_dir)],
+        [sys.executable, "-m", "fulmen_cli", "run", "list", "--output", "json", "--state-dir", str(state_dir)],
         check=False, timeout=DOWN_LIMIT_S, capture_output=True, text=True, cwd=ROOT,
     )  # fmt: skip
     if listed.returncode != 0:

@@ -14,7 +14,7 @@ from typing import Any
 
 import typer
 
-from fulmen.cli.main import app
+from fulmen_cli.main import app
 
 PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
 INTRODUCTION = """\

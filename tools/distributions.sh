@@ -1,7 +1,7 @@
 # Sourced by the scripts beside it: what is installed, and how uv and the interpreter are found. Runs from the root.
 
 # Every distribution with the extras that the whole repository needs, in order of dependence.
-distributions=("sdk/python[local]" libs/service_kit "libs/gradient_exchange[server]" "services/store[blobs]" "services/runner[agents]" services/llm_proxy services/algorithm)
+distributions=("sdk/python[local]" libs/service_kit "libs/gradient_exchange[server]" "services/store[blobs]" "services/runner[agents]" services/llm_proxy services/algorithm "cli[local]")
 torch_version=$(sed -n 's/^torch==//p' constraints.txt 2>/dev/null || true)
 torch_version=${torch_version:-2.13.0}
 

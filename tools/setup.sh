@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 . tools/distributions.sh
 
 stamp=.venv/.setup-stamp
-wanted=$(cat constraints.txt pyproject.toml sdk/python/pyproject.toml libs/*/pyproject.toml services/*/pyproject.toml \
+wanted=$(cat constraints.txt pyproject.toml sdk/python/pyproject.toml cli/pyproject.toml libs/*/pyproject.toml services/*/pyproject.toml \
   tools/setup.sh tools/distributions.sh | cksum)
 [ "$(cat "$stamp" 2>/dev/null || true)" = "$wanted" ] && exit 0
 

@@ -17,8 +17,8 @@ from typing import Any
 import asyncpg
 
 from benchmarks import outcome
-from fulmen.local.postgres import EmbeddedPostgres
 from fulmen.rpc.channel import FulmenChannel, open_channel
+from fulmen_cli.local.postgres import EmbeddedPostgres
 from fulmen_service_kit.tokens import Role, TokenSigner
 
 START_LIMIT_S = 60.0

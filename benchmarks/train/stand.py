@@ -126,7 +126,7 @@ def command(*arguments: str, limit_s: float, prefix: str | None = None) -> str:
     Raises:
         CommandFailed: if it ends badly, or not within the limit.
     """
-    words = [sys.executable, "-m", "fulmen.cli", *arguments]
+    words = [sys.executable, "-m", "fulmen_cli", *arguments]
     lines = []
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT) as process:
         assert process.stdout is not None
@@ -151,7 +151,7 @@ def standing(*options: str, state_dir: Path = STATE_DIR) -> Iterator[Stand]:
     """Starts the stack afresh, and stops it; `options` are those of `fulmen up`."""
     if state_dir.exists():
         subprocess.run(
-            [sys.executable, "-m", "fulmen.cli", "down", "--state-dir", str(state_dir)],
+            [sys.executable, "-m", "fulmen_cli", "down", "--state-dir", str(state_dir)],
             check=False, timeout=DOWN_LIMIT_S, capture_output=True, cwd=ROOT,
         )  # fmt: skip
         shutil.rmtree(state_dir)

@@ -56,7 +56,11 @@ else
   libraries="./sdk/python ./libs/service_kit"
   case "$service" in
     store) distribution="./services/store[blobs]" ;;
-    runner) distribution="./services/runner[agents,docker,kubernetes]" ;;
+    runner)
+      # Agents that are commands call `fulmen emit`.
+      libraries="$libraries ./cli"
+      distribution="./services/runner[agents,docker,kubernetes]"
+      ;;
     algorithm)
       libraries="$libraries ./libs/gradient_exchange[server]"
       distribution=./services/algorithm

@@ -39,10 +39,11 @@ class Distribution:
 
 
 SDK = Distribution(folder=ROOT / "sdk/python", import_root="fulmen")
+CLI = Distribution(folder=ROOT / "cli", import_root="fulmen_cli")
 SERVICE_KIT = Distribution(folder=ROOT / "libs/service_kit", import_root="fulmen_service_kit")
 GRADIENT_EXCHANGE = Distribution(folder=ROOT / "libs/gradient_exchange", import_root="fulmen_exchange")
 SERVICES = tuple(
     Distribution(folder=ROOT / "services" / name, import_root=f"fulmen_{name}")
     for name in ("store", "runner", "llm_proxy", "algorithm")
 )
-DISTRIBUTIONS = (SDK, SERVICE_KIT, GRADIENT_EXCHANGE, *SERVICES)
+DISTRIBUTIONS = (SDK, CLI, SERVICE_KIT, GRADIENT_EXCHANGE, *SERVICES)

@@ -71,7 +71,7 @@ def test_a_service_does_not_load_what_formats_tracebacks_for_terminals(service: 
 
 
 def test_the_command_line_brings_nothing_heavy() -> None:
-    loaded, _ = probe("fulmen.cli.main")
+    loaded, _ = probe("fulmen_cli.main")
 
     assert not loaded & (HEAVY | {"asyncpg", "uvicorn"})
 

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from fulmen.client import Client, connect
-from fulmen.local.stack import LocalStack
+from fulmen_cli.local.stack import LocalStack
 from tests.support.models import build_model
 from tests.support.stack import running_stack, stack_targets
 

@@ -22,10 +22,10 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
-from fulmen.cli.main import app
 from fulmen.client import Client, connect
-from fulmen.local.record import StackFolder
-from fulmen.local.stack import LocalStack
+from fulmen_cli.local.record import StackFolder
+from fulmen_cli.local.stack import LocalStack
+from fulmen_cli.main import app
 from tests.architecture.distributions import ROOT
 from tests.support.prometheus import program, running_prometheus
 from tests.support.promql import names_in, without_variables

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from fulmen.client import Client, connect
-from fulmen.local.stack import LocalStack
+from fulmen_cli.local.stack import LocalStack
 from tests.support.commands import Done, fulmen
 from tests.support.stack import running_stack, stack_targets
 

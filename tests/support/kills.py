@@ -11,8 +11,8 @@ from enum import StrEnum
 import psutil
 
 from fulmen.client import Client
-from fulmen.local.stack import LocalStack
 from fulmen.store.v1 import rollout_service_pb2
+from fulmen_cli.local.stack import LocalStack
 from tests.support.runs import eventually
 
 __all__ = ["Victim", "kill_in_mid_work", "restart_in_mid_work", "work_is_under_way"]

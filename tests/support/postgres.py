@@ -23,7 +23,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 
-from fulmen.local.postgres import EmbeddedPostgres
+from fulmen_cli.local.postgres import EmbeddedPostgres
 from fulmen_store.database.database import connect
 from fulmen_store.database.migrations import migrate
 from fulmen_store.retention.table import UpkeepTable

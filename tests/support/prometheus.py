@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 import yaml
 
-from fulmen.local.ports import choose_ports
+from fulmen_cli.local.ports import choose_ports
 from tests.support.runs import eventually
 
 __all__ = ["Prometheus", "program", "running_prometheus"]

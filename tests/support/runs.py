@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
-from fulmen.cli.training.bundle import pack_bundle
-from fulmen.cli.training.plan import training_run
-from fulmen.cli.training.publish import publish
-from fulmen.cli.training.task_files import read_datasets
 from fulmen.client import Client
 from fulmen.errors import DeadlineExceeded, Unavailable
 from fulmen.store.v1 import rollout_pb2, rollout_service_pb2
 from fulmen.train_config import AgentConfig, load_train_config
+from fulmen_cli.train.bundle import pack_bundle
+from fulmen_cli.train.plan import training_run
+from fulmen_cli.train.publish import publish
+from fulmen_cli.train.task_files import read_datasets
 
 __all__ = [
     "FINAL_ROLLOUT_STATES",

@@ -19,8 +19,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from fulmen.client import Targets
-from fulmen.local.record import StackFolder
-from fulmen.local.stack import LocalStack, StackSettings
+from fulmen_cli.local.record import StackFolder
+from fulmen_cli.local.stack import LocalStack, StackSettings
 
 __all__ = ["running_stack", "stack_targets"]
 

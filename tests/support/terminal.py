@@ -1,6 +1,6 @@
 """Programs with a terminal of their own, such as a debugger needs.
 
-with terminal_program([sys.executable, "-m", "fulmen.cli", ...], folder=folder) as program:
+with terminal_program([sys.executable, "-m", "fulmen_cli", ...], folder=folder) as program:
     program.read_until("(Pdb)")
     program.write("continue\\n")
 """

@@ -14,9 +14,9 @@ from pathlib import Path
 from fulmen.algorithm.v1 import training_run_pb2 as pb
 from fulmen.algorithm.v1 import training_run_service_pb2 as service_pb
 from fulmen.client import Client
-from fulmen.local.stack import LocalStack
 from fulmen.store.v1 import rollout_service_pb2
 from fulmen.store.v1.rollout_pb2 import Rollout
+from fulmen_cli.local.stack import LocalStack
 from tests.support.otlp_collector import Collector
 from tests.support.training import BUILD, POLICY, publish_training_inputs
 

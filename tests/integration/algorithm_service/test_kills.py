@@ -12,7 +12,7 @@ from fulmen.algorithm.v1 import training_run_pb2 as pb
 from fulmen.algorithm.v1 import training_run_service_pb2 as service_pb
 from fulmen.client import Client, connect
 from fulmen.errors import CheckpointNotFound, TrainingRunStateInvalid
-from fulmen.local.stack import LocalStack
+from fulmen_cli.local.stack import LocalStack
 from tests.integration.algorithm_service.test_training import STEPS, Watcher, start_run
 from tests.support.commands import fulmen
 from tests.support.runs import eventually

@@ -14,10 +14,10 @@ from fulmen.algorithm.v1 import training_run_pb2 as pb
 from fulmen.algorithm.v1 import training_run_service_pb2 as service_pb
 from fulmen.client import Client, connect
 from fulmen.llm_proxy.v1 import route_service_pb2
-from fulmen.local.stack import LocalStack
 from fulmen.store.v1 import resource_service_pb2
 from fulmen.trajectories import Trajectory
 from fulmen.trajectories.stored import read_stored
+from fulmen_cli.local.stack import LocalStack
 from tests.integration.algorithm_service.test_training import SETTINGS, Watcher
 from tests.support.stack import running_stack, stack_targets
 from tests.support.training import BUILD, check_books, finished_groups, publish_training_inputs, read_consumed

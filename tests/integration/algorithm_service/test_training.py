@@ -12,7 +12,7 @@ from fulmen.algorithm.v1 import training_run_pb2 as pb
 from fulmen.algorithm.v1 import training_run_service_pb2 as service_pb
 from fulmen.client import Client, connect
 from fulmen.errors import Unavailable
-from fulmen.local.stack import LocalStack
+from fulmen_cli.local.stack import LocalStack
 from tests.support.stack import running_stack, stack_targets
 from tests.support.training import (
     BUILD,

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fulmen.cli.main import app
+from fulmen_cli.main import app
 from tests.support.terminal import terminal_program
 
 AGENT = """
@@ -72,7 +72,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check(folder: Path, *arguments: str, fake: bool = True) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fulmen.cli", "agent", "check", *(["--fake-model"] if fake else []), *arguments]
+    command = [sys.executable, "-m", "fulmen_cli", "agent", "check", *(["--fake-model"] if fake else []), *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -219,7 +219,7 @@ def test_a_vendor_gets_the_real_key_and_model_and_the_agent_neither(folder: Path
 
 
 def test_a_breakpoint_in_the_agent_has_the_terminal(folder: Path) -> None:
-    command = [sys.executable, "-m", "fulmen.cli", "agent", "check", "agent.py:stops", "--input", "1", "--fake-model"]
+    command = [sys.executable, "-m", "fulmen_cli", "agent", "check", "agent.py:stops", "--input", "1", "--fake-model"]
     with terminal_program(command, folder=folder) as program:
         program.read_until("(Pdb)")
         program.write("p found + 1\n")

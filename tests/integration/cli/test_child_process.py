@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fulmen.local.process import ChildProcess
+from fulmen_cli.local.process import ChildProcess
 
 WAIT_LIMIT_S = 20.0
 # A module that connects to the test, says its process id, and then waits for ever, whatever it is asked.
@@ -29,7 +29,7 @@ threading.Event().wait()
 PARENT = """
 import asyncio, os, sys
 from pathlib import Path
-from fulmen.local.process import ChildProcess
+from fulmen_cli.local.process import ChildProcess
 
 async def main(folder):
     child = await ChildProcess.start("stubborn", (), environment=dict(os.environ), log_file=folder / "log", folder=folder)

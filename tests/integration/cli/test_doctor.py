@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fulmen.client import connect
-from fulmen.local.stack import LocalStack
+from fulmen_cli.local.stack import LocalStack
 from tests.support.commands import fulmen
 from tests.support.llm_proxy.backend import MODEL, Backend
 from tests.support.runs import create_rollouts, ended_rollout, eventually

@@ -17,11 +17,11 @@ from click.testing import Result
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
-from fulmen.cli.exits import INTERRUPTED, Exit
-from fulmen.cli.main import app
 from fulmen.ids import ALL_PROJECTS
 from fulmen_algorithm.domain.events import StepMetrics
 from fulmen_algorithm.domain.runs import Runs
+from fulmen_cli.exits import INTERRUPTED, Exit
+from fulmen_cli.main import app
 from fulmen_service_kit.tokens import Role
 from tests.integration.cli.exchange_world import RUN, exchange, keep_run, ranks, serving, token
 
@@ -234,7 +234,7 @@ async def test_on_a_terminal_it_is_drawn_anew(tmp_path: Path) -> None:
 async def start(*arguments: str, target: str, stdout: int) -> asyncio.subprocess.Process:
     """Starts the command line as a process."""
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "fulmen.cli", *arguments),
+        *(sys.executable, "-m", "fulmen_cli", *arguments),
         env={**os.environ, **environment(target), "TERM": "xterm"},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=stdout,

@@ -15,11 +15,11 @@ import aiohttp
 import pytest
 
 from fulmen.client import Client, Targets, connect
-from fulmen.local.fleet import FleetPace, FleetRange
-from fulmen.local.record import ServiceState, StackFolder, StackRecord, StackState
-from fulmen.local.stack import StackSettings
-from fulmen.local.supervisor import Supervisor
 from fulmen.store.v1 import rollout_pb2, rollout_service_pb2
+from fulmen_cli.local.fleet import FleetPace, FleetRange
+from fulmen_cli.local.record import ServiceState, StackFolder, StackRecord, StackState
+from fulmen_cli.local.stack import StackSettings
+from fulmen_cli.local.supervisor import Supervisor
 
 pytestmark = [pytest.mark.serial, pytest.mark.timeout(240)]
 
@@ -53,7 +53,7 @@ async def fulmen(stack: Stack, *arguments: str) -> str:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "fulmen.cli",
+        "fulmen_cli",
         *arguments,
         "--state-dir",
         str(stack.folder.path),

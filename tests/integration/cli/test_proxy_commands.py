@@ -16,8 +16,8 @@ from click.testing import Result
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
-from fulmen.cli.exits import INTERRUPTED, Exit
-from fulmen.cli.main import app
+from fulmen_cli.exits import INTERRUPTED, Exit
+from fulmen_cli.main import app
 from fulmen_service_kit.tokens import Role
 from tests.support.llm_proxy.backend import Backend
 from tests.support.llm_proxy.fake_store import FakeStore
@@ -50,7 +50,7 @@ class Fulmen:
     async def start(self, *arguments: str, stdout: int) -> asyncio.subprocess.Process:
         """Starts a command as a process."""
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "fulmen.cli", "proxy", *arguments),
+            *(sys.executable, "-m", "fulmen_cli", "proxy", *arguments),
             env={**os.environ, **self.environment, "TERM": "xterm"},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=stdout,

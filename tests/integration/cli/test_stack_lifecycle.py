@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from fulmen.local.ports import choose_ports
-from fulmen.local.postgres import EmbeddedPostgres
-from fulmen.local.record import StackFolder, StackRecord
+from fulmen_cli.local.ports import choose_ports
+from fulmen_cli.local.postgres import EmbeddedPostgres
+from fulmen_cli.local.record import StackFolder, StackRecord
 
 pytestmark = [pytest.mark.serial, pytest.mark.timeout(240)]
 
@@ -36,7 +36,7 @@ def state(short_tmp_path: Path) -> Iterator[Path]:
 def fulmen(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Runs the command; by default a failure of it is a failure of the test."""
     done = subprocess.run(
-        [sys.executable, "-m", "fulmen.cli", *arguments],
+        [sys.executable, "-m", "fulmen_cli", *arguments],
         capture_output=True, text=True, timeout=COMMAND_LIMIT_S, check=False,
     )  # fmt: skip
     assert not check or done.returncode == 0, done.stdout + done.stderr

@@ -73,7 +73,7 @@ def folder(short_tmp_path: Path, repository_root: Path) -> Path:
 
 @pytest.mark.serial
 def test_a_training_in_one_process_stops_at_a_breakpoint_and_ends_with_a_model(folder: Path) -> None:
-    command = [sys.executable, "-m", "fulmen.cli", "train", "train.toml", "--in-process"]
+    command = [sys.executable, "-m", "fulmen_cli", "train", "train.toml", "--in-process"]
     with terminal_program(command, folder=folder) as program:
         program.read_until("(Pdb)", timeout_s=90)
         # The main thread of the process that holds the store, too; and the model can be asked from the prompt.

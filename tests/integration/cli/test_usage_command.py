@@ -11,9 +11,9 @@ from click.testing import Result
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
-from fulmen.cli.exits import Exit
-from fulmen.cli.main import app
 from fulmen.store.v1 import usage_service_pb2 as pb
+from fulmen_cli.exits import Exit
+from fulmen_cli.main import app
 from fulmen_service_kit.tokens import Role
 from tests.support.postgres import shared_server
 from tests.support.store import StoreHandle, create, running_store

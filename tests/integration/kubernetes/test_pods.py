@@ -88,7 +88,7 @@ class Pods:
     async def start(self, component: str) -> asyncio.subprocess.Process:
         """Starts a container's program."""
         container = self.container(component)
-        command = [sys.executable, "-m", PROGRAMS.get(component, "fulmen.cli")]
+        command = [sys.executable, "-m", PROGRAMS.get(component, "fulmen_cli")]
         command += container.get("args", ["serve"]) if component in PROGRAMS else container["command"][1:]
         folder = self._folder / component / "var/lib/fulmen"
         folder.mkdir(parents=True, exist_ok=True)

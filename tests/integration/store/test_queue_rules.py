@@ -11,10 +11,10 @@ import asyncpg
 import pytest
 from typer.testing import CliRunner
 
-from fulmen.cli.main import app
 from fulmen.errors import QuotaExceeded
 from fulmen.store.v1 import failure_pb2, lease_pb2, lease_service_pb2, rollout_pb2, runner_registry_service_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
+from fulmen_cli.main import app
 from tests.support.store import (
     LIMIT_S,
     Runner,

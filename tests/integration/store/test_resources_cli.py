@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from fulmen.cli.exits import Exit
 from fulmen.runner.v1 import agent_spec_pb2
 from fulmen.store.v1 import lease_pb2, resource_pb2
 from fulmen.store.v1 import lease_service_pb2 as lease_pb
 from fulmen.store.v1 import resource_service_pb2 as pb
 from fulmen.store.v1 import runner_registry_service_pb2 as registry_pb
+from fulmen_cli.exits import Exit
 from tests.support.store import LIMIT_S, Runner, StoreHandle, Stubs, running_store
 
 Fulmen = Callable[..., Awaitable[str]]
@@ -27,7 +27,7 @@ def fulmen(store: StoreHandle) -> Fulmen:
 
     async def run(*arguments: str, code: int = 0) -> str:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "fulmen.cli", *arguments, "--store-target", store.target, "--token", store.token(),
+            sys.executable, "-m", "fulmen_cli", *arguments, "--store-target", store.target, "--token", store.token(),
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         async with asyncio.timeout(LIMIT_S * 2):
@@ -103,7 +103,7 @@ async def test_a_watch_goes_on_over_a_restart_of_the_store(database_url: str, tm
         )
         await (await first.stubs()).resources.PublishResources(publish)
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "fulmen.cli", "resources", "watch", "prompt.", "-o", "json",
+            sys.executable, "-m", "fulmen_cli", "resources", "watch", "prompt.", "-o", "json",
             "--store-target", f"127.0.0.1:{port}", "--token", token, stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
         assert process.stdout is not None

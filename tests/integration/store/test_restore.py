@@ -13,10 +13,10 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from fulmen.local.postgres import find_binaries
 from fulmen.store.v1 import attempt_pb2, failure_pb2, resource_pb2, rollout_pb2
 from fulmen.store.v1 import resource_service_pb2 as res
 from fulmen.store.v1.span_service_pb2 import AppendSpansRequest
+from fulmen_cli.local.postgres import find_binaries
 from fulmen_store.database.transactions import catch_up
 from tests.integration.store.test_spans import chunk_of, stored
 from tests.support.postgres import PostgresServer

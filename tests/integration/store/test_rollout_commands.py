@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from fulmen.cli.exits import Exit
 from fulmen.store.v1 import failure_pb2
+from fulmen_cli.exits import Exit
 from tests.support import commands
 from tests.support.store import Runner, StoreHandle, Stubs, create
 

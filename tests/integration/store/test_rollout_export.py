@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fulmen.cli.exits import Exit
-from fulmen.cli.main import app
+from fulmen_cli.exits import Exit
+from fulmen_cli.main import app
 from fulmen_service_kit.tokens import Role
 from tests.integration.store.test_spans import append
 from tests.support.store import Runner, StoreHandle, Stubs, create

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fulmen.cli.exits import Exit
-from fulmen.cli.main import app
 from fulmen.store.v1 import span_pb2
+from fulmen_cli.exits import Exit
+from fulmen_cli.main import app
 from fulmen_service_kit.tokens import Role
 from tests.integration.store.test_spans import append, uuid7
 from tests.integration.store.test_spans_reading import packed, span

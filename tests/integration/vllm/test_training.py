@@ -20,7 +20,6 @@ from fulmen.algorithm.v1 import training_run_pb2 as pb
 from fulmen.client import connect
 from fulmen.ids import trace_id_of
 from fulmen.llm_proxy.v1 import backend_service_pb2
-from fulmen.local.stack import LocalStack
 from fulmen.store.v1 import rollout_service_pb2
 from fulmen.store.v1.attempt_pb2 import ATTEMPT_STATE_FAILED
 from fulmen.store.v1.rollout_pb2 import ROLLOUT_STATE_SUCCEEDED
@@ -32,6 +31,7 @@ from fulmen_algorithm.clients.swap_gate import ProxyGate
 from fulmen_algorithm.clients.vllm_api import VllmApi, Weights, read_whole
 from fulmen_algorithm.domain.engine_settings import SwapMode
 from fulmen_algorithm.domain.ports import PublishedPolicy
+from fulmen_cli.local.stack import LocalStack
 from tests.integration.vllm.conftest import require_vllm
 from tests.support.llm_proxy.fake_store import FakeStore
 from tests.support.llm_proxy.harness import RunningProxy, running_proxy

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fulmen.cli.training import bundle
-from fulmen.cli.training.bundle import pack_bundle
 from fulmen.train_config import ConfigError
+from fulmen_cli.train import bundle
+from fulmen_cli.train.bundle import pack_bundle
 
 
 def fill(folder: Path) -> Path:

@@ -13,8 +13,6 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fulmen.cli.exits import CommandFailed, Exit, reported
-from fulmen.cli.main import app
 from fulmen.errors import (
     ArgumentInvalid,
     EtagMismatch,
@@ -25,9 +23,11 @@ from fulmen.errors import (
     Unavailable,
     Violation,
 )
-from fulmen.local.credentials import Credentials
-from fulmen.local.record import StackFolder
-from fulmen.local.stack import mint_tokens
+from fulmen_cli.exits import CommandFailed, Exit, reported
+from fulmen_cli.local.credentials import Credentials
+from fulmen_cli.local.record import StackFolder
+from fulmen_cli.local.stack import mint_tokens
+from fulmen_cli.main import app
 
 runner = CliRunner()
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fulmen.cli import doctor_checks as checks
-from fulmen.cli.deployment_checks import clock_of, token
-from fulmen.cli.main import app
-from fulmen.local.record import StackRecord, StackState
 from fulmen.store.v1.runner_registry_service_pb2 import Runner
+from fulmen_cli.doctor import machine as checks
+from fulmen_cli.doctor.deployment import clock_of, token
+from fulmen_cli.local.record import StackRecord, StackState
+from fulmen_cli.main import app
 
 NOW = datetime.datetime(2026, 5, 1, 12, tzinfo=datetime.UTC)
 

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from fulmen.local.fleet import (
+from fulmen_cli.local.fleet import (
     SHRINK_AFTER_S,
     SHRINK_PAUSE_S,
     START_PAUSE_S,

@@ -10,8 +10,6 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from fulmen.local.fleet import FleetPace, FleetRange
-from fulmen.local.fleet_keeper import FleetKeeper
 from fulmen.runner.v1 import runner_service_pb2
 from fulmen.runner.v1.runner_service_pb2_grpc import RunnerServiceServicer, add_RunnerServiceServicer_to_server
 from fulmen.store.v1 import runner_registry_service_pb2 as pb
@@ -19,6 +17,8 @@ from fulmen.store.v1.runner_registry_service_pb2_grpc import (
     RunnerRegistryServiceServicer,
     add_RunnerRegistryServiceServicer_to_server,
 )
+from fulmen_cli.local.fleet import FleetPace, FleetRange
+from fulmen_cli.local.fleet_keeper import FleetKeeper
 
 LIMIT_S = 30
 LIMITS = FleetRange(least=1, most=2)

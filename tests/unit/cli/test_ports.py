@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from fulmen.local.errors import PortInUseError
-from fulmen.local.ports import choose_ports, is_free
+from fulmen_cli.local.errors import PortInUseError
+from fulmen_cli.local.ports import choose_ports, is_free
 
 
 @pytest.fixture

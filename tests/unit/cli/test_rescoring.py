@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fulmen.cli.exits import CommandFailed
-from fulmen.cli.rescoring.partial import Compared, opened, partial_path
-from fulmen.cli.rescoring.summary import summary_of
 from fulmen.scores import GraderIdentity, Problem, RolloutScore, Source
+from fulmen_cli.exits import CommandFailed
+from fulmen_cli.rollout.rescore.partial import Compared, opened, partial_path
+from fulmen_cli.rollout.rescore.summary import summary_of
 
 
 def result(number: int, new: float | None = 1.0, *, old: float | None = 0.5, group: str = "g") -> Compared:

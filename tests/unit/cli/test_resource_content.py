@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fulmen.cli.resource_content import ContentInvalid, packed_content
 from fulmen.runner.v1 import agent_spec_pb2 as pb
+from fulmen_cli.resources.content import ContentInvalid, packed_content
 
 SPEC = pb.AgentSpec(bundle="resources/bundle.x/versions/1", python=pb.PythonEntry(target="agent.py:solve"))
 JSON = b'{"bundle": "resources/bundle.x/versions/1", "python": {"target": "agent.py:solve"}}'

@@ -10,10 +10,10 @@ from typing import Any, cast
 import pytest
 
 from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
-from fulmen.cli.exits import CommandFailed
-from fulmen.cli.run_compare import Told, _drawn, _save_picture, differing, told_run
-from fulmen.cli.run_reproduce import Deviation, first_deviation
 from fulmen.client import Client
+from fulmen_cli.exits import CommandFailed
+from fulmen_cli.run.compare import Told, _drawn, _save_picture, differing, told_run
+from fulmen_cli.run.reproduce import Deviation, first_deviation
 
 RUNNING = training_run_pb2.TRAINING_RUN_STATE_RUNNING
 SUCCEEDED = training_run_pb2.TRAINING_RUN_STATE_SUCCEEDED

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from fulmen.cli.scrubbing import MASK, Scrubber, secrets_in
+from fulmen_cli.doctor.scrubbing import MASK, Scrubber, secrets_in
 
 SECRET = "a-signing-key-of-a-deployment"
 TOKEN = "eyJhbGciOiJIUzI1NiJ9.eyJyb2xlIjoiYWRtaW4ifQ.c2lnbmF0dXJl"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fulmen.local.errors import StackError
-from fulmen.local.in_process import DEBUGGING
-from fulmen.local.ports import choose_ports
-from fulmen.local.services import ServiceSpec, StackPlan, plan_services, port_names
+from fulmen_cli.local.errors import StackError
+from fulmen_cli.local.in_process import DEBUGGING
+from fulmen_cli.local.ports import choose_ports
+from fulmen_cli.local.services import ServiceSpec, StackPlan, plan_services, port_names
 from fulmen_runner.settings import RunnerSettings
 
 PLAN = StackPlan(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fulmen.local.supervisor import RestartPolicy
+from fulmen_cli.local.supervisor import RestartPolicy
 
 
 class Clock:

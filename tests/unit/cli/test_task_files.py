@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fulmen.cli.training.task_files import read_datasets
 from fulmen.train_config import ConfigError, DataConfig
+from fulmen_cli.train.task_files import read_datasets
 
 
 def test_every_malformed_line_of_every_file_is_reported_with_its_number(tmp_path: Path) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from fulmen.algorithm.v1 import training_run_pb2
-from fulmen.cli.training.plan import run_id, training_run
-from fulmen.cli.training.report import StageOutcome, accuracy_line, compared_stage, save_report, trained_model
-from fulmen.cli.training.samples import Sample, SamplePair
 from fulmen.train_config import AgentConfig, DataConfig, PolicyConfig, StageConfig, TrainConfig
+from fulmen_cli.train.plan import run_id, training_run
+from fulmen_cli.train.report import StageOutcome, accuracy_line, compared_stage, save_report, trained_model
+from fulmen_cli.train.samples import Sample, SamplePair
 
 INPUTS = {
     use: f"resources/{use}/versions/1"

@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 
 from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
-from fulmen.cli.training import watch
 from fulmen.client import Client
 from fulmen.errors import Unavailable
+from fulmen_cli.run import watch
 
 NAME = "trainingRuns/one"
 

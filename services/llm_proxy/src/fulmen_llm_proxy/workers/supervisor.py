@@ -19,9 +19,8 @@ from pathlib import Path
 
 import structlog
 
-from fulmen.local import launch
-from fulmen.local.process import KILL_LIMIT_S
 from fulmen_llm_proxy.settings import LlmProxySettings
+from fulmen_service_kit import launch
 from fulmen_service_kit.errors import StartupError
 from fulmen_service_kit.http_server import reserve
 from fulmen_service_kit.lifecycle import Build, announce, run_service
@@ -156,7 +155,7 @@ class WorkerSupervisor:
             for worker in workers:
                 with contextlib.suppress(ProcessLookupError):
                     worker.kill()
-            async with asyncio.timeout(KILL_LIMIT_S):
+            async with asyncio.timeout(launch.KILL_LIMIT_S):
                 await asyncio.gather(*(worker.wait() for worker in workers))
             return True
         return any(statuses)

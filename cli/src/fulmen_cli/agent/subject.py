@@ -1,0 +1,179 @@
+"""What is checked: an agent and its inputs, from a `train.toml` or from the command line alone."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from fulmen.agent_config import AgentConfig
+from fulmen.config_reader import ConfigError
+from fulmen.train_config import load_agent_and_data
+from fulmen_cli.exits import CommandFailed, Exit
+from fulmen_cli.train.bundle import pack_bundle
+
+__all__ = ["Given", "Subject", "subject_of"]
+
+JSON_TYPE: Final = "application/json"
+# Runs a program where the person is: without a bundle, a runner starts commands in the attempt's own directory.
+_IN_FOLDER: Final = ("sh", "-c", 'cd "$0" && exec "$@"')
+TEXT_TYPE: Final = "text/plain; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What the command line says about the input, at most one of them; `task` counts from 0."""
+
+    task: int | None = None
+    text: str | None = None
+    file: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """An agent with the input of its attempts.
+
+    Attributes:
+        title: What it is, for a person.
+        agent: How it is started and scored.
+        folder: Its files.
+        archive: The same, packed; empty for an agent that runs from its folder.
+        data: The input.
+        content_type: What the input is.
+    """
+
+    title: str
+    agent: AgentConfig
+    folder: Path
+    archive: bytes = field(repr=False)
+    data: bytes
+    content_type: str
+
+    @property
+    def archive_sha256_hex(self) -> str:
+        """The digest of the packed files."""
+        return hashlib.sha256(self.archive).hexdigest()
+
+
+def subject_of(what: str | None, command: list[str], given: Given, *, grader: str | None) -> Subject:
+    """Finds out what is to be checked.
+
+    Args:
+        what: a `train.toml`, or a Python target; None for a command.
+        command: the program and its arguments.
+        given: the input.
+        grader: a Python target that scores, instead of what a `train.toml` says.
+
+    Raises:
+        CommandFailed: if it is not said, or said twice, or a file is missing.
+        ConfigError: if the configuration is not valid.
+    """
+    if sum(each is not None for each in (given.task, given.text, given.file)) > 1:
+        raise _wrong("Give one of --task, --input and --input-file.")
+    if command and what is None:
+        agent = AgentConfig(command=(*_IN_FOLDER, _escaped(str(Path.cwd())), *command), grader=grader or "")
+        return _direct(agent, " ".join(command), given)
+    if command or what is None:
+        raise _wrong("Name what to check: a train.toml, a Python callable as file.py:name, or --command -- PROGRAM ….")
+    if ":" in what and not what.endswith(".toml"):
+        module = what.partition(":")[0]
+        if module.endswith(".py") and not Path(module).is_file():
+            raise CommandFailed(f"There is no file {module}.", exit_code=Exit.NOT_FOUND)
+        return _direct(AgentConfig(python=what, grader=grader or ""), what, given)
+    if what.endswith(".py"):
+        raise _wrong(f"Name the function, too: {what}:NAME{_functions(Path(what))}.")
+    return _configured(Path(what), given, grader=grader)
+
+
+def _functions(path: Path) -> str:
+    """Says which functions a file has, empty if that cannot be told."""
+    try:
+        body = ast.parse(path.read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return ""
+    names = [each.name for each in body if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    public = [name for name in names if not name.startswith("_")]
+    return f", of {', '.join(public)}" if public else ""
+
+
+def _configured(path: Path, given: Given, *, grader: str | None) -> Subject:
+    agent, tasks = load_agent_and_data(path)
+    folder = path.resolve().parent
+    if grader:
+        agent = AgentConfig(**{name: getattr(agent, name) for name in _KEPT}, grader=grader)
+    files = tuple(each for each in (tasks.train, tasks.validation, tasks.demonstrations) if each)
+    archive = b"" if agent.python else pack_bundle(folder, data_files=files).content
+    if given.text is not None or given.file is not None:
+        data, content_type = _input(given)
+    else:
+        data, content_type = _task(tasks.train or tasks.validation, given.task or 0), JSON_TYPE
+    title = agent.python or agent.command or (agent.container.image if agent.container else "a Job")
+    title = title if isinstance(title, str) else " ".join(title)
+    return Subject(
+        title=f"{title} of {path}",
+        agent=agent,
+        folder=folder,
+        archive=archive,
+        data=data,
+        content_type=content_type,
+    )
+
+
+_KEPT: Final = (
+    "python", "isolation", "command", "container", "job", "max_output_bytes", "limits", "environment",
+)  # fmt: skip
+
+
+def _direct(agent: AgentConfig, title: str, given: Given) -> Subject:
+    if given.task is not None:
+        raise _wrong("--task is a line of a train.toml's data: give --input or --input-file with this agent.")
+    if given.text is None and given.file is None:
+        raise _wrong("""Give the agent something to do: --input '{"question": "12+34="}' or --input-file FILE.""")
+    data, content_type = _input(given)
+    folder = Path.cwd()
+    # Run where the person is, not from a copy of what may be a home directory.
+    return Subject(title=title, agent=agent, folder=folder, archive=b"", data=data, content_type=content_type)
+
+
+def _escaped(text: str) -> str:
+    """Returns a text as a template that stands for it."""
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+def _input(given: Given) -> tuple[bytes, str]:
+    if given.file is not None:
+        try:
+            data = given.file.read_bytes()
+        except OSError as error:
+            raise CommandFailed(f"{given.file} cannot be read: {error.strerror}", exit_code=Exit.NOT_FOUND) from None
+    else:
+        data = (given.text or "").encode()
+    try:
+        json.loads(data)
+    except ValueError as error:
+        if data.lstrip().startswith((b"{", b"[")):
+            sys.stderr.write(f"note: the input begins like JSON but is none ({error}); the agent gets it as text.\n")
+        return data, TEXT_TYPE
+    return data, JSON_TYPE
+
+
+def _task(path: Path | None, number: int) -> bytes:
+    if path is None:
+        raise _wrong("The configuration names no tasks: give --input or --input-file.")
+    lines = [line for line in path.read_bytes().splitlines() if line.strip()]
+    if not 0 <= number < len(lines):
+        last = f"0 to {len(lines) - 1}" if lines else "none"
+        raise CommandFailed(f"{path} has no task {number}: there are {last}.", exit_code=Exit.NOT_FOUND)
+    try:
+        json.loads(lines[number])
+    except ValueError as error:
+        raise ConfigError(f"Task {number} of {path} is not JSON.", [str(error)]) from None
+    return lines[number]
+
+
+def _wrong(message: str) -> CommandFailed:
+    return CommandFailed(message, exit_code=Exit.USAGE)

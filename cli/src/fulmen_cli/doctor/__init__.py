@@ -1,0 +1,1 @@
+"""`fulmen doctor` and `fulmen support-bundle`: what is wrong, and a file for whoever helps."""

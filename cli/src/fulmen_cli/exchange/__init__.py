@@ -1,0 +1,1 @@
+"""`fulmen exchange`: the gradient exchange of a training run."""

@@ -1,0 +1,157 @@
+"""What the stream of a training run says of its exchange of gradients: the newest figures, and what was decided."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final
+
+from fulmen.algorithm.v1 import training_run_pb2
+from fulmen.client import Client
+from fulmen.errors import FulmenError
+from fulmen_cli.exits import CommandFailed
+from fulmen_cli.run.watch import follow_run
+
+__all__ = ["PREFIX", "Figure", "Notice", "Story", "told_story"]
+
+PREFIX: Final = "exchange_"
+TIMES: Final = ("spent_exchange_seconds", "spent_train_seconds")
+NOTICE_PREFIX: Final = "exchange: "
+NOTICES_KEPT: Final = 10
+FIRST_LIMIT_S: Final = 10.0
+SILENT_S: Final = 2.0
+QUIET_S: Final = 0.3
+LOOK_EVERY_S: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """The newest value of a figure, and the step that measured it."""
+
+    step: int
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """What the run's history was told of the exchange."""
+
+    time: datetime
+    severity: str
+    message: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Story:
+    """A run's exchange as its stream tells it, up to the newest event.
+
+    Attributes:
+        run: As it is now.
+        step: The newest that was measured.
+        figures: By name, `exchange_*`, and what the run has spent on exchanges and on training besides.
+        notices: The newest, oldest first.
+        problem: What is told while the service cannot be reached; empty while it can.
+    """
+
+    run: training_run_pb2.TrainingRun
+    step: int = 0
+    figures: dict[str, Figure] = field(default_factory=dict)
+    notices: deque[Notice] = field(default_factory=lambda: deque(maxlen=NOTICES_KEPT))
+    problem: str = ""
+    _asked: training_run_pb2.TrainingRun = field(init=False)
+    _branch: int = 0
+    _failure: Exception | None = None
+
+    def __post_init__(self) -> None:
+        """Remembers how far the run was when it was asked for."""
+        self._asked = self.run
+
+    @property
+    def tells_any(self) -> bool:
+        """Whether any figure is one of an exchange."""
+        return any(name.startswith(PREFIX) for name in self.figures)
+
+    @property
+    def share(self) -> Figure | None:
+        """How much of the time that training took went into exchanges, from the beginning on."""
+        times = [self.figures[name] for name in TIMES if name in self.figures]
+        total = sum(time.value for time in times)
+        if len(times) < len(TIMES) or total <= 0:
+            return None
+        return Figure(step=times[0].step, value=times[0].value / total)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the events have come to the step where the run was when it was asked for; steps may have none."""
+        return self._branch >= self._asked.rollback_count and self.step >= self._asked.step
+
+    def check(self) -> None:
+        """Sees to it that the story goes on.
+
+        Raises:
+            CommandFailed: if the service could not be reached for 3 minutes.
+            FulmenError: if it refused.
+        """
+        if self._failure is not None:
+            raise self._failure
+
+    def fail(self, error: Exception) -> None:
+        """Is told that no more events come."""
+        self._failure = error
+
+    def take(self, event: training_run_pb2.TrainingRunEvent) -> None:
+        """Takes in the next event."""
+        self.problem = ""
+        match event.WhichOneof("event"):
+            case "run":
+                if event.run.rollback_count > self._branch:
+                    self._branch, self.step = event.run.rollback_count, event.run.step
+                    self.figures = {name: one for name, one in self.figures.items() if one.step <= self.step}
+                self.run = event.run
+            case "step":
+                self.step = event.step.step
+                self.figures |= {
+                    name: Figure(step=event.step.step, value=value)
+                    for name, value in event.step.values.items()
+                    if name.startswith(PREFIX) or name in TIMES
+                }
+            case "notice" if event.notice.message.startswith(NOTICE_PREFIX):
+                message = event.notice.message.removeprefix(NOTICE_PREFIX)
+                time = event.event_time.ToDatetime(UTC)
+                self.notices.append(Notice(time=time, severity=event.notice.severity, message=message))
+
+
+@asynccontextmanager
+async def told_story(client: Client, run: training_run_pb2.TrainingRun) -> AsyncIterator[Story]:
+    """Yields the story of a run as far as it is; it goes on while the context is open. See `Story.check`."""
+    story = Story(run=run)
+    left_s = FIRST_LIMIT_S
+
+    def interrupted(message: str) -> None:
+        story.problem = message
+
+    async def follow() -> None:
+        nonlocal left_s
+        try:
+            async for event in follow_run(client, run.name, on_interruption=interrupted):
+                story.take(event)
+                left_s = QUIET_S if story.is_current else SILENT_S
+        except (CommandFailed, FulmenError) as error:
+            story.fail(error)
+
+    following = asyncio.create_task(follow(), name="exchange-story")
+    try:
+        # A run that has ended has a last event; of one that goes on nothing says which event is the newest. What counts
+        # are looks, not the clock: while this process itself was held up, nothing could be heard.
+        while not following.done() and left_s > 0:
+            await asyncio.wait({following}, timeout=LOOK_EVERY_S)
+            left_s -= LOOK_EVERY_S
+        story.check()
+        yield story
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)

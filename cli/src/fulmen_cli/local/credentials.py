@@ -1,0 +1,51 @@
+"""The secrets of a local stack: made once, kept in the state folder, readable by their owner only."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Final
+
+from fulmen_cli.local.record import write_atomically
+
+__all__ = ["Credentials"]
+
+SIGNING_KEY_FILE: Final = "signing.key"
+ENGINE_KEY_FILE: Final = "engine.key"
+CLIENT_CREDENTIAL_FILE: Final = "client.token"
+SECRET_BYTES: Final = 48
+
+
+class Credentials:
+    """Reads the secrets of one state folder, and makes those that are not there yet."""
+
+    def __init__(self, folder: Path) -> None:
+        """Names the folder; touches nothing yet."""
+        self._folder = folder
+
+    @property
+    def client_token_file(self) -> Path:
+        """The file with the token that the command line uses."""
+        return self._folder / CLIENT_CREDENTIAL_FILE
+
+    @property
+    def signing_key_file(self) -> Path:
+        """The file with the key that signs every token of this stack."""
+        return self._folder / SIGNING_KEY_FILE
+
+    def signing_key(self) -> str:
+        """Returns the deployment's signing key."""
+        return self._make_once(self.signing_key_file)
+
+    def engine_token(self) -> str:
+        """Returns the key that the proxy presents to the algorithm service's generation engine."""
+        return self._make_once(self._folder / ENGINE_KEY_FILE)
+
+    def save_client_token(self, token: str) -> None:
+        """Keeps the token that the command line uses."""
+        write_atomically(self.client_token_file, token + "\n", private=True)
+
+    def _make_once(self, path: Path) -> str:
+        if not path.exists():
+            write_atomically(path, secrets.token_urlsafe(SECRET_BYTES) + "\n", private=True)
+        return path.read_text(encoding="utf-8").strip()

@@ -1,0 +1,107 @@
+"""One service as a child process: started, watched, stopped; it never outlives the process that started it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Protocol
+
+__all__ = ["ChildProcess", "ServiceProcess"]
+
+KILL_LIMIT_S: Final = 10.0
+
+
+class ServiceProcess(Protocol):
+    """A running service: a child process, or a part of this one."""
+
+    @property
+    def pid(self) -> int:
+        """The id of the process that it runs in."""
+
+    @property
+    def exit_status(self) -> int | None:
+        """The exit status; negative for a signal; None while it runs."""
+
+    async def wait(self) -> int:
+        """Waits for its end and returns its exit status."""
+
+    async def stop(self, grace_s: float) -> int:
+        """Asks it to end, waits as long as the grace, then ends it; returns its exit status."""
+
+    async def kill(self) -> int:
+        """Ends it at once; returns its exit status."""
+
+
+class ChildProcess:
+    """Owns one running child process and its log file."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        """Takes over a process that was just started: see `start`."""
+        self._process = process
+
+    @classmethod
+    async def start(
+        cls, module: str, arguments: tuple[str, ...], *, environment: Mapping[str, str], log_file: Path, folder: Path
+    ) -> ChildProcess:
+        """Starts `python -m module` (never from the working folder) with exactly this environment; its output goes to the end of the log file.
+
+        Must be called on the main thread: the kernel ties the child to the thread that starts it.
+        """
+        from fulmen_service_kit import launch
+
+        program = (sys.executable, "-P", "-m", module, *arguments)
+        with log_file.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-I",
+                "-S",
+                str(Path(launch.__file__)),
+                str(os.getpid()),
+                *program,
+                env=dict(environment),
+                cwd=folder,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        return cls(process)
+
+    @property
+    def pid(self) -> int:
+        """The process id; equal to the service's own, because the launcher becomes the service."""
+        return self._process.pid
+
+    @property
+    def exit_status(self) -> int | None:
+        """The exit status; negative for a signal; None while it runs."""
+        return self._process.returncode
+
+    async def wait(self) -> int:
+        """Waits for the end of the process and returns its exit status."""
+        return await self._process.wait()
+
+    async def stop(self, grace_s: float) -> int:
+        """Asks the process to end, waits as long as the grace, then kills it; returns its exit status."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        try:
+            async with asyncio.timeout(grace_s):
+                return await self._process.wait()
+        except TimeoutError:
+            return await self.kill()
+
+    async def kill(self) -> int:
+        """Kills the process at once and waits for its end.
+
+        Raises:
+            TimeoutError: if it is still there after 10 s, which means that the kernel holds it.
+        """
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        async with asyncio.timeout(KILL_LIMIT_S):
+            return await self._process.wait()

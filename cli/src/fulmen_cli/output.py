@@ -1,0 +1,86 @@
+"""Prints results: tables for people, JSON for programs. JSON is the protobuf mapping, so names agree with the contract."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fulmen_cli.command import Output
+
+__all__ = ["as_dict", "console", "enum_word", "print_json", "print_rows", "when", "working"]
+
+WIDTH_WITHOUT_TERMINAL: Final = 400
+
+
+def console() -> Console:
+    """Makes a console on standard output as it is now; where it is no terminal, lines are as long as they must be."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL)
+
+
+def as_dict(message: Message) -> dict[str, Any]:
+    """Returns a message as JSON-ready values under the names of the contract."""
+    values: dict[str, Any] = MessageToDict(message, preserving_proto_field_name=True)
+    return values
+
+
+def print_json(value: Any) -> None:
+    """Prints a value as JSON."""
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def print_rows(
+    output: Output,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    messages: Sequence[Message],
+    empty: str,
+) -> None:
+    """Prints a list: as JSON the messages themselves, otherwise a table, or the sentence for an empty one."""
+    if output is Output.JSON:
+        print_json([as_dict(message) for message in messages])
+        return
+    if not messages:
+        console().print(empty)
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console().print(table)
+
+
+def enum_word(message: Message, field: str) -> str:
+    """Returns the value of an enum field as people write it: `RolloutState` 4 is `succeeded`."""
+    descriptor = message.DESCRIPTOR.fields_by_name[field].enum_type
+    number = getattr(message, field)
+    value = descriptor.values_by_number.get(number)
+    if value is None:
+        return f"unknown ({number})"
+    zero: str = descriptor.values_by_number[0].name
+    prefix = zero.removesuffix("UNSPECIFIED")
+    word: str = value.name
+    return "" if number == 0 else word.removeprefix(prefix).lower()
+
+
+def when(time: Timestamp) -> str:
+    """Returns a time as people read it, in UTC; empty if it is unset."""
+    return "" if not time.seconds else time.ToDatetime().strftime("%Y-%m-%d %H:%M:%S")
+
+
+@contextmanager
+def working(text: str) -> Iterator[Callable[[str], None]]:
+    """Shows on standard error, where that is a terminal, what a command is busy with; yields how to say it anew."""
+    with Console(stderr=True, highlight=False).status(text) as status:
+        yield status.update

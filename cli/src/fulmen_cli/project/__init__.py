@@ -1,0 +1,1 @@
+"""`fulmen project`, `token`, `usage`: tenants, their tokens and what they used."""

@@ -1,0 +1,247 @@
+"""`fulmen project`: tenants, their share, quotas, retention, rules and limits of model calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+import typer
+
+from fulmen.store.v1 import project_service_pb2 as pb
+from fulmen.store.v1.model_limits_pb2 import CallLimits, ModelLimits
+from fulmen.store.v1.rollout_service_pb2 import QueueRules
+from fulmen_cli.command import Output, OutputOption, new_group, remote_command
+from fulmen_cli.connection import Connection
+from fulmen_cli.exits import CommandFailed, Exit
+from fulmen_cli.output import as_dict, console, print_json, print_rows, when
+
+__all__ = ["project_name", "register"]
+
+SECONDS_PER_DAY: Final = 86_400
+PAGE_SIZE: Final = 1000
+AGEING: Final = "ageing_interval"
+SWITCHES: Final = ("match_labels", "affinity", "longest_first", "hedging", "weighted_share")
+LIMITS: Final = ("requests_per_minute", "tokens_per_minute", "concurrent_calls")
+BUDGET: Final = "attempt_token_budget"
+PER_ATTEMPT: Final = "attempt."
+ON_OFF: Final = {"on": True, "off": False}
+
+NameArgument = Annotated[str, typer.Argument(help="Such as team-a, or projects/team-a.")]
+WeightOption = Annotated[int | None, typer.Option(help="Share against other projects, 1 to 1000; usual is 100.")]
+RunningOption = Annotated[int | None, typer.Option(help="How many rollouts may run at once; 0: any number.")]
+QueuedOption = Annotated[int | None, typer.Option(help="How many rollouts may wait at once; 0: any number.")]
+RetentionOption = Annotated[
+    float | None, typer.Option(help="How long final rollouts and spans are kept, days; 0: for ever.")
+]
+RuleOption = Annotated[
+    list[str] | None,
+    typer.Option("--rule", help=f"NAME=on|off of {', '.join(SWITCHES)}; or {AGEING}=SECONDS. May be repeated."),
+]
+LimitOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--limit",
+        help=f"NAME=NUMBER of {', '.join(LIMITS)}, for all model calls; {PER_ATTEMPT}NAME=NUMBER for each attempt's; "
+        f"or {BUDGET}=NUMBER. 0: no limit. May be repeated.",
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    projects = new_group(
+        "Projects: tenants with their share, quotas, retention, queue rules and limits of model calls."
+    )
+    app.add_typer(projects, name="project")
+    remote_command(projects, "create")(create)
+    remote_command(projects, "get")(get)
+    remote_command(projects, "update")(update)
+    remote_command(projects, "list")(list_projects)
+
+
+async def create(
+    connection: Connection,
+    name: NameArgument,
+    weight: WeightOption = None,
+    max_running: RunningOption = None,
+    max_queued: QueuedOption = None,
+    retention_days: RetentionOption = None,
+    rule: RuleOption = None,
+    limit: LimitOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Creates a project; a token for all projects is needed.
+
+    Examples:
+
+        fulmen project create team-a
+
+        fulmen project create team-b --weight 300 --max-running 64 --retention-days 30 --rule hedging=on
+    """
+    project = pb.Project(name=project_name(name))
+    _change(project, weight, max_running, max_queued, retention_days, rule or ())
+    for each in limit or ():
+        _set_limit(project.model_limits, each)
+    async with connection.open() as client:
+        created = (await client.projects.CreateProject(pb.CreateProjectRequest(project=project))).project
+    _show(created, output)
+
+
+async def get(connection: Connection, name: NameArgument = "", output: OutputOption = Output.TABLE) -> None:
+    """Shows one project; without a name that of the token.
+
+    Examples:
+
+        fulmen project get team-a
+    """
+    async with connection.open() as client:
+        request = pb.GetProjectRequest(name=project_name(name) if name else "")
+        found = (await client.projects.GetProject(request)).project
+    _show(found, output)
+
+
+async def update(
+    connection: Connection,
+    name: NameArgument,
+    weight: WeightOption = None,
+    max_running: RunningOption = None,
+    max_queued: QueuedOption = None,
+    retention_days: RetentionOption = None,
+    rule: RuleOption = None,
+    limit: LimitOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Changes what is given and leaves the rest; fails if somebody else changed the project meanwhile.
+
+    Examples:
+
+        fulmen project update team-a --max-queued 100000
+
+        fulmen project update team-a --rule affinity=off --rule ageing_interval=30
+
+        fulmen project update team-a --limit tokens_per_minute=2000000 --limit attempt_token_budget=50000
+    """
+    async with connection.open() as client:
+        project = (await client.projects.GetProject(pb.GetProjectRequest(name=project_name(name)))).project
+        _change(project, weight, max_running, max_queued, retention_days, rule or ())
+        for each in limit or ():
+            _set_limit(project.model_limits, each)
+        changed = (await client.projects.UpdateProject(pb.UpdateProjectRequest(project=project))).project
+    _show(changed, output)
+
+
+async def list_projects(connection: Connection, output: OutputOption = Output.TABLE) -> None:
+    """Lists the projects that the token may see.
+
+    Examples:
+
+        fulmen project list
+    """
+    found: list[pb.Project] = []
+    request = pb.ListProjectsRequest(page_size=PAGE_SIZE)
+    async with connection.open() as client:
+        while True:
+            page = await client.projects.ListProjects(request)
+            found += page.projects
+            if not page.next_page_token:
+                break
+            request.page_token = page.next_page_token
+    rows = [
+        (each.name, str(each.weight), _limit(each.max_running), _limit(each.max_queued), _kept(each)) for each in found
+    ]
+    columns = ("project", "weight", "may run", "may wait", "kept")
+    print_rows(output, columns, rows, messages=found, empty="No projects.")
+
+
+def project_name(given: str) -> str:
+    """Returns `projects/{project}` for either form of a name."""
+    return given if given.startswith("projects/") else f"projects/{given}"
+
+
+def _change(
+    project: pb.Project,
+    weight: int | None,
+    max_running: int | None,
+    max_queued: int | None,
+    retention_days: float | None,
+    rules: Sequence[str],
+) -> None:
+    if weight is not None:
+        project.weight = weight
+    if max_running is not None:
+        project.max_running = max_running
+    if max_queued is not None:
+        project.max_queued = max_queued
+    if retention_days == 0:
+        project.ClearField("retention")
+    elif retention_days is not None:
+        project.retention.FromSeconds(round(retention_days * SECONDS_PER_DAY))
+    for rule in rules:
+        _set_rule(project.rules, rule)
+
+
+def _set_rule(rules: QueueRules, text: str) -> None:
+    name, _, value = text.partition("=")
+    if name == AGEING and value.replace(".", "", 1).isdecimal():
+        rules.ageing_interval.FromMilliseconds(round(float(value) * 1000))
+    elif name in SWITCHES and value in ON_OFF:
+        setattr(rules, name, ON_OFF[value])
+    else:
+        raise CommandFailed(
+            f"--rule {text}: give NAME=on|off, NAME one of {', '.join(SWITCHES)}, or {AGEING}=SECONDS.",
+            exit_code=Exit.USAGE,
+        )
+
+
+def _set_limit(limits: ModelLimits, text: str) -> None:
+    name, _, value = text.partition("=")
+    target: ModelLimits | CallLimits = limits
+    if name.removeprefix(PER_ATTEMPT) in LIMITS:
+        target = limits.attempt if name.startswith(PER_ATTEMPT) else limits.project
+    elif name != BUDGET:
+        value = ""
+    if not value.isdecimal():
+        raise CommandFailed(
+            f"--limit {text}: give NAME=NUMBER, NAME one of {', '.join(LIMITS)}, the same after {PER_ATTEMPT}, or {BUDGET}.",
+            exit_code=Exit.USAGE,
+        )
+    setattr(target, name.removeprefix(PER_ATTEMPT), int(value))
+
+
+def _limits_set(limits: ModelLimits) -> list[str]:
+    found = [f"{name}={getattr(limits.project, name)}" for name in LIMITS if getattr(limits.project, name)]
+    found += [
+        f"{PER_ATTEMPT}{name}={getattr(limits.attempt, name)}" for name in LIMITS if getattr(limits.attempt, name)
+    ]
+    return [*found, *([f"{BUDGET}={limits.attempt_token_budget}"] if limits.attempt_token_budget else [])]
+
+
+def _show(project: pb.Project, output: Output) -> None:
+    if output is Output.JSON:
+        print_json(as_dict(project))
+        return
+    rules = project.rules
+    switched = [f"{name}={'on' if getattr(rules, name) else 'off'}" for name in SWITCHES if rules.HasField(name)]
+    if rules.HasField(AGEING):
+        switched.append(f"{AGEING}={rules.ageing_interval.ToMilliseconds() / 1000:g}")
+    facts = [
+        ("project", project.name),
+        ("weight", str(project.weight)),
+        ("may run", _limit(project.max_running)),
+        ("may wait", _limit(project.max_queued)),
+        ("kept", _kept(project)),
+        ("rules", ", ".join(switched) or "the defaults"),
+        ("limits", ", ".join(_limits_set(project.model_limits)) or "none"),
+        ("created", when(project.create_time)),
+    ]
+    screen = console()
+    for label, value in facts:
+        screen.print(f"{label:<10}{value}", markup=False, soft_wrap=True)
+
+
+def _limit(value: int) -> str:
+    return str(value) if value else "any number"
+
+
+def _kept(project: pb.Project) -> str:
+    return f"{project.retention.ToSeconds() / SECONDS_PER_DAY:g} days" if project.HasField("retention") else "for ever"

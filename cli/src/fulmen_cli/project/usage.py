@@ -1,0 +1,105 @@
+"""`fulmen usage`: what model calls used and cost."""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+from typing import Annotated, Final
+
+import typer
+
+from fulmen.store.v1 import usage_service_pb2 as pb
+from fulmen_cli.command import Output, OutputOption, remote_command
+from fulmen_cli.connection import Connection
+from fulmen_cli.output import print_rows
+from fulmen_cli.project.commands import project_name
+
+__all__ = ["register"]
+
+PAGE_SIZE: Final = 1000
+SECONDS_PER_DAY: Final = 86_400
+MICROS: Final = 1e6
+
+
+class By(StrEnum):
+    """By what usage is summed up."""
+
+    ALL = "all"
+    MODEL = "model"
+    BACKEND = "backend"
+    RUN = "run"
+    ROLLOUT = "rollout"
+    ATTEMPT = "attempt"
+
+
+GROUPINGS: Final = {
+    By.ALL: pb.USAGE_GROUPING_UNSPECIFIED,
+    By.MODEL: pb.USAGE_GROUPING_MODEL,
+    By.BACKEND: pb.USAGE_GROUPING_BACKEND,
+    By.RUN: pb.USAGE_GROUPING_TRAINING_RUN,
+    By.ROLLOUT: pb.USAGE_GROUPING_ROLLOUT,
+    By.ATTEMPT: pb.USAGE_GROUPING_ATTEMPT,
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    remote_command(app, "usage")(usage)
+
+
+async def usage(
+    connection: Connection,
+    project: Annotated[str, typer.Option(help="Only this project; by default that of the token.")] = "",
+    run: Annotated[str, typer.Option(help="Only this training run.")] = "",
+    rollout: Annotated[str, typer.Option(help="Only this rollout.")] = "",
+    by: Annotated[By, typer.Option(help="By what to sum up.")] = By.MODEL,
+    days: Annotated[float | None, typer.Option(min=0, help="Only the last so many days.")] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Shows how many tokens model calls used, and what they cost by the proxy's price table.
+
+    Examples:
+
+        fulmen usage
+
+        fulmen usage --run demo --by rollout
+    """
+    request = pb.GetUsageRequest(
+        project=project_name(project) if project else "",
+        training_run=_named(run, "trainingRuns"),
+        rollout=_named(rollout, "rollouts"),
+        group_by=GROUPINGS[by],
+        page_size=PAGE_SIZE,
+    )
+    if days is not None:
+        request.start_time.FromSeconds(int(time.time() - days * SECONDS_PER_DAY))
+    found: list[pb.UsageGroup] = []
+    async with connection.open() as client:
+        while True:
+            page = await client.usage.GetUsage(request)
+            found += page.groups
+            if not page.next_page_token:
+                break
+            request.page_token = page.next_page_token
+    rows = [(_shown(each, by), *_numbers(each.usage)) for each in found]
+    columns = (by.value, "calls", "failed", "prompt tokens", "of them cached", "completion tokens", "dollars")
+    print_rows(output, columns, rows, messages=found, empty="No model calls.")
+
+
+def _named(given: str, kind: str) -> str:
+    return given if not given or given.startswith(f"{kind}/") else f"{kind}/{given}"
+
+
+def _shown(group: pb.UsageGroup, by: By) -> str:
+    return "all" if by is By.ALL else group.name or "(none)"
+
+
+def _numbers(usage: pb.Usage) -> tuple[str, ...]:
+    counts = (
+        usage.request_count,
+        usage.failure_count,
+        usage.prompt_token_count,
+        usage.cached_token_count,
+        usage.completion_token_count,
+    )
+    return (*(f"{count:,}" for count in counts), f"{usage.cost_micros / MICROS:,.4f}")

@@ -1,0 +1,1 @@
+"""`fulmen proxy`: routes, backends and model calls."""

@@ -1,0 +1,206 @@
+"""`fulmen proxy backend`: model servers are added, drained, held for new weights, removed."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+from google.protobuf.duration_pb2 import Duration
+
+from fulmen.llm_proxy.v1 import backend_pb2, backend_service_pb2
+from fulmen_cli.command import Output, OutputOption
+from fulmen_cli.connection import Connection
+from fulmen_cli.output import as_dict, console, enum_word, print_json, when
+from fulmen_cli.proxy.route_text import backend_name
+
+__all__ = ["add", "delete", "drain", "hold", "release", "resume", "traits"]
+
+IdArgument = Annotated[str, typer.Argument(metavar="BACKEND", help="Such as vllm-0, or backends/vllm-0.")]
+
+
+class Dialect(StrEnum):
+    """The API that a backend speaks."""
+
+    OPENAI = "openai"
+    ANTHROPIC = "anthropic"
+    AZURE_OPENAI = "azure-openai"
+
+
+class Engine(StrEnum):
+    """What runs at a backend."""
+
+    VLLM = "vllm"
+    SGLANG = "sglang"
+    FULMEN = "fulmen"
+
+
+class Api(StrEnum):
+    """One kind of call."""
+
+    CHAT_COMPLETIONS = "chat-completions"
+    COMPLETIONS = "completions"
+    RESPONSES = "responses"
+    EMBEDDINGS = "embeddings"
+    MESSAGES = "messages"
+    COUNT_TOKENS = "count-tokens"
+
+
+async def add(
+    connection: Connection,
+    backend: IdArgument,
+    url: Annotated[str, typer.Argument(help="Where its API begins, such as http://10.0.0.7:8000/v1.")],
+    dialect: Annotated[Dialect, typer.Option(help="The API that it speaks.")] = Dialect.OPENAI,
+    engine: Annotated[Engine | None, typer.Option(help="What runs there, if the proxy is to know.")] = None,
+    api: Annotated[
+        list[Api] | None, typer.Option("--api", help="What it serves itself, if not the usual. May be repeated.")
+    ] = None,
+    api_version: Annotated[str, typer.Option(help="The version its API is called with; Azure needs one.")] = "",
+    key_name: Annotated[str, typer.Option(help="Name of its API key in FULMEN_LLM_PROXY_BACKEND_KEYS.")] = "",
+    token_ids: Annotated[bool, typer.Option("--token-ids", help="Its answers can carry token ids.")] = False,
+    rpm: Annotated[
+        int | None, typer.Option(min=1, help="Most requests a minute, over all proxies; by default any.")
+    ] = None,
+    tpm: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens a minute, over all proxies; by default any.")
+    ] = None,
+    max_in_flight: Annotated[
+        int | None, typer.Option(min=1, help="Most requests at once from each proxy process; by default 1024.")
+    ] = None,
+    health_path: Annotated[str, typer.Option(help="Where its health is asked, if not the engine's own path.")] = "",
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Adds a backend, or replaces one: it is then neither drained nor held.
+
+    Examples:
+
+        fulmen proxy backend add vllm-0 http://10.0.0.7:8000/v1 --engine vllm --token-ids --max-in-flight 256
+
+        fulmen proxy backend add claude https://api.anthropic.com --dialect anthropic --key-name anthropic --rpm 1000
+    """
+    message = backend_pb2.Backend(
+        name=backend_name(backend),
+        base_url=url,
+        dialect=backend_pb2.Dialect.Value(f"DIALECT_{dialect.name}"),
+        apis=[backend_pb2.Api.Value(f"API_{each.name}") for each in api or ()],
+        api_version=api_version,
+        key_name=key_name,
+        returns_token_ids=token_ids,
+        requests_per_minute=rpm,
+        tokens_per_minute=tpm,
+        max_in_flight=max_in_flight,
+        health_path=health_path,
+    )
+    if engine is not None:
+        message.engine = backend_pb2.Engine.Value(f"ENGINE_{engine.name}")
+    async with connection.open() as client:
+        answer = await client.backends.RegisterBackend(backend_service_pb2.RegisterBackendRequest(backend=message))
+    _show(answer.backend, output)
+
+
+async def drain(connection: Connection, backend: IdArgument, output: OutputOption = Output.TABLE) -> None:
+    """Sends a backend no new calls; those in flight end by themselves (`fulmen proxy health --watch`).
+
+    Example:
+
+        fulmen proxy backend drain vllm-0
+    """
+    async with connection.open() as client:
+        request = backend_service_pb2.DrainBackendRequest(name=backend_name(backend))
+        answer = await client.backends.DrainBackend(request)
+    _show(answer.backend, output)
+
+
+async def resume(connection: Connection, backend: IdArgument, output: OutputOption = Output.TABLE) -> None:
+    """Takes a drain back: the backend gets calls again.
+
+    Example:
+
+        fulmen proxy backend resume vllm-0
+    """
+    async with connection.open() as client:
+        request = backend_service_pb2.ResumeBackendRequest(name=backend_name(backend))
+        answer = await client.backends.ResumeBackend(request)
+    _show(answer.backend, output)
+
+
+async def hold(
+    connection: Connection,
+    backend: IdArgument,
+    ttl: Annotated[float, typer.Option(min=0.001, max=600, help="How long at most, seconds.")] = 60,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Lets new calls for a backend wait in the proxy, such as while it gets new weights.
+
+    Example:
+
+        fulmen proxy backend hold vllm-0 --ttl 120
+    """
+    duration = Duration()
+    duration.FromNanoseconds(round(ttl * 1e9))
+    async with connection.open() as client:
+        request = backend_service_pb2.HoldBackendRequest(name=backend_name(backend), ttl=duration)
+        answer = await client.backends.HoldBackend(request)
+    _show(answer.backend, output)
+
+
+async def release(connection: Connection, backend: IdArgument, output: OutputOption = Output.TABLE) -> None:
+    """Ends a hold: the calls that wait go on.
+
+    Example:
+
+        fulmen proxy backend release vllm-0
+    """
+    async with connection.open() as client:
+        request = backend_service_pb2.ReleaseBackendRequest(name=backend_name(backend))
+        answer = await client.backends.ReleaseBackend(request)
+    _show(answer.backend, output)
+
+
+async def delete(connection: Connection, backend: IdArgument) -> None:
+    """Removes a backend that no route names.
+
+    Example:
+
+        fulmen proxy backend delete vllm-0
+    """
+    name = backend_name(backend)
+    async with connection.open() as client:
+        await client.backends.DeleteBackend(backend_service_pb2.DeleteBackendRequest(name=name))
+    console().print(f"{name} is gone.", markup=False)
+
+
+def traits(backend: backend_pb2.Backend) -> list[tuple[str, str]]:
+    """Returns what is special about a backend, by name; what is unset is left out."""
+    limits = [
+        f"{backend.requests_per_minute:,} requests a minute" if backend.requests_per_minute else "",
+        f"{backend.tokens_per_minute:,} tokens a minute" if backend.tokens_per_minute else "",
+        f"{backend.max_in_flight:,} at once" if backend.max_in_flight else "",
+    ]
+    apis = [backend_pb2.Api.Name(each).removeprefix("API_").lower().replace("_", "-") for each in backend.apis]
+    found = [
+        ("dialect", _word(backend, "dialect")),
+        ("engine", _word(backend, "engine")),
+        ("apis", ", ".join(apis)),
+        ("api version", backend.api_version),
+        ("key", backend.key_name),
+        ("token ids", "yes" if backend.returns_token_ids else ""),
+        ("limits", ", ".join(each for each in limits if each)),
+        ("health path", backend.health_path),
+        ("draining", "yes" if backend.draining else ""),
+        ("held until", f"{when(backend.hold_until_time)} UTC" if backend.HasField("hold_until_time") else ""),
+    ]
+    return [(name, value) for name, value in found if value]
+
+
+def _word(backend: backend_pb2.Backend, field: str) -> str:
+    return enum_word(backend, field).replace("_", "-")
+
+
+def _show(backend: backend_pb2.Backend, output: Output) -> None:
+    if output is Output.JSON:
+        print_json(as_dict(backend))
+        return
+    screen = console()
+    for name, value in [("backend", backend.name), ("base URL", backend.base_url), *traits(backend)]:
+        screen.print(f"{name:<14}{value}", markup=False, soft_wrap=True)

@@ -1,0 +1,105 @@
+"""`fulmen proxy`: where model calls go, how backends do, and changes of both while agents run."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import typer
+
+from fulmen.llm_proxy.v1 import backend_pb2, backend_service_pb2, route_pb2, route_service_pb2
+from fulmen_cli.command import Output, OutputOption, new_group, remote_command
+from fulmen_cli.connection import Connection
+from fulmen_cli.output import print_rows
+from fulmen_cli.proxy import backends as backend_commands
+from fulmen_cli.proxy import routes as route_commands
+from fulmen_cli.proxy.backends import traits
+from fulmen_cli.proxy.call import call
+from fulmen_cli.proxy.health import backend_health, health
+from fulmen_cli.proxy.route_text import route_facts, target_text
+from fulmen_cli.proxy.watch import watch
+
+__all__ = ["register"]
+
+PAGE_SIZE: Final = 1000
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    proxy = new_group("The LLM proxy: its routes and backends.")
+    app.add_typer(proxy, name="proxy")
+    remote_command(proxy, "routes")(routes)
+    remote_command(proxy, "backends")(backends)
+    remote_command(proxy, "health")(health)
+    remote_command(proxy, "watch")(watch)
+    remote_command(proxy, "promote")(route_commands.promote)
+    remote_command(proxy, "call")(call)
+    route = new_group("One route: where calls for a model name go.")
+    proxy.add_typer(route, name="route")
+    remote_command(route, "put")(route_commands.put)
+    remote_command(route, "show")(route_commands.show)
+    remote_command(route, "delete")(route_commands.delete)
+    remote_command(route, "roll-back")(route_commands.rollback)
+    remote_command(route, "split")(route_commands.split)
+    backend = new_group("One backend: a server of models.")
+    proxy.add_typer(backend, name="backend")
+    remote_command(backend, "add")(backend_commands.add)
+    remote_command(backend, "drain")(backend_commands.drain)
+    remote_command(backend, "resume")(backend_commands.resume)
+    remote_command(backend, "hold")(backend_commands.hold)
+    remote_command(backend, "release")(backend_commands.release)
+    remote_command(backend, "delete")(backend_commands.delete)
+    remote_command(backend, "health")(backend_health)
+
+
+async def routes(connection: Connection, output: OutputOption = Output.TABLE) -> None:
+    """Lists the public model names and where calls for each go.
+
+    Example:
+
+        fulmen proxy routes
+    """
+    found: list[route_pb2.Route] = []
+    request = route_service_pb2.ListRoutesRequest(page_size=PAGE_SIZE)
+    async with connection.open() as client:
+        while True:
+            page = await client.routes.ListRoutes(request)
+            found += page.routes
+            if not page.next_page_token:
+                break
+            request.page_token = page.next_page_token
+    rows = [
+        (route.name.removeprefix("routes/"), str(route.version), "; ".join(map(target_text, route.targets)),
+         "; ".join(f"{name} {value}" for name, value in route_facts(route)))
+        for route in found
+    ]  # fmt: skip
+    print_rows(output, ("model", "version", "targets", "rules"), rows, messages=found, empty="No routes.")
+
+
+async def backends(connection: Connection, output: OutputOption = Output.TABLE) -> None:
+    """Lists the model servers and what is said of each; `fulmen proxy health` tells how they do.
+
+    Example:
+
+        fulmen proxy backends
+    """
+    found: list[backend_pb2.Backend] = []
+    request = backend_service_pb2.ListBackendsRequest(page_size=PAGE_SIZE)
+    async with connection.open() as client:
+        while True:
+            page = await client.backends.ListBackends(request)
+            found += page.backends
+            if not page.next_page_token:
+                break
+            request.page_token = page.next_page_token
+        answer = await client.backends.GetBackendHealth(backend_service_pb2.GetBackendHealthRequest())
+    health = {each.name: each for each in answer.backends}
+    rows = []
+    for backend in found:
+        seen = health.get(backend.name)
+        state = "draining" if backend.draining else "" if seen is None else "healthy" if seen.healthy else "failing"
+        special = "; ".join(f"{name} {value}" for name, value in traits(backend) if name != "draining")
+        numbers = ("", "", "") if seen is None else (seen.in_flight_count, seen.request_count, seen.failure_count)
+        row = (backend.name.removeprefix("backends/"), backend.base_url, state, *map(str, numbers), special)
+        rows.append(row)
+    columns = ("backend", "base URL", "state", "in flight", "requests", "failures", "settings")
+    print_rows(output, columns, rows, messages=found, empty="No backends.")

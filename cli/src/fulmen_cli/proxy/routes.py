@@ -1,0 +1,253 @@
+"""`fulmen proxy route` and `fulmen proxy promote`: where calls go, and how that changes while agents run."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.json_format import Parse, ParseError
+
+from fulmen.llm_proxy.v1 import route_pb2, route_service_pb2
+from fulmen_cli.command import Output, OutputOption
+from fulmen_cli.connection import Connection
+from fulmen_cli.output import as_dict, console, print_json, print_rows
+from fulmen_cli.proxy.route_text import (
+    parse_override,
+    parse_share,
+    parse_target,
+    route_facts,
+    route_name,
+    settled,
+    target_text,
+)
+
+__all__ = ["delete", "promote", "put", "rollback", "show", "split"]
+
+MAX_SECONDS = 10**9
+ModelArgument = Annotated[str, typer.Argument(help="The model name that agents ask for.")]
+
+
+class Balancing(StrEnum):
+    """How a backend is chosen among replicas."""
+
+    STICKY = "sticky"
+    PREFIX_CACHE = "prefix-cache"
+    LEAST_OUTSTANDING = "least-outstanding"
+
+
+async def put(
+    connection: Connection,
+    model: ModelArgument,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--target",
+            help="BACKEND[:MODEL][@VERSION][=WEIGHT]: the backend, its name of the model (by default the public one), the "
+            "version of --policy that it serves, its share (by default 1). May be repeated.",
+        ),
+    ] = None,
+    policy: Annotated[
+        str, typer.Option(help="The policy that the targets serve; without one, no tokens are kept.")
+    ] = "",
+    balancing: Annotated[
+        Balancing | None, typer.Option(help="How a replica is chosen; by default attempts stay with theirs.")
+    ] = None,
+    fallback: Annotated[
+        list[str] | None, typer.Option("--fallback", help="A route for when no target answers. May be repeated.")
+    ] = None,
+    deadline: Annotated[float | None, typer.Option(help="Longest wait for an answer to begin, seconds.")] = None,
+    hedge: Annotated[
+        float | None, typer.Option(help="After how long without an answer a second backend is asked, seconds.")
+    ] = None,
+    cache: Annotated[bool, typer.Option("--cache", help="Answers equal requests from memory.")] = False,
+    override: Annotated[
+        list[str] | None,
+        typer.Option("--override", help="MODE=JSON: request fields in train, validation or test; null leaves one out."),
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", help="The whole route as JSON, as `show -o json` prints it; - for input.")
+    ] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Adds or replaces a route; every replica of the proxy follows within a second.
+
+    Examples:
+
+        fulmen proxy route put arithmetic --policy arithmetic --target vllm-0:policy@7 --target vllm-1:policy@7
+
+        fulmen proxy route put judge --target openai:gpt-4o --fallback local --deadline 60 --cache
+
+        fulmen proxy route put arithmetic --file route.json
+    """
+    problems: list[str] = []
+    options = (target, policy, balancing, fallback, deadline, hedge, cache, override)
+    if file is not None:
+        if any(option not in (None, "", False) for option in options):
+            problems.append("--file is the whole route: give no other options with it.")
+        route = _read(file, model, problems)
+    else:
+        route = route_pb2.Route(
+            name=route_name(model),
+            targets=[parse_target(each, policy=policy, problems=problems) for each in target or ()],
+            overrides=[parse_override(each, problems) for each in override or ()],
+            fallbacks=[route_name(each) for each in fallback or ()],
+            deadline=_duration("--deadline", deadline, problems),
+            hedge_delay=_duration("--hedge", hedge, problems),
+            cached=cache,
+        )
+        if balancing is not None:
+            route.balancing = route_pb2.Balancing.Value(f"BALANCING_{balancing.name}")
+        if not target:
+            problems.append("Give at least one --target, or --file.")
+    settled(problems)
+    async with connection.open() as client:
+        answer = await client.routes.PutRoute(route_service_pb2.PutRouteRequest(route=route))
+    _show(answer.route, output)
+
+
+async def show(connection: Connection, model: ModelArgument, output: OutputOption = Output.TABLE) -> None:
+    """Shows a route.
+
+    Example:
+
+        fulmen proxy route show arithmetic
+    """
+    async with connection.open() as client:
+        answer = await client.routes.GetRoute(route_service_pb2.GetRouteRequest(name=route_name(model)))
+    _show(answer.route, output)
+
+
+async def delete(connection: Connection, model: ModelArgument) -> None:
+    """Removes a route; calls in flight end where they began.
+
+    Example:
+
+        fulmen proxy route delete judge
+    """
+    async with connection.open() as client:
+        await client.routes.DeleteRoute(route_service_pb2.DeleteRouteRequest(name=route_name(model)))
+    console().print(f"{route_name(model)} is gone.", markup=False)
+
+
+async def rollback(
+    connection: Connection,
+    model: ModelArgument,
+    to: Annotated[int | None, typer.Option(min=1, help="The version; by default the one before the present.")] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Puts a route back to what it was, as a new version.
+
+    Example:
+
+        fulmen proxy route roll-back arithmetic --to 3
+    """
+    request = route_service_pb2.RollbackRouteRequest(name=route_name(model), version=to)
+    async with connection.open() as client:
+        answer = await client.routes.RollbackRoute(request)
+    _show(answer.route, output)
+
+
+async def split(
+    connection: Connection,
+    model: ModelArgument,
+    shares: Annotated[
+        list[str], typer.Argument(metavar="SHARES...", help="BACKEND=WEIGHT, or @VERSION=WEIGHT of a policy version.")
+    ],
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Sets the shares of a route's targets: A/B, or a canary; an attempt stays with its target.
+
+    Examples:
+
+        fulmen proxy route split judge openai=90 local=10
+
+        fulmen proxy route split arithmetic @7=95 @8=5
+    """
+    problems: list[str] = []
+    weights: dict[str, int] = {}
+    version_weights: dict[int, int] = {}
+    for share in shares:
+        match parse_share(share, problems):
+            case (int() as version, weight) if version not in version_weights:
+                version_weights[version] = weight
+            case (str() as backend, weight) if backend not in weights:
+                weights[backend] = weight
+            case tuple():
+                problems.append(f"{share}: is said twice.")
+    if weights and version_weights:
+        problems.append("Give either backends or versions.")
+    settled(problems)
+    request = route_service_pb2.SplitTrafficRequest(
+        name=route_name(model), weights=weights, version_weights=version_weights
+    )
+    async with connection.open() as client:
+        answer = await client.routes.SplitTraffic(request)
+    _show(answer.route, output)
+
+
+async def promote(
+    connection: Connection,
+    policy: Annotated[str, typer.Argument(help="Such as arithmetic.")],
+    version: Annotated[int, typer.Argument(min=1, help="The version that its targets serve from now on.")],
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Says which version a policy's targets serve from now on; the backends have its weights already.
+
+    Example:
+
+        fulmen proxy promote arithmetic 8
+    """
+    request = route_service_pb2.PromoteVersionRequest(policy=policy, policy_version=version)
+    async with connection.open() as client:
+        routes = list((await client.routes.PromoteVersion(request)).routes)
+    rows = [
+        (route.name.removeprefix("routes/"), str(route.version), "; ".join(map(target_text, route.targets)))
+        for route in routes
+    ]
+    print_rows(output, ("model", "version", "targets"), rows, messages=routes, empty="No routes.")
+
+
+def _read(file: Path, model: str, problems: list[str]) -> route_pb2.Route:
+    route = route_pb2.Route()
+    try:
+        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+        Parse(text, route)
+    except (OSError, UnicodeDecodeError) as error:
+        problems.append(f"--file {file}: cannot be read: {error}.")
+    except ParseError as error:
+        problems.append(f"--file {file}: is no route: {error}.")
+    if route.name and route.name != route_name(model):
+        problems.append(f"--file {file}: is the route {route.name}, not {route_name(model)}.")
+    route.name = route_name(model)
+    route.version = 0
+    return route
+
+
+def _duration(option: str, seconds: float | None, problems: list[str]) -> Duration | None:
+    if seconds is None:
+        return None
+    if not 0 < seconds < MAX_SECONDS:
+        problems.append(f"{option} {seconds:g}: is no time in seconds.")
+        return None
+    return Duration(seconds=int(seconds), nanos=round(seconds % 1 * 1e9) % 10**9)
+
+
+def _show(route: route_pb2.Route, output: Output) -> None:
+    if output is Output.JSON:
+        print_json(as_dict(route))
+        return
+    screen = console()
+    for name, value in [("route", route.name), ("version", str(route.version)), *route_facts(route)]:
+        screen.print(f"{name:<14}{value}", markup=False, soft_wrap=True)
+    screen.print()
+    rows = [
+        (each.backend.removeprefix("backends/"), each.backend_model, str(each.weight), each.policy,
+         str(each.policy_version) if each.policy else "")
+        for each in route.targets
+    ]  # fmt: skip
+    columns = ("backend", "its model", "weight", "policy", "policy version")
+    print_rows(output, columns, rows, messages=list(route.targets), empty="")

@@ -1,0 +1,1 @@
+"""`fulmen resources`: versioned resources."""

@@ -1,0 +1,233 @@
+"""`fulmen resources publish|promote|rollback|diff`: what changes resources, and what is compared before that."""
+
+from __future__ import annotations
+
+import difflib
+import mimetypes
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from google.protobuf.duration_pb2 import Duration
+from rich.text import Text
+
+from fulmen.client import Client
+from fulmen.store.v1 import resource_pb2, resource_service_pb2
+from fulmen_cli.command import Output, OutputOption
+from fulmen_cli.connection import Connection
+from fulmen_cli.exits import CommandFailed, Exit
+from fulmen_cli.output import as_dict, console, print_json
+from fulmen_cli.resources.content import ContentInvalid, content_text, packed_content, resource_name
+
+__all__ = ["diff", "promote", "publish", "rollback"]
+
+STABLE: Final = "stable"
+PAGE_SIZE: Final = 1000
+_TTL: Final = re.compile(r"(\d+)([smhd])")
+_UNIT_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_STYLES: Final = {"+": "green", "-": "red", "@": "cyan"}
+
+AliasOption = Annotated[str, typer.Option("--alias", help="The alias that moves.")]
+
+
+async def publish(
+    connection: Connection,
+    resource: Annotated[str, typer.Argument(help="Such as prompt.support.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="The content; - reads it from standard input. Of agents, routes and backends JSON or text, which is checked."
+        ),
+    ],
+    kind: Annotated[str, typer.Option(help="What it is, such as prompt; equal for all versions.")],
+    content_type: Annotated[str, typer.Option(help="Media type; by default what the file's name tells.")] = "",
+    needs: Annotated[list[str] | None, typer.Option(help="A version that this one needs; repeat for more.")] = None,
+    metadata: Annotated[list[str] | None, typer.Option(help="KEY=VALUE; repeat for more.")] = None,
+    ttl: Annotated[str, typer.Option(help="Kept at least so long: 90m, 12h or 7d. Unset: for ever.")] = "",
+    after: Annotated[
+        int | None, typer.Option(min=0, help="Only if this is the latest version now; 0: if there is none.")
+    ] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Publishes a new version; `latest` moves to it.
+
+    Examples:
+
+        fulmen resources publish prompt.support support.md --kind prompt
+
+        fulmen resources publish prompt.support support.md --kind prompt --after 3 --ttl 7d
+
+        fulmen resources publish agent.mine agent.json --kind agent
+    """
+    if str(file) != "-" and not file.is_file():
+        raise CommandFailed(f"There is no file {file}.", exit_code=Exit.USAGE)
+    name = resource_name(resource)
+    try:
+        content, media_type = packed_content(kind, sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes())
+    except ContentInvalid as error:
+        raise CommandFailed(str(error), exit_code=Exit.USAGE) from None
+    version = resource_pb2.ResourceVersion(
+        name=name,
+        kind=kind,
+        content=content,
+        content_type=content_type or media_type or mimetypes.guess_type(file.name)[0] or "",
+        dependencies=[resource_name(each) for each in needs or ()],
+        metadata=dict(_pair(each) for each in metadata or ()),
+        ttl=_ttl(ttl) if ttl else None,
+    )
+    request = resource_service_pb2.PublishResourcesRequest(
+        resources=[version], expected_latest_versions={} if after is None else {name: after}
+    )
+    async with connection.open() as client:
+        published = (await client.resources.PublishResources(request)).resources[0]
+    if output is Output.JSON:
+        print_json(as_dict(published))
+    else:
+        console().print(published.name, markup=False)
+
+
+async def promote(
+    connection: Connection,
+    resource: Annotated[str, typer.Argument(help="Such as prompt.support.")],
+    version: Annotated[int, typer.Argument(min=1, help="The version that the alias is to point to.")],
+    alias: AliasOption = STABLE,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Points an alias to a version, unless somebody else moves it at the same moment.
+
+    Example:
+
+        fulmen resources promote prompt.support 4
+    """
+    async with connection.open() as client:
+        current = await _alias(client, resource, alias)
+        await _move(client, resource, alias, current, version, output)
+
+
+async def rollback(
+    connection: Connection,
+    resource: Annotated[str, typer.Argument(help="Such as prompt.support.")],
+    to: Annotated[int | None, typer.Option(min=1, help="The version; by default the one before the current.")] = None,
+    alias: AliasOption = STABLE,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Points an alias back to an earlier version.
+
+    Example:
+
+        fulmen resources rollback prompt.support
+    """
+    async with connection.open() as client:
+        current = await _alias(client, resource, alias)
+        if current is None:
+            raise CommandFailed(f"{resource_name(resource)} has no alias {alias}.", exit_code=Exit.NOT_FOUND)
+        target = await _version_before(client, resource, current.version) if to is None else to
+        if target >= current.version:
+            raise CommandFailed(
+                f"{alias} points to version {current.version}; use `promote` to move it on.", exit_code=Exit.USAGE
+            )
+        await _move(client, resource, alias, current, target, output)
+
+
+async def diff(
+    connection: Connection,
+    base: Annotated[str, typer.Argument(help="Such as prompt.support/versions/3 or prompt.support/aliases/stable.")],
+    target: Annotated[str, typer.Argument(help="Likewise; by default the latest version of the same resource.")] = "",
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Compares two versions line by line; JSON by its values, messages of the contract by their fields.
+
+    Example:
+
+        fulmen resources diff prompt.support/aliases/stable
+    """
+    base = resource_name(base)
+    target = resource_name(target) if target else "/".join(base.split("/")[:2])
+    async with connection.open() as client:
+        request = resource_service_pb2.DiffResourcesRequest(base=base, target=target)
+        found = await client.resources.DiffResources(request)
+        text = found.unified_diff
+        if not text and not found.equal and not found.truncated:
+            names = [found.base.name, found.target.name]
+            answer = await client.resources.GetResources(resource_service_pb2.GetResourcesRequest(names=names))
+            text = _diff_of_messages(*answer.resources)
+    if output is Output.JSON:
+        print_json({**as_dict(found), "unified_diff": text})
+        return
+    screen = console()
+    if found.equal:
+        screen.print(f"{found.base.name} and {found.target.name} are equal.", markup=False)
+    for line in text.splitlines():
+        screen.print(Text(line, style=_STYLES.get(line[:1], "")), soft_wrap=True)
+    if found.truncated:
+        screen.print("(There is more difference than this.)", markup=False)
+    if not text and not found.equal:
+        for version in (found.base, found.target):
+            screen.print(f"{version.name}: {version.size_bytes} bytes, sha256 {version.sha256.hex()}", markup=False)
+
+
+async def _alias(client: Client, resource: str, alias: str) -> resource_pb2.ResourceAlias | None:
+    request = resource_service_pb2.ListResourceVersionsRequest(parent=resource_name(resource), page_size=1)
+    answer = await client.resources.ListResourceVersions(request)
+    name = f"{resource_name(resource)}/aliases/{alias}"
+    return next((each for each in answer.aliases if each.name == name), None)
+
+
+async def _version_before(client: Client, resource: str, version: int) -> int:
+    """Returns the number of the newest version before one; removed versions leave gaps."""
+    token = ""
+    while True:
+        request = resource_service_pb2.ListResourceVersionsRequest(
+            parent=resource_name(resource), page_size=PAGE_SIZE, page_token=token
+        )
+        answer = await client.resources.ListResourceVersions(request)
+        for each in answer.resources:
+            if each.version < version:
+                return int(each.version)
+        token = answer.next_page_token
+        if not token:
+            text = f"{resource_name(resource)} has no version before {version}."
+            raise CommandFailed(text, exit_code=Exit.NOT_FOUND)
+
+
+async def _move(
+    client: Client,
+    resource: str,
+    alias: str,
+    current: resource_pb2.ResourceAlias | None,
+    version: int,
+    output: Output,
+) -> None:
+    request = resource_service_pb2.SetAliasRequest(
+        name=f"{resource_name(resource)}/aliases/{alias}", version=version, etag=current.etag if current else ""
+    )
+    moved = (await client.resources.SetAlias(request)).alias
+    if output is Output.JSON:
+        print_json(as_dict(moved))
+        return
+    before = "nothing" if current is None else f"version {current.version}"
+    console().print(f"{moved.name}: {before} -> version {moved.version}", markup=False)
+
+
+def _diff_of_messages(base: resource_pb2.ResourceVersion, target: resource_pb2.ResourceVersion) -> str:
+    texts = content_text(base), content_text(target)
+    if None in texts:
+        return ""
+    lines = [(text or "").splitlines() for text in texts]
+    return "\n".join(difflib.unified_diff(lines[0], lines[1], base.name, target.name, lineterm=""))
+
+
+def _pair(given: str) -> tuple[str, str]:
+    key, mark, value = given.partition("=")
+    if not mark or not key:
+        raise CommandFailed(f"{given!r} is not KEY=VALUE.", exit_code=Exit.USAGE)
+    return key, value
+
+
+def _ttl(given: str) -> Duration:
+    match = _TTL.fullmatch(given)
+    if match is None:
+        raise CommandFailed(f"{given!r} is not a time such as 90m, 12h or 7d.", exit_code=Exit.USAGE)
+    return Duration(seconds=int(match[1]) * _UNIT_S[match[2]])

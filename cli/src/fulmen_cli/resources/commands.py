@@ -1,0 +1,111 @@
+"""`fulmen resources`: versioned things, such as agents, bundles, datasets, policies and routes."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Final
+
+import typer
+
+from fulmen.store.v1 import resource_service_pb2
+from fulmen_cli.command import Output, OutputOption, new_group, remote_command
+from fulmen_cli.connection import Connection
+from fulmen_cli.output import as_dict, console, print_json, print_rows, when
+from fulmen_cli.resources import changes
+from fulmen_cli.resources.content import resource_name, shown_content
+from fulmen_cli.resources.feed import watch
+
+__all__ = ["register"]
+
+PAGE_SIZE: Final = 1000
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    resources = new_group("Versioned resources: agents, bundles, datasets, policies, routes.")
+    app.add_typer(resources, name="resources")
+    remote_command(resources, "list")(list_resources)
+    remote_command(resources, "show")(show)
+    remote_command(resources, "publish")(changes.publish)
+    remote_command(resources, "diff")(changes.diff)
+    remote_command(resources, "promote")(changes.promote)
+    remote_command(resources, "rollback")(changes.rollback)
+    remote_command(resources, "watch")(watch)
+
+
+async def list_resources(
+    connection: Connection,
+    resource: Annotated[str, typer.Argument(help="Lists all versions of this one.")] = "",
+    kind: Annotated[str, typer.Option(help="Only this kind, such as policy.")] = "",
+    limit: Annotated[int, typer.Option(min=1, max=PAGE_SIZE, help="At most so many.")] = 100,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Lists the newest version of every resource, or all versions of one.
+
+    Examples:
+
+        fulmen resources list --kind policy
+
+        fulmen resources list policy.arithmetic
+    """
+    request = resource_service_pb2.ListResourceVersionsRequest(
+        parent=resource_name(resource) if resource else "", kind=kind, page_size=limit
+    )
+    async with connection.open() as client:
+        answer = await client.resources.ListResourceVersions(request)
+    found, aliases = list(answer.resources), dict[int, list[str]]()
+    for alias in answer.aliases:
+        aliases.setdefault(alias.version, []).append(alias.name.rpartition("/")[2])
+    rows = [
+        (each.name, each.kind, f"{each.size_bytes}", each.sha256.hex()[:12], when(each.create_time),
+         when(each.expire_time), ", ".join(aliases.get(each.version, [])))
+        for each in found
+    ]  # fmt: skip
+    columns = ("version", "kind", "bytes", "sha256", "published (UTC)", "expires (UTC)", "aliases")
+    print_rows(output, columns, rows, messages=found, empty="No resources.")
+
+
+async def show(
+    connection: Connection,
+    resource: Annotated[
+        str, typer.Argument(help="Such as policy.arithmetic or resources/policy.arithmetic/versions/3.")
+    ],
+    raw: Annotated[bool, typer.Option("--raw", help="Writes the content as it is.")] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Shows one version with its content; of a bare name the newest.
+
+    Examples:
+
+        fulmen resources show agent.arithmetic
+
+        fulmen resources show bundle.arithmetic --raw | tar tz
+    """
+    request = resource_service_pb2.GetResourcesRequest(names=[resource_name(resource)])
+    async with connection.open() as client:
+        found = (await client.resources.GetResources(request)).resources[0]
+    if raw:
+        sys.stdout.buffer.write(found.content)
+        return
+    content = shown_content(found)
+    if output is Output.JSON:
+        print_json({**as_dict(found), "content": content})
+        return
+    facts = [
+        ("version", found.name),
+        ("kind", found.kind),
+        ("content type", found.content_type),
+        ("size", f"{found.size_bytes} bytes"),
+        ("sha256", found.sha256.hex()),
+        ("made from", found.parent),
+        ("needs", ", ".join(found.dependencies)),
+        ("published", when(found.create_time)),
+        ("expires", when(found.expire_time)),
+        *sorted(found.metadata.items()),
+    ]
+    screen = console()
+    for label, value in facts:
+        if value:
+            screen.print(f"{label:<14}{value}", markup=False, soft_wrap=True)
+    screen.print()
+    screen.print(content, markup=False, soft_wrap=True)

@@ -1,0 +1,95 @@
+"""`fulmen queue`: what waits, by which rules it is handed out, and what keeps it waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+
+from fulmen.store.v1 import rollout_service_pb2 as pb
+from fulmen_cli.command import Output, OutputOption, remote_command
+from fulmen_cli.connection import Connection
+from fulmen_cli.output import as_dict, console, print_json, print_rows
+
+__all__ = ["register", "rules_text"]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    remote_command(app, "queue")(queue)
+
+
+async def queue(
+    connection: Connection,
+    run: Annotated[str, typer.Option(help="Only this training run.")] = "",
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Shows how full the queue is, and by which rules it is served.
+
+    Example:
+
+        fulmen queue
+    """
+    name = run if not run or run.startswith("trainingRuns/") else f"trainingRuns/{run}"
+    async with connection.open() as client:
+        stats = await client.rollouts.GetQueueStats(pb.GetQueueStatsRequest(training_run=name))
+    if output is Output.JSON:
+        print_json([as_dict(stats)])
+        return
+    age = _seconds(stats.oldest_queued_age) if stats.queued_count else ""
+    row = (stats.queued_count, stats.running_count, stats.delayed_count, age, stats.runner_count,
+           stats.open_credit_count)  # fmt: skip
+    columns = ("queued", "running", "delayed", "oldest waits", "runners", "free slots")
+    print_rows(output, columns, [tuple(map(str, row))], messages=[stats], empty="")
+    _print_details(stats)
+
+
+def rules_text(stats: pb.GetQueueStatsResponse) -> str:
+    """Returns the project's share, quotas and rules in one line, as people read them."""
+    rules = stats.rules
+    ageing = f"one priority per {_seconds(rules.ageing_interval)}" if rules.ageing_interval.ToNanoseconds() else "off"
+    switches = (
+        ("labels", rules.match_labels),
+        ("affinity", rules.affinity),
+        ("longest first", rules.longest_first),
+        ("hedging", rules.hedging),
+    )
+    parts = [
+        f"weight {stats.weight}" + ("" if rules.weighted_share else " (not counted)"),
+        f"at most {stats.max_running} running" if stats.HasField("max_running") else "",
+        f"at most {stats.max_queued} waiting" if stats.HasField("max_queued") else "",
+        f"ageing {ageing}",
+        *(f"{name} {'on' if on else 'off'}" for name, on in switches),
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _print_details(stats: pb.GetQueueStatsResponse) -> None:
+    console().print(f"\nrules: {rules_text(stats)}")
+    priorities = [
+        (str(each.priority), str(each.queued_count), _seconds(each.oldest_queued_age)) for each in stats.priorities
+    ]
+    _print_table(("priority", "queued", "oldest waits"), priorities, stats.priorities)
+    task_types = [
+        (each.task_type, str(each.sample_count), _seconds(each.duration_p50), _seconds(each.duration_p95))
+        for each in stats.task_types
+    ]
+    _print_table(("task type", "measured", "half took at most", "95 % took at most"), task_types, stats.task_types)
+    unmatched = [
+        (", ".join(f"{key}={value}" for key, value in sorted(each.labels.items())), str(each.queued_count))
+        for each in stats.unmatched
+    ]
+    _print_table(("labels that no runner has", "queued"), unmatched, stats.unmatched)
+
+
+def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], messages: Sequence[Message]) -> None:
+    if rows:
+        console().print()
+        print_rows(Output.TABLE, columns, rows, messages=messages, empty="")
+
+
+def _seconds(duration: Duration) -> str:
+    return f"{duration.ToTimedelta().total_seconds():.1f} s"

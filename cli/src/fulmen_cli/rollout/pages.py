@@ -1,0 +1,40 @@
+"""Reads lists of rollouts to their end, and completes the names that people give."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fulmen.client import Client
+from fulmen.store.v1 import rollout_pb2, rollout_service_pb2
+from fulmen_cli.output import working
+
+__all__ = ["PAGE_SIZE", "listed", "rollout_name", "run_name"]
+
+PAGE_SIZE: Final = 1000
+
+
+async def listed(
+    client: Client, request: rollout_service_pb2.ListRolloutsRequest, limit: int
+) -> list[rollout_pb2.Rollout]:
+    """Reads pages until there are `limit` rollouts or no more; a page may be short although more follow."""
+    found: list[rollout_pb2.Rollout] = []
+    with working("looking") as progress:
+        while len(found) < limit:
+            request.page_size = min(PAGE_SIZE, limit - len(found))
+            page = await client.rollouts.ListRollouts(request)
+            found += page.rollouts
+            request.page_token = page.next_page_token
+            progress(f"{len(found)} found")
+            if not page.next_page_token:
+                break
+    return found
+
+
+def rollout_name(given: str) -> str:
+    """Completes a bare UUID to the name of a rollout."""
+    return given if given.startswith("rollouts/") else f"rollouts/{given}"
+
+
+def run_name(given: str) -> str:
+    """Completes the id of a training run to its name."""
+    return given if not given or given.startswith("trainingRuns/") else f"trainingRuns/{given}"

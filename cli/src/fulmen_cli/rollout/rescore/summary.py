@@ -1,0 +1,92 @@
+"""What another grader changes: means, orders within groups, and what failed."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fulmen_cli.rollout.rescore.partial import Compared
+
+__all__ = ["Summary", "summary_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Figures over all results.
+
+    Attributes:
+        rollouts: How many there are.
+        scored: Those with rewards.
+        old_mean: Mean final reward before, of those that had one and are scored; None if there are none.
+        new_mean: Mean final reward now, of the same.
+        moved: Rollouts whose rank within their group is another now.
+        groups_moved: Groups with such a rollout.
+        groups: Groups with two or more rollouts that have both rewards.
+        failures: How many have none, by kind.
+    """
+
+    rollouts: int
+    scored: int
+    old_mean: float | None
+    new_mean: float | None
+    moved: int
+    groups_moved: int
+    groups: int
+    failures: dict[str, int]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the figures as JSON-ready values."""
+        return {
+            "rollouts": self.rollouts,
+            "scored": self.scored,
+            "reward_mean": {"old": self.old_mean, "new": self.new_mean},
+            "order_changed": {"rollouts": self.moved, "groups": self.groups_moved, "of_groups": self.groups},
+            "failures": self.failures,
+        }
+
+    def lines(self) -> list[str]:
+        """Says the same to a person."""
+        said = [f"{self.scored} of {self.rollouts} rollouts scored."]
+        if self.old_mean is not None and self.new_mean is not None:
+            said.append(f"mean reward {self.old_mean:.4g} -> {self.new_mean:.4g}")
+        if self.groups:
+            said.append(f"{self.moved} rollouts in {self.groups_moved} of {self.groups} groups changed their order.")
+        if self.failures:
+            said.append("failed: " + ", ".join(f"{kind} {count}" for kind, count in sorted(self.failures.items())))
+        return said
+
+
+def summary_of(results: Sequence[Compared]) -> Summary:
+    """Computes the figures."""
+    pairs: list[tuple[float, float]] = []
+    groups: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    for each in results:
+        if each.old is None or each.score.final is None:
+            continue
+        pairs.append((each.old, each.score.final))
+        if each.score.group:
+            groups[each.score.training_run, each.score.group].append(pairs[-1])
+    moved = [_moved(group) for group in groups.values() if len(group) > 1]
+    problems = [each.score.problem for each in results]
+    return Summary(
+        rollouts=len(results),
+        scored=sum(problem is None for problem in problems),
+        old_mean=sum(old for old, _ in pairs) / len(pairs) if pairs else None,
+        new_mean=sum(new for _, new in pairs) / len(pairs) if pairs else None,
+        moved=sum(moved),
+        groups_moved=sum(bool(count) for count in moved),
+        groups=len(moved),
+        failures=dict(Counter(problem.kind for problem in problems if problem is not None)),
+    )
+
+
+def _moved(group: Sequence[tuple[float, float]]) -> int:
+    """Counts members that have more or fewer members below them than before."""
+
+    def ranks(values: list[float]) -> list[int]:
+        return [sum(other < value for other in values) for value in values]
+
+    before, now = ranks([old for old, _ in group]), ranks([new for _, new in group])
+    return sum(one != other for one, other in zip(before, now, strict=True))

@@ -1,0 +1,104 @@
+"""`fulmen spans`: spans of many rollouts, out of the store and into a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from fulmen.client import Client
+from fulmen.row_files import ExtraMissing, FileFormat, RowWriter, writing
+from fulmen.span_export import SPAN_COLUMNS, SpanRows
+from fulmen.store.v1 import span_service_pb2
+from fulmen_cli.command import new_group, remote_command
+from fulmen_cli.connection import Connection
+from fulmen_cli.exits import CommandFailed, Exit
+from fulmen_cli.rollout.pages import rollout_name, run_name
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    spans = new_group("Spans of many rollouts.")
+    app.add_typer(spans, name="spans")
+    remote_command(spans, "export")(export)
+
+
+async def export(
+    connection: Connection,
+    out: Annotated[Path, typer.Option(help="The file to write; one that exists is replaced when all is written.")],
+    training_run: Annotated[str, typer.Option(help="Every rollout of this training run.")] = "",
+    rollout: Annotated[list[str] | None, typer.Option(help="A rollout, or one attempt of it; may be repeated.")] = None,
+    project: Annotated[str, typer.Option(help="The project of the training run; unset: that of the token.")] = "",
+    file_format: Annotated[FileFormat, typer.Option("--format", help="JSON lines, or Parquet.")] = FileFormat.JSONL,
+    name: Annotated[list[str] | None, typer.Option(help="Only spans of this name; may be repeated.")] = None,
+    name_prefix: Annotated[str, typer.Option(help="Only spans whose name begins so.")] = "",
+    attribute: Annotated[list[str] | None, typer.Option(help="Only spans with KEY=VALUE; may be repeated.")] = None,
+    min_duration_s: Annotated[float | None, typer.Option(min=0, help="Only spans that took at least so long.")] = None,
+    errors_only: Annotated[bool, typer.Option("--errors-only", help="Only spans that failed.")] = False,
+    model_calls_only: Annotated[bool, typer.Option("--model-calls-only", help="Only captured model calls.")] = False,
+) -> None:
+    """Writes spans into a file: one line, or one row, for each.
+
+    Examples:
+
+        fulmen spans export --training-run my-run --out spans.jsonl
+
+        fulmen spans export --training-run my-run --model-calls-only --format parquet --out calls.parquet
+    """
+    if bool(training_run) == bool(rollout):
+        raise CommandFailed("Give either --training-run or --rollout.", exit_code=Exit.USAGE)
+    wanted = span_service_pb2.SpanFilter(
+        names=name or [],
+        name_prefix=name_prefix,
+        attributes=dict(map(_pair, attribute or [])),
+        errors_only=errors_only,
+        model_calls_only=model_calls_only,
+    )
+    if min_duration_s is not None:
+        wanted.min_duration.FromNanoseconds(round(min_duration_s * 1e9))
+    request = span_service_pb2.StreamSpansRequest(
+        parents=[rollout_name(each) for each in rollout or []],
+        training_run=run_name(training_run) if training_run else "",
+        project=project,
+        filter=wanted if wanted.ByteSize() else None,
+    )
+    try:
+        async with connection.open() as client:
+            with writing(file_format, out, SPAN_COLUMNS) as writer:
+                count = await _copy(client, request, writer)
+    except ExtraMissing as error:
+        raise CommandFailed(str(error)) from None
+    except OSError as error:
+        raise CommandFailed(f"{out} cannot be written: {error.strerror or error}.") from None
+    Console(stderr=True, highlight=False).print(f"{count} spans in {out}.")
+
+
+async def _copy(client: Client, request: span_service_pb2.StreamSpansRequest, writer: RowWriter) -> int:
+    rows, count = SpanRows(), 0
+    shown = Progress(
+        SpinnerColumn(), TextColumn("{task.completed} spans"), TimeElapsedColumn(),
+        console=Console(stderr=True), transient=True,
+    )  # fmt: skip
+    with shown:
+        task = shown.add_task("export", total=None)
+        async for message in client.spans.StreamSpans(request):
+            for chunk in message.chunks:
+                for row in rows.of(chunk):
+                    writer.write(row)
+                    count += 1
+            shown.update(task, completed=count)
+    if rows.unreadable:
+        Console(stderr=True, highlight=False).print(f"{rows.unreadable} chunks could not be read and were passed over.")
+    return count
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, separator, value = text.partition("=")
+    if not key or not separator:
+        raise CommandFailed(f"--attribute takes KEY=VALUE, not {text!r}.", exit_code=Exit.USAGE)
+    return key, value

@@ -1,0 +1,98 @@
+"""`fulmen trace`: the spans of a rollout as a tree in the terminal."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Annotated, Final
+
+import typer
+from opentelemetry.proto.trace.v1 import trace_pb2
+from rich.text import Text
+from rich.tree import Tree
+
+from fulmen.store.v1 import span_service_pb2
+from fulmen.type.v1 import model_call_pb2
+from fulmen_cli.command import Output, OutputOption, remote_command
+from fulmen_cli.connection import Connection
+from fulmen_cli.output import as_dict, console, print_json
+from fulmen_cli.rollout.pages import rollout_name
+from fulmen_cli.rollout.span_tree import SpanNode, conversation_lines, decoded, grow
+
+__all__ = ["register"]
+
+PAGE_SIZE: Final = 1000
+BYTES_PER_TOKEN_ID: Final = 4
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    remote_command(app, "trace")(trace)
+
+
+async def trace(
+    connection: Connection,
+    rollout: Annotated[str, typer.Argument(help="rollouts/UUID, with /attempts/N for one attempt, or the UUID.")],
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Shows what happened in a rollout: every span, with tokens and policy version of model calls.
+
+    Example:
+
+        fulmen trace 0192f0c1-7a6e-7c53-9f3e-0123456789ab
+    """
+    name = rollout_name(rollout)
+    request = span_service_pb2.ListSpansRequest(parent=name, page_size=PAGE_SIZE)
+    found: list[span_service_pb2.AttemptSpan] = []
+    async with connection.open() as client:
+        while True:
+            page = await client.spans.ListSpans(request)
+            found += page.spans
+            if not page.next_page_token:
+                break
+            request.page_token = page.next_page_token
+    if output is Output.JSON:
+        print_json([_as_json(each) for each in found])
+    elif not found:
+        console().print(f"{name} has no spans.")
+    else:
+        console().print(_tree(name, found))
+
+
+def _tree(name: str, spans: list[span_service_pb2.AttemptSpan]) -> Tree:
+    root = Tree(Text(name, style="bold"))
+    by_attempt: dict[str, list[span_service_pb2.AttemptSpan]] = defaultdict(list)
+    for span in spans:
+        by_attempt[span.attempt].append(span)
+    for attempt, members in by_attempt.items():
+        branch = root.add(Text(f"attempt {attempt.rpartition('/')[2]}", style="bold"))
+        grow(branch, [SpanNode(span=trace_pb2.Span.FromString(e.span.otlp_span), lines=_lines(e)) for e in members])
+    return root
+
+
+def _lines(record: span_service_pb2.AttemptSpan) -> list[str]:
+    if not record.span.model_call:
+        return []
+    return _call_lines(model_call_pb2.ModelCallRecord.FromString(record.span.model_call))
+
+
+def _call_lines(call: model_call_pb2.ModelCallRecord) -> list[str]:
+    prompt = len(call.prompt_token_ids) // BYTES_PER_TOKEN_ID
+    completion = len(call.completion_token_ids) // BYTES_PER_TOKEN_ID
+    versions = ", ".join(str(each.version) for each in call.policy_versions)
+    words = [f"{call.model}: {prompt} prompt tokens, {completion} completion tokens, {call.finish_reason}"]
+    if call.policy:
+        words.append(f"policy {call.policy} version {versions or '?'}")
+    if not call.usable:
+        words.append(f"not usable: {call.unusable_reason}")
+    return [*words, *conversation_lines(decoded(call.request_json), decoded(call.response_json))]
+
+
+def _as_json(record: span_service_pb2.AttemptSpan) -> dict[str, object]:
+    found: dict[str, object] = {
+        "attempt": record.attempt,
+        "scope": record.span.scope,
+        "span": as_dict(trace_pb2.Span.FromString(record.span.otlp_span)),
+    }
+    if record.span.model_call:
+        found["model_call"] = as_dict(model_call_pb2.ModelCallRecord.FromString(record.span.model_call))
+    return found

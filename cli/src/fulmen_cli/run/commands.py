@@ -1,0 +1,121 @@
+"""`fulmen run`: training runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Final
+
+import typer
+
+from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
+from fulmen_cli.command import Output, OutputOption, new_group, remote_command
+from fulmen_cli.connection import Connection
+from fulmen_cli.exits import CommandFailed
+from fulmen_cli.output import as_dict, console, enum_word, print_json, print_rows, when
+from fulmen_cli.run.compare import compare
+from fulmen_cli.run.progress import RunProgress
+from fulmen_cli.run.reproduce import reproduce
+from fulmen_cli.run.states import RunArgument, checkpoints, pause, resume, rollback, run_name, stop
+from fulmen_cli.run.watch import follow_run
+
+__all__ = ["register"]
+
+PAGE_SIZE: Final = 1000
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    run = new_group("Training runs: list, watch, compare, pause, roll back, stop. `fulmen train` creates them.")
+    app.add_typer(run, name="run")
+    remote_command(run, "list")(list_runs)
+    remote_command(run, "show")(show)
+    remote_command(run, "watch")(watch)
+    remote_command(run, "pause")(pause)
+    remote_command(run, "resume")(resume)
+    remote_command(run, "stop")(stop)
+    remote_command(run, "checkpoints")(checkpoints)
+    remote_command(run, "rollback")(rollback)
+    remote_command(run, "compare")(compare)
+    remote_command(run, "reproduce")(reproduce)
+
+
+async def list_runs(
+    connection: Connection,
+    limit: Annotated[int, typer.Option(min=1, max=PAGE_SIZE, help="At most so many.")] = 50,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Lists training runs, newest first.
+
+    Example:
+
+        fulmen run list
+    """
+    request = training_run_service_pb2.ListTrainingRunsRequest(page_size=limit)
+    async with connection.open() as client:
+        runs = list((await client.training_runs.ListTrainingRuns(request)).training_runs)
+    rows = [
+        (run.name.removeprefix("trainingRuns/"), enum_word(run, "state"), f"{run.step}/{run.step_count}",
+         run.policy_version, when(run.create_time))
+        for run in runs
+    ]  # fmt: skip
+    columns = ("run", "state", "step", "policy version", "created (UTC)")
+    print_rows(output, columns, rows, messages=runs, empty="No training runs yet: `fulmen train CONFIG` creates one.")
+
+
+async def show(connection: Connection, run: RunArgument, output: OutputOption = Output.TABLE) -> None:
+    """Shows a training run: its state, settings and figures.
+
+    Example:
+
+        fulmen run show arithmetic-20260314-101500-x7k2-2-grpo
+    """
+    request = training_run_service_pb2.GetTrainingRunRequest(name=run_name(run))
+    async with connection.open() as client:
+        found = (await client.training_runs.GetTrainingRun(request)).training_run
+    if output is Output.JSON:
+        print_json(as_dict(found))
+        return
+    facts = [
+        ("run", found.name),
+        ("state", enum_word(found, "state")),
+        ("failure", found.failure_message),
+        ("algorithm", found.algorithm),
+        *((f"setting {key}", json.dumps(value)) for key, value in json.loads(found.settings_json or "{}").items()),
+        ("step", f"{found.step}/{found.step_count}"),
+        ("policy", found.policy_version),
+        ("model", found.model_path),
+        *((f"input {use}", version) for use, version in sorted(found.inputs.items())),
+        *((name, f"{value:g}") for name, value in sorted(found.results.items())),
+    ]
+    for label, value in facts:
+        if value:
+            console().print(f"{label:<36}{value}", markup=False, soft_wrap=True)
+
+
+async def watch(connection: Connection, run: RunArgument, output: OutputOption = Output.TABLE) -> None:
+    """Follows a training run to its end; Ctrl-C stops the watching, not the run.
+
+    With `--output json` every event is one line.
+
+    Example:
+
+        fulmen run watch arithmetic-20260314-101500-x7k2-2-grpo
+    """
+    name = run_name(run)
+    screen = console()
+    quiet = output is Output.JSON
+    async with connection.open() as client:
+        ended: training_run_pb2.TrainingRun | None = None
+        with RunProgress(screen, name.removeprefix("trainingRuns/"), step_count=0, quiet=quiet) as shown:
+            async for event in follow_run(client, name, on_interruption=shown.interrupted):
+                shown.show(event)
+                if quiet:
+                    sys.stdout.write(json.dumps(as_dict(event), ensure_ascii=False) + "\n")
+                    sys.stdout.flush()
+                if event.HasField("run"):
+                    ended = event.run
+    if ended is not None and ended.state == training_run_pb2.TRAINING_RUN_STATE_FAILED:
+        raise CommandFailed(f"The run {ended.name} failed: {ended.failure_message}")
+    if ended is not None and not quiet:
+        screen.print(f"{ended.name} ended: {enum_word(ended, 'state')}")

@@ -1,0 +1,216 @@
+"""`fulmen run compare`: two training runs side by side: what was set otherwise, what came of it, and the curves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
+from fulmen.client import Client
+from fulmen_cli.command import Output, OutputOption
+from fulmen_cli.connection import Connection
+from fulmen_cli.exits import CommandFailed
+from fulmen_cli.output import console, enum_word, print_json, working
+from fulmen_cli.run.states import RunArgument, run_name
+from fulmen_cli.run.watch import FINAL_STATES
+
+__all__ = ["Told", "compare", "differing", "told_run"]
+
+CURVE_WIDTH: Final = 60
+IDLE_LIMIT_S: Final = 10.0
+_BARS: Final = "▁▂▃▄▅▆▇█"
+_CURVES: Final = ("reward_mean", "validation_accuracy", "loss")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """A run and the figures of its steps."""
+
+    run: training_run_pb2.TrainingRun
+    steps: Sequence[training_run_pb2.StepMetrics]
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What was given: algorithm, settings and inputs."""
+        settings = json.loads(self.run.settings_json or "{}")
+        return {
+            "algorithm": self.run.algorithm,
+            **{name: json.dumps(value, ensure_ascii=False) for name, value in sorted(settings.items())},
+            **{f"input {use}": version for use, version in sorted(self.run.inputs.items())},
+        }
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """What came of it: the figures of the last step that has each, and the results."""
+        last = {name: value for step in self.steps for name, value in sorted(step.values.items())}
+        return {**last, **dict(sorted(self.run.results.items()))}
+
+    def curve(self, name: str) -> list[tuple[int, float]]:
+        """The steps that measured a figure, with its values."""
+        return [(step.step, step.values[name]) for step in self.steps if name in step.values]
+
+
+async def compare(
+    connection: Connection,
+    first: RunArgument,
+    second: RunArgument,
+    picture: Annotated[
+        Path | None, typer.Option(help="Writes the curves to this file too, .png or .svg; needs matplotlib.")
+    ] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Compares two training runs: settings that differ, figures side by side, and the curves on one scale.
+
+    A run that goes on is compared as far as it is.
+
+    Example:
+
+        fulmen run compare arithmetic-20260314-101500-x7k2-2-grpo arithmetic-20260314-113000-p3ab-2-grpo
+
+        fulmen run compare FIRST SECOND --picture curves.png
+    """
+    async with connection.open() as client:
+        with working("Reading both runs…"):
+            told = [await told_run(client, name) for name in (first, second)]
+    if picture is not None:
+        _save_picture(picture, told)
+    unlike = differing(told[0].facts, told[1].facts)
+    if output is Output.JSON:
+        print_json(_as_json(told, unlike))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("", *(each.run.name.removeprefix("trainingRuns/") for each in told)):
+        table.add_column(column, overflow="fold")
+    table.add_row("state", *(enum_word(each.run, "state") for each in told))
+    table.add_row("step", *(f"{each.run.step}/{each.run.step_count}" for each in told))
+    for name, pair in unlike.items():
+        table.add_row(Text(name), *(Text(value) for value in pair))
+    table.add_section()
+    for name in sorted(told[0].figures.keys() | told[1].figures.keys()):
+        table.add_row(Text(name), *(_number(each.figures.get(name)) for each in told))
+    console().print(table)
+    if not unlike:
+        console().print("Both have the same algorithm, settings and inputs.")
+    for name in _CURVES:
+        _print_curves(name, told)
+
+
+async def told_run(client: Client, name: str) -> Told:
+    """Reads a run and the figures of its steps, as far as it is."""
+    request = training_run_service_pb2.GetTrainingRunRequest(name=run_name(name))
+    run = (await client.training_runs.GetTrainingRun(request)).training_run
+    return Told(run=run, steps=await _steps(client, run))
+
+
+async def _steps(client: Client, run: training_run_pb2.TrainingRun) -> list[training_run_pb2.StepMetrics]:
+    """Reads the run's events up to where it was, and waits for no more.
+
+    Of a step that was done again the last figures count; what a roll back took back does not until it is done again.
+    """
+    steps: dict[int, training_run_pb2.StepMetrics] = {}
+    branch = 0
+    stream = client.training_runs.WatchTrainingRun(training_run_service_pb2.WatchTrainingRunRequest(name=run.name))
+    try:
+        async with asyncio.timeout(IDLE_LIMIT_S) as limit:
+            async for answer in stream:
+                limit.reschedule(asyncio.get_running_loop().time() + IDLE_LIMIT_S)
+                event = answer.event
+                if event.HasField("run") and event.run.rollback_count > branch:
+                    branch = event.run.rollback_count
+                    steps = {step: figures for step, figures in steps.items() if step <= event.run.step}
+                if event.HasField("step"):
+                    number = event.step.step
+                    steps.setdefault(number, training_run_pb2.StepMetrics(step=number)).MergeFrom(event.step)
+                if branch >= run.rollback_count and _reached(event, run):
+                    break
+    except TimeoutError:
+        pass  # It has not come to its first step.
+    finally:
+        stream.cancel()
+    return [figures for _, figures in sorted(steps.items())]
+
+
+def _reached(event: training_run_pb2.TrainingRunEvent, run: training_run_pb2.TrainingRun) -> bool:
+    """Tells whether an event of the run's last branch says what the run was when it was read."""
+    if run.state in FINAL_STATES:
+        return event.HasField("run") and event.run.state in FINAL_STATES
+    if event.HasField("run"):
+        return event.run.rollback_count > 0 and event.run.step >= run.step
+    return event.HasField("step") and event.step.step >= run.step
+
+
+def differing(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Pairs the values that are not the same; a dash stands for one that is missing."""
+    names = [*first, *(name for name in second if name not in first)]
+    pairs = {name: (first.get(name, "–"), second.get(name, "–")) for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _print_curves(name: str, told: Sequence[Told]) -> None:
+    curves = [each.curve(name) for each in told]
+    values = [value for curve in curves for _, value in curve if math.isfinite(value)]
+    if not values:
+        return
+    low, high = min(values), max(values)
+    last_step = max(step for curve in curves for step, _ in curve)
+    console().print(Text(f"\n{name}: {low:g} to {high:g} over {last_step} steps", style="bold"))
+    for curve in curves:
+        console().print(Text(_drawn(curve, low=low, high=high, last_step=last_step)), soft_wrap=True)
+
+
+def _save_picture(file: Path, told: Sequence[Told]) -> None:
+    try:
+        from matplotlib.figure import Figure  # optional, and slow to import
+    except ImportError:
+        raise CommandFailed("--picture needs matplotlib: pip install 'fulmen[pictures]'") from None
+    names = [name for name in _CURVES if any(each.curve(name) for each in told)]
+    if not names:
+        raise CommandFailed("Neither run has measured anything that could be drawn.")
+    figure = Figure(figsize=(7, 2.6 * len(names)), dpi=120, layout="constrained")
+    for axes, name in zip(figure.subplots(len(names), squeeze=False)[:, 0], names, strict=True):
+        for each in told:
+            points = each.curve(name)
+            label = each.run.name.removeprefix("trainingRuns/")
+            axes.plot([step for step, _ in points], [value for _, value in points], marker=".", label=label)
+        axes.set_ylabel(name)
+        axes.grid(alpha=0.3)
+    axes.set_xlabel("step")
+    figure.axes[0].legend(fontsize="small")
+    try:
+        figure.savefig(file)
+    except (OSError, ValueError) as error:
+        raise CommandFailed(f"Cannot write {file}: {error}") from None
+
+
+def _drawn(curve: Sequence[tuple[int, float]], *, low: float, high: float, last_step: int) -> str:
+    """Draws a curve as a row of bars: the mean of what each column holds, a dot where it holds nothing."""
+    width = min(CURVE_WIDTH, last_step + 1)
+    columns: list[list[float]] = [[] for _ in range(width)]
+    for step, value in curve:
+        if math.isfinite(value):
+            columns[min(width - 1, step * width // (last_step + 1))].append(value)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((sum(column) / len(column) - low) * scale)] if column else "·" for column in columns)
+
+
+def _number(value: float | None) -> Text:
+    return Text("–" if value is None else f"{value:g}")
+
+
+def _as_json(told: Sequence[Told], differing: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
+    return {
+        "runs": [each.run.name for each in told],
+        "states": [enum_word(each.run, "state") for each in told],
+        "differing": {name: list(pair) for name, pair in differing.items()},
+        "figures": [each.figures for each in told],
+        "curves": [{name: each.curve(name) for name in _CURVES if each.curve(name)} for each in told],
+    }

@@ -1,0 +1,109 @@
+"""`fulmen run pause|resume|stop|checkpoints|rollback`: what changes the state of a training run."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
+from fulmen_cli.command import Output, OutputOption
+from fulmen_cli.connection import Connection
+from fulmen_cli.output import as_dict, console, enum_word, print_json, print_rows, when
+
+__all__ = ["RunArgument", "checkpoints", "pause", "resume", "rollback", "run_name", "stop"]
+
+RunArgument = Annotated[str, typer.Argument(help="trainingRuns/ID, or the ID.")]
+
+
+async def pause(connection: Connection, run: RunArgument, output: OutputOption = Output.TABLE) -> None:
+    """Stops a training run where it stands, with a checkpoint; its rollouts that are under way are not lost.
+
+    Example:
+
+        fulmen run pause arithmetic-20260314-101500-x7k2-2-grpo
+    """
+    request = training_run_service_pb2.PauseTrainingRunRequest(name=run_name(run))
+    async with connection.open() as client:
+        found = (await client.training_runs.PauseTrainingRun(request)).training_run
+    if found.state == training_run_pb2.TRAINING_RUN_STATE_RUNNING:
+        _show(found, output, note="is asked to pause, and does so when the step under way allows it")
+    else:
+        _show(found, output)
+
+
+async def resume(connection: Connection, run: RunArgument, output: OutputOption = Output.TABLE) -> None:
+    """Lets a paused training run go on where it was, when it is its turn.
+
+    Example:
+
+        fulmen run resume arithmetic-20260314-101500-x7k2-2-grpo
+    """
+    request = training_run_service_pb2.ResumeTrainingRunRequest(name=run_name(run))
+    async with connection.open() as client:
+        _show((await client.training_runs.ResumeTrainingRun(request)).training_run, output)
+
+
+async def stop(connection: Connection, run: RunArgument, output: OutputOption = Output.TABLE) -> None:
+    """Ends a training run for good and cancels its rollouts; what was published stays.
+
+    Example:
+
+        fulmen run stop arithmetic-20260314-101500-x7k2-2-grpo
+    """
+    request = training_run_service_pb2.CancelTrainingRunRequest(name=run_name(run))
+    async with connection.open() as client:
+        _show((await client.training_runs.CancelTrainingRun(request)).training_run, output)
+
+
+async def checkpoints(connection: Connection, run: RunArgument, output: OutputOption = Output.TABLE) -> None:
+    """Lists the checkpoints that a training run can be put back to, newest first.
+
+    Example:
+
+        fulmen run checkpoints arithmetic-20260314-101500-x7k2-2-grpo
+    """
+    request = training_run_service_pb2.ListCheckpointsRequest(parent=run_name(run))
+    async with connection.open() as client:
+        found = list((await client.training_runs.ListCheckpoints(request)).checkpoints)
+    rows = [
+        (str(each.sequence), str(each.step), f"{each.reward_mean:.3g}" if each.HasField("reward_mean") else "",
+         each.policy_version, f"{each.size_bytes / 1e6:.1f}", when(each.create_time))
+        for each in found
+    ]  # fmt: skip
+    columns = ("checkpoint", "step", "reward", "policy version", "MB", "written (UTC)")
+    print_rows(output, columns, rows, messages=found, empty="The run has written no checkpoint yet.")
+
+
+async def rollback(
+    connection: Connection,
+    run: RunArgument,
+    checkpoint: Annotated[int, typer.Argument(min=1, help="Of `fulmen run checkpoints`, first column.")],
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Puts a paused or ended training run back to a checkpoint, from which it goes on when it is its turn.
+
+    What came after the checkpoint is taken back: its prompts are sampled anew, and the weights of the checkpoint are
+    published and served as a new version.
+
+    Example:
+
+        fulmen run rollback arithmetic-20260314-101500-x7k2-2-grpo 3
+    """
+    name = f"{run_name(run)}/checkpoints/{checkpoint}"
+    request = training_run_service_pb2.RollbackTrainingRunRequest(checkpoint=name)
+    async with connection.open() as client:
+        found = (await client.training_runs.RollbackTrainingRun(request)).training_run
+    _show(found, output, note=f"goes on from step {found.step} when it is its turn")
+
+
+def run_name(given: str) -> str:
+    """Returns the resource name of a run that was given by name or id."""
+    return given if given.startswith("trainingRuns/") else f"trainingRuns/{given}"
+
+
+def _show(run: training_run_pb2.TrainingRun, output: Output, *, note: str = "") -> None:
+    if output is Output.JSON:
+        print_json(as_dict(run))
+    else:
+        console().print(f"{run.name}: {enum_word(run, 'state')}{note and f' ({note})'}", markup=False, soft_wrap=True)

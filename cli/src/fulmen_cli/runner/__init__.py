@@ -1,0 +1,1 @@
+"""`fulmen runners` and `fulmen runner`: the fleet, and one runner."""

@@ -1,0 +1,1 @@
+"""`fulmen up`, `down`, `status`, `logs`: the local stack as a whole."""

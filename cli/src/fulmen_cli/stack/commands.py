@@ -1,0 +1,319 @@
+"""`fulmen up`, `down`, `status` and `logs`: the local stack as a whole."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from fulmen_cli.command import Output, OutputOption, StateDirOption, local_command
+from fulmen_cli.exits import CommandFailed, Exit
+from fulmen_cli.local.fleet import FleetRange, fleet_range
+from fulmen_cli.local.ports import DEFAULT_PORTS
+from fulmen_cli.local.postgres import EmbeddedPostgres
+from fulmen_cli.local.record import DEFAULT_STATE_DIR, StackFolder, StackRecord, StackState
+from fulmen_cli.local.services import port_names, require_installed
+from fulmen_cli.output import console, print_json
+from fulmen_cli.stack.status import status_of
+from fulmen_cli.stack.table import stack_table
+
+__all__ = ["register"]
+
+START_LIMIT_S: Final = 240.0
+STOP_LIMIT_S: Final = 240.0
+POLL_INTERVAL_S: Final = 0.1
+FOLLOW_INTERVAL_S: Final = 0.2
+DEFAULT_TAIL_LINES: Final = 50
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    local_command(app, "up")(up)
+    local_command(app, "down")(down)
+    local_command(app, "status")(status)
+    local_command(app, "logs")(logs)
+
+
+def up(
+    state_dir: StateDirOption = Path(DEFAULT_STATE_DIR),
+    detach: Annotated[
+        bool, typer.Option("--detach/--foreground", help="Return when everything serves, or stay until Ctrl-C.")
+    ] = True,
+    runners: Annotated[
+        str,
+        typer.Option(
+            metavar="N|auto[:MIN-MAX]",
+            help="How many runner processes; `auto` starts and drains them as the queue wants, by default up to one per "
+            "processor and 512 MiB of memory; 0 where others take the work, such as clients/ in other languages.",
+        ),
+    ] = "1",
+    slots: Annotated[
+        int | None, typer.Option(min=1, max=10_000, help="How many attempts each runner runs at once.")
+    ] = None,
+    port: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=NUMBER",
+            help="Fixes one port; repeat for more. Others are those of the last start, the usual ones, or free ones.",
+        ),
+    ] = None,
+) -> None:
+    """Starts the four services and their database on this machine.
+
+    Everything it keeps is in one folder, so what was trained is still there after `fulmen down` and another `fulmen up`.
+
+    Examples:
+
+        fulmen up
+
+        fulmen up --runners 2 --slots 32
+
+        fulmen up --runners auto:1-4
+
+        fulmen up --runners 0
+
+        fulmen up --port store=7101 --port llm_proxy_http=7200
+
+        fulmen up --foreground
+    """
+    wanted = _runners(runners)
+    folder = StackFolder(state_dir.resolve())
+    if folder.is_running():
+        _say_running(folder)
+        return
+    require_installed()
+    settings = {
+        "state_dir": str(folder.path),
+        "runners": wanted.least,
+        "most_runners": wanted.most if runners.startswith("auto") else None,
+        "slots": slots,
+        "ports": _ports(port or [], port_names(wanted.most)),
+    }
+    folder.create()
+    supervisor = _start_supervisor(folder, settings, tied=not detach)
+    try:
+        _follow_start(folder, supervisor)
+        if not detach:
+            _stay(supervisor)
+    except KeyboardInterrupt:
+        console().print("Stopping…")
+        supervisor.terminate()
+        _wait_for_end(supervisor)
+        raise typer.Exit(0) from None
+
+
+def down(state_dir: StateDirOption = Path(DEFAULT_STATE_DIR)) -> None:
+    """Stops the local stack cleanly; everything that was accepted is kept.
+
+    Example:
+
+        fulmen down
+    """
+    folder = StackFolder(state_dir.resolve())
+    record = folder.read()
+    if not folder.is_running() or record is None:
+        if folder.database.exists():
+            EmbeddedPostgres(folder.database).stop()
+        console().print(f"No stack runs on {folder.path}.")
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(record.supervisor_pid, signal.SIGTERM)
+    with console().status("Stopping…"):
+        deadline = time.monotonic() + STOP_LIMIT_S
+        while folder.is_running():
+            if time.monotonic() > deadline:
+                raise CommandFailed(
+                    f"The stack still runs after {STOP_LIMIT_S:.0f} s (supervisor {record.supervisor_pid}): see "
+                    f"{folder.log_file('supervisor')}."
+                )
+            time.sleep(POLL_INTERVAL_S)
+    console().print(f"Stopped. What it keeps is in {folder.path}.")
+
+
+def status(state_dir: StateDirOption = Path(DEFAULT_STATE_DIR), output: OutputOption = Output.TABLE) -> None:
+    """Shows how the local stack does: state, health, ports and the queue.
+
+    Exits with 1 if it does not run or something in it does not serve.
+
+    Examples:
+
+        fulmen status
+
+        fulmen status --output json
+    """
+    record = StackFolder(state_dir.resolve()).read_running()
+    found = status_of(record)
+    if output is Output.JSON:
+        print_json(found.as_dict())
+    else:
+        found.print(console())
+    if not found.healthy:
+        raise typer.Exit(Exit.FAILED)
+
+
+def logs(
+    service: Annotated[str, typer.Argument(help="store, llm_proxy, algorithm, runner-1, database or supervisor.")],
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Goes on until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many lines of the end.")] = DEFAULT_TAIL_LINES,
+    state_dir: StateDirOption = Path(DEFAULT_STATE_DIR),
+) -> None:
+    """Shows the log of one process of the local stack.
+
+    Examples:
+
+        fulmen logs store
+
+        fulmen logs runner-1 -f
+    """
+    folder = StackFolder(state_dir.resolve())
+    path = folder.database / "server.log" if service == "database" else folder.log_file(service)
+    if not path.is_file():
+        known = sorted(each.stem for each in folder.logs.glob("*.log")) if folder.logs.exists() else []
+        raise CommandFailed(
+            f"There is no log of {service!r} in {folder.logs}; there are: {', '.join(known) or 'none'}.",
+            exit_code=Exit.NOT_FOUND,
+        )
+    for line in _tail(path, lines):
+        sys.stdout.write(line)
+    if follow:
+        with contextlib.suppress(KeyboardInterrupt):
+            _follow(path)
+
+
+def _say_running(folder: StackFolder) -> None:
+    record = folder.read()
+    console().print(f"A stack already runs on {folder.path}; nothing was changed. Stop it with `fulmen down`.")
+    if record is not None:
+        console().print(stack_table(record))
+
+
+def _runners(text: str) -> FleetRange:
+    try:
+        return fleet_range(text)
+    except ValueError as error:
+        raise CommandFailed(f"--runners {text}: {error}.", exit_code=Exit.USAGE) from None
+
+
+def _ports(given: list[str], names: list[str]) -> dict[str, int]:
+    ports: dict[str, int] = {}
+    for text in given:
+        name, _, number = text.partition("=")
+        if name not in names or not number.isdigit() or not 0 < int(number) < 65536:
+            raise CommandFailed(
+                f"--port {text}: write it as NAME=NUMBER with one of the names {', '.join(names)}.",
+                exit_code=Exit.USAGE,
+            )
+        ports[name] = int(number)
+    return ports
+
+
+def _start_supervisor(folder: StackFolder, settings: dict[str, object], *, tied: bool) -> subprocess.Popen[bytes]:
+    """Starts the supervisor in a session of its own; if tied, it dies with this process."""
+    folder.record_file.unlink(missing_ok=True)
+    command = [sys.executable, "-P", "-m", "fulmen_cli.local.supervisor", json.dumps(settings)]
+    if tied:
+        from fulmen_service_kit import launch
+
+        command = [sys.executable, "-I", "-S", str(Path(launch.__file__)), str(os.getpid()), *command]
+    with folder.log_file("supervisor").open("wb") as log:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=folder.path
+        )
+
+
+def _follow_start(folder: StackFolder, supervisor: subprocess.Popen[bytes]) -> None:
+    """Shows the table of the stack until everything serves.
+
+    Raises:
+        CommandFailed: if the supervisor gives up, or does not come to an end within 4 minutes.
+    """
+    deadline = time.monotonic() + START_LIMIT_S
+    screen = console()
+    with _live(screen) as show:
+        while True:
+            ended = supervisor.poll() is not None
+            record = folder.read()
+            if record is not None and record.supervisor_pid == supervisor.pid:
+                show(record)
+                if record.state is StackState.READY:
+                    break
+            if ended:
+                raise CommandFailed(_why_it_failed(folder))
+            if time.monotonic() > deadline:
+                supervisor.terminate()
+                raise CommandFailed(f"The stack was not ready after {START_LIMIT_S:.0f} s and is stopped again.")
+            time.sleep(POLL_INTERVAL_S)
+    _say_ready(screen, record)
+
+
+@contextlib.contextmanager
+def _live(screen: Console) -> Iterator[Callable[[StackRecord], None]]:
+    """Yields what shows a record: a table in place on a terminal, nothing before the end elsewhere."""
+    if not screen.is_terminal:
+        yield lambda record: None
+        return
+    with Live(console=screen, refresh_per_second=10, transient=True) as live:
+        yield lambda record: live.update(stack_table(record))
+
+
+def _say_ready(screen: Console, record: StackRecord) -> None:
+    screen.print(stack_table(record))
+    moved = [
+        f"{name} {port} (usual: {usual})"
+        for service in record.services
+        for name, port in service.ports.items()
+        if (usual := DEFAULT_PORTS.get(name.replace("runner-1", "runner"))) not in (None, port)
+    ]
+    if moved:
+        screen.print(f"Other ports than usual, because those are in use: {', '.join(moved)}.")
+    screen.print(f"Ready. Agents call {record.targets['llm_proxy_http']}/v1; the store is {record.targets['store']}.")
+
+
+def _why_it_failed(folder: StackFolder) -> str:
+    record = folder.read()
+    if record is not None and record.message:
+        return record.message
+    lines = _tail(folder.log_file("supervisor"), DEFAULT_TAIL_LINES)
+    return "".join(lines).strip().removeprefix("error: ") or "The supervisor ended without a message."
+
+
+def _stay(supervisor: subprocess.Popen[bytes]) -> None:
+    console().print("Ctrl-C stops it.")
+    if supervisor.wait() != 0:  # As long as the stack lives: there is nothing to do but wait for its end or a signal.
+        raise CommandFailed("The stack ended by itself: see `fulmen logs supervisor`.")
+
+
+def _wait_for_end(supervisor: subprocess.Popen[bytes]) -> None:
+    try:
+        supervisor.wait(timeout=STOP_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        supervisor.kill()
+        raise CommandFailed(f"The stack did not stop within {STOP_LIMIT_S:.0f} s and was killed.") from None
+
+
+def _tail(path: Path, lines: int) -> list[str]:
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return file.readlines()[-lines:] if lines else []
+
+
+def _follow(path: Path) -> None:
+    with path.open(encoding="utf-8", errors="replace") as file:
+        file.seek(0, os.SEEK_END)
+        while True:
+            text = file.read()
+            if text:
+                sys.stdout.write(text)
+                sys.stdout.flush()
+            else:
+                time.sleep(FOLLOW_INTERVAL_S)

@@ -1,0 +1,117 @@
+"""Gathers how a running stack does: what its supervisor noted, what each service answers, how full the queue is."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+
+from fulmen.client import Targets, connect
+from fulmen.errors import FulmenError
+from fulmen.store.v1 import rollout_service_pb2
+from fulmen_cli.local.health import is_serving
+from fulmen_cli.local.ports import LOOPBACK
+from fulmen_cli.local.record import ServiceRecord, ServiceState, StackRecord
+from fulmen_cli.output import as_dict
+from fulmen_cli.stack.table import stack_table
+
+__all__ = ["StackStatus", "status_of"]
+
+QUEUE_TIMEOUT_S: Final = 3.0
+DISTRIBUTIONS: Final = (
+    "fulmen",
+    "fulmen-service-kit",
+    "fulmen-store",
+    "fulmen-llm-proxy",
+    "fulmen-algorithm",
+    "fulmen-runner",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackStatus:
+    """How a stack does now; `queue` is None if the store did not answer, `queue_error` says why."""
+
+    record: StackRecord
+    health: dict[str, str]
+    queue: dict[str, Any] | None
+    queue_error: str
+    versions: dict[str, str]
+
+    @property
+    def healthy(self) -> bool:
+        """True if every process is there and serves."""
+        # A runner that drains is about to go, and may no longer serve.
+        staying = [service for service in self.record.services if service.state is not ServiceState.DRAINING]
+        return all(
+            service.state is ServiceState.READY and self.health.get(service.name, "serving") == "serving"
+            for service in staying
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns everything as JSON-ready values."""
+        return dataclasses.asdict(self) | {"healthy": self.healthy}
+
+    def print(self, screen: Console) -> None:
+        """Prints everything for a person."""
+        screen.print(f"stack: {self.record.state}, supervisor {self.record.supervisor_pid}")
+        screen.print(stack_table(self.record, health=self.health))
+        screen.print("versions: " + ", ".join(f"{name} {version}" for name, version in self.versions.items()))
+        if self.record.fleet:
+            screen.print(f"runners: {self.record.fleet}")
+        if self.queue is None:
+            screen.print(f"queue: unknown ({self.queue_error})")
+        else:
+            numbers = ("queued_count", "running_count", "delayed_count", "runner_count", "open_credit_count")
+            words = (f"{name.removesuffix('_count').replace('_', ' ')} {self.queue.get(name, 0)}" for name in numbers)
+            screen.print("queue: " + ", ".join(words))
+
+
+def status_of(record: StackRecord) -> StackStatus:
+    """Asks every service of a stack how it does; takes a few seconds at most."""
+    return asyncio.run(_gather(record))
+
+
+async def _gather(record: StackRecord) -> StackStatus:
+    with_ports = [service for service in record.services if service.ports]
+    answers = await asyncio.gather(*(is_serving(_grpc_target(service)) for service in with_ports))
+    health = {
+        service.name: "serving" if serves else "not serving"
+        for service, serves in zip(with_ports, answers, strict=True)
+    }
+    queue, error = await _queue(record)
+    return StackStatus(record=record, health=health, queue=queue, queue_error=error, versions=_versions())
+
+
+async def _queue(record: StackRecord) -> tuple[dict[str, Any] | None, str]:
+    targets = Targets(
+        store=record.targets["store"], algorithm=record.targets["algorithm"], llm_proxy=record.targets["llm_proxy"]
+    )
+    token = Path(record.client_token_file).read_text(encoding="utf-8").strip()
+    async with connect(targets, token=token) as client:
+        try:
+            stats = await client.rollouts.GetQueueStats(
+                rollout_service_pb2.GetQueueStatsRequest(), timeout=QUEUE_TIMEOUT_S
+            )
+        except FulmenError as error:
+            return None, error.message
+    return as_dict(stats), ""
+
+
+def _grpc_target(service: ServiceRecord) -> str:
+    return f"{LOOPBACK}:{service.ports[service.name]}"
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in DISTRIBUTIONS:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found

@@ -1,0 +1,285 @@
+"""`fulmen train`: checks everything, publishes what is needed, then runs the stages one after another."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+
+from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
+from fulmen.client import Client
+from fulmen.errors import ArgumentInvalid, SettingsInvalid
+from fulmen.train_config import ConfigError, TrainConfig, load_train_config, with_overrides
+from fulmen_cli.command import Output, OutputOption, remote_command
+from fulmen_cli.connection import Connection
+from fulmen_cli.exits import CommandFailed, Exit
+from fulmen_cli.output import as_dict, console, print_json
+from fulmen_cli.rollout.rescore.lookup import found_scores
+from fulmen_cli.run.progress import RunProgress
+from fulmen_cli.run.watch import follow_run
+from fulmen_cli.train.bundle import Bundle, pack_bundle
+from fulmen_cli.train.in_process import run_training, unhurried
+from fulmen_cli.train.plan import run_id, training_run
+from fulmen_cli.train.publish import best_prompt, publish, published_prompt
+from fulmen_cli.train.report import (
+    StageOutcome,
+    accuracy_line,
+    compared_stage,
+    print_summary,
+    save_report,
+    trained_model,
+)
+from fulmen_cli.train.samples import SamplePair, sample_before_and_after
+from fulmen_cli.train.task_files import Dataset, read_datasets
+
+__all__ = ["register"]
+
+REPORTS_FOLDER: Final = "reports"
+SUMMARY_FILE: Final = "summary.json"
+RANDOM_BYTES: Final = 2
+INPUTS_PREFIX: Final = "inputs."
+SEARCHES_PROMPTS: Final = "apo"
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    remote_command(app, "train", run_by=run_training)(train)
+
+
+async def train(
+    connection: Connection,
+    config: Annotated[Path, typer.Argument(help="The train.toml; its folder is the agent's.")],
+    seed: Annotated[int | None, typer.Option(help="Seed of every stage.")] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="ALGORITHM.SETTING=VALUE", help="Replaces a setting; repeat for more."),
+    ] = None,
+    report_dir: Annotated[
+        Path | None, typer.Option(help="Where the report goes; by default below the folder of the stack.")
+    ] = None,
+    in_process: Annotated[
+        bool,
+        typer.Option("--in-process", help="Runs all services in this very process, for debugging; no stack is needed."),
+    ] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Trains an agent as a train.toml says.
+
+    Checks every file first: if anything is wrong, all of it is reported and nothing is created. Ctrl-C only detaches:
+    the run goes on, and the command says how to watch or stop it.
+
+    With --in-process, a `breakpoint()` in the agent, its grader or an algorithm stops where it stands: store, proxy, runner,
+    algorithm and engine are in this process, Python agents run in its main thread one at a time, and no attempt is
+    ended for taking long. The database is a child process, as are the script that builds the first weights and agents
+    that are commands. Everything begins anew each time and ends with the command; take few steps.
+
+    Examples:
+
+        fulmen train examples/arithmetic/train.toml
+
+        fulmen train examples/arithmetic/train.toml --seed 7 --set grpo.steps=20 --set grpo.loss.kind=gspo
+
+        fulmen train train.toml --output json
+
+        fulmen train train.toml --in-process --set sft.steps=20 --set sft.warmup_steps=2
+    """
+    plan = with_overrides(load_train_config(config), assignments or [], seed=seed)
+    if in_process:
+        plan = unhurried(plan)
+    datasets = read_datasets(plan.data)
+    bundle = pack_bundle(plan.folder, data_files=plan.data.files)
+    screen = console()
+    screen.quiet = output is Output.JSON
+    stamp = f"{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(RANDOM_BYTES)}"
+    folder = report_dir or connection.state_dir / REPORTS_FOLDER / f"{plan.name}-{stamp}"
+    async with connection.open() as client:
+        counts = [f"{each.count} {use.replace('_', ' ')}" for use, each in datasets.items()]
+        screen.print(f"{plan.name}: {', '.join([f'{len(bundle.files)} files', *counts])}")
+        known = await _algorithms(client)
+        training = _Training(
+            client=client, plan=plan, inputs={}, algorithms=known, stamp=stamp, screen=screen, in_process=in_process
+        )
+        await training.validate()
+        training.inputs = await _published(client, plan, bundle, datasets)
+        await training.validate()
+        outcomes = await training.run()
+        compared = compared_stage(outcomes)
+        sample = await sample_before_and_after(client, compared.run.name) if compared is not None else None
+    save_report(folder, f"Training of {plan.name}", outcomes, sample)
+    summary = _as_json(outcomes, sample, folder)
+    (folder / SUMMARY_FILE).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    if output is Output.JSON:
+        print_json(summary)
+    else:
+        print_summary(screen, outcomes, sample, folder, has_store=not in_process)
+        screen.print(accuracy_line(outcomes) or "validation accuracy was not measured")
+
+
+async def _published(client: Client, plan: TrainConfig, bundle: Bundle, datasets: dict[str, Dataset]) -> dict[str, str]:
+    """Publishes what the runs need, after it has found what is published already; returns the versions by use."""
+    more = {"scores": str((await found_scores(client, plan.data.scores)).name)} if plan.data.scores else {}
+    if plan.data.rollouts:
+        more["rollouts"] = plan.data.rollouts
+    published = await publish(client, name=plan.name, agent=plan.agent, bundle=bundle, datasets=datasets)
+    if plan.data.prompt is not None:
+        more["prompt"] = await published_prompt(client, plan.name, plan.data.prompt)
+    return {**published.inputs, **more}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """What the service says of an algorithm: which inputs it reads, and whether it trains weights."""
+
+    inputs: tuple[str, ...]
+    trains: bool
+
+
+async def _algorithms(client: Client) -> dict[str, _Known]:
+    """Asks for the algorithms that there are."""
+    answer = await client.training_runs.ListAlgorithms(training_run_service_pb2.ListAlgorithmsRequest())
+    return {
+        each.name: _Known(
+            inputs=(*each.required_inputs, *each.optional_inputs, *each.any_of_inputs), trains=each.trains
+        )
+        for each in answer.algorithms
+    }
+
+
+@dataclass(slots=True, kw_only=True)
+class _Training:
+    """The stages of one `fulmen train`."""
+
+    client: Client
+    plan: TrainConfig
+    inputs: dict[str, str]
+    algorithms: dict[str, _Known]
+    stamp: str
+    screen: Console
+    in_process: bool
+
+    async def validate(self) -> None:
+        """Lets the service check every stage; the starting point of a later one is not known yet.
+
+        Before anything is published, all but the inputs is checked.
+
+        Raises:
+            ConfigError: with every problem of every stage.
+        """
+        problems: list[str] = []
+        for number in range(1, len(self.plan.stages) + 1):
+            problems += await self._problems(number, self._training_run(number, start_version=""))
+        if problems:
+            raise ConfigError(f"{self.plan.file} is not valid; no run was created.", problems)
+
+    async def run(self) -> list[StageOutcome]:
+        """Runs every stage; each begins with the policy version of the one before.
+
+        Raises:
+            CommandFailed: if a stage ends otherwise than well.
+        """
+        outcomes: list[StageOutcome] = []
+        start_version = ""
+        for number in range(1, len(self.plan.stages) + 1):
+            left = [stage.algorithm for stage in self.plan.stages[number:]]
+            outcome = await self._stage(self._training_run(number, start_version=start_version), left)
+            outcomes.append(outcome)
+            start_version = outcome.run.policy_version or start_version
+            await self._take_prompt(outcome.run)
+        return outcomes
+
+    async def _take_prompt(self, run: training_run_pb2.TrainingRun) -> None:
+        """Gives the stages that follow the best prompt of a stage that searched for one."""
+        if run.algorithm == SEARCHES_PROMPTS:
+            self.inputs["prompt"] = await best_prompt(self.client, run.inputs["prompt"])
+
+    def _training_run(self, number: int, *, start_version: str) -> training_run_pb2.TrainingRun:
+        stage = self.plan.stages[number - 1]
+        name = run_id(self.plan.name, self.stamp, number, stage)
+        return training_run(
+            self.plan,
+            stage,
+            name=name,
+            inputs=self.inputs,
+            read={name: each.inputs for name, each in self.algorithms.items()},
+            start_version=start_version,
+            trains=stage.algorithm not in self.algorithms or self.algorithms[stage.algorithm].trains,
+        )
+
+    async def _problems(self, number: int, run: training_run_pb2.TrainingRun) -> list[str]:
+        try:
+            await self.client.training_runs.CreateTrainingRun(
+                training_run_service_pb2.CreateTrainingRunRequest(training_run=run, validate_only=True)
+            )
+        except (ArgumentInvalid, SettingsInvalid) as error:
+            where = f"stage {number} ({run.algorithm})"
+            if not error.violations:
+                return [f"{where}: {error.message}"]
+            return [
+                f"{where}: {each.field}: {each.description}"
+                for each in error.violations
+                if self.inputs or not each.field.startswith(INPUTS_PREFIX)
+            ]
+        return []
+
+    async def _stage(self, run: training_run_pb2.TrainingRun, left: Sequence[str]) -> StageOutcome:
+        started = time.monotonic()
+        request = training_run_service_pb2.CreateTrainingRunRequest(training_run=run, request_id=run.name)
+        created = (await self.client.training_runs.CreateTrainingRun(request)).training_run
+        short = created.name.removeprefix("trainingRuns/")
+        self.screen.print(f"{run.algorithm}: run {short}")
+        try:
+            ended = await self._follow(created)
+        except asyncio.CancelledError:
+            self.screen.print(
+                "Stopped: the run has ended with this process."
+                if self.in_process
+                else f"Detached; the run goes on. Watch it: fulmen run watch {short}   Stop it: fulmen run stop {short}"
+            )
+            if left and not self.in_process:
+                self.screen.print(f"Stages that this command does not begin any more: {', '.join(left)}.")
+            raise
+        if ended.state != training_run_pb2.TRAINING_RUN_STATE_SUCCEEDED:
+            raise CommandFailed(_why(ended), exit_code=Exit.FAILED)
+        report = await self.client.training_runs.GetTrainingRunReport(
+            training_run_service_pb2.GetTrainingRunReportRequest(name=ended.name)
+        )
+        seconds = time.monotonic() - started
+        return StageOutcome(run=ended, seconds=seconds, markdown=report.markdown, curve_png=report.curve_png)
+
+    async def _follow(self, run: training_run_pb2.TrainingRun) -> training_run_pb2.TrainingRun:
+        ended = run
+        quiet = self.screen.quiet
+        with RunProgress(
+            self.screen, run.algorithm, step_count=run.step_count, quiet=quiet, lines_only=self.in_process
+        ) as shown:
+            async for event in follow_run(self.client, run.name, on_interruption=shown.interrupted):
+                shown.show(event)
+                if event.HasField("run"):
+                    ended = event.run
+        return ended
+
+
+def _why(run: training_run_pb2.TrainingRun) -> str:
+    state = training_run_pb2.TrainingRunState.Name(run.state).removeprefix("TRAINING_RUN_STATE_").lower()
+    reason = f": {run.failure_message}" if run.failure_message else "."
+    return f"The run {run.name} ended as {state}{reason}"
+
+
+def _as_json(outcomes: list[StageOutcome], sample: SamplePair | None, folder: Path) -> dict[str, Any]:
+    pair = None if sample is None else {"before": sample.before.rollout, "after": sample.after.rollout}
+    return {
+        "training_runs": [{**as_dict(each.run), "seconds": round(each.seconds, 3)} for each in outcomes],
+        "model_path": trained_model(outcomes),
+        "report": str(folder / "report.md"),
+        "sample": pair,
+        "summary": accuracy_line(outcomes),
+    }
