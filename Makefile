@@ -8,7 +8,7 @@ COMPOSE := docker compose --file deploy/docker-compose.yml $(if $(GPU),--file de
 # Images of containers like to set it; every process that is started would then compile torch and all else anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup vllm-env clients demo test test-frameworks test-gpu test-store chaos chaos-store chaos-runners lint format types house proto \
+.PHONY: help setup vllm-env clients demo test test-frameworks test-gpu test-long test-store lint format types house proto \
 	proto-check lock clean bench bench-store bench-runner bench-proxy bench-train bench-exchange bench-exchange-convergence audit bench-scale \
 	helm helm-settings up down compose-smoke
 
@@ -32,8 +32,12 @@ clients: $(NODE_READY) ## Builds the clients in other languages, those whose too
 demo: setup ## Trains a small model on arithmetic through the four services, on this machine
 	@$(PYTHON_BIN)/python -m benchmarks.demo $(ARGS)
 
-test: setup $(NODE_READY) ## Runs every test but those of test-frameworks
-	@tools/test.sh
+test: setup $(NODE_READY) ## Runs the tests, but not those of test-long and test-frameworks
+	@tools/test.sh -m "not long" $(ARGS)
+
+test-long: setup $(NODE_READY) ## Runs the long tests: kills, soaks, vLLM, whole matrices (SHORT=1: some; SOAK=10, SEED=1, ARGS=tests/chaos)
+	@FULMEN_TEST_SOAK=$(or $(SOAK),$(if $(SHORT),1,10)) FULMEN_TEST_SEED=$(SEED) \
+		tools/test.sh -v -m "$(if $(SHORT),long(short=True),long)" $(ARGS)
 
 test-frameworks: setup $(NODE_READY) ## Runs agents on LangChain, AutoGen, CrewAI and others, as they are (1.3 GB in .venv-frameworks)
 	@tools/framework_envs.sh
@@ -45,18 +49,6 @@ test-gpu: setup ## Runs what needs a CUDA device (all is skipped without one): b
 test-store: setup ## Runs the store's tests on one PostgreSQL: POSTGRES=container (postgres:17) or embedded; SHORT=1: fewer
 	FULMEN_TEST_POSTGRES=$(POSTGRES) OMP_NUM_THREADS=1 \
 		$(PYTHON_BIN)/python -m pytest -n 3 --dist loadgroup tests/conformance/store $(if $(SHORT),,tests/integration/store)
-
-chaos: setup ## Kills services in many training runs (RUNS=10, SEED=1)
-	FULMEN_TEST_SOAK=$(or $(RUNS),10) FULMEN_TEST_SOAK_SEED=$(or $(SEED),1) OMP_NUM_THREADS=1 \
-		$(PYTHON_BIN)/python -m pytest tests/chaos
-
-chaos-store: setup ## Kills store replicas and PostgreSQL 24 times under load (SEED=1)
-	FULMEN_TEST_SOAK=1 FULMEN_TEST_SOAK_SEED=$(or $(SEED),1) OMP_NUM_THREADS=1 \
-		$(PYTHON_BIN)/python -m pytest tests/chaos/test_store_replicas.py -s
-
-chaos-runners: setup ## Kills, pauses, drains and resizes runners under load (RUNS=10, SEED=1)
-	FULMEN_TEST_SOAK=$(or $(RUNS),10) FULMEN_TEST_SOAK_SEED=$(or $(SEED),1) OMP_NUM_THREADS=1 \
-		$(PYTHON_BIN)/python -m pytest tests/chaos/test_runner_fleet.py -s
 
 lint: setup $(NODE_READY) ## Checks style, import rules, contracts, stubs, types and sizes
 	@tools/lint.sh

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,8 @@ import pytest
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[variable] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Container images like to set it; every process that a test starts would then compile its modules, torch included, anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # What the person who runs the tests has set for real deployments must not reach a test.
 for variable in [name for name in os.environ if name.startswith("FULMEN_") and not name.startswith("FULMEN_TEST_")]:
     del os.environ[variable]
@@ -48,10 +51,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_report_header() -> str:
-    """Says on which PostgreSQL the tests run."""
-    from tests.support.postgres import VARIABLE, way
+    """Names the PostgreSQL that the tests use."""
+    from tests.support.postgres import VARIABLE, postgres_kind
 
-    return f"PostgreSQL of the tests: {way()} ({VARIABLE})"
+    return f"PostgreSQL of the tests: {postgres_kind()} ({VARIABLE})"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Prints one line per reason for which tests were skipped, with their number."""
+    reasons: Counter[str] = Counter()
+    for report in terminalreporter.stats.get("skipped", []):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        reasons[" ".join(reason.removeprefix("Skipped: ").split())] += 1
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"skipped {count}: {reason}", yellow=True)
 
 
 @pytest.fixture(scope="session")

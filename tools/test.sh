@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Runs the whole suite but tests/frameworks in three processes, which keeps two cores busy: tests with real processes wait
-# half of their time. Those that are marked serial run in one of the three, one by one. The frameworks have environments
-# of their own: `make test-frameworks`.
+# Runs the suite without tests/frameworks (`make test-frameworks` has environments of their own for them) in three
+# processes: tests with real processes wait half of their time, so three keep two cores busy. Tests marked serial run in
+# one of the three, one by one. Arguments go to pytest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export OMP_NUM_THREADS=1
-# In CI two lines for each frame: what failed stands close together there, without the sources of libraries between.
+# In CI two lines per frame are enough: tracebacks without the sources of libraries.
 exec .venv/bin/python -m pytest -n 3 --dist loadgroup --ignore tests/frameworks ${CI:+--tb=short} "$@"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -17,10 +16,6 @@ from fulmen.client import Client, connect
 from fulmen_cli.local.stack import LocalStack
 from tests.support.models import build_model
 from tests.support.stack import running_stack, stack_targets
-
-# How many runs the soak makes (`make chaos`); without it the soak is not part of the suite.
-SOAK_VARIABLE = "FULMEN_TEST_SOAK"
-collect_ignore = [] if os.environ.get(SOAK_VARIABLE) else ["test_soak.py"]
 
 TASKS = 64
 # Short enough that a lost lease is noticed in the time of a test, long enough for a busy machine.

@@ -1,12 +1,11 @@
 """Ranks and servers of an exchange are killed, held still and cut off in mid-round; lines between them do harm.
 
 Whatever happens, those who go on have after every round the bits that were computed without any of it; where a kill must
-lose something, that is counted. `make chaos` makes the last test long, with FULMEN_TEST_SOAK_SEED for others.
+lose something, that is counted. FULMEN_TEST_SOAK=10 makes the last test long, with FULMEN_TEST_SEED for others.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import time
@@ -16,15 +15,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.chaos.conftest import SOAK_VARIABLE
 from tests.support.exchange.line import Line
 from tests.support.exchange.processes import Answer, Nursery, Rank, RankFailed, Server, residual_in, together
 from tests.support.exchange.reference import Reference
+from tests.support.soak import SOAK, seed
 
 pytestmark = pytest.mark.timeout(600)
 
-ROUNDS = 200 if os.environ.get(SOAK_VARIABLE) else 24
-SEED = int(os.environ.get("FULMEN_TEST_SOAK_SEED", "20261122"))
+ROUNDS = 200 if SOAK > 1 else 24
+SEED = seed(20261122)
 WAIT_LIMIT_S = 120.0
 # A second is long for a rank that lives, and short for a test.
 SHORT_LEASE = {"lease_s": 4.0, "straggler_timeout_s": 3600.0, "deadline_s": 4000.0}

@@ -1,12 +1,11 @@
 """Runners are killed, held still, drained and resized under load: every rollout ends exactly once, and nothing stays.
 
-The long form (`make chaos-runners`) goes through many seeds; `FULMEN_TEST_SOAK_SEED` is the first.
+A soak (FULMEN_TEST_SOAK=10) goes through as many seeds; FULMEN_TEST_SEED is the first.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -17,7 +16,6 @@ import pytest
 from fulmen.rpc.channel import open_channel
 from fulmen.store.v1 import attempt_pb2, failure_pb2, reward_pb2, rollout_pb2
 from fulmen_service_kit.tokens import Role
-from tests.chaos.conftest import SOAK_VARIABLE
 from tests.conformance.runner.harness import SIGNING_KEY, token
 from tests.conformance.runner.proxy_double import ProxyDouble
 from tests.conformance.runner.stores import RealStore
@@ -25,14 +23,14 @@ from tests.support.postgres import shared_server
 from tests.support.processes import none_holds
 from tests.support.runner_fleet import Fleet, Watched, create_work, publish_kinds, stored_spans
 from tests.support.runner_oracle import Expected, fleet_problems, uncharged
+from tests.support.soak import SOAK, seed
 
 pytestmark = pytest.mark.timeout(900)
 
-RUNS = int(os.environ.get(SOAK_VARIABLE, "0"))
-SEED = int(os.environ.get("FULMEN_TEST_SOAK_SEED", "20261122"))
+SEED = seed(20261122)
 RUNNERS = 3
-ROLLOUTS = 900 if RUNS else 260
-HARMS = ("kill", "kill", "pause", "drain", "slots") * (3 if RUNS else 1)
+ROLLOUTS = 900 if SOAK > 1 else 260
+HARMS = ("kill", "kill", "pause", "drain", "slots") * (3 if SOAK > 1 else 1)
 # So many rollouts end between two harms: each comes in the middle of work.
 ENDS_BETWEEN = 35
 LEASE_TTL_S = 3.0
@@ -65,11 +63,11 @@ async def fleet(store: RealStore, tmp_path: Path) -> AsyncIterator[Fleet]:
         await proxy.close()
 
 
-@pytest.mark.parametrize("seed", range(SEED, SEED + max(1, RUNS)))
+@pytest.mark.parametrize("number", range(SEED, SEED + SOAK))
 async def test_every_rollout_ends_exactly_once_whatever_happens_to_runners(
-    store: RealStore, fleet: Fleet, tmp_path: Path, seed: int
+    store: RealStore, fleet: Fleet, tmp_path: Path, number: int
 ) -> None:
-    rng = random.Random(seed)
+    rng = random.Random(number)
     (tmp_path / "ledger").mkdir()
     expected = await create_work(store, await publish_kinds(store), tmp_path, rng, count=ROLLOUTS)
     watched = Watched()
@@ -93,7 +91,7 @@ async def test_every_rollout_ends_exactly_once_whatever_happens_to_runners(
         if attempt.failure_kind
     )
     print(
-        f"seed {seed}: {' '.join(harms)}: {len(succeeded)} of {ROLLOUTS} succeeded, attempts that did not: {dict(kinds)}, "
+        f"seed {number}: {' '.join(harms)}: {len(succeeded)} of {ROLLOUTS} succeeded, attempts that did not: {dict(kinds)}, "
         f"{len(list((tmp_path / 'ledger').glob('*.stopped')))} agents stopped, {len(problems)} problems"
     )
     assert not problems, "\n".join(problems[:20])

@@ -1,12 +1,11 @@
 """Three replicas and their PostgreSQL are killed under load: nothing acknowledged is lost, nothing counts twice.
 
-The long form (`make chaos-store`) kills 24 times; `FULMEN_TEST_SOAK_SEED` chooses others at other points.
+A soak (FULMEN_TEST_SOAK=10) kills 24 times; FULMEN_TEST_SEED chooses others at other points.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from enum import StrEnum
@@ -18,17 +17,17 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 
 from fulmen.store.v1 import attempt_pb2, rollout_pb2, span_pb2
 from fulmen.store.v1 import span_service_pb2 as spans_pb
-from tests.chaos.conftest import SOAK_VARIABLE
 from tests.support.postgres import PostgresServer
 from tests.support.replicas import ReplicaGroup
+from tests.support.soak import SOAK, seed
 from tests.support.store_load import FeedReader, Ledger, LoadRunner, Producer, StoreGroup
 from tests.support.store_oracle import Shown, store_problems
 
 pytestmark = pytest.mark.timeout(1800)
 
 REPLICAS = 3
-KILLS = 24 if os.environ.get(SOAK_VARIABLE) else 4
-SEED = int(os.environ.get("FULMEN_TEST_SOAK_SEED", "20261121"))
+KILLS = 24 if SOAK > 1 else 4
+SEED = seed(20261121)
 # So many attempts are ended and acknowledged between two kills: each comes in the middle of work.
 ENDS_BETWEEN = 150
 PROGRESS_LIMIT_S = 120.0

@@ -30,7 +30,7 @@ from fulmen_store.retention.table import UpkeepTable
 from fulmen_store.retention.upkeep import Maintenance
 from tests.support import docker
 
-__all__ = ["PostgresServer", "shared_server", "way"]
+__all__ = ["PostgresServer", "postgres_kind", "shared_server"]
 
 CONTAINER_IMAGE = "postgres:17"
 VARIABLE = "FULMEN_TEST_POSTGRES"
@@ -42,7 +42,7 @@ _counter = itertools.count(1)
 
 
 @functools.cache
-def way() -> str:
+def postgres_kind() -> str:
     """Returns `container` or `embedded`: as it is set, or by whether a Docker engine answers."""
     chosen = os.environ.get(VARIABLE, "")
     if chosen in ("container", "embedded"):
@@ -61,7 +61,7 @@ class PostgresServer:
         self._folder: Path | None = None
         self._container: Any = None
         self._has_template = False
-        if not embedded and way() == "container":
+        if not embedded and postgres_kind() == "container":
             self._start_container()
         else:
             self._folder = Path(tempfile.mkdtemp(prefix="fulmen-test-pg-"))

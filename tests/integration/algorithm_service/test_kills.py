@@ -14,6 +14,7 @@ from fulmen.client import Client, connect
 from fulmen.errors import CheckpointNotFound, TrainingRunStateInvalid
 from fulmen_cli.local.stack import LocalStack
 from tests.integration.algorithm_service.test_training import STEPS, Watcher, start_run
+from tests.support import soak
 from tests.support.commands import fulmen
 from tests.support.runs import eventually
 from tests.support.stack import running_stack, stack_targets
@@ -21,8 +22,8 @@ from tests.support.training import check_books, finished_groups, read_consumed
 
 pytestmark = [pytest.mark.serial, pytest.mark.xdist_group("serial"), pytest.mark.timeout(900)]
 
-KILLS = int(os.environ.get("FULMEN_TEST_KILLS", "2"))
-SEED = int(os.environ.get("FULMEN_TEST_SEED", str(random.SystemRandom().randrange(2**32))))
+KILLS = 2 * soak.SOAK
+SEED = soak.seed()
 POLICIES = ("one", "two")
 
 
@@ -70,7 +71,7 @@ async def test_two_runs_whose_service_is_killed_at_random_points_use_every_group
     short_tmp_path: Path, repository_root: Path
 ) -> None:
     chance = random.Random(SEED)
-    print(f"FULMEN_TEST_SEED={SEED}")
+    print(f"{soak.SEED_VARIABLE}={SEED}")
     async with (
         running_stack(short_tmp_path, environment={"FULMEN_ALGORITHM_KEEP_CHECKPOINTS": "9"}) as stack,
         connect(stack_targets(stack), token=stack.client_token) as client,

@@ -1,14 +1,12 @@
 """Whatever is sent to any rpc or to the OTLP port, the store lives on, answers by an error of the catalogue or well, and betrays nothing.
 
-The seed is printed; FULMEN_TEST_FUZZ_SEED repeats a run, and FULMEN_TEST_FUZZ_FACTOR=20 makes it as many times longer.
+The seed is printed; FULMEN_TEST_SEED repeats a run, and FULMEN_TEST_SOAK=20 makes it as many times longer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gzip
-import os
-import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,11 +24,11 @@ from fulmen.errors import FulmenError, InternalError, MessageTooLarge
 from fulmen.store.v1 import project_service_pb2, resource_pb2, resource_service_pb2, rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_service_kit.tokens import Role, TokenSigner
+from tests.support import soak
 from tests.support.rpcs import Outcome, Rpc, exchange, listed_rpcs
 from tests.support.store import LIMIT_S, SIGNING_KEY, Runner, StoreHandle, create, create_project, running_store
 
-SEED = int(os.environ.get("FULMEN_TEST_FUZZ_SEED") or random.SystemRandom().randrange(2**32))
-FACTOR = int(os.environ.get("FULMEN_TEST_FUZZ_FACTOR") or 1)
+SEED = soak.seed()
 # Long enough for any answer that is not waited for; a watch that was opened well is left then.
 PATIENCE_S = 0.25
 SECRET = "only-b-knows"
@@ -91,7 +89,7 @@ def target() -> Iterator[Target]:
 
     server = shared_server()
     dsn = server.fresh_database()
-    print(f"FULMEN_TEST_FUZZ_SEED={SEED}")
+    print(f"{soak.SEED_VARIABLE}={SEED}")
     with asyncio.Runner() as runner:
         context = running_store(dsn, max_message_bytes=MESSAGE_LIMIT_BYTES, auth_failures_per_minute=0)
         handle = runner.run(context.__aenter__())
@@ -255,7 +253,7 @@ roles = st.sampled_from([Role.ADMIN, Role.ADMIN, Role.SERVICE, Role.RUNNER, Role
 
 
 @seed(SEED)
-@settings(bounded, max_examples=350 * FACTOR)
+@settings(bounded, max_examples=350 * soak.SOAK)
 @given(data=st.data(), role=roles)
 def test_no_message_of_the_contract_breaks_an_rpc(target: Target, data: st.DataObject, role: Role) -> None:
     rpc, messages = data.draw(calls(target))
@@ -263,7 +261,7 @@ def test_no_message_of_the_contract_breaks_an_rpc(target: Target, data: st.DataO
 
 
 @seed(SEED)
-@settings(bounded, max_examples=250 * FACTOR)
+@settings(bounded, max_examples=250 * soak.SOAK)
 @given(data=st.data(), role=roles)
 def test_no_bytes_break_an_rpc(target: Target, data: st.DataObject, role: Role) -> None:
     rpc, messages = data.draw(calls(target))
@@ -293,7 +291,7 @@ other_headers = st.lists(
 
 
 @seed(SEED)
-@settings(bounded, max_examples=150 * FACTOR)
+@settings(bounded, max_examples=150 * soak.SOAK)
 @given(data=st.data(), authorization=st.none() | authorizations, others=other_headers)
 def test_no_metadata_breaks_an_rpc(
     target: Target, data: st.DataObject, authorization: str | None, others: list[tuple[str, Any]]
@@ -311,7 +309,7 @@ encodings = st.sampled_from(["", "", "", "gzip", "identity", "br", "gzip, gzip"]
 
 
 @seed(SEED)
-@settings(bounded, max_examples=120 * FACTOR)
+@settings(bounded, max_examples=120 * soak.SOAK)
 @given(data=st.data(), role=roles, kind=content_types, encoding=encodings)
 def test_nothing_breaks_the_otlp_port(
     target: Target, data: st.DataObject, role: Role, kind: str, encoding: str

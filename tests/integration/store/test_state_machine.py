@@ -1,7 +1,7 @@
 """The whole queue against a model: whatever clients, runners, timers and replicas do, in any order, the store does what
 `tests/support/rollout_model.py` says, and nothing else.
 
-A seed is printed; FULMEN_TEST_MODEL_SEED repeats a run, and makes what fails smaller, which takes minutes.
+A seed is printed; FULMEN_TEST_SEED repeats a run, and makes what fails smaller, which takes minutes.
 FULMEN_TEST_SOAK=10 makes a run ten times longer. What once failed is kept in `.hypothesis` and tried first.
 """
 
@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
-import random
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
@@ -33,15 +31,14 @@ from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_store.rollouts.transitions import FINAL_STATES, FailureKind, RolloutState
 from tests.integration.store.test_replicas import replicas
 from tests.integration.store.test_spans import append, chunk_of, stored
+from tests.support import soak
 from tests.support.model_world import World
 from tests.support.postgres import shared_server
 from tests.support.queue_machine import QueueClients, kinds, pick, picks, replica_numbers, when
 from tests.support.rollout_model import APPLIED, DUPLICATE, LEASE_LOST, Lease
 from tests.support.store import StoreHandle
 
-GIVEN_SEED = os.environ.get("FULMEN_TEST_MODEL_SEED")
-SEED = int(GIVEN_SEED or random.SystemRandom().randrange(2**32))
-SOAK = int(os.environ.get("FULMEN_TEST_SOAK") or 1)
+SEED = soak.seed()
 EXAMPLES, STEPS = 50, 70
 # No timer of the store runs out by itself: the rules let time pass.
 TIMELESS: dict[str, Any] = {"lease_ttl_s": 3600.0, "poll_interval_s": 0.02, "attempt_grace_s": 0.0}
@@ -360,17 +357,17 @@ class Queue(QueueClients):
             assert sorted(found) == sorted(chunks)
 
 
-@pytest.mark.timeout(600 + 60 * SOAK)
+@pytest.mark.timeout(600 + 60 * soak.SOAK)
 def test_the_store_does_what_the_model_says(store: Store) -> None:
-    print(f"FULMEN_TEST_MODEL_SEED={SEED}")
+    print(f"{soak.SEED_VARIABLE}={SEED}")
     limits = settings(
-        max_examples=EXAMPLES * SOAK,
+        max_examples=EXAMPLES * soak.SOAK,
         stateful_step_count=STEPS,
         deadline=None,
         derandomize=False,
         print_blob=True,
         database=DirectoryBasedExampleDatabase(".hypothesis/examples"),
         suppress_health_check=list(HealthCheck),
-        phases=[phase for phase in Phase if phase is not Phase.shrink or GIVEN_SEED],
+        phases=[phase for phase in Phase if phase is not Phase.shrink or soak.given_seed() is not None],
     )
     run_state_machine_as_test(seed(SEED)(lambda: Queue(store.world())), settings=limits)
