@@ -54,7 +54,7 @@ def sample(model: PreTrainedModel, *, count: int, tokens: int) -> tuple[Tensor, 
 
 
 def engine_kl(said: Tensor, ids: Tensor, model: PreTrainedModel, *, temperature: float = 1.0) -> float:
-    """Estimates KL(engine || trainer) per token in nats by k3, as `fulmen_algorithm.training.engine_gap` does."""
+    """Estimates KL(engine || trainer) per token in nats by k3, as `fulmen_algorithm.training.engine_mismatch` does."""
     scores = (model(ids[:, :-1]).logits.float() / temperature).log_softmax(-1)
     delta = scores.gather(2, ids[:, 1:, None])[..., 0].double() - said.double()
     return float((delta.exp() - delta - 1).mean())

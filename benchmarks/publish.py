@@ -30,14 +30,13 @@ from pathlib import Path
 import aiohttp
 
 from benchmarks.outcome import Claim, claim, show
-from fulmen_algorithm.clients.engine import EngineOptions
-from fulmen_algorithm.clients.engine_process import EngineProcess
-from fulmen_algorithm.domain.trainer import TrainerSetup
-from fulmen_algorithm.domain.versions import Versions
+from fulmen_algorithm.engines.engine import EngineOptions
+from fulmen_algorithm.engines.process import EngineProcess
 from fulmen_algorithm.persistence.run_files import RunFiles
+from fulmen_algorithm.policy.trainer import TrainerSetup
+from fulmen_algorithm.policy.versions import Versions
 from fulmen_algorithm.trainers.in_process import InProcessTrainer
 from fulmen_algorithm.trainers.torch_thread import TorchThread
-from fulmen_algorithm.training.delta import DELTA_FILE, apply, encode
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import (
     DeltaWeights,
@@ -47,7 +46,8 @@ from fulmen_algorithm.training.settings import (
     StepSettings,
     WeightsSettings,
 )
-from fulmen_algorithm.training.tensor_files import Weights, read_folder
+from fulmen_algorithm.weights.delta import DELTA_FILE, apply, encode
+from fulmen_algorithm.weights.tensor_files import Weights, read_folder
 
 MAKE_MODEL = Path(__file__).resolve().parents[1] / "examples" / "arithmetic" / "make_model.py"
 QUESTION = {"model": "policy", "messages": [{"role": "user", "content": "12+34="}], "max_tokens": 16}

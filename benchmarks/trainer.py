@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from fulmen_algorithm.domain.trainer import TrainerSetup
+from fulmen_algorithm.policy.trainer import TrainerSetup
 from fulmen_algorithm.trainers.local import LocalTrainer
 from fulmen_algorithm.trainers.rank_group import GroupOptions, RankGroupTrainer
 from fulmen_algorithm.training.compute import ComputeSettings, Ddp, Fsdp2, Precision

@@ -22,18 +22,18 @@ from openai.types.chat import ChatCompletion
 
 from fulmen.agent import FINAL_DIMENSION
 from fulmen.errors import ResourceNotFound
-from fulmen_algorithm.domain.groups import FinishedGroup, FinishedRollout, GroupSpec
-from fulmen_algorithm.domain.ports import Content, Notify, PublishedPolicy, SwapFigures
-from fulmen_algorithm.domain.trajectory import RolloutTrajectory, TokenSequence
-from fulmen_algorithm.engine.__main__ import arguments
-from fulmen_algorithm.engine.__main__ import build as build_engine
-from fulmen_algorithm.engine.adapters import prepare_adapters
-from fulmen_algorithm.engine.chat import Completion
-from fulmen_algorithm.engine.generator import Generator
-from fulmen_algorithm.engine.protocol import parse_chat_request
-from fulmen_algorithm.engine.server import EngineServer
-from fulmen_algorithm.engine.text import TextStream
-from fulmen_algorithm.engine.weights import prepare_full
+from fulmen_algorithm.engines.embedded.__main__ import arguments
+from fulmen_algorithm.engines.embedded.__main__ import build as build_engine
+from fulmen_algorithm.engines.embedded.adapters import prepare_adapters
+from fulmen_algorithm.engines.embedded.chat import Completion
+from fulmen_algorithm.engines.embedded.generator import Generator
+from fulmen_algorithm.engines.embedded.protocol import parse_chat_request
+from fulmen_algorithm.engines.embedded.server import EngineServer
+from fulmen_algorithm.engines.embedded.text import TextStream
+from fulmen_algorithm.engines.embedded.weights import prepare_full
+from fulmen_algorithm.rollouts.groups import FinishedGroup, FinishedRollout, GroupSpec
+from fulmen_algorithm.rollouts.trajectory import RolloutTrajectory, TokenSequence
+from fulmen_algorithm.runs.ports import Content, Notify, PublishedPolicy, SwapFigures
 from fulmen_algorithm.training.settings import WeightsKind
 
 AGENT_HEADER = "x-fulmen-agent"

@@ -109,4 +109,4 @@ def _held(pid: int) -> Iterator[set[int]]:
 async def _engine(stack: LocalStack) -> psutil.Process | None:
     """Finds the engine: the child of the algorithm service that serves a model."""
     children = psutil.Process(stack.process(Victim.ALGORITHM.value).pid).children()
-    return next((child for child in children if "fulmen_algorithm.engine" in child.cmdline()), None)
+    return next((child for child in children if "fulmen_algorithm.engines.embedded" in child.cmdline()), None)

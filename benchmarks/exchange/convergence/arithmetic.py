@@ -16,8 +16,8 @@ from time import perf_counter
 
 from benchmarks.exchange.convergence.cases import Cell, Learned, switches
 from benchmarks.train import learning
-from fulmen_algorithm.domain.events import Event, EventLog
-from fulmen_algorithm.domain.run import PolicyOrigin, PolicySpec
+from fulmen_algorithm.runs.events import Event, EventLog
+from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec
 
 EXAMPLE = "arithmetic"
 LAST = 10

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from fulmen_algorithm.domain.trainer import Trainer, TrainerSetup
+from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
 from fulmen_algorithm.trainers.in_process import InProcessTrainer
 from fulmen_algorithm.trainers.rank_group import GroupOptions, RankGroupTrainer
 from fulmen_algorithm.trainers.torch_thread import TorchThread

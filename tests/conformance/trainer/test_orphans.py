@@ -1,4 +1,4 @@
-"""Ranks that are of no use end. That none outlives a killed service: tests/integration/algorithm_service."""
+"""Ranks that are of no use end. That none outlives a killed service: tests/integration/algorithm."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fulmen_algorithm.domain.failure import RunFailed, TrainerLost
+from fulmen_algorithm.runs.failure import RunFailed, TrainerLost
 from fulmen_algorithm.trainers.rank_group import GroupOptions, RankGroupTrainer
 from fulmen_algorithm.training.compute import ComputeSettings, Ddp
 from tests.conformance.trainer.conftest import setup_of

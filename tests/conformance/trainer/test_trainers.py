@@ -15,19 +15,19 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from fulmen_algorithm.domain.failure import TrainerLost
-from fulmen_algorithm.domain.trainer import Trainer, TrainerSetup
+from fulmen_algorithm.losses.advantage_settings import CriticPlan
+from fulmen_algorithm.losses.objectives import LossKl, Objective
+from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
+from fulmen_algorithm.runs.failure import TrainerLost
 from fulmen_algorithm.trainers.calls import OPEN
 from fulmen_algorithm.trainers.in_process import InProcessTrainer
 from fulmen_algorithm.trainers.rank_group import RankGroupTrainer
 from fulmen_algorithm.trainers.torch_thread import TorchThread
-from fulmen_algorithm.training.advantage_settings import CriticPlan
 from fulmen_algorithm.training.checkpoints import OtherArchitecture
 from fulmen_algorithm.training.compute import ComputeSettings, Ddp
-from fulmen_algorithm.training.objectives import LossKl, Objective
-from fulmen_algorithm.training.publishing import WeightsOrder
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import BatchSettings, LoraSettings, StepResult, StepSettings
+from fulmen_algorithm.weights.publishing import WeightsOrder
 from tests.conformance.trainer.conftest import GROUPS, build_model, setup_of
 
 pytestmark = [

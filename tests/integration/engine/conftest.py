@@ -14,8 +14,8 @@ import pytest
 import torch
 from aiohttp import web
 
-from fulmen_algorithm.engine.__main__ import arguments, build
-from fulmen_algorithm.engine.generator import Generator
+from fulmen_algorithm.engines.embedded.__main__ import arguments, build
+from fulmen_algorithm.engines.embedded.generator import Generator
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.rows import row_from_completion
 from fulmen_algorithm.training.settings import StepSettings

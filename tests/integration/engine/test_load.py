@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from fulmen_algorithm.engine.protocol import Sampling
-from fulmen_algorithm.engine.weights import prepare_full
+from fulmen_algorithm.engines.embedded.protocol import Sampling
+from fulmen_algorithm.engines.embedded.weights import prepare_full
 from fulmen_algorithm.training.policy import PolicyModel
 from tests.integration.engine.conftest import GATE_DEADLINE_S, Engine, chat_body, logprobs_in, teacher_forced
 

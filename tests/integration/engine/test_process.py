@@ -23,7 +23,7 @@ async def started(model_dirs: list[Path]) -> AsyncIterator[Started]:
     """An engine as a child process, with a token."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "fulmen_algorithm.engine", "--model", str(model_dirs[0]), "--version", "3"),
+        *("-m", "fulmen_algorithm.engines.embedded", "--model", str(model_dirs[0]), "--version", "3"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "FULMEN_ENGINE_TOKEN": TOKEN},

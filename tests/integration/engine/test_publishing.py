@@ -10,13 +10,13 @@ from typing import Any
 import aiohttp
 import pytest
 
-from fulmen_algorithm.clients.engine import EngineOptions
-from fulmen_algorithm.clients.engine_process import EngineProcess
-from fulmen_algorithm.domain.failure import RunFailed
-from fulmen_algorithm.domain.ports import PublishedPolicy, SavedModel, SwapFigures
-from fulmen_algorithm.domain.trainer import TrainerSetup
-from fulmen_algorithm.domain.versions import Versions
+from fulmen_algorithm.engines.engine import EngineOptions
+from fulmen_algorithm.engines.process import EngineProcess
 from fulmen_algorithm.persistence.run_files import RunFiles
+from fulmen_algorithm.policy.trainer import TrainerSetup
+from fulmen_algorithm.policy.versions import Versions
+from fulmen_algorithm.runs.failure import RunFailed
+from fulmen_algorithm.runs.ports import PublishedPolicy, SavedModel, SwapFigures
 from fulmen_algorithm.trainers.in_process import InProcessTrainer
 from fulmen_algorithm.trainers.torch_thread import TorchThread
 from fulmen_algorithm.training.rows import Row
@@ -29,7 +29,7 @@ from fulmen_algorithm.training.settings import (
     WeightsKind,
     WeightsSettings,
 )
-from fulmen_algorithm.training.tensor_files import read_folder
+from fulmen_algorithm.weights.tensor_files import read_folder
 from tests.integration.engine.conftest import CLIENT_DEADLINE, chat_body
 
 pytestmark = pytest.mark.timeout(420)  # three engines start in one test

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from fulmen_algorithm.engine.__main__ import arguments
+from fulmen_algorithm.engines.embedded.__main__ import arguments
 from fulmen_algorithm.training.policy import PolicyModel
-from fulmen_algorithm.training.publishing import WeightsOrder, WrittenWeights
 from fulmen_algorithm.training.settings import WeightsKind
-from fulmen_algorithm.training.weight_writer import WeightWriter, published_tensors
+from fulmen_algorithm.weights.publishing import WeightsOrder, WrittenWeights
+from fulmen_algorithm.weights.weight_writer import WeightWriter, published_tensors
 from tests.integration.engine.conftest import GATE_DEADLINE_S, Hold, logprobs_in, teacher_forced
 
 

@@ -19,12 +19,12 @@ import pytest
 from safetensors.numpy import save_file
 
 from fulmen.errors import RouteNotFound
-from fulmen_algorithm.clients.engine import EngineAddress, EngineFailed, EngineKind, EngineOptions
-from fulmen_algorithm.clients.external_engine import ExternalVllm
-from fulmen_algorithm.clients.vllm_api import VllmApi, Weights
-from fulmen_algorithm.clients.vllm_process import VllmProcess
-from fulmen_algorithm.domain.engine_settings import ExternalEngine, SwapMode, VllmEngine
-from fulmen_algorithm.domain.ports import PublishedPolicy
+from fulmen_algorithm.engines.engine import EngineAddress, EngineFailed, EngineKind, EngineOptions
+from fulmen_algorithm.engines.external import ExternalVllm
+from fulmen_algorithm.engines.vllm import VllmProcess
+from fulmen_algorithm.engines.vllm_api import VllmApi, Weights
+from fulmen_algorithm.policy.engine_settings import ExternalEngine, SwapMode, VllmEngine
+from fulmen_algorithm.runs.ports import PublishedPolicy
 from fulmen_algorithm.training.settings import WeightsKind
 from tests.support.vllm import ADAPTER_RANK, MODEL, VllmServer
 

@@ -24,13 +24,12 @@ from fulmen.store.v1 import rollout_service_pb2
 from fulmen.store.v1.attempt_pb2 import ATTEMPT_STATE_FAILED
 from fulmen.store.v1.rollout_pb2 import ROLLOUT_STATE_SUCCEEDED
 from fulmen.type.v1.model_call_pb2 import ModelCallRecord
-from fulmen_algorithm.clients.engine import ENGINE_KEY_NAME, EngineAddress, EngineFailed, EngineKind
 from fulmen_algorithm.clients.patience import Patience
-from fulmen_algorithm.clients.proxy import ProxyAdmin
-from fulmen_algorithm.clients.swap_gate import ProxyGate
-from fulmen_algorithm.clients.vllm_api import VllmApi, Weights, read_whole
-from fulmen_algorithm.domain.engine_settings import SwapMode
-from fulmen_algorithm.domain.ports import PublishedPolicy
+from fulmen_algorithm.engines.proxy_admin import ProxyAdmin
+from fulmen_algorithm.engines.swap_gate import ProxyGate
+from fulmen_algorithm.engines.vllm_api import VllmApi, Weights, read_whole
+from fulmen_algorithm.policy.engine_settings import SwapMode
+from fulmen_algorithm.runs.ports import PublishedPolicy
 from fulmen_cli.local.stack import LocalStack
 from tests.integration.vllm.conftest import require_vllm
 from tests.support.llm_proxy.fake_store import FakeStore

@@ -7,6 +7,13 @@ import torch
 
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.rows import Row, row_from_completion
+from tests.support.algorithm.run_service import (  # noqa: F401  (fixtures)
+    grpo_draft,
+    open_service,
+    sft_draft,
+    tiny_model,
+    world,
+)
 
 MAKE_MODEL = Path(__file__).resolve().parents[3] / "examples" / "arithmetic" / "make_model.py"
 

@@ -122,7 +122,7 @@ def test_a_run_can_name_it_once_its_package_is_installed(text: str, tmp_path: Pa
     program = (
         "import sys\n"
         "from pydantic import ValidationError\n"
-        "from fulmen_algorithm.domain.algorithm import AlgorithmSettings\n"
+        "from fulmen_algorithm.runs.algorithm import AlgorithmSettings\n"
         "ranks = {'parallel': {'kind': 'ddp', 'ranks': 2}, 'exchange': {'codec': 'sign'}}\n"
         "print(AlgorithmSettings(**ranks, optimizer={'kind': 'sgd'}).exchange.name)\n"
         "try:\n"

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
-from fulmen_algorithm.domain.algorithm import AlgorithmSettings
+from fulmen_algorithm.runs.algorithm import AlgorithmSettings
 from fulmen_algorithm.settings import AlgorithmServiceSettings
 from fulmen_exchange.exchanger import SAMPLED
 from fulmen_exchange.figures import Spent

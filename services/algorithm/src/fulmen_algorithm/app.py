@@ -20,23 +20,19 @@ from fulmen.rpc.channel import FulmenChannel, Token, open_channel
 from fulmen.tls import TlsFiles
 from fulmen_algorithm.algorithms.registry import AlgorithmsInvalid, load_registry
 from fulmen_algorithm.clients.chat import ChatClient
-from fulmen_algorithm.clients.engine import Engine, EngineOptions
-from fulmen_algorithm.clients.engine_pool import EnginePool
-from fulmen_algorithm.clients.engines import EngineStarter, unavailable
 from fulmen_algorithm.clients.model_builder import ModelBuilder
 from fulmen_algorithm.clients.patience import Notify, Patience
-from fulmen_algorithm.clients.proxy import ProxyAdmin, backend_id
 from fulmen_algorithm.clients.store import RolloutRequest, StoreQueue, StoreResources
-from fulmen_algorithm.domain.algorithm import Registry, RunSettings
-from fulmen_algorithm.domain.execution import Connections, RunExecutor
-from fulmen_algorithm.domain.failure import RunFailed
-from fulmen_algorithm.domain.ports import PublishedPolicy
-from fulmen_algorithm.domain.run import TrainingRun
-from fulmen_algorithm.domain.runs import Runs
-from fulmen_algorithm.domain.trainer import OpenTrainer, Trainer, TrainerSetup
-from fulmen_algorithm.domain.worker import RunWorker
 from fulmen_algorithm.persistence.served_policies import ServedPolicies
 from fulmen_algorithm.persistence.state_folder import StateFolder
+from fulmen_algorithm.policy.trainer import OpenTrainer, Trainer, TrainerSetup
+from fulmen_algorithm.runs.algorithm import Registry, RunSettings
+from fulmen_algorithm.runs.execution import Connections, RunExecutor
+from fulmen_algorithm.runs.failure import RunFailed
+from fulmen_algorithm.runs.ports import PublishedPolicy
+from fulmen_algorithm.runs.run import TrainingRun
+from fulmen_algorithm.runs.runs import Runs
+from fulmen_algorithm.runs.worker import RunWorker
 from fulmen_algorithm.settings import AlgorithmServiceSettings
 from fulmen_algorithm.sinks.prometheus import RunMetrics
 from fulmen_algorithm.sinks.publisher import MetricPublisher
@@ -242,7 +238,7 @@ def _trainers(settings: AlgorithmServiceSettings, stack: AsyncExitStack) -> Open
 
 
 async def _start_engine_inside(options: EngineOptions, policy: PublishedPolicy) -> Engine:
-    from fulmen_algorithm.clients.engine_inside import start_engine_inside  # it loads torch
+    from fulmen_algorithm.engines.in_process import start_engine_inside  # it loads torch
 
     return await start_engine_inside(options, policy)
 

@@ -8,12 +8,12 @@ from fulmen_algorithm.algorithms.sampling import (
     within,
 )
 from fulmen_algorithm.algorithms.validation import Validator
-from fulmen_algorithm.domain.algorithm import AlgorithmEntry, AlgorithmSettings, permutation
-from fulmen_algorithm.domain.context import RunContext, RunInputs
-from fulmen_algorithm.domain.failure import RunFailed
-from fulmen_algorithm.domain.groups import FinishedGroup, FinishedRollout, rewards_of
-from fulmen_algorithm.domain.progress import Consumed, Outcome
-from fulmen_algorithm.domain.trajectory import RolloutTrajectory, TokenSequence
+from fulmen_algorithm.rollouts.groups import FinishedGroup, FinishedRollout, rewards_of
+from fulmen_algorithm.rollouts.trajectory import RolloutTrajectory, TokenSequence
+from fulmen_algorithm.runs.algorithm import AlgorithmEntry, AlgorithmSettings, permutation
+from fulmen_algorithm.runs.context import RunContext, RunInputs
+from fulmen_algorithm.runs.failure import RunFailed
+from fulmen_algorithm.runs.progress import Consumed, Outcome
 from fulmen_algorithm.training.rows import Row
 
 __all__ = [

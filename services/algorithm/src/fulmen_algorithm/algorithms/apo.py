@@ -27,11 +27,11 @@ from fulmen_algorithm.algorithms.prompt_texts import (
     task_text,
     tree,
 )
-from fulmen_algorithm.domain.algorithm import AlgorithmEntry
-from fulmen_algorithm.domain.chat import ChatRequest
-from fulmen_algorithm.domain.context import RunContext
-from fulmen_algorithm.domain.failure import RunFailed
-from fulmen_algorithm.domain.groups import INFRASTRUCTURE, FinishedGroup, GroupSpec, Mode, in_branch
+from fulmen_algorithm.rollouts.groups import INFRASTRUCTURE, FinishedGroup, GroupSpec, Mode, in_branch
+from fulmen_algorithm.runs.algorithm import AlgorithmEntry
+from fulmen_algorithm.runs.chat import ChatRequest
+from fulmen_algorithm.runs.context import RunContext
+from fulmen_algorithm.runs.failure import RunFailed
 
 MEMORY = "apo"
 ALIAS = "best"

@@ -8,8 +8,8 @@ from pydantic import Field
 
 from fulmen_algorithm.algorithms.prompt_search import Candidate
 from fulmen_algorithm.algorithms.sampling import measuring_overrides
-from fulmen_algorithm.domain.algorithm import RolloutLimits, RunSettings
-from fulmen_algorithm.domain.engine_settings import Address
+from fulmen_algorithm.policy.engine_settings import Address
+from fulmen_algorithm.runs.algorithm import RolloutLimits, RunSettings
 from fulmen_algorithm.training.strict import NONE_BY_NAME, Strict
 
 

@@ -3,14 +3,14 @@
 from pydantic import Field
 
 from fulmen_algorithm.algorithms.grpo import Grpo, GrpoSettings
-from fulmen_algorithm.domain.algorithm import AlgorithmEntry
-from fulmen_algorithm.training.advantage_settings import (
+from fulmen_algorithm.losses.advantage_settings import (
     AdvantageSettings,
     GaeAdvantage,
     ReinforcePpAdvantage,
     RlooAdvantage,
 )
-from fulmen_algorithm.training.objectives import ClipLoss, Loss, ReinforceLoss
+from fulmen_algorithm.losses.objectives import ClipLoss, Loss, ReinforceLoss
+from fulmen_algorithm.runs.algorithm import AlgorithmEntry
 
 
 class RlooSettings(GrpoSettings):

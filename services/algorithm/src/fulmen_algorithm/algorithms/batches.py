@@ -15,13 +15,13 @@ from typing import Protocol
 from fulmen_algorithm.algorithms.reference_penalty import ReferencePenalty
 from fulmen_algorithm.algorithms.scoring import ScoredRollout, Scorer, TokenNumbers
 from fulmen_algorithm.algorithms.sequence_rows import sequence_row
-from fulmen_algorithm.domain.admission import groups_settled
-from fulmen_algorithm.domain.context import RunContext
-from fulmen_algorithm.domain.failure import RunFailed
-from fulmen_algorithm.domain.groups import INFRASTRUCTURE, FinishedGroup, FinishedRollout, failed_one
-from fulmen_algorithm.domain.progress import Consumed, Outcome
-from fulmen_algorithm.domain.trajectory import RolloutTrajectory, TokenSequence
-from fulmen_algorithm.training.advantage_settings import ScoringSettings
+from fulmen_algorithm.losses.advantage_settings import ScoringSettings
+from fulmen_algorithm.rollouts.admission import groups_settled
+from fulmen_algorithm.rollouts.groups import INFRASTRUCTURE, FinishedGroup, FinishedRollout, failed_one
+from fulmen_algorithm.rollouts.trajectory import RolloutTrajectory, TokenSequence
+from fulmen_algorithm.runs.context import RunContext
+from fulmen_algorithm.runs.failure import RunFailed
+from fulmen_algorithm.runs.progress import Consumed, Outcome
 from fulmen_algorithm.training.rows import NO_VERSION, Row
 
 LOST_TO_TELL = 16

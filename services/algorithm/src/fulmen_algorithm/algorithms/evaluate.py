@@ -14,10 +14,10 @@ from pydantic import Field, model_validator
 
 from fulmen_algorithm.algorithms.estimates import Estimate, bootstrap, pass_at_k, wilson
 from fulmen_algorithm.algorithms.sampling import measuring_overrides
-from fulmen_algorithm.domain.algorithm import AlgorithmEntry, RolloutLimits, RunSettings
-from fulmen_algorithm.domain.context import RunContext
-from fulmen_algorithm.domain.failure import RunFailed
-from fulmen_algorithm.domain.groups import INFRASTRUCTURE, FinishedGroup, GroupSpec, Mode, failed_one
+from fulmen_algorithm.rollouts.groups import INFRASTRUCTURE, FinishedGroup, GroupSpec, Mode, failed_one
+from fulmen_algorithm.runs.algorithm import AlgorithmEntry, RolloutLimits, RunSettings
+from fulmen_algorithm.runs.context import RunContext
+from fulmen_algorithm.runs.failure import RunFailed
 
 REPORTS = 20
 """How often the figures so far are told."""

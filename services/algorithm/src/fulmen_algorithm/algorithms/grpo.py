@@ -20,13 +20,13 @@ from fulmen_algorithm.algorithms.policy_gradient import PolicyGradientSettings, 
 from fulmen_algorithm.algorithms.sampling import submit_next
 from fulmen_algorithm.algorithms.scoring import Scorer
 from fulmen_algorithm.algorithms.validation import Validator
-from fulmen_algorithm.domain.admission import groups_admitted
-from fulmen_algorithm.domain.algorithm import AlgorithmEntry
-from fulmen_algorithm.domain.context import RunContext
-from fulmen_algorithm.domain.engine_settings import EngineCheck
-from fulmen_algorithm.domain.engine_watch import EngineWatch
-from fulmen_algorithm.domain.signal_watch import SignalWatch
-from fulmen_algorithm.training.advantages import LEAST_COMPARED, compares_groups
+from fulmen_algorithm.losses.advantages import LEAST_COMPARED, compares_groups
+from fulmen_algorithm.policy.engine_settings import EngineCheck
+from fulmen_algorithm.policy.engine_watch import EngineWatch
+from fulmen_algorithm.rollouts.admission import groups_admitted
+from fulmen_algorithm.rollouts.signal_watch import SignalWatch
+from fulmen_algorithm.runs.algorithm import AlgorithmEntry
+from fulmen_algorithm.runs.context import RunContext
 from fulmen_algorithm.training.settings import StepResult
 
 

@@ -9,9 +9,7 @@ from pydantic import Field, model_validator
 
 from fulmen_algorithm.algorithms.reference_penalty import ReferencePenalty, penalty_conflict
 from fulmen_algorithm.algorithms.sampling import SamplingSettings
-from fulmen_algorithm.domain.algorithm import short_warm_up
-from fulmen_algorithm.domain.context import RunContext
-from fulmen_algorithm.training.advantage_settings import (
+from fulmen_algorithm.losses.advantage_settings import (
     AdvantageSettings,
     CreditSettings,
     CriticPlan,
@@ -25,7 +23,7 @@ from fulmen_algorithm.training.advantage_settings import (
     ScoringSettings,
     check_scoring,
 )
-from fulmen_algorithm.training.objectives import (
+from fulmen_algorithm.losses.objectives import (
     Aggregation,
     ClipLoss,
     Correction,
@@ -40,6 +38,8 @@ from fulmen_algorithm.training.objectives import (
     TokenMean,
     conflict,
 )
+from fulmen_algorithm.runs.algorithm import short_warm_up
+from fulmen_algorithm.runs.context import RunContext
 from fulmen_algorithm.training.settings import (
     BatchSettings,
     StepResult,

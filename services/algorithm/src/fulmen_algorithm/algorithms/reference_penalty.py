@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from fulmen_algorithm.algorithms.scoring import ScoredRollout
 from fulmen_algorithm.algorithms.sequence_rows import sequence_row
-from fulmen_algorithm.domain.context import RunContext
-from fulmen_algorithm.domain.trajectory import TokenSequence
-from fulmen_algorithm.training.advantage_settings import ScoringSettings
-from fulmen_algorithm.training.objectives import Kl, RewardKl
+from fulmen_algorithm.losses.advantage_settings import ScoringSettings
+from fulmen_algorithm.losses.objectives import Kl, RewardKl
+from fulmen_algorithm.rollouts.trajectory import TokenSequence
+from fulmen_algorithm.runs.context import RunContext
 from fulmen_algorithm.training.settings import StepSettings
 
 

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from fulmen_algorithm import algorithms
-from fulmen_algorithm.domain.algorithm import AlgorithmEntry, AlgorithmSettings, Registry, RunSettings
+from fulmen_algorithm.runs.algorithm import AlgorithmEntry, AlgorithmSettings, Registry, RunSettings
 
 ENTRIES = "ENTRIES"
 ENTRY_POINTS = "fulmen.algorithms"

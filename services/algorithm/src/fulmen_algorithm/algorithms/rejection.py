@@ -16,12 +16,12 @@ from pydantic import Field
 from fulmen_algorithm.algorithms.policy_gradient import means
 from fulmen_algorithm.algorithms.sampling import SamplingSettings, sample_groups, supervised_rows, within
 from fulmen_algorithm.algorithms.validation import Validator
-from fulmen_algorithm.domain.algorithm import AlgorithmEntry, short_warm_up
-from fulmen_algorithm.domain.context import RunContext
-from fulmen_algorithm.domain.failure import RunFailed
-from fulmen_algorithm.domain.groups import INFRASTRUCTURE, FinishedGroup, FinishedRollout, failed_one
-from fulmen_algorithm.domain.progress import Consumed, Outcome
-from fulmen_algorithm.domain.trajectory import RolloutTrajectory
+from fulmen_algorithm.rollouts.groups import INFRASTRUCTURE, FinishedGroup, FinishedRollout, failed_one
+from fulmen_algorithm.rollouts.trajectory import RolloutTrajectory
+from fulmen_algorithm.runs.algorithm import AlgorithmEntry, short_warm_up
+from fulmen_algorithm.runs.context import RunContext
+from fulmen_algorithm.runs.failure import RunFailed
+from fulmen_algorithm.runs.progress import Consumed, Outcome
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import StepResult
 from fulmen_algorithm.training.strict import Strict

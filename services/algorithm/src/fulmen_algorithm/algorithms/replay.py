@@ -13,10 +13,10 @@ from fulmen_algorithm.algorithms.policy_gradient import PolicyGradientSettings, 
 from fulmen_algorithm.algorithms.scoring import Scorer
 from fulmen_algorithm.algorithms.stored_groups import StoredGroups
 from fulmen_algorithm.algorithms.validation import Validator
-from fulmen_algorithm.domain.algorithm import AlgorithmEntry
-from fulmen_algorithm.domain.context import RunContext
-from fulmen_algorithm.domain.failure import RunFailed
-from fulmen_algorithm.domain.scored_groups import ScoredGroups
+from fulmen_algorithm.rollouts.scored_groups import ScoredGroups
+from fulmen_algorithm.runs.algorithm import AlgorithmEntry
+from fulmen_algorithm.runs.context import RunContext
+from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.training.settings import StepResult
 
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from fulmen_algorithm.algorithms.sequence_rows import sequence_row
-from fulmen_algorithm.domain.algorithm import AlgorithmSettings, RolloutLimits, permutation
-from fulmen_algorithm.domain.context import RunContext
-from fulmen_algorithm.domain.groups import FinishedGroup, Mode
-from fulmen_algorithm.domain.trajectory import RolloutTrajectory
+from fulmen_algorithm.rollouts.groups import FinishedGroup, Mode
+from fulmen_algorithm.rollouts.trajectory import RolloutTrajectory
+from fulmen_algorithm.runs.algorithm import AlgorithmSettings, RolloutLimits, permutation
+from fulmen_algorithm.runs.context import RunContext
 from fulmen_algorithm.training.rows import Row, spread_advantage
 from fulmen_algorithm.training.settings import StepSettings
 

@@ -8,10 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fulmen.agent import FINAL_DIMENSION, RewardKey
-from fulmen_algorithm.domain.failure import RunFailed
-from fulmen_algorithm.domain.groups import FinishedRollout
-from fulmen_algorithm.domain.trajectory import CreditRule, RolloutTrajectory, TokenSequence
-from fulmen_algorithm.training.advantage_settings import (
+from fulmen_algorithm.losses.advantage_settings import (
     OVERLONG,
     GaeAdvantage,
     RolloutCredit,
@@ -19,7 +16,7 @@ from fulmen_algorithm.training.advantage_settings import (
     StepGroupsCredit,
     StepReturnCredit,
 )
-from fulmen_algorithm.training.advantages import (
+from fulmen_algorithm.losses.advantages import (
     LEAST_COMPARED,
     Sample,
     Step,
@@ -27,6 +24,9 @@ from fulmen_algorithm.training.advantages import (
     has_signal,
     token_advantages,
 )
+from fulmen_algorithm.rollouts.groups import FinishedRollout
+from fulmen_algorithm.rollouts.trajectory import CreditRule, RolloutTrajectory, TokenSequence
+from fulmen_algorithm.runs.failure import RunFailed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

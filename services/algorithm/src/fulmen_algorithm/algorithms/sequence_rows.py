@@ -1,6 +1,6 @@
 """From what a policy did to a row that trains: the very tokens that it sampled, never tokenised again."""
 
-from fulmen_algorithm.domain.trajectory import TokenSequence
+from fulmen_algorithm.rollouts.trajectory import TokenSequence
 from fulmen_algorithm.training.rows import NO_VERSION, Row
 
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Self
 from pydantic import Field, model_validator
 
 from fulmen_algorithm.algorithms.sampling import supervised_rows, within
-from fulmen_algorithm.domain.algorithm import AlgorithmEntry, AlgorithmSettings, permutation, short_warm_up
-from fulmen_algorithm.domain.context import RunContext
-from fulmen_algorithm.domain.failure import RunFailed
-from fulmen_algorithm.domain.inputs import Demonstration
-from fulmen_algorithm.domain.trajectory import RolloutTrajectory
+from fulmen_algorithm.rollouts.trajectory import RolloutTrajectory
+from fulmen_algorithm.runs.algorithm import AlgorithmEntry, AlgorithmSettings, permutation, short_warm_up
+from fulmen_algorithm.runs.context import RunContext
+from fulmen_algorithm.runs.failure import RunFailed
+from fulmen_algorithm.runs.inputs import Demonstration
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import StepSettings
 from fulmen_algorithm.training.sft import sft_row

@@ -7,9 +7,9 @@ reaches from one epoch into the next.
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from fulmen_algorithm.domain.algorithm import permutation
-from fulmen_algorithm.domain.groups import FinishedGroup, FinishedRollout, train_group_id
-from fulmen_algorithm.domain.trajectory import RolloutTrajectory
+from fulmen_algorithm.rollouts.groups import FinishedGroup, FinishedRollout, train_group_id
+from fulmen_algorithm.rollouts.trajectory import RolloutTrajectory
+from fulmen_algorithm.runs.algorithm import permutation
 
 Read = Callable[[Sequence[FinishedGroup]], Awaitable[dict[str, RolloutTrajectory]]]
 

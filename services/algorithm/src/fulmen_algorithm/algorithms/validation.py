@@ -3,8 +3,8 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from fulmen_algorithm.domain.context import RunContext
-from fulmen_algorithm.domain.groups import FinishedGroup, FinishedRollout
+from fulmen_algorithm.rollouts.groups import FinishedGroup, FinishedRollout
+from fulmen_algorithm.runs.context import RunContext
 
 SAMPLE = 0
 """Which validation task is shown in the report, before and after."""

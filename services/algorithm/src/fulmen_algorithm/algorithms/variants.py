@@ -6,13 +6,12 @@ What a paper leaves open stays as in `grpo`, the truncated importance weights ag
 from typing import Annotated
 
 from fulmen_algorithm.algorithms.grpo import Grpo, GrpoSettings
-from fulmen_algorithm.domain.algorithm import AlgorithmEntry
-from fulmen_algorithm.training.advantage_settings import (
+from fulmen_algorithm.losses.advantage_settings import (
     AdvantageSettings,
     GroupAdvantage,
     Overlong,
 )
-from fulmen_algorithm.training.objectives import (
+from fulmen_algorithm.losses.objectives import (
     Aggregation,
     CispoLoss,
     ClipLoss,
@@ -21,6 +20,7 @@ from fulmen_algorithm.training.objectives import (
     SequenceMeanTokenMean,
     SequenceMeanTokenSumNorm,
 )
+from fulmen_algorithm.runs.algorithm import AlgorithmEntry
 from fulmen_algorithm.training.strict import NONE_BY_NAME
 
 

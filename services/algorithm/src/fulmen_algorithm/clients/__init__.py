@@ -1,1 +1,1 @@
-"""The store, the LLM proxy and the engine, as the domain's ports; retries and deadlines are here."""
+"""The store, chat models and child processes. Retries and timeouts of calls to other services are here."""

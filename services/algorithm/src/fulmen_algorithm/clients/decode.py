@@ -10,8 +10,8 @@ from fulmen.store.v1 import failure_pb2, rollout_pb2, rollout_service_pb2
 from fulmen.store.v1.span_pb2 import SpanChunk
 from fulmen.trajectories import DropReason, Row, Trajectory, call_units, read_rewards, trajectory
 from fulmen_algorithm.clients.step_credit import StepCredit
-from fulmen_algorithm.domain.groups import FinishedGroup, FinishedRollout
-from fulmen_algorithm.domain.trajectory import RolloutTrajectory, TokenCall, TokenSequence
+from fulmen_algorithm.rollouts.groups import FinishedGroup, FinishedRollout
+from fulmen_algorithm.rollouts.trajectory import RolloutTrajectory, TokenCall, TokenSequence
 
 TRUNCATED = "length"
 OUTPUT_SHOWN_CHARS = 2000

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from fulmen_algorithm.clients.child import Child
-from fulmen_algorithm.domain.failure import RunFailed
+from fulmen_algorithm.runs.failure import RunFailed
 
 HIDDEN_PREFIX = "FULMEN_"
 OUTPUT_SHOWN_CHARS = 1500

@@ -13,7 +13,7 @@ from fulmen.trajectories import (
     attach,
     unit_rewards,
 )
-from fulmen_algorithm.domain.trajectory import CallCredits, CreditRule
+from fulmen_algorithm.rollouts.trajectory import CallCredits, CreditRule
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,9 @@ from fulmen.store.v1.span_pb2 import SpanChunk
 from fulmen.store.v1.span_service_pb2_grpc import SpanServiceStub
 from fulmen_algorithm.clients.decode import finished_group, rollout_trajectory
 from fulmen_algorithm.clients.patience import AWAY, Outage, Patience
-from fulmen_algorithm.domain.groups import FinishedGroup, GroupSpec, Mode, of_branch, train_index
-from fulmen_algorithm.domain.ports import Content
-from fulmen_algorithm.domain.trajectory import RolloutTrajectory
+from fulmen_algorithm.rollouts.groups import FinishedGroup, GroupSpec, Mode, of_branch, train_index
+from fulmen_algorithm.rollouts.trajectory import RolloutTrajectory
+from fulmen_algorithm.runs.ports import Content
 
 CALL_DEADLINE_S = 20.0
 SPANS_DEADLINE_S = 60.0

@@ -8,12 +8,12 @@ import shutil
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from fulmen_algorithm.domain.failure import RunFailed
-from fulmen_algorithm.domain.ports import ChainLink, SavedModel
-from fulmen_algorithm.training.delta import DELTA_FILE, DeltaError, apply
-from fulmen_algorithm.training.publishing import WrittenWeights
+from fulmen_algorithm.runs.failure import RunFailed
+from fulmen_algorithm.runs.ports import ChainLink, SavedModel
 from fulmen_algorithm.training.settings import WeightsKind
-from fulmen_algorithm.training.tensor_files import WEIGHTS_FILE, TensorFileDamaged, read_folder, write_tensors
+from fulmen_algorithm.weights.delta import DELTA_FILE, DeltaError, apply
+from fulmen_algorithm.weights.publishing import WrittenWeights
+from fulmen_algorithm.weights.tensor_files import WEIGHTS_FILE, TensorFileDamaged, read_folder, write_tensors
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 

@@ -12,10 +12,6 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from fulmen_algorithm.domain.events import Event
-from fulmen_algorithm.domain.failure import RunFailed
-from fulmen_algorithm.domain.ports import ChainLink, SavedModel
-from fulmen_algorithm.domain.run import TrainingRun
 from fulmen_algorithm.persistence.files import (
     append_json_lines,
     append_line,
@@ -25,8 +21,12 @@ from fulmen_algorithm.persistence.files import (
     truncate,
 )
 from fulmen_algorithm.persistence.model_folders import ModelFolders
+from fulmen_algorithm.runs.events import Event
+from fulmen_algorithm.runs.failure import RunFailed
+from fulmen_algorithm.runs.ports import ChainLink, SavedModel
+from fulmen_algorithm.runs.run import TrainingRun
 from fulmen_algorithm.training.files import sync
-from fulmen_algorithm.training.publishing import WrittenWeights
+from fulmen_algorithm.weights.publishing import WrittenWeights
 
 _RUN = TypeAdapter(TrainingRun)
 _EVENT = TypeAdapter(Event)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from fulmen_algorithm.domain.served import ServedPolicy
 from fulmen_algorithm.persistence.files import replace_file
+from fulmen_algorithm.policy.served import ServedPolicy
 from fulmen_algorithm.training.settings import WeightsKind
 
 _SERVED = TypeAdapter(list[ServedPolicy])

@@ -5,8 +5,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from fulmen_algorithm.domain.run import TrainingRun
 from fulmen_algorithm.persistence.run_files import RunFiles
+from fulmen_algorithm.runs.run import TrainingRun
 from fulmen_service_kit.errors import StartupError
 
 

@@ -9,8 +9,8 @@ from mlflow.entities import Metric, Param, RunStatus
 from mlflow.tracking import MlflowClient
 from mlflow.utils.time import get_current_time_millis
 
-from fulmen_algorithm.domain.events import StepMetrics
-from fulmen_algorithm.domain.run import RunState, TrainingRun
+from fulmen_algorithm.runs.events import StepMetrics
+from fulmen_algorithm.runs.run import RunState, TrainingRun
 
 TAG = "fulmen.training_run"
 LONGEST_VALUE = 500

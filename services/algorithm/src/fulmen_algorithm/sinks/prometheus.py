@@ -6,8 +6,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from fulmen_algorithm.domain.run import RunState
-from fulmen_algorithm.domain.runs import Runs
+from fulmen_algorithm.runs.run import RunState
+from fulmen_algorithm.runs.runs import Runs
 
 _RUN = ["project", "run"]
 

@@ -18,9 +18,9 @@ from typing import TypeVar
 
 import structlog
 
-from fulmen_algorithm.domain.events import StepMetrics
-from fulmen_algorithm.domain.runs import Entry, Runs
 from fulmen_algorithm.persistence.files import replace_file
+from fulmen_algorithm.runs.events import StepMetrics
+from fulmen_algorithm.runs.runs import Entry, Runs
 from fulmen_algorithm.sinks.sink import MetricSink, OpenSink
 
 _log = structlog.get_logger()

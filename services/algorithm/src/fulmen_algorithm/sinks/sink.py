@@ -5,8 +5,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from fulmen_algorithm.domain.events import StepMetrics
-from fulmen_algorithm.domain.run import TrainingRun
+from fulmen_algorithm.runs.events import StepMetrics
+from fulmen_algorithm.runs.run import TrainingRun
 
 
 class MetricSink(Protocol):

@@ -9,8 +9,8 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from fulmen_algorithm.domain.events import StepMetrics
-from fulmen_algorithm.domain.run import TrainingRun
+from fulmen_algorithm.runs.events import StepMetrics
+from fulmen_algorithm.runs.run import TrainingRun
 
 FOLDER = "tensorboard"
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import wandb
 
-from fulmen_algorithm.domain.events import StepMetrics
-from fulmen_algorithm.domain.run import RunState, TrainingRun
+from fulmen_algorithm.runs.events import StepMetrics
+from fulmen_algorithm.runs.run import RunState, TrainingRun
 
 
 class WandbSink:

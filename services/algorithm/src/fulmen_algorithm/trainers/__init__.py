@@ -1,1 +1,1 @@
-"""Where a run's weights are trained: implementations of `domain.trainer.Trainer`."""
+"""The trainers: in this process, or in a group of ranks."""

@@ -12,8 +12,8 @@ from typing import Any, BinaryIO, get_type_hints
 import msgspec
 from pydantic import BaseModel, ConfigDict, create_model
 
-from fulmen_algorithm.domain.failure import RunFailed
-from fulmen_algorithm.domain.trainer import Trainer, TrainerSetup
+from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
+from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.training.checkpoints import OtherArchitecture
 from fulmen_algorithm.training.rows import Row
 from fulmen_exchange.errors import ExchangeFailed

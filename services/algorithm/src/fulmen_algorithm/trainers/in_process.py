@@ -7,12 +7,12 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from fulmen_algorithm.domain.trainer import TrainerSetup
+from fulmen_algorithm.policy.trainer import TrainerSetup
 from fulmen_algorithm.trainers.local import LocalTrainer
 from fulmen_algorithm.trainers.torch_thread import TorchThread
-from fulmen_algorithm.training.publishing import WeightsOrder, WrittenWeights
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import BatchSettings, StepResult, StepSettings
+from fulmen_algorithm.weights.publishing import WeightsOrder, WrittenWeights
 from fulmen_exchange.ranks import Ranks
 
 

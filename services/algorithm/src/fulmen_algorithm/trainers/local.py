@@ -7,21 +7,20 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from fulmen_algorithm.domain.failure import RunFailed
-from fulmen_algorithm.domain.trainer import TrainerSetup
-from fulmen_algorithm.training.advantage_settings import CriticPlan
+from fulmen_algorithm.losses.advantage_settings import CriticPlan
+from fulmen_algorithm.losses.objectives import LossKl
+from fulmen_algorithm.policy.trainer import TrainerSetup
+from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.training.compute import ComputeSettings, Fsdp2
 from fulmen_algorithm.training.critic import Critic
-from fulmen_algorithm.training.lora import TargetsUnknown
-from fulmen_algorithm.training.objectives import LossKl
 from fulmen_algorithm.training.parallel import GradientReducer, wants_bf16
 from fulmen_algorithm.training.policy import PolicyModel
-from fulmen_algorithm.training.publishing import WeightsOrder, WrittenWeights
 from fulmen_algorithm.training.randomness import OwnRandomness
 from fulmen_algorithm.training.rows import Row, UnknownRole
 from fulmen_algorithm.training.settings import BatchSettings, LoraSettings, StepResult, StepSettings
 from fulmen_algorithm.training.state_files import read_state, write_state
 from fulmen_algorithm.training.step import TrainingState, logprobs_of, make_state, sft_step, train_batch
+from fulmen_algorithm.weights.lora import TargetsUnknown
 from fulmen_exchange.ranks import Ranks
 
 

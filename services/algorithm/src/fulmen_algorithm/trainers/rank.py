@@ -15,7 +15,7 @@ from queue import SimpleQueue
 
 import msgspec
 
-from fulmen_algorithm.domain.failure import RunFailed
+from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.trainers.calls import (
     ERRORS,
     OPEN,

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fulmen_algorithm.clients.child import Child
-from fulmen_algorithm.domain.failure import TrainerLost
-from fulmen_algorithm.domain.trainer import TrainerSetup
+from fulmen_algorithm.policy.trainer import TrainerSetup
+from fulmen_algorithm.runs.failure import TrainerLost
 from fulmen_algorithm.trainers.calls import (
     ERRORS,
     LENGTH_BYTES,
@@ -33,7 +33,6 @@ from fulmen_algorithm.trainers.calls import (
     encode_call,
     frame_length,
 )
-from fulmen_algorithm.training.publishing import WeightsOrder, WrittenWeights
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import BatchSettings, StepResult, StepSettings
 from fulmen_exchange.kernels.choice import VARIABLE as KERNELS_VARIABLE

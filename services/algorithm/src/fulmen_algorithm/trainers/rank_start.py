@@ -5,8 +5,8 @@ from functools import cache
 
 import torch
 
-from fulmen_algorithm.domain.failure import RunFailed
-from fulmen_algorithm.domain.trainer import TrainerSetup
+from fulmen_algorithm.policy.trainer import TrainerSetup
+from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.trainers.local import LocalTrainer
 from fulmen_algorithm.training.parallel import join_group
 from fulmen_exchange.ranks import Ranks

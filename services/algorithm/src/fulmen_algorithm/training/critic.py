@@ -21,8 +21,8 @@ from torch import Tensor
 from transformers import AutoModelForTokenClassification, PreTrainedModel
 from transformers.utils import logging
 
-from fulmen_algorithm.training.advantage_settings import CriticPlan
-from fulmen_algorithm.training.advantages import Floats, discounted_sums, whitened
+from fulmen_algorithm.losses.advantage_settings import CriticPlan
+from fulmen_algorithm.losses.advantages import Floats, discounted_sums, whitened
 from fulmen_algorithm.training.norm_watch import NormWatch
 from fulmen_algorithm.training.packing import MicroBatch, micro_batch
 from fulmen_algorithm.training.parallel import AllReduce, autocast, clip_gradients, layouts_of

@@ -25,16 +25,16 @@ from transformers import (
 from fulmen_algorithm.training.compute import ComputeSettings, Fsdp2
 from fulmen_algorithm.training.packing import MicroBatch
 from fulmen_algorithm.training.parallel import autocast, shard, spread_again, wants_bf16
-from fulmen_algorithm.training.publishing import WeightsOrder, WrittenWeights
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.scorer import TokenScorer, checkpoint_layers, layers_of, try_out
 from fulmen_algorithm.training.settings import LoraSettings, OptimizerSettings, PackingMode, Sgd
-from fulmen_algorithm.training.tensor_files import WEIGHTS_FILE
-from fulmen_algorithm.training.weight_writer import WeightWriter, published_tensors
+from fulmen_algorithm.weights.publishing import WeightsOrder, WrittenWeights
+from fulmen_algorithm.weights.tensor_files import WEIGHTS_FILE
+from fulmen_algorithm.weights.weight_writer import WeightWriter, published_tensors
 from fulmen_exchange.ranks import Ranks
 
 if TYPE_CHECKING:
-    from fulmen_algorithm.training.lora import Adapters
+    from fulmen_algorithm.weights.lora import Adapters
 
 
 class PolicyModel:
@@ -199,7 +199,7 @@ class PolicyModel:
 
 def _adapters(model: PreTrainedModel, settings: LoraSettings) -> "Adapters":
     # The library of adapters takes half a second to import, on every rank.
-    from fulmen_algorithm.training.lora import Adapters
+    from fulmen_algorithm.weights.lora import Adapters
 
     return Adapters(model, settings)
 

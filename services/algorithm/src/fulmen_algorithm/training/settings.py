@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from fulmen_algorithm.training.objectives import Objective
+from fulmen_algorithm.losses.objectives import Objective
 from fulmen_algorithm.training.strict import Strict
 
 

@@ -20,7 +20,7 @@ from fulmen_algorithm.training.critic import CRITIC
 from fulmen_algorithm.training.norm_watch import NormWatch
 from fulmen_algorithm.training.randomness import generators, set_generators
 from fulmen_algorithm.training.step import TrainingState
-from fulmen_algorithm.training.tensor_files import TensorFileDamaged
+from fulmen_algorithm.weights.tensor_files import TensorFileDamaged
 
 TRAINING = "training.pt"
 WEIGHTS = "model*.safetensors"

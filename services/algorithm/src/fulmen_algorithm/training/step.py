@@ -16,10 +16,8 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from fulmen_algorithm.training.critic import Critic
-from fulmen_algorithm.training.engine_gap import ROWS, engine_gap, is_fresh
-from fulmen_algorithm.training.loss_terms import TokenBatch
-from fulmen_algorithm.training.losses import (
+from fulmen_algorithm.losses.loss_terms import TokenBatch
+from fulmen_algorithm.losses.losses import (
     TokenSums,
     cross_entropy_loss,
     loss_metrics,
@@ -27,8 +25,10 @@ from fulmen_algorithm.training.losses import (
     token_sums,
     token_weights,
 )
+from fulmen_algorithm.losses.objectives import Proximal
+from fulmen_algorithm.training.critic import Critic
+from fulmen_algorithm.training.engine_mismatch import ROWS, engine_gap, is_fresh
 from fulmen_algorithm.training.norm_watch import NormWatch
-from fulmen_algorithm.training.objectives import Proximal
 from fulmen_algorithm.training.packing import Layout, MicroBatch, empty_micro_batch, micro_batch
 from fulmen_algorithm.training.parallel import AllReduce, GradientReducer, clip_gradients, gradient_norm, layouts_of
 from fulmen_algorithm.training.policy import PolicyModel, make_optimizer

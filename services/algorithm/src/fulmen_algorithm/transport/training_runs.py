@@ -17,15 +17,15 @@ from fulmen.errors import (
     TrainingRunNotFound,
     Violation,
 )
-from fulmen_algorithm.domain.algorithm import Registry
-from fulmen_algorithm.domain.creation import Unavailable, checked_run
-from fulmen_algorithm.domain.events import Clock, Event, EventLog
-from fulmen_algorithm.domain.ports import Notify, ResourceShelf
-from fulmen_algorithm.domain.report import Report, report
-from fulmen_algorithm.domain.run import TrainingRun
-from fulmen_algorithm.domain.runs import Entry, Runs
-from fulmen_algorithm.domain.worker import RunWorker
 from fulmen_algorithm.persistence.run_files import RunFiles
+from fulmen_algorithm.runs.algorithm import Registry
+from fulmen_algorithm.runs.creation import Unavailable, checked_run
+from fulmen_algorithm.runs.events import Clock, Event, EventLog
+from fulmen_algorithm.runs.ports import Notify, ResourceShelf
+from fulmen_algorithm.runs.report import Report, report
+from fulmen_algorithm.runs.run import TrainingRun
+from fulmen_algorithm.runs.runs import Entry, Runs
+from fulmen_algorithm.runs.worker import RunWorker
 from fulmen_algorithm.training.checkpoints import Checkpoint, CheckpointStore
 from fulmen_algorithm.transport import encode
 from fulmen_service_kit.auth import current_caller

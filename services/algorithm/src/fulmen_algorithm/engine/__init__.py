@@ -1,1 +1,0 @@
-"""The embedded generation engine: an OpenAI-compatible server over a transformers model, run as a child process."""

@@ -1,0 +1,208 @@
+"""Answers in OpenAI's shape: whole, or chunk by chunk while tokens are sampled.
+
+Invariant: token ids, log-probabilities and `usage.completion_tokens` of an answer count the same tokens, the sampled
+end-of-turn token included; `weight_versions` covers exactly these tokens.
+"""
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from transformers import PreTrainedTokenizerBase
+
+from fulmen_algorithm.engines.embedded.protocol import ChatRequest, InvalidRequest
+from fulmen_algorithm.engines.embedded.sampling import SampledToken
+from fulmen_algorithm.engines.embedded.text import TextStream, ToolCall, parse_tool_calls
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRenderer:
+    """Turns messages into prompt tokens by the tokenizer's chat template.
+
+    Attributes:
+        tokenizer: Has a chat template.
+        max_model_tokens: Longest prompt plus completion.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    max_model_tokens: int
+
+    def prompt_ids(self, request: ChatRequest) -> list[int]:
+        """Renders the prompt.
+
+        Raises:
+            InvalidRequest: if the template refuses the messages, or the prompt leaves no room for an answer.
+        """
+        # Imported late: jinja2 is a dependency of the template only.
+        from jinja2 import TemplateError
+
+        try:
+            ids: list[int] = self.tokenizer.apply_chat_template(
+                [self._message(m) for m in request.messages],
+                tools=[dict(t) for t in request.tools] or None,
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=False,
+            )  # type: ignore[assignment]  # one conversation, tokenised, gives a list of ids
+        except (TemplateError, KeyError, TypeError) as error:
+            raise InvalidRequest(f"The chat template refused the messages: {error}", param="messages") from error
+        if not ids:
+            raise InvalidRequest("The chat template rendered an empty prompt.", param="messages")
+        wanted = request.sampling.max_tokens if request.max_tokens_given else 1
+        if len(ids) + wanted > self.max_model_tokens:
+            raise InvalidRequest(
+                f"The model takes {self.max_model_tokens} tokens; the prompt has {len(ids)} and {wanted} more were "
+                "asked for.",
+                param="messages",
+                code="context_length_exceeded",
+            )
+        return ids
+
+    def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Prepares a message; arguments become objects for templates that do not take them as text."""
+        template = self.tokenizer.chat_template
+        if not message.get("tool_calls") or (isinstance(template, str) and "arguments is string" in template):
+            return dict(message)
+        calls = []
+        for call in message["tool_calls"]:
+            try:
+                arguments = msgspec.json.decode(call["function"]["arguments"])
+            except msgspec.DecodeError as error:
+                raise InvalidRequest(f"Tool-call arguments are not JSON: {error}", param="messages") from error
+            calls.append({**call, "function": {**call["function"], "arguments": arguments}})
+        return {**message, "tool_calls": calls}
+
+
+@dataclass(slots=True, kw_only=True)
+class Completion:
+    """One answer as it grows. `push` runs in the model thread, everything else on the event loop after hand-over."""
+
+    request: ChatRequest
+    prompt_ids: list[int]
+    max_tokens: int
+    eos_token_ids: frozenset[int]
+    text: TextStream
+    tokenizer: PreTrainedTokenizerBase
+    id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
+    created: int = field(default_factory=lambda: int(time.time()))
+    tokens: list[SampledToken] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    def push(self, token: SampledToken) -> bool:
+        """Adds a token; true if it ends the completion."""
+        self.tokens.append(token)
+        if token.token_id in self.eos_token_ids or self.text.push(token.token_id):
+            self.finish_reason = "stop"
+        elif len(self.tokens) >= self.max_tokens:
+            self.finish_reason = "length"
+        return self.finish_reason is not None
+
+    def answer(self) -> dict[str, Any]:
+        """Renders the whole answer of a finished completion."""
+        content, calls = self._split_text()
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": content or None if calls else content,
+            "refusal": None,
+        }
+        if calls:
+            message["tool_calls"] = [_tool_call(call) for call in calls]
+        choice: dict[str, Any] = {
+            "index": 0,
+            "message": message,
+            "finish_reason": self._reason(calls),
+            "logprobs": self._logprobs(self.tokens),
+        }
+        body = {**self._envelope("chat.completion"), "choices": [choice], "usage": self._usage()}
+        if self.request.return_token_ids:
+            body["prompt_token_ids"] = self.prompt_ids
+            choice["token_ids"] = [t.token_id for t in self.tokens]
+        body["weight_versions"] = weight_versions(self.tokens)
+        return body
+
+    def first_chunk(self) -> dict[str, Any]:
+        """Renders the chunk that opens a stream: the role, and the prompt's token ids."""
+        body = self._chunk({"role": "assistant", "content": ""}, [], None)
+        if self.request.return_token_ids:
+            body["prompt_token_ids"] = self.prompt_ids
+        return body
+
+    def chunk(self, tokens: Sequence[SampledToken], piece: str) -> dict[str, Any]:
+        """Renders a chunk of some tokens and the text that they made certain."""
+        return self._chunk({"content": piece} if piece else {}, tokens, None)
+
+    def last_chunk(self) -> dict[str, Any]:
+        """Renders the chunk that ends a stream: rest of the text, tool calls, reason, weight versions."""
+        _, calls = self._split_text()
+        delta: dict[str, Any] = {}
+        if piece := self.text.take(final=True):
+            delta["content"] = piece
+        if calls:
+            delta["tool_calls"] = [{"index": i, **_tool_call(call)} for i, call in enumerate(calls)]
+        body = self._chunk(delta, [], self._reason(calls))
+        body["weight_versions"] = weight_versions(self.tokens)
+        return body
+
+    def usage_chunk(self) -> dict[str, Any]:
+        """Renders the chunk that carries nothing but usage."""
+        return {**self._envelope("chat.completion.chunk"), "choices": [], "usage": self._usage()}
+
+    def _split_text(self) -> tuple[str, list[ToolCall]]:
+        return parse_tool_calls(self.text.text) if self.request.tools else (self.text.text, [])
+
+    def _reason(self, calls: Sequence[ToolCall]) -> str | None:
+        return "tool_calls" if calls and self.finish_reason == "stop" else self.finish_reason
+
+    def _envelope(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.request.model}
+
+    def _chunk(
+        self, delta: dict[str, Any], tokens: Sequence[SampledToken], finish_reason: str | None
+    ) -> dict[str, Any]:
+        choice = {
+            "index": 0,
+            "delta": delta,
+            "finish_reason": finish_reason,
+            "logprobs": self._logprobs(tokens) if tokens else None,
+        }
+        if self.request.return_token_ids:
+            choice["token_ids"] = [t.token_id for t in tokens]
+        return {**self._envelope("chat.completion.chunk"), "choices": [choice]}
+
+    def _logprobs(self, tokens: Sequence[SampledToken]) -> dict[str, Any] | None:
+        if not self.request.logprobs:
+            return None
+        names = self.tokenizer.convert_ids_to_tokens([t.token_id for t in tokens])
+        return {
+            "content": [
+                {"token": name, "logprob": token.logprob, "bytes": list(name.encode()), "top_logprobs": []}
+                for name, token in zip(names, tokens, strict=True)
+            ],
+            "refusal": None,
+        }
+
+    def _usage(self) -> dict[str, int]:
+        prompt, completion = len(self.prompt_ids), len(self.tokens)
+        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def weight_versions(tokens: Sequence[SampledToken]) -> list[dict[str, int]]:
+    """Groups tokens into ranges [start, end) that one version of the weights produced."""
+    ranges: list[dict[str, int]] = []
+    for index, token in enumerate(tokens):
+        if ranges and ranges[-1]["version"] == token.version:
+            ranges[-1]["end"] = index + 1
+        else:
+            ranges.append({"version": token.version, "start": index, "end": index + 1})
+    return ranges
+
+
+def _tool_call(call: ToolCall) -> dict[str, Any]:
+    return {
+        "id": f"call_{uuid.uuid4().hex[:24]}",
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }

@@ -1,0 +1,173 @@
+"""Weights go in place into a model whose architecture stays the same: all of them, or none.
+
+Invariant: everything that can be wrong with new weights is found before the first parameter is replaced: files are
+read, checked and put into the model's own form aside, while it generates. What is left for the pause is to point the
+parameters to other memory, or on a GPU to copy it there.
+
+An engine may hold bfloat16 weights as float32 (a CPU does): each value then has just one bfloat16 that it came from,
+its upper 16 bits, so that a delta can be applied and checked without a second copy of the weights.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fulmen_algorithm.engines.embedded.protocol import WeightsConflict, WeightsRejected
+from fulmen_algorithm.weights.delta import DELTA_FILE, DeltaDamaged, WrongBase, apply, layout
+from fulmen_algorithm.weights.tensor_files import (
+    RawTensor,
+    TensorFileDamaged,
+    Weights,
+    Words,
+    combined_digest,
+    read_folder,
+)
+from fulmen_algorithm.weights.weight_writer import DTYPES, published_tensors, raw_tensor, tensor_of
+
+Layout = Mapping[str, tuple[str, tuple[int, ...]]]
+_UPPER_HALF = np.uint32(16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What the published weights are that a model holds.
+
+    Attributes:
+        layout: Type and shape of each published tensor.
+        digests: Its checksum.
+    """
+
+    layout: Layout = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def sha256(self) -> str:
+        """Checksum of the weights; of a model that was never told, one that no weights have."""
+        return combined_digest(self.digests) if self.digests else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """Weights that were checked and wait for the pause.
+
+    Attributes:
+        tensors: Those that change, by name, in the type of the model's own.
+        served: What the model holds afterwards; None for adapters, which leave its own weights as they are.
+        size_bytes: Of the files.
+    """
+
+    tensors: Mapping[str, Tensor]
+    served: Served | None
+    size_bytes: int = 0
+
+
+def describe(weights: Weights) -> Served:
+    """Computes the checksums of weights."""
+    return Served(layout=layout(weights.tensors), digests={name: weights.digest_of(name) for name in weights.tensors})
+
+
+def prepare_full(model: nn.Module, folder: Path, sha256: str = "") -> Prepared:
+    """Reads the safetensors files of a folder and checks them against the model.
+
+    Args:
+        model: Only names, types and shapes are read, so generation may go on meanwhile.
+        folder: Holds one or more `*.safetensors` files of the full model.
+        sha256: Checksum that they must have; empty: any.
+
+    Raises:
+        WeightsRejected: if there is no such folder or file, a file is damaged, or names or shapes differ.
+    """
+    try:
+        weights = read_folder(folder)
+        served = describe(weights)
+    except (TensorFileDamaged, OSError) as error:
+        raise WeightsRejected(f"The weights cannot be read: {error}", param="path") from error
+    if sha256 and served.sha256 != sha256:
+        raise WeightsRejected("The weights have not the checksum that was named.", param="sha256")
+    state = model.state_dict()
+    expected = published_tensors(model)
+    found = weights.tensors
+    if missing := sorted(set(expected) - set(found)):
+        raise WeightsRejected(f"{len(missing)} weights are missing, the first is {missing[0]!r}.", param="path")
+    if strange := sorted(set(found) - set(state)):
+        raise WeightsRejected(f"{len(strange)} weights are unknown, the first is {strange[0]!r}.", param="path")
+    for name, tensor in expected.items():
+        if found[name].shape != tensor.shape:
+            raise WeightsRejected(
+                f"{name!r} has shape {found[name].shape}, the model {tuple(tensor.shape)}.", param="path"
+            )
+    tensors = {name: tensor_of(found[name], tensor.dtype) for name, tensor in expected.items()}
+    return Prepared(tensors=tensors, served=served, size_bytes=_size_of(folder))
+
+
+def prepare_delta(model: nn.Module, served: Served, folder: Path, sha256: str = "") -> Prepared:
+    """Applies a delta to what the model holds, aside, and checks the result.
+
+    Raises:
+        WeightsConflict: if the delta belongs to other weights than these: all of them have to be sent.
+        WeightsRejected: if the file is damaged or does not give the weights that were named.
+    """
+    present = published_tensors(model)
+    if not _recoverable(present, served.layout):
+        raise WeightsConflict("The engine holds the weights in a form that they cannot be had back from.")
+    base = Weights(tensors=_Recovered(present, served.layout), digests=dict(served.digests))
+    try:
+        new = apply(base, folder / DELTA_FILE)
+    except WrongBase as error:
+        raise WeightsConflict(str(error)) from error
+    except (DeltaDamaged, OSError) as error:
+        raise WeightsRejected(f"The delta cannot be read: {error}", param="path") from error
+    if sha256 and new.sha256() != sha256:
+        raise WeightsRejected("The delta does not give the weights that were named.", param="sha256")
+    changed = [name for name in present if new.digests[name] != served.digests[name]]
+    return Prepared(
+        tensors={name: tensor_of(new.tensors[name], present[name].dtype) for name in changed},
+        served=Served(layout=served.layout, digests=new.digests),
+        size_bytes=_size_of(folder),
+    )
+
+
+@torch.no_grad()
+def replace_tensors(present: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:
+    """Puts checked tensors in the place of the present ones; runs in the thread that owns the model."""
+    for name, tensor in new.items():
+        if present[name].device == tensor.device:
+            present[name].data = tensor
+        else:
+            present[name].copy_(tensor)
+
+
+class _Recovered(Mapping[str, RawTensor]):
+    """The published words of tensors that a model holds; each is made when it is asked for."""
+
+    def __init__(self, present: Mapping[str, Tensor], layout: Layout) -> None:
+        self._present = present
+        self._layout = layout
+
+    def __getitem__(self, name: str) -> RawTensor:
+        dtype, shape = self._layout[name]
+        raw = raw_tensor(self._present[name])
+        if raw.dtype == dtype:
+            return raw
+        words: Words = (raw.words >> _UPPER_HALF).astype(np.uint16)
+        return RawTensor(dtype=dtype, shape=shape, words=words)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._layout)
+
+    def __len__(self) -> int:
+        return len(self._layout)
+
+
+def _recoverable(present: Mapping[str, Tensor], served: Layout) -> bool:
+    """Tells whether the published words can be had from what the model holds."""
+    pairs = [(DTYPES[t.dtype], served.get(name, ("", ()))[0]) for name, t in present.items()]
+    return set(present) == set(served) and all(own == sent or (own, sent) == ("F32", "BF16") for own, sent in pairs)
+
+
+def _size_of(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))

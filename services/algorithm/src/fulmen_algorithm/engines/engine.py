@@ -1,0 +1,144 @@
+"""What an engine is to the service: something that answers under the OpenAI API and takes new weights in place."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from fulmen_algorithm.policy.engine_settings import EngineSettings
+from fulmen_algorithm.runs.ports import Notify, PublishedPolicy, SwapFigures
+
+ENGINE_KEY_NAME = "engine"
+"""Entry of the proxy's `backend_keys` with the key of the engines that the service starts itself."""
+
+
+class EngineFailed(Exception):
+    """The engine did not start, ended, refused weights or did not answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """How engines are started.
+
+    Attributes:
+        host: Address that the engine binds to.
+        advertise_host: Host under which the proxy reaches it.
+        port: Port; 0 takes a free one at each start.
+        token: Bearer token that the engine asks for; empty for none, which needs a loopback host.
+        torch_threads: Threads of one torch operation.
+        device: `cpu` or `cuda`.
+        max_batch_size: Requests that are generated together by the embedded engine.
+        log_folder: Where engines that are programs of others write what they print.
+        vllm_command: The vLLM program.
+        vllm_start_deadline_s: How long a vLLM may take to start.
+        otlp_endpoint: Where vLLM sends its traces by OTLP/gRPC, without TLS; empty for nowhere.
+        external_keys: Key of each external engine that runs may name, by its address; empty for none.
+    """
+
+    host: str
+    advertise_host: str
+    port: int
+    token: str
+    torch_threads: int
+    device: str
+    max_batch_size: int
+    log_folder: Path = Path(".fulmen/algorithm/engines")
+    vllm_command: str = "vllm"
+    vllm_start_deadline_s: float = 600.0
+    otlp_endpoint: str = ""
+    external_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+class EngineKind(StrEnum):
+    """What an engine is to the proxy."""
+
+    FULMEN = "fulmen"
+    VLLM = "vllm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineAddress:
+    """What the proxy has to know of an engine.
+
+    Attributes:
+        base_url: Where its OpenAI API begins.
+        kind: What runs there.
+        key_name: Entry of the proxy's `backend_keys` with its key; empty for none.
+        model: The name under which it serves the policy; empty for the policy's own.
+    """
+
+    base_url: str
+    kind: EngineKind = EngineKind.FULMEN
+    key_name: str = ""
+    model: str = ""
+
+
+class SwapGate(Protocol):
+    """What the proxy does for a swap; every call waits out an outage of the proxy."""
+
+    async def hold(self, ttl_s: float) -> None:
+        """Lets new calls wait in the proxy, so long at most."""
+
+    async def idle(self, limit_s: float) -> bool:
+        """Waits until the proxy has no call at the engine; false if there still is one after so long."""
+
+    async def promote(self) -> None:
+        """Says that tokens are of the new version from now on."""
+
+    async def release(self) -> None:
+        """Lets calls go on to the engine."""
+
+
+class Engine(Protocol):
+    """One running engine. Every method but `pid`, `address`, `ended`, `healthy` and `stop` raises `EngineFailed`."""
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+
+    @property
+    def address(self) -> EngineAddress:
+        """Where the proxy finds it."""
+
+    async def ended(self) -> int:
+        """Waits for its end; returns its exit status."""
+
+    async def sampled_tokens(self) -> int:
+        """Returns how many tokens it has sampled since it started."""
+
+    async def healthy(self) -> bool:
+        """Tells whether it answers; never raises."""
+
+    async def swap(self, policy: PublishedPolicy, gate: SwapGate) -> SwapFigures:
+        """Replaces the weights in place and has them promoted; answers under way go on, none fails."""
+
+    async def stop(self) -> None:
+        """Ends it."""
+
+
+class StartEngine(Protocol):
+    """Starts an engine."""
+
+    async def __call__(
+        self,
+        options: EngineOptions,
+        policy: PublishedPolicy,
+        *,
+        engine: EngineSettings,
+        notify: Notify,
+        promote: Callable[[], Awaitable[None]],
+    ) -> Engine:
+        """Returns an engine that listens and serves a policy version.
+
+        Args:
+            options: How engines are started.
+            policy: The version.
+            engine: Which engine, and its numbers.
+            notify: Hears what it waits for.
+            promote: Says that tokens are of this version from now on, if the proxy knows the policy already; for an
+                engine that was there before and may have calls under way.
+
+        Raises:
+            EngineFailed: if it does not start.
+        """

@@ -1,0 +1,127 @@
+"""A vLLM that somebody else runs: given weights, never started or ended.
+
+It must be in development mode (`VLLM_SERVER_DEV_MODE=1`), and see the folder of models at the same path as this
+service. Only addresses that the operator names are used, so that no run can have this service call others.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from fulmen_algorithm.engines.engine import EngineAddress, EngineFailed, EngineKind, EngineOptions, SwapGate
+from fulmen_algorithm.engines.vllm_api import VllmApi, read_whole
+from fulmen_algorithm.policy.engine_settings import ExternalEngine, SwapMode
+from fulmen_algorithm.runs.ports import Notify, PublishedPolicy, SwapFigures
+
+
+class ExternalVllm:
+    """One vLLM elsewhere."""
+
+    def __init__(self, api: VllmApi, engine: ExternalEngine) -> None:
+        """Use `attach`."""
+        self._api = api
+        self._engine = engine
+        self._tokens_before: int | None = None
+
+    @classmethod
+    async def attach(
+        cls,
+        options: EngineOptions,
+        policy: PublishedPolicy,
+        engine: ExternalEngine,
+        notify: Notify,
+        promote: Callable[[], Awaitable[None]],
+    ) -> "ExternalVllm":
+        """Gives it the policy's weights, and returns when it has them.
+
+        It may have calls under way, of before a restart of this service or a swap that failed: they go on after
+        `promote`, so that no token of the new weights counts as the old version's.
+
+        Raises:
+            EngineFailed: if the operator does not name it, or it does not answer or take the weights.
+        """
+        if engine.base_url not in options.external_keys:
+            raise EngineFailed(f"{engine.base_url} is not in the service's setting external_engines.")
+        api = VllmApi(engine.base_url.removesuffix("/v1"), options.external_keys[engine.base_url])
+        if not await api.healthy():
+            raise EngineFailed(f"There is no vLLM that answers at {engine.base_url}.")
+        notify("info", f"The vLLM at {engine.base_url} gets version {policy.version}.")
+        attached = cls(api, engine)
+        await attached._swap(policy, _AttachGate(promote), SwapMode.FREEZE)
+        return attached
+
+    @property
+    def pid(self) -> int:
+        """It is no process of ours."""
+        return 0
+
+    @property
+    def address(self) -> EngineAddress:
+        """Where the proxy finds it."""
+        engine = self._engine
+        return EngineAddress(
+            base_url=engine.base_url, kind=EngineKind.VLLM, key_name=engine.key_name, model=engine.model
+        )
+
+    async def ended(self) -> int:
+        """Waits for ever: only its health tells."""
+        return await asyncio.get_running_loop().create_future()
+
+    async def sampled_tokens(self) -> int:
+        """Returns how many tokens it has sampled since this was first asked, for whomever.
+
+        What it sampled before it was attached to, maybe for the second time, is not counted again.
+
+        Raises:
+            EngineFailed: if it does not answer.
+        """
+        tokens = await self._api.sampled_tokens()
+        if self._tokens_before is None:
+            self._tokens_before = tokens
+        return tokens - self._tokens_before
+
+    async def healthy(self) -> bool:
+        """Tells whether it answers."""
+        return await self._api.healthy()
+
+    async def swap(self, policy: PublishedPolicy, gate: SwapGate) -> SwapFigures:
+        """Replaces the weights in place.
+
+        Raises:
+            EngineFailed: if the weights are damaged, or vLLM refuses or does not answer.
+        """
+        return await self._swap(policy, gate, self._engine.swap)
+
+    async def stop(self) -> None:
+        """Leaves it as it is."""
+
+    async def _swap(self, policy: PublishedPolicy, gate: SwapGate, mode: SwapMode) -> SwapFigures:
+        weights = await read_whole(policy, adapters=False)
+        return await self._api.swap(
+            weights,
+            policy.version,
+            gate,
+            mode=mode,
+            drain_limit_s=self._engine.drain_limit_s,
+            recompute_cache=self._engine.recompute_cache,
+        )
+
+
+class _AttachGate:
+    """Before the proxy knows the engine there is nothing to hold."""
+
+    def __init__(self, promote: Callable[[], Awaitable[None]]) -> None:
+        self._promote = promote
+
+    async def hold(self, ttl_s: float) -> None:
+        """Does nothing."""
+
+    async def idle(self, limit_s: float) -> bool:
+        """Is idle."""
+        return True
+
+    async def promote(self) -> None:
+        """Says that tokens are of the new version from now on."""
+        await self._promote()
+
+    async def release(self) -> None:
+        """Does nothing."""

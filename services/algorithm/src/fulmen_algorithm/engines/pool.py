@@ -1,0 +1,196 @@
+"""Background role: one engine for each policy that is served, as many as there is room for.
+
+Invariant: an engine whose run is active is never given up. The engine of an ended run keeps serving until its place is
+needed; then the one that was not used for the longest time goes. What is served is kept on disk, and comes back without
+a run when the service is started again.
+"""
+
+import asyncio
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import structlog
+
+from fulmen_algorithm.engines.engine import EngineOptions, StartEngine
+from fulmen_algorithm.engines.proxy_admin import ProxyAdmin
+from fulmen_algorithm.engines.supervisor import EngineSupervisor
+from fulmen_algorithm.policy.engine_settings import EngineSettings
+from fulmen_algorithm.policy.served import ServedFile, ServedPolicy
+from fulmen_algorithm.runs.failure import RunFailed
+from fulmen_algorithm.runs.ports import Notify, PublishedPolicy, SwapFigures
+
+_log = structlog.get_logger()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Place:
+    """The place of one engine.
+
+    Attributes:
+        number: From 0; decides the port, where ports are not free ones.
+        run: The active run that uses it; empty if none does.
+    """
+
+    number: int
+    supervisor: EngineSupervisor
+    run: str = ""
+
+
+class EnginePool:
+    """The engines of the service."""
+
+    def __init__(
+        self,
+        options: EngineOptions,
+        *,
+        start: StartEngine,
+        admin: Callable[[str], ProxyAdmin],
+        file: ServedFile,
+        max_engines: int,
+        outage_limit_s: float,
+    ) -> None:
+        """Makes it.
+
+        Args:
+            options: How engines are started; a port is that of the first place, others follow it.
+            start: Starts an engine of the kind that a run asks for.
+            admin: Makes the proxy's administration for the backend of a policy.
+            file: Where it is kept what is served.
+            max_engines: Places.
+            outage_limit_s: How long the proxy is waited for.
+        """
+        self._options = options
+        self._start = start
+        self._admin = admin
+        self._file = file
+        self._max_engines = max_engines
+        self._outage_limit_s = outage_limit_s
+        self._places: dict[str, _Place] = {}
+        self._placing = asyncio.Lock()
+        self._new: asyncio.Queue[EngineSupervisor] = asyncio.Queue()
+
+    def serving(self, run: str, engine: EngineSettings, notify: Notify) -> "RunServing":
+        """Makes what serves the policy of a run."""
+        return RunServing(self, run, engine, notify)
+
+    async def run(self) -> None:
+        """Brings back what was served before, and watches all engines until cancelled."""
+        async with asyncio.TaskGroup() as watching:
+            for served in self._file.load():
+                watching.create_task(self._restore(served), name=f"restore {served.policy.policy}")
+            while True:
+                supervisor = await self._new.get()
+                watching.create_task(supervisor.run(), name="engine")
+
+    async def place(self, policy: str, run: str) -> EngineSupervisor:
+        """Returns the engine of a policy, in a new place if it has none; it belongs to the run from now on.
+
+        Raises:
+            RunFailed: if all places are taken by engines of active runs.
+        """
+        async with self._placing:
+            if policy not in self._places:
+                if len(self._places) >= self._max_engines:
+                    await self._make_room()
+                self._places[policy] = self._new_place(policy)
+            place = self._places[policy]
+            place.run = run
+            return place.supervisor
+
+    def release(self, policy: str, run: str) -> None:
+        """Notes that a run is over; its engine stays until its place is needed."""
+        place = self._places.get(policy)
+        if place is not None and place.run == run:
+            place.run = ""
+            place.supervisor.leave()
+
+    def keep(self) -> None:
+        """Writes down what is served."""
+        self._file.save([served for p in self._places.values() if (served := p.supervisor.served) is not None])
+
+    def _new_place(self, policy: str) -> _Place:
+        taken = {place.number for place in self._places.values()}
+        number = next(n for n in range(self._max_engines) if n not in taken)
+        port = self._options.port + number if self._options.port else 0
+        supervisor = EngineSupervisor(
+            replace(self._options, port=port),
+            self._admin(policy),
+            outage_limit_s=self._outage_limit_s,
+            start=self._start,
+        )
+        self._new.put_nowait(supervisor)
+        return _Place(number=number, supervisor=supervisor)
+
+    async def _make_room(self) -> None:
+        idle = {policy: place for policy, place in self._places.items() if not place.run}
+        if not idle:
+            raise RunFailed(f"All {self._max_engines} engines serve policies of active runs (setting max_engines).")
+        policy = min(idle, key=lambda p: idle[p].supervisor.last_used)
+        _log.info("engine_makes_room", policy=policy)
+        supervisor = self._places[policy].supervisor
+        try:
+            await supervisor.retire()
+        finally:
+            # Also where whoever wanted the place is cancelled meanwhile: a retired engine is watched by nobody.
+            if supervisor.retired:
+                del self._places[policy]
+                self.keep()
+
+    async def _restore(self, served: ServedPolicy) -> None:
+        policy = served.policy.policy
+        async with self._placing:
+            if policy in self._places or len(self._places) >= self._max_engines:
+                return  # a run was quicker
+            self._places[policy] = self._new_place(policy)
+            supervisor = self._places[policy].supervisor
+        try:
+            await supervisor.restore(served)
+        except RunFailed as error:
+            _log.warning("policy_not_served_again", policy=policy, version=served.policy.version, reason=error.message)
+        except Exception as error:  # noqa: BLE001  (whatever it is, it concerns this policy alone)
+            error_id = uuid.uuid4().hex[:12]
+            _log.error("policy_not_restored", policy=policy, error_id=error_id, exc_info=error)
+
+
+class RunServing:
+    """Serves the policy of one run; see `domain.ports.Serving`."""
+
+    def __init__(self, pool: EnginePool, run: str, engine: EngineSettings, notify: Notify) -> None:
+        self._pool = pool
+        self._run = run
+        self._engine = engine
+        self._notify = notify
+        self._policy = ""
+        self._supervisor: EngineSupervisor | None = None
+
+    async def serve(self, policy: PublishedPolicy, overrides: Mapping[str, str], notify: Notify) -> None:
+        """Makes a policy version answer under the policy's name.
+
+        Raises:
+            RunFailed: if there is no room for an engine, or it cannot be started with these weights.
+        """
+        self._policy = policy.policy
+        self._supervisor = await self._pool.place(policy.policy, self._run)
+        await self._supervisor.serve(ServedPolicy(policy=policy, overrides=overrides, engine=self._engine), notify)
+        self._pool.keep()
+
+    async def swap(self, policy: PublishedPolicy) -> SwapFigures:
+        """Replaces the weights by another version of the policy.
+
+        Raises:
+            RunFailed: if nothing is served, or no engine can be started with these weights.
+        """
+        if self._supervisor is None:
+            raise RunFailed("No policy is served.")
+        figures = await self._supervisor.swap(policy)
+        self._pool.keep()
+        return figures
+
+    async def sampled_tokens(self) -> int:
+        """Returns how many tokens the policy's engines have sampled so far."""
+        return 0 if self._supervisor is None else await self._supervisor.sampled_tokens()
+
+    def release(self) -> None:
+        """Tells that the run is over."""
+        self._pool.release(self._policy, self._run)

@@ -1,0 +1,220 @@
+"""The engine as a child process: started, asked, told to swap, ended.
+
+Invariant: the child never outlives this process, since its standard input ends with it; it never sees this service's
+settings, which hold the signing key.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from subprocess import PIPE
+from typing import Any, Protocol
+
+import aiohttp
+import structlog
+
+from fulmen_algorithm.clients.child import Child
+from fulmen_algorithm.engines.engine import ENGINE_KEY_NAME, EngineAddress, EngineFailed, EngineOptions, SwapGate
+from fulmen_algorithm.runs.failure import RunFailed
+from fulmen_algorithm.runs.ports import PublishedPolicy, SwapFigures
+from fulmen_algorithm.training.settings import WeightsKind
+
+_log = structlog.get_logger()
+
+TOKEN_VARIABLE = "FULMEN_ENGINE_TOKEN"  # noqa: S105  (a name, not a secret)
+HIDDEN_PREFIX = "FULMEN_"
+START_DEADLINE_S = 120.0
+SWAP_DEADLINE_S = 300.0
+HEALTH_DEADLINE_S = 10.0
+STOP_GRACE_S = 10.0
+FULL_WANTED = (409, 422)
+"""Answers to a delta that all weights are the remedy of: it belongs to others, or cannot be read."""
+
+
+class EngineRefused(EngineFailed):
+    """The engine answered, and would not."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class EngineRunner(Protocol):
+    """What an engine runs in: a child process, or this one."""
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+
+    async def wait(self) -> int:
+        """Waits for its end; returns its exit status, negative for a signal."""
+
+    async def end(self, *, grace_s: float) -> None:
+        """Ends it."""
+
+
+class EngineProcess:
+    """One running engine."""
+
+    def __init__(self, child: EngineRunner, port: int, options: EngineOptions) -> None:
+        self._child = child
+        self._port = port
+        self._options = options
+
+    @classmethod
+    async def start(cls, options: EngineOptions, policy: PublishedPolicy) -> "EngineProcess":
+        """Starts an engine and waits until it listens.
+
+        Raises:
+            EngineFailed: if it ends before that, or does not get there in time.
+        """
+        command = [sys.executable, "-m", "fulmen_algorithm.engines.embedded", *await engine_flags(options, policy)]
+        try:
+            child = Child.start(command, environment=_environment(options), output=PIPE)
+        except OSError as error:
+            raise EngineFailed("The engine's program cannot be started.") from error
+        try:
+            async with asyncio.timeout(START_DEADLINE_S):
+                line = await child.first_line()
+            port = int(json.loads(line)["port"])
+        except (TimeoutError, ValueError, KeyError) as error:
+            await child.end(grace_s=0)
+            raise EngineFailed("The engine did not start; its own log says why.") from error
+        except asyncio.CancelledError:
+            await child.end(grace_s=0)
+            raise
+        return cls(child, port, options)
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._child.pid
+
+    @property
+    def address(self) -> EngineAddress:
+        """Where the proxy finds it."""
+        return EngineAddress(
+            base_url=f"http://{self._options.advertise_host}:{self._port}/v1",
+            key_name=ENGINE_KEY_NAME if self._options.token else "",
+        )
+
+    async def ended(self) -> int:
+        """Waits for the end of the process; returns its exit status."""
+        return await self._child.wait()
+
+    async def sampled_tokens(self) -> int:
+        """Returns how many tokens it has sampled since it started.
+
+        Raises:
+            EngineFailed: if it does not answer.
+        """
+        stats = await self._ask("GET", "/admin/stats", None, HEALTH_DEADLINE_S)
+        return int(stats["tokens"])
+
+    async def healthy(self) -> bool:
+        """Tells whether the engine answers."""
+        try:
+            await self._ask("GET", "/health", None, HEALTH_DEADLINE_S)
+        except EngineFailed:
+            return False
+        return True
+
+    async def swap(self, policy: PublishedPolicy, gate: SwapGate) -> SwapFigures:
+        """Replaces the weights in place; answers under way go on and say which version sampled which token.
+
+        Raises:
+            EngineFailed: if the engine refuses or does not answer.
+        """
+        started = time.monotonic()
+        answer = await self._load(policy)
+        took_s = time.monotonic() - started
+        await gate.promote()
+        # It reads before it pauses; one that does not say how long it paused was asked for so long.
+        return SwapFigures(
+            pause_s=float(answer.get("pause_seconds", took_s)), size_bytes=int(answer.get("size_bytes", 0))
+        )
+
+    async def _load(self, policy: PublishedPolicy) -> Mapping[str, Any]:
+        """Has the engine load a version; all of its weights if it has not those that a delta changes."""
+        body: dict[str, object] = {"kind": policy.kind.value, "version": policy.version, "sha256": policy.sha256}
+        if policy.kind is WeightsKind.LORA:
+            body["adapters"] = {name: str(folder.resolve()) for name, folder in policy.adapters.items()}
+        else:
+            body["path"] = str(policy.path.resolve())
+        try:
+            return await self._ask("POST", "/admin/weights", body, SWAP_DEADLINE_S)
+        except EngineRefused as refusal:
+            if policy.kind is not WeightsKind.DELTA or refusal.status not in FULL_WANTED:
+                raise
+            _log.info("delta_refused", version=policy.version, status=refusal.status)
+        whole = await whole_folder(policy)
+        body |= {"kind": WeightsKind.FULL.value, "path": str(whole.resolve())}
+        return await self._ask("POST", "/admin/weights", body, SWAP_DEADLINE_S)
+
+    async def stop(self) -> None:
+        """Ends the process: asks, waits, kills."""
+        await self._child.end(grace_s=STOP_GRACE_S)
+
+    async def _ask(self, method: str, path: str, body: object, deadline_s: float) -> Mapping[str, Any]:
+        url = f"http://{connectable(self._options.host)}:{self._port}{path}"
+        headers = {"Authorization": f"Bearer {self._options.token}"} if self._options.token else {}
+        timeout = aiohttp.ClientTimeout(total=deadline_s)
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
+                session.request(method, url, json=body) as response,
+            ):
+                if not response.ok:
+                    raise EngineRefused(f"The engine answered {response.status} to {method} {path}.", response.status)
+                answer: Mapping[str, Any] = await response.json()
+                return answer
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise EngineFailed(f"The engine did not answer {method} {path}.") from error
+
+
+async def engine_flags(options: EngineOptions, policy: PublishedPolicy) -> list[str]:
+    """Returns the command line of an engine that begins with a version.
+
+    Raises:
+        EngineFailed: if its weights are gone.
+    """
+    model = policy.base_model if policy.kind is WeightsKind.LORA else None
+    flags: dict[str, object] = {
+        "--model": (model or await whole_folder(policy)).resolve(),
+        "--version": policy.version,
+        "--served-model-name": policy.policy,
+        "--host": options.host,
+        "--port": options.port,
+        "--threads": options.torch_threads,
+        "--device": options.device,
+        "--max-batch-size": options.max_batch_size,
+    }
+    adapters = [f"--adapter={name}={folder.resolve()}" for name, folder in policy.adapters.items()]
+    return [*(str(part) for flag in flags.items() for part in flag), *adapters]
+
+
+async def whole_folder(policy: PublishedPolicy) -> Path:
+    """Returns a complete folder of a version.
+
+    Raises:
+        EngineFailed: if there is none and none can be made.
+    """
+    try:
+        return await policy.model_folder()
+    except RunFailed as error:
+        raise EngineFailed(error.message) from error
+
+
+def _environment(options: EngineOptions) -> dict[str, str]:
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(HIDDEN_PREFIX)}
+    inherited |= {"OMP_NUM_THREADS": str(options.torch_threads), "TQDM_DISABLE": "1"}
+    return inherited | ({TOKEN_VARIABLE: options.token} if options.token else {})
+
+
+def connectable(host: str) -> str:
+    """Returns the address to connect to of a server that binds to `host`."""
+    return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)  # noqa: S104  (an address to connect to)

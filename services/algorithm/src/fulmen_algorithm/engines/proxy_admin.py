@@ -1,0 +1,109 @@
+"""The LLM proxy's administration: where the engine is, and which version it serves."""
+
+import hashlib
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import timedelta
+
+from fulmen.errors import BackendInUse
+from fulmen.llm_proxy.v1 import backend_pb2, backend_service_pb2, route_pb2, route_service_pb2
+from fulmen.llm_proxy.v1.backend_service_pb2_grpc import BackendServiceStub
+from fulmen.llm_proxy.v1.route_service_pb2_grpc import RouteServiceStub
+from fulmen.rpc.channel import FulmenChannel
+from fulmen_algorithm.engines.engine import EngineAddress, EngineKind
+
+CALL_DEADLINE_S = 20.0
+TARGET_WEIGHT = 100
+MAX_BACKEND_ID = 63
+DIGEST_LENGTH = 12
+_ENGINES = {EngineKind.FULMEN: backend_pb2.ENGINE_FULMEN, EngineKind.VLLM: backend_pb2.ENGINE_VLLM}
+
+
+def backend_id(prefix: str, policy: str) -> str:
+    """Names the backend of a policy's engine: different for different policies, and never too long."""
+    name = f"{prefix}-{policy}"
+    if len(name) <= MAX_BACKEND_ID:
+        return name
+    digest = hashlib.sha256(policy.encode()).hexdigest()[:DIGEST_LENGTH]
+    return f"{name[: MAX_BACKEND_ID - DIGEST_LENGTH - 1]}-{digest}"
+
+
+class ProxyAdmin:
+    """Registers the engine and its routes; every call is idempotent."""
+
+    def __init__(self, channel: FulmenChannel, *, backend_id: str) -> None:
+        self._backends = BackendServiceStub(channel)
+        self._routes = RouteServiceStub(channel)
+        self._backend = f"backends/{backend_id}"
+
+    async def register(self, engine: EngineAddress) -> None:
+        """Says where the engine is; a hold that was left behind ends."""
+        backend = backend_pb2.Backend(
+            name=self._backend,
+            base_url=engine.base_url,
+            key_name=engine.key_name,
+            returns_token_ids=True,
+            engine=_ENGINES[engine.kind],
+        )
+        request = backend_service_pb2.RegisterBackendRequest(backend=backend)
+        await self._backends.RegisterBackend(request, timeout=CALL_DEADLINE_S)
+
+    async def put_route(
+        self, policy: str, version: int, overrides: Mapping[str, str], *, name: str = "", model: str = ""
+    ) -> None:
+        """Sends a public model name to the engine.
+
+        Args:
+            policy: The policy.
+            version: The version that the engine serves.
+            overrides: JSON fields by rollout mode.
+            name: The public model name; empty if it is the policy's.
+            model: The engine's own name for it; empty if it is the same.
+        """
+        route = route_pb2.Route(
+            name=f"routes/{name or policy}",
+            targets=[
+                route_pb2.RouteTarget(
+                    backend=self._backend,
+                    backend_model=model,
+                    weight=TARGET_WEIGHT,
+                    policy=policy,
+                    policy_version=version,
+                )
+            ],
+            overrides=[
+                route_pb2.ModeOverride(mode=mode, request_fields_json=fields) for mode, fields in overrides.items()
+            ],
+        )
+        await self._routes.PutRoute(route_service_pb2.PutRouteRequest(route=route), timeout=CALL_DEADLINE_S)
+
+    async def withdraw(self, name: str) -> None:
+        """Takes the route of a public model name away, and the backend unless another route has a share of it."""
+        await self._routes.DeleteRoute(
+            route_service_pb2.DeleteRouteRequest(name=f"routes/{name}"), timeout=CALL_DEADLINE_S
+        )
+        with suppress(BackendInUse):
+            await self._backends.DeleteBackend(
+                backend_service_pb2.DeleteBackendRequest(name=self._backend), timeout=CALL_DEADLINE_S
+            )
+
+    async def promote(self, policy: str, version: int) -> None:
+        """Says which version the engine serves."""
+        request = route_service_pb2.PromoteVersionRequest(policy=policy, policy_version=version)
+        await self._routes.PromoteVersion(request, timeout=CALL_DEADLINE_S)
+
+    async def hold(self, ttl_s: float) -> None:
+        """Lets new calls for the engine wait in the proxy, so long at most."""
+        request = backend_service_pb2.HoldBackendRequest(name=self._backend, ttl=timedelta(seconds=ttl_s))
+        await self._backends.HoldBackend(request, timeout=CALL_DEADLINE_S)
+
+    async def release(self) -> None:
+        """Ends a hold."""
+        request = backend_service_pb2.ReleaseBackendRequest(name=self._backend)
+        await self._backends.ReleaseBackend(request, timeout=CALL_DEADLINE_S)
+
+    async def in_flight_count(self) -> int:
+        """Returns how many calls this proxy has at the engine; those of other replicas are not seen."""
+        request = backend_service_pb2.GetBackendHealthRequest()
+        answer = await self._backends.GetBackendHealth(request, timeout=CALL_DEADLINE_S)
+        return sum(health.in_flight_count for health in answer.backends if health.name == self._backend)

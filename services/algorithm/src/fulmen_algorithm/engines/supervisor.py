@@ -1,0 +1,350 @@
+"""Keeps the engine of one policy alive with the right weights, and the proxy informed.
+
+Invariant: what the proxy's route points to is registered after it listens; after a death the engine comes back with
+the same weights and the same version, on a port that is registered anew. It goes on when the run that served it is over.
+"""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+
+import structlog
+
+from fulmen.errors import FulmenError, RouteNotFound
+from fulmen_algorithm.clients.patience import AWAY, Patience
+from fulmen_algorithm.engines.engine import Engine, EngineFailed, EngineOptions, StartEngine
+from fulmen_algorithm.engines.proxy_admin import ProxyAdmin
+from fulmen_algorithm.engines.swap_gate import ProxyGate
+from fulmen_algorithm.policy.engine_settings import EngineSettings
+from fulmen_algorithm.policy.served import ServedPolicy
+from fulmen_algorithm.runs.failure import RunFailed
+from fulmen_algorithm.runs.ports import Notify, PublishedPolicy, SwapFigures
+
+_log = structlog.get_logger()
+
+HEALTH_INTERVAL_S = 5.0
+FAILED_CHECKS = 3
+FIRST_RESTART_WAIT_S = 0.5
+LONGEST_RESTART_WAIT_S = 10.0
+START_ATTEMPTS = 3
+LONGEST_HOLD_S = 600.0
+REFUSED_OR_AWAY: tuple[type[Exception], ...] = (FulmenError, *AWAY)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Served:
+    """What is to be served."""
+
+    policy: PublishedPolicy
+    overrides: Mapping[str, str]
+    notify: Notify
+    engine: EngineSettings
+
+
+class EngineSupervisor:
+    """Serves one policy.
+
+    Attributes:
+        last_used: When it was last seen to sample tokens or to take weights, by `time.monotonic`.
+        retired: Whether it was ended for good: it must not serve again.
+    """
+
+    def __init__(
+        self,
+        options: EngineOptions,
+        proxy: ProxyAdmin,
+        *,
+        outage_limit_s: float,
+        start: StartEngine,
+    ) -> None:
+        self._options = options
+        self._start = start
+        self._proxy = proxy
+        self._outage_limit_s = outage_limit_s
+        self._served: _Served | None = None
+        self._engine: Engine | None = None
+        self._changing = asyncio.Lock()
+        self._loaded: PublishedPolicy | None = None
+        self._started_with: EngineSettings | None = None
+        self._started = asyncio.Event()
+        self.retired = False
+        self.last_used = time.monotonic()
+        self._tokens_before = 0
+        self._tokens_of_engine = 0
+
+    @property
+    def served(self) -> ServedPolicy | None:
+        """What is served, or to be served while the engine is away."""
+        served = self._served
+        if served is None:
+            return None
+        return ServedPolicy(policy=served.policy, overrides=served.overrides, engine=served.engine)
+
+    async def serve(self, served: ServedPolicy, notify: Notify) -> None:
+        """Makes a policy version answer under the policy's name; an engine that is there takes the weights in place.
+
+        Raises:
+            RunFailed: if the engine cannot be started with these weights.
+        """
+        async with self._changing:
+            self._served = _Served(
+                policy=served.policy, overrides=served.overrides, notify=notify, engine=served.engine
+            )
+            self.last_used = time.monotonic()
+            if self._engine is not None and self._started_with == served.engine:
+                # Calls that are under way, of rollouts from before a restart of the service, go on. The version is
+                # named when the engine has it, not before: their next tokens are of the old one.
+                await self._register()
+                if self._loaded == served.policy:
+                    await self._put_routes()
+                else:
+                    await self._give_weights(self._engine, served.policy, promote=self._put_routes)
+                return
+            await self._stop_engine()
+            await self._start_engine()
+            await self._tell_proxy()
+
+    async def restore(self, served: ServedPolicy) -> None:
+        """Serves what was served before the service was started again, unless a run has served something meanwhile.
+
+        Raises:
+            RunFailed: if the engine cannot be started with these weights.
+        """
+        if self._served is None:
+            await self.serve(served, _log_only)
+
+    def leave(self) -> None:
+        """Notes that the run is over: what becomes of the engine is no concern of its watchers any more."""
+        if self._served is not None:
+            self._served = replace(self._served, notify=_log_only)
+        self.last_used = time.monotonic()
+
+    async def swap(self, policy: PublishedPolicy) -> SwapFigures:
+        """Replaces the weights in place; an engine that will not take them is started anew with them.
+
+        Raises:
+            RunFailed: if it cannot be started with these weights.
+        """
+        async with self._changing:
+            if self._served is None:
+                raise RunFailed("No policy is served.")
+            self._served = replace(self._served, policy=policy)
+            self.last_used = time.monotonic()
+            return await self._give_weights(self._engine, policy)
+
+    async def _give_weights(
+        self,
+        engine: Engine | None,
+        policy: PublishedPolicy,
+        *,
+        promote: Callable[[], Awaitable[None]] | None = None,
+    ) -> SwapFigures:
+        assert self._served is not None
+        self._loaded = None  # whoever is stopped in the middle does not know what the engine has
+        try:
+            if engine is None:
+                raise EngineFailed("The engine is being restarted.")
+            gate = ProxyGate(self._proxy, policy, self._patience(), promote=promote)
+            figures = await engine.swap(policy, gate)
+        except EngineFailed as error:
+            self._served.notify("warning", f"{error} It is started anew with version {policy.version}.")
+            await self._hold_calls()
+            await self._stop_engine()
+            await self._start_engine()
+            await self._tell_proxy()
+            return SwapFigures()
+        self._loaded = policy
+        return figures
+
+    async def sampled_tokens(self) -> int:
+        """Returns how many tokens were sampled so far, by this engine and those before it."""
+        engine = self._engine
+        if engine is not None:
+            try:
+                tokens = await engine.sampled_tokens()
+            except EngineFailed:
+                _log.info("engine_stats_missing", pid=engine.pid)
+            else:
+                if tokens > self._tokens_of_engine:
+                    self.last_used = time.monotonic()
+                self._tokens_of_engine = tokens
+        return self._tokens_before + self._tokens_of_engine
+
+    async def run(self) -> None:
+        """Watches the engine until it is retired or cancelled, then stops it.
+
+        What fails is logged, and begun again after a wait: it ends no other engine, and not the service.
+        """
+        failed, wait_s = False, FIRST_RESTART_WAIT_S
+        try:
+            while not self.retired:
+                try:
+                    if failed:
+                        await self._begin_again()
+                    else:
+                        await self._started.wait()
+                        await self._watch()
+                    failed, wait_s = False, FIRST_RESTART_WAIT_S
+                except Exception as error:  # noqa: BLE001  (whatever it is, it concerns this engine alone)
+                    self._log_failure(error, first=not failed)
+                    failed = True
+                    await asyncio.sleep(wait_s)
+                    wait_s = min(wait_s * 2, LONGEST_RESTART_WAIT_S)
+        finally:
+            await self._stop_engine()
+
+    async def retire(self) -> None:
+        """Ends the engine for good and takes its policy from the proxy; an outage of the proxy is not waited out."""
+        async with self._changing:
+            names = () if self._served is None else self._served.policy.model_names
+            self.retired, self._served = True, None
+            try:
+                for name in reversed(names):
+                    try:
+                        await self._proxy.withdraw(name)
+                    except REFUSED_OR_AWAY as error:
+                        _log.warning("route_left_behind", model=name, reason=type(error).__name__)
+            finally:
+                await self._stop_engine()
+                self._started.set()  # whoever waits to watch shall see that there is nothing more
+
+    def _log_failure(self, error: Exception, *, first: bool) -> None:
+        """Logs why the engine could not be watched or replaced; its run is told when it begins."""
+        error_id = uuid.uuid4().hex[:12]
+        served = self._served
+        policy = served.policy.policy if served is not None else ""
+        _log.error("engine_supervisor_failed", policy=policy, error_id=error_id, exc_info=error)
+        if first and served is not None:
+            text = f"The engine could not be brought back; that is tried again and again. Quote id {error_id}."
+            served.notify("warning", text)
+
+    async def _begin_again(self) -> None:
+        """Does what a failure has left undone: there is to be an engine, and the proxy is to know it."""
+        if self._engine is None:
+            await self._replace(None)
+            return
+        async with self._changing:
+            if self._engine is not None and self._served is not None:
+                await self._tell_proxy()
+
+    async def _watch(self) -> None:
+        """Waits until the present engine is dead or deaf, and replaces it."""
+        engine = self._engine
+        failed = 0
+        while engine is not None and engine is self._engine:
+            try:
+                async with asyncio.timeout(HEALTH_INTERVAL_S):
+                    status = await engine.ended()
+                _log.warning("engine_ended", status=status, pid=engine.pid)
+                break
+            except TimeoutError:
+                failed = 0 if await engine.healthy() else failed + 1
+                await self.sampled_tokens()  # so that it is known whether it is used
+                if failed >= FAILED_CHECKS:
+                    _log.warning("engine_deaf", pid=engine.pid)
+                    break
+        await self._replace(engine)
+
+    async def _replace(self, dead: Engine | None) -> None:
+        wait_s = FIRST_RESTART_WAIT_S
+        while True:
+            async with self._changing:
+                if self._engine is not dead or self._served is None:
+                    return  # somebody else has replaced it
+                self._served.notify("warning", "The engine ended; it is started anew with the same weights.")
+                await self._hold_calls()
+                await self._stop_engine()
+                try:
+                    await self._start_engine()
+                    await self._tell_proxy()
+                    return
+                except RunFailed:
+                    dead = None
+            await asyncio.sleep(wait_s)
+            wait_s = min(wait_s * 2, LONGEST_RESTART_WAIT_S)
+
+    async def _start_engine(self) -> None:
+        assert self._served is not None
+        policy = self._served.policy
+        for attempt in range(START_ATTEMPTS):
+            try:
+                self._engine = await self._start(
+                    self._options,
+                    policy,
+                    engine=self._served.engine,
+                    notify=self._served.notify,
+                    promote=self._promote_if_routed,
+                )
+                self._loaded, self._started_with = policy, self._served.engine
+                break
+            except EngineFailed as error:
+                _log.warning("engine_start_failed", attempt=attempt + 1, model=str(policy.path), reason=str(error))
+                if attempt + 1 == START_ATTEMPTS:
+                    raise RunFailed(str(error)) from error
+        self._started.set()
+        _log.info("engine_started", pid=self._engine.pid if self._engine else 0, version=policy.version)
+
+    async def _hold_calls(self) -> None:
+        """Lets calls wait in the proxy until the engine is registered anew; an outage of the proxy is not waited out.
+
+        A large engine takes minutes to start, and every call that fails meanwhile costs a rollout an attempt.
+        """
+        try:
+            await self._proxy.hold(LONGEST_HOLD_S)
+        except REFUSED_OR_AWAY as error:
+            _log.info("engine_calls_not_held", reason=type(error).__name__)
+
+    async def _stop_engine(self) -> None:
+        engine, self._engine = self._engine, None
+        self._tokens_before += self._tokens_of_engine
+        self._tokens_of_engine = 0
+        self._started.clear()
+        if engine is not None:
+            await engine.stop()
+
+    async def _promote_if_routed(self) -> None:
+        assert self._served is not None
+        policy = self._served.policy
+        with suppress(RouteNotFound):
+            await self._patience().call(lambda: self._proxy.promote(policy.policy, policy.version))
+
+    async def _tell_proxy(self) -> None:
+        await self._register()
+        await self._put_routes()
+
+    async def _register(self) -> None:
+        assert self._engine is not None
+        address = self._engine.address
+        await self._patience().call(lambda: self._proxy.register(address))
+
+    async def _put_routes(self) -> None:
+        assert self._served is not None
+        assert self._engine is not None
+        served, address = self._served, self._engine.address
+        patience = self._patience()
+        for name in served.policy.model_names:
+            # What an engine calls by another name is the policy; adapters of roles have the same name everywhere.
+            model = address.model if name == served.policy.policy else ""
+            await patience.call(
+                partial(
+                    self._proxy.put_route,
+                    served.policy.policy,
+                    served.policy.version,
+                    served.overrides,
+                    name=name,
+                    model=model,
+                )
+            )
+
+    def _patience(self) -> Patience:
+        assert self._served is not None
+        return Patience(service="LLM proxy", notify=self._served.notify, limit_s=self._outage_limit_s)
+
+
+def _log_only(severity: str, message: str) -> None:
+    """Hears of an engine whose run is over."""
+    _log.warning("engine_notice", severity=severity, text=message)

@@ -1,0 +1,1 @@
+"""Advantages, losses and their settings."""

@@ -1,0 +1,333 @@
+"""The policy of a run: trained here, published as versions, served by the engine.
+
+Publishing goes: save the weights, whole or as what changed; publish the resource version, whose number is the policy
+version; swap the engine's weights, which it reads and checks before it pauses; promote the version at the proxy. A crash before the resource leaves a folder that is pruned later; a crash
+after it leaves a version that nobody serves, and the run goes on from its checkpoint with the next number. A proxy
+that was not told yet mislabels nothing: the engine itself says which version sampled which token.
+"""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fulmen_algorithm.policy.trainer import Trainer
+from fulmen_algorithm.policy.versions import Versions
+from fulmen_algorithm.rollouts.groups import in_branch
+from fulmen_algorithm.runs.control import RunControl
+from fulmen_algorithm.runs.failure import RunFailed
+from fulmen_algorithm.runs.ports import Notify, PublishedPolicy, ResourceShelf, RunStorage, SavedModel, Serving
+from fulmen_algorithm.runs.recorder import Recorder, RunUpdate
+from fulmen_algorithm.runs.run import TrainingRun
+from fulmen_algorithm.training.rows import Row
+from fulmen_algorithm.training.settings import (
+    BatchSettings,
+    FullWeights,
+    LoraSettings,
+    StepResult,
+    StepSettings,
+    WeightsKind,
+    WeightsSettings,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+BEST = "best"
+"""Alias of the version that did best in a validation."""
+FULL_WEIGHTS = FullWeights()
+
+
+class Policy:
+    """What an algorithm may do with the policy.
+
+    Attributes:
+        publish_figures: What the last publication took: `publish_seconds`, `publish_bytes` that the engine had to read,
+            `publish_bytes_full` that all weights would have been, `publish_pause_ms` during which it sampled nothing,
+            and `delta_changed_share` of the weights if a delta was written.
+    """
+
+    def __init__(
+        self,
+        *,
+        run: TrainingRun,
+        trainer: Trainer,
+        recorder: Recorder,
+        control: RunControl,
+        resources: ResourceShelf,
+        storage: RunStorage,
+        serving: Serving,
+        notify: Notify,
+        update_run: RunUpdate,
+        keep_models: int,
+        weights: WeightsSettings = FULL_WEIGHTS,
+        lora: LoraSettings | None = None,
+        base_model: Path | None = None,
+        optimizer_steps_per_step: int = 1,
+    ) -> None:
+        """Makes it; see the settings of the run.
+
+        Args:
+            run: The run.
+            trainer: Holds the weights.
+            recorder: Keeps the run's progress.
+            control: Tells that it is to stop.
+            resources: Where versions are published.
+            storage: Where the run keeps weights and notes.
+            serving: Where agents reach the policy.
+            notify: Tells a person.
+            update_run: Shows figures of the run.
+            keep_models: How many of the newest versions' weights are kept.
+            weights: What versions are made of.
+            lora: Adapters that are trained instead of all weights.
+            base_model: The folder that adapters are trained on, for a run with `lora`.
+            optimizer_steps_per_step: How many of them a step of the run takes, at most.
+        """
+        self._run = run
+        self._trainer = trainer
+        self._recorder = recorder
+        self._control = control
+        self._resources = resources
+        self._storage = storage
+        self._serving = serving
+        self._notify = notify
+        self._update_run = update_run
+        self._keep_models = keep_models
+        self._per_step = optimizer_steps_per_step
+        self._supervised = (0, 0)
+        self._served = False
+        self.publish_figures: dict[str, float] = {}
+        self._versions = Versions(storage=storage, trainer=trainer, weights=weights, lora=lora, base_model=base_model)
+        self._roles = frozenset(lora.roles if lora is not None else ())
+        best = storage.notes().get("best", {})
+        self._best, self._best_path = int(str(best.get("version", 0))), str(best.get("path", ""))
+
+    @property
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
+        """The model's tokenizer."""
+        return self._trainer.tokenizer
+
+    @property
+    def version(self) -> int:
+        """The policy version of the present weights; 0 if they are not published."""
+        return self._recorder.progress.policy_version
+
+    def step_of(self, version: int) -> int | None:
+        """Tells after which step of this run a version was published; None if it was not by this run."""
+        record = self._versions.records.get(version)
+        return None if record is None else record.step
+
+    async def train(
+        self, rows: Sequence[Row], *, settings: StepSettings, batch: BatchSettings, seed: int, current_version: int
+    ) -> list[StepResult]:
+        """Takes the optimiser steps of one training step; never stopped in the middle.
+
+        Raises:
+            RunFailed: if a row is of a role that has no adapter.
+        """
+        self._check_roles(rows)
+        results = await self._trainer.train(
+            rows, settings=self._placed(settings), batch=batch, seed=seed, current_version=current_version
+        )
+        self._tell_exchanges(results)
+        return results
+
+    async def reference_logprobs(self, rows: Sequence[Row], *, settings: StepSettings) -> list[list[float]]:
+        """Computes the log-probability of each token that trains under the frozen first weights; 0.0 for the others."""
+        return await self._trainer.reference_logprobs(rows, settings=settings)
+
+    async def supervised_loss(self, rows: Sequence[Row], *, settings: StepSettings) -> float:
+        """Computes the mean cross-entropy of the tokens that would train, of the present weights; nothing changes."""
+        found = await self._trainer.logprobs(rows, settings=settings)
+        pairs = zip((t for row in rows for t in row.loss_mask), (p for row in found for p in row), strict=True)
+        chosen = [logprob for trains, logprob in pairs if trains]
+        return -sum(chosen) / max(len(chosen), 1)
+
+    async def train_supervised(self, rows: Sequence[Row], *, settings: StepSettings) -> StepResult:
+        """Takes one supervised step.
+
+        Raises:
+            RunFailed: if a row is of a role that has no adapter.
+        """
+        self._check_roles(rows)
+        step, calls = self._recorder.progress.step, self._supervised[1]
+        number = calls if self._supervised[0] == step else 0
+        self._supervised = (step, number + 1)
+        later = min(number, self._per_step - 1)
+        result = await self._trainer.train_supervised(rows, settings=self._placed(settings).later(later))
+        self._tell_exchanges([result])
+        return result
+
+    def _tell_exchanges(self, results: Sequence[StepResult]) -> None:
+        """Books the time of exchanges apart from that of training, and tells what was decided on them."""
+        seconds = sum(result.exchange_s for result in results)
+        if seconds:
+            self._recorder.spend("exchange", seconds)
+            self._recorder.spend("train", -seconds)
+        for text in (text for result in results for text in result.events):
+            self._notify("info", f"exchange: {text}")
+
+    def _placed(self, settings: StepSettings) -> StepSettings:
+        """Says where in the run a step is: the learning rate goes by that, whatever was skipped before."""
+        progress, steps, per_step = self._recorder.progress, self._recorder.steps, self._per_step
+        metric = progress.rewards[-1] if progress.rewards else None
+        return replace(settings, planned_steps=progress.step * per_step, total_steps=steps * per_step, metric=metric)
+
+    async def publish(self) -> int:
+        """Publishes the present weights, unless they are published, and swaps them in if the policy is served.
+
+        Returns:
+            The policy version.
+
+        Raises:
+            Interrupted: if the run was asked to stop; the next `publish` begins anew.
+        """
+        self.publish_figures = {}
+        if not self.version:
+            started, step = time.monotonic(), self._recorder.progress.step
+            last = step >= self._recorder.steps
+            saved = await self._versions.write(step, whole=last)
+            published = await self._control.unless_stopped(self._announce(saved, step))
+            self.publish_figures = {
+                "publish_bytes": float(saved.size_bytes),
+                "publish_bytes_full": float(saved.full_bytes),
+            }
+            if saved.kind is WeightsKind.DELTA:
+                self.publish_figures["delta_changed_share"] = saved.changed_share
+            if self._served:
+                with self._versions.publishing(published.version):
+                    await self._swap(published)
+            self._recorder.published(published.version)
+            self._versions.served(published.version)
+            model = saved.merged or saved.path
+            self._update_run({"policy_version": published.name, "model_path": str(model)})
+            await self._prune(model)
+            self.publish_figures["publish_seconds"] = time.monotonic() - started
+        return self.version
+
+    async def serve(self, overrides: Mapping[str, Mapping[str, object]]) -> None:
+        """Makes the present weights answer; `overrides` are request fields by rollout mode."""
+        version = await self.publish()
+        record = self._versions.records[version]
+        published = self._versions.published(version)
+        if record.kind is WeightsKind.DELTA or not record.path.exists():
+            # An engine begins with whole weights. The checkpoint's are the same ones, whatever was pruned or lost.
+            saved = await self._versions.write(record.step, whole=True)
+            published = replace(
+                published, kind=saved.kind, path=saved.path, sha256=saved.sha256, base_version=0, base_sha256=""
+            )
+            self._versions.served(version)
+        fields = {mode: json.dumps(values) for mode, values in overrides.items()}
+        await self._control.unless_stopped(self._serving.serve(published, fields, self._notify))
+        self._served = True
+
+    async def rollback(self, version: int) -> PublishedPolicy:
+        """Publishes the weights of an older version as a new one, which says what it equals, and swaps them in.
+
+        What is trained stays as it is: the next step publishes its weights again.
+
+        Raises:
+            RunFailed: if the weights of the version are gone.
+            Interrupted: if the run was asked to stop.
+        """
+        record = self._versions.records.get(version)
+        if record is not None and record.kind is not WeightsKind.DELTA and record.path.exists():
+            saved = SavedModel(
+                path=record.path, sha256=record.sha256, size_bytes=0, kind=record.kind, adapters=record.adapters
+            )
+        else:
+            folder = await self._versions.materialise(version)
+            saved = SavedModel(path=folder, sha256=self._versions.records[version].sha256, size_bytes=0)
+        saved = replace(saved, size_bytes=sum(file.stat().st_size for file in saved.path.rglob("*.safetensors")))
+        published = await self._control.unless_stopped(
+            self._announce(saved, self._versions.records[version].step, equals=version)
+        )
+        if self._served:
+            await self._swap(published)
+        self._versions.served(published.version)
+        self._notify("info", f"Version {published.version} has the weights of version {version}.")
+        return published
+
+    async def sampled_tokens(self) -> int:
+        """Returns how many tokens the served policy has sampled so far."""
+        return await self._serving.sampled_tokens()
+
+    async def mark_best(self) -> None:
+        """Keeps the weights of the present version from being pruned, and points the alias `best` to it."""
+        self._best = self.version
+        self._best_path = str(self._versions.records[self.version].path)
+        note = {"path": self._best_path, "step": self._recorder.progress.step, "version": self._best}
+        self._storage.save_note("best", note)
+        await self._control.unless_stopped(self._resources.point(self._resource, BEST, self._best))
+
+    def check_model(self, role: str, model: str) -> None:
+        """Checks that a role asked for the model that its rows train.
+
+        Raises:
+            RunFailed: if it asked for that of another role, or for the one without adapters; its rows would train an
+                adapter that did not sample them.
+        """
+        name = self._run.policy.name
+        own, others = f"{name}.{role}", {name, *(f"{name}.{each}" for each in self._roles)}
+        if role in self._roles and model != own and model in others:
+            raise RunFailed(f"The role {role!r} called the model {model}; with lora.roles it has to call {own}.")
+
+    def _check_roles(self, rows: Sequence[Row]) -> None:
+        if self._roles and (unknown := {row.role for row in rows} - self._roles):
+            known = ", ".join(sorted(self._roles))
+            raise RunFailed(f"There is no adapter for the role {min(unknown)!r}: lora.roles has {known}.")
+
+    @property
+    def _resource(self) -> str:
+        return f"resources/policy.{self._run.policy.name}"
+
+    async def _swap(self, published: PublishedPolicy) -> None:
+        swapped = await self._control.unless_stopped(self._serving.swap(published))
+        self.publish_figures["publish_pause_ms"] = 1000 * swapped.pause_s
+        if swapped.size_bytes:
+            self.publish_figures["publish_bytes"] = float(swapped.size_bytes)
+
+    async def _announce(self, saved: SavedModel, step: int, *, equals: int = 0) -> PublishedPolicy:
+        """Publishes the resource version.
+
+        Args:
+            saved: The weights.
+            step: Of this run, after which the weights were as they are.
+            equals: Version of which they are the weights, if they are published again.
+        """
+        parent, branch = self._parent(), self._recorder.progress.branch
+        # The same weights after a crash are the same version; other weights never are.
+        request_id = in_branch(f"{self._run.run_id}/{step}/{saved.sha256[:32]}", branch)
+        description = {**self._versions.describe(saved), "run": self._run.name, "step": step, "parent": parent}
+        if saved.base:
+            request_id += f"/from-{saved.base}"
+        if equals:
+            request_id += f"/again-{max(self._versions.records)}"
+            description["equals"] = self._versions.records[equals].name
+        elif branch and (equal := self._versions.equal(saved.sha256)):
+            description["equals"] = equal.name
+        content = await self._resources.publish(
+            resource=self._resource,
+            kind="policy",
+            content=json.dumps(description).encode(),
+            content_type="application/json",
+            parent=parent,
+            request_id=request_id,
+        )
+        return self._versions.add(version=content.version, name=content.name, step=step, saved=saved)
+
+    def _parent(self) -> str:
+        """Names the version that the present weights descend from; after a roll back, the one that is published again."""
+        progress = self._recorder.progress
+        version = progress.parent_version
+        if not version:
+            # The run was put back to its very beginning, whose checkpoint is older than its first version.
+            version = min((v for v in self._versions.records if self.step_of(v) == progress.step), default=0)
+        return self._versions.records[version].name if version else ""
+
+    async def _prune(self, model: Path) -> None:
+        newest = sorted(self._versions.records)[-self._keep_models :]
+        best = [Path(self._best_path)] if self._best_path else []
+        await self._versions.prune((*newest, self.version, self._best), also=(model, *best))

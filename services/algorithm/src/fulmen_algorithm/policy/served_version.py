@@ -1,0 +1,79 @@
+"""A published policy version that a run serves as it is: it evaluates it, or its agents use it; nothing trains it."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+
+from fulmen.errors import ResourceNotFound
+from fulmen_algorithm.policy.stored_weights import stored_policy
+from fulmen_algorithm.runs.control import RunControl
+from fulmen_algorithm.runs.failure import RunFailed
+from fulmen_algorithm.runs.ports import Notify, PublishedPolicy, ResourceShelf, RunStorage, Serving
+from fulmen_algorithm.runs.recorder import Recorder
+from fulmen_algorithm.runs.run import TrainingRun
+from fulmen_algorithm.training.settings import WeightsKind
+
+REMEMBERED = "served_version"
+
+
+class ServedVersion:
+    """What an algorithm that trains no weights may do with the policy that its run names."""
+
+    def __init__(self, *, published: PublishedPolicy, serving: Serving, control: RunControl, notify: Notify) -> None:
+        self.published = published
+        self._serving = serving
+        self._control = control
+        self._notify = notify
+
+    @property
+    def name(self) -> str:
+        """`resources/policy.{policy}/versions/{n}`."""
+        return self.published.name
+
+    async def serve(self, overrides: Mapping[str, Mapping[str, object]]) -> None:
+        """Makes the version answer under the policy's name; `overrides` are request fields by rollout mode.
+
+        Raises:
+            RunFailed: if the engine cannot be started with these weights.
+            Interrupted: if the run was asked to stop.
+        """
+        fields = {mode: json.dumps(values) for mode, values in overrides.items()}
+        await self._control.unless_stopped(self._serving.serve(self.published, fields, self._notify))
+
+    async def sampled_tokens(self) -> int:
+        """Returns how many tokens the served policy has sampled so far."""
+        return await self._serving.sampled_tokens()
+
+
+async def served_version(
+    run: TrainingRun,
+    *,
+    shelf: ResourceShelf,
+    storage: RunStorage,
+    serving: Serving,
+    recorder: Recorder,
+    control: RunControl,
+    notify: Notify,
+) -> ServedVersion | None:
+    """Finds the version that a run names; the newest is the one that was the newest when the run began.
+
+    Returns:
+        None if the run names no policy.
+
+    Raises:
+        RunFailed: if the version does not exist, or its weights are gone.
+        Interrupted: if the run was asked to stop.
+    """
+    if not run.policy.name:
+        return None
+    name = recorder.progress.memory.get(REMEMBERED) or run.policy.source or f"resources/policy.{run.policy.name}"
+    try:
+        content = await control.unless_stopped(shelf.get(name))
+    except ResourceNotFound as error:
+        raise RunFailed(f"{name} does not exist.") from error
+    recorder.remember(**{REMEMBERED: content.name})
+    published = await control.unless_stopped(stored_policy(content, shelf=shelf, storage=storage))
+    if published.kind is WeightsKind.DELTA:
+        whole = await control.unless_stopped(published.model_folder())
+        published = replace(published, kind=WeightsKind.FULL, path=whole, rebuild=None)
+    return ServedVersion(published=published, serving=serving, control=control, notify=notify)

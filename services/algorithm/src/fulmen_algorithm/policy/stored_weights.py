@@ -1,0 +1,74 @@
+"""Weights of versions that others have published: what a resource of kind `policy` says they are made of.
+
+The folders are on this machine, or on a disk that it shares with whoever wrote them.
+"""
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fulmen_algorithm.runs.failure import RunFailed
+from fulmen_algorithm.runs.ports import ChainLink, Content, PublishedPolicy, ResourceShelf, RunStorage
+from fulmen_algorithm.training.settings import WeightsKind
+
+LONGEST_CHAIN = 1001
+
+
+async def stored_policy(content: Content, *, shelf: ResourceShelf, storage: RunStorage) -> PublishedPolicy:
+    """Returns a version that can be served or begun with; a delta is rebuilt into a folder of `storage` when needed.
+
+    Raises:
+        RunFailed: if its weights are gone.
+        ResourceNotFound: if it needs a version that is gone.
+    """
+    description = _read(content)
+    path, kind = Path(str(description["path"])), WeightsKind(description.get("kind", "full"))
+    if not path.is_dir():
+        raise RunFailed(f"The weights of {content.name} are gone: there is no folder {path}.")
+    plain = partial(PublishedPolicy, name=content.name, version=content.version, sha256=_sha256(description))
+    match kind:
+        case WeightsKind.FULL:
+            return plain(path=path)
+        case WeightsKind.LORA:
+            merged = description.get("merged")
+            adapters = {str(name): path / str(name) for name in description["adapters"]}
+            return plain(
+                path=path,
+                kind=kind,
+                base_model=Path(str(description["base_model"])),
+                adapters=adapters,
+                rebuild=partial(_existing, Path(str(merged))) if merged else None,
+            )
+        case WeightsKind.DELTA:
+            chain = await _chain(content, shelf)
+            return plain(path=path, kind=kind, rebuild=partial(storage.rebuild_model, chain, int(description["step"])))
+
+
+async def _chain(content: Content, shelf: ResourceShelf) -> list[ChainLink]:
+    """Follows the bases of a delta back to a complete folder."""
+    links: list[ChainLink] = []
+    for _ in range(LONGEST_CHAIN):
+        description = _read(content)
+        links.append(ChainLink(path=Path(str(description["path"])), sha256=_sha256(description)))
+        if "base" not in description:
+            return links[::-1]
+        content = await shelf.get(str(description["base"]))
+    raise RunFailed(f"{content.name} is part of a chain that is too long.")
+
+
+async def _existing(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise RunFailed(f"There is no folder {folder} any more.")
+    return folder
+
+
+def _read(content: Content) -> Mapping[str, Any]:
+    description: Mapping[str, Any] = json.loads(content.data)
+    return description
+
+
+def _sha256(description: Mapping[str, Any]) -> str:
+    # Versions of earlier releases have a checksum of their files, not of the weights.
+    return str(description["sha256"]) if "kind" in description else ""

@@ -1,0 +1,236 @@
+"""The versions of a run's policy on this machine: what each is made of, how the next is written, how one is got back.
+
+A version is a complete folder, adapters, or a delta against the version before. Invariant: of every version that is kept
+its whole chain is kept, back to a complete folder; and what is put together from a chain has the checksum of the version,
+or it is not used.
+"""
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from fulmen_algorithm.policy.trainer import Trainer
+from fulmen_algorithm.runs.failure import RunFailed
+from fulmen_algorithm.runs.ports import ChainLink, PublishedPolicy, RunStorage, SavedModel
+from fulmen_algorithm.training.settings import DeltaWeights, LoraSettings, WeightsKind, WeightsSettings
+from fulmen_algorithm.weights.publishing import WeightsOrder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionRecord:
+    """One version, as `versions.jsonl` has it.
+
+    Attributes:
+        version: Its number.
+        name: `resources/policy.{policy}/versions/{n}`.
+        step: Training step of the run after which its weights were as they are.
+        path: Folder of what was written.
+        kind: What is in the folder.
+        sha256: Of the weights in the dtype in which they are served; empty in records of earlier releases.
+        base: delta: version that it applies to; 0 for others.
+        adapters: lora: names of the adapters.
+    """
+
+    version: int
+    name: str
+    step: int
+    path: Path
+    kind: WeightsKind = WeightsKind.FULL
+    sha256: str = ""
+    base: int = 0
+    adapters: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, record: Mapping[str, object]) -> "VersionRecord":
+        """Reads a line of `versions.jsonl`."""
+        names = record.get("adapters", ())
+        return cls(
+            version=int(str(record["version"])),
+            name=str(record["name"]),
+            step=int(str(record["step"])),
+            path=Path(str(record["path"])),
+            kind=WeightsKind(str(record.get("kind", "full"))),
+            sha256=str(record.get("sha256", "")),
+            base=int(str(record.get("base", 0))),
+            adapters=tuple(map(str, names)) if isinstance(names, Sequence) else (),
+        )
+
+    def line(self) -> dict[str, object]:
+        """Makes a line of `versions.jsonl`."""
+        line: dict[str, object] = {"version": self.version, "name": self.name, "step": self.step}
+        line |= {"path": str(self.path), "kind": self.kind.value, "sha256": self.sha256}
+        if self.base:
+            line["base"] = self.base
+        return line | ({"adapters": list(self.adapters)} if self.adapters else {})
+
+
+class Versions:
+    """Keeps the book of one policy's versions, and their folders."""
+
+    def __init__(
+        self,
+        *,
+        storage: RunStorage,
+        trainer: Trainer,
+        weights: WeightsSettings,
+        lora: LoraSettings | None = None,
+        base_model: Path | None = None,
+    ) -> None:
+        """`base_model` is the folder that adapters were trained on."""
+        self._storage = storage
+        self._trainer = trainer
+        self._weights = weights
+        self._lora = lora
+        self._base_model = base_model
+        self._base: VersionRecord | None = None
+        self._rebuilt: dict[int, Path] = {}
+        self._rebuilding = asyncio.Lock()
+        self._at_hand = 0
+        self.records = {record.version: record for record in map(VersionRecord.read, storage.versions())}
+
+    async def write(self, step: int, *, whole: bool = False) -> SavedModel:
+        """Writes the present weights: a delta against the version that is served, where there is one and it pays.
+
+        Args:
+            step: Of which they are.
+            whole: It should need no other version, since it is the last, or an engine begins with it.
+        """
+        delta = self._weights if isinstance(self._weights, DeltaWeights) and self._lora is None else None
+        base = self._base if delta is not None and not whole else None
+        if delta is not None and base is not None and len(self.chain(base.version)) >= delta.full_every:
+            base = None
+        order = WeightsOrder(
+            dtype=self._weights.dtype,
+            base_sha256=base.sha256 if base is not None else "",
+            dense_above=delta.dense_above if delta is not None else 1.0,
+            keep=delta is not None,
+        )
+        saved = await self._storage.save_model(partial(self._trainer.write_weights, order=order), step)
+        if self._lora is not None and whole and not self._lora.roles:
+            order = WeightsOrder(dtype=self._weights.dtype, merged=True)
+            merged = await self._storage.save_model(partial(self._trainer.write_weights, order=order), step)
+            return replace(saved, merged=merged.path)
+        return replace(saved, base=base.version if base and saved.kind is WeightsKind.DELTA else 0)
+
+    def describe(self, saved: SavedModel) -> dict[str, object]:
+        """Says what a version is made of, for its resource."""
+        description: dict[str, object] = {
+            "kind": saved.kind.value,
+            "path": str(saved.path),
+            "sha256": saved.sha256,
+            "dtype": self._weights.dtype,
+            "size_bytes": saved.size_bytes,
+        }
+        if saved.base:
+            base = self.records[saved.base]
+            description |= {"base": base.name, "base_sha256": base.sha256}
+        if saved.kind is WeightsKind.LORA:
+            description |= {"base_model": str(self._base_model), "adapters": list(saved.adapters)}
+            description |= {"merged": str(saved.merged)} if saved.merged else {}
+        return description
+
+    def add(self, *, version: int, name: str, step: int, saved: SavedModel) -> PublishedPolicy:
+        """Notes a version that is published; one that was noted before a crash is replaced."""
+        record = VersionRecord(
+            version=version,
+            name=name,
+            step=step,
+            path=saved.path,
+            kind=saved.kind,
+            sha256=saved.sha256,
+            base=saved.base,
+            adapters=saved.adapters,
+        )
+        self._storage.append_version(record.line())
+        self.records[version] = record
+        return self.published(version)
+
+    @contextmanager
+    def publishing(self, version: int) -> Iterator[None]:
+        """Says that the trainer has the weights of a version, and does nothing with them, for as long as it is entered."""
+        self._at_hand = version
+        try:
+            yield
+        finally:
+            self._at_hand = 0
+
+    def served(self, version: int) -> None:
+        """Notes that a version is the present one, against which the next is written."""
+        self._base = self.records[version] if self.records[version].sha256 else None
+
+    def chain(self, version: int) -> list[VersionRecord]:
+        """Lists what a version is put together from: a complete folder first, then deltas in order.
+
+        Raises:
+            RunFailed: if there is no such version, or one that it needs is unknown.
+        """
+        links: list[VersionRecord] = []
+        number = version
+        while not links or links[-1].kind is WeightsKind.DELTA:
+            record = self.records.get(number)
+            if record is None or len(links) > len(self.records):
+                raise RunFailed(f"Version {version} cannot be put together: version {number} is unknown.")
+            links.append(record)
+            number = record.base
+        return links[::-1]
+
+    def published(self, version: int) -> PublishedPolicy:
+        """Says to engines what a version is.
+
+        Raises:
+            RunFailed: if there is no such version.
+        """
+        record = self.chain(version)[-1]
+        base = self.records.get(record.base)
+        return PublishedPolicy(
+            name=record.name,
+            version=version,
+            path=record.path,
+            kind=record.kind,
+            sha256=record.sha256,
+            base_version=record.base,
+            base_sha256=base.sha256 if base is not None else "",
+            base_model=self._base_model if record.kind is WeightsKind.LORA else None,
+            adapters={name: record.path / name for name in record.adapters},
+            rebuild=partial(self.materialise, version) if record.kind is WeightsKind.DELTA else None,
+        )
+
+    async def materialise(self, version: int) -> Path:
+        """Returns a complete folder of a version, put together from its chain and checked if there is none yet.
+
+        Raises:
+            RunFailed: if what it needs is gone or damaged, or it has adapters.
+        """
+        links = self.chain(version)
+        if links[0].kind is WeightsKind.LORA:
+            raise RunFailed(f"Version {version} is adapters alone; take the merged folder of the run's last version.")
+        if len(links) > 1:
+            chain = [ChainLink(path=link.path, sha256=link.sha256) for link in links]
+            async with self._rebuilding:
+                try:
+                    self._rebuilt[version] = await self._storage.rebuild_model(chain, links[-1].step)
+                except RunFailed:
+                    if version != self._at_hand:
+                        raise
+                    # While it is published the trainer has it still.
+                    self._rebuilt[version] = (await self.write(links[-1].step, whole=True)).path
+            return self._rebuilt[version]
+        if not links[0].path.exists():
+            raise RunFailed(f"The folder of version {version} is not there any more.")
+        return links[0].path
+
+    async def prune(self, keep: Iterable[int], *, also: Iterable[Path] = ()) -> None:
+        """Removes every folder but those of some versions, and of what these are put together from."""
+        kept = [version for version in keep if version in self.records]
+        # A folder that is being put together for an engine is known when it is complete, and not before.
+        async with self._rebuilding:
+            paths = {link.path for version in kept for link in self.chain(version)}
+            paths |= {self._rebuilt[version] for version in kept if version in self._rebuilt}
+            await self._storage.prune_models([*paths, *also])
+
+    def equal(self, sha256: str) -> VersionRecord | None:
+        """Returns the first version with the same weights."""
+        return next((record for record in self.records.values() if sha256 and record.sha256 == sha256), None)

@@ -1,0 +1,186 @@
+"""The run's rollouts: submitted by index, delivered whole and once, whatever crashed in between."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+
+from fulmen_algorithm.rollouts.groups import (
+    TRAIN_PREFIX,
+    FinishedGroup,
+    GroupSpec,
+    Mode,
+    in_branch,
+    of_branch,
+    stored_train_index,
+    train_group_id,
+    train_index,
+    validation_group_id,
+)
+from fulmen_algorithm.rollouts.trajectory import RolloutTrajectory
+from fulmen_algorithm.runs.control import RunControl
+from fulmen_algorithm.runs.ports import RolloutQueue
+from fulmen_algorithm.runs.progress import Progress, Submissions
+
+VALIDATION_PRIORITY = 10
+"""Validation goes before training, because the trainer waits for it."""
+
+
+class Rollouts:
+    """What an algorithm sees of the store's queue and feed."""
+
+    def __init__(self, *, queue: RolloutQueue, control: RunControl) -> None:
+        self._queue = queue
+        self._control = control
+        self._branch = 0
+        self._submissions = Submissions(next_index=0)
+        self._delivered: set[int] = set()
+        self._train: deque[FinishedGroup] = deque()
+        self._measured: dict[str, FinishedGroup] = {}
+        self._arrived = asyncio.Event()
+        self._feed_error: BaseException | None = None
+
+    async def recover(self, progress: Progress) -> None:
+        """Learns what the store knows of this run already."""
+        self._branch = progress.branch
+        known = await self._queue.known_train_groups(below=progress.consumed.below, branch=progress.branch)
+        self._submissions = Submissions.recovered(progress, known)
+
+    @property
+    def submitted(self) -> int:
+        """Training groups that the store knows."""
+        return self._submissions.count
+
+    @property
+    def next_index(self) -> int:
+        """Index of the training group to submit next."""
+        return self._submissions.take()
+
+    @property
+    def waiting(self) -> int:
+        """Finished training groups that nobody took yet."""
+        return len(self._train)
+
+    async def submit(self, task: bytes, *, size: int) -> None:
+        """Submits the training group `next_index`."""
+        index = self._submissions.take()
+        group = GroupSpec(group_id=train_group_id(index), task=task, size=size)
+        await self._control.unless_stopped(self._queue.submit(self._stored([group])))
+        self._submissions.done(index)
+
+    async def finished(self) -> AsyncIterator[FinishedGroup]:
+        """Yields finished training groups in the order of the feed, for ever."""
+        while True:
+            for group in await self.take(limit=1):
+                yield group
+
+    async def take(self, *, limit: int) -> list[FinishedGroup]:
+        """Waits for at least one finished training group and returns up to `limit` of them, in the order of the feed.
+
+        Raises:
+            Interrupted: if the run was asked to stop.
+        """
+        while not self._train:
+            await self._control.unless_stopped(self._wait(self._arrived))
+        self._control.check()
+        return [self._train.popleft() for _ in range(min(limit, len(self._train)))]
+
+    async def validate(self, tasks: Sequence[bytes], *, version: int) -> list[FinishedGroup]:
+        """Runs every task once in validation mode and returns the finished groups in the order of the tasks.
+
+        Raises:
+            Interrupted: if the run was asked to stop; asking again with the same version goes on where it was.
+        """
+        names = [validation_group_id(version, index) for index in range(len(tasks))]
+        groups = [
+            GroupSpec(group_id=name, task=task, size=1, mode=Mode.VALIDATION, priority=VALIDATION_PRIORITY)
+            for name, task in zip(names, tasks, strict=True)
+        ]
+        return await self.measure(groups)
+
+    async def measure(self, groups: Sequence[GroupSpec]) -> list[FinishedGroup]:
+        """Runs groups that are no training groups, and returns them finished, in the order in which they are given.
+
+        Raises:
+            Interrupted: if the run was asked to stop; asking again for the same groups goes on where it was.
+        """
+        finished = {group.group_id: group async for group in self.each(groups)}
+        return [finished[group.group_id] for group in groups]
+
+    async def each(self, groups: Sequence[GroupSpec]) -> AsyncIterator[FinishedGroup]:
+        """Yields the same groups as `measure`, each as soon as it has finished.
+
+        A group is handed out once: whoever needs it again after a restart asks for it again.
+
+        Raises:
+            ValueError: if one of them has the id of a training group.
+            Interrupted: if the run was asked to stop.
+        """
+        if trains := [g.group_id for g in groups if g.group_id.startswith(TRAIN_PREFIX)]:
+            raise ValueError(f"Training groups go through `submit`: {trains[0]!r}.")
+        missing = dict.fromkeys(g.group_id for g in groups)
+        await self._control.unless_stopped(self._queue.submit(self._stored(groups)))
+        while missing:
+            # Before the look, so that what is delivered while the wait begins ends it.
+            arrived = self._arrived
+            ready = [name for name in missing if name in self._measured]
+            if not ready:
+                await self._control.unless_stopped(self._wait(arrived))
+            self._control.check()
+            for name in ready:
+                del missing[name]
+                yield self._measured.pop(name)
+
+    async def trajectories(self, groups: Sequence[FinishedGroup]) -> dict[str, RolloutTrajectory]:
+        """Reads what the policy did in the successful rollouts of groups, by rollout name."""
+        attempts = {r.attempt: r.name for g in groups for r in g.rollouts if r.succeeded and r.attempt}
+        found = await self._control.unless_stopped(self._queue.trajectories(list(attempts)))
+        return {attempts[attempt]: trajectory for attempt, trajectory in found.items()}
+
+    async def of_run(self, training_run: str) -> list[FinishedGroup]:
+        """Reads the training groups of another run that have finished, those of all its branches, in their order.
+
+        Their ids are those under which the store knows them.
+
+        Raises:
+            Interrupted: if the run was asked to stop.
+        """
+        found = await self._control.unless_stopped(self._queue.finished_of(training_run))
+        return [group for group in found if stored_train_index(group.group_id) is not None]
+
+    async def follow(self, progress: Progress) -> None:
+        """Follows the feed from the progress' cursor, until cancelled; an error ends it and is raised to the taker."""
+        try:
+            async for group in self._queue.watch(progress.cursor):
+                plain_id = of_branch(group.group_id, self._branch)
+                if plain_id is not None:
+                    self._deliver(replace(group, group_id=plain_id), progress)
+        except Exception as error:  # noqa: BLE001  (raised again where the run waits)
+            self._feed_error = error
+            self._wake()
+
+    def _stored(self, groups: Sequence[GroupSpec]) -> list[GroupSpec]:
+        """Gives groups the ids under which the store knows them."""
+        return [replace(group, group_id=in_branch(group.group_id, self._branch)) for group in groups]
+
+    def _deliver(self, group: FinishedGroup, progress: Progress) -> None:
+        index = train_index(group.group_id)
+        if index is not None:
+            if index in progress.consumed or index in self._delivered:
+                return
+            self._delivered.add(index)
+            self._train.append(group)
+        else:
+            self._measured[group.group_id] = group
+        self._wake()
+
+    def _wake(self) -> None:
+        arrived, self._arrived = self._arrived, asyncio.Event()
+        arrived.set()
+
+    async def _wait(self, arrived: asyncio.Event) -> None:
+        if self._feed_error is not None:
+            raise self._feed_error
+        await arrived.wait()
+        if self._feed_error is not None:
+            raise self._feed_error

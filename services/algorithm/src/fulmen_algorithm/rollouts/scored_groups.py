@@ -1,0 +1,65 @@
+"""Groups of rollouts that are stored already, under the scores of another grader: which of them can be trained on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fulmen.errors import Violation
+from fulmen.scores import RolloutScore, ScoresInvalid, read_scores
+from fulmen_algorithm.rollouts.groups import FinishedRollout
+from fulmen_algorithm.runs.inputs import LINES_REPORTED
+
+LEAST_MEMBERS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredGroups:
+    """Groups that can be trained on, and how many cannot.
+
+    Attributes:
+        groups: The scored members of each, in order of the groups' first members.
+        too_few: Groups with fewer than two members that have a reward.
+        no_variance: Groups whose rewards are all equal.
+    """
+
+    groups: tuple[tuple[FinishedRollout, ...], ...]
+    too_few: int = 0
+    no_variance: int = 0
+
+
+def read_scored_groups(content: bytes, *, field: str) -> tuple[ScoredGroups | None, list[Violation]]:
+    """Reads scores and sorts them by group; None, with what is wrong, if they cannot be trained on."""
+    try:
+        scores = read_scores(content)
+    except ScoresInvalid as error:
+        bad = [
+            Violation(field=f"{field}:{number}" if number else field, description=text)
+            for number, text in error.problems[:LINES_REPORTED]
+        ]
+        rest = len(error.problems) - len(bad)
+        more = [Violation(field=field, description=f"{rest} more lines are malformed")] if rest else []
+        return None, [*bad, *more]
+    found = scored_groups(scores.rollouts)
+    if not found.groups:
+        text = (
+            f"no group can be trained on: {found.too_few} have fewer than two scored rollouts, in {found.no_variance} "
+            "all have the same score"
+        )
+        return None, [Violation(field=field, description=text)]
+    return found, []
+
+
+def scored_groups(rollouts: Sequence[RolloutScore]) -> ScoredGroups:
+    """Sorts rollouts by run and group; rollouts of no group, or without a reward, train nothing."""
+    members: dict[tuple[str, str], list[FinishedRollout]] = {}
+    for each in rollouts:
+        if not each.group:
+            continue
+        group = members.setdefault((each.training_run, each.group), [])
+        if each.rewards:
+            member = FinishedRollout(
+                name=each.rollout, attempt=each.attempt, succeeded=True, reward=each.final, rewards=each.rewards
+            )
+            group.append(member)
+    many = [group for group in members.values() if len(group) >= LEAST_MEMBERS]
+    varied = [tuple(group) for group in many if any(member.rewards != group[0].rewards for member in group)]
+    return ScoredGroups(groups=tuple(varied), too_few=len(members) - len(many), no_variance=len(many) - len(varied))

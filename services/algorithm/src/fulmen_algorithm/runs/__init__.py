@@ -1,0 +1,1 @@
+"""Training runs: how they are created, checked, carried out, recorded and resumed. No wire, no database."""

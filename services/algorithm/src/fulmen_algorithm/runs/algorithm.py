@@ -1,0 +1,268 @@
+"""What an algorithm is, and what its settings have in common."""
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Annotated, Any, Generic, Protocol, Self, TypeVar
+
+from pydantic import Field, model_validator
+
+from fulmen_algorithm.losses.advantage_settings import CriticPlan
+from fulmen_algorithm.policy.engine_settings import EmbeddedEngine, EngineSettings
+from fulmen_algorithm.runs.collapse import CollapseSettings, NoCollapse
+from fulmen_algorithm.runs.context import RunContext
+from fulmen_algorithm.training.compute import ComputeSettings, OneProcess, ParallelSettings, Precision
+from fulmen_algorithm.training.settings import AdamW, FullWeights, LoraSettings, Sgd, UpdateRule, WeightsSettings
+from fulmen_algorithm.training.strict import NONE_BY_NAME, Strict
+from fulmen_exchange.registry import ExchangeSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutLimits:
+    """What the store is asked to allow a rollout.
+
+    Attributes:
+        timeout_s: Limit of one attempt, in seconds.
+        attempts: Attempts of one rollout, where the failure is not the agent's.
+    """
+
+    timeout_s: float = 120.0
+    attempts: int = 8
+
+
+PROMPT = "prompt"
+"""The input that is handed to the rollouts of every run that names it."""
+
+
+class RunSettings(Strict):
+    """Settings of a run, whatever it does.
+
+    Attributes:
+        steps: Steps of the run.
+        seed: Seed of everything random in the run: tasks' order, shuffling, the model's build.
+        checkpoint_every: Steps between checkpoints; the last step always has one.
+        engine: What serves the policy, such as `{kind = "embedded"}`.
+    """
+
+    steps: int = Field(default=100, ge=1, le=1_000_000)
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    checkpoint_every: int = Field(default=10, ge=1)
+    engine: EngineSettings = EmbeddedEngine()
+
+    @property
+    def rollout_limits(self) -> RolloutLimits:
+        """Limits of the run's rollouts."""
+        return RolloutLimits()
+
+    @property
+    def endpoints(self) -> dict[str, str]:
+        """Addresses outside of Fulmen that the run asks, by the setting that has them as its `base_url`."""
+        return {}
+
+    @property
+    def exchange_targets(self) -> tuple[str, ...]:
+        """Addresses of services through which the run's ranks exchange gradients."""
+        return ()
+
+
+def short_warm_up(most: int) -> Callable[[dict[str, Any]], int]:
+    """Makes the default of `warmup_steps`: so many optimiser steps, but no more than `steps`."""
+    return lambda known: min(most, known.get("steps", most))
+
+
+class AlgorithmSettings(RunSettings):
+    """Settings of an algorithm that trains weights.
+
+    Attributes:
+        learning_rate: Peak learning rate.
+        optimizer: `{kind = "adamw"}` or `{kind = "sgd"}`, each with its numbers; SGD wants a higher learning rate.
+        weight_decay: Decoupled weight decay, of AdamW alone.
+        schedule: `constant`, `linear` or `cosine`, after the warm-up; the latter two end at 0 with the run.
+        warmup_steps: Optimiser steps of linear warm-up, no more than the run has.
+        max_grad_norm: Gradients are scaled down to this global norm.
+        explosion_factor: An optimiser step whose gradient norm is more than so many times the median of the last 64 is
+            skipped and counted; `"none"` for never.
+        collapse: What becomes of a run whose reward collapses: `{kind = "none"}`, or
+            `{kind = "rollback", window = 20, drop = 0.3, most = 2}` to go on from its best checkpoint.
+        token_budget: Positions of a micro-batch; bounds memory, not the result.
+        parallel: Who trains: `{kind = "none"}`, the service's own process; `{kind = "ddp", ranks = 2}`, each rank with all
+            weights; `{kind = "fsdp2", ranks = 2}`, each with a part of them.
+        exchange: How ranks of `ddp` exchange gradients, such as `{codec = "dgc", ratio = 100}`; left out: as they are.
+        precision: `fp32` or `bf16`, of the forward and backward passes; `auto` is bf16 on GPUs and fp32 on CPUs.
+        gradient_checkpointing: Computes each layer's inside again in the backward pass instead of keeping it.
+        weights: How versions are published: `{kind = "full"}` or `{kind = "delta"}`, each with its numbers.
+        lora: Trains low-rank adapters instead of all weights; left out: all weights.
+    """
+
+    learning_rate: float = Field(default=1e-4, gt=0, le=1)
+    optimizer: UpdateRule = AdamW()
+    weight_decay: float = Field(default=0.0, ge=0, le=1)
+    schedule: str = Field(default="constant", pattern="^(constant|linear|cosine)$")
+    warmup_steps: int = Field(default=0, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    explosion_factor: Annotated[float | None, NONE_BY_NAME] = Field(default=50.0, gt=1)
+    collapse: CollapseSettings = NoCollapse()
+    token_budget: int = Field(default=8192, ge=16, le=1_048_576)
+    parallel: ParallelSettings = OneProcess()
+    exchange: ExchangeSettings | None = None
+    precision: Precision = Precision.AUTO
+    gradient_checkpointing: bool = False
+    weights: WeightsSettings = FullWeights()
+    lora: LoraSettings | None = None
+
+    @model_validator(mode="after")
+    def _adapters_are_published_whole(self) -> Self:
+        if self.lora is not None and self.weights.kind != "full":
+            raise ValueError("weights: must be full with lora: adapters are small, there is no delta of them")
+        return self
+
+    @property
+    def uses_reference(self) -> bool:
+        """Whether the first weights are kept as a frozen reference policy."""
+        return False
+
+    @model_validator(mode="after")
+    def _adapters_fit_the_ranks(self) -> Self:
+        if self.parallel.kind == "fsdp2" and self.lora is not None and len(self.lora.adapters) > 1:
+            # Ranks would sum gradients of different adapters with each other.
+            raise ValueError("lora.roles: several adapters need parallel.kind none or ddp, fsdp2 takes one")
+        return self
+
+    @model_validator(mode="after")
+    def _optimizer_has_what_is_asked_of_it(self) -> Self:
+        if self.weight_decay and not isinstance(self.optimizer, AdamW):
+            raise ValueError("weight_decay: only optimizer.kind adamw has it")
+        return self
+
+    @model_validator(mode="after")
+    def _exchange_fits(self) -> Self:
+        if self.exchange is not None and (problems := exchange_problems(self)):
+            raise ValueError("; ".join(problems))
+        return self
+
+    @property
+    def compute(self) -> ComputeSettings:
+        """Who trains, and in which precision."""
+        return ComputeSettings(
+            parallel=self.parallel,
+            precision=self.precision,
+            gradient_checkpointing=self.gradient_checkpointing,
+        )
+
+    @property
+    def exchange_targets(self) -> tuple[str, ...]:
+        """See `RunSettings`."""
+        return () if self.exchange is None else self.exchange.link.targets
+
+    @property
+    def critic_plan(self) -> CriticPlan | None:
+        """How a critic makes the advantages; None if there is none."""
+        return None
+
+    @property
+    def optimizer_steps_per_step(self) -> int:
+        """Optimiser steps of one step of the run, at most."""
+        return 1
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimiser steps of the whole run, which is how long a schedule is."""
+        return self.steps * self.optimizer_steps_per_step
+
+    @model_validator(mode="after")
+    def _warm_up_ends_in_the_run(self) -> Self:
+        if self.steps and self.warmup_steps > self.optimizer_steps:
+            raise ValueError(
+                f"warmup_steps: {self.warmup_steps} is more than the {self.optimizer_steps} optimiser steps of the run"
+            )
+        return self
+
+
+def exchange_problems(settings: AlgorithmSettings) -> list[str]:
+    """Says why the ranks of a run cannot exchange gradients, or would not learn, the way that its settings ask for."""
+    exchange, optimizer = settings.exchange, settings.optimizer
+    if exchange is None:
+        return []
+    found = []
+    if settings.parallel.kind != "ddp":
+        because = (
+            "fsdp2 sums gradients inside the backward pass"
+            if settings.parallel.kind == "fsdp2"
+            else "one rank has none to sum"
+        )
+        found.append(f"exchange: needs parallel.kind ddp: {because}")
+    if settings.lora is not None and exchange.keeps_back:
+        # It would move adapters of roles that the step has no rows of.
+        found.append(f"exchange: {exchange.name} keeps something back of each step, which lora does not go with")
+    every_step = exchange.outer.kind == "every_step"
+    if exchange.sgd_only and every_step and isinstance(optimizer, AdamW):
+        found.append(
+            f"optimizer: {exchange.name} needs kind sgd, and a higher learning rate with it: what it keeps back comes in"
+            " bursts, which AdamW's moments take for noise. qsgd, bf16 and double_quantization go with adamw"
+        )
+    if exchange.holds_momentum and isinstance(optimizer, Sgd) and optimizer.momentum:
+        found.append(f"optimizer.momentum: must be 0, {exchange.name} has the momentum (exchange.momentum)")
+    return found
+
+
+Settings = TypeVar("Settings", bound=RunSettings)
+
+
+class Algorithm(Protocol):
+    """One way to train. Everything that must survive a crash is in the context's progress, not in the object."""
+
+    async def run(self, ctx: RunContext) -> None:
+        """Goes on from `ctx.progress` to the end.
+
+        Raises:
+            Interrupted: if the run was asked to stop.
+            RunFailed: if it cannot go on.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlgorithmEntry(Generic[Settings]):
+    """An algorithm as the registry knows it.
+
+    Attributes:
+        name: What a run names it by; 1 to 63 of [a-z0-9_], beginning with a letter.
+        settings: Its settings class.
+        make: Builds it from its settings.
+        needs: Inputs that a run must name.
+        takes: Further inputs that a run may name.
+        any_of: Further inputs of which a run must name at least one.
+        trains: Whether it trains weights, and so has settings of `AlgorithmSettings`. If not, a run loads no model and
+            need not name a policy; one that it names is served as it is.
+    """
+
+    name: str
+    settings: type[Settings]
+    make: Callable[[Settings], Algorithm]
+    needs: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()
+    any_of: tuple[str, ...] = ()
+    trains: bool = True
+
+    @property
+    def inputs(self) -> frozenset[str]:
+        """Every input that a run may name; one that runs an agent may give it a prompt."""
+        return frozenset({*self.needs, *self.any_of, *self.optional_inputs, "bundle"})
+
+    @property
+    def optional_inputs(self) -> tuple[str, ...]:
+        """What it takes, and a prompt for the agent if it runs one."""
+        runs_agent = "agent" in (*self.needs, *self.takes)
+        return (*self.takes, PROMPT) if runs_agent and PROMPT not in (*self.needs, *self.takes) else self.takes
+
+
+@lru_cache(maxsize=4)
+def permutation(count: int, seed: int, epoch: int) -> tuple[int, ...]:
+    """Returns the order of `count` items in an epoch: a function of its arguments, so that nothing need be kept."""
+    order = list(range(count))
+    random.Random(f"{seed}/{epoch}").shuffle(order)
+    return tuple(order)
+
+
+# The entries' settings differ; each entry is consistent in itself.
+Registry = Mapping[str, AlgorithmEntry[Any]]

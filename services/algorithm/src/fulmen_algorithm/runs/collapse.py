@@ -1,0 +1,85 @@
+"""Watches the rewards of a run: one that falls far below its own best is put back to its best checkpoint.
+
+What is compared are means over as many steps as the setting says, so that one bad step does nothing. The threshold is in
+units of the reward, which only whoever wrote the grader knows; so nothing is watched unless a run asks for it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fulmen_algorithm.runs.progress import Progress
+from fulmen_algorithm.training.checkpoints import Checkpoint
+from fulmen_algorithm.training.strict import Strict
+
+REWARD = "reward_mean"
+"""The figure that is watched."""
+
+
+class NoCollapse(Strict):
+    """Lets rewards fall.
+
+    Attributes:
+        kind: `none`.
+        window: Steps over which the reward that is shown for a checkpoint is averaged.
+    """
+
+    kind: Literal["none"] = "none"
+    window: int = Field(default=20, ge=1, le=10_000)
+
+
+class RollbackOnCollapse(Strict):
+    """Puts the run back to its best checkpoint when the reward falls.
+
+    Attributes:
+        kind: `rollback`.
+        window: Steps over which rewards are averaged; it begins to watch when there are so many.
+        drop: How far the average may be below the best one before it, in units of the reward.
+        most: How often a run is put back; if it collapses once more, it fails.
+    """
+
+    kind: Literal["rollback"]
+    window: int = Field(default=20, ge=1, le=10_000)
+    drop: float = Field(gt=0)
+    most: int = Field(default=2, ge=1, le=100)
+
+
+CollapseSettings = Annotated[NoCollapse | RollbackOnCollapse, Field(discriminator="kind")]
+
+
+class RewardCollapsed(Exception):
+    """Ends a turn of a run that is to go on from an earlier checkpoint; the text is for a person."""
+
+    def __init__(self, message: str, *, sequence: int, step: int) -> None:
+        super().__init__(message)
+        self.message = message
+        self.sequence = sequence
+        self.step = step
+
+
+def rewarded(progress: Progress, reward: float, *, window: int) -> Progress:
+    """Returns the progress after a step with a reward."""
+    rewards = (*progress.rewards, reward)[-window:]
+    best = progress.best_reward
+    if len(rewards) == window:
+        best = fmean(rewards) if best is None else max(best, fmean(rewards))
+    return replace(progress, rewards=rewards, best_reward=best)
+
+
+def collapsed(progress: Progress, settings: RollbackOnCollapse) -> bool:
+    """Tells whether the average of the last steps is too far below the best one."""
+    full = len(progress.rewards) == settings.window and progress.best_reward is not None
+    return full and fmean(progress.rewards) < (progress.best_reward or 0.0) - settings.drop
+
+
+def best_of(checkpoints: Sequence[Checkpoint], *, window: int) -> Checkpoint | None:
+    """Returns the checkpoint with the best average reward; those with fewer steps than the window come last."""
+
+    def worth(checkpoint: Checkpoint) -> tuple[bool, float, int]:
+        rewards = checkpoint.progress.get("rewards") or []
+        return len(rewards) == window, fmean(rewards) if rewards else float("-inf"), checkpoint.sequence
+
+    return max(checkpoints, key=worth, default=None)

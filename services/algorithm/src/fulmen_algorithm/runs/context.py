@@ -1,0 +1,84 @@
+"""What an algorithm works with: everything that is not the algorithm itself."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fulmen_algorithm.policy.policy import Policy
+from fulmen_algorithm.policy.served_version import ServedVersion
+from fulmen_algorithm.rollouts.feed import Rollouts
+from fulmen_algorithm.rollouts.scored_groups import ScoredGroups
+from fulmen_algorithm.runs.chat import ChatModels
+from fulmen_algorithm.runs.control import RunControl
+from fulmen_algorithm.runs.inputs import Demonstration
+from fulmen_algorithm.runs.ports import Content, Notify, ResourceShelf
+from fulmen_algorithm.runs.progress import Progress
+from fulmen_algorithm.runs.recorder import Recorder
+from fulmen_algorithm.runs.run import TrainingRun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInputs:
+    """The run's data sets.
+
+    Attributes:
+        train_tasks: One JSON document each.
+        validation_tasks: One JSON document each.
+        test_tasks: One JSON document each.
+        demonstrations: Conversations to learn from.
+        validation_demonstrations: Conversations that are not learned from.
+        scored: Stored groups with their scores; None if the run names no scores.
+        prompt: The prompt that the run's rollouts get; None if it names none.
+    """
+
+    train_tasks: Sequence[bytes] = ()
+    validation_tasks: Sequence[bytes] = ()
+    test_tasks: Sequence[bytes] = ()
+    demonstrations: Sequence[Demonstration] = ()
+    validation_demonstrations: Sequence[Demonstration] = ()
+    scored: ScoredGroups | None = None
+    prompt: Content | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunContext:
+    """The parts of one running run.
+
+    Attributes:
+        run: What was asked for.
+        inputs: Data sets.
+        rollouts: Submits groups; delivers them whole and once.
+        trained: The policy; None for an algorithm that trains no weights.
+        served: The version that such an algorithm's run names; None if it names none.
+        chat: Asks models for the algorithm itself: critics, editors, judges.
+        resources: Versioned resources of the run's project: prompts, data sets, policies.
+        recorder: Progress, checkpoints, figures, time.
+        control: Tells that the run is to stop; every wait on something else goes through `control.unless_stopped`.
+        notify: Tells a person something.
+    """
+
+    run: TrainingRun
+    inputs: RunInputs
+    rollouts: Rollouts
+    trained: Policy | None
+    served: ServedVersion | None
+    chat: ChatModels
+    resources: ResourceShelf
+    recorder: Recorder
+    control: RunControl
+    notify: Notify
+
+    @property
+    def policy(self) -> Policy:
+        """Trains, publishes, serves.
+
+        Raises:
+            LookupError: if the algorithm's entry says that it trains no weights.
+        """
+        if self.trained is None:
+            raise LookupError(f"{self.run.algorithm!r} is registered as one that trains no weights.")
+        return self.trained
+
+    @property
+    def progress(self) -> Progress:
+        """How far the run is."""
+        return self.recorder.progress

@@ -1,0 +1,294 @@
+"""Checks a run before it exists: every problem is found and reported at once, and nothing is created."""
+
+import asyncio
+import hashlib
+import json
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from fulmen.config_reader import hint
+from fulmen.errors import ResourceNotFound, SettingsInvalid, Violation
+from fulmen.ids import uuid7
+from fulmen_algorithm.policy.engine_settings import EngineSettings
+from fulmen_algorithm.rollouts.scored_groups import ScoredGroups, read_scored_groups
+from fulmen_algorithm.runs.algorithm import AlgorithmEntry, Registry, RunSettings, Settings
+from fulmen_algorithm.runs.context import RunInputs
+from fulmen_algorithm.runs.inputs import Demonstration, prompt_problems, read_demonstrations, read_tasks
+from fulmen_algorithm.runs.ports import Content, ResourceShelf
+from fulmen_algorithm.runs.run import NO_POLICY, PolicyOrigin, PolicySpec, TrainingRun
+from fulmen_algorithm.runs.settings_problems import settings_problems
+
+_RUN_NAME = re.compile(r"trainingRuns/[a-z0-9-]{1,63}")
+_POLICY_NAME = re.compile(r"[a-z0-9._-]{1,63}")
+_PINNED = re.compile(r"resources/[a-z0-9._-]{1,128}/versions/[1-9][0-9]*")
+_BUILD = re.compile(r"[^:]+\.py:[A-Za-z_]\w*")
+MAX_DISPLAY_NAME = 128
+ROLLOUTS = "rollouts"
+"""The input that is no resource: the name of a run whose stored rollouts are read."""
+
+
+Unavailable = Callable[[EngineSettings], str]
+"""Says why an engine is not to be had; empty if it is."""
+KnowsRun = Callable[[str, str], bool]
+"""Tells whether a run of a project, by name and project, is one of the service's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDraft:
+    """A run as a caller asks for it; names as in `TrainingRun`, an empty `name` for a new one."""
+
+    name: str
+    project: str
+    display_name: str
+    algorithm: str
+    settings_json: str
+    policy: PolicySpec
+    inputs: Mapping[str, str]
+    request_id: str = ""
+
+
+def digest(draft: RunDraft) -> str:
+    """Tells whether two drafts ask for the same run; the request id does not count."""
+    parts = [draft.project, draft.display_name, draft.algorithm, draft.settings_json, sorted(draft.inputs.items())]
+    policy = [draft.policy.name, draft.policy.origin.value, draft.policy.source]
+    return hashlib.sha256(json.dumps([*parts, policy]).encode()).hexdigest()
+
+
+def parse_settings(entry: AlgorithmEntry[Settings], settings_json: str) -> Settings:
+    """Reads settings strictly.
+
+    Raises:
+        SettingsInvalid: with every problem.
+    """
+    try:
+        return entry.settings.model_validate_json(settings_json or "{}")
+    except ValidationError as error:
+        raise SettingsInvalid(
+            "The settings of the run are not valid.", violations=settings_problems(error, entry.settings)
+        ) from None
+
+
+def _nothing(engine: EngineSettings) -> str:
+    return ""
+
+
+def _nobody(name: str, project: str) -> bool:
+    return False
+
+
+async def checked_run(
+    draft: RunDraft,
+    *,
+    registry: Registry,
+    shelf: ResourceShelf,
+    now: datetime,
+    unavailable: Unavailable = _nothing,
+    endpoints: Collection[str] = (),
+    exchange_targets: Collection[str] = (),
+    knows_run: KnowsRun = _nobody,
+) -> TrainingRun:
+    """Checks a draft and everything that it names.
+
+    Args:
+        draft: The run.
+        registry: The algorithms.
+        shelf: What the store keeps of the draft's project.
+        now: When the run is created.
+        unavailable: Says why this service cannot start an engine.
+        endpoints: Addresses that the run itself may ask.
+        exchange_targets: Addresses of services through which its ranks may exchange gradients.
+        knows_run: Tells which runs there are, those that have no rollouts yet too.
+
+    Raises:
+        SettingsInvalid: with every problem, bad lines of data sets included.
+        ResourceNotFound: if an input is unknown.
+    """
+    violations = [*_problems(draft)]
+    entry = registry.get(draft.algorithm)
+    settings: RunSettings | None = None
+    if entry is None:
+        known = sorted(registry)
+        text = f"{draft.algorithm!r} is not one of: {', '.join(known)}{hint(draft.algorithm, known, list_all=False)}"
+        violations.append(Violation(field="algorithm", description=text))
+    else:
+        try:
+            settings = parse_settings(entry, draft.settings_json)
+            if problem := unavailable(settings.engine):
+                violations.append(Violation(field="settings.engine", description=problem))
+            violations += _endpoint_problems(settings, endpoints)
+            violations += _target_problems(settings, exchange_targets)
+        except SettingsInvalid as error:
+            violations += error.violations
+        violations += _policy_problems(draft, entry)
+        violations += _input_problems(draft, entry)
+        violations += await _content_problems(draft, shelf)
+        violations += await _source_problems(draft, shelf, knows_run)
+    if violations or settings is None:
+        raise SettingsInvalid("The training run is not valid.", violations=violations)
+    return TrainingRun(
+        name=draft.name or f"trainingRuns/{uuid7()}",
+        project=draft.project,
+        display_name=draft.display_name,
+        algorithm=draft.algorithm,
+        settings_json=settings.model_dump_json(),
+        policy=draft.policy,
+        inputs=dict(draft.inputs),
+        create_time=now,
+        step_count=settings.steps,
+        request_id=draft.request_id,
+        request_digest=digest(draft),
+    )
+
+
+def _endpoint_problems(settings: RunSettings, known: Collection[str]) -> list[Violation]:
+    # A run that may name any address makes the service call it, and send it a key.
+    setting = "the service's setting FULMEN_ALGORITHM_CHAT_ENDPOINTS (docs/apo.md)"
+    return [
+        Violation(field=f"settings.{field}.base_url", description=f"{address} is not in {setting}")
+        for field, address in settings.endpoints.items()
+        if address not in known
+    ]
+
+
+def _target_problems(settings: RunSettings, known: Collection[str]) -> list[Violation]:
+    # Ranks show the service's token to whatever they exchange with.
+    setting = "the service's setting FULMEN_ALGORITHM_EXCHANGE_TARGETS (docs/exchange.md)"
+    return [
+        Violation(field=f"settings.exchange.link.targets.{index}", description=f"{target} is not in {setting}")
+        for index, target in enumerate(settings.exchange_targets)
+        if target not in known
+    ]
+
+
+async def read_inputs(inputs: Mapping[str, str], shelf: ResourceShelf) -> tuple[RunInputs, list[Violation]]:
+    """Reads the data sets that a run names.
+
+    Returns:
+        What could be read, and what is wrong with the rest.
+
+    Raises:
+        ResourceNotFound: if one is unknown.
+    """
+    violations: list[Violation] = []
+    tasks: dict[str, list[bytes]] = {"train_tasks": [], "validation_tasks": [], "test_tasks": []}
+    for use in tasks:
+        if use in inputs:
+            tasks[use], bad = read_tasks((await shelf.get(inputs[use])).data, field=f"inputs.{use}")
+            violations += bad
+    demonstrations: dict[str, list[Demonstration]] = {"demonstrations": [], "validation_demonstrations": []}
+    for use in demonstrations:
+        if use in inputs:
+            content = (await shelf.get(inputs[use])).data
+            demonstrations[use], bad = read_demonstrations(content, field=f"inputs.{use}")
+            violations += bad
+    scored: ScoredGroups | None = None
+    if "scores" in inputs:
+        content = (await shelf.get(inputs["scores"])).data
+        # Up to half a gigabyte unpacked: in a thread, so that rpcs go on.
+        scored, bad = await asyncio.to_thread(read_scored_groups, content, field="inputs.scores")
+        violations += bad
+    prompt: Content | None = None
+    if "prompt" in inputs:
+        prompt = await shelf.get(inputs["prompt"])
+        violations += prompt_problems(prompt.data, field="inputs.prompt")
+    read = RunInputs(
+        train_tasks=tuple(tasks["train_tasks"]),
+        validation_tasks=tuple(tasks["validation_tasks"]),
+        test_tasks=tuple(tasks["test_tasks"]),
+        demonstrations=tuple(demonstrations["demonstrations"]),
+        validation_demonstrations=tuple(demonstrations["validation_demonstrations"]),
+        scored=scored,
+        prompt=prompt,
+    )
+    return read, violations
+
+
+def _problems(draft: RunDraft) -> list[Violation]:
+    found = []
+    if draft.name and not _RUN_NAME.fullmatch(draft.name):
+        found.append(Violation(field="name", description="must be trainingRuns/ and 1 to 63 of [a-z0-9-]"))
+    if len(draft.display_name) > MAX_DISPLAY_NAME:
+        found.append(Violation(field="display_name", description=f"is longer than {MAX_DISPLAY_NAME} characters"))
+    return found
+
+
+def _policy_problems(draft: RunDraft, entry: AlgorithmEntry[Any]) -> list[Violation]:
+    if not entry.trains and draft.policy == NO_POLICY:
+        return []
+    found = []
+    if not _POLICY_NAME.fullmatch(draft.policy.name):
+        found.append(Violation(field="policy.name", description="must be 1 to 63 of [a-z0-9._-]"))
+    if not entry.trains and draft.policy.origin in (PolicyOrigin.PATH, PolicyOrigin.BUILD):
+        text = f"{draft.algorithm} trains no weights: it serves a published version, or names no policy"
+        found.append(Violation(field=f"policy.{draft.policy.origin.value}", description=text))
+        return found
+    match draft.policy.origin:
+        case PolicyOrigin.VERSION:
+            prefix = f"resources/policy.{draft.policy.name}/versions/"
+            if not draft.policy.source.startswith(prefix) or not _PINNED.fullmatch(draft.policy.source):
+                found.append(Violation(field="policy.version", description=f"must be {prefix}<number>"))
+        case PolicyOrigin.BUILD:
+            if not _BUILD.fullmatch(draft.policy.source):
+                found.append(Violation(field="policy.build", description="must be of the form file.py:function"))
+            if "bundle" not in draft.inputs:
+                found.append(Violation(field="inputs.bundle", description="is needed to build the policy"))
+        case PolicyOrigin.PATH:
+            if not draft.policy.source:
+                found.append(Violation(field="policy.path", description="must be a folder"))
+        case PolicyOrigin.NEWEST:
+            pass
+    return found
+
+
+def _input_problems(draft: RunDraft, entry: AlgorithmEntry[Any]) -> list[Violation]:
+    found = [
+        Violation(field=f"inputs.{use}", description=f"is needed by {draft.algorithm}")
+        for use in entry.needs
+        if use not in draft.inputs
+    ]
+    if entry.any_of and not {*entry.any_of} & {*draft.inputs}:
+        text = f"{draft.algorithm} needs one of: {', '.join(entry.any_of)}"
+        found.append(Violation(field=f"inputs.{entry.any_of[0]}", description=text))
+    if "validation_tasks" in draft.inputs and not {"agent"} & {*draft.inputs, *entry.needs}:
+        found.append(Violation(field="inputs.agent", description="is needed to validate"))
+    for use, name in sorted(draft.inputs.items()):
+        if use not in entry.inputs:
+            found.append(Violation(field=f"inputs.{use}", description=f"is not used by {draft.algorithm}"))
+        elif use == ROLLOUTS:
+            if not _RUN_NAME.fullmatch(name):
+                found.append(Violation(field=f"inputs.{use}", description="must be trainingRuns/<id>"))
+        elif not _PINNED.fullmatch(name):
+            text = "must be pinned: resources/<id>/versions/<number>"
+            found.append(Violation(field=f"inputs.{use}", description=text))
+    return found
+
+
+async def _source_problems(draft: RunDraft, shelf: ResourceShelf, knows_run: KnowsRun) -> list[Violation]:
+    """Looks for the run whose rollouts are read; a malformed name was reported already."""
+    name = draft.inputs.get(ROLLOUTS, "")
+    if not _RUN_NAME.fullmatch(name) or knows_run(name, draft.project) or await shelf.has_rollouts(name):
+        return []
+    text = f"there is no training run {name} in {draft.project}, and no rollout of one"
+    return [Violation(field=f"inputs.{ROLLOUTS}", description=text)]
+
+
+async def _content_problems(draft: RunDraft, shelf: ResourceShelf) -> list[Violation]:
+    """Reads the data sets; those whose name is malformed were reported already."""
+    readable = {use: name for use, name in draft.inputs.items() if _PINNED.fullmatch(name)}
+    for use in sorted({"agent", "bundle"} & set(readable)):
+        await shelf.get(readable[use])
+    _, violations = await read_inputs(readable, shelf)
+    if draft.policy.origin is PolicyOrigin.VERSION and _PINNED.fullmatch(draft.policy.source):
+        await shelf.get(draft.policy.source)
+    if draft.policy.origin is PolicyOrigin.NEWEST and _POLICY_NAME.fullmatch(draft.policy.name):
+        try:
+            await shelf.get(f"resources/policy.{draft.policy.name}")
+        except ResourceNotFound:
+            text = "has no published version: say where the first weights come from"
+            violations.append(Violation(field="policy", description=text))
+    return violations

@@ -1,0 +1,196 @@
+"""A run's events: numbered from 1 without gaps, durable before anyone sees them, and never changed.
+
+The log is the run's history: after a crash the steps that are done again appear again, after a notice that says so. Those of
+a run that goes on are in memory; when it has ended they are on disk alone, and read by whoever asks for them.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
+from typing import Protocol
+
+from fulmen_algorithm.runs.run import TrainingRun
+
+Clock = Callable[[], datetime]
+READ_AT_ONCE = 1000
+"""Events that a watcher of an ended run holds in memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMetrics:
+    """What one step measured; step 0 is what was measured before the first."""
+
+    step: int
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """A message for a person; severity is `info`, `warning` or `error`."""
+
+    severity: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One event; exactly one of `run`, `step` and `notice` is set."""
+
+    sequence: int
+    time: datetime
+    run: TrainingRun | None = None
+    step: StepMetrics | None = None
+    notice: Notice | None = None
+
+    @property
+    def last(self) -> bool:
+        """Tells whether it says that the run has ended; what follows are messages, until a roll back."""
+        return self.run is not None and self.run.state.final
+
+
+class EventFile(Protocol):
+    """Where events are kept."""
+
+    def read(self) -> list[Event]:
+        """Returns the events so far; a line that a crash cut off is removed."""
+
+    def read_last(self) -> Event | None:
+        """Returns the newest event, and reads little more; a line that a crash cut off is removed."""
+
+    def read_between(self, after: int, upto: int) -> Iterator[Event]:
+        """Yields the events after a sequence, up to another; may be called in a thread, beside `append`."""
+
+    def append(self, event: Event) -> None:
+        """Makes one event durable."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """What is in memory; replaced as a whole, so that a thread sees it whole.
+
+    Attributes:
+        before: How many events are on disk alone, older than these.
+        events: Grows at its end.
+    """
+
+    before: int
+    events: list[Event]
+
+    @property
+    def last_sequence(self) -> int:
+        return self.before + len(self.events)
+
+
+class EventLog:
+    """The events of one run; `steps`, `steps_between` and `notices` read the disk and may be called in a thread."""
+
+    def __init__(self, file: EventFile, clock: Clock, *, ended: bool = False) -> None:
+        """Reads what is there; of a run that has `ended` the newest event alone."""
+        self._file = file
+        self._clock = clock
+        self._newest: Mapping[str, float] = {}
+        self._over = ended
+        if ended:
+            last = file.read_last()
+            self._held = _Held(before=0 if last is None else last.sequence, events=[])
+        else:
+            events = file.read()
+            self._held = _Held(before=0, events=events)
+            self._newest = {k: v for event in events if event.step is not None for k, v in event.step.values.items()}
+            self._over = next((event.last for event in reversed(events) if event.run is not None), False)
+        self._grown = asyncio.Event()
+
+    def state_changed(self, run: TrainingRun) -> None:
+        """Appends the run as it is now."""
+        self._append(Event(sequence=self._next, time=self._clock(), run=run))
+
+    def step_done(self, metrics: StepMetrics) -> None:
+        """Appends the figures of a step."""
+        self._append(Event(sequence=self._next, time=self._clock(), step=metrics))
+        self._newest = {**self._newest, **metrics.values}
+
+    def notify(self, severity: str, message: str) -> None:
+        """Appends a message for a person."""
+        self._append(Event(sequence=self._next, time=self._clock(), notice=Notice(severity=severity, message=message)))
+
+    def steps(self) -> list[StepMetrics]:
+        """Returns the figures by step, in order; of a step that was done again, the last; measurements are merged.
+
+        Steps that a roll back took back are not among them until they are done again.
+        """
+        merged: dict[int, dict[str, float]] = {}
+        branch = 0
+        for event in self._between(0, self.last_sequence):
+            if event.run is not None and len(event.run.branch_points) > branch:
+                branch = len(event.run.branch_points)
+                merged = {step: values for step, values in merged.items() if step <= event.run.step}
+            if event.step is None:
+                continue
+            values = merged.setdefault(event.step.step, {})
+            values.update(event.step.values)
+        return [StepMetrics(step=step, values=values) for step, values in sorted(merged.items())]
+
+    def steps_between(self, after: int, upto: int) -> list[StepMetrics]:
+        """Returns the figures of the events after a sequence, up to another, as they were announced."""
+        return [event.step for event in self._between(after, upto) if event.step is not None]
+
+    @property
+    def last_sequence(self) -> int:
+        """Sequence of the newest event; 0 if there is none."""
+        return self._held.last_sequence
+
+    @property
+    def newest_figures(self) -> Mapping[str, float]:
+        """The newest value of every figure; none of a run that had ended when the service started."""
+        return self._newest
+
+    def notices(self) -> list[Notice]:
+        """Returns the messages so far."""
+        return [event.notice for event in self._between(0, self.last_sequence) if event.notice is not None]
+
+    async def follow(self, after_sequence: int) -> AsyncIterator[Event]:
+        """Yields the events after a sequence, waits for more, and ends when the run has.
+
+        The wait has no deadline of its own: it ends with the caller's.
+        """
+        position = min(max(after_sequence, 0), self.last_sequence)
+        while True:
+            grown = self._grown
+            while position < self.last_sequence:
+                events = self._between(position, self.last_sequence)
+                while piece := await self._piece(events, position):
+                    for event in piece:
+                        position = event.sequence
+                        yield event
+            if self._over:
+                return
+            await grown.wait()
+
+    def _between(self, after: int, upto: int) -> Iterator[Event]:
+        """Yields the events after a sequence, up to another: from the disk what is not in memory."""
+        held = self._held
+        if after < held.before:
+            yield from self._file.read_between(after, min(upto, held.before))
+        yield from held.events[max(after - held.before, 0) : max(upto - held.before, 0)]
+
+    async def _piece(self, events: Iterator[Event], position: int) -> list[Event]:
+        """Takes the next events after a position, in a thread where they come from the disk."""
+        if position < self._held.before:
+            return await asyncio.to_thread(lambda: list(islice(events, READ_AT_ONCE)))
+        return list(islice(events, READ_AT_ONCE))
+
+    @property
+    def _next(self) -> int:
+        return self.last_sequence + 1
+
+    def _append(self, event: Event) -> None:
+        self._file.append(event)
+        self._over = event.last if event.run is not None else self._over
+        if self._over:
+            self._held = _Held(before=event.sequence, events=[])
+        else:
+            self._held.events.append(event)
+        grown, self._grown = self._grown, asyncio.Event()
+        grown.set()

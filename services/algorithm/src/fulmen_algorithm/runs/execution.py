@@ -1,0 +1,330 @@
+"""Puts the parts of one run together, and carries it out."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from fulmen.errors import FulmenError, ResourceNotFound
+from fulmen_algorithm.policy.policy import Policy
+from fulmen_algorithm.policy.served_version import served_version
+from fulmen_algorithm.policy.stored_weights import stored_policy
+from fulmen_algorithm.policy.trainer import OpenTrainer, Trainer, TrainerSetup
+from fulmen_algorithm.rollouts.feed import Rollouts
+from fulmen_algorithm.runs.algorithm import Algorithm, AlgorithmSettings, Registry, RunSettings
+from fulmen_algorithm.runs.chat import ChatModels
+from fulmen_algorithm.runs.collapse import NoCollapse
+from fulmen_algorithm.runs.context import RunContext, RunInputs
+from fulmen_algorithm.runs.control import Interrupted, RunControl
+from fulmen_algorithm.runs.creation import parse_settings, read_inputs
+from fulmen_algorithm.runs.events import EventLog
+from fulmen_algorithm.runs.failure import RunFailed, TrainerLost
+from fulmen_algorithm.runs.ports import Notify, ResourceShelf, RolloutQueue, RunStorage, Serving
+from fulmen_algorithm.runs.provenance import provenance
+from fulmen_algorithm.runs.recorder import Recorder, RunUpdate
+from fulmen_algorithm.runs.run import PolicyOrigin, TrainingRun
+from fulmen_algorithm.runs.runs import Runs
+from fulmen_algorithm.runs.starting_point import StartingPoint, starting_point
+from fulmen_algorithm.training.checkpoints import CheckpointStore
+from fulmen_algorithm.training.settings import OptimizerSettings, Schedule
+
+CLEAN_UP_DEADLINE_S = 30.0
+MOST_TRAINERS_LOST = 3
+"""A run fails when so many trainers in a row were lost before they had trained a step more than the one before."""
+
+
+class RunFolder(RunStorage, Protocol):
+    """The folder of a run."""
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of its checkpoints."""
+
+    @property
+    def initial(self) -> Path:
+        """Folder of the model that the run's own script builds."""
+
+    @property
+    def bundle(self) -> Path:
+        """Folder of the unpacked bundle."""
+
+    def keep_reference(self, first_weights: Path) -> Path:
+        """Copies the first weights, once; returns the folder of the copy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connections:
+    """How a run reaches other services; `notify` of each hears about outages.
+
+    Attributes:
+        queue: Makes the queue and feed of a run.
+        shelf: Makes the resources of a project.
+        serving: Makes what serves the policy of a run: its engine and its route.
+        chat: Asks models for algorithms.
+        open_trainer: Loads a model to be trained.
+        build_model: Runs `file.py:function` of a bundle: bundle content, target, bundle folder, output folder, seed.
+    """
+
+    queue: Callable[[TrainingRun, RunSettings, Notify], RolloutQueue]
+    shelf: Callable[[str, Notify], ResourceShelf]
+    serving: Callable[[TrainingRun, RunSettings, Notify], Serving]
+    chat: Callable[[Notify], ChatModels]
+    open_trainer: OpenTrainer
+    build_model: Callable[[bytes, str, Path, Path, int], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Turn:
+    """One turn of a run: what was asked for, and the ways to everything outside."""
+
+    run: TrainingRun
+    settings: Any  # those of its algorithm
+    folder: RunFolder
+    shelf: ResourceShelf
+    queue: RolloutQueue
+    serving: Serving
+    control: RunControl
+    events: EventLog
+    update_run: RunUpdate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunExecutor:
+    """Carries runs out; see `worker.Executor`."""
+
+    registry: Registry
+    runs: Runs
+    connections: Connections
+    open_folder: Callable[[str], RunFolder]
+    keep_checkpoints: int
+    keep_models: int
+    machine: Mapping[str, str]
+    """What is recorded of the machine with each run, such as `device`."""
+
+    async def execute(self, run: TrainingRun, events: EventLog, control: RunControl) -> None:
+        """Goes on with a run to its end, with another trainer where one is lost; see `worker.Executor`."""
+        lost, furthest = 0, run.step
+        while True:
+            try:
+                await self._go_on(self.runs.entry(run.name).run, events, control)
+            except TrainerLost as error:
+                step = self.runs.entry(run.name).run.step
+                lost, furthest = (1, step) if step > furthest else (lost + 1, furthest)
+                if lost == MOST_TRAINERS_LOST:
+                    raise RunFailed(f"{error.message} That happened {lost} times without a step in between.") from error
+                events.notify("warning", f"{error.message} The run goes on from its newest checkpoint.")
+                control.check()
+            else:
+                return
+
+    async def _go_on(self, run: TrainingRun, events: EventLog, control: RunControl) -> None:
+        """Goes on with a run from its newest checkpoint to its end, or to that of its trainer."""
+        started = time.monotonic()
+        entry = self.registry.get(run.algorithm)
+        if entry is None:
+            raise RunFailed(f"This service has no algorithm {run.algorithm!r} any more.")
+        settings = parse_settings(entry, run.settings_json)
+        turn = _Turn(
+            run=run,
+            settings=settings,
+            folder=self.open_folder(run.run_id),
+            shelf=self.connections.shelf(run.project, events.notify),
+            queue=self.connections.queue(run, settings, events.notify),
+            serving=self.connections.serving(run, settings, events.notify),
+            control=control,
+            events=events,
+            update_run=lambda changes: self.runs.update(run.name, changes),
+        )
+        checkpoints = CheckpointStore(directory=turn.folder.checkpoints, keep=self.keep_checkpoints)
+        recorder = self._recorder(turn, checkpoints)
+        inputs, problems = await control.unless_stopped(read_inputs(run.inputs, turn.shelf))
+        if problems:
+            raise RunFailed(f"{problems[0].field}: {problems[0].description}")
+        start = await control.unless_stopped(asyncio.to_thread(starting_point, checkpoints, run.branch_points))
+        model, base = await self._model_to_train(turn, start, trains=entry.trains)
+        if model is not None:
+            events.notify("info", "The trainer starts and loads the model.")
+        trainer = await self._open_trainer(model, turn) if model is not None else None
+        try:
+            await recorder.recover(
+                trainer,
+                start,
+                branch_points=run.branch_points,
+                discard=(lambda: control.unless_stopped(turn.queue.cancel_all())) if run.uses_rollouts else None,
+            )
+            turn.update_run({"step": recorder.progress.step})
+            recorder.spend("start", time.monotonic() - started)
+            context = await self._context(turn, inputs, recorder, trainer, base)
+            await self._run(context, entry.make(settings), uses_rollouts=run.uses_rollouts)
+        finally:
+            turn.serving.release()
+            if trainer is not None:
+                await trainer.close()
+
+    def _recorder(self, turn: _Turn, checkpoints: CheckpointStore) -> Recorder:
+        settings = turn.settings
+        return Recorder(
+            storage=turn.folder,
+            checkpoints=checkpoints,
+            events=turn.events,
+            control=turn.control,
+            update_run=turn.update_run,
+            steps=settings.steps,
+            checkpoint_every=settings.checkpoint_every,
+            collapse=settings.collapse if isinstance(settings, AlgorithmSettings) else NoCollapse(),
+            collapses=turn.run.collapses,
+        )
+
+    async def _model_to_train(
+        self, turn: _Turn, start: StartingPoint, *, trains: bool
+    ) -> tuple[Path | None, Path | None]:
+        """Returns the model folder that the run goes on from, and the one that its adapters are trained on.
+
+        Of a checkpoint's only the architecture matters: its state is read when the trainer is there.
+        """
+        run, settings, folder = turn.run, turn.settings, turn.folder
+        model = start.checkpoint.model_dir if trains and start.checkpoint is not None else None
+        if trains and model is None:
+            if run.policy.origin is PolicyOrigin.BUILD and not run.provenance:
+                turn.events.notify("info", f"The first weights are built by {run.policy.source}.")
+            model = await turn.control.unless_stopped(self._first_weights(run, settings, folder, turn.shelf))
+        if not run.provenance:
+            made_with = provenance(run, shelf=turn.shelf, first_weights=model, machine=self.machine)
+            try:
+                turn.update_run({"provenance": await turn.control.unless_stopped(made_with)})
+            except FileNotFoundError as error:
+                raise RunFailed(f"The folder {model} holds no model with weights.") from error
+        if model is None or settings.lora is None:
+            return model, None
+        # Adapters mean nothing without the very weights that they were trained on.
+        base = await asyncio.to_thread(folder.keep_reference, model)
+        return base, base
+
+    async def _context(
+        self, turn: _Turn, inputs: RunInputs, recorder: Recorder, trainer: Trainer | None, base: Path | None
+    ) -> RunContext:
+        """Puts together what the algorithm works with."""
+        run, control, notify = turn.run, turn.control, turn.events.notify
+        policy, served = None, None
+        if trainer is not None:
+            policy = Policy(
+                run=run,
+                trainer=trainer,
+                recorder=recorder,
+                control=control,
+                resources=turn.shelf,
+                storage=turn.folder,
+                serving=turn.serving,
+                notify=notify,
+                update_run=turn.update_run,
+                keep_models=self.keep_models,
+                weights=turn.settings.weights,
+                lora=turn.settings.lora,
+                base_model=base,
+                optimizer_steps_per_step=turn.settings.optimizer_steps_per_step,
+            )
+        else:
+            served = await served_version(
+                run,
+                shelf=turn.shelf,
+                storage=turn.folder,
+                serving=turn.serving,
+                recorder=recorder,
+                control=control,
+                notify=notify,
+            )
+        return RunContext(
+            run=run,
+            inputs=inputs,
+            rollouts=Rollouts(queue=turn.queue, control=control),
+            trained=policy,
+            served=served,
+            chat=self.connections.chat(notify),
+            resources=turn.shelf,
+            recorder=recorder,
+            control=control,
+            notify=notify,
+        )
+
+    async def _open_trainer(self, model: Path, turn: _Turn) -> Trainer:
+        settings, folder = turn.settings, turn.folder
+        reference = await asyncio.to_thread(folder.keep_reference, model) if settings.uses_reference else None
+        optimizer = OptimizerSettings(
+            learning_rate=settings.learning_rate,
+            weight_decay=settings.weight_decay,
+            rule=settings.optimizer,
+            schedule=Schedule(settings.schedule),
+            warmup_steps=settings.warmup_steps,
+            total_steps=settings.optimizer_steps,
+        )
+        return await self.connections.open_trainer(
+            TrainerSetup(
+                model_dir=model,
+                optimizer=optimizer,
+                seed=settings.seed,
+                compute=settings.compute,
+                critic=settings.critic_plan,
+                reference_dir=reference,
+                lora=settings.lora,
+                exchange=settings.exchange,
+                training_run=turn.run.name,
+                project=turn.run.project,
+            )
+        )
+
+    async def cancel_rollouts(self, run: TrainingRun, events: EventLog) -> None:
+        """Cancels what is left in the queue; see `worker.Executor`."""
+        if not run.uses_rollouts:
+            return
+        # Its own settings may be what the run has failed over.
+        queue = self.connections.queue(run, RunSettings(), events.notify)
+        try:
+            async with asyncio.timeout(CLEAN_UP_DEADLINE_S):
+                await queue.cancel_all()
+        except (FulmenError, OSError) as error:  # a TimeoutError is one
+            reason = error.message if isinstance(error, FulmenError) else "it did not answer"
+            events.notify("warning", f"Rollouts of this run may be left in the store's queue: {reason}")
+
+    async def _run(self, context: RunContext, algorithm: Algorithm, *, uses_rollouts: bool) -> None:
+        """Runs the algorithm beside the feed; whatever interrupts it, a checkpoint is written where it stands."""
+        feed: asyncio.Task[None] | None = None
+        try:
+            if uses_rollouts:
+                await context.control.unless_stopped(context.rollouts.recover(context.progress))
+                feed = asyncio.create_task(context.rollouts.follow(context.progress), name="feed")
+            await algorithm.run(context)
+            await context.recorder.checkpoint()
+        except Interrupted:
+            await context.recorder.checkpoint()
+            raise
+        finally:
+            if feed is not None:
+                feed.cancel()
+                await asyncio.wait({feed})
+
+    async def _first_weights(
+        self, run: TrainingRun, settings: AlgorithmSettings, folder: RunFolder, shelf: ResourceShelf
+    ) -> Path:
+        """Returns the model folder that the run begins with.
+
+        Raises:
+            RunFailed: if there is none.
+        """
+        match run.policy.origin:
+            case PolicyOrigin.PATH:
+                return Path(run.policy.source)
+            case PolicyOrigin.BUILD:
+                bundle = await shelf.get(run.inputs["bundle"])
+                target = run.policy.source
+                await self.connections.build_model(bundle.data, target, folder.bundle, folder.initial, settings.seed)
+                return folder.initial
+            case PolicyOrigin.VERSION | PolicyOrigin.NEWEST:
+                name = run.policy.source or f"resources/policy.{run.policy.name}"
+                try:
+                    content = await shelf.get(name)
+                except ResourceNotFound as error:
+                    raise RunFailed(f"{name} does not exist.") from error
+                stored = await stored_policy(content, shelf=shelf, storage=folder)
+                return await stored.model_folder()

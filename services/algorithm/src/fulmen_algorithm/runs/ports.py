@@ -1,0 +1,236 @@
+"""What the domain needs of other services: the real implementations are in `clients`, a model of the store in the tests."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from fulmen_algorithm.rollouts.groups import FinishedGroup, GroupSpec
+from fulmen_algorithm.rollouts.trajectory import RolloutTrajectory
+from fulmen_algorithm.runs.failure import RunFailed
+from fulmen_algorithm.training.settings import DEFAULT_ADAPTER, WeightsKind
+from fulmen_algorithm.weights.publishing import WrittenWeights
+
+Notify = Callable[[str, str], None]
+"""Takes a severity (`info`, `warning`, `error`) and a text for a person."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """One resource version.
+
+    Attributes:
+        name: `resources/{id}/versions/{n}`.
+        version: The number in the name.
+        data: Its content.
+    """
+
+    name: str
+    version: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedPolicy:
+    """A policy version, and where its weights are.
+
+    Attributes:
+        name: `resources/policy.{policy}/versions/{n}`.
+        version: The number in the name.
+        kind: What `path` holds.
+        path: full: a complete model folder in the format of `transformers`. delta: a folder with `delta.safetensors`,
+            what differs from the version `base_version`. lora: a folder with a folder in peft's format for each adapter.
+        sha256: Of the version's weights in the dtype in which they are served (`training.tensor_files.Weights`);
+            empty: not known.
+        base_version: delta: the version that it applies to; it was served just before, unless an engine is new.
+        base_sha256: delta: of the weights of `base_version`.
+        base_model: lora: the complete folder that the adapters were trained on.
+        adapters: lora: folder by role; a single adapter without role is called `default`.
+        rebuild: Makes and returns a complete folder, for an engine that starts anew or takes no deltas or adapters;
+            ask `model_folder`. lora: with the adapter merged, if there is one.
+    """
+
+    name: str
+    version: int
+    path: Path
+    kind: WeightsKind = WeightsKind.FULL
+    sha256: str = ""
+    base_version: int = 0
+    base_sha256: str = ""
+    base_model: Path | None = None
+    adapters: Mapping[str, Path] = field(default_factory=dict)
+    rebuild: Callable[[], Awaitable[Path]] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def policy(self) -> str:
+        """The policy's name, which is its public model name."""
+        return self.name.removeprefix("resources/policy.").rpartition("/versions/")[0]
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The public model names: the policy's, and `{policy}.{role}` for each adapter of a role."""
+        roles = [role for role in self.adapters if role != DEFAULT_ADAPTER]
+        return (self.policy, *(f"{self.policy}.{role}" for role in roles))
+
+    async def model_folder(self) -> Path:
+        """Returns a complete model folder with these weights.
+
+        Raises:
+            RunFailed: if what it is made from is gone or damaged.
+        """
+        if self.kind is WeightsKind.FULL:
+            return self.path
+        if self.rebuild is None:
+            raise RunFailed(f"{self.name} is no complete model, and there is nothing at hand to make one from.")
+        return await self.rebuild()
+
+
+class RolloutQueue(Protocol):
+    """The store's queue and feed, for one run."""
+
+    async def submit(self, groups: Sequence[GroupSpec]) -> None:
+        """Adds groups, idempotently by run and group id; waits out an outage of the store."""
+
+    def watch(self, cursor: str) -> AsyncIterator[FinishedGroup]:
+        """Yields finished groups from a cursor on, for ever; goes on by itself after an outage."""
+
+    async def trajectories(self, attempts: Sequence[str]) -> dict[str, RolloutTrajectory]:
+        """Reads what the policy did in attempts, by attempt name."""
+
+    async def known_train_groups(self, *, below: int, branch: int) -> set[int]:
+        """Lists the indices of the training groups that were submitted in a branch, those under `below` left out."""
+
+    async def cancel_all(self) -> None:
+        """Cancels every rollout of the run that is not final."""
+
+    async def finished_of(self, training_run: str) -> list[FinishedGroup]:
+        """Reads the groups of another run of the project that have finished, in the order of its feed."""
+
+
+class ResourceShelf(Protocol):
+    """What the store keeps for one project that runs are made of."""
+
+    async def has_rollouts(self, training_run: str) -> bool:
+        """Tells whether a run has rollouts, whoever made it."""
+
+    async def get(self, name: str) -> Content:
+        """Reads a version.
+
+        Raises:
+            ResourceNotFound: if there is none.
+        """
+
+    async def publish(
+        self, *, resource: str, kind: str, content: bytes, content_type: str, parent: str, request_id: str
+    ) -> Content:
+        """Publishes a version, idempotently by `request_id`."""
+
+    async def point(self, resource: str, alias: str, version: int) -> None:
+        """Points an alias of a resource to a version."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedModel:
+    """Weights on disk, all of them, adapters or a delta; the folder is complete.
+
+    Attributes:
+        path: The folder; a complete one is in the format of `transformers`.
+        sha256: Of the weights that it stands for, hexadecimal.
+        size_bytes: Of the tensors' files.
+        kind: What is in it.
+        full_bytes: What all weights would take.
+        changed_share: Share of the elements that differ from the base; 1 without one.
+        base: delta: version that it applies to.
+        adapters: lora: names of the folders in it.
+        merged: lora: a complete folder with the adapter merged, if one was made.
+    """
+
+    path: Path
+    sha256: str
+    size_bytes: int
+    kind: WeightsKind = WeightsKind.FULL
+    full_bytes: int = 0
+    changed_share: float = 1.0
+    base: int = 0
+    adapters: tuple[str, ...] = ()
+    merged: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainLink:
+    """One of the folders that a version's weights are put together from.
+
+    Attributes:
+        path: A complete folder, or one with a delta.
+        sha256: Of the weights so far.
+    """
+
+    path: Path
+    sha256: str
+
+
+class RunStorage(Protocol):
+    """What a run keeps on disk, besides its checkpoints and its events."""
+
+    def append_consumed(self, records: Sequence[Mapping[str, object]]) -> int:
+        """Appends what a step consumed, durably; returns the size of the file in bytes."""
+
+    def truncate_consumed(self, size_bytes: int) -> None:
+        """Takes back what was appended after a checkpoint."""
+
+    def set_aside_consumed(self, size_bytes: int, branch: int) -> list[dict[str, object]]:
+        """Does the same, and keeps what is taken back in a file of the branch that begins; returns it."""
+
+    def append_version(self, record: Mapping[str, object]) -> None:
+        """Notes a published version."""
+
+    def versions(self) -> list[dict[str, object]]:
+        """Returns every version that the run ever published."""
+
+    def save_note(self, name: str, note: Mapping[str, object]) -> None:
+        """Keeps a note for the report."""
+
+    def notes(self) -> dict[str, dict[str, object]]:
+        """Returns the notes."""
+
+    async def save_model(self, write: Callable[[Path], Awaitable[WrittenWeights]], step: int) -> SavedModel:
+        """Lets `write` fill a folder of its own, whose name then says step and checksum; the folder appears whole."""
+
+    async def rebuild_model(self, chain: Sequence[ChainLink], step: int) -> Path:
+        """Puts a complete folder together from one and the deltas that follow it, checks it, and returns it.
+
+        Raises:
+            RunFailed: if something of it is gone, damaged, or does not fit.
+        """
+
+    async def prune_models(self, keep: Sequence[Path]) -> None:
+        """Removes all model folders but these."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwapFigures:
+    """What replacing an engine's weights took.
+
+    Attributes:
+        pause_s: How long no token was sampled, in seconds; 0 if the engine was started anew instead.
+        size_bytes: What it had to read.
+    """
+
+    pause_s: float = 0.0
+    size_bytes: int = 0
+
+
+class Serving(Protocol):
+    """Where agents reach the policy of one run: the engine, and the proxy's route to it."""
+
+    async def serve(self, policy: PublishedPolicy, overrides: Mapping[str, str], notify: Notify) -> None:
+        """Makes a policy version answer under the policy's name; `overrides` are JSON fields by mode."""
+
+    async def swap(self, policy: PublishedPolicy) -> SwapFigures:
+        """Replaces the weights by another version of the policy that is served."""
+
+    async def sampled_tokens(self) -> int:
+        """Returns how many tokens the policy has sampled so far, for whomever; never fewer than before."""
+
+    def release(self) -> None:
+        """Tells that the run is over: what is served stays, until something else needs its place."""

@@ -1,0 +1,172 @@
+"""What a run has consumed: the part of a checkpoint that makes training exactly-once.
+
+Invariant: a group's index is in `consumed` if and only if the weights in the same checkpoint were made with it (or it
+was given up by then), and the cursor lies just after the last of them in the feed. Nothing here changes between
+commits, so whatever a crash loses is delivered again.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from fulmen_algorithm.rollouts.groups import FinishedGroup
+
+
+class Outcome(StrEnum):
+    """What became of a finished group."""
+
+    TRAINED = "trained"
+    NO_VARIANCE = "no_variance"
+    TOO_FEW_USABLE = "too_few_usable"
+    TOO_STALE = "too_stale"
+
+    @property
+    def dropped(self) -> bool:
+        """Tells whether the group was given up, and is to be refilled."""
+        return self is not Outcome.TRAINED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consumed:
+    """A group that a step has dealt with.
+
+    Attributes:
+        group: The group.
+        outcome: Trained on, or why not.
+        trained: Names of the rollouts whose tokens were trained on.
+    """
+
+    group: FinishedGroup
+    outcome: Outcome
+    trained: tuple[str, ...] = ()
+
+    def record(self, *, branch: int, step: int) -> Mapping[str, object]:
+        """Returns the line of `consumed.jsonl`."""
+        return {
+            "branch": branch,
+            "step": step,
+            "group": self.group.index,
+            "outcome": self.outcome.value,
+            "rollouts": [r.name for r in self.group.rollouts],
+            "trained": list(self.trained),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexSet:
+    """A set of non-negative integers that is nearly a range: all below `below`, and `above`."""
+
+    below: int = 0
+    above: frozenset[int] = frozenset()
+
+    def __contains__(self, index: int) -> bool:
+        return index < self.below or index in self.above
+
+    def __len__(self) -> int:
+        return self.below + len(self.above)
+
+    def with_all(self, indices: Iterable[int]) -> "IndexSet":
+        """Returns the set with more members."""
+        above = {i for i in (*self.above, *indices) if i >= self.below}
+        below = self.below
+        while below in above:
+            above.discard(below)
+            below += 1
+        return IndexSet(below=below, above=frozenset(above))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a run is; everything in it is as of the last committed step.
+
+    Attributes:
+        step: Training steps done.
+        cursor: Feed position after the last consumed group; empty at the beginning.
+        consumed: Indices of the groups that were dealt with.
+        dropped: How many of them were given up.
+        consumed_bytes: Size of `consumed.jsonl`.
+        branch: How often the run had been put back to a checkpoint.
+        parent_version: Version that the weights in the same checkpoint descend from or are; 0 if there is none.
+        policy_version: Version of the weights in the same checkpoint; 0 if they were not published yet.
+        validated_step: Last step that was validated; -1 before the first validation.
+        rewards: Mean rewards of the last steps, as many as are averaged.
+        best_reward: The best average of them so far; None while there is none.
+        results: Figures of the run.
+        spent_s: Wall time by what it was spent on, in seconds.
+        memory: What the algorithm itself must know to go on, as JSON.
+    """
+
+    step: int = 0
+    cursor: str = ""
+    consumed: IndexSet = field(default_factory=IndexSet)
+    dropped: int = 0
+    consumed_bytes: int = 0
+    branch: int = 0
+    parent_version: int = 0
+    policy_version: int = 0
+    validated_step: int = -1
+    rewards: tuple[float, ...] = ()
+    best_reward: float | None = None
+    results: Mapping[str, float] = field(default_factory=dict)
+    spent_s: Mapping[str, float] = field(default_factory=dict)
+    memory: Mapping[str, Any] = field(default_factory=dict)
+
+
+def committed(progress: Progress, *, step: int, consumed: Sequence[Consumed], consumed_bytes: int) -> Progress:
+    """Returns the progress after a step that has dealt with some groups, in the order of the feed; nothing is published.
+
+    Raises:
+        ValueError: if a group was consumed before: it must not be counted, let alone trained on, twice.
+    """
+    indices = [c.group.index for c in consumed]
+    if repeated := [i for i in indices if i in progress.consumed] or len(set(indices)) < len(indices):
+        raise ValueError(f"Groups were consumed before: {repeated}.")
+    return replace(
+        progress,
+        step=step,
+        cursor=consumed[-1].group.cursor if consumed else progress.cursor,
+        consumed=progress.consumed.with_all(indices),
+        dropped=progress.dropped + sum(c.outcome.dropped for c in consumed),
+        consumed_bytes=consumed_bytes,
+        policy_version=0,
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class Submissions:
+    """Which training groups the store knows.
+
+    Groups are submitted in order of their index; what the store knew already when the service started (submitted by
+    the process before, after its last checkpoint) is `ahead` until its index comes up, and is not submitted again.
+    """
+
+    next_index: int
+    ahead: set[int] = field(default_factory=set)
+
+    @classmethod
+    def recovered(cls, progress: Progress, known: Iterable[int]) -> "Submissions":
+        """Builds the state after a start, from the checkpoint and the indices that the store lists."""
+        submissions = cls(next_index=progress.consumed.below, ahead={*known, *progress.consumed.above})
+        submissions._advance()
+        return submissions
+
+    @property
+    def count(self) -> int:
+        """Number of training groups that the store knows."""
+        return self.next_index + len(self.ahead)
+
+    def take(self) -> int:
+        """Returns the index to submit next; call `done` when the store has it."""
+        return self.next_index
+
+    def done(self, index: int) -> None:
+        """Notes that the store has the group."""
+        self.ahead.add(index)
+        self._advance()
+
+    def _advance(self) -> None:
+        self.ahead = {i for i in self.ahead if i >= self.next_index}
+        while self.next_index in self.ahead:
+            self.ahead.discard(self.next_index)
+            self.next_index += 1

@@ -1,0 +1,83 @@
+"""What a run was made with: enough to do it again, and to see afterwards what was different."""
+
+import asyncio
+import hashlib
+import platform
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from fulmen.errors import ResourceNotFound
+from fulmen_algorithm.runs.ports import ResourceShelf
+from fulmen_algorithm.runs.run import PolicyOrigin, TrainingRun
+from fulmen_algorithm.training.files import file_sha256
+
+PACKAGES = (
+    "fulmen",
+    "fulmen-algorithm",
+    "numpy",
+    "peft",
+    "safetensors",
+    "tokenizers",
+    "torch",
+    "transformers",
+    "vllm",
+)
+"""Packages on whose versions the figures of a run depend."""
+
+
+async def provenance(
+    run: TrainingRun, *, shelf: ResourceShelf, first_weights: Path | None, machine: Mapping[str, str]
+) -> dict[str, str]:
+    """Collects what is recorded with a run when it first runs.
+
+    Args:
+        run: The run.
+        shelf: Where its inputs are.
+        first_weights: The model folder that it begins with; None if it trains no weights.
+        machine: What only the service knows, such as `device`.
+
+    Raises:
+        ResourceNotFound: if an input is gone.
+        FileNotFoundError: if the folder of the first weights holds none.
+    """
+    found = {f"package.{name}": number for name in PACKAGES if (number := _version(name))}
+    found |= {"python": platform.python_version(), "platform": platform.platform(), **machine}
+    for use, name in run.inputs.items():
+        if name.startswith("resources/"):
+            found[f"input.{use}.sha256"] = hashlib.sha256((await shelf.get(name)).data).hexdigest()
+    if first_weights is None:
+        return found
+    found["policy.first_weights.sha256"] = await asyncio.to_thread(_files_digest, first_weights)
+    match run.policy.origin:
+        case PolicyOrigin.VERSION:
+            found["policy.first_version"] = run.policy.source
+        case PolicyOrigin.NEWEST:
+            with suppress(ResourceNotFound):  # removed in the meantime: the digest of the weights is still there
+                found["policy.first_version"] = (await shelf.get(f"resources/policy.{run.policy.name}")).name
+        case PolicyOrigin.PATH | PolicyOrigin.BUILD:
+            pass
+    return found
+
+
+def _files_digest(model_dir: Path) -> str:
+    """Computes the SHA-256 over the safetensors files of a model folder, in the order of their names.
+
+    Raises:
+        FileNotFoundError: if there is none.
+    """
+    files = sorted(model_dir.glob("*.safetensors"))
+    if not files:
+        raise FileNotFoundError(f"No safetensors file in {model_dir}.")
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(bytes.fromhex(file_sha256(file)))
+    return digest.hexdigest()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

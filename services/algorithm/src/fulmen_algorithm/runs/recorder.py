@@ -1,0 +1,314 @@
+"""The run's book: progress, checkpoints, figures and time; nothing else changes them.
+
+Invariant: `progress` is what the weights were made with. Both change in `commit` and nowhere else, and a checkpoint
+holds both; so a crash, a pause or a stop at any wait loses work but never agreement.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from fulmen_algorithm.policy.trainer import Trainer
+from fulmen_algorithm.runs.collapse import (
+    REWARD,
+    CollapseSettings,
+    RewardCollapsed,
+    RollbackOnCollapse,
+    best_of,
+    collapsed,
+    rewarded,
+)
+from fulmen_algorithm.runs.control import RunControl
+from fulmen_algorithm.runs.events import EventLog, StepMetrics
+from fulmen_algorithm.runs.failure import RunFailed
+from fulmen_algorithm.runs.ports import RunStorage
+from fulmen_algorithm.runs.progress import Consumed, Outcome, Progress, committed
+from fulmen_algorithm.runs.starting_point import StartingPoint, branch_of
+from fulmen_algorithm.training.checkpoints import Checkpoint, CheckpointDamaged, CheckpointStore
+
+_PROGRESS = TypeAdapter(Progress)
+SECTION_PREFIX = "section_"
+"""Notes of this name are sections of the report, with a title and Markdown."""
+RunUpdate = Callable[[Mapping[str, object]], None]
+Discard = Callable[[], Awaitable[None]]
+STEPS_LISTED = 100
+
+
+class Recorder:
+    """Keeps the book of one run while it runs.
+
+    Attributes:
+        progress: How far the run is.
+        steps: Steps of the run; 0 until its algorithm knows.
+    """
+
+    def __init__(
+        self,
+        *,
+        storage: RunStorage,
+        checkpoints: CheckpointStore,
+        events: EventLog,
+        control: RunControl,
+        update_run: RunUpdate,
+        steps: int,
+        checkpoint_every: int,
+        collapse: CollapseSettings,
+        collapses: int,
+    ) -> None:
+        """Makes it.
+
+        Args:
+            storage: Where the run keeps what is no checkpoint.
+            checkpoints: Its checkpoints.
+            events: Its history.
+            control: Tells that it is to stop.
+            update_run: Shows figures of the run.
+            steps: Steps of the run; 0 if its algorithm will `plan` them.
+            checkpoint_every: Steps between checkpoints.
+            collapse: What becomes of the run if its reward collapses.
+            collapses: How often that has happened.
+        """
+        self.progress = Progress()
+        self._storage = storage
+        self._checkpoints = checkpoints
+        self._events = events
+        self._control = control
+        self._update_run = update_run
+        self.steps = steps
+        self._every = checkpoint_every
+        self._collapse = collapse
+        self._collapses = collapses
+        self._saved: Progress | None = None
+        self._trainer: Trainer | None = None
+        self._branch_points: tuple[int, ...] = ()
+        self._damaged: frozenset[Path] = frozenset()
+        self._first: tuple[int, float] | None = None
+
+    async def recover(
+        self,
+        trainer: Trainer | None,
+        start: StartingPoint,
+        *,
+        branch_points: Sequence[int] = (),
+        discard: Discard | None = None,
+    ) -> bool:
+        """Puts a checkpoint into the trainer and takes back what came after it.
+
+        Where the run was put back to it, a checkpoint that begins the branch is written.
+
+        Args:
+            trainer: None for an algorithm that trains no weights: its checkpoints hold its progress alone.
+            start: The checkpoint.
+            branch_points: Sequences of the checkpoints that the run was put back to.
+            discard: Gives up the rollouts of the branch that is left.
+
+        Returns:
+            Whether there was one; without, the first checkpoint is written, so that the run's beginning is pinned.
+        """
+        self._trainer = trainer
+        self._branch_points = tuple(branch_points)
+        self._damaged = frozenset(damage.path for damage in start.damaged)
+        for damage in start.damaged:
+            self._events.notify("warning", f"Checkpoint {damage.path.name} is damaged and was passed over.")
+        if start.checkpoint is None:
+            self._storage.truncate_consumed(0)
+            await self.checkpoint()
+            return False
+        if start.begins_branch:
+            await self._begin_branch(start.checkpoint, discard)
+            return True
+        if trainer is not None:
+            await trainer.read_state(start.checkpoint.path)
+        self.progress = _PROGRESS.validate_python(dict(start.checkpoint.progress))
+        self._storage.truncate_consumed(self.progress.consumed_bytes)
+        self._saved = self.progress
+        self._events.notify("info", f"Goes on from the checkpoint of step {self.progress.step}.")
+        return True
+
+    async def _begin_branch(self, checkpoint: Checkpoint, discard: Discard | None) -> None:
+        """Puts the run back; killed anywhere, it is done again from the beginning, with the same result."""
+        branch = len(self._branch_points)
+        if discard is not None:
+            await discard()
+        if self._trainer is not None:
+            await self._trainer.read_state(checkpoint.path)
+        progress = _PROGRESS.validate_python(dict(checkpoint.progress))
+        self.progress = replace(progress, branch=branch, policy_version=0)
+        taken_back = self._storage.set_aside_consumed(progress.consumed_bytes, branch)
+        await self.checkpoint()
+        trained = sum(record["outcome"] == Outcome.TRAINED for record in taken_back)
+        self._update_run({"results": progress.results})
+        self._events.notify(
+            "warning",
+            f"Was put back to checkpoint {checkpoint.sequence} (step {progress.step}). {len(taken_back)} groups are taken back, "
+            f"{trained} of which had been trained on; their prompts are sampled anew.",
+        )
+        self.section(
+            f"branch_{branch:04d}",
+            title=f"Taken back when the run was put back to step {progress.step}",
+            markdown=_taken_back_table(taken_back),
+        )
+
+    def commit(self, consumed: Sequence[Consumed] = ()) -> None:
+        """Notes that a step is trained; call it right after the weights have changed, with no wait in between."""
+        step = self.progress.step + 1
+        size = self.progress.consumed_bytes
+        if consumed:
+            size = self._storage.append_consumed([c.record(branch=self.progress.branch, step=step) for c in consumed])
+        self.progress = committed(self.progress, step=step, consumed=consumed, consumed_bytes=size)
+
+    def published(self, version: int) -> None:
+        """Notes the version of the present weights."""
+        self.progress = replace(self.progress, policy_version=version, parent_version=version)
+
+    def validated(self) -> None:
+        """Notes that the present step is validated."""
+        self.progress = replace(self.progress, validated_step=self.progress.step)
+
+    def remember(self, **values: Any) -> None:
+        """Keeps JSON-serialisable values of the algorithm's own in `progress.memory`; they are part of checkpoints."""
+        self.progress = replace(self.progress, memory={**self.progress.memory, **values})
+
+    def result(self, **figures: float) -> None:
+        """Keeps figures of the run."""
+        self.progress = replace(self.progress, results={**self.progress.results, **figures})
+        self._update_run({"results": self.progress.results})
+
+    def note(self, name: str, note: Mapping[str, object]) -> None:
+        """Keeps a note for the report."""
+        self._storage.save_note(name, note)
+
+    def section(self, name: str, *, title: str, markdown: str) -> None:
+        """Keeps a section of the report, in place of an earlier one of the same name."""
+        self.note(f"{SECTION_PREFIX}{name}", {"title": title, "markdown": markdown})
+
+    def spend(self, kind: str, seconds: float) -> None:
+        """Books wall time."""
+        spent = {**self.progress.spent_s, kind: self.progress.spent_s.get(kind, 0.0) + seconds}
+        self.progress = replace(self.progress, spent_s=spent)
+
+    @contextmanager
+    def spending(self, kind: str) -> Iterator[None]:
+        """Books the wall time of its body."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.spend(kind, time.monotonic() - started)
+
+    async def end_step(self, values: Mapping[str, float]) -> None:
+        """Announces the figures of the present step, writes a checkpoint if it is time, and listens for a stop.
+
+        Raises:
+            Interrupted: if the run was asked to stop.
+            RewardCollapsed: if the run is to go on from an earlier checkpoint.
+            RunFailed: if it has done so too often.
+        """
+        step = self.progress.step
+        if REWARD in values:
+            self.progress = rewarded(self.progress, values[REWARD], window=self._collapse.window)
+        if self.progress.branch:
+            values = {**values, "rollbacks": float(self.progress.branch)}
+        spent = {f"spent_{kind}_seconds": seconds for kind, seconds in self.progress.spent_s.items()}
+        self._events.step_done(StepMetrics(step=step, values={**values, **spent, **self._eta()}))
+        if isinstance(self._collapse, RollbackOnCollapse) and REWARD in values:
+            await self._watch_rewards(self._collapse)
+        await self.end_quiet_step()
+
+    async def _watch_rewards(self, settings: RollbackOnCollapse) -> None:
+        if not collapsed(self.progress, settings):
+            return
+        text = (
+            f"The reward collapsed: {fmean(self.progress.rewards):.4g} on average over {settings.window} steps, "
+            f"after {self.progress.best_reward:.4g} at best."
+        )
+        if self._collapses >= settings.most:
+            raise RunFailed(f"{text} The run was put back {self._collapses} times already (collapse.most).")
+        best = await asyncio.to_thread(self._best_whole)
+        if best is None:
+            raise RunFailed(f"{text} There is no checkpoint to go back to.")
+        raise RewardCollapsed(text, sequence=best.sequence, step=int(best.progress["step"]))
+
+    def _best_whole(self) -> Checkpoint | None:
+        """Returns the best checkpoint of the run's own past that is not damaged."""
+        own = [each for each in self._checkpoints.listed() if self._own_past(each)]
+        while (best := best_of(own, window=self._collapse.window)) is not None:
+            try:
+                return self._checkpoints.get(best.sequence)
+            except CheckpointDamaged:
+                own.remove(best)
+        return None
+
+    def _own_past(self, checkpoint: Checkpoint) -> bool:
+        """Tells whether a checkpoint was not left behind by a roll back."""
+        return all(checkpoint.sequence <= point for point in self._branch_points[branch_of(checkpoint) :])
+
+    def plan(self, steps: int) -> None:
+        """Says how many steps the run has, where that was not known before its data were read."""
+        self.steps = steps
+        self._update_run({"step_count": steps})
+
+    async def end_quiet_step(self) -> None:
+        """Does the same without announcing anything.
+
+        Raises:
+            Interrupted: if the run was asked to stop.
+        """
+        step = self.progress.step
+        self._update_run({"step": step})
+        if step == self.steps or (step and step % self._every == 0):
+            with self.spending("checkpoint"):
+                await self.checkpoint()
+        self._control.check()
+
+    async def checkpoint(self) -> None:
+        """Writes a checkpoint, unless nothing but the time has changed since the last one."""
+        if self._saved is not None and replace(self.progress, spent_s=self._saved.spent_s) == self._saved:
+            return
+        progress = self.progress
+        folder = await asyncio.to_thread(self._checkpoints.begin)
+        if self._trainer is not None:
+            await self._trainer.write_state(folder)
+        keep = await asyncio.to_thread(self._kept)
+        dumped = _PROGRESS.dump_python(progress, mode="json")
+        await asyncio.to_thread(self._checkpoints.complete, folder, dumped, keep_also=keep)
+        self._saved = progress
+
+    def _kept(self) -> set[int]:
+        """Returns the checkpoints that the run may have to go back to, however old they are."""
+        kept: set[int] = set()
+        listed = self._checkpoints.listed()
+        if self._collapse.kind != "none":
+            best = best_of([each for each in listed if self._own_past(each)], window=self._collapse.window)
+            kept |= {best.sequence} if best is not None else set()
+        own = [e for e in listed if branch_of(e) == len(self._branch_points) and e.path not in self._damaged]
+        # With the one that is being written. Until there are enough, those that a roll back left are among the newest.
+        if self._branch_points and len(own) + 1 < self._checkpoints.keep:
+            kept.add(self._branch_points[-1])
+        return kept
+
+    def _eta(self) -> dict[str, float]:
+        """Estimates the rest from the steps since the first report of this process, if there is anything to go by."""
+        step, now = self.progress.step, time.monotonic()
+        if self._first is None:
+            self._first = (step, now)
+        done = step - self._first[0]
+        left = max(self.steps - step, 0)
+        return {"eta_seconds": (now - self._first[1]) / done * left if done else 0.0} if done or not left else {}
+
+
+def _taken_back_table(records: Sequence[Mapping[str, object]]) -> str:
+    """Lists the groups that are not in the weights any more, step by step."""
+    steps: dict[int, list[str]] = {}
+    for record in records:
+        steps.setdefault(int(str(record["step"])), []).append(f"{record['group']} ({record['outcome']})")
+    rows = [f"| {step} | {', '.join(groups)} |" for step, groups in sorted(steps.items())]
+    more = [f"| {len(rows) - STEPS_LISTED} more steps | |"] if len(rows) > STEPS_LISTED else []
+    return "\n".join(["| step | groups |", "|---|---|", *rows[:STEPS_LISTED], *more])

@@ -1,0 +1,247 @@
+"""The runs of the service: all of them in memory, each change on disk before anyone sees it.
+
+Invariant: at most `max_concurrent` runs are active at a time, and no two of them train the same policy; the others
+wait for their turn. A turn goes to the project with the fewest active runs, and there to the oldest run.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Protocol
+
+from fulmen.errors import TrainingRunExists, TrainingRunNotFound, TrainingRunStateInvalid
+from fulmen_algorithm.runs.control import RunControl, StopReason
+from fulmen_algorithm.runs.creation import RunDraft, digest
+from fulmen_algorithm.runs.events import Clock, EventFile, EventLog
+from fulmen_algorithm.runs.run import RunState, TrainingRun, moved, rolled_back
+
+CHANGEABLE = frozenset({"results", "step", "step_count", "policy_version", "model_path", "provenance"})
+
+
+class RunFile(EventFile, Protocol):
+    """Where a run and its events are kept."""
+
+    def save_run(self, run: TrainingRun) -> None:
+        """Replaces what is kept of the run."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Entry:
+    """One run, with its events and its file."""
+
+    run: TrainingRun
+    events: EventLog
+    file: RunFile
+
+
+@dataclass(slots=True, kw_only=True)
+class Active:
+    """A run whose turn it is."""
+
+    name: str
+    project: str
+    policy: str
+    control: RunControl
+    task: "asyncio.Task[None]"
+    cancelled: bool = False
+
+
+class Runs:
+    """All runs, and the queue."""
+
+    def __init__(self, *, open_file: Callable[[str], RunFile], clock: Clock, max_concurrent: int = 1) -> None:
+        """`open_file` makes the file of a run id; `max_concurrent` runs are active at a time, at most."""
+        self._open_file = open_file
+        self._clock = clock
+        self._entries: dict[str, Entry] = {}
+        self._changed = asyncio.Event()
+        self._max_concurrent = max_concurrent
+        self._told_to_wait: set[tuple[str, str]] = set()
+        self.active: dict[str, Active] = {}
+
+    def adopt(self, run: TrainingRun, file: RunFile) -> None:
+        """Takes a run over that a process before has kept."""
+        self._entries[run.name] = Entry(run=run, events=EventLog(file, self._clock, ended=run.state.final), file=file)
+
+    def existing(self, draft: RunDraft) -> TrainingRun | None:
+        """Finds the run that an earlier, equal request has created.
+
+        Raises:
+            TrainingRunExists: if the name or the request id belongs to a different run.
+        """
+        for entry in self._entries.values():
+            run = entry.run
+            same_request = bool(draft.request_id) and (run.request_id, run.project) == (draft.request_id, draft.project)
+            if run.name == draft.name or same_request:
+                if run.request_digest != digest(draft):
+                    raise TrainingRunExists(
+                        "The name or request id is taken by a different run.", training_run=run.name
+                    )
+                return run
+        return None
+
+    def add(self, run: TrainingRun) -> None:
+        """Keeps a new run; it waits for its turn from now on."""
+        file = self._open_file(run.run_id)
+        file.save_run(run)
+        self.adopt(run, file)
+        self._entries[run.name].events.state_changed(run)
+        self._wake()
+
+    def entry(self, name: str) -> Entry:
+        """Returns a run with its events.
+
+        Raises:
+            TrainingRunNotFound: if there is none.
+        """
+        if name not in self._entries:
+            raise TrainingRunNotFound("There is no such training run.", training_run=name[:128])
+        return self._entries[name]
+
+    def has(self, name: str, project: str) -> bool:
+        """Tells whether there is a run of this name in a project."""
+        return name in self._entries and self._entries[name].run.project == project
+
+    def entries(self) -> list[Entry]:
+        """Lists all runs, in no particular order."""
+        return list(self._entries.values())
+
+    def newest_first(self, project: str) -> list[TrainingRun]:
+        """Lists the runs of a project."""
+        runs = [e.run for e in self._entries.values() if e.run.project == project]
+        return sorted(runs, key=lambda r: (r.create_time, r.name), reverse=True)
+
+    def update(self, name: str, changes: Mapping[str, object]) -> None:
+        """Changes figures of a run; its state changes by `move` only.
+
+        The step alone is not written: it is in the checkpoint, and a write for each step would cost more than the step.
+        """
+        entry = self.entry(name)
+        if unknown := set(changes) - CHANGEABLE:
+            raise ValueError(f"These fields do not change by update: {sorted(unknown)}.")
+        entry.run = replace(entry.run, **changes)  # type: ignore[arg-type]  # the names were checked
+        if set(changes) != {"step"}:
+            entry.file.save_run(entry.run)
+
+    def move(self, name: str, state: RunState, *, failure_message: str = "") -> TrainingRun:
+        """Changes the state of a run and announces it.
+
+        Raises:
+            TrainingRunStateInvalid: if the state cannot follow the present one.
+        """
+        entry = self.entry(name)
+        entry.run = moved(entry.run, state, now=self._clock(), failure_message=failure_message)
+        entry.file.save_run(entry.run)
+        entry.events.state_changed(entry.run)
+        self._wake()
+        return entry.run
+
+    def rollback(self, name: str, *, sequence: int, step: int, collapsed: bool = False) -> TrainingRun:
+        """Lets a run go on from a checkpoint, when it is its turn; see `run.rolled_back`.
+
+        Raises:
+            TrainingRunStateInvalid: if its state does not allow it.
+        """
+        entry = self.entry(name)
+        entry.run = rolled_back(entry.run, sequence=sequence, step=step, collapsed=collapsed)
+        entry.file.save_run(entry.run)
+        entry.events.state_changed(entry.run)
+        self._wake()
+        return entry.run
+
+    async def next_turn(self) -> TrainingRun:
+        """Waits for a run that may go on; one that was running when the service stopped goes first."""
+        while True:
+            changed = self._changed
+            waiting = [e for e in self._entries.values() if e.run.runnable and e.run.name not in self.active]
+            free = [entry.run for entry in waiting if not self._policy_taken(entry)]
+            if free and len(self.active) < self._max_concurrent:
+                return min(free, key=self._order)
+            for run in free:
+                text = (
+                    f"Waits for its turn: {len(self.active)} runs are active, the most at a time (max_concurrent_runs)."
+                )
+                self._tell_to_wait(self._entries[run.name], "", text)
+            await changed.wait()
+
+    def begin(self, active: Active) -> None:
+        """Notes that a run has its turn."""
+        self.active[active.name] = active
+
+    def end(self, name: str) -> None:
+        """Notes that a run's turn is over."""
+        del self.active[name]
+        self._wake()
+
+    async def idle(self) -> None:
+        """Waits until no run has its turn; what bounds the wait is up to the caller."""
+        while self.active:
+            await self._changed.wait()
+
+    def _order(self, run: TrainingRun) -> tuple[bool, int, datetime, str]:
+        """Sorts waiting runs: smaller is sooner."""
+        siblings = sum(active.project == run.project for active in self.active.values())
+        return run.state is not RunState.RUNNING, siblings, run.create_time, run.name
+
+    def _policy_taken(self, waiting: Entry) -> bool:
+        """Tells whether an active run trains the same policy; the run that waits says so once."""
+        policy = waiting.run.policy.name
+        other = next((active.name for active in self.active.values() if policy and active.policy == policy), None)
+        if other is None:
+            return False
+        end = f"`fulmen run stop {other.removeprefix('trainingRuns/')}` ends that one"
+        self._tell_to_wait(waiting, other, f"Waits for {other}, which trains the same policy {policy!r}; {end}.")
+        return True
+
+    def _tell_to_wait(self, waiting: Entry, behind: str, text: str) -> None:
+        """Tells a run once what it waits for: another run, or any turn if `behind` is empty."""
+        if (waiting.run.name, behind) not in self._told_to_wait:
+            self._told_to_wait.add((waiting.run.name, behind))
+            waiting.events.notify("info", text)
+
+    def pause(self, name: str) -> TrainingRun:
+        """Asks an active run to stop at a checkpoint; one that waits is paused at once, a paused one stays as it is.
+
+        Raises:
+            TrainingRunStateInvalid: if it has ended.
+        """
+        run = self.entry(name).run
+        if name in self.active and run.state is RunState.RUNNING:
+            self.active[name].control.request(StopReason.PAUSE)
+        elif run.runnable:
+            self.move(name, RunState.PAUSED)
+        elif run.state is not RunState.PAUSED:
+            raise TrainingRunStateInvalid(f"A run that is {run.state} cannot be paused.", state=run.state)
+        return self.entry(name).run
+
+    def resume(self, name: str) -> TrainingRun:
+        """Lets a paused run wait for its turn; takes back a pause that is not there yet.
+
+        Raises:
+            TrainingRunStateInvalid: if it has ended.
+        """
+        run = self.entry(name).run
+        if run.state is RunState.PAUSED:
+            self.move(name, RunState.PENDING)
+        elif run.runnable:
+            if name in self.active:
+                self.active[name].control.withdraw()
+        else:
+            raise TrainingRunStateInvalid(f"A run that is {run.state} cannot be resumed.", state=run.state)
+        return self.entry(name).run
+
+    async def ended(self, name: str, *, deadline_s: float) -> TrainingRun:
+        """Waits until a run is final, but not for ever; returns it as it is then."""
+        entry = self.entry(name)
+        try:
+            async with asyncio.timeout(deadline_s):
+                while not entry.run.state.final:
+                    await self._changed.wait()
+        except TimeoutError:
+            return entry.run
+        return entry.run
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()

@@ -1,0 +1,56 @@
+"""Where a run goes on: its newest checkpoint, or the one that it was put back to.
+
+Reading a checkpoint whole takes minutes where it is large. So it is done here, once for each start, and of the one
+checkpoint that is needed; more are read only where that one is damaged.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fulmen_algorithm.runs.failure import RunFailed
+from fulmen_algorithm.training.checkpoints import Checkpoint, CheckpointDamaged, CheckpointStore, Damage, Search
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartingPoint:
+    """A checkpoint whose files were checked.
+
+    Attributes:
+        checkpoint: From which the run goes on; None: it begins.
+        damaged: Newer ones that were passed over.
+        begins_branch: Whether the run was put back to the checkpoint, and its branch has not begun yet.
+    """
+
+    checkpoint: Checkpoint | None = None
+    damaged: tuple[Damage, ...] = ()
+    begins_branch: bool = False
+
+
+def starting_point(checkpoints: CheckpointStore, branch_points: Sequence[int]) -> StartingPoint:
+    """Finds where a run goes on; blocks for as long as its checkpoint takes to be read.
+
+    Args:
+        checkpoints: Of the run.
+        branch_points: Sequences of the checkpoints that the run was put back to.
+
+    Raises:
+        RunFailed: if the checkpoint that the run was put back to is gone or damaged.
+    """
+    newest = checkpoints.listed()[-1:]
+    if newest and branch_of(newest[0]) < len(branch_points):
+        search = Search(checkpoint=newest[0], damaged=())
+    else:
+        search = checkpoints.newest()
+    found = search.checkpoint
+    if (0 if found is None else branch_of(found)) == len(branch_points):
+        return StartingPoint(checkpoint=found, damaged=search.damaged)
+    try:
+        point = checkpoints.get(branch_points[-1])
+    except CheckpointDamaged as error:
+        raise RunFailed(f"Checkpoint {branch_points[-1]} cannot be read any more.") from error
+    return StartingPoint(checkpoint=point, damaged=search.damaged, begins_branch=True)
+
+
+def branch_of(checkpoint: Checkpoint) -> int:
+    """Tells how often the run had been put back when a checkpoint was written."""
+    return int(checkpoint.progress.get("branch", 0))

@@ -1,0 +1,141 @@
+"""Background role: gives runs their turns, side by side, and decides from how each ended what becomes of it."""
+
+import asyncio
+import uuid
+from typing import Protocol
+
+import structlog
+
+from fulmen.errors import FulmenError
+from fulmen_algorithm.runs.collapse import RewardCollapsed
+from fulmen_algorithm.runs.control import Interrupted, RunControl, StopReason
+from fulmen_algorithm.runs.events import EventLog
+from fulmen_algorithm.runs.failure import RunFailed
+from fulmen_algorithm.runs.run import RunState, TrainingRun
+from fulmen_algorithm.runs.runs import Active, Runs
+
+_log = structlog.get_logger()
+
+CANCEL_WAIT_S = 15.0
+
+
+class Executor(Protocol):
+    """Carries one run out."""
+
+    async def execute(self, run: TrainingRun, events: EventLog, control: RunControl) -> None:
+        """Goes on with a run to its end.
+
+        Raises:
+            Interrupted: if it was asked to stop; its checkpoint is written.
+            RunFailed: if it cannot go on.
+            FulmenError: if another service refused.
+        """
+
+    async def cancel_rollouts(self, run: TrainingRun, events: EventLog) -> None:
+        """Cancels what the run has left in the queue; an outage of the store is not waited out for long."""
+
+
+class RunWorker:
+    """Works on as many runs as `Runs` lets have their turn."""
+
+    def __init__(self, runs: Runs, executor: Executor) -> None:
+        self._runs = runs
+        self._executor = executor
+        self._draining = False
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        async with asyncio.TaskGroup() as turns:
+            while True:
+                run = await self._runs.next_turn()
+                if self._draining:
+                    await asyncio.Event().wait()  # until the role is cancelled
+                turns.create_task(self._turn(self._begun(run)), name=f"turn {run.name}")
+
+    async def cancel(self, name: str) -> TrainingRun:
+        """Ends a run and cancels its rollouts; idempotent.
+
+        Raises:
+            TrainingRunNotFound: if there is no such run.
+        """
+        entry = self._runs.entry(name)
+        active = self._runs.active.get(name)
+        if active is not None:
+            active.cancelled = True
+            active.task.cancel()
+            return await self._runs.ended(name, deadline_s=CANCEL_WAIT_S)
+        if not entry.run.state.final:
+            self._runs.move(name, RunState.CANCELLED)
+            await self._executor.cancel_rollouts(entry.run, entry.events)
+        return entry.run
+
+    async def drain(self) -> None:
+        """Stops the active runs at checkpoints; they stay RUNNING and go on when the service is back."""
+        self._draining = True
+        for active in self._runs.active.values():
+            active.control.request(StopReason.DRAIN)
+        await self._runs.idle()
+
+    def _begun(self, run: TrainingRun) -> Active:
+        """Begins the turn of a run."""
+        entry = self._runs.entry(run.name)
+        if run.state is not RunState.RUNNING:
+            run = self._runs.move(run.name, RunState.RUNNING)
+        control = RunControl()
+        task = asyncio.create_task(self._executor.execute(run, entry.events, control), name=run.name)
+        active = Active(name=run.name, project=run.project, policy=run.policy.name, control=control, task=task)
+        self._runs.begin(active)
+        return active
+
+    async def _turn(self, active: Active) -> None:
+        """Sees a turn through."""
+        entry = self._runs.entry(active.name)
+        try:
+            await asyncio.wait({active.task})
+            await self._settle(entry.run, entry.events, active)
+        except asyncio.CancelledError:
+            active.task.cancel()
+            await asyncio.wait({active.task})
+            raise
+        finally:
+            self._runs.end(active.name)
+
+    async def _settle(self, run: TrainingRun, events: EventLog, active: Active) -> None:
+        """Moves a run whose task has ended to its next state, or lets it go on from an earlier checkpoint."""
+        error = None if active.task.cancelled() else active.task.exception()
+        if isinstance(error, RewardCollapsed) and not active.cancelled:
+            events.notify("warning", error.message)
+            self._runs.rollback(run.name, sequence=error.sequence, step=error.step, collapsed=True)
+            if active.control.pausing:  # the task ended before it listened
+                self._runs.move(run.name, RunState.PAUSED)
+            return
+        state, message = _verdict(active)
+        if state is None:
+            return
+        if state.final:
+            await self._executor.cancel_rollouts(run, events)
+        if state is RunState.FAILED:
+            events.notify("error", message)
+        self._runs.move(run.name, state, failure_message=message)
+        _log.info("run_settled", run=run.name, state=state.value)
+
+
+def _verdict(active: Active) -> tuple[RunState | None, str]:
+    """Returns the run's next state, None for staying as it is, and why it failed."""
+    if active.cancelled:
+        return RunState.CANCELLED, ""
+    error = active.task.exception() if not active.task.cancelled() else asyncio.CancelledError()
+    match error:
+        case None:
+            return RunState.SUCCEEDED, ""
+        case Interrupted(reason=StopReason.PAUSE) if active.control.requested:
+            return RunState.PAUSED, ""
+        case Interrupted():  # by a drain, or by a pause that was taken back while the checkpoint was written
+            return None, ""
+        case RunFailed() | FulmenError():
+            return RunState.FAILED, error.message
+        case _:
+            # The algorithm's own mistake ends its run, not the service; the text stays in the log.
+            error_id = uuid.uuid4().hex[:12]
+            _log.error("run_failed_unexpectedly", run=active.name, error_id=error_id, exc_info=error)
+            return RunState.FAILED, f"The run failed unexpectedly. Quote id {error_id}."

@@ -1,0 +1,1 @@
+"""Weights as files: formats, deltas, adapters, publishing."""

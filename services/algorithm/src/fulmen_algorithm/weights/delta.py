@@ -1,0 +1,348 @@
+"""What differs between two weights, without loss: positions and new values of the elements whose bits changed.
+
+Between two policy versions few elements of 16 bits change: a step of a small learning rate is less than half of the
+distance to the next number. Those that do mostly move to a neighbour. So, for each tensor that changed:
+
+- positions: the gaps between changed positions as varints, or a bitmap, whichever is smaller;
+- values: the difference of the old and the new word, taken as integers modulo their width, zigzag, as varints; or the
+  new words as they are, whichever is smaller;
+- each of the two deflated where that makes it smaller by a tenth;
+- all words as they are (dense), where that is smaller than the rest.
+
+A delta is a safetensors file; its header names base and result by checksum, and each changed tensor by its own.
+Invariant: `apply` gives exactly the weights that were encoded, or raises and has changed nothing.
+
+Sources of the idea: sparse weight synchronisation in verl, slime and TRL (see docs/weights.md).
+"""
+
+import hashlib
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fulmen_algorithm.weights.tensor_files import (
+    Bytes,
+    RawTensor,
+    TensorFileDamaged,
+    Weights,
+    Words,
+    bytes_tensor,
+    combined_digest,
+    empty_words,
+    read_tensors,
+    write_tensors,
+)
+from fulmen_algorithm.weights.varints import pack_varints, unpack_varints
+
+DELTA_FILE = "delta.safetensors"
+FORMAT = 1
+HEADER, HEADER_SHA256 = "fulmen.delta", "fulmen.delta.sha256"
+GAPS, BITMAP = "gaps", "bitmap"
+STEPS, WORDS = "steps", "words"
+DENSE = "dense"
+DEFLATE_LEVEL = 1
+DEFLATE_WORTH = 0.9
+
+
+class DeltaError(Exception):
+    """A delta cannot be made or applied; nothing was changed."""
+
+
+class TensorsDiffer(DeltaError):
+    """Two weights have not the same names, types and shapes: there is no delta between them."""
+
+
+class WrongBase(DeltaError):
+    """The delta belongs to other weights than those that it is applied to."""
+
+
+class DeltaDamaged(DeltaError):
+    """The file is cut off or altered, or of a format that is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """How one changed tensor is written.
+
+    Attributes:
+        dtype: Of the tensor.
+        shape: Of the tensor.
+        changed: Elements whose bits changed.
+        positions: `gaps` or `bitmap`; empty if dense.
+        values: `steps`, `words` or `dense`.
+        deflated: Which of the two are deflated, with the size that they inflate to.
+        sha256: Of the tensor afterwards.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    changed: int
+    positions: str
+    values: str
+    deflated: Mapping[str, int]
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaHeader:
+    """What a delta says of itself.
+
+    Attributes:
+        base_sha256: Of the weights that it applies to.
+        sha256: Of the weights that it gives.
+        changed: Elements whose bits changed.
+        elements: Of all.
+        tensors: The tensors that changed.
+    """
+
+    base_sha256: str
+    sha256: str
+    changed: int
+    elements: int
+    tensors: Mapping[str, Encoded]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaSize:
+    """What a delta came to.
+
+    Attributes:
+        changed: Elements whose bits changed.
+        elements: Of all.
+        size_bytes: Of the file.
+        full_bytes: Of the complete weights.
+    """
+
+    changed: int
+    elements: int
+    size_bytes: int
+    full_bytes: int
+
+    @property
+    def changed_share(self) -> float:
+        """Share of the elements that changed."""
+        return self.changed / self.elements if self.elements else 0.0
+
+
+def encode(base: Weights, new: Weights, path: Path) -> DeltaSize:
+    """Writes what leads from `base` to `new`.
+
+    Raises:
+        TensorsDiffer: if names, types or shapes differ.
+        OSError: if the disk is full.
+    """
+    if layout(base.tensors) != layout(new.tensors):
+        raise TensorsDiffer("The weights have other names, types or shapes than their base.")
+    parts: dict[str, RawTensor] = {}
+    entries: dict[str, Encoded] = {}
+    for name, tensor in new.tensors.items():
+        old = base.tensors[name].words
+        positions = np.flatnonzero(old != tensor.words)
+        if positions.size == 0:
+            new.digests[name] = base.digest_of(name)
+            continue
+        streams, labels = _smallest(old, tensor.words, positions)
+        deflated: dict[str, int] = {}
+        for kind, stream in streams.items():
+            small = _deflated(stream)
+            if small is not None:
+                deflated[kind] = stream.size
+            parts[f"{name}/{kind}"] = bytes_tensor(stream if small is None else small)
+        entries[name] = Encoded(
+            dtype=tensor.dtype,
+            shape=tensor.shape,
+            changed=positions.size,
+            deflated=deflated,
+            sha256=new.digest_of(name),
+            **labels,
+        )
+    header = DeltaHeader(
+        base_sha256=base.sha256(),
+        sha256=new.sha256(),
+        changed=sum(entry.changed for entry in entries.values()),
+        elements=sum(tensor.words.size for tensor in new.tensors.values()),
+        tensors=entries,
+    )
+    text = json.dumps({"format": FORMAT, **asdict(header)}, separators=(",", ":"), sort_keys=True)
+    size = write_tensors(path, parts, {HEADER: text, HEADER_SHA256: hashlib.sha256(text.encode()).hexdigest()})
+    return DeltaSize(changed=header.changed, elements=header.elements, size_bytes=size, full_bytes=new.size_bytes)
+
+
+def read_header(path: Path) -> DeltaHeader:
+    """Reads what a delta says of itself.
+
+    Raises:
+        DeltaDamaged: if it is cut off, altered, or of another format.
+        OSError: if it cannot be read.
+    """
+    return _opened(path)[0]
+
+
+def apply(base: Weights, path: Path) -> Weights:
+    """Gives the weights that a delta leads to; those that did not change are shared with `base`.
+
+    Raises:
+        WrongBase: if the delta belongs to other weights.
+        DeltaDamaged: if the file is cut off or altered.
+        OSError: if it cannot be read.
+    """
+    header, parts = _opened(path)
+    if header.base_sha256 != base.sha256():
+        raise WrongBase(f"The delta applies to weights {header.base_sha256[:12]}, these are {base.sha256()[:12]}.")
+    changed = {name: _decoded(name, entry, base, parts) for name, entry in header.tensors.items()}
+    digests = {name: base.digest_of(name) for name in base.tensors} | {n: t.digest() for n, t in changed.items()}
+    if any(digests[name] != entry.sha256 for name, entry in header.tensors.items()):
+        raise DeltaDamaged("A tensor of the delta has not the checksum that its header says.")
+    if combined_digest(digests) != header.sha256:
+        raise DeltaDamaged("The weights have not the checksum that the delta's header says.")
+    # What did not change is not even looked at: an engine would have to make it first.
+    return Weights(tensors=_Overlaid(changed, base.tensors), digests=digests)
+
+
+class _Overlaid(Mapping[str, RawTensor]):
+    """Tensors, some of which take the place of others."""
+
+    def __init__(self, changed: Mapping[str, RawTensor], others: Mapping[str, RawTensor]) -> None:
+        self._changed = changed
+        self._others = others
+
+    def __getitem__(self, name: str) -> RawTensor:
+        return self._changed[name] if name in self._changed else self._others[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._others)
+
+    def __len__(self) -> int:
+        return len(self._others)
+
+
+def layout(tensors: Mapping[str, RawTensor]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Returns types and shapes by name."""
+    return {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+
+
+def _smallest(old: Words, new: Words, positions: np.ndarray) -> tuple[dict[str, Bytes], dict[str, Any]]:
+    """Chooses how a tensor is written; returns the streams, and what they are."""
+    gaps = np.diff(positions, prepend=-1) - 1
+    where, values = pack_varints(gaps.astype(np.uint64)), pack_varints(_steps(old[positions], new[positions]))
+    kinds = {"positions": GAPS, "values": STEPS}
+    if where.size > -(-old.size // 8):
+        kinds["positions"], where = BITMAP, np.packbits(old != new)
+    if values.size > positions.size * new.itemsize:
+        kinds["values"], values = WORDS, _as_bytes(new[positions])
+    if where.size + values.size >= new.nbytes:
+        return {"values": _as_bytes(new)}, {"positions": "", "values": DENSE}
+    return {"positions": where, "values": values}, kinds
+
+
+def _steps(old: Words, new: Words) -> np.ndarray:
+    """Takes the differences modulo the width, small ones of either sign to small numbers (zigzag)."""
+    bits = old.itemsize * 8
+    steps = (new - old).astype(np.uint64)  # wraps around at the width
+    negative = (steps >> np.uint64(bits - 1)).astype(bool)
+    mask = np.uint64(2**bits - 1)
+    return np.where(negative, ((~steps & mask) << np.uint64(1)) | np.uint64(1), steps << np.uint64(1)) & mask
+
+
+def _stepped(old: Words, steps: np.ndarray) -> Words:
+    """Undoes `_steps`.
+
+    Raises:
+        ValueError: if a step is wider than an element.
+    """
+    mask = np.uint64(2 ** (old.itemsize * 8) - 1)
+    if (steps & ~mask).any():
+        raise ValueError("A step is wider than an element.")
+    moved = np.where(steps & np.uint64(1), ~(steps >> np.uint64(1)), steps >> np.uint64(1)) & mask
+    return old + moved.astype(old.dtype)
+
+
+def _decoded(name: str, entry: Encoded, base: Weights, parts: Mapping[str, RawTensor]) -> RawTensor:
+    tensor = base.tensors.get(name)
+    if tensor is None or (tensor.dtype, tensor.shape) != (entry.dtype, entry.shape):
+        raise DeltaDamaged(f"{name!r} has another type or shape than in the base.")
+    try:
+        values = _inflated(parts[f"{name}/values"], entry.deflated.get("values"))
+        if entry.values == DENSE:
+            words = _as_words(values, tensor)
+        else:
+            where = _inflated(parts[f"{name}/positions"], entry.deflated.get("positions"))
+            positions = _positions(where, entry, tensor.words.size)
+            words = empty_words(tensor.dtype, tensor.words.size)
+            np.copyto(words, tensor.words)
+            if entry.values == STEPS:
+                words[positions] = _stepped(words[positions], unpack_varints(values, entry.changed))
+            else:
+                words[positions] = _as_words(values, tensor)
+        return RawTensor(dtype=tensor.dtype, shape=tensor.shape, words=words)
+    except (ValueError, KeyError, IndexError, zlib.error) as error:
+        raise DeltaDamaged(f"{name!r} in the delta cannot be read: {error}") from error
+
+
+def _positions(where: Bytes, entry: Encoded, elements: int) -> np.ndarray:
+    """Reads positions, ascending and within the tensor.
+
+    Raises:
+        ValueError: if they are not, or not as many as the header says.
+    """
+    if entry.positions == BITMAP:
+        positions = np.flatnonzero(np.unpackbits(where, count=elements))
+    else:
+        gaps = unpack_varints(where, entry.changed)
+        if (gaps >= elements).any():
+            raise ValueError("A gap is longer than the tensor.")
+        positions = np.cumsum(gaps.astype(np.int64) + 1) - 1
+    if positions.size != entry.changed or (positions.size and positions[-1] >= elements):
+        raise ValueError("The positions are not those of the header.")
+    return positions
+
+
+def _opened(path: Path) -> tuple[DeltaHeader, dict[str, RawTensor]]:
+    try:
+        parts, metadata = read_tensors(path)
+    except TensorFileDamaged as error:
+        raise DeltaDamaged(str(error)) from error
+    text = metadata.get(HEADER, "")
+    if hashlib.sha256(text.encode()).hexdigest() != metadata.get(HEADER_SHA256):
+        raise DeltaDamaged(f"The header of {path.name} was altered, or it is no delta.")
+    fields = json.loads(text)
+    if fields.pop("format") != FORMAT:
+        raise DeltaDamaged(f"{path.name} has another format than {FORMAT}.")
+    tensors = {n: Encoded(**{**entry, "shape": tuple(entry["shape"])}) for n, entry in fields.pop("tensors").items()}
+    return DeltaHeader(**fields, tensors=tensors), parts
+
+
+def _deflated(stream: Bytes) -> Bytes | None:
+    """Deflates a stream; None if that is not worth it."""
+    small = zlib.compress(stream.data, DEFLATE_LEVEL)
+    return np.frombuffer(small, dtype=np.uint8) if len(small) < DEFLATE_WORTH * stream.size else None
+
+
+def _inflated(part: RawTensor, size: int | None) -> Bytes:
+    """Inflates a stream that was deflated, to just the size that the header says.
+
+    Raises:
+        ValueError: if it has another size.
+        zlib.error: if it is damaged.
+    """
+    stream: Bytes = part.words.view(np.uint8)
+    if size is None:
+        return stream
+    inflater = zlib.decompressobj()
+    content = inflater.decompress(stream.data, size + 1)
+    if len(content) != size or not inflater.eof:
+        raise ValueError("A deflated stream has another size.")
+    return np.frombuffer(content, dtype=np.uint8)
+
+
+def _as_bytes(words: Words) -> Bytes:
+    return np.ascontiguousarray(words).view(np.uint8)
+
+
+def _as_words(content: Bytes, like: RawTensor) -> Words:
+    return np.ascontiguousarray(content).view(like.words.dtype)

@@ -1,0 +1,183 @@
+"""Low-rank adapters (arXiv:2106.09685) through peft: beside a model's own weights, which stay as they are.
+
+There is one adapter, or one for each role. Invariant: whichever adapter is in use, all of them train: the optimiser and
+the exchange of gradients see the same parameters at every step. What is dropped out, is dropped out in passes with a
+gradient alone.
+
+Files are those of peft, so that engines of others load them: `adapter_config.json`, `adapter_model.safetensors`.
+"""
+
+import warnings
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from peft import LoraConfig
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from fulmen_algorithm.training.rows import UnknownRole
+from fulmen_algorithm.training.settings import LoraSettings, WeightsKind
+from fulmen_algorithm.weights.publishing import WrittenWeights
+from fulmen_algorithm.weights.tensor_files import Weights, combined_digest, read_folder, write_tensors
+from fulmen_algorithm.weights.weight_writer import published_tensors, raw_tensor, tensor_of
+
+ADAPTER_FILE = "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_MARKS = (".lora_A.", ".lora_B.")
+
+
+class TargetsUnknown(Exception):
+    """The model has no linear layers of the names that are to get adapters; the text is for a person."""
+
+
+class Adapters:
+    """The adapters of one model."""
+
+    def __init__(self, model: PreTrainedModel, settings: LoraSettings) -> None:
+        """Puts fresh adapters beside a model's weights; these train no more.
+
+        Raises:
+            TargetsUnknown: if the model has no module of those that are to get an adapter, or one is no linear layer.
+        """
+        self._model = model
+        self._settings = settings
+        linear = {name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, nn.Linear)}
+        with warnings.catch_warnings():
+            # That there are several adapters is what is wanted.
+            warnings.filterwarnings("ignore", message="Already found a `peft_config`", category=UserWarning)
+            try:
+                for name in settings.adapters:
+                    model.add_adapter(_config(settings), adapter_name=name)
+            except ValueError as error:
+                raise _unknown(settings, linear) from error
+        self._layers = [part for part in model.modules() if isinstance(part, LoraLayer)]
+        if not all(isinstance(layer.get_base_layer(), nn.Linear) for layer in self._layers):
+            raise _unknown(settings, linear)
+        self._dropouts = [d for layer in self._layers for d in layer.lora_dropout.values() if isinstance(d, nn.Dropout)]
+        self._in_use = ""
+        self.use(settings.adapters[0])
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the adapters."""
+        return self._settings.adapters
+
+    def of_role(self, role: str) -> str:
+        """Returns the adapter that the rows of a role train.
+
+        Raises:
+            UnknownRole: if there are adapters by role, and none of this one.
+        """
+        if not self._settings.roles:
+            return self.names[0]
+        if role not in self._settings.roles:
+            known = ", ".join(self._settings.roles)
+            raise UnknownRole(f"There is no adapter for the role {role!r}; lora.roles has {known}.")
+        return role
+
+    def use(self, name: str) -> None:
+        """Makes an adapter the one that passes go through; all of them stay trainable."""
+        if name != self._in_use:
+            for layer in self._layers:
+                layer.set_adapter([name])
+            self._in_use = name
+        for parameter in self.parameters().values():
+            parameter.requires_grad_(True)
+
+    def drop_out(self, training: bool) -> None:
+        """Switches the adapters' dropout."""
+        for dropout in self._dropouts:
+            dropout.train(training)
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Returns the weights of all adapters by their names in the model."""
+        return {name: p for name, p in self._model.named_parameters() if any(mark in name for mark in _MARKS)}
+
+    def write(self, folder: Path, tensors: Mapping[str, Tensor] | None = None) -> WrittenWeights:
+        """Writes a folder with a folder for each adapter, in float32.
+
+        Args:
+            folder: Is made.
+            tensors: Weights by their names in the model, where those of the model are spread over ranks.
+        """
+        whole = dict(self.parameters()) if tensors is None else tensors
+        digests: dict[str, str] = {}
+        size = full = 0
+        for adapter in self.names:
+            (folder / adapter).mkdir(parents=True)
+            found = {file: raw_tensor(whole[name].detach().float()) for name, file in self._names(adapter)}
+            weights = Weights(tensors=found)
+            digests |= {f"{adapter}/{name}": weights.digest_of(name) for name in found}
+            size += write_tensors(folder / adapter / ADAPTER_FILE, found, {"format": "pt"})
+            full += weights.size_bytes
+            self._model.peft_config[adapter].save_pretrained(str(folder / adapter))
+        base = sum(p.numel() * p.element_size() for n, p in self._model.named_parameters() if ".lora_" not in n)
+        return WrittenWeights(
+            kind=WeightsKind.LORA,
+            sha256=combined_digest(digests),
+            size_bytes=size,
+            full_bytes=base,
+            changed_share=full / max(base, 1),
+            adapters=self.names,
+        )
+
+    def read(self, folder: Path) -> dict[str, Tensor]:
+        """Reads what `write` wrote, by the names in the model.
+
+        Raises:
+            TensorFileDamaged: if a file is not there or damaged.
+            KeyError: if it is of other adapters.
+        """
+        found: dict[str, Tensor] = {}
+        for adapter in self.names:
+            weights = read_folder(folder / adapter)
+            for name, file in self._names(adapter):
+                found[name] = tensor_of(weights.tensors[file], torch.float32)
+        return found
+
+    def merged(self, adapter: str, tensors: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Returns the model's own weights with an adapter added, under the names that they have without adapters.
+
+        Args:
+            adapter: Its name.
+            tensors: Weights by their names in the model, where those of the model are spread over ranks.
+        """
+        whole = published_tensors(self._model) if tensors is None else tensors
+        scales = {name: p.scaling[adapter] for name, p in self._model.named_modules() if isinstance(p, LoraLayer)}
+        found: dict[str, Tensor] = {}
+        for name, tensor in whole.items():
+            layer, base, _ = name.partition(".base_layer.weight")
+            if ".lora_" in name:
+                continue
+            if base:
+                down, up = (whole[f"{layer}.lora_{side}.{adapter}.weight"].detach() for side in "AB")
+                tensor = tensor.detach() + scales[layer] * (up @ down)
+            found[name.replace(".base_layer.", ".")] = tensor.detach()
+        return found
+
+    def _names(self, adapter: str) -> Iterator[tuple[str, str]]:
+        """Yields the names of an adapter's weights, in the model and in a file."""
+        for name in self.parameters():
+            for mark in _MARKS:
+                head, found, tail = name.partition(mark)
+                if found and tail.startswith(f"{adapter}."):
+                    yield name, f"{_PREFIX}{head}{mark}{tail.removeprefix(f'{adapter}.')}"
+
+
+def _unknown(settings: LoraSettings, linear: Collection[str]) -> TargetsUnknown:
+    wanted = settings.targets if isinstance(settings.targets, str) else ", ".join(settings.targets)
+    known = ", ".join(sorted(linear))
+    return TargetsUnknown(f"lora.targets ({wanted}): adapters are for the model's linear layers, which are {known}.")
+
+
+def _config(settings: LoraSettings) -> LoraConfig:
+    targets = settings.targets if isinstance(settings.targets, str) else list(settings.targets)
+    return LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,  # type: ignore[arg-type]  # it is only divided by the rank
+        lora_dropout=settings.dropout,
+        target_modules=targets,
+        task_type="CAUSAL_LM",
+    )

@@ -1,0 +1,336 @@
+"""A model of the world around a run: a store that keeps everything, an engine that remembers what it serves.
+
+The process can be killed at will: `Crashes` stops at the n-th call of a port, before or after its effect, and the test
+then drops everything that was not in the world or on the disk.
+"""
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fulmen.errors import ResourceNotFound
+from fulmen_algorithm.rollouts.groups import FinishedGroup, FinishedRollout, GroupSpec, of_branch, train_index
+from fulmen_algorithm.rollouts.trajectory import Conversation, RolloutTrajectory, TokenSequence
+from fulmen_algorithm.runs.chat import ChatAnswer, ChatRequest
+from fulmen_algorithm.runs.ports import Content, Notify, PublishedPolicy, SwapFigures
+from fulmen_algorithm.runs.run import TrainingRun
+from fulmen_algorithm.training.settings import WeightsKind
+from fulmen_algorithm.weights.tensor_files import read_folder
+
+
+@dataclass(slots=True)
+class Crashes:
+    """Counts the calls of all ports and ends the process at one of them, or does something else there."""
+
+    at_call: int | None = None
+    after_effect: bool = False
+    calls: int = 0
+    act: Callable[[], None] | None = None
+    killed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def before(self) -> None:
+        """Counts a call; ends the process before its effect, if it is its turn."""
+        self.calls += 1
+        if self.calls == self.at_call and not self.after_effect:
+            await self._end()
+
+    async def after(self) -> None:
+        """Ends the process after the effect of the call, if it is its turn."""
+        if self.calls == self.at_call and self.after_effect:
+            await self._end()
+
+    async def _end(self) -> None:
+        self.killed.set()
+        if self.act is not None:
+            self.act()
+            return
+        await asyncio.Event().wait()  # nothing comes after the end
+
+
+@dataclass(slots=True)
+class World:
+    """What survives crashes."""
+
+    chance: random.Random
+    crashes: Crashes = field(default_factory=Crashes)
+    failure_rate: float = 0.0
+    failure: str = "AGENT_ERROR"
+    """What rollouts fail by."""
+    fails: Callable[[str], bool] | None = None
+    """Which rollouts do, by name, beside those that fail by chance."""
+    groups: dict[str, GroupSpec] = field(default_factory=dict)
+    pending: list[str] = field(default_factory=list)
+    feed: list[FinishedGroup] = field(default_factory=list)
+    sampled_with: dict[str, int] = field(default_factory=dict)
+    resources: dict[str, list[bytes]] = field(default_factory=dict)
+    requests: dict[str, Content] = field(default_factory=dict)
+    aliases: dict[str, int] = field(default_factory=dict)
+    served: PublishedPolicy | None = None
+    served_versions: list[int] = field(default_factory=list)
+    kinds: list[WeightsKind] = field(default_factory=list)
+    cancelled: bool = False
+    answer_tokens: int = 2
+    roles: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Policy and model that each role asks; empty for one agent without a name."""
+    truncated: bool = False
+    reward_of: Callable[[str], float] | None = None
+    answer_text: str = ""
+    conversations: tuple[Conversation, ...] = ()
+    others: dict[str, list[FinishedGroup]] = field(default_factory=dict)
+    read: Callable[[Sequence[str]], None] = lambda _: None
+    """Is told of attempts whose trajectories are read."""
+    asked: list[ChatRequest] = field(default_factory=list)
+    asking: int = 0
+    asking_most: int = 0
+    """Questions that were under way at a time, at most."""
+    answer: Callable[[ChatRequest], str] = lambda _: ""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    in_order: bool = False
+    sampled_early: bool = False
+    submitted_with: dict[str, int] = field(default_factory=dict)
+    children: dict[str, "World"] = field(default_factory=dict)
+
+    def child(self, run_id: str) -> "World":
+        """Gives a run a queue and an engine of its own; the resources are everybody's."""
+        if run_id not in self.children:
+            self.children[run_id] = World(chance=self.chance, crashes=self.crashes)
+        return self.children[run_id]
+
+    def new_life(self, crashes: Crashes) -> None:
+        """Lets the next process begin; it is everybody's."""
+        for each in (self, *self.children.values()):
+            each.crashes, each.changed = crashes, asyncio.Event()
+
+    def of(self, run: TrainingRun) -> "World":
+        """Returns what a run sees."""
+        return self.children.get(run.run_id, self)
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Names of the versions that runs have published, by request id."""
+        return {request_id: content.name for request_id, content in self.requests.items()}
+
+    def add_resource(self, resource: str, content: bytes) -> str:
+        """Publishes a version from outside; returns its name."""
+        versions = self.resources.setdefault(resource, [])
+        versions.append(content)
+        return f"{resource}/versions/{len(versions)}"
+
+    def finish_one(self) -> None:
+        """Ends a group that is pending, any of them."""
+        group_id = self.pending.pop(0 if self.in_order else self.chance.randrange(len(self.pending)))
+        spec = self.groups[group_id]
+        rollouts = tuple(self._rollout(f"rollouts/{group_id}.{n}") for n in range(spec.size))
+        self.feed.append(FinishedGroup(group_id=group_id, rollouts=rollouts, cursor=str(len(self.feed) + 1)))
+
+    def _rollout(self, name: str) -> FinishedRollout:
+        served = self.served.version if self.served else 0
+        early = self.sampled_early and self.chance.random() < 0.5
+        group_id = name.removeprefix("rollouts/").rpartition(".")[0]
+        self.sampled_with[f"{name}/attempts/1"] = self.submitted_with[group_id] if early else served
+        failed = self.chance.random() < self.failure_rate or (self.fails is not None and self.fails(name))
+        return FinishedRollout(
+            name=name,
+            attempt=f"{name}/attempts/1",
+            succeeded=not failed,
+            reward=None if failed else self._reward(name),
+            failure=self.failure if failed else "",
+        )
+
+    def _reward(self, name: str) -> float:
+        return float(self.chance.randrange(2)) if self.reward_of is None else self.reward_of(name)
+
+
+class ModelQueue:
+    """The port `RolloutQueue`."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def submit(self, groups: Sequence[GroupSpec]) -> None:
+        """Keeps groups; the same group again must have the same content."""
+        world = self._world
+        await world.crashes.before()
+        for group in groups:
+            known = world.groups.setdefault(group.group_id, group)
+            assert known == group, "a group was submitted again with another content"
+            if known is group:
+                world.pending.append(group.group_id)
+                world.submitted_with[group.group_id] = world.served.version if world.served else 0
+        changed, world.changed = world.changed, asyncio.Event()
+        changed.set()
+        await world.crashes.after()
+
+    async def watch(self, cursor: str) -> AsyncIterator[FinishedGroup]:
+        """Finishes groups as they are asked for."""
+        world = self._world
+        position = int(cursor or 0)
+        while True:
+            changed = world.changed
+            while position < len(world.feed) or world.pending:
+                if position == len(world.feed):
+                    world.finish_one()
+                position += 1
+                yield world.feed[position - 1]
+                await asyncio.sleep(0)
+            await changed.wait()
+
+    async def trajectories(self, attempts: Sequence[str]) -> dict[str, RolloutTrajectory]:
+        """Makes up tokens."""
+        await self._world.crashes.before()
+        self._world.read(attempts)
+        return {name: self._trajectory(name) for name in attempts}
+
+    def _sequence(self, attempt: str, role: str, policy: str, model: str) -> TokenSequence:
+        chance = random.Random(attempt + role)
+        count = self._world.answer_tokens
+        prompt = [4, *(chance.randrange(6, 16) for _ in range(3))]
+        answer = [*(chance.randrange(6, 16) for _ in range(count - 1)), 2]
+        version = self._world.sampled_with[attempt]
+        return TokenSequence(
+            token_ids=(*prompt, *answer),
+            loss_mask=(False,) * 4 + (True,) * count,
+            logprobs=(0.0,) * 4 + (-3.0,) * count,
+            policy_versions=(0,) * 4 + (version,) * count,
+            role=role,
+            policy=policy,
+            model=model,
+        )
+
+    def _trajectory(self, attempt: str) -> RolloutTrajectory:
+        roles = self._world.roles or {"": ("", "")}
+        return RolloutTrajectory(
+            sequences=tuple(self._sequence(attempt, role, *asked) for role, asked in roles.items()),
+            truncated=self._world.truncated,
+            prompt_text="1+1=",
+            answer_text=self._world.answer_text,
+            conversations=self._world.conversations,
+        )
+
+    async def known_train_groups(self, *, below: int, branch: int) -> set[int]:
+        """Lists what was submitted."""
+        await self._world.crashes.before()
+        plain_ids = [plain_id for name in self._world.groups if (plain_id := of_branch(name, branch)) is not None]
+        return {i for plain_id in plain_ids if (i := train_index(plain_id)) is not None and i >= below}
+
+    async def finished_of(self, training_run: str) -> list[FinishedGroup]:
+        """Reads what another run has made."""
+        await self._world.crashes.before()
+        return self._world.others[training_run]
+
+    async def cancel_all(self) -> None:
+        """Ends what is pending without a result; the feed says so."""
+        await self._world.crashes.before()
+        for group_id in self._world.pending:
+            rollouts = [f"rollouts/{group_id}.{n}" for n in range(self._world.groups[group_id].size)]
+            ended = tuple(
+                FinishedRollout(name=name, attempt="", succeeded=False, reward=None, failure="CANCELLED")
+                for name in rollouts
+            )
+            cursor = str(len(self._world.feed) + 1)
+            self._world.feed.append(FinishedGroup(group_id=group_id, rollouts=ended, cursor=cursor))
+        self._world.pending.clear()
+        self._world.cancelled = True
+        await self._world.crashes.after()
+
+
+class ModelShelf:
+    """The port `ResourceShelf`."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def has_rollouts(self, training_run: str) -> bool:
+        """Tells whether another run has made any."""
+        return bool(self._world.others.get(training_run))
+
+    async def get(self, name: str) -> Content:
+        """Reads a version, or the newest."""
+        resource, _, number = name.partition("/versions/")
+        versions = self._world.resources.get(resource, [])
+        version = int(number or len(versions))
+        if not 1 <= version <= len(versions):
+            raise ResourceNotFound("There is no such resource.", resource=name)
+        return Content(name=f"{resource}/versions/{version}", version=version, data=versions[version - 1])
+
+    async def publish(
+        self, *, resource: str, kind: str, content: bytes, content_type: str, parent: str, request_id: str
+    ) -> Content:
+        """Keeps a version, once per request id."""
+        world = self._world
+        await world.crashes.before()
+        if request_id not in world.requests:
+            name = world.add_resource(resource, content)
+            version = int(name.rpartition("/")[2])
+            world.requests[request_id] = Content(name=name, version=version, data=content)
+        await world.crashes.after()
+        return world.requests[request_id]
+
+    async def point(self, resource: str, alias: str, version: int) -> None:
+        """Points an alias."""
+        await self._world.crashes.before()
+        self._world.aliases[f"{resource}/aliases/{alias}"] = version
+        await self._world.crashes.after()
+
+
+class ModelChat:
+    """The port `ChatModels`."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def ask(self, request: ChatRequest) -> ChatAnswer:
+        """Answers as the world says; whoever is asked is paid."""
+        world = self._world
+        await world.crashes.before()
+        world.asked.append(request)
+        world.asking += 1
+        world.asking_most = max(world.asking_most, world.asking)
+        await asyncio.sleep(0)
+        world.asking -= 1
+        await world.crashes.after()
+        return ChatAnswer(text=world.answer(request), prompt_tokens=10, completion_tokens=5)
+
+
+class ModelServing:
+    """The port `Serving`."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def serve(self, policy: PublishedPolicy, overrides: Mapping[str, str], notify: Notify) -> None:
+        """Serves a version."""
+        assert json.loads(overrides["validation"])["temperature"] == 0
+        assert policy.kind is not WeightsKind.DELTA, "an engine begins with a delta"
+        await self.swap(policy)
+
+    async def swap(self, policy: PublishedPolicy) -> SwapFigures:
+        """Serves another version; what it is made of must be there, and be the weights that it says."""
+        await self._world.crashes.before()
+        if policy.kind is WeightsKind.LORA:
+            assert policy.base_model is not None
+            assert (policy.base_model / "model.safetensors").exists()
+            assert all((folder / "adapter_model.safetensors").exists() for folder in policy.adapters.values())
+        else:
+            weights = read_folder(await policy.model_folder())
+            assert policy.sha256 in ("", weights.sha256())
+        self._world.kinds.append(policy.kind)
+        self._world.served = policy
+        self._world.served_versions.append(policy.version)
+        await self._world.crashes.after()
+        return SwapFigures(pause_s=0.05, size_bytes=1000)
+
+    def release(self) -> None:
+        """Leaves what is served where it is."""
+
+    async def sampled_tokens(self) -> int:
+        """Counts two tokens for each rollout."""
+        return 2 * len(self._world.sampled_with)
+
+
+async def no_build(bundle: bytes, target: str, bundle_dir: Path, output_dir: Path, seed: int) -> None:
+    """Refuses to build."""
+    raise AssertionError("no run of these tests builds a model")

@@ -1,0 +1,230 @@
+"""A prompt gets better against models that are functions of what they are asked, wherever the process is killed."""
+
+import asyncio
+import json
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fulmen.errors import SettingsInvalid
+from fulmen_algorithm.runs.chat import ChatRequest
+from fulmen_algorithm.runs.creation import RunDraft
+from fulmen_algorithm.runs.report import report
+from fulmen_algorithm.runs.run import NO_POLICY, RunState
+from fulmen_algorithm.runs.runs import Entry
+from fulmen_algorithm.training.checkpoints import CheckpointStore
+from tests.support.algorithm.model_services import Crashes, World
+from tests.support.algorithm.run_service import Service, created
+from tests.unit.algorithm.runs.test_crashes import live
+
+FIRST = "Answer {question}."
+ADVICE = ("Think in steps.", "Answer with a number alone.", "Check the sign.")
+SETTINGS = {
+    "steps": 4,
+    "critic": {"model": "critic"},
+    "editor": {"model": "editor", "temperature": None},
+    "beam_width": 2,
+    "branch_factor": 2,
+    "gradient_tasks": 3,
+    "gradient_examples": 2,
+    "selection": {"kind": "halving", "tasks": 3},
+}
+
+
+def answer(request: ChatRequest) -> str:
+    """Answers as critic, with an instruction that is missing, or as editor, with the instruction added."""
+    text = str(request.messages[-1]["content"])
+    template = text.partition("<template>\n")[2].partition("\n</template>")[0]
+    if request.purpose == "apo.paraphrase":
+        return f"<prompt>{template} In other words.</prompt>"
+    if request.model == "critic":
+        missing = [advice for advice in ADVICE if advice not in template]
+        # Another example, another criticism; sometimes a useless one.
+        return random.Random(text).choice([*missing, "Forget the placeholder.", "Say please."])
+    criticism = text.partition("<criticism>\n")[2].partition("\n</criticism>")[0]
+    edited = template.replace("{question}", "it") if "Forget" in criticism else f"{template} {criticism}"
+    return f"Here it is:\n<prompt>\n{edited}\n</prompt>"
+
+
+def quality(prompt: str) -> float:
+    """Scores a prompt: the share of the instructions that it has."""
+    return sum(advice in prompt for advice in ADVICE) / len(ADVICE)
+
+
+@pytest.fixture
+def searched(world: World) -> World:
+    """Returns a world with a prompt, models that improve it, and rewards by how good the prompt of a rollout is."""
+    world.add_resource("resources/prompt.solver", FIRST.encode())
+    world.answer = answer
+
+    def reward(rollout: str) -> float:
+        group = rollout.removeprefix("rollouts/").rpartition(".")[0]
+        resource, _, number = world.groups[group].resource_versions["prompt"].partition("/versions/")
+        return quality(world.resources[resource][int(number) - 1].decode())
+
+    world.reward_of = reward
+    return world
+
+
+@pytest.fixture
+def draft(grpo_draft: RunDraft) -> RunDraft:
+    """Returns a small search."""
+    inputs = {**grpo_draft.inputs, "prompt": "resources/prompt.solver/versions/1"}
+    return replace(grpo_draft, algorithm="apo", settings_json=json.dumps(SETTINGS), policy=NO_POLICY, inputs=inputs)
+
+
+async def ended(
+    open_service: Callable[[World], Service], world: World, draft: RunDraft, deaths: tuple[int, ...] = ()
+) -> Entry:
+    """Runs a search to its end, through deaths at the n-th call of each life."""
+    run = await created(draft, world)
+    service = open_service(world)
+    service.runs.add(run)
+    for at_call in (*deaths, None):
+        world.crashes = Crashes(at_call=at_call, after_effect=bool(at_call and at_call % 2))
+        if await live(service, run, world.crashes):
+            break
+        world.changed = asyncio.Event()
+        service = open_service(world)
+    entry = service.runs.entry(run.name)
+    assert entry.run.state is RunState.SUCCEEDED, entry.run.failure_message
+    return entry
+
+
+def remembered(tmp_path: Path, name: str) -> dict:
+    """Reads what a run remembers in its newest checkpoint."""
+    found = CheckpointStore(directory=tmp_path / "state/runs" / name / "checkpoints").newest().checkpoint
+    assert found is not None
+    return dict(found.progress)["memory"]["apo"]
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [{"kind": "halving", "tasks": 3}, {"kind": "ucb", "tasks": 2, "pulls": 12, "exploration": 0.3}],
+    ids=lambda selection: selection["kind"],
+)
+async def test_a_prompt_gets_better_and_is_published_with_its_parent(
+    searched: World, draft: RunDraft, open_service: Callable[[World], Service], selection: dict, tmp_path: Path
+) -> None:
+    settings = json.dumps({**SETTINGS, "selection": selection, "patience": 0, "steps": 6})
+    entry = await ended(open_service, searched, replace(draft, settings_json=settings))
+    versions = [content.decode() for content in searched.resources["resources/prompt.solver"]]
+    assert len(versions) == 2
+    assert quality(versions[1]) == 1.0
+    assert "{question}" in versions[1]
+    assert searched.aliases == {"resources/prompt.solver/aliases/best": 2}
+    results = entry.run.results
+    assert (results["validation_accuracy_before"], results["validation_accuracy_after"]) == (0.0, 1.0)
+    assert searched.served is None
+    notes = json.loads((tmp_path / "state/runs/small/notes.json").read_text())
+    shown = report(entry.run, entry.events.steps(), entry.events.notices(), notes, []).markdown
+    for expected in ("**best**", f"-{FIRST}", "the placeholder {question} is gone", "calls of critic and editor"):
+        assert expected in shown
+
+
+@pytest.mark.parametrize(("concurrency", "paraphrases"), [(1, 0), (4, 1)])
+async def test_a_search_that_was_killed_comes_to_the_same_candidates_and_pays_no_call_twice(
+    searched: World,
+    draft: RunDraft,
+    open_service: Callable[[World], Service],
+    tmp_path: Path,
+    concurrency: int,
+    paraphrases: int,
+) -> None:
+    settings = {**SETTINGS, "concurrency": concurrency, "paraphrases": paraphrases}
+    draft = replace(draft, settings_json=json.dumps(settings))
+    chance, found = random.Random(0), list[list[tuple]]()
+    for deaths in (0, 4, 4, 4):
+        for queue in (searched.asked, searched.groups, searched.feed, searched.pending):
+            queue.clear()
+        calls = tuple(chance.randrange(2, 15) for _ in range(deaths))
+        name = f"run{len(found)}"
+        await ended(open_service, searched, replace(draft, name=f"trainingRuns/{name}"), calls)
+        memory = remembered(tmp_path, name)
+        assert len(searched.asked) - memory["calls"] <= deaths * concurrency
+        assert memory["tokens"] == 15 * memory["calls"]
+        found.append([(c["id"], c["parent"], c["text"], c["rewards"], c["validation"]) for c in memory["candidates"]])
+        assert len({c["version"] for c in memory["candidates"]}) == len(memory["candidates"])
+    assert found[1:] == found[:1] * 3
+    assert len(found[0]) > 4
+    assert searched.asking_most == concurrency
+    reworded = [text for _, _, text, _, _ in found[0] if "In other words." in text]
+    assert bool(reworded) == bool(paraphrases)
+
+
+async def test_a_search_ends_with_its_budget_and_keeps_what_it_found(
+    searched: World, draft: RunDraft, open_service: Callable[[World], Service]
+) -> None:
+    settings = json.dumps({**SETTINGS, "budget": {"calls": 3}, "steps": 50})
+    entry = await ended(open_service, searched, replace(draft, settings_json=settings))
+    assert len(searched.asked) == 3
+    assert entry.run.step == 1
+    assert any("the budget is used up: 3 calls" in notice.message for notice in entry.events.notices())
+
+
+async def test_a_search_that_finds_nothing_keeps_the_first_prompt(
+    searched: World, draft: RunDraft, open_service: Callable[[World], Service]
+) -> None:
+    searched.answer = lambda request: "I would rather not."
+    entry = await ended(open_service, searched, draft)
+    assert searched.resources["resources/prompt.solver"] == [FIRST.encode()]
+    assert searched.aliases == {"resources/prompt.solver/aliases/best": 1}
+    # Twice the same head is where patience ends.
+    assert entry.run.step == 2
+
+
+async def test_a_search_needs_a_prompt_and_a_critic(searched: World, draft: RunDraft) -> None:
+    inputs = {use: name for use, name in draft.inputs.items() if use != "prompt"}
+    with pytest.raises(SettingsInvalid) as caught:
+        await created(replace(draft, inputs=inputs, settings_json="{}"), searched)
+    assert [each.field for each in caught.value.violations] == ["settings.critic", "inputs.prompt"]
+
+
+async def test_a_search_asks_only_endpoints_that_the_operator_names(searched: World, draft: RunDraft) -> None:
+    named, other = "https://models.example/v1", "https://elsewhere.example/v1"
+    models = {"critic": {"model": "m", "base_url": f"{named}/"}, "editor": {"model": "m", "base_url": other}}
+    wanted = replace(draft, settings_json=json.dumps(models))
+    with pytest.raises(SettingsInvalid) as caught:
+        await created(wanted, searched, endpoints={named})
+    [violation] = caught.value.violations
+    assert violation.field == "settings.editor.base_url"
+    assert violation.description.startswith(f"{other} is not in the service's setting FULMEN_ALGORITHM_CHAT_ENDPOINTS")
+    assert (
+        json.loads((await created(wanted, searched, endpoints={named, other})).settings_json)["editor"]["base_url"]
+        == other
+    )
+    with pytest.raises(SettingsInvalid, match="needs an address such as"):
+        await created(replace(draft, settings_json='{"critic": {"model": "m", "base_url": "file:///etc"}}'), searched)
+
+
+async def test_a_search_that_is_put_back_tries_and_publishes_the_prompts_of_its_own_branch(
+    searched: World, draft: RunDraft, open_service: Callable[[World], Service], tmp_path: Path
+) -> None:
+    folder, kept = tmp_path / "state/runs/small/checkpoints/checkpoint-00000001", tmp_path / "kept"
+
+    def politely(request: ChatRequest) -> str:
+        if not kept.exists():  # the run itself keeps the newest ones alone
+            shutil.copytree(folder, kept)
+        return answer(request).replace("</prompt>", " Please.</prompt>")
+
+    searched.answer = politely
+    entry = await ended(open_service, searched, draft)
+    shutil.copytree(kept, folder)
+    searched.answer, searched.changed = answer, asyncio.Event()
+    service = open_service(searched)
+    service.runs.rollback(entry.run.name, sequence=1, step=0)
+    assert await live(service, entry.run, searched.crashes)
+    again = service.runs.entry(entry.run.name).run
+    assert again.state is RunState.SUCCEEDED, again.failure_message
+    tried = {c["version"]: c["text"] for c in remembered(tmp_path, "small")["candidates"]}
+    assert len(tried) > 2
+    for version, text in tried.items():
+        resource, _, number = version.partition("/versions/")
+        assert searched.resources[resource][int(number) - 1].decode() == text
+        assert "Please" not in text
+    best = [content.decode() for content in searched.resources["resources/prompt.solver"]]
+    assert [FIRST, *(" Please." in text for text in best[1:])] == [FIRST, True, False]

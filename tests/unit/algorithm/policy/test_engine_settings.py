@@ -1,0 +1,80 @@
+"""The engine of a run: strict settings, and when engine and trainer disagree."""
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from fulmen_algorithm.algorithms.grpo import GrpoSettings
+from fulmen_algorithm.policy.engine_settings import (
+    EmbeddedEngine,
+    EngineCheck,
+    EngineSettings,
+    ExternalEngine,
+    SwapMode,
+    VllmEngine,
+)
+from fulmen_algorithm.policy.engine_watch import EngineWatch
+from fulmen_algorithm.runs.failure import RunFailed
+
+ENGINE = TypeAdapter(EngineSettings)
+GAP = {"engine_abs_logprob_delta_mean": 0.1, "engine_abs_logprob_delta_max": 0.5, "engine_tokens": 7.0}
+
+
+def test_a_run_without_the_setting_is_served_by_the_embedded_engine() -> None:
+    assert GrpoSettings().engine == EmbeddedEngine()
+
+
+def test_each_kind_is_read_from_json_and_written_back() -> None:
+    vllm = ENGINE.validate_json('{"kind": "vllm", "swap": "drain", "args": {"max-num-batched-tokens": 8192}}')
+    assert isinstance(vllm, VllmEngine)
+    assert (vllm.swap, vllm.args) == (SwapMode.DRAIN, {"max-num-batched-tokens": 8192})
+    external = ENGINE.validate_json('{"kind": "external", "base_url": "http://10.0.0.7:8000/v1/"}')
+    assert isinstance(external, ExternalEngine)
+    assert external.base_url == "http://10.0.0.7:8000/v1"
+    for engine in (vllm, external, EmbeddedEngine()):
+        assert ENGINE.validate_json(ENGINE.dump_json(engine)) == engine
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        '{"kind": "sglang"}',
+        '{"kind": "embedded", "dtype": "float32"}',
+        '{"kind": "vllm", "tensor_parallel": "2"}',
+        '{"kind": "vllm", "gpu_memory_utilization": 1.5}',
+        '{"kind": "vllm", "swap": "abort"}',
+        '{"kind": "vllm", "args": {"port": 80}}',
+        '{"kind": "vllm", "args": {"no-enable-lora": true}}',
+        '{"kind": "vllm", "args": {"--seed": 1}}',
+        '{"kind": "vllm", "args": {"seed": ""}}',
+        '{"kind": "external"}',
+        '{"kind": "external", "base_url": "file:///etc/passwd"}',
+        '{"kind": "external", "base_url": "http://user:word@host/v1"}',
+    ],
+)
+def test_what_is_unknown_or_out_of_range_or_set_by_fulmen_is_refused(wrong: str) -> None:
+    with pytest.raises(ValidationError):
+        ENGINE.validate_json(wrong)
+
+
+def test_a_run_cannot_stop_before_it_warns() -> None:
+    with pytest.raises(ValidationError, match="stop needs to be at least warn"):
+        EngineCheck(warn=0.1, stop=0.01)
+
+
+def test_a_difference_is_told_once_in_so_many_steps_and_one_too_large_fails_the_run() -> None:
+    told: list[str] = []
+    watch = EngineWatch(EngineCheck(warn=0.1, stop=1.0, every=3), lambda _, text: told.append(text))
+    for step in range(1, 8):
+        watch.look(step, GAP | {"engine_kl": 0.5})
+    assert [text.partition(":")[0] for text in told] == [f"Engine and trainer disagree in step {n}" for n in (1, 4, 7)]
+    watch.look(8, GAP | {"engine_kl": 0.1})
+    watch.look(9, {"loss": 1.0})
+    assert len(told) == 3
+    with pytest.raises(RunFailed, match=r"KL 1.5 nats per token.*engine_check.stop is 1"):
+        watch.look(10, GAP | {"engine_kl": 1.5})
+
+
+def test_a_run_that_may_not_stop_goes_on_whatever_the_difference() -> None:
+    told: list[str] = []
+    EngineWatch(EngineCheck(), lambda severity, _: told.append(severity)).look(0, GAP | {"engine_kl": 1e9})
+    assert told == ["warning"]

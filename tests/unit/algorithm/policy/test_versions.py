@@ -1,0 +1,204 @@
+"""What a run publishes can always be put together again: as deltas, as adapters, after crashes and roll backs."""
+
+import json
+import random
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fulmen_algorithm.persistence.run_files import RunFiles
+from fulmen_algorithm.policy.policy import Policy
+from fulmen_algorithm.policy.stored_weights import stored_policy
+from fulmen_algorithm.runs.creation import RunDraft, SettingsInvalid
+from fulmen_algorithm.runs.failure import RunFailed
+from fulmen_algorithm.runs.ports import ChainLink, Content
+from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec, RunState, TrainingRun
+from fulmen_algorithm.training.settings import WeightsKind
+from fulmen_algorithm.weights.tensor_files import read_folder
+from tests.support.algorithm.model_services import Crashes, ModelShelf, World
+from tests.support.algorithm.run_service import Service, created
+from tests.unit.algorithm.runs.test_crashes import live
+
+DELTA = {"kind": "delta", "dtype": "bfloat16", "full_every": 3, "dense_above": 1.0}
+POLICY = "resources/policy.tiny"
+
+
+def with_settings(draft: RunDraft, **settings: object) -> RunDraft:
+    """Changes settings of a run."""
+    # Of a model this small a delta pays only where little moves.
+    settings = {"learning_rate": 1e-6, **settings}
+    return replace(draft, settings_json=json.dumps({**json.loads(draft.settings_json), **settings}))
+
+
+def descriptions(world: World) -> list[dict[str, object]]:
+    """Returns what the versions say of themselves."""
+    return [json.loads(content) for content in world.resources[POLICY]]
+
+
+async def carried_out(
+    draft: RunDraft, world: World, open_service: Callable[[World], Service], *, crashes: int = 0
+) -> TrainingRun:
+    """Carries a run out, killed some times; returns it at its end."""
+    run = await created(draft, world)
+    service = open_service(world)
+    service.runs.add(run)
+    for number in range(crashes + 1):
+        at = world.chance.randrange(5, 30) if number < crashes else None
+        world.crashes = Crashes(at_call=at, after_effect=world.chance.random() < 0.5)
+        if await live(service, run, world.crashes):
+            break
+        service = open_service(world)
+    return service.runs.entry(run.name).run
+
+
+async def test_versions_are_deltas_and_from_time_to_time_whole(
+    world: World, grpo_draft: RunDraft, open_service: Callable[[World], Service], tmp_path: Path
+) -> None:
+    run = await carried_out(with_settings(grpo_draft, steps=6, weights=DELTA), world, open_service)
+    assert run.state is RunState.SUCCEEDED, run.failure_message
+    kinds = [str(d["kind"]) for d in descriptions(world)]
+    # The first and every third one, and the last, which is what the run leaves behind.
+    assert kinds == ["full", "delta", "delta", "full", "delta", "delta", "full"]
+    assert world.kinds == [WeightsKind(kind) for kind in kinds]
+    first, second = descriptions(world)[:2]
+    assert (second["base"], second["base_sha256"]) == (f"{POLICY}/versions/1", first["sha256"])
+    assert read_folder(Path(run.model_path)).sha256() == descriptions(world)[-1]["sha256"]
+    steps = [
+        json.loads(line)["step"]["values"]
+        for line in (tmp_path / "state/runs/small/events.jsonl").read_text().splitlines()
+        if '"publish_seconds"' in line
+    ]
+    assert steps
+    assert all(s["publish_bytes_full"] > 0 for s in steps)
+    assert any("delta_changed_share" in s for s in steps)
+
+
+async def test_folders_are_removed_beside_the_event_loop(
+    world: World, grpo_draft: RunDraft, open_service: Callable[[World], Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove, threads = shutil.rmtree, []
+
+    def noted(path: Path, ignore_errors: bool = False) -> None:
+        threads.append((path.parent.name, threading.get_ident()))
+        remove(path, ignore_errors)
+
+    monkeypatch.setattr(shutil, "rmtree", noted)
+    run = await carried_out(grpo_draft, world, open_service)
+    assert run.state is RunState.SUCCEEDED, run.failure_message
+    assert {folder for folder, _ in threads} == {"models", "checkpoints"}
+    assert threading.get_ident() not in {thread for _, thread in threads}
+
+
+@pytest.mark.parametrize("trial", range(2))
+@pytest.mark.parametrize(
+    "change",
+    [{"weights": DELTA}, {"lora": {"rank": 2, "alpha": 4.0}}],
+    ids=["delta", "lora"],
+)
+async def test_a_run_that_is_killed_serves_no_weights_but_those_of_the_version(
+    trial: int,
+    change: dict[str, object],
+    world: World,
+    grpo_draft: RunDraft,
+    open_service: Callable[[World], Service],
+) -> None:
+    world.chance = random.Random(trial)
+    run = await carried_out(with_settings(grpo_draft, **change), world, open_service, crashes=2)
+    assert run.state is RunState.SUCCEEDED, run.failure_message
+    assert run.step == 4
+    # The last one served is the last one published, whatever was published and never served.
+    assert world.served is not None
+    assert world.served.name == run.policy_version
+    assert world.aliases[f"{POLICY}/aliases/best"] <= world.served.version
+    # Every version that is left can be served by another run, and is what it says.
+    shelf, files = ModelShelf(world), RunFiles(Path(run.model_path).parents[1])
+    newest = Content(name=run.policy_version, version=world.served.version, data=world.resources[POLICY][-1])
+    stored = await stored_policy(newest, shelf=shelf, storage=files)
+    assert (await stored.model_folder() / "model.safetensors").exists()
+
+
+async def test_a_run_begins_with_a_version_that_is_a_delta(
+    world: World, grpo_draft: RunDraft, open_service: Callable[[World], Service]
+) -> None:
+    await carried_out(with_settings(grpo_draft, steps=3, weights=DELTA), world, open_service)
+    assert [d["kind"] for d in descriptions(world)] == ["full", "delta", "delta", "full"]
+    version = PolicySpec(name="tiny", origin=PolicyOrigin.VERSION, source=f"{POLICY}/versions/3")
+    second = replace(grpo_draft, name="trainingRuns/second", policy=version)
+    world.feed.clear()
+    world.groups.clear()
+    run = await carried_out(second, world, open_service)
+    assert run.state is RunState.SUCCEEDED, run.failure_message
+    begun = descriptions(world)[4]
+    assert begun["parent"] == ""
+    assert begun["dtype"] == "float32"
+
+
+async def test_adapters_are_small_and_a_run_leaves_a_merged_model(
+    world: World, grpo_draft: RunDraft, open_service: Callable[[World], Service], tmp_path: Path
+) -> None:
+    draft = with_settings(grpo_draft, lora={"rank": 2, "alpha": 4.0, "targets": ["q_proj", "v_proj"]})
+    run = await carried_out(draft, world, open_service)
+    assert run.state is RunState.SUCCEEDED, run.failure_message
+    described = descriptions(world)
+    assert {d["kind"] for d in described} == {"lora"}
+    assert described[-1]["merged"] == run.model_path
+    assert described[0]["sha256"] != described[-1]["sha256"]
+    checkpoint = sorted((tmp_path / "state/runs/small/checkpoints").iterdir())[-1]
+    saved = sum(file.stat().st_size for file in (checkpoint / "model").rglob("*.safetensors"))
+    assert saved < (Path(run.model_path) / "model.safetensors").stat().st_size / 2
+
+
+async def test_deltas_of_adapters_are_refused(world: World, grpo_draft: RunDraft) -> None:
+    with pytest.raises(SettingsInvalid) as refused:
+        await created(with_settings(grpo_draft, weights=DELTA, lora={}), world)
+    assert "adapters are small" in str(refused.value.violations)
+
+
+async def test_a_run_whose_rollouts_are_of_no_role_that_has_an_adapter_fails_and_says_so(
+    world: World, grpo_draft: RunDraft, open_service: Callable[[World], Service]
+) -> None:
+    run = await carried_out(with_settings(grpo_draft, lora={"roles": ["planner"]}), world, open_service)
+    assert run.state is RunState.FAILED
+    assert run.failure_message == "There is no adapter for the role '': lora.roles has planner."
+
+
+async def test_an_older_version_is_published_again_and_says_which_it_is(
+    world: World,
+    grpo_draft: RunDraft,
+    open_service: Callable[[World], Service],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rolled: list[str] = []
+    publish = Policy.publish
+
+    async def publish_and_rollback(policy: Policy) -> int:
+        version = await publish(policy)
+        if version == 3 and not rolled:
+            rolled.append((await policy.rollback(2)).name)
+            assert world.served is not None
+            assert world.served.version == 4
+            with pytest.raises(RunFailed, match="unknown"):
+                await policy.rollback(77)
+        return version
+
+    monkeypatch.setattr(Policy, "publish", publish_and_rollback)
+    run = await carried_out(with_settings(grpo_draft, weights=DELTA), world, open_service)
+    assert run.state is RunState.SUCCEEDED, run.failure_message
+    assert rolled == [f"{POLICY}/versions/4"]
+    second, fourth = descriptions(world)[1], descriptions(world)[3]
+    assert fourth["equals"] == f"{POLICY}/versions/2"
+    assert (fourth["kind"], fourth["sha256"], fourth["step"]) == ("full", second["sha256"], second["step"])
+    # What was trained is published again after the next step.
+    assert world.served is not None
+    assert world.served.name == run.policy_version
+
+
+async def test_weights_whose_delta_is_gone_say_so_and_not_where_it_was(tmp_path: Path, tiny_model: Path) -> None:
+    chain = [ChainLink(path=tiny_model, sha256=""), ChainLink(path=tmp_path / "gone", sha256="1" * 64)]
+    with pytest.raises(RunFailed) as failed:
+        await RunFiles(tmp_path / "run").rebuild_model(chain, 7)
+    assert failed.value.message == "The weights of step 7 cannot be put together again: No such file or directory"

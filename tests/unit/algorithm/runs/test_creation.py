@@ -1,0 +1,264 @@
+"""A run that cannot work is refused before it exists, with everything that is wrong with it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fulmen.errors import ResourceNotFound, SettingsInvalid
+from fulmen.train_config import load_train_config
+from fulmen_algorithm.algorithms.sampling import RESHAPING
+from fulmen_algorithm.engines.engine import EngineOptions
+from fulmen_algorithm.engines.starter import unavailable
+from fulmen_algorithm.losses.advantage_settings import OverlongSettings
+from fulmen_algorithm.losses.objectives import SequenceMeanTokenSumNorm
+from fulmen_algorithm.runs.creation import RunDraft, checked_run, parse_settings
+from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec
+from tests.support.algorithm.model_services import ModelShelf, World
+from tests.support.algorithm.run_service import ALGORITHMS, created, now
+
+EXAMPLES = Path(__file__).resolve().parents[4] / "examples"
+
+
+async def problems(draft: RunDraft, world: World) -> dict[str, str]:
+    """Returns what is wrong with a draft, by field."""
+    with pytest.raises(SettingsInvalid) as raised:
+        await created(draft, world)
+    return {v.field: v.description for v in raised.value.violations}
+
+
+async def test_every_problem_is_reported_at_once(world: World, grpo_draft: RunDraft) -> None:
+    bad_tasks = world.add_resource("resources/dataset.bad", b'{"a": 1}\n{oops\n\n[1, 2\n')
+    draft = replace(
+        grpo_draft,
+        name="trainingRuns/Not OK",
+        settings_json=json.dumps({"steps": 0, "group_size": "8", "stesp": 3}),
+        policy=PolicySpec(name="No!", origin=PolicyOrigin.BUILD, source="make_model"),
+        inputs={"train_tasks": bad_tasks, "tasks": "resources/x", "validation_tasks": "latest"},
+    )
+    found = await problems(draft, world)
+    assert set(found) == {
+        "name",
+        "settings.steps",
+        "settings.group_size",
+        "settings.stesp",
+        "policy.name",
+        "policy.build",
+        "inputs.bundle",
+        "inputs.agent",
+        "inputs.tasks",
+        "inputs.validation_tasks",
+        "inputs.train_tasks:2",
+        "inputs.train_tasks:4",
+    }
+    assert found["settings.stesp"] == "no such setting; did you mean 'steps'?"
+
+
+async def test_an_unknown_algorithm_names_the_known_ones(world: World, grpo_draft: RunDraft) -> None:
+    found = await problems(replace(grpo_draft, algorithm="grop"), world)
+    known = ", ".join(sorted(ALGORITHMS))
+    assert found == {"algorithm": f"'grop' is not one of: {known}; did you mean 'grpo'?"}
+
+
+async def test_settings_that_are_no_object_are_one_problem(world: World, grpo_draft: RunDraft) -> None:
+    assert set(await problems(replace(grpo_draft, settings_json="{"), world)) == {"settings"}
+
+
+async def test_demonstrations_are_checked_line_by_line(world: World, sft_draft: RunDraft) -> None:
+    lines = [{"messages": [{"role": "user", "content": "x"}]}, {"messages": [{"role": "robot"}]}, {"text": "x"}]
+    name = world.add_resource("resources/dataset.odd", b"\n".join(json.dumps(line).encode() for line in lines))
+    found = await problems(replace(sft_draft, inputs={"demonstrations": name}), world)
+    assert list(found) == [f"inputs.demonstrations:{n}" for n in (1, 2, 3)]
+
+
+async def test_an_unknown_input_is_not_found(world: World, grpo_draft: RunDraft) -> None:
+    inputs = {**grpo_draft.inputs, "agent": "resources/agent.solver/versions/7"}
+    with pytest.raises(ResourceNotFound):
+        await created(replace(grpo_draft, inputs=inputs), world)
+
+
+async def test_the_newest_version_must_exist(world: World, grpo_draft: RunDraft) -> None:
+    found = await problems(replace(grpo_draft, policy=PolicySpec(name="tiny")), world)
+    assert list(found) == ["policy"]
+
+
+async def test_defaults_are_filled_in(world: World, sft_draft: RunDraft) -> None:
+    run = await created(replace(sft_draft, name="", settings_json=""), world)
+    settings = json.loads(run.settings_json)
+    assert settings["steps"] == run.step_count == 200
+    assert settings["learning_rate"] == 1e-3
+    assert run.name.startswith("trainingRuns/")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings", "problem"),
+    [
+        ("ppo", {"advantage": {"kind": "group"}}, "compares the rollouts of a group"),
+        (
+            "reinforce_pp",
+            {"advantage": {"kind": "reinforce_pp", "baseline": "group"}},
+            "compares the rollouts of a group",
+        ),
+        ("grpo", {"critic": {"learning_rate": 0.1}}, "only the advantage gae has one"),
+        ("grpo", {"lora": {"roles": ["a"]}, "roles": {"train": ["a", "b"]}}, "no adapter for b"),
+        ("dapo", {"overlong": {"max_tokens": 5, "buffer_tokens": 6}}, "buffer_tokens is larger than max_tokens"),
+        ("grpo", {"steps": 2, "minibatches": 4, "warmup_steps": 9}, "9 is more than the 8 optimiser steps of the run"),
+        ("sft", {"steps": 10, "epochs": 2.0}, "give either steps or epochs, not both"),
+        ("sft", {"steps": 0}, "should be greater than or equal to 1, or epochs given instead"),
+        ("sft", {"steps": 10, "warmup_steps": 11}, "11 is more than the 10 optimiser steps"),
+        ("grpo", {"max_grad_norm": float("inf")}, "should be a finite number"),
+        ("grpo", {"optimizer": {"kind": "sgd"}, "weight_decay": 0.1}, "only optimizer.kind adamw has it"),
+        ("grpo", {"exchange": {"codec": "bf16"}}, "needs parallel.kind ddp: one rank has none to sum"),
+        ("grpo", {"exchange": {"codec": "bf16"}, "parallel": {"kind": "fsdp2"}}, "inside the backward pass"),
+        ("grpo", {"exchange": {"codec": "topk"}, "parallel": {"kind": "ddp"}}, "topk needs kind sgd"),
+        (
+            "sft",
+            {
+                "exchange": {"codec": "dgc"},
+                "parallel": {"kind": "ddp"},
+                "optimizer": {"kind": "sgd", "momentum": 0.9},
+            },
+            "must be 0, dgc has the momentum",
+        ),
+        (
+            "grpo",
+            {"exchange": {"codec": "powersgd"}, "parallel": {"kind": "ddp"}, "lora": {}},
+            "powersgd keeps something back of each step, which lora does not go with",
+        ),
+    ],
+)
+def test_settings_that_do_not_go_together_are_one_message(
+    algorithm: str, settings: dict[str, object], problem: str
+) -> None:
+    with pytest.raises(SettingsInvalid) as raised:
+        parse_settings(ALGORITHMS[algorithm], json.dumps(settings))
+    (violation,) = raised.value.violations
+    assert problem in violation.description
+    assert not violation.description.startswith("Value error")
+
+
+def test_whatever_is_wrong_with_an_exchange_is_told_at_once() -> None:
+    with pytest.raises(SettingsInvalid) as raised:
+        parse_settings(ALGORITHMS["grpo"], json.dumps({"exchange": {"codec": "dgc"}, "lora": {}}))
+    (violation,) = raised.value.violations
+    assert all(what in violation.description for what in ("parallel.kind ddp", "lora", "dgc needs kind sgd"))
+
+
+@pytest.mark.parametrize("algorithm", [name for name, entry in ALGORITHMS.items() if entry.trains])
+def test_one_setting_compresses_the_gradients_of_every_algorithm_that_trains(algorithm: str) -> None:
+    given = {
+        "exchange": {"codec": "dgc", "ratio": 100, "dense": ["*.head.*"], "policy": {"kind": "auto", "ratios": [50]}},
+        "parallel": {"kind": "ddp", "ranks": 2},
+        "optimizer": {"kind": "sgd"},
+    }
+    settings = parse_settings(ALGORITHMS[algorithm], json.dumps(given))
+    assert (settings.exchange.name, settings.exchange.ratio, settings.optimizer.momentum) == ("dgc", 100.0, 0.0)
+    assert parse_settings(ALGORITHMS[algorithm], settings.model_dump_json()) == settings
+
+
+@pytest.mark.parametrize(
+    "path", sorted(EXAMPLES.glob("*/train*.toml")), ids=lambda path: f"{path.parent.name}/{path.name}"
+)
+def test_the_settings_of_every_example_are_accepted(path: Path) -> None:
+    for stage in load_train_config(path).stages:
+        if stage.algorithm in ALGORITHMS:
+            assert parse_settings(ALGORITHMS[stage.algorithm], json.dumps(dict(stage.settings)))
+
+
+@pytest.mark.parametrize("algorithm", [name for name, entry in ALGORITHMS.items() if entry.trains])
+def test_adapters_of_some_layers_can_be_asked_of_every_algorithm_that_trains(algorithm: str) -> None:
+    settings = parse_settings(ALGORITHMS[algorithm], json.dumps({"lora": {"targets": ["q_proj", "v_proj"]}}))
+    assert settings.lora.targets == ("q_proj", "v_proj")
+
+
+@pytest.mark.parametrize(("steps", "warmup_steps"), [(2, 2), (200, 10)])
+def test_the_warm_up_that_is_left_out_is_no_longer_than_the_run(steps: int, warmup_steps: int) -> None:
+    settings = parse_settings(ALGORITHMS["sft"], json.dumps({"steps": steps}))
+    assert settings.warmup_steps == warmup_steps
+    assert parse_settings(ALGORITHMS["sft"], settings.model_dump_json()) == settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "place", "text"),
+    [
+        ({"loss": {"kind": "clipp"}}, "loss", "kind 'clipp' is not one of: clip, gspo, cispo"),
+        ({"loss": {"kind": "clipp"}}, "loss", "; did you mean 'clip'?"),
+        ({"loss": {"kind": "clip", "hihg": 1}}, "loss.clip.hihg", "no such setting; did you mean 'high'?"),
+        ({"loss": {"high": 0.3}}, "loss", "needs a kind: clip, gspo, cispo"),
+        ({"exchange": {"codec": "dcg"}}, "exchange", "codec 'dcg' is not one of: none, bf16"),
+        ({"exchange": {"codec": "dcg"}}, "exchange", "; did you mean 'dgc'?"),
+        ({"exchange": {"ratio": 100.0}}, "exchange", "needs a codec: none, bf16"),
+        ({"exchange": {"codec": "dgc", "rato": 1}}, "exchange.dgc.rato", "no such setting; did you mean 'ratio'?"),
+        ({"schedule": "cosin"}, "schedule", "should be one of: constant, linear, cosine"),
+        ({"steps": 0}, "steps", "should be greater than or equal to 1"),
+    ],
+)
+def test_a_wrong_setting_says_what_would_be_right(settings: dict[str, object], place: str, text: str) -> None:
+    with pytest.raises(SettingsInvalid) as raised:
+        parse_settings(ALGORITHMS["grpo"], json.dumps(settings))
+    (violation,) = raised.value.violations
+    assert violation.field == f"settings.{place}"
+    assert text in violation.description
+
+
+def test_what_toml_cannot_leave_empty_is_switched_off_by_name() -> None:
+    def parsed(algorithm: str, **settings: object) -> Any:
+        return parse_settings(ALGORITHMS[algorithm], json.dumps(settings))
+
+    assert parsed("grpo", explosion_factor="none").explosion_factor is None
+    assert parsed("ppo", critic={"clip": "none"}).critic.clip is None
+    assert parsed("grpo", correction={"kind": "decoupled", "cap": "none"}).correction.cap is None
+    assert parsed("dapo", overlong="none").scoring.overlong is None
+
+
+def test_what_trains_is_sampled_from_the_whole_distribution_that_the_trainer_computes() -> None:
+    settings = parse_settings(ALGORITHMS["grpo"], json.dumps({"temperature": 0.7}))
+    neutral = dict.fromkeys(RESHAPING)
+    assert {"top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"} == {*neutral}
+    common = {"max_tokens": settings.max_tokens, "max_completion_tokens": None, **neutral}
+    assert settings.overrides["train"] == {"temperature": 0.7, "top_p": 1.0, **common}
+    assert settings.overrides["validation"] == {"temperature": 0, **common}
+    assert settings.step_settings.temperature == 0.7
+
+
+def test_lengths_that_are_left_out_follow_the_longest_answer() -> None:
+    settings = json.dumps({"max_tokens": 500})
+    dapo, dr_grpo = (parse_settings(ALGORITHMS[name], settings) for name in ("dapo", "dr_grpo"))
+    assert dapo.scoring.overlong == OverlongSettings(max_tokens=500, buffer_tokens=100)
+    assert dr_grpo.objective.aggregation == SequenceMeanTokenSumNorm(length=500)
+
+
+@pytest.mark.parametrize(
+    ("engine", "problem"),
+    [
+        ({"kind": "vllm"}, "there is no program 'no-such-vllm': install vLLM, or name it"),
+        ({"kind": "external", "base_url": "http://10.0.0.7:8000/v1"}, "not in the service's setting"),
+    ],
+)
+async def test_an_engine_that_is_not_to_be_had_is_told_before_anything_is_created(
+    engine: dict[str, str], problem: str, world: World, grpo_draft: RunDraft
+) -> None:
+    options = EngineOptions(
+        host="",
+        advertise_host="",
+        port=0,
+        token="",
+        torch_threads=1,
+        device="cpu",
+        max_batch_size=1,
+        vllm_command="no-such-vllm",
+    )
+    draft = replace(grpo_draft, settings_json=json.dumps({"engine": engine}))
+    with pytest.raises(SettingsInvalid) as raised:
+        await checked_run(
+            draft,
+            registry=ALGORITHMS,
+            shelf=ModelShelf(world),
+            now=now(),
+            unavailable=lambda wanted: unavailable(options, wanted),
+        )
+    (violation,) = raised.value.violations
+    assert violation.field == "settings.engine"
+    assert problem in violation.description

@@ -1,0 +1,81 @@
+"""A run's events: numbered without gaps, kept over restarts, resumable, closed by the final state."""
+
+import asyncio
+import math
+from dataclasses import replace
+from pathlib import Path
+
+from fulmen_algorithm.persistence.run_files import RunFiles
+from fulmen_algorithm.runs.creation import RunDraft
+from fulmen_algorithm.runs.events import Event, EventLog, StepMetrics
+from fulmen_algorithm.runs.run import RunState
+from tests.support.algorithm.model_services import World
+from tests.support.algorithm.run_service import created, now
+
+
+async def follow(log: EventLog, after: int) -> list[Event]:
+    """Collects events until the log closes."""
+    async with asyncio.timeout(10):
+        return [event async for event in log.follow(after)]
+
+
+async def test_a_watcher_gets_what_came_before_and_what_comes_until_the_final_state(
+    world: World, sft_draft: RunDraft, tmp_path: Path
+) -> None:
+    run = await created(sft_draft, world)
+    log = EventLog(RunFiles(tmp_path), now)
+    log.state_changed(run)
+    log.notify("info", "hello")
+    early, late = asyncio.create_task(follow(log, 0)), asyncio.create_task(follow(log, 1))
+    await asyncio.sleep(0)
+    log.step_done(StepMetrics(step=1, values={"loss": 1.0}))
+    log.state_changed(replace(run, state=RunState.SUCCEEDED))
+    assert [e.sequence for e in await early] == [1, 2, 3, 4]
+    assert [e.sequence for e in await late] == [2, 3, 4]
+    assert [e.sequence for e in await follow(log, 4)] == []
+
+
+async def test_a_message_about_a_run_that_has_ended_leaves_no_watcher_waiting(
+    world: World, sft_draft: RunDraft, tmp_path: Path
+) -> None:
+    log = EventLog(RunFiles(tmp_path), now)
+    log.state_changed(replace(await created(sft_draft, world), state=RunState.CANCELLED))
+    log.notify("warning", "rollouts may be left")
+    for watched in (log, EventLog(RunFiles(tmp_path), now)):
+        assert [e.sequence for e in await follow(watched, 0)] == [1, 2]
+
+
+async def test_numbers_go_on_after_a_restart_and_a_torn_line_is_removed(tmp_path: Path) -> None:
+    log = EventLog(RunFiles(tmp_path), now)
+    log.notify("info", "one")
+    log.notify("info", "two")
+    with (tmp_path / "events.jsonl").open("ab") as file:
+        file.write(b'{"sequence": 3, "no')
+    again = EventLog(RunFiles(tmp_path), now)
+    again.notify("warning", "three")
+    events = RunFiles(tmp_path).read()
+    assert [e.sequence for e in events] == [1, 2, 3]
+    assert [e.notice.message for e in events if e.notice] == ["one", "two", "three"]
+
+
+async def test_figures_that_are_not_finite_are_read_as_they_were_written(
+    world: World, sft_draft: RunDraft, tmp_path: Path
+) -> None:
+    # Such as the loss of a step that was skipped over it.
+    odd = {"loss": math.nan, "grad_norm": math.inf}
+    files = RunFiles(tmp_path)
+    files.save_run(replace(await created(sft_draft, world), results=odd))
+    EventLog(files, now).step_done(StepMetrics(step=1, values=odd))
+    run, log = files.load_run(), EventLog(files, now)
+    assert run is not None
+    for figures in (run.results, log.newest_figures):
+        assert math.isnan(figures["loss"])
+        assert figures["grad_norm"] == math.inf
+
+
+async def test_of_a_step_that_was_done_again_the_last_figures_count(tmp_path: Path) -> None:
+    log = EventLog(RunFiles(tmp_path), now)
+    log.step_done(StepMetrics(step=1, values={"loss": 1.0, "reward_mean": 0.5}))
+    log.step_done(StepMetrics(step=2, values={"loss": 0.9}))
+    log.step_done(StepMetrics(step=1, values={"loss": 0.8}))
+    assert [(s.step, s.values["loss"]) for s in log.steps()] == [(1, 0.8), (2, 0.9)]

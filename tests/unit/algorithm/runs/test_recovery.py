@@ -1,0 +1,235 @@
+"""What is in the weights, whatever happened: crashes at any call, pauses and roll backs, in two runs at a time.
+
+The weights of these runs are the list of what they were made with, so that it can be read what they hold.
+"""
+
+import asyncio
+import json
+import random
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fulmen.errors import TrainingRunStateInvalid
+from fulmen_algorithm.rollouts.groups import in_branch
+from fulmen_algorithm.runs.creation import RunDraft
+from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec, RunState, TrainingRun
+from fulmen_algorithm.training.checkpoints import CheckpointStore
+from fulmen_algorithm.transport.training_runs import own_past
+from tests.support.algorithm.book_trainer import BookTrainer, read_book, write_book
+from tests.support.algorithm.model_services import Crashes, World
+from tests.support.algorithm.run_service import Service, created, made_world, service_at
+from tests.support.training import check_books, read_consumed
+
+STEPS = 4
+GROUP_SIZE = 3
+LIFE_LIMIT_S = 30
+NAMES = ("one", "two")
+CALLS = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """What happens in one life of the service.
+
+    Attributes:
+        kind: `kill`, `pause` or `rollback`.
+        call: At which call of a port, of whichever run.
+        after_effect: kill: whether the call had its effect.
+        run: pause, rollback: which run.
+        checkpoint: rollback: to which of its checkpoints.
+    """
+
+    kind: str
+    call: int
+    after_effect: bool = False
+    run: int = 0
+    checkpoint: int = 0
+
+
+EVENTS = st.builds(
+    Event,
+    kind=st.sampled_from(["kill", "pause", "rollback"]),
+    call=st.integers(1, CALLS),
+    after_effect=st.booleans(),
+    run=st.integers(0, 1),
+    checkpoint=st.integers(0, 3),
+)
+
+
+def draft(name: str, first: Path, **more: object) -> RunDraft:
+    """Returns a small run whose weights are a book."""
+    asked = {"steps": STEPS, "prompts_per_step": 2, "group_size": GROUP_SIZE, "checkpoint_every": 2, **more}
+    return RunDraft(
+        name=f"trainingRuns/{name}",
+        project="projects/default",
+        display_name="",
+        algorithm="grpo",
+        settings_json=json.dumps({"validate_every": 2, **asked}),
+        policy=PolicySpec(name=name, origin=PolicyOrigin.PATH, source=str(first)),
+        inputs={
+            "agent": "resources/agent.solver/versions/1",
+            "train_tasks": "resources/dataset.train/versions/1",
+            "validation_tasks": "resources/dataset.validation/versions/1",
+        },
+    )
+
+
+class Story:
+    """Two runs in a state folder, and the lives of the service over it."""
+
+    def __init__(self, folder: Path, seed: int, staleness: Sequence[int]) -> None:
+        self.folder = folder
+        self.world = made_world()
+        self.world.chance = random.Random(seed)
+        self.staleness = dict(zip(NAMES, staleness, strict=True))
+        for name in NAMES:
+            self.world.child(name).sampled_early = True
+
+    async def begin(self) -> None:
+        """Creates the runs."""
+        write_book(self.folder / "first", [])
+        service = self.open()
+        for name, staleness in self.staleness.items():
+            service.runs.add(await created(draft(name, self.folder / "first", max_staleness=staleness), self.world))
+        service.close()
+
+    def open(self) -> Service:
+        """Begins a life of the service."""
+        return service_at(self.folder / "state", self.world, BookTrainer.open)
+
+    async def live(self, event: Event | None) -> None:
+        """Lets the service work until what is to happen has happened, or both runs have ended; then it is killed."""
+        service = self.open()
+        crashes = Crashes()
+        if event is not None:
+            act = None if event.kind == "kill" else partial(self.ask_to_pause, service, NAMES[event.run])
+            crashes = Crashes(at_call=event.call, after_effect=event.after_effect, act=act)
+        self.world.new_life(crashes)
+        tasks = [
+            asyncio.create_task(service.worker.run()),
+            asyncio.create_task(crashes.killed.wait()),
+            asyncio.create_task(self.all_ended(service)),
+        ]
+        try:
+            async with asyncio.timeout(LIFE_LIMIT_S):
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                if event is not None and event.kind != "kill":
+                    await self.paused(service, event)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            service.close()
+
+    @staticmethod
+    def ask_to_pause(service: Service, name: str) -> None:
+        """Asks for a pause; a run that has ended refuses."""
+        with suppress(TrainingRunStateInvalid):
+            service.runs.pause(f"trainingRuns/{name}")
+
+    async def paused(self, service: Service, event: Event) -> None:
+        """Waits until the run stands still, and lets it go on: from where it is, or from a checkpoint."""
+        entry = service.runs.entry(f"trainingRuns/{NAMES[event.run]}")
+        while not (entry.run.state.final or entry.run.state is RunState.PAUSED):
+            if entry.run.name in service.runs.active and not service.runs.active[entry.run.name].control.requested:
+                return  # both runs ended their lives before the event
+            await asyncio.sleep(0)
+        found = CheckpointStore(directory=service.folder.run_files(entry.run.run_id).checkpoints).listed()
+        own = [each for each in found if own_past(entry.run, each)]
+        if event.kind == "rollback" and own:
+            target = own[event.checkpoint % len(own)]
+            service.runs.rollback(entry.run.name, sequence=target.sequence, step=int(target.progress["step"]))
+        elif entry.run.state is RunState.PAUSED:
+            service.runs.resume(entry.run.name)
+
+    @staticmethod
+    async def all_ended(service: Service) -> None:
+        """Waits until both runs have ended."""
+        for name in NAMES:
+            await service.runs.ended(f"trainingRuns/{name}", deadline_s=LIFE_LIMIT_S)
+
+    def check(self) -> None:
+        """Reads what is in the weights and in the books of both runs."""
+        service = self.open()
+        for name in NAMES:
+            run = service.runs.entry(f"trainingRuns/{name}").run
+            assert run.state is RunState.SUCCEEDED, run.failure_message
+            self.check_run(run, self.world.child(name))
+        service.close()
+
+    def check_run(self, run: TrainingRun, world: World) -> None:
+        """Checks one run: none skipped, none twice, none too old, none from a branch that was left."""
+        lines = read_consumed(self.folder / f"state/runs/{run.run_id}")
+        check_books(lines, [group.group_id for group in world.feed], steps=STEPS)
+        book = read_book(Path(run.model_path))
+        in_weights = [(line["rollout"], line["step"]) for line in book]
+        assert len(set(in_weights)) == len(in_weights), "a rollout is in the weights twice"
+        assert sorted(in_weights) == sorted((name, line["step"]) for line in lines for name in line["trained"])
+        assert all(line["age"] <= self.staleness[run.run_id] for line in book), "a row was too old"
+        assert all(len(line["rollouts"]) == GROUP_SIZE for line in lines), "a partial group was dealt with"
+        consumed = {line["group"] for line in lines}
+        assert len(consumed) == len(lines), "a prompt was used twice"
+        branch = len(run.branch_points)
+        waiting = {i for i in range(max(consumed)) if in_branch(f"train/{i}", branch) in world.groups}
+        assert consumed | waiting >= set(range(max(consumed))), "a prompt was skipped"
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(events=st.lists(EVENTS, max_size=6), seed=st.integers(0, 2**32), staleness=st.tuples(*[st.integers(0, 2)] * 2))
+def test_whatever_happens_each_prompt_is_in_the_weights_once_and_no_row_is_too_old(
+    events: list[Event], seed: int, staleness: tuple[int, int]
+) -> None:
+    async def tell() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            story = Story(Path(folder), seed, staleness)
+            await story.begin()
+            for event in [*events, None]:
+                await story.live(event)
+            story.check()
+
+    asyncio.run(tell())
+
+
+async def test_without_staleness_no_rollout_of_a_step_is_made_before_its_version_is_served(tmp_path: Path) -> None:
+    story = Story(tmp_path, 7, (0, 0))
+    await story.begin()
+    await story.live(Event(kind="kill", call=20))
+    await story.live(None)
+    story.check()
+    for name in NAMES:
+        world, folder = story.world.child(name), tmp_path / f"state/runs/{name}"
+        versions = [json.loads(line) for line in (folder / "versions.jsonl").read_text().splitlines()]
+        step_of = {each["version"]: each["step"] for each in versions}
+        for line in read_consumed(folder):
+            assert step_of[world.submitted_with[f"train/{line['group']}"]] == line["step"] - 1
+
+
+async def test_finished_groups_that_wait_for_their_step_are_kept_over_a_restart(tmp_path: Path) -> None:
+    story = Story(tmp_path, 3, (2, 2))
+    await story.begin()
+    await story.live(Event(kind="kill", call=24))
+    finished = {name: [g.group_id for g in story.world.child(name).feed] for name in NAMES}
+    consumed = {name: {f"train/{line['group']}" for line in _consumed(tmp_path, name)} for name in NAMES}
+    submitted = {name: dict(story.world.child(name).submitted_with) for name in NAMES}
+    waiting = {
+        name: [g for g in finished[name] if g.startswith("train/") and g not in consumed[name]] for name in NAMES
+    }
+    assert any(waiting.values()), "the crash came when nothing waited"
+    await story.live(None)
+    story.check()
+    for name in NAMES:
+        later = {f"train/{line['group']}" for line in _consumed(tmp_path, name)}
+        assert set(waiting[name]) <= later
+        assert {g: story.world.child(name).submitted_with[g] for g in submitted[name]} == submitted[name]
+
+
+def _consumed(folder: Path, name: str) -> list[dict]:
+    path = folder / f"state/runs/{name}/consumed.jsonl"
+    return read_consumed(path.parent) if path.exists() else []

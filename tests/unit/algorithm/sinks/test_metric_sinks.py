@@ -1,0 +1,230 @@
+"""Figures of runs reach TensorBoard, Weights & Biases and MLflow, read back by their own libraries."""
+
+import json
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow.tracking import MlflowClient
+from prometheus_client import CollectorRegistry
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from fulmen_algorithm.persistence.run_files import RunFiles
+from fulmen_algorithm.runs.events import StepMetrics
+from fulmen_algorithm.runs.run import PolicySpec, RunState, TrainingRun
+from fulmen_algorithm.runs.runs import Runs
+from fulmen_algorithm.sinks.prometheus import RunMetrics
+from fulmen_algorithm.sinks.publisher import MetricPublisher
+from fulmen_algorithm.sinks.sink import OpenSink, load_sink
+from tests.support.vllm import settled
+
+NAME = "trainingRuns/arithmetic-1"
+
+
+def now() -> datetime:
+    return datetime(2026, 3, 14, tzinfo=UTC)
+
+
+def run() -> TrainingRun:
+    return TrainingRun(
+        name=NAME,
+        project="projects/default",
+        display_name="",
+        algorithm="grpo",
+        settings_json=json.dumps({"steps": 3, "learning_rate": 0.001}),
+        policy=PolicySpec(name="arithmetic"),
+        inputs={},
+        create_time=now(),
+        step_count=3,
+    )
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Runs:
+    made = Runs(open_file=lambda run_id: RunFiles(tmp_path / run_id), clock=now)
+    made.add(run())
+    made.move(NAME, RunState.RUNNING)
+    return made
+
+
+def measure(runs: Runs, *steps: int) -> None:
+    for step in steps:
+        figures = {"reward_mean": step / 10, "loss": -float(step)}
+        runs.entry(NAME).events.step_done(StepMetrics(step=step, values=figures))
+
+
+def publisher(runs: Runs, folder: Path, *names: str) -> MetricPublisher:
+    return MetricPublisher(runs, {name: load_sink(name) for name in names}, folder=folder)
+
+
+async def ended(publisher: MetricPublisher, runs: Runs) -> None:
+    runs.move(NAME, RunState.SUCCEEDED)
+    await publisher.carry()
+
+
+def drawn(folder: Path) -> list[tuple[int, float]]:
+    accumulator = EventAccumulator(str(folder / "arithmetic-1" / "tensorboard"))
+    accumulator.Reload()
+    return [(event.step, round(event.value, 6)) for event in accumulator.Scalars("reward_mean")]
+
+
+async def test_tensorboard_reads_every_step_once_over_a_restart_of_the_service(runs: Runs, tmp_path: Path) -> None:
+    first = publisher(runs, tmp_path, "tensorboard")
+    measure(runs, 1, 2)
+    await first.carry()
+    second = publisher(runs, tmp_path, "tensorboard")
+    measure(runs, 3)
+    await second.carry()
+    await ended(second, runs)
+
+    assert drawn(tmp_path) == [(1, 0.1), (2, 0.2), (3, 0.3)]
+
+
+async def test_a_step_that_is_done_again_is_drawn_once(runs: Runs, tmp_path: Path) -> None:
+    carrying = publisher(runs, tmp_path, "tensorboard")
+    measure(runs, 1, 2, 3)
+    await carrying.carry()
+    measure(runs, 2, 3)
+    await carrying.carry()
+    await ended(carrying, runs)
+
+    assert drawn(tmp_path) == [(1, 0.1), (2, 0.2), (3, 0.3)]
+
+
+async def test_mlflow_holds_settings_figures_and_end(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlflow").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    carrying = publisher(runs, tmp_path, "mlflow")
+    measure(runs, 1, 2)
+    await carrying.carry()
+    again = publisher(runs, tmp_path, "mlflow")
+    measure(runs, 3)
+    await again.carry()
+    await ended(again, runs)
+
+    client = MlflowClient()
+    experiment = client.get_experiment_by_name("default/arithmetic")
+    assert experiment is not None
+    (found,) = client.search_runs([experiment.experiment_id])
+    assert found.info.status == "FINISHED"
+    assert found.data.params["learning_rate"] == "0.001"
+    history = client.get_metric_history(found.info.run_id, "reward_mean")
+    assert [(m.step, m.value) for m in history] == [(1, 0.1), (2, 0.2), (3, 0.3)]
+
+
+async def test_wandb_takes_figures_offline(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    carrying = publisher(runs, tmp_path, "wandb")
+    measure(runs, 1, 2)
+    await carrying.carry()
+    await ended(carrying, runs)
+
+    (written,) = (tmp_path / "arithmetic-1" / "wandb").glob("offline-run-*/run-arithmetic-1.wandb")
+    # Its own process writes what is left after `finish` has returned.
+    await settled(lambda: b"reward_mean" in written.read_bytes())
+
+
+class BrokenSink:
+    """Takes nothing."""
+
+    def __init__(self, run: TrainingRun, folder: Path, settings: Mapping[str, Any]) -> None:
+        pass
+
+    def write(self, steps: list[StepMetrics]) -> None:
+        raise OSError("away")
+
+    def close(self, run: TrainingRun) -> None:
+        raise AssertionError("a sink that was given up is not used again")
+
+
+async def test_a_broken_sink_is_reported_once_and_holds_nothing_up(runs: Runs, tmp_path: Path) -> None:
+    broken: OpenSink = BrokenSink
+    sinks = {"broken": broken, "tensorboard": load_sink("tensorboard")}
+    carrying = MetricPublisher(runs, sinks, folder=tmp_path)
+    for step in (1, 2, 3):
+        measure(runs, step)
+        await carrying.carry()
+    await ended(carrying, runs)
+
+    assert drawn(tmp_path) == [(1, 0.1), (2, 0.2), (3, 0.3)]
+    warnings = [n.message for n in runs.entry(NAME).events.notices()]
+    assert warnings == ["broken takes no more figures of this run; the service's log says why."]
+
+
+async def test_a_sink_that_never_answers_is_given_up_and_holds_no_other_up(runs: Runs, tmp_path: Path) -> None:
+    never = threading.Event()
+    written: list[int] = []
+
+    class SilentSink(BrokenSink):
+        def write(self, steps: list[StepMetrics]) -> None:
+            never.wait()
+
+    class ListSink(BrokenSink):
+        def write(self, steps: list[StepMetrics]) -> None:
+            written.extend(step.step for step in steps)
+
+        def close(self, run: TrainingRun) -> None:
+            written.append(run.step_count)
+
+    silent: OpenSink = SilentSink
+    listing: OpenSink = ListSink
+    # A deadline that the other sink keeps on the busiest machine.
+    carrying = MetricPublisher(runs, {"silent": silent, "list": listing}, folder=tmp_path, deadline_s=3.0)
+    for step in (1, 2):
+        measure(runs, step)
+        await carrying.carry()
+    await ended(carrying, runs)
+
+    assert written == [1, 2, 3]
+    warnings = [n.message for n in runs.entry(NAME).events.notices()]
+    assert warnings == ["silent takes no more figures of this run; the service's log says why."]
+    # Nor does it hold up the end of the process, which waits for all threads but these.
+    left = [thread for thread in threading.enumerate() if thread.name == "sink-silent"]
+    assert [thread.daemon for thread in left] == [True]
+    never.set()
+
+
+async def test_how_far_figures_were_carried_is_whole_on_disk_at_every_moment(runs: Runs, tmp_path: Path) -> None:
+    carrying = publisher(runs, tmp_path, "tensorboard")
+    measure(runs, 1)
+    await carrying.carry()
+    position, before = tmp_path / "arithmetic-1" / "metrics.json", tmp_path / "before"
+    os.link(position, before)
+    content = before.read_bytes()
+    measure(runs, 2)
+    await carrying.carry()
+
+    # Another file took its place: this one was never cut to be written again, where a kill would have left it empty.
+    assert position.read_bytes() != content
+    assert before.read_bytes() == content
+
+
+def test_prometheus_shows_the_newest_figures_of_live_runs_only(runs: Runs) -> None:
+    registry = CollectorRegistry()
+    registry.register(RunMetrics(runs))
+    measure(runs, 1, 2)
+    labels = {"project": "default", "run": "arithmetic-1", "algorithm": "grpo", "figure": "reward_mean"}
+
+    assert registry.get_sample_value("fulmen_algorithm_run_figure", labels) == 0.2
+    assert registry.get_sample_value("fulmen_algorithm_runs", {"state": "running"}) == 1
+    one = {"project": "default", "run": "arithmetic-1", "state": "running"}
+    assert registry.get_sample_value("fulmen_algorithm_run_state", one) == 1
+
+    runs.move(NAME, RunState.SUCCEEDED)
+    assert registry.get_sample_value("fulmen_algorithm_run_figure", labels) is None
+    assert registry.get_sample_value("fulmen_algorithm_runs", {"state": "succeeded"}) == 1
+
+
+def test_the_newest_figures_survive_a_restart(runs: Runs, tmp_path: Path) -> None:
+    measure(runs, 1)
+    again = Runs(open_file=lambda run_id: RunFiles(tmp_path / run_id), clock=now)
+    again.adopt(replace(run(), state=RunState.RUNNING), RunFiles(tmp_path / "arithmetic-1"))
+
+    assert again.entry(NAME).events.newest_figures == {"reward_mean": 0.1, "loss": -1.0}

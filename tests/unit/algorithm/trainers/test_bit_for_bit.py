@@ -1,0 +1,81 @@
+"""A run that was interrupted ends with the very weights of one that was not, where the order of rollouts is fixed."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import file_digest, sha256
+from pathlib import Path
+
+from fulmen_algorithm.runs.creation import RunDraft
+from fulmen_algorithm.runs.run import RunState
+from tests.support.algorithm.model_services import Crashes, World
+from tests.support.algorithm.run_service import Service, created, made_world, service_at
+from tests.unit.algorithm.runs.test_control import WAIT_S, until, working
+from tests.unit.algorithm.runs.test_crashes import live
+
+KILLED_AT = (3, 12, 9, 11, 7)
+
+
+def fixed_world() -> World:
+    """Makes a world that finishes groups in the order in which they were submitted, with rewards of their own."""
+    world = made_world()
+    world.in_order = True
+    world.reward_of = lambda name: sha256(name.encode()).digest()[0] / 255
+    return world
+
+
+def fixed_draft(draft: RunDraft) -> RunDraft:
+    """Returns a run in which every number is decided by the settings."""
+    settings = json.loads(draft.settings_json) | {"max_staleness": 0, "steps": 5, "minibatches": 2}
+    settings |= {"schedule": "cosine", "warmup_steps": 1, "checkpoint_every": 2}
+    return replace(draft, settings_json=json.dumps(settings))
+
+
+def digest(service: Service, draft: RunDraft) -> str:
+    """Returns the digest of the run's final model file."""
+    run = service.runs.entry(draft.name).run
+    assert run.state is RunState.SUCCEEDED, run.failure_message
+    with (Path(run.model_path) / "model.safetensors").open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()
+
+
+async def uninterrupted(draft: RunDraft, folder: Path) -> str:
+    """Runs a draft in one go."""
+    world = fixed_world()
+    service = service_at(folder, world)
+    service.runs.add(await created(draft, world))
+    assert await live(service, service.runs.entry(draft.name).run, world.crashes)
+    return digest(service, draft)
+
+
+async def test_weights_are_the_same_bit_for_bit_however_often_the_process_was_killed(
+    grpo_draft: RunDraft, tmp_path: Path
+) -> None:
+    draft, world = fixed_draft(grpo_draft), fixed_world()
+    service = service_at(tmp_path / "killed", world)
+    run = await created(draft, world)
+    service.runs.add(run)
+    for at_call in KILLED_AT:
+        world.new_life(Crashes(at_call=at_call, after_effect=at_call % 2 == 0))
+        assert not await live(service, run, world.crashes)
+        service = service_at(tmp_path / "killed", world)
+    world.new_life(Crashes())
+    assert await live(service, run, world.crashes)
+    assert digest(service, draft) == await uninterrupted(draft, tmp_path / "whole")
+
+
+async def test_weights_are_the_same_bit_for_bit_after_a_pause(
+    grpo_draft: RunDraft, tmp_path: Path, open_service: Callable[..., Service]
+) -> None:
+    draft, world = fixed_draft(grpo_draft), fixed_world()
+    run = await created(draft, world)
+    async with working(open_service(world)) as service:
+        world.crashes = Crashes(at_call=20, act=lambda: service.runs.pause(run.name))
+        service.runs.add(run)
+        await until(service, run.name, RunState.PAUSED)
+        service.runs.resume(run.name)
+        await service.runs.ended(run.name, deadline_s=WAIT_S)
+        paused = digest(service, draft)
+    assert paused == await uninterrupted(draft, tmp_path / "whole")
+    different = replace(draft, settings_json=json.dumps(json.loads(draft.settings_json) | {"learning_rate": 4e-4}))
+    assert paused != await uninterrupted(different, tmp_path / "different")

@@ -1,0 +1,36 @@
+"""A trainer in the service's process leaves nothing there when its run is over."""
+
+import gc
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from fulmen_algorithm.policy.trainer import TrainerSetup
+from fulmen_algorithm.trainers.in_process import InProcessTrainer
+from fulmen_algorithm.trainers.torch_thread import TorchThread
+from fulmen_algorithm.training.settings import LoraSettings, OptimizerSettings
+
+
+def models() -> set[int]:
+    """Returns the ids of the models in memory."""
+    return {id(each) for each in gc.get_objects() if issubclass(type(each), PreTrainedModel)}
+
+
+async def test_a_trainer_that_is_closed_gives_its_memory_back_without_being_collected(model_dir: Path) -> None:
+    thread = TorchThread(torch_threads=torch.get_num_threads())
+    setup = TrainerSetup(
+        model_dir=model_dir, optimizer=OptimizerSettings(learning_rate=1e-3), seed=0, lora=LoraSettings(rank=2)
+    )
+    gc.collect()
+    gc.disable()
+    try:
+        before = models()
+        trainer = await InProcessTrainer.open(setup, thread=thread, device="cpu")
+        assert models() - before
+        await trainer.close()
+        await thread.run(lambda: None)
+        assert not models() - before
+    finally:
+        gc.enable()
+        thread.close()

@@ -1,0 +1,252 @@
+"""The critic: its advantages are those of the paper, it learns, and it goes on bit for bit; PPO and its like learn."""
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer, CodeGenConfig, CodeGenForCausalLM
+
+from fulmen_algorithm.losses.advantage_settings import (
+    AdvantageSettings,
+    CriticPlan,
+    CriticSettings,
+    GaeAdvantage,
+    ReinforcePpAdvantage,
+    RlooAdvantage,
+    ScoringSettings,
+)
+from fulmen_algorithm.losses.advantages import Sample, token_advantages
+from fulmen_algorithm.policy.trainer import TrainerSetup
+from fulmen_algorithm.runs.failure import RunFailed
+from fulmen_algorithm.trainers.local import LocalTrainer
+from fulmen_algorithm.training.critic import Critic, generalised_advantages, value_loss
+from fulmen_algorithm.training.norm_watch import LEAST
+from fulmen_algorithm.training.policy import PolicyModel
+from fulmen_algorithm.training.rows import NO_VERSION, Row, row_from_completion
+from fulmen_algorithm.training.settings import BatchSettings, OptimizerSettings, PackingMode, StepSettings
+from fulmen_algorithm.training.state_files import read_state, write_state
+from fulmen_algorithm.training.step import TrainingState, make_state, train_batch
+from fulmen_exchange.ranks import Ranks
+from tests.support.algorithm import reference_advantages as paper
+
+MAKE_MODEL = Path(__file__).resolve().parents[4] / "examples" / "arithmetic" / "make_model.py"
+BUDGET = {"token_budget": 256, "mode": PackingMode.PADDED}
+PLAN = CriticPlan(critic=CriticSettings(learning_rate=1e-2))
+numbers = st.floats(-3, 3, allow_nan=False)
+
+
+@pytest.fixture(scope="module")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of one layer."""
+    folder = tmp_path_factory.mktemp("small")
+    spec = importlib.util.spec_from_file_location("make_model", MAKE_MODEL)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.build(str(folder), 0, hidden=16, layers=1, heads=2, mlp=32)
+    return folder
+
+
+def critic_of(folder: Path, plan: CriticPlan = PLAN, *, spread: float = 0.0) -> Critic:
+    """Loads a critic; a spread gives its head other weights than 0."""
+    critic = Critic.load(folder, plan, ranks=Ranks(), pad_token_id=0)
+    if spread:
+        torch.manual_seed(3)
+        torch.nn.init.normal_(critic.model.score.weight, std=spread)
+    return critic
+
+
+def rewarded(row: Row, reward: float) -> Row:
+    """Puts a reward at the last token."""
+    return replace(row, rewards=(0.0,) * (len(row.token_ids) - 1) + (reward,))
+
+
+@settings(max_examples=30)
+@given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=12), st.floats(0.5, 1), st.floats(0, 1))
+def test_advantages_equal_the_formula_of_the_paper(pairs, gamma, lam):
+    rewards, values = np.array(pairs).T
+    found = generalised_advantages(rewards, values, gamma=gamma, lam=lam)
+    np.testing.assert_allclose(found, paper.gae(rewards, values, gamma=gamma, lam=lam), rtol=1e-9, atol=1e-9)
+
+
+def test_a_new_critic_expects_nothing_so_that_advantages_are_returns(small_model, rows):
+    plan = CriticPlan(advantage=GaeAdvantage(whiten=False))
+    lesson = critic_of(small_model, plan).assess([rewarded(r, 2.0) for r in rows[:3]], **BUDGET)
+    for row in lesson.rows:
+        assert [a for a, trains in zip(row.advantages, row.loss_mask, strict=True) if trains] == pytest.approx(
+            [2.0] * row.trained_tokens
+        )
+
+
+def test_into_how_many_rows_a_rollout_was_cut_changes_no_advantage(small_model):
+    plan = CriticPlan(advantage=GaeAdvantage(gamma=0.9, lam=0.7, whiten=False))
+    critic = critic_of(small_model, plan, spread=0.5)
+    whole = Row(
+        rollout_id="a",
+        token_ids=(4, 7, 8, 9, 10, 11, 12),
+        loss_mask=(False, False, True, True, False, True, True),
+        old_logprobs=(0.0, 0.0, -1.0, -1.0, 0.0, -1.0, -1.0),
+        advantages=(0.0,) * 7,
+        policy_versions=(NO_VERSION, NO_VERSION, 0, 0, NO_VERSION, 0, 0),
+        rewards=(0.0, 0.0, 0.0, 0.5, 0.0, 0.0, 1.0),
+        steps=(0, 0, 0, 0, 0, 1, 1),
+    )
+    first = replace(
+        whole,
+        **{name: getattr(whole, name)[:4] for name in (
+            "token_ids", "loss_mask", "old_logprobs", "advantages", "policy_versions", "rewards", "steps"
+        )},
+    )  # fmt: skip
+    nothing = (False,) * 4
+    second = replace(
+        whole,
+        loss_mask=nothing + whole.loss_mask[4:],
+        old_logprobs=(0.0,) * 5 + (-1.0, -1.0),
+        policy_versions=(NO_VERSION,) * 5 + (0, 0),
+        rewards=(0.0,) * 6 + (1.0,),
+    )
+    [together] = critic.assess([whole], **BUDGET).rows
+    # The order of the rows does not matter: the steps say which came first.
+    later, earlier = critic.assess([second, first], **BUDGET).rows
+    assert earlier.advantages[2:4] == pytest.approx(together.advantages[2:4], abs=1e-5)
+    assert later.advantages[5:] == pytest.approx(together.advantages[5:], abs=1e-5)
+    assert any(together.advantages)
+
+
+def test_a_value_that_left_its_old_one_is_clipped_where_that_makes_the_loss_larger():
+    old, targets = torch.tensor([0.0, 0.0, 0.0]), torch.tensor([1.0, 1.0, 0.1])
+    values = torch.tensor([0.9, -0.5, 0.15], requires_grad=True)
+    loss = value_loss(values, old, targets, clip=0.2)
+    assert loss.tolist() == pytest.approx([0.8**2 / 2, 1.5**2 / 2, 0.05**2 / 2])
+    loss.sum().backward()
+    assert values.grad.tolist() == pytest.approx([0.0, -1.5, 0.05])
+    assert value_loss(values, old, targets, clip=None)[0].item() == pytest.approx(0.1**2 / 2)
+
+
+def test_the_critic_learns_what_rollouts_earn(small_model, rows):
+    critic = critic_of(small_model, CriticPlan(critic=CriticSettings(learning_rate=1e-2, clip=None)))
+    told = [rewarded(row, float(index % 2)) for index, row in enumerate(rows)]
+    losses = []
+    for _ in range(40):
+        lesson = critic.assess(told, **BUDGET)
+        losses.append(critic.learn(lesson, range(len(told)), **BUDGET))
+    assert losses[-1]["value_loss"] < 0.3 * losses[0]["value_loss"]
+    assert losses[-1]["value_explained"] > 0.5
+
+
+def test_a_lesson_that_is_not_finite_changes_nothing(small_model, rows):
+    critic = critic_of(small_model, spread=0.1)
+    lesson = critic.assess([rewarded(row, 1.0) for row in rows], **BUDGET)
+    before = {name: value.clone() for name, value in critic.model.state_dict().items()}
+    spoiled = replace(lesson, targets=tuple(tuple(float("inf") for _ in own) for own in lesson.targets))
+    assert critic.learn(spoiled, range(len(rows)), **BUDGET)["value_skipped"] == 1.0
+    assert all(torch.equal(before[name], value) for name, value in critic.model.state_dict().items())
+    assert critic.learn(lesson, range(len(rows)), **BUDGET)["value_skipped"] == 0.0
+
+
+def test_a_lesson_whose_gradient_explodes_changes_nothing_and_its_norm_is_remembered(small_model, rows):
+    critic, fresh = critic_of(small_model, spread=0.1), critic_of(small_model)
+    usual = critic.assess([rewarded(row, 1.0) for row in rows], **BUDGET)
+    for _ in range(LEAST):
+        critic.learn(usual, range(len(rows)), **BUDGET, explosion_factor=1e6)
+    before = {name: value.clone() for name, value in critic.model.state_dict().items()}
+    far = replace(usual, targets=tuple(tuple(1e6 for _ in own) for own in usual.targets))
+    figures = critic.learn(far, range(len(rows)), **BUDGET, explosion_factor=50.0)
+    assert (figures["value_exploded"], figures["value_skipped"]) == (1.0, 1.0)
+    assert all(torch.equal(before[name], value) for name, value in critic.model.state_dict().items())
+    fresh.restore(critic.state())
+    assert fresh.learn(far, range(len(rows)), **BUDGET, explosion_factor=50.0)["value_exploded"] == 1.0
+    assert fresh.learn(far, range(len(rows)), **BUDGET)["value_skipped"] == 0.0
+
+
+def state_of(folder: Path, advantage: AdvantageSettings, rate: float = 1e-2) -> TrainingState:
+    torch.manual_seed(0)
+    state = make_state(PolicyModel.load(folder), OptimizerSettings(learning_rate=rate))
+    if isinstance(advantage, GaeAdvantage):
+        state.critic = critic_of(folder, CriticPlan(critic=CriticSettings(learning_rate=1e-2), advantage=advantage))
+    return state
+
+
+def test_training_with_a_critic_goes_on_bit_for_bit(small_model, rows, tmp_path):
+    told = [rewarded(row, float(index % 2)) for index, row in enumerate(rows)]
+
+    def step(state: TrainingState, seed: int) -> None:
+        train_batch(state, told, settings=StepSettings(), batch=BatchSettings(minibatches=2), seed=seed)
+
+    unbroken = state_of(small_model, GaeAdvantage())
+    step(unbroken, 1)
+    write_state(unbroken, tmp_path)
+    step(unbroken, 2)
+    resumed = state_of(small_model, GaeAdvantage())
+    read_state(tmp_path, resumed)
+    step(resumed, 2)
+    for one, other in ((unbroken.policy, resumed.policy), (unbroken.critic, resumed.critic)):
+        weights, others = one.model.state_dict(), other.model.state_dict()
+        assert all(torch.equal(weights[name], others[name]) for name in weights)
+
+
+TARGET, LENGTH, PROMPTS, GROUP = 9, 3, 6, 4
+
+
+@torch.no_grad()
+def sampled(policy: PolicyModel, generator: torch.Generator) -> list[tuple[str, list[int], list[int], list[float]]]:
+    """Samples short answers: (group, prompt, answer, log-probabilities)."""
+    prompts = [[4, 6 + p] for p in range(PROMPTS) for _ in range(GROUP)]
+    ids, logprobs = torch.tensor(prompts), []
+    for _ in range(LENGTH):
+        log = policy.model(ids).logits[:, -1].float().log_softmax(-1)
+        token = torch.multinomial(log.exp(), 1, generator=generator)
+        logprobs.append(log.gather(1, token))
+        ids = torch.cat([ids, token], dim=1)
+    return [
+        (str(index // GROUP), prompt, answer, log)
+        for index, (prompt, answer, log) in enumerate(
+            zip(prompts, ids[:, 2:].tolist(), torch.cat(logprobs, dim=1).tolist(), strict=True)
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    "advantage", [RlooAdvantage(), ReinforcePpAdvantage(), GaeAdvantage(lam=0.95)], ids=lambda a: a.kind
+)
+def test_a_policy_learns_to_say_what_is_rewarded(small_model, advantage):
+    state, generator = state_of(small_model, advantage), torch.Generator().manual_seed(5)
+    scoring, means = ScoringSettings(advantage=advantage), []
+    for step in range(25):
+        answers = sampled(state.policy, generator)
+        rewards = [answer.count(TARGET) / LENGTH for _, _, answer, _ in answers]
+        means.append(sum(rewards) / len(rewards))
+        samples = [
+            Sample(key=str(i), group=group, rewards={"reward": rewards[i]}, tokens=LENGTH)
+            for i, (group, _, _, _) in enumerate(answers)
+        ]
+        rows = []
+        numbers = token_advantages(samples, scoring)
+        for index, (_, prompt, answer, logprobs) in enumerate(answers):
+            row = row_from_completion(
+                rollout_id=str(index), prompt_ids=prompt, completion_ids=answer, logprobs=logprobs,
+                advantage=0.0, version=step,
+            )  # fmt: skip
+            values = (0.0, 0.0, *numbers[index].tolist())
+            name = "rewards" if isinstance(advantage, GaeAdvantage) else "advantages"
+            rows.append(replace(row, **{name: values}))
+        train_batch(state, rows, settings=StepSettings(), batch=BatchSettings(minibatches=1), seed=step)
+    assert sum(means[:3]) / 3 < 0.2, means
+    assert sum(means[-3:]) / 3 > 0.6, means
+
+
+def test_an_architecture_without_a_critic_is_refused_in_our_own_words(small_model: Path, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(small_model)
+    config = CodeGenConfig(vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=4, n_positions=64, rotary_dim=4)
+    CodeGenForCausalLM(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    setup = TrainerSetup(model_dir=tmp_path, optimizer=OptimizerSettings(learning_rate=1e-3), seed=0, critic=PLAN)
+    # The library's text is a list of every architecture that it knows.
+    with pytest.raises(
+        RunFailed, match=r"gives no critic: transformers has no token classifier of its architecture\.$"
+    ):
+        LocalTrainer.open(setup, Ranks())
