@@ -26,6 +26,7 @@ from fulmen_algorithm.training.settings import (
     StepSettings,
     UpdateRule,
 )
+from fulmen_algorithm.weights.publishing import WeightsOrder
 from fulmen_exchange.registry import ExchangeSettings
 
 pytestmark = [

@@ -23,6 +23,10 @@ from fulmen_algorithm.clients.chat import ChatClient
 from fulmen_algorithm.clients.model_builder import ModelBuilder
 from fulmen_algorithm.clients.patience import Notify, Patience
 from fulmen_algorithm.clients.store import RolloutRequest, StoreQueue, StoreResources
+from fulmen_algorithm.engines.engine import Engine, EngineOptions
+from fulmen_algorithm.engines.pool import EnginePool
+from fulmen_algorithm.engines.proxy_admin import ProxyAdmin, backend_id
+from fulmen_algorithm.engines.starter import EngineStarter, unavailable
 from fulmen_algorithm.persistence.served_policies import ServedPolicies
 from fulmen_algorithm.persistence.state_folder import StateFolder
 from fulmen_algorithm.policy.trainer import OpenTrainer, Trainer, TrainerSetup

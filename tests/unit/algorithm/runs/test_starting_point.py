@@ -7,7 +7,6 @@ from io import BufferedReader
 from pathlib import Path
 
 import pytest
-from tests.unit.algorithm_service.test_rollback import checkpoints, rollback
 
 from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.runs.collapse import NoCollapse
@@ -22,6 +21,7 @@ from fulmen_algorithm.training.checkpoints import CheckpointStore
 from tests.support.algorithm.model_services import World
 from tests.support.algorithm.run_service import Service, created, now
 from tests.unit.algorithm.runs.test_control import WAIT_S, working
+from tests.unit.algorithm.runs.test_rollback import checkpoints, rollback
 
 KEEP = 2
 

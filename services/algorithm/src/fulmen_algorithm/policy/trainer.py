@@ -12,6 +12,7 @@ from fulmen_algorithm.losses.advantage_settings import CriticPlan
 from fulmen_algorithm.training.compute import ComputeSettings
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import BatchSettings, LoraSettings, OptimizerSettings, StepResult, StepSettings
+from fulmen_algorithm.weights.publishing import WeightsOrder, WrittenWeights
 from fulmen_exchange.links.access import LinkAccess
 from fulmen_exchange.registry import ExchangeSettings
 

@@ -21,6 +21,7 @@ from fulmen_algorithm.training.settings import BatchSettings, LoraSettings, Step
 from fulmen_algorithm.training.state_files import read_state, write_state
 from fulmen_algorithm.training.step import TrainingState, logprobs_of, make_state, sft_step, train_batch
 from fulmen_algorithm.weights.lora import TargetsUnknown
+from fulmen_algorithm.weights.publishing import WeightsOrder, WrittenWeights
 from fulmen_exchange.ranks import Ranks
 
 
