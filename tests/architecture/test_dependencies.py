@@ -9,7 +9,7 @@ from importlib import metadata
 
 import pytest
 
-from tests.architecture.distributions import DISTRIBUTIONS, ROOT, Distribution
+from tests.support.distributions import DISTRIBUTIONS, ROOT, Distribution
 
 # Imported by other means than an import statement.
 DECLARED_ONLY: dict[str, set[str]] = {

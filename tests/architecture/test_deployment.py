@@ -17,7 +17,7 @@ import yaml
 from fulmen.ids import ALL_PROJECTS
 from fulmen_service_kit.settings import ServiceSettings
 from fulmen_service_kit.tokens import Role, TokenVerifier
-from tests.architecture.distributions import ROOT, SERVICES, Distribution
+from tests.support.distributions import ROOT, SERVICES, Distribution
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "deploy/docker-compose.yml").read_text(encoding="utf-8"))
 SECRET = re.compile(r"FULMEN_\w*(?:KEY|TOKEN|PASSWORD)")

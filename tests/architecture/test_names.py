@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from fulmen.store.v1 import rollout_pb2
-from tests.architecture.distributions import DISTRIBUTIONS, SERVICES, Distribution
+from tests.support.distributions import DISTRIBUTIONS, SERVICES, Distribution
 
 VAGUE = frozenset({"common", "config", "helpers", "misc", "shared", "util", "utils"})
 # A transport is named by its protocol; the codecs of gradients are `fulmen_exchange.codecs`, as everyone calls them.

@@ -6,14 +6,13 @@ import json
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from fulmen.client import Client, connect
-from fulmen_cli.local.stack import LocalStack
+from fulmen.client import connect
+from tests.support.chaos import Arena
 from tests.support.models import build_model
 from tests.support.stack import running_stack, stack_targets
 
@@ -22,16 +21,6 @@ TASKS = 64
 LEASE_TTL_S = "3"
 # Fewer at once than there are, so that rollouts are under way nearly always.
 SLOTS = 6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arena:
-    """A stack to do harm to, and what to train on it."""
-
-    stack: LocalStack
-    client: Client
-    state_dir: Path
-    agent: Path
 
 
 @pytest.fixture(scope="package")

@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from tests.chaos.conftest import Arena
-from tests.chaos.harm import Kill, train_and_kill
+from tests.support.chaos import Arena, Kill, train_and_kill
 from tests.support.kills import Victim
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(900)]

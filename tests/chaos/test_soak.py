@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from tests.chaos.conftest import Arena
-from tests.chaos.harm import Kill, train_and_kill
+from tests.support.chaos import Arena, Kill, train_and_kill
 from tests.support.kills import Victim
 from tests.support.soak import SOAK, seed
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.distributions import ROOT
+from tests.support.distributions import ROOT
 
 SLIM = ROOT / "deploy/docker/slim.py"
 LIMIT_S = 60

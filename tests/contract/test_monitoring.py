@@ -26,7 +26,7 @@ from fulmen.client import Client, connect
 from fulmen_cli.local.record import StackFolder
 from fulmen_cli.local.stack import LocalStack
 from fulmen_cli.main import app
-from tests.architecture.distributions import ROOT
+from tests.support.distributions import ROOT
 from tests.support.prometheus import program, running_prometheus
 from tests.support.promql import names_in, without_variables
 from tests.support.stack import running_stack, stack_targets

@@ -5,15 +5,13 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from fulmen.client import Client, connect
-from fulmen_cli.local.stack import LocalStack
-from tests.support.commands import Done, fulmen
+from fulmen.client import connect
+from tests.support.end_to_end import MainJob, World
 from tests.support.stack import running_stack, stack_targets
 
 SLOTS = 32
@@ -26,27 +24,6 @@ SHORT_FORM = {
     "grpo.schedule": "constant",
     "grpo.validate_every": "12",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class World:
-    """A running stack, its client, and the folder that the command line finds it by."""
-
-    stack: LocalStack
-    client: Client
-    state_dir: Path
-
-    async def fulmen(self, *arguments: str | Path) -> Done:
-        """Runs a command of `fulmen` against this stack."""
-        return await fulmen(*arguments, "--state-dir", self.state_dir)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MainJob:
-    """What `fulmen train examples/arithmetic/train.toml` left behind; its policy stays served until another is."""
-
-    done: Done
-    reports: Path
 
 
 @pytest.fixture(scope="package")

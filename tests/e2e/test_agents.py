@@ -11,7 +11,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from fulmen.store.v1 import rollout_pb2, span_pb2, span_service_pb2
 from fulmen.train_config import AgentConfig
-from tests.e2e.conftest import MainJob, World
+from tests.support.end_to_end import MainJob, World
 from tests.support.runs import create_rollouts, ended_rollout, publish_agent
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(600)]

@@ -10,7 +10,7 @@ import pytest
 
 from fulmen.algorithm.v1 import training_run_pb2 as pb
 from fulmen.algorithm.v1 import training_run_service_pb2 as service_pb
-from tests.e2e.conftest import World
+from tests.support.end_to_end import World
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(600)]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fulmen.store.v1 import rollout_pb2
-from tests.e2e.conftest import MainJob, World
+from tests.support.end_to_end import MainJob, World
 from tests.support.oracle import collect_books, problems_of
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(900)]

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from fulmen_llm_proxy.settings import LlmProxySettings
-from tests.architecture.distributions import ROOT
+from tests.support.distributions import ROOT
 from tests.support.llm_proxy.backend import Backend
 from tests.support.llm_proxy.fake_store import FakeStore
 from tests.support.llm_proxy.harness import MODEL, RunningProxy, running_proxy

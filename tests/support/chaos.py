@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from fulmen.algorithm.v1 import training_run_pb2
+from fulmen.client import Client
+from fulmen_cli.local.stack import LocalStack
 from tests.chaos.agent.grader import LEAST
-from tests.chaos.conftest import Arena
 from tests.support.kills import Victim, kill_in_mid_work, restart_in_mid_work
 from tests.support.oracle import Books, collect_books, failure_counts, problems_of
 from tests.support.runs import FINAL_RUN_STATES, eventually, read_run, start_run
@@ -17,6 +19,16 @@ from tests.support.runs import FINAL_RUN_STATES, eventually, read_run, start_run
 TURNS = 2
 # Far beyond what is needed: a busy machine takes minutes for what takes seconds elsewhere.
 RUN_DEADLINE_S = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arena:
+    """A stack to do harm to, and what to train on it."""
+
+    stack: LocalStack
+    client: Client
+    state_dir: Path
+    agent: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
