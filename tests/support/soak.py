@@ -1,11 +1,15 @@
-"""How long a test with a random course lasts: FULMEN_TEST_SOAK times its usual length, on the course of FULMEN_TEST_SEED."""
+"""How long tests with a random course last: FULMEN_TEST_SOAK times as long as usual, with the seed FULMEN_TEST_SEED."""
 
 from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterable
+from typing import Any
 
-__all__ = ["SEED_VARIABLE", "SOAK", "given_seed", "seed"]
+import pytest
+
+__all__ = ["SEED_VARIABLE", "SOAK", "given_seed", "long_after", "seed"]
 
 SEED_VARIABLE = "FULMEN_TEST_SEED"
 SOAK = int(os.environ.get("FULMEN_TEST_SOAK") or 1)
@@ -23,3 +27,10 @@ def seed(usual: int | None = None) -> int:
     if given is not None:
         return given
     return random.SystemRandom().randrange(2**32) if usual is None else usual
+
+
+def long_after(first: int, values: Iterable[Any]) -> list[Any]:
+    """Returns the values as parameters of a test, all after the first few marked long."""
+    return [
+        value if place < first else pytest.param(value, marks=pytest.mark.long) for place, value in enumerate(values)
+    ]

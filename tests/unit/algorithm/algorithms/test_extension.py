@@ -13,6 +13,7 @@ from fulmen_algorithm.runs.creation import RunDraft
 from fulmen_algorithm.runs.run import RunState
 from tests.support.algorithm.model_services import Crashes, World
 from tests.support.algorithm.run_service import Service, created
+from tests.support.soak import long_after
 from tests.support.training import check_books, read_consumed
 from tests.unit.algorithm.runs.test_crashes import live
 
@@ -27,7 +28,7 @@ def draft(grpo_draft: RunDraft) -> RunDraft:
     return replace(grpo_draft, algorithm="best_of_n", settings_json=json.dumps(SETTINGS), inputs=inputs)
 
 
-@pytest.mark.parametrize("trial", range(5))
+@pytest.mark.parametrize("trial", long_after(2, range(5)))
 async def test_the_example_uses_every_group_once_wherever_it_is_killed(
     trial: int, world: World, draft: RunDraft, open_service: Callable[[World], Service], tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from fulmen_algorithm.runs.creation import RunDraft
 from fulmen_algorithm.runs.run import RunState
 from tests.support.algorithm.model_services import Crashes, World
 from tests.support.algorithm.run_service import Service, created
+from tests.support.soak import long_after
 from tests.support.training import check_books, read_consumed
 from tests.unit.algorithm.runs.test_crashes import live
 
@@ -27,7 +28,7 @@ KEEPS = [
 ]
 
 
-@pytest.mark.parametrize("trial", range(6))
+@pytest.mark.parametrize("trial", long_after(2, range(6)))
 async def test_the_chosen_rollouts_are_imitated_wherever_the_process_is_killed(
     trial: int, world: World, grpo_draft: RunDraft, open_service: Callable[[World], Service], tmp_path: Path
 ) -> None:

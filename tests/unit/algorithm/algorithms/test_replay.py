@@ -20,6 +20,7 @@ from fulmen_algorithm.runs.creation import RunDraft
 from fulmen_algorithm.runs.run import RunState
 from tests.support.algorithm.model_services import Crashes, World
 from tests.support.algorithm.run_service import Service, created
+from tests.support.soak import long_after
 from tests.support.training import read_consumed
 from tests.unit.algorithm.runs.test_crashes import live
 
@@ -87,7 +88,7 @@ def check(tmp_path: Path) -> None:
     assert len({line["rollouts"][0] for line in lines[GROUPS:]}) == 2
 
 
-@pytest.mark.parametrize("trial", range(TRIALS))
+@pytest.mark.parametrize("trial", long_after(2, range(TRIALS)))
 async def test_stored_groups_are_trained_on_once_an_epoch_however_often_the_process_is_killed(
     trial: int, world: World, draft: RunDraft, open_service: Callable[[World], Service], tmp_path: Path
 ) -> None:

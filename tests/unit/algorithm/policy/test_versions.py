@@ -21,6 +21,7 @@ from fulmen_algorithm.training.settings import WeightsKind
 from fulmen_algorithm.weights.tensor_files import read_folder
 from tests.support.algorithm.model_services import Crashes, ModelShelf, World
 from tests.support.algorithm.run_service import Service, created
+from tests.support.soak import long_after
 from tests.unit.algorithm.runs.test_crashes import live
 
 DELTA = {"kind": "delta", "dtype": "bfloat16", "full_every": 3, "dense_above": 1.0}
@@ -93,7 +94,7 @@ async def test_folders_are_removed_beside_the_event_loop(
     assert threading.get_ident() not in {thread for _, thread in threads}
 
 
-@pytest.mark.parametrize("trial", range(2))
+@pytest.mark.parametrize("trial", long_after(1, range(2)))
 @pytest.mark.parametrize(
     "change",
     [{"weights": DELTA}, {"lora": {"rank": 2, "alpha": 4.0}}],

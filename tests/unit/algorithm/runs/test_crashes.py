@@ -11,6 +11,7 @@ from fulmen_algorithm.runs.creation import RunDraft
 from fulmen_algorithm.runs.run import RunState, TrainingRun
 from tests.support.algorithm.model_services import Crashes, World
 from tests.support.algorithm.run_service import Service, created
+from tests.support.soak import long_after
 from tests.support.training import check_books, read_consumed
 
 TRIALS = 20
@@ -37,7 +38,7 @@ def check(tmp_path: Path, world: World) -> None:
     check_books(read_consumed(tmp_path / "state/runs/small"), [g.group_id for g in world.feed], steps=4)
 
 
-@pytest.mark.parametrize("trial", range(TRIALS))
+@pytest.mark.parametrize("trial", long_after(4, range(TRIALS)))
 async def test_a_run_that_is_killed_again_and_again_uses_every_group_once(
     trial: int,
     world: World,

@@ -18,6 +18,7 @@ from fulmen_algorithm.training.checkpoints import Checkpoint, CheckpointStore
 from fulmen_algorithm.transport.training_runs import own_past
 from tests.support.algorithm.model_services import Crashes, World
 from tests.support.algorithm.run_service import Service, created
+from tests.support.soak import long_after
 from tests.support.training import check_books, read_consumed
 from tests.unit.algorithm.runs.test_control import WAIT_S, until, working
 from tests.unit.algorithm.runs.test_crashes import live
@@ -127,7 +128,7 @@ async def test_a_run_that_is_put_back_to_its_beginning_begins_again(
     assert len(set(digests)) == 1, "the same demonstrations in the same order give the same weights"
 
 
-@pytest.mark.parametrize("trial", range(TRIALS))
+@pytest.mark.parametrize("trial", long_after(2, range(TRIALS)))
 async def test_a_rollback_that_is_killed_again_and_again_is_the_same_rollback(
     trial: int,
     world: World,
