@@ -83,10 +83,10 @@ class _Runner:
             size = min(_ROLLOUTS_PER_REQUEST, count - len(names))
             request = rollout_service_pb2.BatchCreateRolloutsRequest(rollouts=[rollout_pb2.Rollout()] * size)
             await self._rollouts.BatchCreateRollouts(request)
-            acquire = lease_service_pb2.AcquireLeasesRequest(session_id=self._session, max_count=size)
+            acquire = lease_service_pb2.AcquireLeasesRequest(runner=self._session, max_count=size)
             acquire.wait.FromSeconds(_ACQUIRE_WAIT_S)
             answer = await self._leases.AcquireLeases(acquire)
-            self._session = answer.session_id
+            self._session = answer.runner
             names += [assignment.attempt for assignment in answer.assignments]
         return names
 
@@ -95,7 +95,7 @@ class _Runner:
         while True:
             await asyncio.sleep(_RENEW_EVERY_S)
             if self._session:
-                await self._leases.RenewLeases(lease_service_pb2.RenewLeasesRequest(session_id=self._session))
+                await self._leases.RenewLeases(lease_service_pb2.RenewLeasesRequest(runner=self._session))
 
 
 async def serve() -> None:

@@ -87,7 +87,7 @@ class Fleet:
                 async with self._opening:
                     stream = lease_service_pb2_grpc.LeaseServiceStub(channel).StreamLeases(metadata=self._metadata)
                     info = lease_pb2.RunnerInfo(host="scale", slot_count=1)
-                    await stream.write(_request(open=lease_service_pb2.OpenSession(runner=info)))
+                    await stream.write(_request(open=lease_service_pb2.OpenSession(info=info)))
                     opened = (await stream.read()).opened
                     self.opened += 1
                 spans = SpanServiceStub(channel).AppendSpans(metadata=self._metadata)

@@ -40,7 +40,7 @@ Report = Callable[[Sequence[lease_pb2.Assignment]], Any]
 async def open_stream(channel: FulmenChannel, *, credit_count: int) -> Any:
     """Opens a runner session with credit."""
     stream = lease_service_pb2_grpc.LeaseServiceStub(channel).StreamLeases()
-    await stream.write(_request(open=lease_service_pb2.OpenSession(runner=lease_pb2.RunnerInfo(host="bench"))))
+    await stream.write(_request(open=lease_service_pb2.OpenSession(info=lease_pb2.RunnerInfo(host="bench"))))
     while (await stream.read()).WhichOneof("message") != "opened":
         pass
     if credit_count:

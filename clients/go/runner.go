@@ -24,7 +24,7 @@ type runner struct {
 	store   *connection
 	options options
 
-	session        string
+	name           string
 	handled        int // attempts that are acknowledged or lost
 	credits        int // granted and not yet used by an assignment
 	running        map[string]*work
@@ -133,8 +133,8 @@ func (r *runner) open(stream leases) {
 	}
 	r.credits = 0 // credits do not survive a stream
 	_ = stream.Send(&request{Message: &storev1.StreamLeasesRequest_Open{Open: &storev1.OpenSession{
-		SessionId:       r.session,
-		Runner:          info,
+		Runner:          r.name,
+		Info:            info,
 		RunningAttempts: running,
 		Projects:        []string{r.options.project},
 	}}})
@@ -143,10 +143,10 @@ func (r *runner) open(stream leases) {
 func (r *runner) opened(stream leases, opened *storev1.SessionOpened, renewal *time.Ticker) {
 	ttl := opened.LeaseTtl.AsDuration()
 	emit(object{
-		"event": "opened", "session": opened.SessionId, "resumed": opened.SessionId == r.session,
+		"event": "opened", "runner": opened.Runner, "resumed": opened.Runner == r.name,
 		"lease_ttl_s": ttl.Seconds(),
 	})
-	r.session = opened.SessionId
+	r.name = opened.Runner
 	r.lose(opened.LostAttempts)
 	renewal.Reset(ttl / 3)
 	for _, result := range r.unacknowledged {
@@ -247,22 +247,22 @@ func (r *runner) lose(attempts []string) {
 }
 
 func (r *runner) forgetSession() {
-	emit(object{"event": "session_ended", "session": r.session})
+	emit(object{"event": "session_ended", "runner": r.name})
 	for _, this := range r.running {
 		this.stop()
 	}
 	r.running, r.unacknowledged = map[string]*work{}, map[string]*storev1.AttemptResult{}
-	r.session = ""
+	r.name = ""
 }
 
 // endSession gives back what is still leased, so that nobody waits for the session's time to run out.
 func (r *runner) endSession(ctx context.Context) {
-	if r.session == "" {
+	if r.name == "" {
 		return
 	}
 	called, _ := metadata.FromOutgoingContext(ctx)
 	ctx, cancel := context.WithTimeout(metadata.NewOutgoingContext(context.Background(), called), releaseLimit)
 	defer cancel()
 	// If this fails, the session ends by itself, later.
-	_, _ = r.store.leases.ReleaseLeases(ctx, &storev1.ReleaseLeasesRequest{SessionId: r.session})
+	_, _ = r.store.leases.ReleaseLeases(ctx, &storev1.ReleaseLeasesRequest{Runner: r.name})
 }

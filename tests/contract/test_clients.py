@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from fulmen.ids import parse_runner_name
 from fulmen.store.v1 import (
     failure_pb2,
     lease_pb2,
@@ -121,7 +122,7 @@ async def test_a_group_goes_from_its_creation_through_model_calls_to_the_feed(
         for attempt in attempts:
             await proxy.flush(attempt)
 
-    assert worked[0] == {"event": "opened", "session": worked[0]["session"], "resumed": False, "lease_ttl_s": 60}
+    assert worked[0] == {"event": "opened", "runner": worked[0]["runner"], "resumed": False, "lease_ttl_s": 60}
     assert sorted(attempts) == [f"{name}/attempts/1" for name in names]
     assert {(line["attempt"], line["status"]) for line in events(worked, "acknowledged")} == {
         (attempt, APPLIED) for attempt in attempts
@@ -206,7 +207,7 @@ async def test_a_lost_lease_stops_the_attempt_and_nothing_is_reported(
 ) -> None:
     (name,) = await create(stubs, input=TASK)
     async with runner.start("run", "--work-s", 300) as running, running_store(database_url) as other:
-        session = (await running.expect("opened"))["session"]
+        session = str(parse_runner_name((await running.expect("opened"))["runner"]))
         attempt = (await running.expect("assigned"))["attempt"]
         stopped = lease_pb2.AttemptResult(
             attempt=attempt, lease_id=session, epoch=1, failure_kind=failure_pb2.FAILURE_KIND_AGENT_ERROR
@@ -255,7 +256,7 @@ async def test_a_runner_takes_its_session_and_attempt_to_the_next_store(
             done = await running.end()
             rollout = await get(await after.stubs(), name)
     first, *again = events(done.lines, "opened")
-    assert {(line["session"], line["resumed"]) for line in again} == {(first["session"], True)}
+    assert {(line["runner"], line["resumed"]) for line in again} == {(first["runner"], True)}
     assert [line["status"] for line in events(done.lines, "acknowledged")] == [APPLIED]
     assert rollout.state == rollout_pb2.ROLLOUT_STATE_SUCCEEDED
     assert len(rollout.attempts) == 1
@@ -267,11 +268,11 @@ async def test_a_runner_whose_session_has_ended_begins_another(runner: Client, s
     async with runner.start("run", "--work-s", 300) as running:
         first = await running.expect("opened")
         await running.expect("assigned")
-        await stubs.leases.ReleaseLeases(lease_service_pb2.ReleaseLeasesRequest(session_id=first["session"]))
-        assert (await running.expect("session_ended"))["session"] == first["session"]
+        await stubs.leases.ReleaseLeases(lease_service_pb2.ReleaseLeasesRequest(runner=first["runner"]))
+        assert (await running.expect("session_ended"))["runner"] == first["runner"]
         second = await running.expect("opened")
         assert (await running.expect("assigned"))["attempt"].endswith("/attempts/2")
-    assert (second["resumed"], second["session"] == first["session"]) == (False, False)
+    assert (second["resumed"], second["runner"] == first["runner"]) == (False, False)
 
 
 async def test_a_watch_outlives_a_restart_of_the_store(

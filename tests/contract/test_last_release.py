@@ -13,9 +13,9 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from fulmen.algorithm.v1 import gradient_exchange_service_pb2, training_run_service_pb2
+from fulmen.algorithm.v1 import gradient_exchange_pb2, gradient_exchange_service_pb2, training_run_service_pb2
 from fulmen.errors.v1 import reasons_pb2
-from fulmen.ids import uuid7
+from fulmen.ids import runner_name, uuid7
 from fulmen.llm_proxy.v1 import backend_service_pb2, capture_service_pb2, completion_service_pb2, route_service_pb2
 from fulmen.runner.v1 import agent_spec_pb2, runner_service_pb2
 from fulmen.store.v1 import lease_service_pb2
@@ -26,7 +26,8 @@ from tests.support.store import LIMIT_S, SIGNING_KEY, StoreHandle, running_store
 
 # Importing a file puts it into the default pool.
 IN_THE_POOL = (
-    reasons_pb2, agent_spec_pb2, backend_service_pb2, capture_service_pb2, completion_service_pb2, gradient_exchange_service_pb2,
+    reasons_pb2, agent_spec_pb2, backend_service_pb2, capture_service_pb2, completion_service_pb2, gradient_exchange_pb2,
+    gradient_exchange_service_pb2,
     lease_service_pb2, model_call_pb2, route_service_pb2, runner_service_pb2, training_run_service_pb2,
 )  # fmt: skip
 PACKAGES = (
@@ -90,9 +91,9 @@ async def test_the_whole_life_of_a_rollout(trainer: OldClient, runner: OldClient
     names = [rollout.name for rollout in created.rollouts]
     assert [rollout.name for rollout in again.rollouts] == names
     stream = runner.stream("LeaseService.StreamLeases")
-    await stream.send(open={"runner": {"host": "old", "version": "0.1.0", "slot_count": 2}})
+    await stream.send(open={"info": {"host": "old", "version": "0.1.0", "slot_count": 2}})
     opened = (await stream.read()).opened
-    assert opened.session_id
+    assert opened.runner
     await stream.send(add_credits={"credit_count": 3})
     taken = []
     while len(taken) < 2:
@@ -111,7 +112,7 @@ async def test_the_whole_life_of_a_rollout(trainer: OldClient, runner: OldClient
     assert [ack.status for ack in (await stream.expect("ack")).acks] == [1, 1]
     (retried,) = (await stream.expect("assign")).assignments
     assert (retried.rollout.name, retried.epoch) == (names[0], 2)
-    held = await runner.call("LeaseService.RenewLeases", session_id=opened.session_id)
+    held = await runner.call("LeaseService.RenewLeases", runner=opened.runner)
     assert held.lease_ttl.seconds > 0
     answer = await runner.call("LeaseService.CompleteAttempts", results=[_result(retried)])
     assert [ack.status for ack in answer.acks] == [1]
@@ -132,11 +133,11 @@ async def test_the_whole_life_of_a_rollout(trainer: OldClient, runner: OldClient
 
 async def test_simple_clients_cancel_and_run_again(trainer: OldClient, runner: OldClient) -> None:
     created = await trainer.call("RolloutService.BatchCreateRollouts", rollouts=[{}, {}])
-    given = await runner.call("LeaseService.AcquireLeases", max_count=1, wait={"seconds": 10}, runner={"host": "old"})
+    given = await runner.call("LeaseService.AcquireLeases", max_count=1, wait={"seconds": 10}, info={"host": "old"})
     (one,) = given.assignments
     counts = await trainer.call("RolloutService.CancelRollouts", names=[rollout.name for rollout in created.rollouts])
     assert (counts.cancelled_count, counts.cancelling_count) == (1, 1)
-    renewed = await runner.call("LeaseService.RenewLeases", session_id=given.session_id)
+    renewed = await runner.call("LeaseService.RenewLeases", runner=given.runner)
     assert list(renewed.cancelled_attempts) == [one.attempt]
     cancelled = runner.number("FailureKind", "FAILURE_KIND_CANCELLED")
     await runner.call("LeaseService.CompleteAttempts", results=[_result(one, failure_kind=cancelled)])
@@ -197,7 +198,7 @@ async def test_errors_are_those_that_an_old_client_knows(trainer: OldClient, run
     for caller, rpc, fields, code, reason in (
         (trainer, "RolloutService.GetRollout", {"name": f"rollouts/{uuid7()}"}, "NOT_FOUND", "ROLLOUT_NOT_FOUND"),
         (trainer, "RolloutService.BatchCreateRollouts", {}, "INVALID_ARGUMENT", "ARGUMENT_INVALID"),
-        (runner, "LeaseService.RenewLeases", {"session_id": str(uuid7())}, "FAILED_PRECONDITION", "SESSION_ENDED"),
+        (runner, "LeaseService.RenewLeases", {"runner": runner_name(uuid7())}, "FAILED_PRECONDITION", "SESSION_ENDED"),
         (runner, "RolloutService.BatchCreateRollouts", {"rollouts": [{}]}, "PERMISSION_DENIED", "PERMISSION_DENIED"),
     ):
         with pytest.raises(grpc.aio.AioRpcError) as refused:

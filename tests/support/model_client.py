@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fulmen.errors import SessionEnded
+from fulmen.ids import parse_runner_name, runner_name
 from fulmen.store.v1 import lease_pb2, lease_service_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from tests.support.rollout_model import Lease
@@ -42,11 +43,13 @@ class SeatClient:
         """Opens the stream, or resumes a session."""
         self._stream = stubs.leases.StreamLeases()
         opening = lease_service_pb2.OpenSession(
-            session_id=session, runner=lease_pb2.RunnerInfo(host="model", slot_count=1), running_attempts=running
+            runner=runner_name(session) if session else "",
+            info=lease_pb2.RunnerInfo(host="model", slot_count=1),
+            running_attempts=running,
         )
         await self._stream.write(lease_service_pb2.StreamLeasesRequest(open=opening))
         opened = (await self._stream.read()).opened
-        self.session, self.lost = opened.session_id, sorted(opened.lost_attempts)
+        self.session, self.lost = str(parse_runner_name(opened.runner)), sorted(opened.lost_attempts)
         self._reader = asyncio.create_task(self._read(), name=f"seat-{self.session}")
 
     async def demand(self, count: int) -> None:

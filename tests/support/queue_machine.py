@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from fulmen.errors import ArgumentInvalid, RolloutExists, SessionEnded
-from fulmen.ids import parse_rollout_name, rollout_name, uuid7
+from fulmen.ids import parse_rollout_name, parse_runner_name, rollout_name, runner_name, uuid7
 from fulmen.store.v1 import lease_service_pb2, rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_store.rollouts.transitions import FailureKind, RolloutState
@@ -223,16 +223,18 @@ class QueueClients(RuleBasedStateMachine):
         request = lease_service_pb2.AcquireLeasesRequest(max_count=1, wait=Duration(seconds=int(LIMIT_S / 2)))
         response = self.world.run(self.world.stubs[replica].leases.AcquireLeases(request))
         (given,) = response.assignments
-        assert given.lease_id == response.session_id
+        assert runner_name(given.lease_id) == response.runner
         self.model.leased(Lease(given.rollout.name, given.lease_id, given.epoch))
         # Its stream is given up with the answer.
-        self.world.streams.append(SeatClient.of_a_call(replica, response.session_id))
+        self.world.streams.append(SeatClient.of_a_call(replica, str(parse_runner_name(response.runner))))
 
     @rule(replica=replica_numbers, number=picks)
     @when(lambda self: self.sessions())
     def renew(self, replica: int, number: int) -> None:
         session = pick(self.sessions(), number)
-        call = self.world.stubs[replica].leases.RenewLeases(lease_service_pb2.RenewLeasesRequest(session_id=session))
+        call = self.world.stubs[replica].leases.RenewLeases(
+            lease_service_pb2.RenewLeasesRequest(runner=runner_name(session))
+        )
         if session in self.model.ended_sessions:
             with pytest.raises(SessionEnded):
                 self.world.run(call)

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
 
-from fulmen.ids import rollout_name, uuid7
+from fulmen.ids import rollout_name, runner_name, uuid7
 from fulmen.keda import externalscaler_pb2
 from fulmen.store.v1 import (
     lease_pb2,
@@ -158,17 +158,17 @@ PROBES: dict[str, list[Probe]] = {
     ROLLOUTS + "GetQueueStats": [lambda t: [pb.GetQueueStatsRequest(project=t.project)]],
     LEASES + "StreamLeases": [
         lambda t: [opened(projects=[t.project])],
-        lambda t: [opened(session_id=t.session)],
-        lambda t: [opened(session_id=t.session, running_attempts=[t.attempt])],
+        lambda t: [opened(runner=runner_name(t.session))],
+        lambda t: [opened(runner=runner_name(t.session), running_attempts=[t.attempt])],
         lambda t: [opened(), leases.StreamLeasesRequest(complete=leases.CompletedAttempts(results=[result_of(t)]))],
         lambda t: [opened(), leases.StreamLeasesRequest(release=leases.ReleasedAttempts(attempts=[t.attempt]))],
     ],
-    LEASES + "AcquireLeases": [lambda t: [leases.AcquireLeasesRequest(session_id=t.session, max_count=1)]],
-    LEASES + "RenewLeases": [lambda t: [leases.RenewLeasesRequest(session_id=t.session)]],
+    LEASES + "AcquireLeases": [lambda t: [leases.AcquireLeasesRequest(runner=runner_name(t.session), max_count=1)]],
+    LEASES + "RenewLeases": [lambda t: [leases.RenewLeasesRequest(runner=runner_name(t.session))]],
     LEASES + "CompleteAttempts": [lambda t: [leases.CompleteAttemptsRequest(results=[result_of(t)])]],
     LEASES + "ReleaseLeases": [
-        lambda t: [leases.ReleaseLeasesRequest(session_id=t.session)],
-        lambda t: [leases.ReleaseLeasesRequest(session_id=t.session, attempts=[t.attempt])],
+        lambda t: [leases.ReleaseLeasesRequest(runner=runner_name(t.session))],
+        lambda t: [leases.ReleaseLeasesRequest(runner=runner_name(t.session), attempts=[t.attempt])],
     ],
     LEASES + "CheckAttempts": [
         lambda t: [leases.CheckAttemptsRequest(attempts=[leases.AttemptCheck(attempt=t.attempt)])],
@@ -205,7 +205,7 @@ PROBES: dict[str, list[Probe]] = {
         lambda t: [res.SetAliasRequest(name=f"{t.resource}/aliases/best", version=1, project=t.project)],
     ],
     RESOURCES + "WatchResources": [lambda t: [res.WatchResourcesRequest(project=t.project)]],
-    RUNNERS + "GetRunner": [lambda t: [runner_registry_service_pb2.GetRunnerRequest(name=f"runners/{t.session}")]],
+    RUNNERS + "GetRunner": [lambda t: [runner_registry_service_pb2.GetRunnerRequest(name=runner_name(t.session))]],
     RUNNERS + "GetFleetDemand": [
         lambda t: [runner_registry_service_pb2.GetFleetDemandRequest(project=t.project)],
     ],
@@ -236,7 +236,7 @@ PROBES: dict[str, list[Probe]] = {
     NOTIFY: [
         lambda t: [
             peer_service_pb2.NotifyRequest(
-                cancels=[peer_service_pb2.CancelHint(session_id=t.session, attempt=t.attempt)]
+                cancels=[peer_service_pb2.CancelHint(runner=runner_name(t.session), attempt=t.attempt)]
             )
         ],
     ],

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
+from fulmen.ids import parse_runner_name, runner_name
 from fulmen.rpc.channel import FulmenChannel, open_channel
 from fulmen.store.v1 import (
     lease_pb2,
@@ -119,14 +120,14 @@ class Runner:
         await self.stream.write(
             lease_service_pb2.StreamLeasesRequest(
                 open=lease_service_pb2.OpenSession(
-                    session_id=session_id,
-                    runner=lease_pb2.RunnerInfo(host="test-host", labels=labels or {}, slot_count=1),
+                    runner=runner_name(session_id) if session_id else "",
+                    info=lease_pb2.RunnerInfo(host="test-host", labels=labels or {}, slot_count=1),
                     running_attempts=running or [],
                 )
             )
         )
         self.opened = (await self.read()).opened
-        self.session_id = self.opened.session_id
+        self.session_id = str(parse_runner_name(self.opened.runner))
         return self
 
     async def read(self) -> lease_service_pb2.StreamLeasesResponse:

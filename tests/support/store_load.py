@@ -154,15 +154,15 @@ class LoadRunner:
             await stream.write(
                 lease_service_pb2.StreamLeasesRequest(
                     open=lease_service_pb2.OpenSession(
-                        session_id=self._session,
-                        runner=lease_pb2.RunnerInfo(host="chaos", slot_count=SLOTS),
+                        runner=self._session,
+                        info=lease_pb2.RunnerInfo(host="chaos", slot_count=SLOTS),
                         running_attempts=list(self._held),
                     )
                 )
             )
             async with asyncio.timeout(CALL_LIMIT_S):
                 opened = (await stream.read()).opened
-            self._session = opened.session_id
+            self._session = opened.runner
             for attempt in opened.lost_attempts:
                 self._held.pop(attempt, None)
             await self._finish(stubs, stream, list(self._held))

@@ -21,11 +21,11 @@ std::string Host() {
 
 Runner::~Runner() {
   running_.clear();
-  if (session_.empty()) return;
+  if (runner_.empty()) return;
   const auto call = CallBy(connection_.token, Clock::now() + kReleaseLimit);
   store::ReleaseLeasesRequest request;
   store::ReleaseLeasesResponse released;
-  request.set_session_id(session_);
+  request.set_runner(runner_);
   connection_.leases->ReleaseLeases(call.get(), request, &released);  // if it fails, the session ends by itself, later
 }
 
@@ -90,8 +90,8 @@ void Runner::Leave() {
 void Runner::Open() {
   store::StreamLeasesRequest request;
   auto* open = request.mutable_open();
-  open->set_session_id(session_);
-  auto* info = open->mutable_runner();
+  open->set_runner(runner_);
+  auto* info = open->mutable_info();
   info->set_host(Host());
   info->set_version("cpp");
   info->mutable_labels()->insert(options_.labels.begin(), options_.labels.end());
@@ -107,11 +107,11 @@ void Runner::Opened(const store::SessionOpened& opened) {
   const auto ttl_ms = google::protobuf::util::TimeUtil::DurationToMilliseconds(opened.lease_ttl());
   Emit({
       {"event", "opened"},
-      {"session", opened.session_id()},
-      {"resumed", opened.session_id() == session_},
+      {"runner", opened.runner()},
+      {"resumed", opened.runner() == runner_},
       {"lease_ttl_s", ttl_ms / 1e3},
   });
-  session_ = opened.session_id();
+  runner_ = opened.runner();
   Lose(opened.lost_attempts());
   renewal_ = std::chrono::milliseconds(ttl_ms) / 3;
   renew_at_ = Clock::now() + renewal_;
@@ -183,8 +183,8 @@ void Runner::Lose(const Names& attempts) {
 }
 
 void Runner::ForgetSession() {
-  Emit({{"event", "session_ended"}, {"session", session_}});
+  Emit({{"event", "session_ended"}, {"runner", runner_}});
   running_.clear();
   unacknowledged_.clear();
-  session_.clear();
+  runner_.clear();
 }

@@ -44,7 +44,7 @@ class Runner {
   const Connection& connection_;
   const Options& options_;
   Mailbox mailbox_;
-  std::string session_;
+  std::string runner_;
   int handled_ = 0;                            // attempts that are acknowledged or lost
   int credits_ = 0;                            // granted and not yet used by an assignment
   std::map<std::string, std::jthread> running_;  // to forget one is to stop it

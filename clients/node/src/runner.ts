@@ -16,7 +16,7 @@ const RELEASE_LIMIT_MS = 5_000;
 type Message = NonNullable<StreamLeasesRequest["message"]>;
 
 export class Runner {
-  private sessionId = "";
+  private name = "";
   private handled = 0; // attempts that are acknowledged or lost
   private credits = 0; // granted and not yet used by an assignment
   private readonly running = new Map<string, AbortController>();
@@ -64,10 +64,10 @@ export class Runner {
     }
   }
 
-  private opened({ sessionId, leaseTtl, lostAttempts }: SessionOpened) {
+  private opened({ runner, leaseTtl, lostAttempts }: SessionOpened) {
     const ttlS = Number(leaseTtl!.seconds) + leaseTtl!.nanos / 1e9;
-    this.emit({ event: "opened", session: sessionId, resumed: sessionId === this.sessionId, lease_ttl_s: ttlS });
-    this.sessionId = sessionId;
+    this.emit({ event: "opened", runner, resumed: runner === this.name, lease_ttl_s: ttlS });
+    this.name = runner;
     this.lose(lostAttempts);
     this.report([...this.unacknowledged.values()]);
     return setInterval(() => this.send({ $case: "renew", value: { load: undefined } }), (ttlS * 1000) / 3);
@@ -90,10 +90,10 @@ export class Runner {
 
   private open() {
     const { slots, project, labels } = this.options;
-    const runner = { host: hostname(), version: "node", labels, slotCount: slots, address: "" };
+    const info = { host: hostname(), version: "node", labels, slotCount: slots, address: "" };
     const runningAttempts = [...this.running.keys(), ...this.unacknowledged.keys()];
     this.credits = 0; // credits do not survive a stream
-    this.send({ $case: "open", value: { sessionId: this.sessionId, runner, runningAttempts, projects: [project] } });
+    this.send({ $case: "open", value: { runner: this.name, info, runningAttempts, projects: [project] } });
   }
 
   /** Grants credits for places that are free, and never for more attempts than are still wanted. */
@@ -149,18 +149,18 @@ export class Runner {
   }
 
   private forgetSession() {
-    this.emit({ event: "session_ended", session: this.sessionId });
+    this.emit({ event: "session_ended", runner: this.name });
     this.running.forEach((stop) => stop.abort());
     this.running.clear();
     this.unacknowledged.clear();
-    this.sessionId = "";
+    this.name = "";
   }
 
   /** Gives back what is still leased, so that nobody waits for the session's time to run out. */
   private async endSession() {
-    if (!this.sessionId) return;
+    if (!this.name) return;
     const { leases, metadata } = this.store;
-    const request = ReleaseLeasesRequest.fromPartial({ sessionId: this.sessionId });
+    const request = ReleaseLeasesRequest.fromPartial({ runner: this.name });
     const deadline = new Date(Date.now() + RELEASE_LIMIT_MS);
     // If this fails, the session ends by itself, later.
     await call(leases, leases.releaseLeases, request, metadata, { deadline }).catch(() => {});

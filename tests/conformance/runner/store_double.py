@@ -19,7 +19,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from fulmen.errors import DatabaseUnavailable, ResourceNotFound, SessionEnded
-from fulmen.ids import attempt_name, parse_attempt_name, parse_rollout_name, rollout_name, uuid7
+from fulmen.ids import attempt_name, parse_attempt_name, parse_rollout_name, rollout_name, runner_name, uuid7
 from fulmen.store.v1 import (
     failure_pb2,
     lease_pb2,
@@ -217,12 +217,12 @@ class StoreDouble(
         outgoing: asyncio.Queue[messages.StreamLeasesResponse] = asyncio.Queue()
         session.outgoing, session.credits = outgoing, 0
         self.stream_count += 1
-        self.labels = dict(opening.runner.labels)
+        self.labels = dict(opening.info.labels)
         named = set(opening.running_attempts)
         for attempt in [a for a in session.held if a not in named]:
             self._conclude(session, attempt, failure_pb2.FAILURE_KIND_RELEASED, None)
         opened = messages.SessionOpened(
-            session_id=session.session_id,
+            runner=runner_name(session.session_id),
             lease_ttl=_duration(self._ttl_s),
             lost_attempts=[attempt for attempt in named if attempt not in session.held],
         )
@@ -244,7 +244,7 @@ class StoreDouble(
                 session.outgoing, session.credits = None, 0
 
     async def RenewLeases(self, request: messages.RenewLeasesRequest, context: Any) -> messages.RenewLeasesResponse:
-        session = self._sessions.get(request.session_id)
+        session = self._sessions.get(request.runner)
         if session is None:
             raise SessionEnded("The session is over.")
         self._renew(session)
@@ -255,7 +255,7 @@ class StoreDouble(
     async def ReleaseLeases(
         self, request: messages.ReleaseLeasesRequest, context: Any
     ) -> messages.ReleaseLeasesResponse:
-        session = self._sessions.get(request.session_id)
+        session = self._sessions.get(request.runner)
         if session is None:
             raise SessionEnded("The session is over.")
         attempts = list(request.attempts) or list(session.held)
@@ -297,13 +297,13 @@ class StoreDouble(
     # --- inside ---
 
     def _open(self, opening: messages.OpenSession) -> Session:
-        if opening.session_id:
-            session = self._sessions.get(opening.session_id)
+        if opening.runner:
+            session = self._sessions.get(opening.runner)
             if session is None:
                 raise SessionEnded("The session is unknown or over.")
         else:
             session = Session(session_id=str(uuid7()))
-            self._sessions[session.session_id] = session
+            self._sessions[runner_name(session.session_id)] = session
         self._renew(session)
         return session
 
@@ -405,7 +405,7 @@ class StoreDouble(
         session.expiry = asyncio.get_running_loop().call_later(self._ttl_s, self._end, session)
 
     def _end(self, session: Session) -> None:
-        self._sessions.pop(session.session_id, None)
+        self._sessions.pop(runner_name(session.session_id), None)
         if session.expiry is not None:
             session.expiry.cancel()
         for attempt in list(session.held):

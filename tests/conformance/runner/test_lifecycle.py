@@ -143,7 +143,7 @@ async def test_the_rpcs_of_a_runner(
         await proxy.until_waiting(3)
         status = await stub.GetStatus(messages.GetStatusRequest())
         assert (status.slot_count, len(status.running), status.draining) == (3, 3, False)
-        assert status.session.startswith("runners/")
+        assert status.runner.startswith("runners/")
         with pytest.raises(ArgumentInvalid):
             await stub.SetSlots(messages.SetSlotsRequest(slot_count=0))
         assert not status.slots.automatic

@@ -185,8 +185,8 @@ async def _the_command_line_shows_and_sets_it(stack: Stack) -> None:
     one = json.loads(await fulmen(stack, "runner", "status", "runner-2", "--output", "json"))
     assert (one["slot_count"], len(one["running"])) == (2, 2)
     # By its session, which the store knows the address of.
-    assert "2/2" in await fulmen(stack, "runner", "status", one["session"])
-    stacks = await fulmen(stack, "runner", "stacks", one["session"].removeprefix("runners/"))
+    assert "2/2" in await fulmen(stack, "runner", "status", one["runner"])
+    stacks = await fulmen(stack, "runner", "stacks", one["runner"].removeprefix("runners/"))
     assert "agent.py" in stacks
     assert "solve" in stacks
     assert "decides from now on" in await fulmen(stack, "runner", "slots", "runner-2", "auto")

@@ -51,7 +51,7 @@ def by_rpc(target, key, victim):
         rollouts = rollout_service_pb2_grpc.RolloutServiceStub(channel)
         calls = {
             "complete": (leases.CompleteAttempts, lease_service_pb2.CompleteAttemptsRequest(results=[result])),
-            "release": (leases.ReleaseLeases, lease_service_pb2.ReleaseLeasesRequest(session_id="x")),
+            "release": (leases.ReleaseLeases, lease_service_pb2.ReleaseLeasesRequest(runner="x")),
             "cancel": (rollouts.CancelRollouts, rollout_service_pb2.CancelRolloutsRequest(names=[victim])),
             "create": (rollouts.BatchCreateRollouts, rollout_service_pb2.BatchCreateRolloutsRequest()),
             "spans": (trace_service_pb2_grpc.TraceServiceStub(channel).Export, span),

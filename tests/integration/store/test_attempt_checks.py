@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fulmen.errors import ArgumentInvalid
-from fulmen.ids import rollout_name, uuid7
+from fulmen.ids import rollout_name, runner_name, uuid7
 from fulmen.store.v1 import (
     attempt_pb2,
     failure_pb2,
@@ -85,7 +85,7 @@ async def test_a_lease_that_was_given_back_is_over(stubs: Stubs) -> None:
     await create(stubs)
     runner = await Runner(stubs).open()
     (held,) = await runner.take(1)
-    await stubs.leases.ReleaseLeases(pb.ReleaseLeasesRequest(session_id=runner.session_id))
+    await stubs.leases.ReleaseLeases(pb.ReleaseLeasesRequest(runner=runner_name(runner.session_id)))
     (over,) = await standings(stubs, (held.attempt, 1))
     assert (over.status, over.state) == (ENDED, attempt_pb2.ATTEMPT_STATE_FAILED)
 

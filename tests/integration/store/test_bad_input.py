@@ -40,7 +40,7 @@ async def test_a_value_that_postgresql_cannot_hold_is_a_callers_mistake(stubs: S
         await stubs.rollouts.BatchCreateRollouts(pb.BatchCreateRolloutsRequest(rollouts=[far]))
     with pytest.raises(ArgumentInvalid):
         await stubs.leases.AcquireLeases(
-            lease_service_pb2.AcquireLeasesRequest(max_count=1, runner=lease_pb2.RunnerInfo(host="nul \0"))
+            lease_service_pb2.AcquireLeasesRequest(max_count=1, info=lease_pb2.RunnerInfo(host="nul \0"))
         )
     (name,) = await create(stubs)
     stream = stubs.spans.AppendSpans()

@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from fulmen.errors import FulmenError, InternalError, MessageTooLarge
+from fulmen.ids import runner_name
 from fulmen.store.v1 import project_service_pb2, resource_pb2, resource_service_pb2, rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_service_kit.tokens import Role, TokenSigner
@@ -122,7 +123,7 @@ async def _furnished(handle: StoreHandle) -> tuple[grpc.aio.Channel, dict[str, R
                 subject=SECRET if project[-1] == "b" else "a",
             )
         )
-        names += [project, *created, assignment.attempt, runner.session_id, f"runners/{runner.session_id}"]
+        names += [project, *created, assignment.attempt, runner.session_id, runner_name(runner.session_id)]
         names += ["resources/x/versions/1", "resources/x/aliases/best", issued.token_id]
     channel = await handle.stack.enter_async_context(grpc.aio.insecure_channel(handle.target))
     return channel, await listed_rpcs(channel), names

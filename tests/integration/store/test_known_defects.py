@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from fulmen.errors import ArgumentInvalid, RolloutNotFound, Unavailable
-from fulmen.ids import rollout_name, uuid7
+from fulmen.ids import rollout_name, runner_name, uuid7
 from fulmen.store.v1 import failure_pb2, lease_pb2, lease_service_pb2, rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_store.scheduling import backlog
@@ -99,7 +99,7 @@ async def test_a_zombie_attempt_cannot_finish_a_rollout(stubs: Stubs) -> None:
     (name,) = await create(stubs)
     zombie = await Runner(stubs).open()
     stale = await zombie.take(1)
-    await stubs.leases.ReleaseLeases(lease_service_pb2.ReleaseLeasesRequest(session_id=zombie.session_id))
+    await stubs.leases.ReleaseLeases(lease_service_pb2.ReleaseLeasesRequest(runner=runner_name(zombie.session_id)))
     successor = await Runner(stubs).open()
     current = await successor.take(1)
     assert [one.rollout.name for one in current] == [name]

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from fulmen.errors import Draining, PermissionDenied, SessionEnded
-from fulmen.ids import parse_attempt_name
+from fulmen.ids import parse_attempt_name, runner_name
 from fulmen.store.v1 import failure_pb2, lease_pb2, lease_service_pb2, rollout_pb2, runner_registry_service_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_service_kit.tokens import Role, TokenVerifier
@@ -77,7 +77,7 @@ async def test_a_success_is_recorded_once_with_its_rewards(stubs: Stubs) -> None
     assert rollout.state == rollout_pb2.ROLLOUT_STATE_SUCCEEDED
     (attempt,) = rollout.attempts
     assert attempt.final
-    assert (attempt.runner, attempt.runner_host) == (f"runners/{runner.session_id}", "test-host")
+    assert (attempt.runner, attempt.runner_host) == (runner_name(runner.session_id), "test-host")
     assert [(reward.dimension, reward.value) for reward in attempt.rewards] == [("reward", 0.5), ("style", 1.0)]
     assert attempt.output == b"42"
 
@@ -202,25 +202,25 @@ async def test_a_simple_client_takes_and_completes_without_a_stream(stubs: Stubs
     assert not empty.assignments
     waiting = asyncio.create_task(
         stubs.leases.AcquireLeases(
-            lease_service_pb2.AcquireLeasesRequest(session_id=empty.session_id, max_count=5, wait={"seconds": 10})
+            lease_service_pb2.AcquireLeasesRequest(runner=empty.runner, max_count=5, wait={"seconds": 10})
         )
     )
     names = await create(stubs, 3)
     first = await waiting
     more = await stubs.leases.AcquireLeases(
-        lease_service_pb2.AcquireLeasesRequest(session_id=empty.session_id, max_count=5, wait={"nanos": 200_000_000})
+        lease_service_pb2.AcquireLeasesRequest(runner=empty.runner, max_count=5, wait={"nanos": 200_000_000})
     )
     taken = [*first.assignments, *more.assignments]
     assert sorted(one.rollout.name for one in taken) == sorted(names)
     await stubs.rollouts.CancelRollouts(pb.CancelRolloutsRequest(names=[taken[0].rollout.name]))
-    renewed = await stubs.leases.RenewLeases(lease_service_pb2.RenewLeasesRequest(session_id=empty.session_id))
+    renewed = await stubs.leases.RenewLeases(lease_service_pb2.RenewLeasesRequest(runner=empty.runner))
     assert list(renewed.cancelled_attempts) == [taken[0].attempt]
     done = await stubs.leases.CompleteAttempts(lease_service_pb2.CompleteAttemptsRequest(results=results_of(taken[:2])))
     assert [ack.status for ack in done.acks] == [APPLIED, APPLIED]
-    released = await stubs.leases.ReleaseLeases(lease_service_pb2.ReleaseLeasesRequest(session_id=empty.session_id))
+    released = await stubs.leases.ReleaseLeases(lease_service_pb2.ReleaseLeasesRequest(runner=empty.runner))
     assert released.released_count == 1
     with pytest.raises(SessionEnded):
-        await stubs.leases.RenewLeases(lease_service_pb2.RenewLeasesRequest(session_id=empty.session_id))
+        await stubs.leases.RenewLeases(lease_service_pb2.RenewLeasesRequest(runner=empty.runner))
 
 
 async def test_runners_that_are_connected_are_listed(stubs: Stubs) -> None:
@@ -228,7 +228,7 @@ async def test_runners_that_are_connected_are_listed(stubs: Stubs) -> None:
     await create(stubs)
     await runner.take(1)
     (listed,) = (await stubs.runners.ListRunners(runner_registry_service_pb2.ListRunnersRequest())).runners
-    assert (listed.name, listed.info.host, listed.running_count) == (f"runners/{runner.session_id}", "test-host", 1)
+    assert (listed.name, listed.info.host, listed.running_count) == (runner_name(runner.session_id), "test-host", 1)
 
 
 async def test_only_runners_may_lease(store: StoreHandle) -> None:

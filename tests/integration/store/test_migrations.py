@@ -14,7 +14,7 @@ import asyncpg
 import pytest
 
 from fulmen.errors import SessionEnded
-from fulmen.ids import parse_rollout_name, rollout_name, uuid7
+from fulmen.ids import parse_rollout_name, rollout_name, runner_name, uuid7
 from fulmen.store.v1 import failure_pb2, lease_pb2, lease_service_pb2, resource_service_pb2, rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_service_kit.tokens import Role
@@ -325,7 +325,7 @@ async def test_attempts_that_run_during_an_upgrade_are_not_lost(empty_url: str, 
         # From then on the session is that of this token.
         stranger = await store.stubs(role=Role.RUNNER, project="projects/other")
         with pytest.raises(SessionEnded):
-            await stranger.leases.RenewLeases(lease_service_pb2.RenewLeasesRequest(session_id=moved))
+            await stranger.leases.RenewLeases(lease_service_pb2.RenewLeasesRequest(runner=runner_name(moved)))
 
 
 async def _publish(dsn: str) -> None:

@@ -14,7 +14,7 @@ import asyncpg
 import pytest
 
 from fulmen.errors import ArgumentInvalid, Draining, PermissionDenied
-from fulmen.ids import parse_attempt_name, uuid7
+from fulmen.ids import parse_attempt_name, runner_name, uuid7
 from fulmen.rpc.channel import open_channel
 from fulmen.store.v1 import (
     lease_pb2,
@@ -200,7 +200,7 @@ async def test_false_and_malicious_news_change_nothing(pair: tuple[StoreHandle, 
     (assignment,) = await runner.take(1)
     async with open_channel(one.target, token=one.token(Role.SERVICE)) as channel:
         peers = peer_service_pb2_grpc.PeerServiceStub(channel)
-        not_asked = peer_service_pb2.CancelHint(session_id=runner.session_id, attempt=assignment.attempt)
+        not_asked = peer_service_pb2.CancelHint(runner=runner_name(runner.session_id), attempt=assignment.attempt)
         await peers.Notify(
             peer_service_pb2.NotifyRequest(
                 ready_projects=[-1, 0, 1, 2**31 - 1],
@@ -211,8 +211,8 @@ async def test_false_and_malicious_news_change_nothing(pair: tuple[StoreHandle, 
             )
         )
         for wrong in (
-            {"cancels": [{"session_id": "x", "attempt": assignment.attempt}]},
-            {"cancels": [{"session_id": runner.session_id, "attempt": "rollouts/x"}]},
+            {"cancels": [{"runner": "x", "attempt": assignment.attempt}]},
+            {"cancels": [{"runner": runner_name(runner.session_id), "attempt": "rollouts/x"}]},
             {"cancels": [not_asked] * 1001},
             {"ready_projects": range(10_001)},
         ):

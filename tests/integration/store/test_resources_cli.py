@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fulmen.ids import runner_name
 from fulmen.runner.v1 import agent_spec_pb2
 from fulmen.store.v1 import lease_pb2, resource_pb2
 from fulmen.store.v1 import lease_service_pb2 as lease_pb
@@ -128,7 +129,7 @@ async def test_runners_are_shown_with_their_load_and_failures(fulmen: Fulmen, st
     load = lease_pb2.RunnerLoad(cpu_ratio=0.4, memory_bytes=3 * 2**29, memory_limit_bytes=2**33)
     load.gpus.add(utilization_ratio=0.93, memory_bytes=2**30, memory_limit_bytes=2**31)
     await runner.stream.write(lease_pb.StreamLeasesRequest(renew=lease_pb.RenewSession(load=load)))
-    request = registry_pb.GetRunnerRequest(name=f"runners/{runner.session_id}")
+    request = registry_pb.GetRunnerRequest(name=runner_name(runner.session_id))
     async with asyncio.timeout(LIMIT_S):
         while not (await stubs.runners.GetRunner(request)).runner.HasField("load"):  # noqa: ASYNC110  # state of the store
             await asyncio.sleep(0.05)

@@ -13,6 +13,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from fulmen.errors import ArgumentInvalid, DatabaseUnavailable, Draining, RunnerNotFound
+from fulmen.ids import parse_runner_name, runner_name
 from fulmen.store.v1 import failure_pb2, lease_pb2
 from fulmen.store.v1 import lease_service_pb2 as lease_pb
 from fulmen.store.v1 import runner_registry_service_pb2 as pb
@@ -71,7 +72,7 @@ async def read_on(fleet: Fleet) -> None:
 
 async def find(stubs: Stubs, session_id: str) -> pb.Runner:
     """Returns one runner."""
-    response = await stubs.runners.GetRunner(pb.GetRunnerRequest(name=f"runners/{session_id}"))
+    response = await stubs.runners.GetRunner(pb.GetRunnerRequest(name=runner_name(session_id)))
     runner: pb.Runner = response.runner
     return runner
 
@@ -128,7 +129,7 @@ async def test_a_unary_runner_tells_its_load_and_is_told_what_it_holds(stubs: St
     await create(stubs, 3)
     taken = await stubs.leases.AcquireLeases(lease_pb.AcquireLeasesRequest(max_count=3, wait=Duration(seconds=10)))
     assert taken.assignments
-    request = lease_pb.RenewLeasesRequest(session_id=taken.session_id, load=BUSY)
+    request = lease_pb.RenewLeasesRequest(runner=taken.runner, load=BUSY)
     renewed = await stubs.leases.RenewLeases(request)
     assert sorted(renewed.held_attempts) == sorted(one.attempt for one in taken.assignments)
     assert not renewed.cancelled_attempts
@@ -140,7 +141,7 @@ async def test_a_unary_runner_tells_its_load_and_is_told_what_it_holds(stubs: St
             await asyncio.sleep(0.1)
 
     alive = asyncio.create_task(renew())
-    assert (await until(stubs, taken.session_id, lambda one: one.HasField("load"))).load == BUSY
+    assert (await until(stubs, str(parse_runner_name(taken.runner)), lambda one: one.HasField("load"))).load == BUSY
     alive.cancel()
 
 
@@ -189,24 +190,24 @@ async def test_a_watch_tells_the_fleet_then_who_comes_changes_and_goes(stubs: St
     fleet, only_b = Fleet(stubs), Fleet(stubs, labels={"zone": "b"})
     await fleet.snapshot()
     await only_b.snapshot()
-    assert list(fleet.runners) == [f"runners/{first.session_id}"]
+    assert list(fleet.runners) == [runner_name(first.session_id)]
     assert not only_b.runners
     second = await Runner(stubs).open(labels={"zone": "b", "gpu": "no"})
     also_alive = asyncio.create_task(keep_alive(second))
     while len(fleet.runners) < 2:
         await fleet.read()
     await only_b.read()
-    assert list(only_b.runners) == [f"runners/{second.session_id}"]
+    assert list(only_b.runners) == [runner_name(second.session_id)]
     await create(stubs, 2)
     await first.take(2)
-    while fleet.runners[f"runners/{first.session_id}"].running_count < 2:
+    while fleet.runners[runner_name(first.session_id)].running_count < 2:
         await fleet.read()
     second.stream.cancel()
     also_alive.cancel()
     await asyncio.wait([also_alive])
-    while f"runners/{second.session_id}" in fleet.runners:
+    while runner_name(second.session_id) in fleet.runners:
         await fleet.read()
-    assert (await only_b.read()).removed == [f"runners/{second.session_id}"]
+    assert (await only_b.read()).removed == [runner_name(second.session_id)]
     alive.cancel()
 
 

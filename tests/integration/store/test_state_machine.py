@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 )
 
 from fulmen.errors import RolloutStateInvalid, SessionEnded
-from fulmen.ids import parse_rollout_name
+from fulmen.ids import parse_rollout_name, runner_name
 from fulmen.store.v1 import lease_pb2, lease_service_pb2, rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_store.rollouts.transitions import FINAL_STATES, FailureKind, RolloutState
@@ -122,7 +122,7 @@ class Queue(QueueClients):
         lease = pick(self.leases(), number)
         if lease.session in self.model.ended_sessions:
             return
-        request = lease_service_pb2.ReleaseLeasesRequest(session_id=lease.session, attempts=[lease.attempt])
+        request = lease_service_pb2.ReleaseLeasesRequest(runner=runner_name(lease.session), attempts=[lease.attempt])
         assert self.world.run(self.world.stubs[replica].leases.ReleaseLeases(request)).released_count == 1
         self.model.released([lease])
         for stream in self.streams():
@@ -221,7 +221,7 @@ class Queue(QueueClients):
             return
         chosen = held[:1] if some else held
         request = lease_service_pb2.ReleaseLeasesRequest(
-            session_id=session, attempts=[lease.attempt for lease in chosen] if some else []
+            runner=runner_name(session), attempts=[lease.attempt for lease in chosen] if some else []
         )
         call = self.world.stubs[replica].leases.ReleaseLeases(request)
         if session in self.model.ended_sessions:

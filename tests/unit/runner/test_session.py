@@ -161,4 +161,4 @@ def test_the_end_of_a_session_clears_the_books() -> None:
     session.assigned(item, now_unix_s=0.0)
     assert session.ended() == [item.attempt]
     assert session.unacknowledged_count == 0
-    assert session.session_id == ""
+    assert session.runner == ""

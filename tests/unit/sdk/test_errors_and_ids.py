@@ -47,3 +47,14 @@ def test_a_uuid7_carries_its_time_and_sorts_by_it(unix_ms: int) -> None:
 
     assert (made.version, made.variant) == (7, uuid.RFC_4122)
     assert ids.uuid7_unix_ms(made) == unix_ms
+
+
+@given(session_id=st.uuids())
+def test_a_runner_name_reads_back(session_id: uuid.UUID) -> None:
+    assert ids.parse_runner_name(ids.runner_name(session_id)) == session_id
+
+
+@pytest.mark.parametrize("name", ["", "runners/", "runners/x", str(uuid.uuid4()), f"rollouts/{uuid.uuid4()}"])
+def test_a_malformed_runner_name_is_an_argument_error(name: str) -> None:
+    with pytest.raises(errors.ArgumentInvalid):
+        ids.parse_runner_name(name)

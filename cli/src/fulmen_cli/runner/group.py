@@ -11,6 +11,7 @@ import typer
 from google.protobuf.duration_pb2 import Duration
 
 from fulmen.errors import RunnerNotFound, Unavailable
+from fulmen.ids import runner_name
 from fulmen.runner.v1 import runner_service_pb2 as pb
 from fulmen.runner.v1.runner_service_pb2_grpc import RunnerServiceStub
 from fulmen.store.v1 import runner_registry_service_pb2
@@ -65,7 +66,7 @@ async def status(connection: Connection, target: Target, output: OutputOption = 
         print_json(as_dict(found))
         return
     in_use = len(found.running) + found.straggler_count
-    row = (found.session, f"{in_use}/{found.slot_count}", _decided(found), "yes" if found.draining else "",
+    row = (found.runner, f"{in_use}/{found.slot_count}", _decided(found), "yes" if found.draining else "",
            str(found.completed_count), str(found.unacknowledged_count), str(found.straggler_count), found.version)  # fmt: skip
     columns = ("runner", "slots", "decided", "drains", "ended", "unreported", "stragglers", "version")
     print_rows(output, columns, [row], messages=[found], empty="")
@@ -194,7 +195,7 @@ async def _address(connection: Connection, target: str) -> str:
 
 
 async def _registered(connection: Connection, target: str) -> runner_registry_service_pb2.Runner:
-    name = target if target.startswith("runners/") else f"runners/{target}"
+    name = target if target.startswith("runners/") else runner_name(target)
     async with connection.open() as client:
         try:
             answer = await client.runners.GetRunner(runner_registry_service_pb2.GetRunnerRequest(name=name))

@@ -17,6 +17,7 @@ ALL_PROJECTS = "projects/*"
 
 _ATTEMPT = re.compile(r"rollouts/([0-9a-f-]{36})/attempts/([1-9][0-9]{0,8})")
 _ROLLOUT = re.compile(r"rollouts/([0-9a-f-]{36})")
+_RUNNER = "runners/"
 
 
 def uuid7(unix_ms: int | None = None) -> uuid.UUID:
@@ -82,6 +83,22 @@ def parse_attempt_name(name: str, *, field: str = "attempt") -> AttemptName:
     if match is None:
         raise _malformed(field, name, "rollouts/{uuid}/attempts/{number}")
     return AttemptName(rollout_id=_uuid(match[1], field, name), number=int(match[2]))
+
+
+def runner_name(session_id: uuid.UUID | str) -> str:
+    """Formats `runners/{uuid}`, the name of a runner session."""
+    return f"{_RUNNER}{session_id}"
+
+
+def parse_runner_name(name: str, *, field: str = "runner") -> uuid.UUID:
+    """Returns the id in `runners/{uuid}`.
+
+    Raises:
+        ArgumentInvalid: If the name is malformed.
+    """
+    if not name.startswith(_RUNNER):
+        raise _malformed(field, name, "runners/{uuid}")
+    return _uuid(name[len(_RUNNER) :], field, name)
 
 
 def trace_id_of(name: str) -> str:

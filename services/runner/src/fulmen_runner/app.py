@@ -92,7 +92,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     guard = LeaseGuard(
         dial=store_dialler(settings.store_target, tls),
         token=token,
-        lease=lambda: GuardedLease(session_id=session.session_id, ttl_s=lease_stream.ttl_s),
+        lease=lambda: GuardedLease(runner=session.runner, ttl_s=lease_stream.ttl_s),
         limit_s=settings.loop_blocked_limit_s,
         end=end_process,
     )

@@ -44,7 +44,7 @@ _log = structlog.get_logger()
 class GuardedLease:
     """The session to keep: empty while there is none; `ttl_s` is how long it lives."""
 
-    session_id: str
+    runner: str
     ttl_s: float
 
 
@@ -76,7 +76,7 @@ class LeaseGuard:
         self._end = end
         self._beat = 0
         self._stopped = threading.Event()
-        self._ended_session = ""
+        self._ended_runner = ""
         self.blocked_s_total = 0.0
 
     async def run(self) -> None:
@@ -122,11 +122,11 @@ class LeaseGuard:
 
     def _renew(self, lease: GuardedLease) -> bool:
         """Returns False if it is to be tried again soon."""
-        if not lease.session_id or lease.session_id == self._ended_session:
+        if not lease.runner or lease.runner == self._ended_runner:
             return False
         # A connection for each: they are few, and nothing of it stays behind.
         with self._dial() as channel:
-            request = lease_service_pb2.RenewLeasesRequest(session_id=lease.session_id)
+            request = lease_service_pb2.RenewLeasesRequest(runner=lease.runner)
             stub = lease_service_pb2_grpc.LeaseServiceStub(channel)
             metadata = (("authorization", f"Bearer {self._token()}"),)
             try:
@@ -135,7 +135,7 @@ class LeaseGuard:
                 error = decode(refused)
                 _log.warning("session_not_renewed", error=str(error))
                 if isinstance(error, SessionEnded):
-                    self._ended_session = lease.session_id
+                    self._ended_runner = lease.runner
                 return False
         return True
 

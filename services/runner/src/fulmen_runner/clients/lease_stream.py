@@ -86,7 +86,7 @@ class LeaseStream:
             try:
                 await self._one_stream()
             except SessionEnded:
-                _log.warning("session_ended", session=self._session.session_id)
+                _log.warning("session_ended", runner=self._session.runner)
                 self._pool.stop(self._session.ended(), StopReason.LEASE_LOST)
                 await asyncio.sleep(BACKOFF_FIRST_S)
             except _FATAL as error:
@@ -108,10 +108,10 @@ class LeaseStream:
 
     async def release_session(self) -> None:
         """Gives every lease back and ends the session; at the end of a drain. Failing is harmless: leases expire."""
-        session_id = self._session.session_id
-        if not session_id:
+        runner = self._session.runner
+        if not runner:
             return
-        request = messages.ReleaseLeasesRequest(session_id=session_id)
+        request = messages.ReleaseLeasesRequest(runner=runner)
         try:
             await self._stub.ReleaseLeases(request, timeout=RELEASE_DEADLINE_S)
         except FulmenError as error:
@@ -138,8 +138,8 @@ class LeaseStream:
             address=self._identity.address(),
         )
         opening = messages.OpenSession(
-            session_id=self._session.session_id,
-            runner=info,
+            runner=self._session.runner,
+            info=info,
             running_attempts=self._session.held_attempts(),
             projects=self._identity.projects,
         )
@@ -149,13 +149,13 @@ class LeaseStream:
         if answer is grpc.aio.EOF or answer.WhichOneof("message") != "opened":
             raise StreamClosed("The store closed the stream instead of opening the session.")
         opened = answer.opened
-        resumed = opened.session_id == self._session.session_id
-        self._session.opened(opened.session_id)
+        resumed = opened.runner == self._session.runner
+        self._session.opened(opened.runner)
         self._ttl_s = opened.lease_ttl.seconds + opened.lease_ttl.nanos / 1e9
         self._pool.stop(opened.lost_attempts, StopReason.LEASE_LOST)
         self._pool.changed.set()
         _log.info(
-            "session_opened", session=opened.session_id, resumed=resumed, lease_ttl_s=self._ttl_s,
+            "session_opened", runner=opened.runner, resumed=resumed, lease_ttl_s=self._ttl_s,
             lost=len(opened.lost_attempts),
         )  # fmt: skip
 

@@ -65,7 +65,7 @@ class LeaseSession:
     """The books. Times are seconds of one monotonic clock, given by the caller."""
 
     slots: int
-    session_id: str = ""
+    runner: str = ""
     draining: bool = False
     ended_counts: Counter[FailureKind | None] = field(default_factory=Counter)
     running: dict[str, Running] = field(default_factory=dict)
@@ -86,16 +86,16 @@ class LeaseSession:
         """Returns every attempt that the runner still has something to say about: to be named when it resumes."""
         return [*self.running, *(name for name in self._pending if name not in self.running)]
 
-    def opened(self, session_id: str) -> None:
+    def opened(self, runner: str) -> None:
         """Notes a new stream: credits of the last one are gone, and what was not acknowledged is sent again."""
-        self.session_id = session_id
+        self.runner = runner
         self._open_credits = 0
         for pending in self._pending.values():
             pending.sent_at_s = None
 
     def ended(self) -> list[str]:
         """Notes that the store has ended the session; returns the attempts to stop. Nothing is reported of them."""
-        self.session_id = ""
+        self.runner = ""
         self._open_credits = 0
         self._pending.clear()
         return list(self.running)

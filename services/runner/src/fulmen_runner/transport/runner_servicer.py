@@ -37,7 +37,6 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
         running = []
         for attempt, run in self._session.running.items():
             running.append(messages.RunningAttempt(attempt=attempt, start_time=_timestamp(run.start_unix_s)))
-        session_id = self._session.session_id
         control = self._keeper.control
         slots = messages.SlotStatus(
             automatic=control.automatic, min_count=control.policy.floor, max_count=control.policy.ceiling
@@ -45,7 +44,7 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
         if control.last_change is not None:
             slots.last_change.CopyFrom(_change(control.last_change))
         return messages.GetStatusResponse(
-            session=f"runners/{session_id}" if session_id else "",
+            runner=self._session.runner,
             slot_count=self._session.slots,
             running=running,
             completed_count=self._session.completed_count,

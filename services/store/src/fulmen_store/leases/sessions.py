@@ -11,6 +11,7 @@ from typing import Final
 from uuid import UUID
 
 from fulmen.errors import DatabaseUnavailable, SessionEnded
+from fulmen.ids import runner_name
 from fulmen_store.database.group_commit import GroupCommitter
 from fulmen_store.leases.attempt_ends import AttemptEnds
 from fulmen_store.leases.leases import HeldLease, LeaseTable, SessionOwner
@@ -117,7 +118,7 @@ class Sessions:
             SessionEnded: if it is unknown or over.
         """
         if not await self._sessions.resume(session_id, owner=owner, ttl_s=self.lease_ttl_s):
-            raise SessionEnded("The runner session is unknown or over: open a new one.", session=session_id)
+            raise SessionEnded("The runner session is unknown or over: open a new one.", runner=runner_name(session_id))
 
     async def foreign(self, session_ids: Collection[UUID], *, project: str) -> frozenset[UUID]:
         """Returns those sessions that are not of tokens of this very project; unknown ones are among them."""

@@ -9,8 +9,8 @@ from uuid import UUID
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 
-from fulmen.errors import Draining, FulmenError, SessionEnded
-from fulmen.ids import attempt_name, parse_attempt_name
+from fulmen.errors import ArgumentInvalid, Draining, FulmenError, SessionEnded
+from fulmen.ids import attempt_name, parse_attempt_name, parse_runner_name, runner_name
 from fulmen.store.v1 import lease_pb2, lease_service_pb2_grpc
 from fulmen.store.v1 import lease_service_pb2 as pb
 from fulmen_service_kit.auth import current_caller
@@ -103,7 +103,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         try:
             yield pb.StreamLeasesResponse(
                 opened=pb.SessionOpened(
-                    session_id=str(stream.session_id), lease_ttl=self._ttl(), lost_attempts=names_of(lost)
+                    runner=runner_name(stream.session_id), lease_ttl=self._ttl(), lost_attempts=names_of(lost)
                 )
             )
             async for message in self._write(stream):
@@ -121,14 +121,14 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         require_range("max_count", request.max_count, 1, MAX_REPORTS)
         require_range("wait", wait_s, 0, MAX_WAIT_S)
         owner = _owner()
-        labels = _labels(request.runner)
+        labels = _labels(request.info)
         projects = await self._projects(())
-        if request.session_id:
-            session_id = _session_id(request.session_id)
+        if request.runner:
+            session_id = _session_id(request.runner)
             await self._sessions.renew(session_id, owner=owner)
         else:
             session_id = await self._sessions.open(
-                owner=owner, host=request.runner.host, info=request.runner.SerializeToString()
+                owner=owner, host=request.info.host, info=request.info.SerializeToString()
             )
         stream = self._sessions.sit(session_id, labels=labels, projects=projects)
         self._dispatcher.add_credit(stream, request.max_count)
@@ -146,7 +146,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
                     )
         finally:
             self._leave(stream)
-        return pb.AcquireLeasesResponse(assignments=assignments, session_id=str(session_id), lease_ttl=self._ttl())
+        return pb.AcquireLeasesResponse(assignments=assignments, runner=runner_name(session_id), lease_ttl=self._ttl())
 
     def _require_service(self) -> None:
         """Refuses new work for a replica that stops: it would wait for it.
@@ -161,7 +161,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         self, request: pb.RenewLeasesRequest, context: grpc.aio.ServicerContext
     ) -> pb.RenewLeasesResponse:
         """Renews a session and names its attempts, and those of them that were cancelled."""
-        session_id = _session_id(request.session_id)
+        session_id = _session_id(request.runner)
         await self._sessions.renew(session_id, owner=_owner())
         if request.HasField("load"):
             self._notes.load(session_id, packed_load(request.load))
@@ -180,7 +180,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         self, request: pb.ReleaseLeasesRequest, context: grpc.aio.ServicerContext
     ) -> pb.ReleaseLeasesResponse:
         """Gives leases back."""
-        session_id = _session_id(request.session_id)
+        session_id = _session_id(request.runner)
         await self._sessions.renew(session_id, owner=_owner())
         attempts = attempts_of(request.attempts, field="attempts") if request.attempts else None
         count = await self._sessions.release(session_id, attempts=attempts)
@@ -203,16 +203,16 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
 
     async def _open(self, request: pb.OpenSession) -> tuple[RunnerStream, Sequence[tuple[UUID, int]]]:
         owner = _owner()
-        labels = _labels(request.runner)
+        labels = _labels(request.info)
         projects = await self._projects(request.projects)
         running = attempts_of(request.running_attempts, field="open.running_attempts")
-        if request.session_id:
+        if request.runner:
             resumed = await self._sessions.resume(
-                _session_id(request.session_id), owner=owner, labels=labels, projects=projects, running=running
+                _session_id(request.runner), owner=owner, labels=labels, projects=projects, running=running
             )
             return resumed.stream, resumed.lost
         session_id = await self._sessions.open(
-            owner=owner, host=request.runner.host, info=request.runner.SerializeToString()
+            owner=owner, host=request.info.host, info=request.info.SerializeToString()
         )
         return self._sessions.sit(session_id, labels=labels, projects=projects), sorted(running)
 
@@ -276,7 +276,8 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
                     return
                 case StreamClosed():
                     raise SessionEnded(
-                        "The runner session is over, or its stream was opened again.", session=stream.session_id
+                        "The runner session is over, or its stream was opened again.",
+                        runner=runner_name(stream.session_id),
                     )
                 case Drained():
                     stream.credit = 0
@@ -392,17 +393,17 @@ def _owner() -> SessionOwner:
     return SessionOwner(subject=caller.subject, project=caller.project)
 
 
-def _session_id(text: str) -> UUID:
+def _session_id(name: str) -> UUID:
     try:
-        return UUID(text)
-    except ValueError:
-        raise SessionEnded("The runner session is unknown: open a new one.", session=text[:64]) from None
+        return parse_runner_name(name)
+    except ArgumentInvalid:
+        raise SessionEnded("The runner session is unknown: open a new one.", runner=name[:64]) from None
 
 
 def _labels(info: lease_pb2.RunnerInfo) -> frozenset[str]:
-    require_range("runner.host", len(info.host), 0, MAX_HOST)
-    require_range("runner.labels", len(info.labels), 0, MAX_LABELS)
-    require_range("runner.address", len(info.address), 0, MAX_ADDRESS)
+    require_range("info.host", len(info.host), 0, MAX_HOST)
+    require_range("info.labels", len(info.labels), 0, MAX_LABELS)
+    require_range("info.address", len(info.address), 0, MAX_ADDRESS)
     return frozenset(f"{key}={value}" for key, value in info.labels.items())
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from uuid import UUID
 
 import grpc.aio
 
-from fulmen.ids import parse_attempt_name
+from fulmen.ids import parse_attempt_name, parse_runner_name
 from fulmen.store.v1 import peer_service_pb2 as pb
 from fulmen.store.v1 import peer_service_pb2_grpc
 from fulmen_store.malformed import malformed
@@ -48,10 +47,7 @@ class PeerService(peer_service_pb2_grpc.PeerServiceServicer):
 def _cancels(request: pb.NotifyRequest) -> Iterator[CancelHint]:
     for index, hint in enumerate(request.cancels):
         attempt = parse_attempt_name(hint.attempt, field=f"cancels[{index}].attempt")
-        try:
-            session_id = UUID(hint.session_id)
-        except ValueError:
-            raise malformed(f"cancels[{index}].session_id", "is not a UUID") from None
+        session_id = parse_runner_name(hint.runner, field=f"cancels[{index}].runner")
         yield CancelHint(session_id=session_id, rollout_id=attempt.rollout_id, epoch=attempt.number)
 
 

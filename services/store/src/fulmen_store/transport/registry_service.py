@@ -8,7 +8,8 @@ from uuid import UUID
 
 import grpc.aio
 
-from fulmen.errors import Draining, RunnerNotFound
+from fulmen.errors import ArgumentInvalid, Draining, RunnerNotFound
+from fulmen.ids import parse_runner_name, runner_name
 from fulmen.store.v1 import runner_registry_service_pb2 as pb
 from fulmen.store.v1 import runner_registry_service_pb2_grpc
 from fulmen_store.malformed import malformed
@@ -18,7 +19,6 @@ from fulmen_store.runners.table import RunnerTable, RunnerView
 from fulmen_store.transport.access import project_limit
 from fulmen_store.transport.demand_codec import demand_message, demand_query
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
-from fulmen_store.transport.rollout_codec import runner_name
 from fulmen_store.transport.runner_codec import has_labels, runner_of
 
 __all__ = ["RunnerRegistryService"]
@@ -64,8 +64,8 @@ class RunnerRegistryService(runner_registry_service_pb2_grpc.RunnerRegistryServi
     async def GetRunner(self, request: pb.GetRunnerRequest, context: grpc.aio.ServicerContext) -> pb.GetRunnerResponse:
         """Returns one live session."""
         try:
-            view = await self._table.find(UUID(request.name.removeprefix("runners/")), project=project_limit())
-        except ValueError:
+            view = await self._table.find(parse_runner_name(request.name, field="name"), project=project_limit())
+        except ArgumentInvalid:
             view = None
         if view is None:
             raise RunnerNotFound("There is no such runner session.", runner=request.name[:128])

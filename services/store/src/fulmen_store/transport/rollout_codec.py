@@ -13,7 +13,7 @@ from uuid import UUID
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from fulmen.errors import ArgumentInvalid, Violation
-from fulmen.ids import DEFAULT_PROJECT, attempt_name, parse_attempt_name, rollout_name
+from fulmen.ids import DEFAULT_PROJECT, attempt_name, parse_attempt_name, rollout_name, runner_name
 from fulmen.store.v1 import attempt_pb2, lease_pb2, rollout_pb2
 from fulmen_service_kit.tokens import TokenSigner
 from fulmen_store.leases.attempt_results import MAX_MESSAGE_CHARS, RewardValue, result_problem
@@ -30,7 +30,6 @@ __all__ = [
     "repeated_rollout",
     "report_of",
     "rollout_of",
-    "runner_name",
     "write_assignment",
 ]
 
@@ -225,11 +224,6 @@ def _session_id(lease_id: str) -> UUID | None:
         return UUID(lease_id)
     except ValueError:
         return None
-
-
-def runner_name(session_id: UUID) -> str:
-    """Formats `runners/{session}`."""
-    return f"runners/{session_id}"
 
 
 def _attempt(view: AttemptView) -> attempt_pb2.Attempt:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from fulmen.ids import attempt_name
+from fulmen.ids import attempt_name, runner_name
 from fulmen.store.v1 import lease_pb2
 from fulmen.store.v1 import runner_registry_service_pb2 as pb
 from fulmen_store.runners.table import RunnerView
-from fulmen_store.transport.rollout_codec import runner_name
 
 __all__ = ["has_labels", "packed_load", "runner_of"]
 

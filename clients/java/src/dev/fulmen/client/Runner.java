@@ -41,7 +41,7 @@ final class Runner {
   private final ScheduledExecutorService clock = Executors.newSingleThreadScheduledExecutor(Runner::daemon);
   private final Map<String, Context.CancellableContext> running = new HashMap<>();
   private final Map<String, AttemptResult> unacknowledged = new HashMap<>();
-  private String session = "";
+  private String runner = "";
   private int handled; // attempts that are acknowledged or lost
   private int credits; // granted and not yet used by an assignment
 
@@ -150,8 +150,8 @@ final class Runner {
             .setSlotCount(options.number("slots"));
     var open =
         OpenSession.newBuilder()
-            .setSessionId(session)
-            .setRunner(info)
+            .setRunner(runner)
+            .setInfo(info)
             .addAllRunningAttempts(running.keySet())
             .addAllRunningAttempts(unacknowledged.keySet())
             .addProjects(options.text("project"));
@@ -161,9 +161,9 @@ final class Runner {
 
   private void opened(SessionOpened opened) {
     var ttlNs = Durations.toNanos(opened.getLeaseTtl());
-    var id = opened.getSessionId();
-    Main.emit(Map.of("event", "opened", "session", id, "resumed", id.equals(session), "lease_ttl_s", ttlNs / 1e9));
-    session = id;
+    var id = opened.getRunner();
+    Main.emit(Map.of("event", "opened", "runner", id, "resumed", id.equals(runner), "lease_ttl_s", ttlNs / 1e9));
+    runner = id;
     lose(opened.getLostAttemptsList());
     renewalNs = ttlNs / 3;
     renewAtNs = System.nanoTime() + renewalNs;
@@ -245,22 +245,22 @@ final class Runner {
   }
 
   private void forgetSession() {
-    Main.emit(Map.of("event", "session_ended", "session", session));
+    Main.emit(Map.of("event", "session_ended", "runner", runner));
     var stopped = new ArrayList<>(running.values());
     running.clear();
     unacknowledged.clear();
-    session = "";
+    runner = "";
     stopped.forEach(context -> context.cancel(null));
   }
 
   /** Gives back what is still leased, so that nobody waits for the session's time to run out. */
   private void endSession() {
-    if (session.isEmpty()) return;
+    if (runner.isEmpty()) return;
     var leases = store.own(LeaseServiceGrpc.newBlockingStub(store.store()));
     try {
       leases
           .withDeadlineAfter(RELEASE_LIMIT_S, TimeUnit.SECONDS)
-          .releaseLeases(ReleaseLeasesRequest.newBuilder().setSessionId(session).build());
+          .releaseLeases(ReleaseLeasesRequest.newBuilder().setRunner(runner).build());
     } catch (io.grpc.StatusRuntimeException unreachable) {
       // It ends by itself, later.
     }

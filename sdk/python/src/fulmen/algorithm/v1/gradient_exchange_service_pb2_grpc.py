@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class GradientExchangeServiceStub(object):
-    """Exchanges compressed gradients between the ranks of a training run across sites: one shard of the sum for each segment
-    of every bucket. Needs a service token of the run's project; to look, a client or reader token is enough.
+    """Exchanges compressed gradients between the ranks of a training run across sites: one shard of the sum for each
+    segment of every bucket. Needs a service token of the run's project; to look, a client or reader token is enough.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and `NOT_FOUND`
     (`TRAINING_RUN_NOT_FOUND`).
@@ -71,8 +71,8 @@ class GradientExchangeServiceStub(object):
 
 
 class GradientExchangeServiceServicer(object):
-    """Exchanges compressed gradients between the ranks of a training run across sites: one shard of the sum for each segment
-    of every bucket. Needs a service token of the run's project; to look, a client or reader token is enough.
+    """Exchanges compressed gradients between the ranks of a training run across sites: one shard of the sum for each
+    segment of every bucket. Needs a service token of the run's project; to look, a client or reader token is enough.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and `NOT_FOUND`
     (`TRAINING_RUN_NOT_FOUND`).
@@ -88,9 +88,9 @@ class GradientExchangeServiceServicer(object):
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): the terms differ from those of the run, every difference is listed
         in `google.rpc.BadRequest`; or sizes are beyond what the server holds. `RESOURCE_EXHAUSTED` (`QUOTA_EXCEEDED`): the
         server holds as many shards as it may. `FAILED_PRECONDITION` (`TRAINING_RUN_STATE_INVALID`): the rank asks for a
-        round whose sums are not kept any more, or has sums that the server does not know and the others have not, and needs
-        the weights of a newer checkpoint or of another rank; or it was a member before, and another process has taken its
-        place.
+        round whose sums are not kept any more, or has sums that the server does not know and the others have not, and
+        needs the weights of a newer checkpoint or of another rank; or it was a member before, and another process has
+        taken its place.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -170,8 +170,8 @@ def add_GradientExchangeServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GradientExchangeService(object):
-    """Exchanges compressed gradients between the ranks of a training run across sites: one shard of the sum for each segment
-    of every bucket. Needs a service token of the run's project; to look, a client or reader token is enough.
+    """Exchanges compressed gradients between the ranks of a training run across sites: one shard of the sum for each
+    segment of every bucket. Needs a service token of the run's project; to look, a client or reader token is enough.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and `NOT_FOUND`
     (`TRAINING_RUN_NOT_FOUND`).

@@ -106,8 +106,8 @@ class TrainingRunServiceServicer(object):
         """Creates a run and starts it when it is its turn. Idempotent by `request_id` and by a supplied name.
 
         Errors: `INVALID_ARGUMENT` (`SETTINGS_INVALID`, `ARGUMENT_INVALID`): every problem is listed in
-        `google.rpc.BadRequest`, nothing was created; `ALREADY_EXISTS` (`TRAINING_RUN_EXISTS`):
-        the name is taken by a different run; `NOT_FOUND` (`RESOURCE_NOT_FOUND`): an input is unknown.
+        `google.rpc.BadRequest`, nothing was created; `ALREADY_EXISTS` (`TRAINING_RUN_EXISTS`): the name is taken by a
+        different run; `NOT_FOUND` (`RESOURCE_NOT_FOUND`): an input is unknown.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -129,8 +129,8 @@ class TrainingRunServiceServicer(object):
 
     def WatchTrainingRun(self, request, context):
         """Streams the events of a run, from `after_sequence` on, and closes after the event that carries its final state,
-        unless the run was rolled back since: then the events go on.
-        The server may also close to drain: open it again with the last sequence.
+        unless the run was rolled back since: then the events go on. The server may also close to drain: open it again with
+        the last sequence.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -162,18 +162,18 @@ class TrainingRunServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListCheckpoints(self, request, context):
-        """Lists the checkpoints that a run can be put back to, newest first; those that a roll back left behind are not. Their
-        files are not read: whether one is damaged shows when the run goes on from it.
+        """Lists the checkpoints that a run can be put back to, newest first; those that a roll back left behind are not.
+        Their files are not read: whether one is damaged shows when the run goes on from it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RollbackTrainingRun(self, request, context):
-        """Puts a run that is PAUSED, SUCCEEDED or FAILED back to a checkpoint, from which it goes on when it is its turn. What
-        came after the checkpoint is taken back: the prompts are sampled anew, the weights are published again as a new
-        version whose parent is the checkpoint's. Versions, rollouts and events of the past stay. The checkpoint is read and
-        checked when it is the run's turn; if it is damaged, the run fails and says so.
+        """Puts a run that is PAUSED, SUCCEEDED or FAILED back to a checkpoint, from which it goes on when it is its turn.
+        What came after the checkpoint is taken back: the prompts are sampled anew, the weights are published again as a
+        new version whose parent is the checkpoint's. Versions, rollouts and events of the past stay. The checkpoint is
+        read and checked when it is the run's turn; if it is damaged, the run fails and says so.
 
         Errors: `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`); `FAILED_PRECONDITION` (`TRAINING_RUN_STATE_INVALID`).
         """

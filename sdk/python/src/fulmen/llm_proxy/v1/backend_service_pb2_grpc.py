@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class BackendServiceStub(object):
-    """Backends. Writes go through the store, so that every replica follows; an answer means that this replica does.
-    Needs a service or admin token.
+    """Backends. Writes go through the store, so that every replica follows; an answer means that this replica does. Needs a
+    service or admin token.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (the store cannot be reached; retry).
@@ -82,8 +82,8 @@ class BackendServiceStub(object):
 
 
 class BackendServiceServicer(object):
-    """Backends. Writes go through the store, so that every replica follows; an answer means that this replica does.
-    Needs a service or admin token.
+    """Backends. Writes go through the store, so that every replica follows; an answer means that this replica does. Needs a
+    service or admin token.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (the store cannot be reached; retry).
@@ -212,8 +212,8 @@ def add_BackendServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class BackendService(object):
-    """Backends. Writes go through the store, so that every replica follows; an answer means that this replica does.
-    Needs a service or admin token.
+    """Backends. Writes go through the store, so that every replica follows; an answer means that this replica does. Needs a
+    service or admin token.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (the store cannot be reached; retry).

@@ -31,8 +31,8 @@ class CompletionServiceStub(object):
 
     Only a call that the proxy cannot even begin is an error of the rpc: `UNAUTHENTICATED` (`TOKEN_INVALID`),
     `PERMISSION_DENIED`, `INVALID_ARGUMENT` (`ARGUMENT_INVALID`: no such path), `RESOURCE_EXHAUSTED`
-    (`MESSAGE_TOO_LARGE`), `UNAVAILABLE` (`DRAINING`). Every other outcome is an answer with its HTTP status and the
-    body that an HTTP caller would get. A call whose rpc is cancelled is cancelled at the backend too.
+    (`MESSAGE_TOO_LARGE`), `UNAVAILABLE` (`DRAINING`). Every other outcome is an answer with its HTTP status and the body
+    that an HTTP caller would get. A call whose rpc is cancelled is cancelled at the backend too.
     """
 
     def __init__(self, channel):
@@ -59,8 +59,8 @@ class CompletionServiceServicer(object):
 
     Only a call that the proxy cannot even begin is an error of the rpc: `UNAUTHENTICATED` (`TOKEN_INVALID`),
     `PERMISSION_DENIED`, `INVALID_ARGUMENT` (`ARGUMENT_INVALID`: no such path), `RESOURCE_EXHAUSTED`
-    (`MESSAGE_TOO_LARGE`), `UNAVAILABLE` (`DRAINING`). Every other outcome is an answer with its HTTP status and the
-    body that an HTTP caller would get. A call whose rpc is cancelled is cancelled at the backend too.
+    (`MESSAGE_TOO_LARGE`), `UNAVAILABLE` (`DRAINING`). Every other outcome is an answer with its HTTP status and the body
+    that an HTTP caller would get. A call whose rpc is cancelled is cancelled at the backend too.
     """
 
     def Complete(self, request, context):
@@ -104,8 +104,8 @@ class CompletionService(object):
 
     Only a call that the proxy cannot even begin is an error of the rpc: `UNAUTHENTICATED` (`TOKEN_INVALID`),
     `PERMISSION_DENIED`, `INVALID_ARGUMENT` (`ARGUMENT_INVALID`: no such path), `RESOURCE_EXHAUSTED`
-    (`MESSAGE_TOO_LARGE`), `UNAVAILABLE` (`DRAINING`). Every other outcome is an answer with its HTTP status and the
-    body that an HTTP caller would get. A call whose rpc is cancelled is cancelled at the backend too.
+    (`MESSAGE_TOO_LARGE`), `UNAVAILABLE` (`DRAINING`). Every other outcome is an answer with its HTTP status and the body
+    that an HTTP caller would get. A call whose rpc is cancelled is cancelled at the backend too.
     """
 
     @staticmethod

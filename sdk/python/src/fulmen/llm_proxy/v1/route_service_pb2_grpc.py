@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class RouteServiceStub(object):
-    """Routes. Writes go through the store, so that every replica follows within a second; an answer means that this
-    replica does. Calls in flight end where they began. Needs a service or admin token.
+    """Routes. Writes go through the store, so that every replica follows within a second; an answer means that this replica
+    does. Calls in flight end where they began. Needs a service or admin token.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (the store cannot be reached; retry).
@@ -82,8 +82,8 @@ class RouteServiceStub(object):
 
 
 class RouteServiceServicer(object):
-    """Routes. Writes go through the store, so that every replica follows within a second; an answer means that this
-    replica does. Calls in flight end where they began. Needs a service or admin token.
+    """Routes. Writes go through the store, so that every replica follows within a second; an answer means that this replica
+    does. Calls in flight end where they began. Needs a service or admin token.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (the store cannot be reached; retry).
@@ -208,8 +208,8 @@ def add_RouteServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RouteService(object):
-    """Routes. Writes go through the store, so that every replica follows within a second; an answer means that this
-    replica does. Calls in flight end where they began. Needs a service or admin token.
+    """Routes. Writes go through the store, so that every replica follows within a second; an answer means that this replica
+    does. Calls in flight end where they began. Needs a service or admin token.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (the store cannot be reached; retry).

@@ -12,8 +12,8 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("session", "slot_count", "running", "completed_count", "draining", "slots", "straggler_count", "unacknowledged_count", "version")
-    SESSION_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("runner", "slot_count", "running", "completed_count", "draining", "slots", "straggler_count", "unacknowledged_count", "version")
+    RUNNER_FIELD_NUMBER: _ClassVar[int]
     SLOT_COUNT_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     COMPLETED_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -22,7 +22,7 @@ class GetStatusResponse(_message.Message):
     STRAGGLER_COUNT_FIELD_NUMBER: _ClassVar[int]
     UNACKNOWLEDGED_COUNT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
-    session: str
+    runner: str
     slot_count: int
     running: _containers.RepeatedCompositeFieldContainer[RunningAttempt]
     completed_count: int
@@ -31,7 +31,7 @@ class GetStatusResponse(_message.Message):
     straggler_count: int
     unacknowledged_count: int
     version: str
-    def __init__(self, session: _Optional[str] = ..., slot_count: _Optional[int] = ..., running: _Optional[_Iterable[_Union[RunningAttempt, _Mapping]]] = ..., completed_count: _Optional[int] = ..., draining: bool = ..., slots: _Optional[_Union[SlotStatus, _Mapping]] = ..., straggler_count: _Optional[int] = ..., unacknowledged_count: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
+    def __init__(self, runner: _Optional[str] = ..., slot_count: _Optional[int] = ..., running: _Optional[_Iterable[_Union[RunningAttempt, _Mapping]]] = ..., completed_count: _Optional[int] = ..., draining: bool = ..., slots: _Optional[_Union[SlotStatus, _Mapping]] = ..., straggler_count: _Optional[int] = ..., unacknowledged_count: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
 
 class SlotStatus(_message.Message):
     __slots__ = ("automatic", "min_count", "max_count", "last_change")

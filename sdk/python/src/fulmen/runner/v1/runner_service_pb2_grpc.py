@@ -73,7 +73,8 @@ class RunnerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Stops taking work, finishes what runs within the grace, gives back the rest, and exits. Returns at once. Idempotent.
+        """Stops taking work, finishes what runs within the grace, gives back the rest, and exits. Returns at once.
+        Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

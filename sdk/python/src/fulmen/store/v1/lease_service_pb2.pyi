@@ -56,16 +56,16 @@ class StreamLeasesResponse(_message.Message):
     def __init__(self, opened: _Optional[_Union[SessionOpened, _Mapping]] = ..., assign: _Optional[_Union[AssignedAttempts, _Mapping]] = ..., ack: _Optional[_Union[AcknowledgedAttempts, _Mapping]] = ..., cancel: _Optional[_Union[CancelledAttempts, _Mapping]] = ..., lease_lost: _Optional[_Union[LostLeases, _Mapping]] = ..., drain: _Optional[_Union[DrainNotice, _Mapping]] = ...) -> None: ...
 
 class OpenSession(_message.Message):
-    __slots__ = ("session_id", "runner", "running_attempts", "projects")
-    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("runner", "info", "running_attempts", "projects")
     RUNNER_FIELD_NUMBER: _ClassVar[int]
+    INFO_FIELD_NUMBER: _ClassVar[int]
     RUNNING_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     PROJECTS_FIELD_NUMBER: _ClassVar[int]
-    session_id: str
-    runner: _lease_pb2.RunnerInfo
+    runner: str
+    info: _lease_pb2.RunnerInfo
     running_attempts: _containers.RepeatedScalarFieldContainer[str]
     projects: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, session_id: _Optional[str] = ..., runner: _Optional[_Union[_lease_pb2.RunnerInfo, _Mapping]] = ..., running_attempts: _Optional[_Iterable[str]] = ..., projects: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, runner: _Optional[str] = ..., info: _Optional[_Union[_lease_pb2.RunnerInfo, _Mapping]] = ..., running_attempts: _Optional[_Iterable[str]] = ..., projects: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AddCredits(_message.Message):
     __slots__ = ("credit_count",)
@@ -94,14 +94,14 @@ class ReleasedAttempts(_message.Message):
     def __init__(self, attempts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SessionOpened(_message.Message):
-    __slots__ = ("session_id", "lease_ttl", "lost_attempts")
-    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("runner", "lease_ttl", "lost_attempts")
+    RUNNER_FIELD_NUMBER: _ClassVar[int]
     LEASE_TTL_FIELD_NUMBER: _ClassVar[int]
     LOST_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
-    session_id: str
+    runner: str
     lease_ttl: _duration_pb2.Duration
     lost_attempts: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, session_id: _Optional[str] = ..., lease_ttl: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., lost_attempts: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, runner: _Optional[str] = ..., lease_ttl: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., lost_attempts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AssignedAttempts(_message.Message):
     __slots__ = ("assignments",)
@@ -134,34 +134,34 @@ class DrainNotice(_message.Message):
     def __init__(self, grace: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class AcquireLeasesRequest(_message.Message):
-    __slots__ = ("session_id", "runner", "max_count", "wait")
-    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("runner", "info", "max_count", "wait")
     RUNNER_FIELD_NUMBER: _ClassVar[int]
+    INFO_FIELD_NUMBER: _ClassVar[int]
     MAX_COUNT_FIELD_NUMBER: _ClassVar[int]
     WAIT_FIELD_NUMBER: _ClassVar[int]
-    session_id: str
-    runner: _lease_pb2.RunnerInfo
+    runner: str
+    info: _lease_pb2.RunnerInfo
     max_count: int
     wait: _duration_pb2.Duration
-    def __init__(self, session_id: _Optional[str] = ..., runner: _Optional[_Union[_lease_pb2.RunnerInfo, _Mapping]] = ..., max_count: _Optional[int] = ..., wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    def __init__(self, runner: _Optional[str] = ..., info: _Optional[_Union[_lease_pb2.RunnerInfo, _Mapping]] = ..., max_count: _Optional[int] = ..., wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class AcquireLeasesResponse(_message.Message):
-    __slots__ = ("assignments", "session_id", "lease_ttl")
+    __slots__ = ("assignments", "runner", "lease_ttl")
     ASSIGNMENTS_FIELD_NUMBER: _ClassVar[int]
-    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    RUNNER_FIELD_NUMBER: _ClassVar[int]
     LEASE_TTL_FIELD_NUMBER: _ClassVar[int]
     assignments: _containers.RepeatedCompositeFieldContainer[_lease_pb2.Assignment]
-    session_id: str
+    runner: str
     lease_ttl: _duration_pb2.Duration
-    def __init__(self, assignments: _Optional[_Iterable[_Union[_lease_pb2.Assignment, _Mapping]]] = ..., session_id: _Optional[str] = ..., lease_ttl: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    def __init__(self, assignments: _Optional[_Iterable[_Union[_lease_pb2.Assignment, _Mapping]]] = ..., runner: _Optional[str] = ..., lease_ttl: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class RenewLeasesRequest(_message.Message):
-    __slots__ = ("session_id", "load")
-    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("runner", "load")
+    RUNNER_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
-    session_id: str
+    runner: str
     load: _lease_pb2.RunnerLoad
-    def __init__(self, session_id: _Optional[str] = ..., load: _Optional[_Union[_lease_pb2.RunnerLoad, _Mapping]] = ...) -> None: ...
+    def __init__(self, runner: _Optional[str] = ..., load: _Optional[_Union[_lease_pb2.RunnerLoad, _Mapping]] = ...) -> None: ...
 
 class RenewLeasesResponse(_message.Message):
     __slots__ = ("lease_ttl", "cancelled_attempts", "held_attempts")
@@ -186,12 +186,12 @@ class CompleteAttemptsResponse(_message.Message):
     def __init__(self, acks: _Optional[_Iterable[_Union[_lease_pb2.CompletionAck, _Mapping]]] = ...) -> None: ...
 
 class ReleaseLeasesRequest(_message.Message):
-    __slots__ = ("session_id", "attempts")
-    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("runner", "attempts")
+    RUNNER_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
-    session_id: str
+    runner: str
     attempts: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, session_id: _Optional[str] = ..., attempts: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, runner: _Optional[str] = ..., attempts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ReleaseLeasesResponse(_message.Message):
     __slots__ = ("released_count",)

@@ -26,11 +26,12 @@ if _version_not_supported:
 
 
 class LeaseServiceStub(object):
-    """How runners get work and report it. A lease belongs to a runner *session*; session ids are never used again.
-    A session lives while its runner renews it; when it ends, every attempt that it held ends as LEASE_LOST.
+    """Hands out attempts to runners under leases, and takes their results. Leases belong to a runner's *session*, named
+    `runners/{uuid}`; names are never reused. A session lives as long as its runner renews it. When it ends, every
+    attempt that it holds ends as LEASE_LOST.
 
-    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`: a runner,
-    service or admin token is needed) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
+    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`: requires a
+    runner, service or admin token) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
     """
 
     def __init__(self, channel):
@@ -72,43 +73,44 @@ class LeaseServiceStub(object):
 
 
 class LeaseServiceServicer(object):
-    """How runners get work and report it. A lease belongs to a runner *session*; session ids are never used again.
-    A session lives while its runner renews it; when it ends, every attempt that it held ends as LEASE_LOST.
+    """Hands out attempts to runners under leases, and takes their results. Leases belong to a runner's *session*, named
+    `runners/{uuid}`; names are never reused. A session lives as long as its runner renews it. When it ends, every
+    attempt that it holds ends as LEASE_LOST.
 
-    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`: a runner,
-    service or admin token is needed) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
+    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`: requires a
+    runner, service or admin token) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
     """
 
     def StreamLeases(self, request_iterator, context):
-        """Streams work to a runner.
+        """Streams assignments to a runner.
 
-        The client first sends `open`, then any of the others; the server first sends `opened`. Flow is by credit:
-        `add_credits` (or `credit_count` of `complete`) adds credits, every assignment uses one, and the server never sends more assignments than there are
-        credits. Any message from the client renews the session; a client with nothing to say sends `renew` every third
-        of `lease_ttl`. The client closes the stream; leases outlive it until the session's TTL ends, so a broken stream
-        is opened again with the same `session_id` and keeps its leases. Credits do not survive the stream.
-        `drain` asks the client to open another stream elsewhere within the named time; running attempts are untouched.
-        Messages are at most 4 MiB.
+        The client sends `open` first, then any of the other messages; the server sends `opened` first. Flow control is by
+        credits: `add_credits` (or `credit_count` of `complete`) adds credits, every assignment uses one, and the server
+        never sends more assignments than there are credits. Any message from the client renews the session; an idle client
+        sends `renew` at intervals of a third of `lease_ttl`. The client closes the stream. Leases outlive it until the
+        session's TTL expires, so after a broken stream the client reopens it with the same `runner` and keeps its leases.
+        Credits do not survive the stream. `drain` asks the client to open a stream to another replica within the given
+        time; running attempts are not affected. Messages are limited to 4 MiB.
 
-        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `FAILED_PRECONDITION` (`SESSION_ENDED`): the session of `open`
-        is unknown or over: open without one; its attempts were ended; `UNAVAILABLE` (`DRAINING`): this replica stops: open
-        the stream again, at another one or once it is back.
+        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `FAILED_PRECONDITION` (`SESSION_ENDED`): the `runner` of `open` is
+        unknown or has ended, and so have its attempts: open a new session; `UNAVAILABLE` (`DRAINING`): this replica is
+        shutting down: reopen the stream at another one, or here after the restart.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AcquireLeases(self, request, context):
-        """Takes up to `max_count` leases, waiting up to `wait` for the first: the simple way, for clients without streams.
+        """Acquires up to `max_count` leases, waiting up to `wait` for the first. For clients without streams.
 
-        Errors: as StreamLeases.
+        Errors: as `StreamLeases`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RenewLeases(self, request, context):
-        """Renews a session for another TTL, with all its leases.
+        """Renews a session and all its leases for another TTL.
 
         Errors: `FAILED_PRECONDITION` (`SESSION_ENDED`).
         """
@@ -117,22 +119,23 @@ class LeaseServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CompleteAttempts(self, request, context):
-        """Reports attempts. Each result is answered by itself; idempotent.
+        """Reports the results of attempts. Each result is acknowledged separately. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseLeases(self, request, context):
-        """Gives leases back unrun; the rollouts are queued again and no attempt is counted. Idempotent.
+        """Releases leases without a result. The rollouts are queued again; the attempts do not count against `max_attempts`.
+        Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CheckAttempts(self, request, context):
-        """Tells how attempts stand: whether whoever holds their keys may still act for them. A service or admin token is
-        needed. What belongs to a project that the token does not reach is answered as if it did not exist.
+        """Returns the status of attempts: whether the holders of their keys may still act for them. Requires a service or
+        admin token. Attempts of projects that the token has no access to are NOT_FOUND.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`).
         """
@@ -182,11 +185,12 @@ def add_LeaseServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class LeaseService(object):
-    """How runners get work and report it. A lease belongs to a runner *session*; session ids are never used again.
-    A session lives while its runner renews it; when it ends, every attempt that it held ends as LEASE_LOST.
+    """Hands out attempts to runners under leases, and takes their results. Leases belong to a runner's *session*, named
+    `runners/{uuid}`; names are never reused. A session lives as long as its runner renews it. When it ends, every
+    attempt that it holds ends as LEASE_LOST.
 
-    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`: a runner,
-    service or admin token is needed) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
+    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`: requires a
+    runner, service or admin token) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
     """
 
     @staticmethod

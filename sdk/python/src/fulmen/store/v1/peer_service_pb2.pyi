@@ -20,12 +20,12 @@ class NotifyRequest(_message.Message):
     def __init__(self, ready_projects: _Optional[_Iterable[int]] = ..., finished_projects: _Optional[_Iterable[int]] = ..., resource_projects: _Optional[_Iterable[int]] = ..., projects_changed: bool = ..., cancels: _Optional[_Iterable[_Union[CancelHint, _Mapping]]] = ...) -> None: ...
 
 class CancelHint(_message.Message):
-    __slots__ = ("session_id", "attempt")
-    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("runner", "attempt")
+    RUNNER_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
-    session_id: str
+    runner: str
     attempt: str
-    def __init__(self, session_id: _Optional[str] = ..., attempt: _Optional[str] = ...) -> None: ...
+    def __init__(self, runner: _Optional[str] = ..., attempt: _Optional[str] = ...) -> None: ...
 
 class NotifyResponse(_message.Message):
     __slots__ = ()

@@ -26,11 +26,11 @@ if _version_not_supported:
 
 
 class PeerServiceStub(object):
-    """What the replicas of one store tell each other, so that none has to wait for its next look into the database. All of
-    it is a hint: it may be lost, doubled or false, and changes only when a replica looks, never what it finds.
+    """Notifications between replicas of the store, so that a replica need not wait for its next poll of the database. Every
+    notification is a hint: it may be lost, duplicated or wrong, and affects when a replica polls, never the result.
 
-    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`) and `PERMISSION_DENIED` (`PERMISSION_DENIED`: only replicas
-    may call it).
+    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`) and `PERMISSION_DENIED` (`PERMISSION_DENIED`: for replicas
+    only).
     """
 
     def __init__(self, channel):
@@ -47,15 +47,15 @@ class PeerServiceStub(object):
 
 
 class PeerServiceServicer(object):
-    """What the replicas of one store tell each other, so that none has to wait for its next look into the database. All of
-    it is a hint: it may be lost, doubled or false, and changes only when a replica looks, never what it finds.
+    """Notifications between replicas of the store, so that a replica need not wait for its next poll of the database. Every
+    notification is a hint: it may be lost, duplicated or wrong, and affects when a replica polls, never the result.
 
-    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`) and `PERMISSION_DENIED` (`PERMISSION_DENIED`: only replicas
-    may call it).
+    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`) and `PERMISSION_DENIED` (`PERMISSION_DENIED`: for replicas
+    only).
     """
 
     def Notify(self, request, context):
-        """Passes news on. Replicas collect what happens during one call and send it with the next. Never retried.
+        """Sends notifications. Events that happen during a call are sent with the next one. Never retried.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -78,11 +78,11 @@ def add_PeerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class PeerService(object):
-    """What the replicas of one store tell each other, so that none has to wait for its next look into the database. All of
-    it is a hint: it may be lost, doubled or false, and changes only when a replica looks, never what it finds.
+    """Notifications between replicas of the store, so that a replica need not wait for its next poll of the database. Every
+    notification is a hint: it may be lost, duplicated or wrong, and affects when a replica polls, never the result.
 
-    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`) and `PERMISSION_DENIED` (`PERMISSION_DENIED`: only replicas
-    may call it).
+    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`) and `PERMISSION_DENIED` (`PERMISSION_DENIED`: for replicas
+    only).
     """
 
     @staticmethod

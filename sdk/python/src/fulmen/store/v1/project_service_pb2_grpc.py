@@ -30,8 +30,8 @@ class ProjectServiceStub(object):
     sees its own project only, unless it is one for all projects (`projects/*`). What a token may not see is answered as
     if it did not exist.
 
-    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`: an admin token is
-    needed, except where an rpc says otherwise) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
+    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`: an admin token
+    is needed, except where an rpc says otherwise) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
     """
 
     def __init__(self, channel):
@@ -92,8 +92,8 @@ class ProjectServiceServicer(object):
     sees its own project only, unless it is one for all projects (`projects/*`). What a token may not see is answered as
     if it did not exist.
 
-    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`: an admin token is
-    needed, except where an rpc says otherwise) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
+    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`: an admin token
+    is needed, except where an rpc says otherwise) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
     """
 
     def CreateProject(self, request, context):
@@ -117,8 +117,8 @@ class ProjectServiceServicer(object):
     def UpdateProject(self, request, context):
         """Replaces weight, quotas, retention, rules and model limits. All replicas follow within a second.
 
-        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `NOT_FOUND` (`PROJECT_NOT_FOUND`); `ABORTED` (`ETAG_MISMATCH`): read
-        the project again.
+        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `NOT_FOUND` (`PROJECT_NOT_FOUND`); `ABORTED` (`ETAG_MISMATCH`):
+        read the project again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -237,8 +237,8 @@ class ProjectService(object):
     sees its own project only, unless it is one for all projects (`projects/*`). What a token may not see is answered as
     if it did not exist.
 
-    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`: an admin token is
-    needed, except where an rpc says otherwise) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
+    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`: an admin token
+    is needed, except where an rpc says otherwise) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
     """
 
     @staticmethod

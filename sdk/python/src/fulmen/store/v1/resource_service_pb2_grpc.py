@@ -115,8 +115,8 @@ class ResourceServiceServicer(object):
     def SetAlias(self, request, context):
         """Points an alias to a version: promote, or roll back.
 
-        Errors: `ABORTED` (`ETAG_MISMATCH`): read the alias again; `NOT_FOUND` (`RESOURCE_NOT_FOUND`);
-        `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): `latest` cannot be set.
+        Errors: `ABORTED` (`ETAG_MISMATCH`): read the alias again; `NOT_FOUND` (`RESOURCE_NOT_FOUND`); `INVALID_ARGUMENT`
+        (`ARGUMENT_INVALID`): `latest` cannot be set.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

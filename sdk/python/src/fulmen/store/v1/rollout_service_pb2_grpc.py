@@ -138,8 +138,8 @@ class RolloutServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CancelRollouts(self, request, context):
-        """Cancels rollouts. Waiting ones are CANCELLED at once; running ones when their runner has stopped them or its
-        lease has ended, or after a grace of 30 s at the latest. Rollouts that are already final are left as they are.
+        """Cancels rollouts. Waiting ones are CANCELLED at once; running ones when their runner has stopped them or its lease
+        has ended, or after a grace of 30 s at the latest. Rollouts that are already final are left as they are.
         Idempotent.
 
         Errors: `NOT_FOUND` (`ROLLOUT_NOT_FOUND`): at least one name is unknown; nothing was cancelled.

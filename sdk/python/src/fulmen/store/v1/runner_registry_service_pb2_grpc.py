@@ -87,8 +87,8 @@ class RunnerRegistryServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetFleetDemand(self, request, context):
-        """Tells how much work there is and how many runners it wants, for whoever starts and stops runners. The figures are at
-        most some seconds old; of a queue that takes long to count, at most twenty times as old as the count takes.
+        """Tells how much work there is and how many runners it wants, for whoever starts and stops runners. The figures are
+        at most some seconds old; of a queue that takes long to count, at most twenty times as old as the count takes.
         docs/fleets.md has the rule.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `PERMISSION_DENIED`: the token belongs to another project.

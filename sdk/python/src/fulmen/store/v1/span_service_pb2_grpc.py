@@ -87,9 +87,9 @@ class SpanServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def StreamSpans(self, request, context):
-        """Streams the chunks of many rollouts as they were written: the trainers' way. The server closes at the end.
-        Chunks of a rollout come together, in order of chunk id. Messages hold about 1 MiB. With a `filter` the store opens
-        the chunks and packs the spans that match anew; without one it hands them out as they came.
+        """Streams the chunks of many rollouts as they were written: the trainers' way. The server closes at the end. Chunks
+        of a rollout come together, in order of chunk id. Messages hold about 1 MiB. With a `filter` the store opens the
+        chunks and packs the spans that match anew; without one it hands them out as they came.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`). Unknown rollouts have no chunks.
         """

@@ -28,8 +28,8 @@ if _version_not_supported:
 class UsageServiceStub(object):
     """What model calls used and cost, and the limits that all processes of the LLM proxy hold together.
 
-    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and `UNAVAILABLE`
-    (`DATABASE_UNAVAILABLE`; retry).
+    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
+    `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
     """
 
     def __init__(self, channel):
@@ -53,14 +53,14 @@ class UsageServiceStub(object):
 class UsageServiceServicer(object):
     """What model calls used and cost, and the limits that all processes of the LLM proxy hold together.
 
-    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and `UNAVAILABLE`
-    (`DATABASE_UNAVAILABLE`; retry).
+    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
+    `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
     """
 
     def SyncUsage(self, request, context):
-        """Takes what a proxy process counted since its last exchange, and answers with what the others count. A proxy calls it
-        about once a second and has one exchange under way at a time. Exactly once by (`instance_id`, `sequence`): usage whose
-        sequence is not above the last one of the instance was counted before and is dropped; windows are states, not
+        """Takes what a proxy process counted since its last exchange, and answers with what the others count. A proxy calls
+        it about once a second and has one exchange under way at a time. Exactly once by (`instance_id`, `sequence`): usage
+        whose sequence is not above the last one of the instance was counted before and is dropped; windows are states, not
         differences, and may be sent any number of times. A service token is needed.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): nothing was counted.
@@ -102,8 +102,8 @@ def add_UsageServiceServicer_to_server(servicer, server):
 class UsageService(object):
     """What model calls used and cost, and the limits that all processes of the LLM proxy hold together.
 
-    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and `UNAVAILABLE`
-    (`DATABASE_UNAVAILABLE`; retry).
+    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
+    `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
     """
 
     @staticmethod
