@@ -359,6 +359,7 @@ class Soak:
         self._lines[victim].delay_s = self.chance.choice([0.0, 0.002])
 
 
+@pytest.mark.long(short=True)
 def test_an_exchange_survives_whatever_comes(nursery: Nursery, tmp_path: Path) -> None:
     soak = Soak(nursery, tmp_path)
     for number in range(1, ROUNDS + 1):

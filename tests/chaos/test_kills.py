@@ -9,7 +9,7 @@ import pytest
 from tests.support.chaos import Arena, Kill, train_and_kill
 from tests.support.kills import Victim
 
-pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long(short=True), pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(900)]
 
 # Another seed is another order and other points; the soak goes through many.
 SEED = 20261121

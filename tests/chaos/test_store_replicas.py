@@ -67,6 +67,7 @@ async def replicas(short_tmp_path: Path) -> AsyncIterator[ReplicaGroup]:
         server.stop()
 
 
+@pytest.mark.long(short=True)
 async def test_nothing_is_lost_or_doubled_while_replicas_and_postgresql_are_killed(replicas: ReplicaGroup) -> None:
     rng = random.Random(SEED)
     ledger, stop = Ledger(), asyncio.Event()

@@ -48,7 +48,7 @@ def require_engine() -> None:
     """Skips the test if no engine answers."""
     why = missing()
     if why:
-        pytest.skip(why)
+        pytest.skip(f"{why}: `apt-get install docker.io` and `systemctl start docker` bring one")
 
 
 async def build_test_image() -> None:

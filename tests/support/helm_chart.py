@@ -154,7 +154,7 @@ def component_of(document: Document) -> str:
 def helm(command: str, values: Mapping[str, Any], *options: str) -> subprocess.CompletedProcess[str]:
     """Runs tools/helm_chart.py on the chart with values."""
     if not PYTHON.exists():
-        why = "Helm's library is not installed: run tools/helm_toolchain.sh"
+        why = "Helm's library is not installed: `make helm` installs it"
         if os.environ.get("CI"):
             pytest.fail(why)
         pytest.skip(why)

@@ -27,7 +27,7 @@ def program(name: str) -> str:
     """Returns where a program of Prometheus is; where it is missing, CI fails and others skip."""
     found = shutil.which(name)
     if found is None:
-        reason = f"{name} is missing: tools/monitoring_toolchain.sh installs it"
+        reason = f"{name} is not installed: tools/monitoring_toolchain.sh installs it"
         if os.environ.get("CI"):
             pytest.fail(reason)
         pytest.skip(reason)

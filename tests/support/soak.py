@@ -29,8 +29,7 @@ def seed(usual: int | None = None) -> int:
     return random.SystemRandom().randrange(2**32) if usual is None else usual
 
 
-def long_after(first: int, values: Iterable[Any]) -> list[Any]:
-    """Returns the values as parameters of a test, all after the first few marked long."""
-    return [
-        value if place < first else pytest.param(value, marks=pytest.mark.long) for place, value in enumerate(values)
-    ]
+def long_after(first: int, values: Iterable[Any], *, short: bool = False) -> list[Any]:
+    """Returns the values as parameters of a test, all after the first few marked long(short=short)."""
+    long = pytest.mark.long(short=short)
+    return [value if place < first else pytest.param(value, marks=long) for place, value in enumerate(values)]

@@ -2,7 +2,7 @@
 `tests/support/rollout_model.py` says, and nothing else.
 
 A seed is printed; FULMEN_TEST_SEED repeats a run, and makes what fails smaller, which takes minutes.
-FULMEN_TEST_SOAK=10 makes a run ten times longer. What once failed is kept in `.hypothesis` and tried first.
+The long test takes FULMEN_TEST_SOAK times as many examples. What once failed is kept in `.hypothesis` and tried first.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_store.rollouts.transitions import FINAL_STATES, FailureKind, RolloutState
 from tests.integration.store.test_replicas import replicas
 from tests.integration.store.test_spans import append, chunk_of, stored
-from tests.support import soak
 from tests.support.model_world import World
 from tests.support.postgres import shared_server
 from tests.support.queue_machine import QueueClients, kinds, pick, picks, replica_numbers, when
 from tests.support.rollout_model import APPLIED, DUPLICATE, LEASE_LOST, Lease
+from tests.support.soak import SEED_VARIABLE, SOAK, given_seed, long_after
+from tests.support.soak import seed as soak_seed
 from tests.support.store import StoreHandle
 
-SEED = soak.seed()
-EXAMPLES, STEPS = 50, 70
+SEED = soak_seed()
+FEW_EXAMPLES, EXAMPLES, STEPS = 12, 50, 70
 # No timer of the store runs out by itself: the rules let time pass.
 TIMELESS: dict[str, Any] = {"lease_ttl_s": 3600.0, "poll_interval_s": 0.02, "attempt_grace_s": 0.0}
 OVERDUE = {
@@ -357,17 +358,18 @@ class Queue(QueueClients):
             assert sorted(found) == sorted(chunks)
 
 
-@pytest.mark.timeout(600 + 60 * soak.SOAK)
-def test_the_store_does_what_the_model_says(store: Store) -> None:
-    print(f"{soak.SEED_VARIABLE}={SEED}")
+@pytest.mark.timeout(600 + 60 * SOAK)
+@pytest.mark.parametrize("examples", long_after(1, [FEW_EXAMPLES, EXAMPLES * SOAK], short=True))
+def test_the_store_does_what_the_model_says(store: Store, examples: int) -> None:
+    print(f"{SEED_VARIABLE}={SEED}")
     limits = settings(
-        max_examples=EXAMPLES * soak.SOAK,
+        max_examples=examples,
         stateful_step_count=STEPS,
         deadline=None,
         derandomize=False,
         print_blob=True,
         database=DirectoryBasedExampleDatabase(".hypothesis/examples"),
         suppress_health_check=list(HealthCheck),
-        phases=[phase for phase in Phase if phase is not Phase.shrink or soak.given_seed() is not None],
+        phases=[phase for phase in Phase if phase is not Phase.shrink or given_seed() is not None],
     )
     run_state_machine_as_test(seed(SEED)(lambda: Queue(store.world())), settings=limits)

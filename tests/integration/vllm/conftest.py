@@ -23,7 +23,7 @@ def require_vllm() -> None:
     if os.environ.get("CI"):
         subprocess.run(["tools/vllm_env.sh"], cwd=ENVIRONMENT.parent, check=True, timeout=INSTALL_LIMIT_S)
     elif not (ENVIRONMENT / ".setup-stamp").exists():
-        pytest.skip("vLLM is not installed; `make vllm-env` installs it")
+        pytest.skip("vLLM is not installed: `make vllm-env` installs it")
 
 
 @pytest.fixture(scope="session")

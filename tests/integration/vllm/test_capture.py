@@ -15,7 +15,7 @@ from tests.support.llm_proxy.fake_store import FakeStore
 from tests.support.llm_proxy.harness import MODEL, RunningProxy
 from tests.support.vllm import MAX_MODEL_LEN, VllmServer, settled
 
-pytestmark = [pytest.mark.xdist_group("vllm"), pytest.mark.timeout(720)]
+pytestmark = [pytest.mark.long(short=True), pytest.mark.xdist_group("vllm"), pytest.mark.timeout(720)]
 
 GREEDY = {"temperature": 0, "max_tokens": 24}
 SEEDED = {"temperature": 1.0, "seed": 7, "max_tokens": 24}

@@ -19,7 +19,7 @@ from tests.support.llm_proxy.harness import RunningProxy, running_proxy, target
 from tests.support.postgres import shared_server
 from tests.support.vllm import MODEL, VllmServer
 
-pytestmark = [pytest.mark.xdist_group("vllm"), pytest.mark.timeout(720)]
+pytestmark = [pytest.mark.long(short=True), pytest.mark.xdist_group("vllm"), pytest.mark.timeout(720)]
 
 GREEDY = {"temperature": 0, "max_tokens": 24}
 SEEDED = {"temperature": 1.0, "seed": 7, "max_tokens": 24, "n": 2}

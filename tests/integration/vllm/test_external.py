@@ -28,7 +28,7 @@ from fulmen_algorithm.runs.ports import PublishedPolicy
 from fulmen_algorithm.training.settings import WeightsKind
 from tests.support.vllm import ADAPTER_RANK, MODEL, VllmServer
 
-pytestmark = [pytest.mark.xdist_group("vllm"), pytest.mark.timeout(720)]
+pytestmark = [pytest.mark.long(short=True), pytest.mark.xdist_group("vllm"), pytest.mark.timeout(720)]
 
 HIDDEN = 64
 

@@ -13,7 +13,7 @@ from tests.support.llm_proxy.fake_store import FakeStore
 from tests.support.llm_proxy.harness import MODEL, RunningProxy
 from tests.support.vllm import VllmServer
 
-pytestmark = [pytest.mark.xdist_group("vllm"), pytest.mark.timeout(720)]
+pytestmark = [pytest.mark.long(short=True), pytest.mark.xdist_group("vllm"), pytest.mark.timeout(720)]
 
 TOOL: Any = {
     "name": "add",

@@ -20,7 +20,7 @@ from tests.support.llm_proxy.fake_store import FakeStore
 from tests.support.llm_proxy.harness import MODEL, POLICY, RunningProxy
 from tests.support.vllm import VllmServer, settled
 
-pytestmark = [pytest.mark.xdist_group("vllm"), pytest.mark.timeout(720)]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("vllm"), pytest.mark.timeout(720)]
 
 AGENTS = 16
 TOKENS = 128
@@ -131,6 +131,7 @@ async def in_vllm(work: Callable[..., object], *arguments: object) -> None:
     await asyncio.to_thread(work, *arguments)
 
 
+@pytest.mark.long(short=True)
 async def test_weights_that_are_swapped_while_calls_are_frozen_fail_none_and_are_told_apart(
     proxy: RunningProxy, store: FakeStore, vllm: VllmServer, weights: tuple[Path, Path]
 ) -> None:
@@ -173,6 +174,7 @@ async def test_weights_that_are_swapped_while_calls_are_frozen_fail_none_and_are
     assert seen & {(1, 2, 0), (1, 2, 1)}, "no call was under way when the weights were swapped"
 
 
+@pytest.mark.long(short=True)
 async def test_weights_that_are_swapped_behind_a_hold_leave_every_call_with_one_version(
     proxy: RunningProxy, store: FakeStore, vllm: VllmServer, weights: tuple[Path, Path]
 ) -> None:

@@ -43,6 +43,7 @@ from tests.support.vllm_training import STEPS, WAIT_S, Trained, train
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.long(short=True),
     pytest.mark.xdist_group("vllm"),
     pytest.mark.timeout(1200),
 ]
