@@ -16,13 +16,13 @@ import pytest
 from fulmen.rpc.channel import open_channel
 from fulmen.store.v1 import attempt_pb2, failure_pb2, reward_pb2, rollout_pb2
 from fulmen_service_kit.tokens import Role
-from tests.conformance.runner.harness import SIGNING_KEY, token
-from tests.conformance.runner.proxy_double import ProxyDouble
-from tests.conformance.runner.stores import RealStore
 from tests.support.postgres import shared_server
 from tests.support.processes import none_holds
-from tests.support.runner_fleet import Fleet, Watched, create_work, publish_kinds, stored_spans
-from tests.support.runner_oracle import Expected, fleet_problems, uncharged
+from tests.support.runner.fleet import Fleet, Watched, create_work, publish_kinds, stored_spans
+from tests.support.runner.harness import SIGNING_KEY, token
+from tests.support.runner.oracle import Expected, fleet_problems, uncharged
+from tests.support.runner.proxy_double import ProxyDouble
+from tests.support.runner.stores import RealStore
 from tests.support.soak import SOAK, seed
 
 pytestmark = pytest.mark.timeout(900)

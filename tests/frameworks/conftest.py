@@ -2,4 +2,4 @@
 
 import pytest
 
-pytest.register_assert_rewrite("tests.frameworks.checks", "tests.frameworks.world")
+pytest.register_assert_rewrite("tests.support.frameworks.checks", "tests.support.frameworks.world")

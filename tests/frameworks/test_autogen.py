@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.frameworks import checks
+from tests.support.frameworks import checks
 
 
 async def test_an_agent_ends_well_and_every_call_is_captured(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 
 from fulmen.runner.v1.agent_spec_pb2 import ISOLATION_PROCESS
-from tests.frameworks.traced import FAILED, OWN_PYTHON, Node, Stage, Traced, a_stage, asked
-from tests.frameworks.world import ROOT
+from tests.support.frameworks.traced import FAILED, OWN_PYTHON, Node, Stage, Traced, a_stage, asked
+from tests.support.frameworks.world import ROOT
 from tests.support.llm_proxy.backend import prompt_ids_of
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]

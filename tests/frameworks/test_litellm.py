@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.frameworks import checks
+from tests.support.frameworks import checks
 
 DIALECTS = {"openai": "stop", "anthropic": "tool_calls"}
 """With how the model ends a structured answer: for Anthropic's models it is the call of a tool."""

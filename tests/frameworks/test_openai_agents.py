@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.frameworks import checks
+from tests.support.frameworks import checks
 
 DIALECTS = {"responses": "stop", "chat_completions": "stop"}
 """With how the model ends a structured answer."""

@@ -18,7 +18,7 @@ import jsonschema
 import pytest
 import yaml
 
-from tests.support.kubernetes_api import schema_problems
+from tests.support.runner.kubernetes_api import schema_problems
 
 __all__ = ["CHART", "NAMESPACE", "VALUES", "Manifests", "helm", "problems", "render"]
 

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.conformance.runner.fixtures import proxy, publish_agent, start_runner
-from tests.conformance.runner.harness import SIGNING_KEY
-from tests.conformance.runner.store_double import StoreDouble
-from tests.conformance.runner.stores import LEASE_TTL_S, DoubleStore, RealStore, Store
 from tests.support.postgres import shared_server
+from tests.support.runner.fixtures import proxy, publish_agent, start_runner
+from tests.support.runner.harness import SIGNING_KEY
+from tests.support.runner.store_double import StoreDouble
+from tests.support.runner.stores import LEASE_TTL_S, DoubleStore, RealStore, Store
 
 __all__ = ["proxy", "publish_agent", "start_runner", "store"]
 

@@ -13,10 +13,10 @@ from fulmen.rpc.channel import open_channel
 from fulmen.runner.v1 import runner_service_pb2 as messages
 from fulmen.runner.v1 import runner_service_pb2_grpc
 from fulmen_service_kit.tokens import Role
-from tests.conformance.runner.fixtures import PublishAgent, StartRunner
-from tests.conformance.runner.harness import rollouts_of, token, wait_for_exit
-from tests.conformance.runner.proxy_double import ProxyDouble
-from tests.conformance.runner.stores import Store
+from tests.support.runner.fixtures import PublishAgent, StartRunner
+from tests.support.runner.harness import rollouts_of, token, wait_for_exit
+from tests.support.runner.proxy_double import ProxyDouble
+from tests.support.runner.stores import Store
 
 ASKING = """
 from openai import AsyncOpenAI

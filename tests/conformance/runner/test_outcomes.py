@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from tests.conformance.runner.fixtures import PublishAgent, StartRunner
-from tests.conformance.runner.harness import rollouts_of
-from tests.conformance.runner.proxy_double import ProxyDouble
-from tests.conformance.runner.stores import Store
+from tests.support.runner.fixtures import PublishAgent, StartRunner
+from tests.support.runner.harness import rollouts_of
+from tests.support.runner.proxy_double import ProxyDouble
+from tests.support.runner.stores import Store
 
 AGENT = """
 import asyncio, math, os, sys, time

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 
 import pytest_asyncio
 
-from tests.conformance.runner.fixtures import proxy, publish_agent, start_runner
-from tests.conformance.runner.harness import SIGNING_KEY
-from tests.conformance.runner.store_double import StoreDouble
-from tests.conformance.runner.stores import LEASE_TTL_S, DoubleStore
+from tests.support.runner.fixtures import proxy, publish_agent, start_runner
+from tests.support.runner.harness import SIGNING_KEY
+from tests.support.runner.store_double import StoreDouble
+from tests.support.runner.stores import LEASE_TTL_S, DoubleStore
 
 __all__ = ["proxy", "publish_agent", "start_runner", "store"]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest_asyncio
 
-from tests.conformance.runner.fixtures import PublishAgent, StartRunner
-from tests.conformance.runner.harness import SIGNING_KEY, rollouts_of
-from tests.conformance.runner.store_double import StoreDouble
-from tests.conformance.runner.stores import DoubleStore
+from tests.support.runner.fixtures import PublishAgent, StartRunner
+from tests.support.runner.harness import SIGNING_KEY, rollouts_of
+from tests.support.runner.store_double import StoreDouble
+from tests.support.runner.stores import DoubleStore
 
 LEASE_TTL_S = 2.0
 BESIDE = 8

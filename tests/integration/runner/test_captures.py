@@ -8,11 +8,11 @@ import time
 import pytest
 
 from fulmen.rpc.channel import open_channel
-from fulmen_runner.clients.captures import CaptureClient, ProxyCaptures
-from fulmen_runner.domain.classification import CaptureEvidence
-from fulmen_runner.domain.errors import CapturesUnavailable
-from tests.conformance.runner.harness import SIGNING_KEY
-from tests.conformance.runner.proxy_double import ProxyDouble
+from fulmen_runner.attempts.captures import CaptureClient, ProxyCaptures
+from fulmen_runner.attempts.classification import CaptureEvidence
+from fulmen_runner.attempts.errors import CapturesUnavailable
+from tests.support.runner.harness import SIGNING_KEY
+from tests.support.runner.proxy_double import ProxyDouble
 
 ATTEMPTS = [f"rollouts/01890000-0000-7000-8000-{n:012d}/attempts/1" for n in range(300)]
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from fulmen.ids import uuid7
-from tests.conformance.runner.fixtures import PublishAgent, StartRunner
-from tests.conformance.runner.harness import rollouts_of, wait_for_exit
-from tests.conformance.runner.stores import DoubleStore, Ended
 from tests.support.processes import none_holds
+from tests.support.runner.fixtures import PublishAgent, StartRunner
+from tests.support.runner.harness import rollouts_of, wait_for_exit
+from tests.support.runner.stores import DoubleStore, Ended
 
 MEMORY_BYTES = 150_000_000
 PROCESS_COUNT = 24

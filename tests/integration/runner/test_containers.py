@@ -13,11 +13,18 @@ import pytest_asyncio
 
 from fulmen.runner.v1.agent_spec_pb2 import AgentSpec, ContainerEntry, Limits
 from fulmen_runner.agents.templates import escaped
-from tests.conformance.runner.fixtures import StartRunner
-from tests.conformance.runner.harness import RunnerProcess, bundle_of, rollouts_of
-from tests.conformance.runner.proxy_double import ProxyDouble
-from tests.conformance.runner.stores import DoubleStore, Ended
-from tests.support.docker import BASE_IMAGE, TEST_IMAGE, USER_ID, build_test_image, engine_address, require_engine
+from tests.support.docker import (
+    BASE_IMAGE,
+    TEST_IMAGE,
+    USER_ID,
+    build_test_image,
+    engine_address,
+    require_engine,
+)
+from tests.support.runner.fixtures import StartRunner
+from tests.support.runner.harness import RunnerProcess, bundle_of, rollouts_of
+from tests.support.runner.proxy_double import ProxyDouble
+from tests.support.runner.stores import DoubleStore, Ended
 
 GONE_DEADLINE_S = 20.0
 MEBIBYTE = 1024 * 1024

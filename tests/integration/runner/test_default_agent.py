@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.conformance.runner.fixtures import StartRunner
-from tests.conformance.runner.harness import rollouts_of
-from tests.conformance.runner.stores import DoubleStore
+from tests.support.runner.fixtures import StartRunner
+from tests.support.runner.harness import rollouts_of
+from tests.support.runner.stores import DoubleStore
 
 
 async def test_the_runners_own_agent_and_grader(store: DoubleStore, start_runner: StartRunner, tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ import pytest
 import pytest_asyncio
 from aiohttp import ClientSession, web
 
-from tests.conformance.runner.fixtures import PublishAgent, StartRunner
-from tests.conformance.runner.harness import RunnerProcess, rollouts_of
-from tests.conformance.runner.stores import DoubleStore
+from tests.support.runner.fixtures import PublishAgent, StartRunner
+from tests.support.runner.harness import RunnerProcess, rollouts_of
+from tests.support.runner.stores import DoubleStore
 
 SECRET = "a secret that signs alerts"
 DEADLINE_S = 30.0

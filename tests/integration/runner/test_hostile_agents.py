@@ -13,10 +13,10 @@ from pathlib import Path
 
 from fulmen.ids import uuid7
 from fulmen.runner.v1.agent_spec_pb2 import Isolation
-from tests.conformance.runner.fixtures import PublishAgent, StartRunner
-from tests.conformance.runner.harness import rollouts_of
-from tests.conformance.runner.stores import DoubleStore, Ended
 from tests.support.processes import none_holds
+from tests.support.runner.fixtures import PublishAgent, StartRunner
+from tests.support.runner.harness import rollouts_of
+from tests.support.runner.stores import DoubleStore, Ended
 
 MEMORY_BYTES = 150_000_000
 # Small, so that the proof needs no storm: a few dozen processes at most are ever started.

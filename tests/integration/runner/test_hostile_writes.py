@@ -11,11 +11,11 @@ import pytest_asyncio
 from fulmen.rpc.channel import open_channel
 from fulmen.runner.v1.agent_spec_pb2 import Isolation
 from fulmen_service_kit.tokens import Role
-from tests.conformance.runner.fixtures import PublishAgent, StartRunner
-from tests.conformance.runner.harness import rollouts_of, token
-from tests.conformance.runner.stores import RealStore
 from tests.support.postgres import shared_server
-from tests.support.runner_fleet import stored_spans
+from tests.support.runner.fixtures import PublishAgent, StartRunner
+from tests.support.runner.fleet import stored_spans
+from tests.support.runner.harness import rollouts_of, token
+from tests.support.runner.stores import RealStore
 
 OWN, FORGED, VICTIMS = 0.5, 99.0, 0.25
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.conformance.runner.fixtures import PublishAgent, StartRunner
-from tests.conformance.runner.harness import rollouts_of
-from tests.conformance.runner.proxy_double import ProxyDouble
-from tests.conformance.runner.stores import DoubleStore
+from tests.support.runner.fixtures import PublishAgent, StartRunner
+from tests.support.runner.harness import rollouts_of
+from tests.support.runner.proxy_double import ProxyDouble
+from tests.support.runner.stores import DoubleStore
 
 AGENT = """
 import asyncio, json, os, urllib.request

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import psutil
 
-from tests.conformance.runner.fixtures import PublishAgent, StartRunner
-from tests.conformance.runner.harness import rollouts_of
-from tests.conformance.runner.proxy_double import ProxyDouble
-from tests.conformance.runner.stores import DoubleStore
+from tests.support.runner.fixtures import PublishAgent, StartRunner
+from tests.support.runner.harness import rollouts_of
+from tests.support.runner.proxy_double import ProxyDouble
+from tests.support.runner.stores import DoubleStore
 
 CONCURRENT = 200
 MEMORY_LIMIT_BYTES = 400 * 1024 * 1024

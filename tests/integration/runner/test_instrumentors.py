@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fulmen_runner.agents.command_tracing import startup_environment
+from fulmen_runner.agents.tracing.command import startup_environment
 
 INSTRUMENTOR = """
 class Instrumentor:

@@ -15,11 +15,11 @@ import pytest_asyncio
 
 from fulmen.runner.v1.agent_spec_pb2 import AgentSpec, JobEntry, Limits
 from fulmen_runner.agents.templates import escaped
-from tests.conformance.runner.fixtures import StartRunner
-from tests.conformance.runner.harness import RunnerProcess, rollouts_of
-from tests.conformance.runner.proxy_double import ProxyDouble
-from tests.conformance.runner.stores import DoubleStore, Ended
-from tests.support.kubernetes_api import Fate, KubernetesApi
+from tests.support.runner.fixtures import StartRunner
+from tests.support.runner.harness import RunnerProcess, rollouts_of
+from tests.support.runner.kubernetes_api import Fate, KubernetesApi
+from tests.support.runner.proxy_double import ProxyDouble
+from tests.support.runner.stores import DoubleStore, Ended
 
 WHOLE = """
 import json, os, sys, urllib.request

@@ -16,20 +16,20 @@ from fulmen.agent import GRADER_AGENT, Context, entered
 from fulmen.runner.v1.agent_spec_pb2 import JudgeEntry
 from fulmen_runner.agents.environment import traceparent
 from fulmen_runner.agents.judge import MAX_ANSWERS, JudgeClient, judge
-from fulmen_runner.agents.spans import add_span_processor
 from fulmen_runner.agents.specification import JudgeTarget
-from fulmen_runner.domain.errors import AgentFailed, HostUnavailable
-from fulmen_runner.domain.outcome import Reward
-from fulmen_runner.domain.program import Invocation
-from fulmen_runner.domain.work import JSON_CONTENT_TYPE, Mode, Work
-from fulmen_runner.domain.workspace import Workspaces
-from tests.conformance.runner.fixtures import PublishAgent, StartRunner
-from tests.conformance.runner.harness import rollouts_of
-from tests.conformance.runner.stores import DoubleStore
+from fulmen_runner.agents.tracing.spans import add_span_processor
+from fulmen_runner.attempts.assignment import JSON_CONTENT_TYPE, Mode, Work
+from fulmen_runner.attempts.errors import AgentFailed, HostUnavailable
+from fulmen_runner.attempts.outcome import Reward
+from fulmen_runner.attempts.program import Invocation
+from fulmen_runner.attempts.workspace import Workspaces
 from tests.support.llm_proxy.backend import JSON, Backend
 from tests.support.llm_proxy.fake_store import FakeStore
 from tests.support.llm_proxy.harness import MODEL, RunningProxy, running_proxy, target
-from tests.unit.runner.support import tracing_restored
+from tests.support.runner.assignments import tracing_restored
+from tests.support.runner.fixtures import PublishAgent, StartRunner
+from tests.support.runner.harness import rollouts_of
+from tests.support.runner.stores import DoubleStore
 
 Says = Callable[[JSON], str]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.conformance.runner.fixtures import StartRunner
-from tests.conformance.runner.harness import rollouts_of
-from tests.conformance.runner.stores import FINAL_DEADLINE_S, DoubleStore
+from tests.support.runner.fixtures import StartRunner
+from tests.support.runner.harness import rollouts_of
+from tests.support.runner.stores import FINAL_DEADLINE_S, DoubleStore
 
 
 async def test_the_load_comes_with_the_renewals(store: DoubleStore, start_runner: StartRunner) -> None:

@@ -25,20 +25,20 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 import fulmen.agent
 from fulmen.agent import Context, entered
 from fulmen.emit import emit_reward
+from fulmen_runner.agents.command.guardian import Guardian
 from fulmen_runner.agents.environment import PLACEHOLDER_KEY, Endpoints
-from fulmen_runner.agents.guardian import Guardian
-from fulmen_runner.agents.own_process import ChildHost, ChildPolicy, Children
-from fulmen_runner.agents.preparation import prepare_process
-from fulmen_runner.agents.python_entry import PythonHost, python_agent
-from fulmen_runner.agents.runner_exporter import RunnerExporter
-from fulmen_runner.agents.spans import AttemptSpanProcessor, AttemptSpans, add_span_processor
+from fulmen_runner.agents.python.children import ChildHost, ChildPolicy, Children
+from fulmen_runner.agents.python.host import PythonHost, python_agent
+from fulmen_runner.agents.python.preparation import prepare_process
 from fulmen_runner.agents.specification import NO_LIMITS
-from fulmen_runner.domain.outcome import Succeeded
-from fulmen_runner.domain.program import Invocation, Program
-from fulmen_runner.domain.stragglers import Stragglers
-from fulmen_runner.domain.work import Work
-from fulmen_runner.domain.workspace import Workspaces
-from tests.unit.runner.support import tracing_restored, work
+from fulmen_runner.agents.tracing.exporter import RunnerExporter
+from fulmen_runner.agents.tracing.spans import AttemptSpanProcessor, AttemptSpans, add_span_processor
+from fulmen_runner.attempts.assignment import Work
+from fulmen_runner.attempts.outcome import Succeeded
+from fulmen_runner.attempts.program import Invocation, Program
+from fulmen_runner.attempts.stragglers import Stragglers
+from fulmen_runner.attempts.workspace import Workspaces
+from tests.support.runner.assignments import tracing_restored, work
 
 AGENTS_AT_ONCE = 100
 tracer = trace.get_tracer("mixing")

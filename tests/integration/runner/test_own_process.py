@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from fulmen.runner.v1.agent_spec_pb2 import Isolation
-from tests.conformance.runner.fixtures import PublishAgent, StartRunner
-from tests.conformance.runner.harness import rollouts_of, wait_for_exit
-from tests.conformance.runner.proxy_double import ProxyDouble
-from tests.conformance.runner.stores import DoubleStore, Ended
+from tests.support.runner.fixtures import PublishAgent, StartRunner
+from tests.support.runner.harness import rollouts_of, wait_for_exit
+from tests.support.runner.proxy_double import ProxyDouble
+from tests.support.runner.stores import DoubleStore, Ended
 
 TIMEOUT_S = 12
 """Long enough for a child to start on a busy machine."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import psutil
 import pytest
 
-from tests.conformance.runner.fixtures import PublishAgent, StartRunner
-from tests.conformance.runner.harness import rollouts_of
-from tests.conformance.runner.proxy_double import ProxyDouble
-from tests.conformance.runner.stores import DoubleStore
+from tests.support.runner.fixtures import PublishAgent, StartRunner
+from tests.support.runner.harness import rollouts_of
+from tests.support.runner.proxy_double import ProxyDouble
+from tests.support.runner.stores import DoubleStore
 
 QUICK = {"agent.py": "async def solve(task):\n    return 1.0\n"}
 ASKING = {

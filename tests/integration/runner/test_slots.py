@@ -10,10 +10,10 @@ from fulmen.rpc.channel import open_channel
 from fulmen.runner.v1 import runner_service_pb2 as messages
 from fulmen.runner.v1 import runner_service_pb2_grpc
 from fulmen_service_kit.tokens import Role, TokenSigner
-from tests.conformance.runner.fixtures import PublishAgent, StartRunner
-from tests.conformance.runner.harness import SIGNING_KEY, rollouts_of, token
-from tests.conformance.runner.proxy_double import ProxyDouble
-from tests.conformance.runner.stores import FINAL_DEADLINE_S, DoubleStore
+from tests.support.runner.fixtures import PublishAgent, StartRunner
+from tests.support.runner.harness import SIGNING_KEY, rollouts_of, token
+from tests.support.runner.proxy_double import ProxyDouble
+from tests.support.runner.stores import FINAL_DEADLINE_S, DoubleStore
 
 AGENT = "def solve(task, context):\n    return 1.0\n"
 PROJECT_TOKENS = [

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from tests.conformance.runner.fixtures import PublishAgent, StartRunner
-from tests.conformance.runner.harness import rollouts_of
-from tests.conformance.runner.stores import DoubleStore
+from tests.support.runner.fixtures import PublishAgent, StartRunner
+from tests.support.runner.harness import rollouts_of
+from tests.support.runner.stores import DoubleStore
 
 IN_PROCESS = """
 import asyncio

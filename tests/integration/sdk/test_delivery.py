@@ -13,10 +13,10 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from fulmen.rpc.channel import open_channel
 from fulmen.store.v1 import span_service_pb2, span_service_pb2_grpc
 from fulmen_service_kit.tokens import Role
-from tests.conformance.runner.fixtures import PublishAgent, StartRunner, proxy, publish_agent, start_runner
-from tests.conformance.runner.harness import rollouts_of, token
-from tests.conformance.runner.stores import Ended, RealStore
 from tests.support.postgres import shared_server
+from tests.support.runner.fixtures import PublishAgent, StartRunner, proxy, publish_agent, start_runner
+from tests.support.runner.harness import rollouts_of, token
+from tests.support.runner.stores import Ended, RealStore
 
 __all__ = ["proxy", "publish_agent", "start_runner"]
 

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fulmen_service_kit.lifecycle import ServiceParts, run_inside
 from fulmen_service_kit.settings import ServiceSettings
-from tests.integration.service_kit import sample_service
+from tests.support.service_kit import sample_service
 
 LIMIT_S = 30
 SERVING = health_pb2.HealthCheckResponse.SERVING

@@ -29,7 +29,7 @@ from tests.support.otlp_collector import Collector, running_collector
 KEY = "k" * 32
 LIMIT_S = 60
 QUICKLY = {"OTEL_BSP_SCHEDULE_DELAY": "50", "OTEL_METRIC_EXPORT_INTERVAL": "100"}
-PROGRAM = Path(__file__).with_name("sample_service.py")
+PROGRAM = Path(__file__).parents[2] / "support" / "service_kit" / "sample_service.py"
 
 
 @pytest_asyncio.fixture

@@ -16,7 +16,7 @@ import pytest
 
 from fulmen.ids import attempt_name, uuid7
 from fulmen.runner.v1 import agent_spec_pb2 as pb
-from fulmen_runner.domain.program import encode_output
+from fulmen_runner.attempts.program import encode_output
 from fulmen_runner.regrade import AgentFailed, Bench, Stored, open_regrader
 
 GRADERS = b"""\

@@ -170,8 +170,8 @@ def run_with_agents_in_main_thread(
         BaseException: whatever the work raises.
     """
     require_installed()
-    from fulmen_runner.agents.loader import load_through
-    from fulmen_runner.agents.main_thread import MainThread
+    from fulmen_runner.agents.python.loader import load_through
+    from fulmen_runner.agents.python.main_thread import MainThread
 
     main = MainThread()
     load_through(lambda target, _: main.load(target, folder))

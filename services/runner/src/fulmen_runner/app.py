@@ -10,40 +10,40 @@ from fulmen.rpc.channel import open_channel
 from fulmen.runner.v1 import runner_service_pb2_grpc
 from fulmen_runner.agents.bundles import UnpackedBundles
 from fulmen_runner.agents.catalogue import Catalogue, Library
-from fulmen_runner.agents.command import CommandHost
-from fulmen_runner.agents.command_tracing import startup_environment
+from fulmen_runner.agents.command.guardian import Guardian
+from fulmen_runner.agents.command.host import CommandHost
 from fulmen_runner.agents.environment import (
     expanded_environment,
     inherited_environment,
     network_environment,
 )
-from fulmen_runner.agents.guardian import Guardian
 from fulmen_runner.agents.hosts import Hosts
 from fulmen_runner.agents.judge import JudgeClient
+from fulmen_runner.agents.library import StoreLibrary
 from fulmen_runner.agents.own_directory import own_directory
-from fulmen_runner.agents.preparation import prepare_process
-from fulmen_runner.agents.python_entry import PythonHost
-from fulmen_runner.agents.runner_exporter import RunnerExporter
-from fulmen_runner.agents.spans import AttemptSpans
+from fulmen_runner.agents.python.host import PythonHost
+from fulmen_runner.agents.python.preparation import prepare_process
 from fulmen_runner.agents.specification import PythonTarget, Specification
-from fulmen_runner.clients.captures import CaptureClient, ProxyCaptures
-from fulmen_runner.clients.lease_guard import GuardedLease, LeaseGuard, end_process, store_dialler
-from fulmen_runner.clients.lease_stream import LeaseStream, RunnerIdentity
-from fulmen_runner.clients.library import StoreLibrary
-from fulmen_runner.clients.machine import LoadMeter, Machine
-from fulmen_runner.domain.drain import Drain
-from fulmen_runner.domain.executor import AttemptExecutor, Captures
-from fulmen_runner.domain.pool import AttemptPool
-from fulmen_runner.domain.session import LeaseSession
-from fulmen_runner.domain.slot_keeper import SlotKeeper, SlotWitness
-from fulmen_runner.domain.stragglers import Stragglers
-from fulmen_runner.domain.workspace import Workspaces
+from fulmen_runner.agents.tracing.command import startup_environment
+from fulmen_runner.agents.tracing.exporter import RunnerExporter
+from fulmen_runner.agents.tracing.spans import AttemptSpans
+from fulmen_runner.attempts.captures import CaptureClient, ProxyCaptures
+from fulmen_runner.attempts.drain import Drain
+from fulmen_runner.attempts.executor import AttemptExecutor, Captures
+from fulmen_runner.attempts.pool import AttemptPool
+from fulmen_runner.attempts.session import LeaseSession
+from fulmen_runner.attempts.stragglers import Stragglers
+from fulmen_runner.attempts.traces import traced
+from fulmen_runner.attempts.workspace import Workspaces
 from fulmen_runner.hook_wiring import make_hooks
 from fulmen_runner.host_wiring import announced_labels, endpoints_of, make_children, make_hosts, store_url
+from fulmen_runner.leases.guard import GuardedLease, LeaseGuard, end_process, store_dialler
+from fulmen_runner.leases.stream import LeaseStream, RunnerIdentity
 from fulmen_runner.metrics import RunnerMetrics
+from fulmen_runner.servicer import RunnerServicer
 from fulmen_runner.settings import RunnerSettings, split
-from fulmen_runner.traces import traced
-from fulmen_runner.transport.runner_servicer import RunnerServicer
+from fulmen_runner.slots.keeper import SlotKeeper, SlotWitness
+from fulmen_runner.slots.machine import LoadMeter, Machine
 from fulmen_service_kit.auth import RolePolicy
 from fulmen_service_kit.introspection import StoreVerifier
 from fulmen_service_kit.lifecycle import ServiceParts

@@ -10,9 +10,9 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from fulmen.errors import SettingsInvalid, Violation
-from fulmen_runner.agents.span_witness import SpanCounts
-from fulmen_runner.agents.spans import AttemptSpans
-from fulmen_runner.domain.hooks import AttemptHooks, NamedHook
+from fulmen_runner.agents.tracing.span_witness import SpanCounts
+from fulmen_runner.agents.tracing.spans import AttemptSpans
+from fulmen_runner.attempts.hooks import AttemptHooks, NamedHook
 from fulmen_runner.settings import RunnerSettings, split
 
 POINTS = ("on_rollout_start", "on_trace_start", "on_trace_end", "on_rollout_end")

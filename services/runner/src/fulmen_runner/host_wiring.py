@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from fulmen_runner.agents.container import ContainerHost, container_environment
+from fulmen_runner.agents.command.guardian import Guardian
+from fulmen_runner.agents.container.host import ContainerHost, container_environment
 from fulmen_runner.agents.environment import Endpoints
-from fulmen_runner.agents.guardian import Guardian
 from fulmen_runner.agents.hosts import DOCKER_RUNTIME, RUNTIME_LABEL, Hosts
-from fulmen_runner.agents.job import JobHost
-from fulmen_runner.agents.job_verdict import Patience
-from fulmen_runner.agents.own_process import ChildHost, ChildPolicy, Children
+from fulmen_runner.agents.kubernetes.host import JobHost
+from fulmen_runner.agents.kubernetes.verdict import Patience
 from fulmen_runner.agents.ownership import Owner
+from fulmen_runner.agents.python.children import ChildHost, ChildPolicy, Children
 from fulmen_runner.agents.specification import Limits
-from fulmen_runner.domain.errors import HostUnavailable
+from fulmen_runner.attempts.errors import HostUnavailable
 from fulmen_runner.settings import RunnerSettings, split
 
 DEFAULT_SOCKET = Path("/var/run/docker.sock")
@@ -96,7 +96,7 @@ def engine_address(settings: RunnerSettings) -> str:
 
 def _containers(settings: RunnerSettings, endpoints: Endpoints) -> ContainerHost:
     # Imported here: a runner without containers does without its client.
-    from fulmen_runner.clients.docker_engine import DockerEngine
+    from fulmen_runner.agents.container.docker_engine import DockerEngine
 
     address = engine_address(settings)
     if not address:
@@ -137,7 +137,7 @@ async def _jobs(settings: RunnerSettings, endpoints: Endpoints) -> JobHost:
             "FULMEN_RUNNER_JOB_KUBECONFIG; or let rollouts of Jobs go to runners that know one, by a label of theirs."
         )
     # Imported here, in a thread: a runner without Jobs does without it, and it takes about a second.
-    kubernetes = await asyncio.to_thread(importlib.import_module, "fulmen_runner.clients.kubernetes")
+    kubernetes = await asyncio.to_thread(importlib.import_module, "fulmen_runner.agents.kubernetes.cluster")
     return JobHost(
         cluster=await kubernetes.connect(
             kubeconfig=kubeconfig(settings),

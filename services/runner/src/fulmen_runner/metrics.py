@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fulmen_runner.domain.pool import AttemptPool
-from fulmen_runner.domain.slots import SlotControl, SlotReason
+from fulmen_runner.attempts.pool import AttemptPool
+from fulmen_runner.slots.control import SlotControl, SlotReason
 
 SUCCESS_LABEL = "none"
 

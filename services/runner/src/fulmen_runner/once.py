@@ -15,15 +15,15 @@ from pathlib import Path
 
 from fulmen.ids import rollout_name, uuid7
 from fulmen.runner.v1 import agent_spec_pb2 as pb
-from fulmen_runner.agents.loader import load_through
-from fulmen_runner.agents.main_thread import MainThread
+from fulmen_runner.agents.library import specification_of
+from fulmen_runner.agents.python.loader import load_through
+from fulmen_runner.agents.python.main_thread import MainThread
 from fulmen_runner.agents.specification import Bundle, PythonTarget, Specification, inside_runner
 from fulmen_runner.app import wire_attempts
-from fulmen_runner.clients.library import specification_of
-from fulmen_runner.domain.classification import CaptureEvidence, InstanceIds
-from fulmen_runner.domain.outcome import Failed, Outcome
-from fulmen_runner.domain.stragglers import Stragglers
-from fulmen_runner.domain.work import Mode, Work
+from fulmen_runner.attempts.assignment import Mode, Work
+from fulmen_runner.attempts.classification import CaptureEvidence, InstanceIds
+from fulmen_runner.attempts.outcome import Failed, Outcome
+from fulmen_runner.attempts.stragglers import Stragglers
 from fulmen_runner.settings import RunnerSettings
 
 NO_TIMEOUT_S = 30 * 86400.0

@@ -17,17 +17,17 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 
 from fulmen.ids import attempt_name, parse_attempt_name, rollout_name, uuid7
 from fulmen.runner.v1 import agent_spec_pb2 as pb
-from fulmen_runner.agents.python_entry import PythonGrader
+from fulmen_runner.agents.library import specification_of
+from fulmen_runner.agents.python.host import PythonGrader
 from fulmen_runner.agents.specification import Bundle, CommandTarget, Specification, inside_runner
 from fulmen_runner.app import wire_attempts
-from fulmen_runner.clients.library import specification_of
-from fulmen_runner.domain.classification import CaptureEvidence, InstanceIds
-from fulmen_runner.domain.errors import AgentFailed
-from fulmen_runner.domain.executor import AttemptExecutor, Programs
-from fulmen_runner.domain.outcome import Failed, FailureKind, Outcome, Reward
-from fulmen_runner.domain.program import Answer, Grader, Invocation, Program
-from fulmen_runner.domain.stragglers import Stragglers
-from fulmen_runner.domain.work import TEXT_CONTENT_TYPE, Mode, Work, decoded_input
+from fulmen_runner.attempts.assignment import TEXT_CONTENT_TYPE, Mode, Work, decoded_input
+from fulmen_runner.attempts.classification import CaptureEvidence, InstanceIds
+from fulmen_runner.attempts.errors import AgentFailed
+from fulmen_runner.attempts.executor import AttemptExecutor, Programs
+from fulmen_runner.attempts.outcome import Failed, FailureKind, Outcome, Reward
+from fulmen_runner.attempts.program import Answer, Grader, Invocation, Program
+from fulmen_runner.attempts.stragglers import Stragglers
 from fulmen_runner.settings import RunnerSettings
 
 _AGENT = "resources/agent.rescore/versions/1"

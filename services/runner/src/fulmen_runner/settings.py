@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 from pydantic import Field, SecretStr, model_validator
 
 from fulmen_runner import container_settings, job_settings
-from fulmen_runner.domain.slots import SlotControl, SlotPolicy
+from fulmen_runner.slots.control import SlotControl, SlotPolicy
 from fulmen_service_kit.settings import settings_config
 
 MAX_SLOTS = 10_000

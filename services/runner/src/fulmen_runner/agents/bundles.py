@@ -18,11 +18,11 @@ from pathlib import Path
 
 import structlog
 
+from fulmen_runner.agents.python.threads import run_in_thread
 from fulmen_runner.agents.specification import Bundle
-from fulmen_runner.agents.threads import run_in_thread
-from fulmen_runner.domain.errors import AgentFailed
-from fulmen_runner.domain.uses import Uses
-from fulmen_runner.domain.workspace import delete_tree
+from fulmen_runner.attempts.errors import AgentFailed
+from fulmen_runner.attempts.uses import Uses
+from fulmen_runner.attempts.workspace import delete_tree
 
 MAX_UNPACKED_BYTES = 256 * 1024 * 1024
 MAX_MEMBERS = 20_000

@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Protocol
 
 from fulmen_runner.agents.bundles import UnpackedBundles
-from fulmen_runner.agents.child_entry import ChildAgent, ChildGrader, child_program, plain_environment
-from fulmen_runner.agents.command import Command, CommandAgent, CommandGrader, CommandHost
-from fulmen_runner.agents.environment_view import viewing
+from fulmen_runner.agents.command.host import Command, CommandAgent, CommandGrader, CommandHost
+from fulmen_runner.agents.command.limits import allowance
 from fulmen_runner.agents.hosts import Hosts
 from fulmen_runner.agents.judge import JudgeClient, judge
-from fulmen_runner.agents.limits import allowance
-from fulmen_runner.agents.loader import load_callable
-from fulmen_runner.agents.python_entry import PythonHost, python_agent, python_grader
+from fulmen_runner.agents.python.child_entry import ChildAgent, ChildGrader, child_program, plain_environment
+from fulmen_runner.agents.python.environment_view import viewing
+from fulmen_runner.agents.python.host import PythonHost, python_agent, python_grader
+from fulmen_runner.agents.python.loader import load_callable
+from fulmen_runner.agents.python.threads import run_in_thread
 from fulmen_runner.agents.specification import (
     Bundle,
     CommandTarget,
@@ -31,12 +32,11 @@ from fulmen_runner.agents.specification import (
     PythonTarget,
     Specification,
 )
-from fulmen_runner.agents.threads import run_in_thread
-from fulmen_runner.domain.errors import AgentFailed
-from fulmen_runner.domain.outcome import MAX_OUTPUT_BYTES
-from fulmen_runner.domain.program import Agent, Grader, Program
-from fulmen_runner.domain.uses import Uses
-from fulmen_runner.domain.work import Work
+from fulmen_runner.attempts.assignment import Work
+from fulmen_runner.attempts.errors import AgentFailed
+from fulmen_runner.attempts.outcome import MAX_OUTPUT_BYTES
+from fulmen_runner.attempts.program import Agent, Grader, Program
+from fulmen_runner.attempts.uses import Uses
 
 MAX_PROGRAMS = 64
 """How many programs are kept; the least recently used goes first."""

@@ -11,10 +11,10 @@ from urllib.parse import quote, urlsplit
 from fulmen.agent import PROMPTS_VARIABLE, WORK_DIR_VARIABLE
 from fulmen.ids import span_id_of, trace_id_of
 from fulmen.rewards_file import REWARDS_FILE_VARIABLE
-from fulmen_runner.agents.instrumentation import NONE
 from fulmen_runner.agents.templates import Placeholders, expand
-from fulmen_runner.domain.work import Work
-from fulmen_runner.domain.workspace import Files, Workspace
+from fulmen_runner.agents.tracing.instrumentation import NONE
+from fulmen_runner.attempts.assignment import Work
+from fulmen_runner.attempts.workspace import Files, Workspace
 
 PLACEHOLDER_KEY = "fulmen-attempt-key"
 """What in-process agents find as API key; requests to the proxy carry the attempt's own key instead."""

@@ -12,9 +12,9 @@ from typing import Protocol
 
 import structlog
 
-from fulmen_runner.agents.container import ContainerHost
-from fulmen_runner.agents.job import JobHost
-from fulmen_runner.domain.errors import HostUnavailable
+from fulmen_runner.agents.container.host import ContainerHost
+from fulmen_runner.agents.kubernetes.host import JobHost
+from fulmen_runner.attempts.errors import HostUnavailable
 
 REAP_INTERVAL_S = 60.0
 

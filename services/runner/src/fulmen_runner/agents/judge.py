@@ -14,12 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fulmen.agent import GRADER_AGENT, acting_as
 from fulmen.emit import emit_annotation
-from fulmen_runner.agents.model_access import AGENT_HEADER
-from fulmen_runner.agents.spans import enter_trace
-from fulmen_runner.agents.specification import JudgeTarget
-from fulmen_runner.agents.templates import expand, placeholders_of
-from fulmen_runner.domain.errors import AgentFailed, HostUnavailable
-from fulmen_runner.domain.judging import (
+from fulmen_runner.agents.judging import (
     GENERAL_PROMPT,
     BadAnswer,
     Scale,
@@ -30,8 +25,13 @@ from fulmen_runner.domain.judging import (
     system_prompt,
     verdict_of,
 )
-from fulmen_runner.domain.outcome import Reward
-from fulmen_runner.domain.program import Invocation, encode_output
+from fulmen_runner.agents.python.model_access import AGENT_HEADER
+from fulmen_runner.agents.specification import JudgeTarget
+from fulmen_runner.agents.templates import expand, placeholders_of
+from fulmen_runner.agents.tracing.spans import enter_trace
+from fulmen_runner.attempts.errors import AgentFailed, HostUnavailable
+from fulmen_runner.attempts.outcome import Reward
+from fulmen_runner.attempts.program import Invocation, encode_output
 
 if TYPE_CHECKING:
     import httpx2

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import structlog
 
-from fulmen_runner.domain.workspace import delete_tree
+from fulmen_runner.attempts.workspace import delete_tree
 
 PREFIX = "fulmen-runner-"
 LOCK = "lock"

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from fulmen.agent import FINAL_DIMENSION
 from fulmen.rewards_file import REWARD_MEMBERS, UNDELIVERED_MEMBER
-from fulmen_runner.domain.errors import AgentFailed, HostUnavailable
-from fulmen_runner.domain.outcome import Reward
-from fulmen_runner.domain.rewards import checked
+from fulmen_runner.attempts.errors import AgentFailed, HostUnavailable
+from fulmen_runner.attempts.outcome import Reward
+from fulmen_runner.attempts.rewards import checked
 
 MAX_REWARDS_FILE_BYTES = 1024 * 1024
 

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from fulmen_runner.domain.errors import AgentFailed
-from fulmen_runner.domain.program import Invocation
+from fulmen_runner.attempts.errors import AgentFailed
+from fulmen_runner.attempts.program import Invocation
 
 MAX_EXPANDED_LENGTH = 4 * 1024 * 1024
 """The most characters that the templates of one attempt may become together."""

@@ -1,0 +1,1 @@
+"""Agents that are commands, and what keeps them."""

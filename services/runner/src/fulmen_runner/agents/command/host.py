@@ -1,0 +1,156 @@
+"""Agents and graders that are commands in any language.
+
+Invariant: a command gets its input on standard input and by placeholders, the attempt's environment and files, and
+nothing of the runner's own environment but an allow-list.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fulmen_runner.agents.command.guardian import Guardian
+from fulmen_runner.agents.command.limits import UNLIMITED, Allowance
+from fulmen_runner.agents.command.process import ProcessLimits, run_process
+from fulmen_runner.agents.environment import files_environment, named_files
+from fulmen_runner.agents.rewards_file import read_rewards_file
+from fulmen_runner.agents.templates import expand, placeholders_of
+from fulmen_runner.attempts.errors import AgentFailed
+from fulmen_runner.attempts.masking import masked_bytes
+from fulmen_runner.attempts.outcome import MAX_MESSAGE_BYTES, MAX_OUTPUT_BYTES, Reward
+from fulmen_runner.attempts.program import Answer, Invocation
+from fulmen_runner.attempts.rewards import joined, rewards_of_grade, rewards_of_last_line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandHost:
+    """What all commands of a runner share.
+
+    Attributes:
+        inherited: The runner's variables that commands get.
+        work_dir: Where bundles are unpacked.
+        output_allowed_bytes: A command that writes more is killed.
+        memory_bytes: The most that is granted to an attempt; 0 is no limit.
+        process_count: The same for processes and threads.
+    """
+
+    guardian: Guardian
+    inherited: Mapping[str, str]
+    work_dir: Path
+    output_allowed_bytes: int
+    memory_bytes: int = 0
+    process_count: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Printed:
+    """What a command that ended well left: the end of its standard output, and the rewards of its file."""
+
+    text: str
+    emitted: tuple[Reward, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A program with its arguments.
+
+    Attributes:
+        argv: Each is a template.
+        cwd: The unpacked bundle, or None for the attempt's own directory.
+        output_kept_bytes: How much of the end of its standard output is the outcome.
+        allowance: What it may use.
+    """
+
+    host: CommandHost
+    argv: Sequence[str]
+    cwd: Path | None
+    output_kept_bytes: int = MAX_OUTPUT_BYTES
+    allowance: Allowance = UNLIMITED
+
+    async def run(self, invocation: Invocation, stdin: bytes) -> Printed:
+        """Runs the command once; `{task_file}` holds the rollout's input whatever `stdin` is.
+
+        Raises:
+            AgentFailed: If its templates do not fit the input, it cannot be started, exits with another status than
+                0, goes beyond its limits, or leaves a rewards file that cannot be read.
+        """
+        files = await invocation.workspace.open()
+        argv = _expanded(self.argv, invocation, named_files(files))
+        rewards_file = files.new_rewards_file()
+        environment = {
+            **self.host.inherited,
+            **invocation.context.environment,
+            **files_environment(files, rewards_file),
+        }
+        try:
+            result = await run_process(
+                argv,
+                cwd=self.cwd or files.work_dir,
+                environment=environment,
+                stdin=stdin,
+                limits=ProcessLimits(
+                    stdout_kept_bytes=self.output_kept_bytes,
+                    stderr_kept_bytes=MAX_MESSAGE_BYTES,
+                    output_allowed_bytes=self.host.output_allowed_bytes,
+                    allowance=self.allowance,
+                ),
+                guardian=self.host.guardian,
+            )
+        except OSError as error:
+            raise AgentFailed(f"The command {argv[0]!r} cannot be started: {error.strerror}") from None
+        except ValueError as error:
+            # A NUL character that came with the input.
+            raise AgentFailed(f"The command {self.argv[0]!r} cannot be started: {error}") from None
+        # By itself, since it may begin in the middle of the key.
+        result = replace(result, stderr=masked_bytes(result.stderr, invocation.work.attempt_key))
+        if result.failure:
+            raise AgentFailed(f"The command {result.failure}")
+        emitted = await asyncio.to_thread(read_rewards_file, rewards_file)
+        return Printed(text=result.stdout.decode(errors="replace"), emitted=emitted)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandAgent:
+    """An agent that is a command: its outcome is what it prints; a last line that is a number or a JSON object of
+    numbers is its reward, unless there is a grader.
+    """
+
+    command: Command
+    graded: bool
+
+    async def run(self, invocation: Invocation) -> Answer:
+        """Runs the command on the rollout's input."""
+        printed = await self.command.run(invocation, invocation.work.input)
+        output = printed.text.rstrip("\r\n")
+        rewards = () if self.graded else rewards_of_last_line(output)
+        return Answer(value=output, rewards=rewards, emitted=printed.emitted)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandGrader:
+    """A grader that is a command; its last line of output is a number or a JSON object from dimension to number, or
+    it prints nothing and writes its rewards to the rewards file.
+    """
+
+    command: Command
+
+    async def grade(self, invocation: Invocation, outcome: object) -> tuple[Reward, ...]:
+        """Runs the command on the task and the outcome."""
+        try:
+            document = json.dumps({"task": invocation.task, "outcome": outcome}).encode()
+        except (TypeError, ValueError) as error:
+            raise AgentFailed(f"A command cannot grade this outcome, which JSON cannot hold: {error}") from None
+        printed = await self.command.run(invocation, document)
+        last_line = printed.text.rstrip().rsplit("\n", maxsplit=1)[-1]
+        if not last_line:
+            return printed.emitted
+        try:
+            return joined(printed.emitted, rewards_of_grade(json.loads(last_line)))
+        except (ValueError, RecursionError):
+            raise AgentFailed(f"The grader's last line is not JSON: {last_line[:200]!r}") from None
+
+
+def _expanded(argv: Sequence[str], invocation: Invocation, named: Mapping[str, str]) -> list[str]:
+    templates = {f"argument {number}": argument for number, argument in enumerate(argv)}
+    return list(expand(templates, placeholders_of(invocation, **named)).values())

@@ -1,0 +1,261 @@
+"""Makes, watches and deletes Jobs of a Kubernetes cluster.
+
+The client library brings the ways to log in; documents are sent and read as plain JSON, because its typed models cost
+memory and time for nothing here.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from kubernetes_asyncio import client, config
+
+from fulmen_runner.agents.tail import Tail
+from fulmen_runner.attempts.errors import AgentFailed, HostUnavailable
+
+CALL_DEADLINE_S = 30.0
+PATIENCE_S = 60.0
+RETRY_PAUSE_S = 1.0
+NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+DEFAULT_NAMESPACE = "default"
+
+_GONE = 404
+_CONFLICT = 409
+_TOO_MANY = 429
+_SERVER_ERROR = 500
+_REFUSED = frozenset({400, 422})
+_MERGE_PATCH = "application/merge-patch+json"
+_CHUNK_BYTES = 65_536
+
+
+class ClusterError(HostUnavailable):
+    """The cluster answered with an error, or not at all (status 0)."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(f"The Kubernetes cluster failed: {message}")
+        self.status = status
+        self.reason = message
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether the same call may succeed a moment later."""
+        return self.status in (0, _TOO_MANY) or self.status >= _SERVER_ERROR
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pods:
+    """The pods of a Job, and the version of the list, from which changes can be awaited."""
+
+    items: list[dict[str, Any]]
+    version: str
+
+
+class KubernetesCluster:
+    """A namespace of a cluster."""
+
+    def __init__(self, api: client.ApiClient, namespace: str) -> None:
+        self.namespace = namespace
+        self._api = api
+        # Asked for undecoded answers, these return what their types do not say.
+        self._core: Any = client.CoreV1Api(api)
+        self._batch: Any = client.BatchV1Api(api)
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._api.close()
+
+    async def create_secret(self, secret: Mapping[str, Any]) -> None:
+        """Makes a Secret whose name nobody else uses. Raises HostUnavailable, AgentFailed."""
+        await self._made(lambda: self._core.create_namespaced_secret(self.namespace, dict(secret), **_RAW))
+
+    async def create_job(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        """Makes a Job whose name nobody else uses, and returns it.
+
+        Raises:
+            AgentFailed: If the cluster says that it is none.
+            HostUnavailable: If the cluster refuses it for another reason, or does not answer.
+        """
+        made = await self._made(lambda: self._batch.create_namespaced_job(self.namespace, dict(job), **_RAW))
+        if made is None:
+            name = job["metadata"]["name"]
+            made = await self._patiently(lambda: self._batch.read_namespaced_job(name, self.namespace, **_RAW))
+        return made
+
+    async def patch_secret(self, name: str, patch: Mapping[str, Any]) -> None:
+        """Changes a Secret. Raises HostUnavailable."""
+        await self._patiently(
+            lambda: self._core.patch_namespaced_secret(
+                name, self.namespace, dict(patch), _content_type=_MERGE_PATCH, **_RAW
+            )
+        )
+
+    async def job(self, name: str) -> dict[str, Any] | None:
+        """Returns a Job, None if there is none. Raises HostUnavailable."""
+        try:
+            return await self._json(lambda: self._batch.read_namespaced_job(name, self.namespace, **_RAW))
+        except ClusterError as error:
+            if error.status == _GONE:
+                return None
+            raise
+
+    async def pods(self, job: str) -> Pods:
+        """Returns the pods of a Job. Raises HostUnavailable."""
+        found = await self._json(
+            lambda: self._core.list_namespaced_pod(self.namespace, label_selector=f"job-name={job}", **_RAW)
+        )
+        return Pods(items=found["items"], version=found["metadata"].get("resourceVersion", ""))
+
+    async def pods_changed(self, job: str, version: str, timeout_s: float) -> None:
+        """Returns once something changed since a list of pods, or after a while. Raises HostUnavailable."""
+        timeout = aiohttp.ClientTimeout(total=timeout_s + CALL_DEADLINE_S)
+        try:
+            response = await self._core.list_namespaced_pod(
+                self.namespace,
+                label_selector=f"job-name={job}",
+                resource_version=version,
+                watch=True,
+                timeout_seconds=max(1, int(timeout_s)),
+                _preload_content=False,
+                _request_timeout=timeout,
+            )
+            async with response:
+                # What changed is read from the next list; also that the version is too old.
+                await response.content.readany()
+        except (TimeoutError, aiohttp.ClientError, client.ApiException) as error:
+            raise ClusterError(_text(error)) from None
+
+    async def log(self, pod: str, container: str, tail: Tail, allowed_bytes: int) -> bool:
+        """Reads the log of a container; returns False if it is longer than is allowed. Raises HostUnavailable."""
+        try:
+            response = await self._core.read_namespaced_pod_log(pod, self.namespace, container=container, **_RAW)
+            async with response:
+                if response.status != 200:
+                    raise ClusterError(_reason(await response.read()), response.status)
+                async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
+                    tail.add(chunk)
+                    if tail.seen_bytes > allowed_bytes:
+                        return False
+        except (TimeoutError, aiohttp.ClientError, client.ApiException) as error:
+            raise ClusterError(_text(error)) from None
+        return True
+
+    async def delete_job(self, name: str) -> None:
+        """Deletes a Job with its pods; nothing happens if there is none. Raises HostUnavailable."""
+        await self._unless_gone(
+            lambda: self._batch.delete_namespaced_job(name, self.namespace, propagation_policy="Background", **_RAW)
+        )
+
+    async def delete_secret(self, name: str) -> None:
+        """Deletes a Secret; nothing happens if there is none. Raises HostUnavailable."""
+        await self._unless_gone(lambda: self._core.delete_namespaced_secret(name, self.namespace, **_RAW))
+
+    async def jobs(self, selector: str) -> list[dict[str, Any]]:
+        """Returns the Jobs with labels. Raises HostUnavailable."""
+        found = await self._json(
+            lambda: self._batch.list_namespaced_job(self.namespace, label_selector=selector, **_RAW)
+        )
+        return list(found["items"])
+
+    async def secrets(self, selector: str) -> list[dict[str, Any]]:
+        """Returns the Secrets with labels. Raises HostUnavailable."""
+        found = await self._json(
+            lambda: self._core.list_namespaced_secret(self.namespace, label_selector=selector, **_RAW)
+        )
+        return list(found["items"])
+
+    async def _made(self, create: Callable[[], Awaitable[Any]]) -> dict[str, Any] | None:
+        """Makes something; returns None if a call whose answer was lost had made it."""
+        try:
+            return await self._patiently(create)
+        except ClusterError as error:
+            if error.status in _REFUSED:
+                raise AgentFailed(f"The cluster refuses the agent's Job: {error.reason}") from None
+            if error.status != _CONFLICT:
+                raise
+            return None
+
+    async def _patiently(self, call: Callable[[], Awaitable[Any]]) -> dict[str, Any]:
+        """Calls again while the cluster does not answer, or has no time for it."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return await self._json(call)
+            except ClusterError as error:
+                if not error.is_passing or time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(RETRY_PAUSE_S)
+
+    async def _unless_gone(self, call: Callable[[], Awaitable[Any]]) -> None:
+        try:
+            await self._json(call)
+        except ClusterError as error:
+            if error.status != _GONE:
+                raise
+
+    async def _json(self, call: Callable[[], Awaitable[Any]]) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(CALL_DEADLINE_S):
+                response = await call()
+                async with response:
+                    body = await response.read()
+        except (TimeoutError, aiohttp.ClientError, client.ApiException) as error:
+            raise ClusterError(_text(error)) from None
+        if not 200 <= response.status <= 299:
+            raise ClusterError(_reason(body), response.status)
+        try:
+            document: dict[str, Any] = json.loads(body)
+        except ValueError:
+            raise ClusterError("it answers with something else than JSON", response.status) from None
+        return document
+
+
+_RAW: dict[str, Any] = {"_preload_content": False}
+
+
+async def connect(*, kubeconfig: str, context: str, namespace: str, in_cluster: bool) -> KubernetesCluster:
+    """Reads how to reach a cluster; does not ask it anything yet.
+
+    Args:
+        kubeconfig: Path of a kubeconfig.
+        context: Of the kubeconfig; empty means its current one.
+        namespace: Empty means that of the context or of the pod.
+        in_cluster: Whether the pod's service account is used instead.
+
+    Raises:
+        HostUnavailable: If that cannot be read.
+    """
+    configuration = client.Configuration()
+    try:
+        if in_cluster:
+            config.load_incluster_config(client_configuration=configuration)
+            found = NAMESPACE_FILE.read_text(encoding="utf-8").strip() if NAMESPACE_FILE.is_file() else ""
+        else:
+            await config.load_kube_config(
+                config_file=kubeconfig, context=context or None, client_configuration=configuration
+            )
+            found = _namespace(kubeconfig, context)
+    except (config.ConfigException, OSError, ValueError, KeyError, TypeError) as error:
+        raise HostUnavailable(f"The configuration of the Kubernetes cluster cannot be read: {error}") from None
+    return KubernetesCluster(client.ApiClient(configuration), namespace or found or DEFAULT_NAMESPACE)
+
+
+def _namespace(kubeconfig: str, context: str) -> str:
+    contexts, active = config.list_kube_config_contexts(kubeconfig)
+    chosen = next((each for each in contexts if each["name"] == context), active) if context else active
+    return str(chosen["context"].get("namespace", "")) if chosen else ""
+
+
+def _reason(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["message"])
+    except (ValueError, KeyError, TypeError):
+        return body[:200].decode(errors="replace") or "no reason is given"
+
+
+def _text(error: Exception) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,256 @@
+"""Agents that are Jobs of a Kubernetes cluster.
+
+Invariant: when an attempt ends, for whatever reason, its Job and Secret are deleted; if its runner dies, the Job ends at
+its own deadline and the cluster or another runner deletes it.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from fulmen.agent import WORK_DIR_VARIABLE
+from fulmen_runner.agents.environment import QUIET, Endpoints
+from fulmen_runner.agents.kubernetes.manifest import (
+    DEADLINE_ANNOTATION,
+    HOST_ANNOTATION,
+    MANAGED_BY,
+    MANAGER,
+    MAX_INPUT_BYTES,
+    PROCESS_ANNOTATION,
+    TASK_FILE,
+    WORK_DIR,
+    JobOrder,
+    job_of,
+    owner_patch,
+    secret_of,
+)
+from fulmen_runner.agents.kubernetes.template import JobTemplate, read_template
+from fulmen_runner.agents.kubernetes.verdict import (
+    Ended,
+    Lost,
+    Patience,
+    Refused,
+    TooLate,
+    Verdict,
+    verdict_of,
+    waiting_for,
+)
+from fulmen_runner.agents.limits_granted import granted
+from fulmen_runner.agents.ownership import Owner, deadline_of
+from fulmen_runner.agents.python.threads import run_in_thread
+from fulmen_runner.agents.specification import JobTarget, Limits
+from fulmen_runner.agents.tail import Tail
+from fulmen_runner.agents.templates import expanded_variables, placeholders_of
+from fulmen_runner.attempts.errors import AgentFailed, AgentTimedOut, HostUnavailable
+from fulmen_runner.attempts.outcome import MAX_OUTPUT_BYTES
+from fulmen_runner.attempts.program import Answer, Invocation
+from fulmen_runner.attempts.rewards import rewards_of_last_line
+
+if TYPE_CHECKING:
+    from fulmen_runner.agents.kubernetes.cluster import KubernetesCluster
+
+LOOK_INTERVAL_S = 20.0
+"""How often a Job is looked at though nothing of its pod changed."""
+
+UNREACHABLE_S = 60.0
+"""How long the cluster may not answer before an attempt is given up."""
+
+RETRY_PAUSE_S = 1.0
+REMOVE_DEADLINE_S = 60.0
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobHost:
+    """What all Jobs of a runner share.
+
+    Attributes:
+        endpoints: The model proxy and the store, as pods reach them.
+        host_access: Whether templates may use the nodes.
+        limits: Of agents that ask for none, and the most that one gets.
+        ttl_s: When the cluster deletes ended Jobs.
+        output_allowed_bytes: A log longer than this is the agent's fault.
+    """
+
+    cluster: "KubernetesCluster"
+    owner: Owner
+    endpoints: Endpoints
+    host_access: bool
+    limits: Limits
+    patience: Patience
+    ttl_s: int
+    output_allowed_bytes: int
+    removals: "set[asyncio.Task[None]]" = field(default_factory=set)
+
+    async def agent(
+        self,
+        target: JobTarget,
+        directory: Path | None,
+        *,
+        environment: Mapping[str, str],
+        limits: Limits,
+        graded: bool,
+    ) -> "JobAgent":
+        """Makes an agent ready.
+
+        Args:
+            target: What its publisher wrote.
+            directory: The unpacked bundle, if it has one.
+            environment: Its publisher's variables, templates.
+            limits: What it asks for.
+            graded: Whether something else scores it.
+
+        Raises:
+            AgentFailed: With everything that is wrong with its template.
+        """
+        if not 0 <= target.output_kept_bytes <= MAX_OUTPUT_BYTES:
+            raise AgentFailed(f"max_output_bytes must lie in 1 to {MAX_OUTPUT_BYTES}.")
+        if directory is not None and not graded:
+            raise AgentFailed("A Job does not get the agent's bundle: put its files into the image.")
+        template = await run_in_thread(
+            partial(read_template, target.template, host_access=self.host_access, most=self.limits)
+        )
+        return JobAgent(
+            host=self, target=target, template=template, environment=environment, limits=limits, graded=graded
+        )
+
+    async def remove(self, name: str) -> None:
+        """Deletes a Job and its Secret; what cannot be deleted in time is left to the cluster and to `remove_left`."""
+        problem = "it took too long"
+        try:
+            async with asyncio.timeout(REMOVE_DEADLINE_S):
+                while True:
+                    try:
+                        await self.cluster.delete_job(name)
+                        await self.cluster.delete_secret(name)
+                    except HostUnavailable as error:
+                        problem = str(error)
+                        await asyncio.sleep(RETRY_PAUSE_S)
+                    else:
+                        return
+        except TimeoutError:
+            _log.warning("job_not_removed", job=name, error=problem)
+
+    async def remove_left(self, now_unix_s: float) -> int:
+        """Deletes Jobs and Secrets that runners left behind; returns how many. Raises HostUnavailable."""
+        selector = f"{MANAGED_BY}={MANAGER}"
+        found = [*await self.cluster.jobs(selector), *await self.cluster.secrets(selector)]
+        left = {each["metadata"]["name"] for each in found if self._is_left(each, now_unix_s)}
+        for name in left:
+            await self.remove(name)
+        return len(left)
+
+    async def close(self) -> None:
+        """Waits for removals that are under way, and closes the connections."""
+        if self.removals:
+            await asyncio.wait(self.removals, timeout=REMOVE_DEADLINE_S)
+        await self.cluster.close()
+
+    def _is_left(self, document: Mapping[str, Any], now_unix_s: float) -> bool:
+        annotations = document["metadata"].get("annotations") or {}
+        return self.owner.left(
+            host=annotations.get(HOST_ANNOTATION, ""),
+            process=annotations.get(PROCESS_ANNOTATION, ""),
+            deadline_unix_s=deadline_of(annotations, DEADLINE_ANNOTATION),
+            now_unix_s=now_unix_s,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobAgent:
+    """An agent that is a Job: its outcome is its log, its reward the last line of that, unless there is a grader."""
+
+    host: JobHost
+    target: JobTarget
+    template: JobTemplate
+    environment: Mapping[str, str] = field(repr=False)
+    limits: Limits
+    graded: bool
+
+    async def run(self, invocation: Invocation) -> Answer:
+        """Runs the Job on the rollout's input."""
+        if len(invocation.work.input) > MAX_INPUT_BYTES:
+            raise AgentFailed(f"The rollout's input is larger than the {MAX_INPUT_BYTES} bytes that a Job can get.")
+        placeholders = placeholders_of(invocation, task_file=TASK_FILE, work_dir=WORK_DIR)
+        order = self._order(invocation, expanded_variables(self.environment, placeholders))
+        job = job_of(self.template, placeholders, order)
+        try:
+            await self.host.cluster.create_secret(secret_of(order))
+            made = await self.host.cluster.create_job(job)
+            await self.host.cluster.patch_secret(order.name, owner_patch(made))
+            output = await self._output(await self._end(order.name))
+        finally:
+            removal = asyncio.create_task(self.host.remove(order.name), name=f"remove {order.name}")
+            self.host.removals.add(removal)
+            removal.add_done_callback(self.host.removals.discard)
+            await asyncio.shield(removal)
+        return Answer(value=output, rewards=() if self.graded else rewards_of_last_line(output))
+
+    def _order(self, invocation: Invocation, environment: Mapping[str, str]) -> JobOrder:
+        work, host = invocation.work, self.host
+        rollout_id = work.rollout.rpartition("/")[2]
+        return JobOrder(
+            name=f"fulmen-{rollout_id}-{work.number}-{work.epoch}",
+            rollout_id=rollout_id,
+            attempt=work.attempt,
+            owner=host.owner,
+            variables={**environment, **host.endpoints.attempt_environment(work), WORK_DIR_VARIABLE: WORK_DIR},
+            defaults=QUIET,
+            input=work.input,
+            timeout_s=work.timeout_s,
+            ttl_s=host.ttl_s,
+            limits=granted(self.limits, host.limits),
+            limits_asked=self.limits,
+            created_unix_s=time.time(),
+        )
+
+    async def _end(self, name: str) -> Verdict:
+        """Waits until the attempt is over; the executor ends the wait at the attempt's time."""
+        cluster, patience = self.host.cluster, self.host.patience
+        look_s = min(LOOK_INTERVAL_S, patience.image_s, patience.start_s)
+        answered_at = seen_at = time.monotonic()
+        seen = ""
+        while True:
+            try:
+                pods = await cluster.pods(name)
+                job = await cluster.job(name)
+                now = answered_at = time.monotonic()
+                if (waiting := waiting_for(pods.items)) != seen:
+                    seen, seen_at = waiting, now
+                verdict = verdict_of(job, pods.items, waited_s=now - seen_at, patience=patience)
+                if verdict is not None:
+                    return verdict
+                await cluster.pods_changed(name, pods.version, look_s)
+            except HostUnavailable:
+                if time.monotonic() - answered_at > UNREACHABLE_S:
+                    raise
+                await asyncio.sleep(RETRY_PAUSE_S)
+
+    async def _output(self, verdict: Verdict) -> str:
+        match verdict:
+            case Refused(message=message):
+                raise AgentFailed(message)
+            case TooLate(message=message):
+                raise AgentTimedOut(message)
+            case Lost(message=message):
+                raise HostUnavailable(message)
+            case Ended(pod=pod, problem=problem):
+                log = await self._log(pod)
+                if problem:
+                    raise AgentFailed(f"{problem}\n{log}".rstrip())
+                return log.rstrip("\r\n")
+
+    async def _log(self, pod: str) -> str:
+        tail = Tail(self.target.output_kept_bytes or MAX_OUTPUT_BYTES)
+        container = self.template.manifest["spec"]["template"]["spec"]["containers"][self.template.agent_index]["name"]
+        allowed_bytes = self.host.output_allowed_bytes
+        if not await self.host.cluster.log(pod, container, tail, allowed_bytes):
+            raise AgentFailed(f"The agent's log is longer than {allowed_bytes} bytes.")
+        return tail.text()

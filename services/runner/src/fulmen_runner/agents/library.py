@@ -1,0 +1,184 @@
+"""Fetches agents and their files from the store."""
+
+from collections import OrderedDict
+from dataclasses import replace
+
+from google.protobuf.message import DecodeError
+
+from fulmen.errors import ArgumentInvalid, FulmenError, ResourceNotFound
+from fulmen.rpc.channel import FulmenChannel
+from fulmen.runner.v1 import agent_spec_pb2 as pb
+from fulmen.store.v1 import resource_service_pb2, resource_service_pb2_grpc
+from fulmen.store.v1.resource_pb2 import ResourceVersion
+from fulmen_runner.agents.environment import prompts_text
+from fulmen_runner.agents.specification import (
+    Bundle,
+    CommandTarget,
+    ContainerTarget,
+    Entry,
+    GraderEntry,
+    JobTarget,
+    JudgeTarget,
+    Limits,
+    PythonTarget,
+    Specification,
+)
+from fulmen_runner.attempts.assignment import Work
+from fulmen_runner.attempts.errors import AgentFailed, ProgramUnavailable
+
+FETCH_DEADLINE_S = 30.0
+PROMPT_PREFIX = "resources/prompt."
+PROMPTS_KEPT = 256
+MAX_PROMPTS_BYTES = 127 * 1024
+"""Of all together, as they are handed on: Linux allows 128 KiB for a variable of the environment, its name included."""
+
+
+class StoreLibrary:
+    """The store's resources, as specifications and bundles."""
+
+    def __init__(self, channel: FulmenChannel) -> None:
+        self._prompts: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._stub = resource_service_pb2_grpc.ResourceServiceStub(channel)
+
+    async def specification(self, name: str, project: str) -> Specification:
+        """Returns a version of an agent.
+
+        Raises:
+            AgentFailed: If it does not exist or says nothing sensible.
+            ProgramUnavailable: If the store cannot be reached.
+        """
+        resource = await self._fetch(name, project)
+        try:
+            spec = pb.AgentSpec.FromString(resource.content)
+        except DecodeError:
+            raise AgentFailed(f"{name} is not an agent specification.") from None
+        return specification_of(spec, name)
+
+    async def bundle(self, name: str, project: str) -> Bundle:
+        """Returns a version of a bundle.
+
+        Raises:
+            AgentFailed: If it does not exist.
+            ProgramUnavailable: If the store cannot be reached.
+        """
+        resource = await self._fetch(name, project)
+        return Bundle(archive=resource.content, sha256_hex=resource.sha256.hex())
+
+    async def prompts(self, work: Work) -> dict[str, str]:
+        """Returns the texts of an attempt's prompts: of the resources whose id begins with `prompt.`, by their names.
+
+        Versions never change, so that each is fetched once.
+
+        Raises:
+            AgentFailed: If one does not exist, is not text, or all together are too large for a process' environment.
+            ProgramUnavailable: If the store cannot be reached.
+        """
+        found: dict[str, str] = {}
+        for name, version in work.resource_versions.items():
+            if not version.startswith(PROMPT_PREFIX):
+                continue
+            key = (work.project, version)
+            if key not in self._prompts:
+                content = (await self._fetch(version, work.project)).content
+                if len(content) > MAX_PROMPTS_BYTES:  # Before it is kept: a resource may be far larger.
+                    raise _prompts_too_large()
+                try:
+                    self._prompts[key] = content.decode()
+                except UnicodeDecodeError:
+                    raise AgentFailed(f"{version} is not UTF-8.") from None
+            self._prompts.move_to_end(key)
+            found[name] = self._prompts[key]
+        while len(self._prompts) > PROMPTS_KEPT:
+            self._prompts.popitem(last=False)
+        if found and len(prompts_text(found).encode()) > MAX_PROMPTS_BYTES:
+            raise _prompts_too_large()
+        return found
+
+    async def _fetch(self, name: str, project: str) -> ResourceVersion:
+        request = resource_service_pb2.GetResourcesRequest(names=[name], project=project)
+        try:
+            answer = await self._stub.GetResources(request, timeout=FETCH_DEADLINE_S)
+        except (ResourceNotFound, ArgumentInvalid) as error:
+            raise AgentFailed(f"{name} cannot be fetched: {error}") from None
+        except FulmenError as error:
+            raise ProgramUnavailable(f"{name} cannot be fetched now: {error.message}") from None
+        return answer.resources[0]
+
+
+def _prompts_too_large() -> AgentFailed:
+    return AgentFailed(f"The prompts of the rollout have more than {MAX_PROMPTS_BYTES} bytes together, as JSON.")
+
+
+def specification_of(spec: pb.AgentSpec, name: str) -> Specification:
+    """Reads an agent's specification; `name` is for errors.
+
+    Raises:
+        AgentFailed: If it does not say how the agent is started.
+    """
+    entry = _entry(spec)
+    if entry is None:
+        raise AgentFailed(f"{name} does not say how the agent is started.")
+    limits = Limits(
+        memory_bytes=spec.limits.memory_bytes,
+        cpu_count=spec.limits.cpu_count,
+        process_count=spec.limits.process_count,
+    )
+    return Specification(
+        bundle=spec.bundle,
+        entry=entry,
+        grader=_grader(spec.grader),
+        environment=dict(spec.environment),
+        limits=limits,
+    )
+
+
+def _entry(spec: pb.AgentSpec) -> Entry | None:
+    match spec.WhichOneof("entry"):
+        case "python":
+            return _python(spec.python)
+        case "command":
+            return _command(spec.command)
+        case "container":
+            entry = spec.container
+            return ContainerTarget(
+                image=entry.image,
+                argv=tuple(entry.argv),
+                output_kept_bytes=entry.max_output_bytes,
+                network=entry.network,
+            )
+        case "job":
+            return JobTarget(template=spec.job.template, output_kept_bytes=spec.job.max_output_bytes)
+        case _:
+            return None
+
+
+def _grader(grader: pb.Grader) -> GraderEntry | None:
+    match grader.WhichOneof("entry"):
+        case "python":
+            return _python(grader.python)
+        case "command":
+            return _command(grader.command)
+        case "judge":
+            return _judge(grader.judge)
+        case _:
+            return None
+
+
+def _python(entry: pb.PythonEntry) -> PythonTarget:
+    if entry.isolation == pb.Isolation.ISOLATION_UNSPECIFIED:
+        return PythonTarget(target=entry.target)
+    # Values that are newer than this runner mean a process, too: the contract says so.
+    return PythonTarget(target=entry.target, own_process=entry.isolation != pb.Isolation.ISOLATION_RUNNER)
+
+
+def _command(entry: pb.CommandEntry) -> CommandTarget:
+    return CommandTarget(argv=tuple(entry.argv), output_kept_bytes=entry.max_output_bytes)
+
+
+def _judge(entry: pb.JudgeEntry) -> JudgeTarget:
+    judge = JudgeTarget(
+        model=entry.model, prompt=entry.prompt, sample_count=entry.sample_count or 1, min_score=entry.min_score
+    )
+    if entry.dimensions:
+        judge = replace(judge, dimensions=tuple(entry.dimensions))
+    return replace(judge, max_score=entry.max_score) if entry.HasField("max_score") else judge

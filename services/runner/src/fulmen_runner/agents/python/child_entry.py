@@ -1,0 +1,112 @@
+"""Agents and graders that run in a child process of the runner: what goes there and what comes back."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fulmen.agent import WORK_DIR_VARIABLE, RewardKey
+from fulmen.emit import RewardInvalid, checked_reward
+from fulmen_runner.agents.python.child_frames import Document
+from fulmen_runner.agents.python.children import ChildProgram, Children
+from fulmen_runner.agents.specification import PythonTarget, Specification
+from fulmen_runner.attempts.errors import AgentFailed, HostUnavailable
+from fulmen_runner.attempts.outcome import Reward
+from fulmen_runner.attempts.program import Answer, Invocation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildAgent:
+    """A Python agent in a child."""
+
+    children: Children
+    program: ChildProgram
+
+    async def run(self, invocation: Invocation) -> Answer:
+        """Calls the agent; what it emitted is then in the invocation's context."""
+        answer = await _called(self.children, self.program, invocation, outcome=None)
+        return Answer(value=answer.get("value"), rewards=_rewards(answer.get("rewards")))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildGrader:
+    """A Python grader in a child of its own, out of reach of the agent that it grades."""
+
+    children: Children
+    program: ChildProgram
+
+    async def grade(self, invocation: Invocation, outcome: object) -> tuple[Reward, ...]:
+        """Calls the grader."""
+        try:
+            return _rewards((await _called(self.children, self.program, invocation, outcome=outcome)).get("rewards"))
+        except AgentFailed as error:
+            raise AgentFailed(f"The grader failed. {error}") from None
+
+
+def child_program(
+    target: PythonTarget, directory: Path | None, specification: Specification, *, grading: bool
+) -> ChildProgram:
+    """Returns what a child runs for a Python target of an agent's specification."""
+    return ChildProgram(
+        target=target.target,
+        directory=directory,
+        grading=grading,
+        graded=specification.grader is not None,
+        environment=tuple(sorted(plain_environment(specification).items())),
+        limits=specification.limits,
+    )
+
+
+def plain_environment(specification: Specification) -> dict[str, str]:
+    """Returns the publisher's variables that are no templates: those that are there before any attempt."""
+    return {name: text for name, text in specification.environment.items() if "{" not in text and "}" not in text}
+
+
+async def _called(children: Children, program: ChildProgram, invocation: Invocation, *, outcome: object) -> Document:
+    context, work = invocation.context, invocation.work
+    files = await invocation.workspace.open()
+    request = {
+        "rollout": context.rollout,
+        "attempt": context.attempt,
+        "attempt_number": context.attempt_number,
+        "attempt_key": work.attempt_key,
+        "mode": context.mode,
+        "remaining_s": context.remaining_s,
+        "environment": {**context.environment, WORK_DIR_VARIABLE: str(files.work_dir)},
+        "resource_versions": dict(context.resource_versions),
+        "rewards": _rows(context.rewards),
+        "content_type": work.input_content_type,
+        "outcome": outcome,
+    }
+    try:
+        answer = await children.call(program, request, work.input)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise AgentFailed(f"The outcome cannot be sent to the grader's process: {error}") from None
+    if answer.get("undelivered_spans"):
+        raise HostUnavailable(f"The store did not acknowledge {answer['undelivered_spans']} spans of the attempt.")
+    if "error" in answer:
+        raise AgentFailed(str(answer["error"]))
+    emitted = _rewards(answer.get("emitted"))
+    context.rewards.clear()
+    context.rewards.update({(reward.dimension, reward.step, reward.span_id): reward.value for reward in emitted})
+    return answer
+
+
+def _rows(rewards: Mapping[RewardKey, float]) -> list[list[object]]:
+    return [[dimension, step, span.hex(), value] for (dimension, step, span), value in rewards.items()]
+
+
+def _rewards(rows: object) -> tuple[Reward, ...]:
+    """Reads what a child sent, which an agent may have forged."""
+    try:
+        found = [(dimension, step, bytes.fromhex(span), value) for dimension, step, span, value in rows]  # type: ignore[attr-defined]  # Checked by the handler.
+        return tuple(
+            Reward(
+                dimension=dimension,
+                step=step,
+                span_id=span,
+                value=checked_reward(value, dimension=dimension, step=step, span_id=span),
+            )
+            for dimension, step, span, value in found
+        )
+    except (TypeError, ValueError, RewardInvalid):
+        raise AgentFailed("The agent's process answered with something that is no list of rewards.") from None

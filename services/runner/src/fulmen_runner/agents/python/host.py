@@ -1,0 +1,202 @@
+"""Agents and graders that are Python callables inside the runner, many at once.
+
+Invariant: whatever a callable raises ends its own attempt and nothing else.
+"""
+
+import asyncio
+import inspect
+import threading
+from collections.abc import AsyncGenerator, Callable, Generator
+from dataclasses import dataclass
+from typing import cast
+
+import structlog
+
+from fulmen.agent import GRADER_AGENT, acting_as
+from fulmen_runner.agents.python.children import Children
+from fulmen_runner.agents.python.environment_view import viewing
+from fulmen_runner.agents.python.generators import Walked, walk, walk_async
+from fulmen_runner.agents.python.loader import describe_error
+from fulmen_runner.agents.python.threads import start_in_thread
+from fulmen_runner.agents.specification import PythonTarget
+from fulmen_runner.agents.tracing.spans import AttemptSpans
+from fulmen_runner.attempts.errors import AgentFailed
+from fulmen_runner.attempts.outcome import Reward
+from fulmen_runner.attempts.program import Answer, Invocation
+from fulmen_runner.attempts.rewards import reward_of_number, rewards_of_grade
+from fulmen_runner.attempts.stragglers import Stragglers
+
+_CONTEXT_NAMES = ("context", "ctx")
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PythonHost:
+    """What all Python agents of a runner share.
+
+    Attributes:
+        stragglers: Counts threads that go on after their attempt was stopped.
+        spans: Where their OpenTelemetry spans go.
+        children: Where those run that get processes of their own.
+        own_process: Whether those do that do not say.
+    """
+
+    stragglers: Stragglers
+    spans: AttemptSpans
+    children: Children
+    own_process: bool = False
+
+    def isolates(self, target: PythonTarget) -> bool:
+        """Tells whether a target runs in a process of its own."""
+        return self.own_process if target.own_process is None else target.own_process
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PythonCallable:
+    """A callable of the user's.
+
+    Attributes:
+        blocking: True if it is a plain function or generator, which runs in a thread.
+        wants_context: True if it takes the context as its last argument.
+        steps_rewarded: True if numbers that it yields are rewards of its steps.
+    """
+
+    function: Callable[..., object]
+    blocking: bool
+    wants_context: bool
+    steps_rewarded: bool
+    stragglers: Stragglers
+
+    async def call(self, invocation: Invocation, *arguments: object) -> Walked:
+        """Calls it to its end; `returned` is False if the value is a generator's last yield.
+
+        Raises:
+            AgentFailed: With the traceback, if it raises.
+        """
+        arguments = self.arguments(invocation, arguments)
+        try:
+            if self.blocking:
+                return await self.finished(await self._in_thread(invocation, arguments))
+            return await self.finished(self.function(*arguments))
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:  # noqa: BLE001  # The user's code may raise anything, SystemExit included.
+            raise AgentFailed(describe_error(error)) from None
+
+    def arguments(self, invocation: Invocation, arguments: tuple[object, ...]) -> tuple[object, ...]:
+        """Returns what it is called with: the arguments, and the context if it takes that."""
+        return (*arguments, invocation.context) if self.wants_context else arguments
+
+    def begun(self, arguments: tuple[object, ...], stop: threading.Event) -> object:
+        """Does what blocks, in this thread; the result is for `finished`.
+
+        Raises:
+            Stopped: If a generator was told to stop.
+        """
+        result = self.function(*arguments)
+        if inspect.isgenerator(result):
+            steps = cast("Generator[object, None, object]", result)
+            return walk(steps, rewarded=self.steps_rewarded, stop=stop)
+        return result
+
+    async def finished(self, result: object) -> Walked:
+        """Awaits what is to be awaited."""
+        if inspect.isasyncgen(result):
+            return await walk_async(cast("AsyncGenerator[object, None]", result), rewarded=self.steps_rewarded)
+        if inspect.isawaitable(result):
+            result = await result
+        return result if isinstance(result, Walked) else Walked(value=result, returned=True)
+
+    async def _in_thread(self, invocation: Invocation, arguments: tuple[object, ...]) -> object:
+        stop = threading.Event()
+        thread = start_in_thread(self.begun, arguments, stop)
+        try:
+            return await asyncio.shield(thread)
+        except asyncio.CancelledError:
+            stop.set()
+            if not thread.done():
+                self.stragglers.add(thread, invocation.work.attempt)
+                _log.warning("agent_blocks", attempt=invocation.work.attempt, setting="FULMEN_RUNNER_ISOLATION=process")
+            raise
+
+
+def python_agent(function: Callable[..., object], host: PythonHost, *, graded: bool) -> "PythonAgent":
+    """Makes an agent of a callable: `name(task)` or `name(task, context)`."""
+    return PythonAgent(
+        entry=python_callable(function, host.stragglers, argument_count=1, steps_rewarded=True),
+        spans=host.spans,
+        graded=graded,
+    )
+
+
+def python_grader(function: Callable[..., object], host: PythonHost) -> "PythonGrader":
+    """Makes a grader of a callable: `name(task, outcome)` or `name(task, outcome, context)`."""
+    return PythonGrader(
+        entry=python_callable(function, host.stragglers, argument_count=2, steps_rewarded=False), spans=host.spans
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PythonAgent:
+    """An agent that is called in the runner."""
+
+    entry: PythonCallable
+    spans: AttemptSpans
+    graded: bool
+
+    async def run(self, invocation: Invocation) -> Answer:
+        """Calls the agent."""
+        self.spans.enter(invocation.context.environment["TRACEPARENT"])
+        with viewing(invocation.context.environment):
+            end = await self.entry.call(invocation, invocation.task)
+        # The last number that a generator yields is the reward of its step already.
+        own = reward_of_number(end.value) if end.returned and not self.graded else ()
+        return Answer(value=end.value, rewards=own)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PythonGrader:
+    """A grader that is called in the runner."""
+
+    entry: PythonCallable
+    spans: AttemptSpans
+
+    async def grade(self, invocation: Invocation, outcome: object) -> tuple[Reward, ...]:
+        """Calls the grader; its model calls are the grader's, and are never trained on."""
+        self.spans.enter(invocation.context.environment["TRACEPARENT"])
+        try:
+            with acting_as(GRADER_AGENT), viewing(invocation.context.environment):
+                end = await self.entry.call(invocation, invocation.task, outcome)
+            return rewards_of_grade(end.value)
+        except AgentFailed as error:
+            raise AgentFailed(f"The grader failed. {error}") from None
+
+
+def python_callable(
+    function: Callable[..., object], stragglers: Stragglers, *, argument_count: int, steps_rewarded: bool
+) -> PythonCallable:
+    """Finds out how a callable is to be called; the context goes after `argument_count` other arguments."""
+    # Of an instance it is the method that counts; the method of a plain function's type is neither.
+    forms = (function, type(function).__call__)
+    is_async = any(inspect.iscoroutinefunction(form) or inspect.isasyncgenfunction(form) for form in forms)
+    return PythonCallable(
+        function=function,
+        blocking=not is_async,
+        wants_context=_wants_context(function, argument_count),
+        steps_rewarded=steps_rewarded,
+        stragglers=stragglers,
+    )
+
+
+def _wants_context(function: Callable[..., object], argument_count: int) -> bool:
+    """Tells whether the parameter after the arguments is required, or is called `context` or `ctx`."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return False
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(positional) <= argument_count:
+        return False
+    last = positional[argument_count]
+    return last.default is last.empty or last.name in _CONTEXT_NAMES

@@ -1,0 +1,1 @@
+"""Spans of agents: instrumentors, processors, exporters."""

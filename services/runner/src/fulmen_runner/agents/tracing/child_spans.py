@@ -1,0 +1,65 @@
+"""OpenTelemetry spans of an agent in a child process: sent with the key of the attempt that makes them.
+
+Invariant: the child never holds the runner's token.
+"""
+
+from collections.abc import Sequence
+
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+from fulmen.span_delivery import DeliveringProcessor
+from fulmen_runner.agents.tracing.spans import AttemptSpanProcessor, add_span_processor, attempt_of, enter_trace
+
+
+class _RenewedExporter(SpanExporter):
+    """Sends with the key of the attempt that runs; connects when the first span of an attempt is sent."""
+
+    def __init__(self, otlp_url: str, timeout_s: float) -> None:
+        self._otlp_url = otlp_url
+        self._timeout_s = timeout_s
+        self._key = ""
+        self._exporter: OTLPSpanExporter | None = None
+
+    def renew(self, key: str) -> None:
+        """Begins to use another key. Between attempts only: nothing is sent then."""
+        if self._exporter is not None:
+            self._exporter.shutdown()
+        self._exporter, self._key = None, key
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        if self._exporter is None:
+            self._exporter = OTLPSpanExporter(
+                endpoint=self._otlp_url,
+                insecure=not self._otlp_url.startswith("https:"),
+                headers=(("authorization", f"Bearer {self._key}"),),
+                timeout=self._timeout_s,
+            )
+        return self._exporter.export(spans)
+
+    def shutdown(self) -> None:
+        self.renew("")
+
+
+class ChildSpans:
+    """The tracing of a child process."""
+
+    def __init__(self, *, otlp_url: str, flush_s: float) -> None:
+        self._flush_s = flush_s
+        self._exporter = _RenewedExporter(otlp_url, flush_s)
+        self._delivery = DeliveringProcessor(owner_of=attempt_of, give_up_s=flush_s, exporter=self._exporter)
+        add_span_processor(AttemptSpanProcessor(self._delivery))
+
+    def begin(self, *, key: str, traceparent: str) -> None:
+        """Begins an attempt in this context."""
+        self._exporter.renew(key)
+        enter_trace(traceparent)
+
+    def end(self, attempt: str) -> int:
+        """Sends the attempt's spans; returns how many were not acknowledged. Blocks."""
+        if self._delivery.undelivered(attempt):
+            self._delivery.force_flush(int(self._flush_s * 1000))
+        undelivered = self._delivery.undelivered(attempt)
+        self._delivery.forget(attempt)
+        return undelivered

@@ -1,0 +1,1 @@
+"""An attempt from its assignment to its outcome."""

@@ -1,0 +1,224 @@
+"""Runs one attempt from assignment to outcome.
+
+Invariant: `execute` returns an outcome within the attempt's timeout plus the stop and flush deadlines, whatever the
+agent does. What an agent leaves running afterwards is counted in `stragglers` and keeps its slot until it ends.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
+
+import structlog
+
+from fulmen.agent import Context, entered
+from fulmen_runner.attempts.assignment import Work
+from fulmen_runner.attempts.classification import CaptureEvidence, InstanceIds, classify
+from fulmen_runner.attempts.errors import (
+    AgentFailed,
+    AgentTimedOut,
+    CapturesUnavailable,
+    HostUnavailable,
+    ProgramUnavailable,
+)
+from fulmen_runner.attempts.hooks import AttemptHooks, HookedAttempt
+from fulmen_runner.attempts.masking import masked_bytes, masked_message
+from fulmen_runner.attempts.outcome import Failed, FailureKind, Outcome, cut_at_front
+from fulmen_runner.attempts.program import Invocation, Program
+from fulmen_runner.attempts.stragglers import Stragglers
+from fulmen_runner.attempts.workspace import Workspace, Workspaces
+
+STOP_DEADLINE_S = 5.0
+"""How long an agent that was told to stop may take before it is left behind as a straggler."""
+
+_log = structlog.get_logger()
+
+
+class Captures(Protocol):
+    """What the model proxies recorded; there is one for no proxy at all, too."""
+
+    async def instances(self) -> InstanceIds:
+        """Returns the proxies that run now. Raises CapturesUnavailable."""
+
+    async def flush(self, attempt: str) -> CaptureEvidence:
+        """Returns once every span of the attempt is stored. Raises CapturesUnavailable."""
+
+
+class Programs(Protocol):
+    """Finds programs; the real one asks the store, tests hand some out."""
+
+    async def resolve(self, work: Work) -> Program:
+        """Returns the program of an attempt. Raises AgentFailed or ProgramUnavailable."""
+
+
+class ExpandEnvironment(Protocol):
+    """Expands the templates in the environment of an agent; the real one knows how, tests take them as they are."""
+
+    async def __call__(
+        self, templates: Mapping[str, str], work: Work, task: object, workspace: Workspace
+    ) -> dict[str, str]:
+        """Returns the variables. Raises AgentFailed."""
+
+
+async def no_prompts(work: Work) -> Mapping[str, str]:
+    """Returns none."""
+    return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptExecutor:
+    """Runs attempts, any number at once.
+
+    Attributes:
+        environment_of: Makes the environment of an attempt.
+        expand_environment: Expands the environment that an agent's publisher gave it; raises AgentFailed.
+        workspaces: Makes the files of attempts.
+        flush_spans: Waits for the spans of an attempt; returns how many the store has not acknowledged.
+        hooks: What is called around attempts; None, and free of charge, if that is nothing.
+        prompts_of: Fetches the prompts of an attempt; raises AgentFailed or ProgramUnavailable.
+    """
+
+    captures: Captures
+    programs: Programs
+    stragglers: Stragglers
+    environment_of: Callable[[Work], dict[str, str]]
+    expand_environment: ExpandEnvironment
+    workspaces: Workspaces
+    flush_spans: Callable[[str], Awaitable[int]]
+    hooks: AttemptHooks | None = None
+    prompts_of: Callable[[Work], Awaitable[Mapping[str, str]]] = no_prompts
+
+    async def execute(self, work: Work) -> Outcome:
+        """Runs an attempt; being cancelled, it stops the agent and raises CancelledError."""
+        if self.hooks is None:
+            return await self._execute(work, None)
+        return await self.hooks.around(work, partial(self._execute, work))
+
+    async def _execute(self, work: Work, hooked: HookedAttempt | None) -> Outcome:
+        deadline = time.monotonic() + work.timeout_s
+        try:
+            async with asyncio.timeout(work.timeout_s):
+                before = await self.captures.instances()
+                program = await self._program(work)
+                work = replace(work, prompts=await self.prompts_of(work))
+        except CapturesUnavailable as error:
+            return Failed(kind=FailureKind.INFRA, message=str(error))
+        except (ProgramUnavailable, HostUnavailable) as error:
+            return Failed(kind=FailureKind.INFRA, message=str(error))
+        except TimeoutError:
+            message = "The attempt's time ended while its agent was being fetched."
+            return Failed(kind=FailureKind.INFRA, message=message)
+        except AgentFailed as error:
+            return _agent_error(str(error), work)
+        try:
+            return await self._execute_program(program, work, hooked, before=before, deadline=deadline)
+        finally:
+            # What it left running may still read them.
+            self.stragglers.after(work.attempt, program.end_use)
+
+    async def _program(self, work: Work) -> Program:
+        """Returns the program of an attempt, in use."""
+        while True:
+            program = await self.programs.resolve(work)
+            # It may have been dropped before this attempt came to its turn.
+            if program.begin_use():
+                return program
+
+    async def _execute_program(
+        self, program: Program, work: Work, hooked: HookedAttempt | None, *, before: InstanceIds, deadline: float
+    ) -> Outcome:
+        if hooked is not None and (failed := await hooked.trace_start()) is not None:
+            return failed
+        outcome = await self._run(program, work, deadline)
+        try:
+            evidence = await self.captures.flush(work.attempt)
+        except CapturesUnavailable:
+            evidence = None
+        undelivered = await self.flush_spans(work.attempt)
+        if hooked is not None:
+            await hooked.trace_end(evidence, undelivered)
+        return _without_secret(classify(outcome, before=before, evidence=evidence, undelivered_spans=undelivered), work)
+
+    async def _run(self, program: Program, work: Work, deadline: float) -> Outcome:
+        workspace = self.workspaces.of(work.input)
+        try:
+            return await self._run_in(workspace, program, work, deadline)
+        finally:
+            await workspace.close()
+
+    async def _run_in(self, workspace: Workspace, program: Program, work: Work, deadline: float) -> Outcome:
+        try:
+            decoded = work.task()
+            own = await self.expand_environment(program.environment, work, decoded, workspace)
+        except AgentFailed as error:
+            return _agent_error(str(error), work)
+        context = Context(
+            rollout=work.rollout,
+            attempt=work.attempt,
+            attempt_number=work.number,
+            mode=work.mode.value,
+            deadline=deadline,
+            environment={**own, **self.environment_of(work)},
+            resource_versions=work.resource_versions,
+            open_work_dir=lambda: workspace.open_here().work_dir,
+        )
+        invocation = Invocation(work=work, task=decoded, context=context, workspace=workspace)
+        with entered(context):
+            task = asyncio.create_task(program.run(invocation), name=work.attempt)
+        try:
+            await asyncio.wait((task,), timeout=max(0.0, deadline - time.monotonic()))
+            timed_out = not task.done()
+        finally:
+            await self._stop(task, work)
+        if timed_out:
+            return Failed(kind=FailureKind.TIMEOUT, message=self._too_late(invocation))
+        if task.cancelled():
+            return _agent_error("The agent cancelled itself.", work)
+        try:
+            return task.result()
+        except AgentFailed as error:
+            return _agent_error(str(error), work)
+        except AgentTimedOut as error:
+            return Failed(kind=FailureKind.TIMEOUT, message=str(error))
+        except HostUnavailable as error:
+            return Failed(kind=FailureKind.INFRA, message=str(error))
+
+    def _too_late(self, invocation: Invocation) -> str:
+        work = invocation.work
+        message = f"The attempt did not end within {work.timeout_s:g} s: its {invocation.progress.part} was at work."
+        if self.stragglers.left_by(work.attempt):
+            message += (
+                ' It blocks, could not be stopped, and keeps its slot until it ends. With `isolation = "process"`,'
+                " or the runner's setting FULMEN_RUNNER_ISOLATION=process, it runs in a process that can be killed."
+            )
+        return message
+
+    async def _stop(self, task: asyncio.Task[Outcome], work: Work) -> None:
+        if task.done():
+            return
+        task.cancel()
+        # Counted from the start: this wait itself may be cancelled.
+        self.stragglers.add(task, work.attempt)
+        await asyncio.wait((task,), timeout=STOP_DEADLINE_S)
+        if not task.done():
+            _log.warning("agent_ignores_cancellation", attempt=work.attempt)
+
+
+Execute = Callable[[Work], Coroutine[Any, Any, Outcome]]
+
+
+def _agent_error(message: str, work: Work) -> Failed:
+    return Failed(kind=FailureKind.AGENT_ERROR, message=cut_at_front(masked_message(message, work.attempt_key)))
+
+
+def _without_secret(outcome: Outcome, work: Work) -> Outcome:
+    """Takes the attempt's key out of an outcome, and cuts the message to what the contract allows."""
+    output = outcome.output
+    content = masked_bytes(output.content, work.attempt_key)
+    if content is not output.content:
+        output = replace(output, content=content)
+    if isinstance(outcome, Failed):
+        return replace(outcome, message=cut_at_front(masked_message(outcome.message, work.attempt_key)), output=output)
+    return outcome if output is outcome.output else replace(outcome, output=output)

@@ -1,0 +1,117 @@
+"""Runs assigned attempts as tasks, and stops them for a reason.
+
+Invariant: every attempt that was started ends in the session's books exactly once: reported, given back or forgotten.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterable
+from enum import Enum, auto
+from functools import partial
+
+import structlog
+
+from fulmen_runner.attempts.assignment import Work
+from fulmen_runner.attempts.executor import Execute
+from fulmen_runner.attempts.outcome import Failed, FailureKind, Outcome
+from fulmen_runner.attempts.session import LeaseSession
+from fulmen_runner.attempts.stragglers import Stragglers
+
+STOP_ALL_DEADLINE_S = 10.0
+
+_log = structlog.get_logger()
+
+
+class StopReason(Enum):
+    """Why an attempt is stopped before its end."""
+
+    CANCELLED = auto()
+    LEASE_LOST = auto()
+    RELEASED = auto()
+
+
+class AttemptPool:
+    """The attempts that run now.
+
+    `changed` is set whenever there may be something to tell the store, `acknowledged` when it has answered reports.
+    """
+
+    def __init__(self, *, session: LeaseSession, execute: Execute, stragglers: Stragglers) -> None:
+        self.session = session
+        self.stragglers = stragglers
+        self.changed = asyncio.Event()
+        self.acknowledged = asyncio.Event()
+        self._execute = execute
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._reasons: dict[str, StopReason] = {}
+        stragglers.on_change = self.changed.set
+
+    def start(self, works: Iterable[Work]) -> None:
+        """Starts assigned attempts, or notes that they are given back."""
+        for work in works:
+            if self.session.assigned(work, now_unix_s=time.time()):
+                task = asyncio.create_task(self._attempt(work), name=f"run {work.attempt}")
+                self._tasks[work.attempt] = task
+                task.add_done_callback(partial(self._ended, work))
+                _log.debug("attempt_started", attempt=work.attempt, agent=work.agent)
+        self.changed.set()
+
+    def stop(self, attempts: Iterable[str], reason: StopReason) -> None:
+        """Tells attempts to stop; names of others are ignored."""
+        for attempt in attempts:
+            task = self._tasks.get(attempt)
+            if reason is StopReason.LEASE_LOST:
+                self.session.forget(attempt)
+            if task is not None and attempt not in self._reasons:
+                self._reasons[attempt] = reason
+                task.cancel()
+        self.changed.set()
+
+    async def stop_all(self, reason: StopReason) -> None:
+        """Stops everything and waits until it has, at most `STOP_ALL_DEADLINE_S`."""
+        tasks = list(self._tasks.values())
+        self.stop(list(self._tasks), reason)
+        if tasks:
+            await asyncio.wait(tasks, timeout=STOP_ALL_DEADLINE_S)
+
+    async def wait_idle(self, timeout_s: float) -> bool:
+        """Waits until nothing runs; returns False if that took too long."""
+        deadline = time.monotonic() + timeout_s
+        while self._tasks:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            await asyncio.wait(list(self._tasks.values()), timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        return True
+
+    async def _attempt(self, work: Work) -> None:
+        try:
+            outcome = await self._execute(work)
+        except Exception:  # noqa: BLE001  # A bug of the runner's own must not cost the other attempts.
+            _log.exception("attempt_crashed", attempt=work.attempt)
+            outcome = Failed(kind=FailureKind.INFRA, message="The runner failed; its log tells more.")
+        if work.attempt not in self._reasons:
+            self._finish(work, outcome)
+
+    def _ended(self, work: Work, _: asyncio.Task[None]) -> None:
+        del self._tasks[work.attempt]
+        reason = self._reasons.pop(work.attempt, None)
+        if reason is not None:
+            self._stopped(work, reason)
+        self.changed.set()
+
+    def _finish(self, work: Work, outcome: Outcome | None) -> None:
+        if work.attempt in self.session.running:
+            kind = outcome.kind.value if isinstance(outcome, Failed) else ""
+            _log.debug("attempt_finished", attempt=work.attempt, failure_kind=kind, released=outcome is None)
+            self.session.finished(work, outcome)
+
+    def _stopped(self, work: Work, reason: StopReason) -> None:
+        _log.info("attempt_stopped", attempt=work.attempt, reason=reason.name)
+        match reason:
+            case StopReason.CANCELLED:
+                self._finish(work, Failed(kind=FailureKind.CANCELLED, message="The rollout was cancelled."))
+            case StopReason.RELEASED:
+                self._finish(work, None)
+            case StopReason.LEASE_LOST:
+                self.session.forget(work.attempt)

@@ -1,1 +1,0 @@
-"""The store and the model proxy, as the runner uses them."""

@@ -1,0 +1,1 @@
+"""The lease stream to the store."""

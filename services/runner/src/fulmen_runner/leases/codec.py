@@ -1,0 +1,99 @@
+"""Translates between the store's messages and the runner's own words."""
+
+from fulmen.ids import DEFAULT_PROJECT, parse_attempt_name
+from fulmen.store.v1 import failure_pb2, lease_pb2, reward_pb2, rollout_pb2
+from fulmen_runner.attempts.assignment import JSON_CONTENT_TYPE, Mode, Work
+from fulmen_runner.attempts.outcome import Failed, FailureKind, Reward, Succeeded
+from fulmen_runner.attempts.session import AckStatus, Report
+from fulmen_runner.slots.load import Load
+
+_MODES = {
+    rollout_pb2.ROLLOUT_MODE_VALIDATION: Mode.VALIDATION,
+    rollout_pb2.ROLLOUT_MODE_TEST: Mode.TEST,
+}
+_KINDS = {kind: failure_pb2.FailureKind.Value(f"FAILURE_KIND_{kind.value}") for kind in FailureKind}
+_STATUSES = {
+    lease_pb2.COMPLETION_STATUS_APPLIED: AckStatus.APPLIED,
+    lease_pb2.COMPLETION_STATUS_DUPLICATE: AckStatus.DUPLICATE,
+    lease_pb2.COMPLETION_STATUS_LEASE_LOST: AckStatus.LEASE_LOST,
+    lease_pb2.COMPLETION_STATUS_INVALID: AckStatus.INVALID,
+}
+
+
+def work_of(assignment: lease_pb2.Assignment) -> Work:
+    """Reads an assignment.
+
+    Raises:
+        ArgumentInvalid: If the attempt's name is malformed.
+    """
+    rollout = assignment.rollout
+    return Work(
+        attempt=assignment.attempt,
+        rollout=rollout.name,
+        number=parse_attempt_name(assignment.attempt).number,
+        lease_id=assignment.lease_id,
+        epoch=assignment.epoch,
+        project=rollout.project or DEFAULT_PROJECT,
+        mode=_MODES.get(rollout.mode, Mode.TRAIN),
+        agent=rollout.agent,
+        input=rollout.input,
+        input_content_type=rollout.input_content_type or JSON_CONTENT_TYPE,
+        resource_versions=dict(rollout.resource_versions),
+        attempt_key=assignment.attempt_key,
+        timeout_s=assignment.timeout.seconds + assignment.timeout.nanos / 1e9,
+    )
+
+
+def result_of(report: Report) -> lease_pb2.AttemptResult:
+    """Writes a report that has an outcome.
+
+    Raises:
+        ValueError: If it has none: such a lease is released, not completed.
+    """
+    result = lease_pb2.AttemptResult(
+        attempt=report.work.attempt, lease_id=report.work.lease_id, epoch=report.work.epoch
+    )
+    match report.outcome:
+        case Succeeded(rewards=rewards):
+            result.rewards.extend(map(_reward, rewards))
+        case Failed(kind=kind, message=message):
+            result.failure_kind = _KINDS[kind]
+            result.failure_message = message
+        case None:
+            raise ValueError("A report without an outcome is a release.")
+    result.output = report.outcome.output.content
+    result.output_content_type = report.outcome.output.content_type
+    return result
+
+
+def load_of(load: Load) -> lease_pb2.RunnerLoad:
+    """Writes a measurement of the machine, and how many slots there are."""
+    message = lease_pb2.RunnerLoad(
+        cpu_ratio=load.cpu,
+        memory_bytes=load.memory_bytes,
+        memory_limit_bytes=load.memory_limit_bytes,
+        gpus=[
+            lease_pb2.GpuLoad(
+                model=gpu.model,
+                utilization_ratio=gpu.utilization,
+                memory_bytes=gpu.memory_bytes,
+                memory_limit_bytes=gpu.memory_limit_bytes,
+            )
+            for gpu in load.gpus
+        ],
+    )
+    if load.slots is not None:
+        message.slots.configured_count = load.slots.configured
+        message.slots.in_use_count = load.slots.in_use
+        message.slots.limit_count = load.slots.limit
+        message.slots.automatic = load.slots.automatic
+    return message
+
+
+def status_of(ack: lease_pb2.CompletionAck) -> AckStatus | None:
+    """Reads the status of an acknowledgement; None if this version does not know it."""
+    return _STATUSES.get(ack.status)
+
+
+def _reward(reward: Reward) -> reward_pb2.Reward:
+    return reward_pb2.Reward(dimension=reward.dimension, value=reward.value, step=reward.step, span_id=reward.span_id)

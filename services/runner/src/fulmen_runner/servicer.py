@@ -1,0 +1,115 @@
+"""Serves `fulmen.runner.v1.RunnerService`."""
+
+import asyncio
+import time
+from typing import Any
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from fulmen.errors import ArgumentInvalid, PermissionDenied, Violation
+from fulmen.ids import ALL_PROJECTS
+from fulmen.runner.v1 import runner_service_pb2 as messages
+from fulmen.runner.v1 import runner_service_pb2_grpc
+from fulmen_runner.attempts.drain import Drain
+from fulmen_runner.attempts.pool import AttemptPool
+from fulmen_runner.slots.control import SlotChange
+from fulmen_runner.slots.keeper import SlotKeeper
+from fulmen_runner.stacks import stacks_text
+from fulmen_service_kit.auth import current_caller
+
+MAX_SLOTS = 10_000
+
+
+class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
+    """Looks after the runner."""
+
+    def __init__(self, *, pool: AttemptPool, drain: Drain, keeper: SlotKeeper, version: str) -> None:
+        self._pool = pool
+        self._session = pool.session
+        self._drain = drain
+        self._keeper = keeper
+        self._version = version
+        self._draining: asyncio.Task[None] | None = None
+
+    async def GetStatus(self, request: messages.GetStatusRequest, context: Any) -> messages.GetStatusResponse:
+        """Tells what the runner does now."""
+        _require_all_projects()
+        running = []
+        for attempt, run in self._session.running.items():
+            running.append(messages.RunningAttempt(attempt=attempt, start_time=_timestamp(run.start_unix_s)))
+        control = self._keeper.control
+        slots = messages.SlotStatus(
+            automatic=control.automatic, min_count=control.policy.floor, max_count=control.policy.ceiling
+        )
+        if control.last_change is not None:
+            slots.last_change.CopyFrom(_change(control.last_change))
+        return messages.GetStatusResponse(
+            runner=self._session.runner,
+            slot_count=self._session.slots,
+            running=running,
+            completed_count=self._session.completed_count,
+            draining=self._session.draining,
+            slots=slots,
+            straggler_count=len(self._pool.stragglers),
+            unacknowledged_count=self._session.unacknowledged_count,
+            version=self._version,
+        )
+
+    async def Drain(self, request: messages.DrainRequest, context: Any) -> messages.DrainResponse:
+        """Begins to drain; the process ends when it is done."""
+        _require_all_projects()
+        grace_s = self._drain.default_grace_s
+        if request.HasField("grace"):
+            grace_s = request.grace.ToTimedelta().total_seconds()
+            if grace_s < 0:
+                raise _malformed("grace", "must not be negative")
+        self._drain.begin()
+        if self._draining is None:
+            self._draining = asyncio.create_task(self._drain.wait_then_request(grace_s), name="drain")
+        return messages.DrainResponse(running_count=len(self._session.running))
+
+    async def SetSlots(self, request: messages.SetSlotsRequest, context: Any) -> messages.SetSlotsResponse:
+        """Changes how many attempts may run at once, or lets the runner decide."""
+        _require_all_projects()
+        if request.automatic:
+            if request.slot_count:
+                raise _malformed("slot_count", "must be 0 with `automatic`")
+            self._keeper.automate()
+        elif 1 <= request.slot_count <= MAX_SLOTS:
+            self._keeper.fix(request.slot_count)
+        else:
+            raise _malformed("slot_count", f"must lie in 1 to {MAX_SLOTS}")
+        return messages.SetSlotsResponse(slot_count=self._session.slots, automatic=self._keeper.control.automatic)
+
+    async def DumpStacks(self, request: messages.DumpStacksRequest, context: Any) -> messages.DumpStacksResponse:
+        """Returns where every thread and task is."""
+        _require_all_projects()
+        return messages.DumpStacksResponse(text=stacks_text())
+
+
+def _require_all_projects() -> None:
+    """Checks that the caller reaches every project: a runner serves all, and to drain it concerns all of them.
+
+    Raises:
+        PermissionDenied: If its token is bound to one.
+    """
+    caller = current_caller()
+    if caller.project != ALL_PROJECTS:
+        raise PermissionDenied("A token for all projects is needed.", role=caller.role)
+
+
+def _change(change: SlotChange) -> messages.SlotChange:
+    made_s = time.time() - (time.monotonic() - change.at_s)
+    return messages.SlotChange(
+        time=_timestamp(made_s), from_count=change.before, to_count=change.after, reason=change.reason.value
+    )
+
+
+def _timestamp(unix_s: float) -> Timestamp:
+    timestamp = Timestamp()
+    timestamp.FromNanoseconds(int(unix_s * 1e9))
+    return timestamp
+
+
+def _malformed(field: str, description: str) -> ArgumentInvalid:
+    return ArgumentInvalid("The request is malformed.", violations=[Violation(field=field, description=description)])

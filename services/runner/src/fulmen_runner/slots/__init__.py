@@ -1,0 +1,1 @@
+"""How many attempts run at once."""

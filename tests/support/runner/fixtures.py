@@ -1,0 +1,56 @@
+"""Fixtures of all tests that run a runner; `store` comes from the conftest of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+import pytest_asyncio
+
+from tests.support.runner.harness import SIGNING_KEY, RunnerProcess, bundle_of, spec_of
+from tests.support.runner.proxy_double import ProxyDouble
+from tests.support.runner.stores import Store
+
+StartRunner = Callable[..., Awaitable[RunnerProcess]]
+PublishAgent = Callable[..., Awaitable[str]]
+
+
+@pytest_asyncio.fixture
+async def proxy() -> AsyncIterator[ProxyDouble]:
+    """Yields a model proxy that serves."""
+    proxy = ProxyDouble(signing_key=SIGNING_KEY)
+    await proxy.start()
+    yield proxy
+    await proxy.close()
+
+
+@pytest_asyncio.fixture
+async def start_runner(store: Store, proxy: ProxyDouble) -> AsyncIterator[StartRunner]:
+    """Starts runners of the store and the proxy; ends them with the test."""
+    started: list[RunnerProcess] = []
+
+    async def start(**settings: object) -> RunnerProcess:
+        base = {
+            "store_target": store.target,
+            "llm_proxy_url": proxy.url,
+            "llm_proxy_targets": f"127.0.0.1:{proxy.grpc_port}",
+            "log_level": "debug",
+        }
+        runner = RunnerProcess({**base, **settings})
+        started.append(runner)
+        return await runner.start()
+
+    yield start
+    for runner in started:
+        await runner.close()
+
+
+@pytest.fixture
+def publish_agent(store: Store) -> PublishAgent:
+    """Publishes an agent with its files; returns the name of the version."""
+
+    async def publish(files: dict[str, str], **spec: object) -> str:
+        bundle = await store.publish("bundle.tests", bundle_of(files))
+        return await store.publish("agent.tests", spec_of(bundle=bundle, **spec))
+
+    return publish

@@ -1,0 +1,231 @@
+"""The two stores that the suite runs against, behind one face."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from fulmen.rpc.channel import FulmenChannel, open_channel
+from fulmen.store.v1 import (
+    attempt_pb2,
+    failure_pb2,
+    resource_pb2,
+    resource_service_pb2_grpc,
+    rollout_pb2,
+    rollout_service_pb2_grpc,
+)
+from fulmen.store.v1 import (
+    resource_service_pb2 as resources,
+)
+from fulmen.store.v1 import (
+    rollout_service_pb2 as rollouts,
+)
+from fulmen_service_kit.tokens import Role
+from tests.support.runner.harness import SIGNING_KEY, digest_of, token
+from tests.support.runner.store_double import StoreDouble
+
+LEASE_TTL_S = 6.0
+FINAL_DEADLINE_S = 60.0
+START_DEADLINE_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """An attempt that ended: kind is empty if it succeeded."""
+
+    attempt: str
+    kind: str
+    message: str
+    rewards: dict[tuple[str, int | None], float] = field(default_factory=dict)
+    output: bytes = b""
+
+
+class Store(Protocol):
+    """What the suite needs of a store."""
+
+    target: str
+
+    async def publish(self, resource_id: str, content: bytes) -> str:
+        """Publishes a version; returns its name."""
+
+    async def create(self, batch: Iterable[rollout_pb2.Rollout]) -> list[str]:
+        """Queues rollouts; returns their names."""
+
+    async def ended(self, names: list[str]) -> dict[str, list[Ended]]:
+        """Waits until all are final; returns their attempts, oldest first."""
+
+    async def cancel(self, names: list[str]) -> None:
+        """Cancels rollouts."""
+
+    async def kill(self) -> None:
+        """Dies without notice; what it had accepted stays."""
+
+    async def revive(self) -> None:
+        """Comes back on the same port."""
+
+
+class DoubleStore:
+    """The in-memory double."""
+
+    def __init__(self, double: StoreDouble) -> None:
+        self.double = double
+        self.target = f"127.0.0.1:{double.port}"
+
+    async def publish(self, resource_id: str, content: bytes) -> str:
+        return self.double.publish(resource_id, content, digest_of(content))
+
+    async def create(self, batch: Iterable[rollout_pb2.Rollout]) -> list[str]:
+        return self.double.create(batch)
+
+    async def ended(self, names: list[str]) -> dict[str, list[Ended]]:
+        await self.double.until(lambda: self.double.is_final(names), FINAL_DEADLINE_S)
+        return {name: [self._view(a) for a in self.double.entries[name].ended] for name in names}
+
+    async def cancel(self, names: list[str]) -> None:
+        for name in names:
+            self.double.cancel(name)
+
+    async def kill(self) -> None:
+        await self.double.stop()
+
+    async def revive(self) -> None:
+        await self.double.start()
+
+    def _view(self, attempted: object) -> Ended:
+        result = attempted.result
+        if result is None:
+            return Ended(attempt=attempted.attempt, kind=_kind(attempted.failure_kind), message="")
+        return Ended(
+            attempt=attempted.attempt,
+            kind=_kind(attempted.failure_kind),
+            message=result.failure_message,
+            rewards={(r.dimension, r.step if r.HasField("step") else None): r.value for r in result.rewards},
+            output=result.output,
+        )
+
+
+class RealStore:
+    """`python -m fulmen_store serve` over a real PostgreSQL."""
+
+    def __init__(self, database_url: str, *, lease_ttl_s: float = LEASE_TTL_S) -> None:
+        self._database_url = database_url
+        self._lease_ttl_s = lease_ttl_s
+        self._port = _free_port()
+        self._process: asyncio.subprocess.Process | None = None
+        self._channel: FulmenChannel | None = None
+        self.target = f"127.0.0.1:{self._port}"
+
+    async def start(self) -> None:
+        """Starts it and waits until it serves."""
+        settings = {
+            "SIGNING_KEY": SIGNING_KEY,
+            "DATABASE_URL": self._database_url,
+            "PORT": str(self._port),
+            "METRICS_PORT": "0",
+            "HTTP_PORT": "0",
+            "LEASE_TTL_S": str(self._lease_ttl_s),
+        }
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "fulmen_store",
+            "serve",
+            env={**os.environ, **{f"FULMEN_STORE_{key}": value for key, value in settings.items()}},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        assert self._process.stdout is not None
+        lines = []
+        async with asyncio.timeout(START_DEADLINE_S):
+            async for line in self._process.stdout:
+                lines.append(line.decode())
+                if '"event": "serving"' in lines[-1]:
+                    break
+            else:
+                raise AssertionError("".join(lines))
+        self._draining = asyncio.create_task(_discard(self._process.stdout))
+        self._channel = open_channel(self.target, token=token(Role.CLIENT))
+
+    async def close(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Stops it."""
+        if self._channel is not None:
+            await self._channel.close()
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(number)
+            async with asyncio.timeout(START_DEADLINE_S):
+                await self._draining
+                await self._process.wait()
+
+    async def publish(self, resource_id: str, content: bytes) -> str:
+        stub = resource_service_pb2_grpc.ResourceServiceStub(self._channel)
+        version = resource_pb2.ResourceVersion(
+            name=f"resources/{resource_id}", kind=resource_id.split(".")[0], content=content
+        )
+        answer = await stub.PublishResources(resources.PublishResourcesRequest(resources=[version]))
+        return answer.resources[0].name
+
+    async def create(self, batch: Iterable[rollout_pb2.Rollout]) -> list[str]:
+        stub = rollout_service_pb2_grpc.RolloutServiceStub(self._channel)
+        answer = await stub.BatchCreateRollouts(rollouts.BatchCreateRolloutsRequest(rollouts=batch))
+        return [rollout.name for rollout in answer.rollouts]
+
+    async def ended(self, names: list[str]) -> dict[str, list[Ended]]:
+        stub = rollout_service_pb2_grpc.RolloutServiceStub(self._channel)
+        missing, found = set(names), {}
+        async with asyncio.timeout(FINAL_DEADLINE_S):
+            stream = stub.WatchRollouts(rollouts.WatchRolloutsRequest())
+            async for message in stream:
+                for rollout in (r for group in message.groups for r in group.rollouts):
+                    missing.discard(rollout.name)
+                    found[rollout.name] = [_view(attempt) for attempt in rollout.attempts]
+                if not missing:
+                    break
+            stream.cancel()
+        return {name: found[name] for name in names}
+
+    async def cancel(self, names: list[str]) -> None:
+        stub = rollout_service_pb2_grpc.RolloutServiceStub(self._channel)
+        await stub.CancelRollouts(rollouts.CancelRolloutsRequest(names=names))
+
+    async def kill(self) -> None:
+        await self.close(signal.SIGKILL)
+
+    async def revive(self) -> None:
+        await self.start()
+
+
+def real_store_exists() -> bool:
+    """Tells whether the store service can be started here."""
+    return any(Path(entry, "fulmen_store", "__main__.py").is_file() for entry in sys.path if entry)
+
+
+def _view(attempt: attempt_pb2.Attempt) -> Ended:
+    return Ended(
+        attempt=attempt.name,
+        kind=_kind(attempt.failure_kind),
+        message=attempt.failure_message,
+        rewards={(r.dimension, r.step if r.HasField("step") else None): r.value for r in attempt.rewards},
+        output=attempt.output,
+    )
+
+
+def _kind(value: int) -> str:
+    return failure_pb2.FailureKind.Name(value).removeprefix("FAILURE_KIND_") if value else ""
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+async def _discard(stream: asyncio.StreamReader) -> None:
+    async for _ in stream:
+        continue

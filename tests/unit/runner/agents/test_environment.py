@@ -1,0 +1,74 @@
+"""The environment of agents."""
+
+from __future__ import annotations
+
+from urllib.parse import unquote
+
+from fulmen_runner.agents.environment import QUIET, Endpoints, inherited_environment, network_environment, traceparent
+from tests.support.runner.assignments import work
+
+ENDPOINTS = Endpoints(
+    llm_proxy_url="http://proxy:7200/", otlp_url="http://store:7101", otlp_http_url="http://store:7103"
+)
+
+
+def test_an_agent_finds_models_tracing_and_its_task() -> None:
+    item = work(input_=b'{"question": "why"}', key="the-key")
+    found = ENDPOINTS.attempt_environment(item)
+    assert unquote(found.pop("OTEL_EXPORTER_OTLP_HEADERS")) == "authorization=Bearer the-key"
+    assert found == {
+        "OPENAI_BASE_URL": "http://proxy:7200/v1",
+        "OPENAI_API_KEY": "the-key",
+        "ANTHROPIC_BASE_URL": "http://proxy:7200",
+        "ANTHROPIC_API_KEY": "the-key",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://store:7101",
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
+        "OTEL_METRICS_EXPORTER": "none",
+        "OTEL_LOGS_EXPORTER": "none",
+        "FULMEN_TRACES_URL": "http://store:7103/v1/traces",
+        "TRACEPARENT": traceparent(item.attempt),
+        "FULMEN_ROLLOUT": item.rollout,
+        "FULMEN_ATTEMPT": "1",
+        "FULMEN_TASK": '{"question": "why"}',
+    }
+
+
+def test_a_task_that_no_variable_can_hold_is_left_out() -> None:
+    assert "FULMEN_TASK" not in ENDPOINTS.attempt_environment(work(input_=b"x" * 100_001))
+    assert "FULMEN_TASK" not in ENDPOINTS.attempt_environment(work(input_=b"a\0b"))
+
+
+def test_the_trace_is_named_after_the_rollout() -> None:
+    item = work()
+    version, trace_id, span_id, flags = traceparent(item.attempt).split("-")
+    assert (version, flags) == ("00", "01")
+    assert trace_id == item.rollout.removeprefix("rollouts/").replace("-", "")
+    assert len(span_id) == 16
+
+
+def test_commands_get_an_allow_list_of_the_runners_environment() -> None:
+    environ = {"PATH": "/bin", "HOME": "/root", "FULMEN_RUNNER_TOKEN": "secret", "AWS_SECRET": "secret", "MINE": "1"}
+    found = inherited_environment(["MINE"], environ)
+    assert found.keys() - QUIET.keys() == {"PATH", "HOME", "MINE"}
+    assert found["PATH"].endswith(":/bin")
+
+
+def test_the_key_is_in_no_representation() -> None:
+    assert "secret-key" not in repr(work(key="secret-key"))
+
+
+def test_frameworks_are_quiet_unless_the_runner_says_otherwise() -> None:
+    found = inherited_environment([], {"LANGSMITH_TRACING": "true"})
+    assert found["OPENAI_AGENTS_DISABLE_TRACING"] == "1"
+    assert found["LANGSMITH_TRACING"] == "true"
+
+
+def test_calls_to_our_own_hosts_go_past_a_proxy_of_the_network() -> None:
+    environ = {"https_proxy": "http://gate:3128", "NO_PROXY": "example.org, proxy", "no_proxy": ".internal"}
+    expected = "example.org,proxy,.internal,store"
+    assert network_environment(ENDPOINTS, environ) == {"NO_PROXY": expected, "no_proxy": expected}
+
+
+def test_without_a_proxy_of_the_network_or_with_all_hosts_past_it_nothing_is_set() -> None:
+    assert network_environment(ENDPOINTS, {"NO_PROXY": "x"}) == {}
+    assert network_environment(ENDPOINTS, {"HTTP_PROXY": "http://gate", "NO_PROXY": "*"}) == {}

@@ -1,0 +1,60 @@
+"""Whose fault a failure is."""
+
+from __future__ import annotations
+
+import pytest
+
+from fulmen_runner.attempts.classification import CaptureEvidence, classify
+from fulmen_runner.attempts.outcome import Failed, FailureKind, Outcome, Output, Reward, Succeeded
+
+BEFORE = ("a", "b")
+OUTPUT = Output(content=b"x", content_type="text/plain")
+SUCCESS = Succeeded(rewards=(Reward(value=1.0),), output=OUTPUT)
+GOOD = CaptureEvidence(instance_ids=BEFORE, call_count=2)
+FAILED_CALLS = CaptureEvidence(instance_ids=BEFORE, call_count=2, infra_failure_count=1)
+RESTARTED = CaptureEvidence(instance_ids=("a", "c"))
+
+
+def failed(kind: FailureKind) -> Failed:
+    return Failed(kind=kind, message="why", output=OUTPUT)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "evidence", "expected"),
+    [
+        (SUCCESS, GOOD, None),
+        (SUCCESS, FAILED_CALLS, None),
+        (SUCCESS, RESTARTED, FailureKind.INFRA),
+        (SUCCESS, None, FailureKind.INFRA),
+        *[
+            (failed(kind), evidence, expected)
+            for kind in (FailureKind.AGENT_ERROR, FailureKind.TIMEOUT, FailureKind.REWARD_MISSING)
+            for evidence, expected in [
+                (GOOD, kind),
+                (FAILED_CALLS, FailureKind.INFRA),
+                (RESTARTED, FailureKind.INFRA),
+                (None, FailureKind.INFRA),
+            ]
+        ],
+        *[
+            (failed(kind), evidence, kind)
+            for kind in (FailureKind.INFRA, FailureKind.CANCELLED)
+            for evidence in (GOOD, FAILED_CALLS, RESTARTED, None)
+        ],
+    ],
+)
+def test_the_table(outcome: Outcome, evidence: CaptureEvidence | None, expected: FailureKind | None) -> None:
+    result = classify(outcome, before=BEFORE, evidence=evidence)
+    match result:
+        case Succeeded():
+            assert expected is None
+            assert result == outcome
+        case Failed():
+            assert result.kind is expected
+            assert result.output == OUTPUT
+
+
+def test_what_the_agent_said_is_kept_behind_the_reason() -> None:
+    result = classify(failed(FailureKind.AGENT_ERROR), before=BEFORE, evidence=FAILED_CALLS)
+    assert isinstance(result, Failed)
+    assert result.message.endswith("(AGENT_ERROR: why)")

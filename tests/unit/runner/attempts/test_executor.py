@@ -1,0 +1,200 @@
+"""One attempt from assignment to outcome."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from fulmen_runner.agents.environment import expanded_environment
+from fulmen_runner.attempts.assignment import Work
+from fulmen_runner.attempts.classification import CaptureEvidence, InstanceIds
+from fulmen_runner.attempts.errors import AgentFailed, CapturesUnavailable, ProgramUnavailable
+from fulmen_runner.attempts.executor import AttemptExecutor
+from fulmen_runner.attempts.masking import MASKED
+from fulmen_runner.attempts.outcome import MAX_MESSAGE_BYTES, Failed, FailureKind, Outcome, Succeeded
+from fulmen_runner.attempts.program import Answer, Invocation, Program
+from fulmen_runner.attempts.rewards import reward_of_number
+from fulmen_runner.attempts.stragglers import Stragglers
+from fulmen_runner.attempts.workspace import Workspaces
+from tests.support.runner.assignments import work
+
+Body = Callable[[Invocation], Awaitable[object]]
+
+
+class HandedOut:
+    """Programs: one for everybody."""
+
+    def __init__(self, body: Body, *, failure: Exception | None = None) -> None:
+        self._body, self._failure = body, failure
+
+    async def resolve(self, work: Work) -> Program:
+        if self._failure is not None:
+            raise self._failure
+        return Program(agent=self, grader=None, environment={"OPENAI_API_KEY": "overridden", "OWN": "1"})
+
+    async def run(self, invocation: Invocation) -> Answer:
+        value = await self._body(invocation)
+        return Answer(value=value, rewards=reward_of_number(value))
+
+
+class Witness:
+    """Captures that say what the test wants."""
+
+    def __init__(self, *, reachable: bool = True, confirms: bool = True) -> None:
+        self._reachable, self._confirms = reachable, confirms
+
+    async def instances(self) -> InstanceIds:
+        if not self._reachable:
+            raise CapturesUnavailable("The model proxy cannot be reached.")
+        return ("a",)
+
+    async def flush(self, attempt: str) -> CaptureEvidence:
+        if not self._confirms:
+            raise CapturesUnavailable("not confirmed")
+        return CaptureEvidence(instance_ids=("a",))
+
+
+def executor(
+    body: Body, *, flush_spans: Callable[[str], Awaitable[int]] | None = None, **more: object
+) -> AttemptExecutor:
+    return AttemptExecutor(
+        captures=more.pop("captures", Witness()),
+        programs=HandedOut(body, **more),
+        stragglers=Stragglers(),
+        environment_of=lambda item: {"OPENAI_API_KEY": item.attempt_key},
+        expand_environment=expanded_environment,
+        workspaces=Workspaces(),
+        flush_spans=flush_spans or all_acknowledged,
+    )
+
+
+async def all_acknowledged(_: str) -> int:
+    return 0
+
+
+async def one(_: Invocation) -> object:
+    return 1
+
+
+async def test_a_success_has_its_reward_and_output() -> None:
+    outcome = await executor(one).execute(work())
+    assert isinstance(outcome, Succeeded)
+    assert [reward.value for reward in outcome.rewards] == [1.0]
+    assert outcome.output.content == b"1"
+
+
+async def test_the_attempts_environment_goes_before_the_publishers() -> None:
+    seen = {}
+
+    async def look(invocation: Invocation) -> object:
+        seen.update(invocation.context.environment)
+        return 1
+
+    await executor(look).execute(work(key="the-key"))
+    assert seen == {"OPENAI_API_KEY": "the-key", "OWN": "1"}
+
+
+def failing(message: str) -> Body:
+    async def body(_: Invocation) -> object:
+        raise AgentFailed(message)
+
+    return body
+
+
+async def test_messages_hold_no_key_and_are_cut_at_the_front() -> None:
+    outcome = await executor(failing("begin" + "x" * 9000 + "secret-key end")).execute(work(key="secret-key"))
+    assert isinstance(outcome, Failed)
+    assert outcome.message.endswith(f"{MASKED} end")
+    assert len(outcome.message.encode()) <= MAX_MESSAGE_BYTES
+
+
+async def test_output_holds_no_key() -> None:
+    async def tell(invocation: Invocation) -> object:
+        invocation.context.rewards["reward", None, b""] = 1.0
+        return f"my key is {invocation.work.attempt_key}"
+
+    outcome = await executor(tell).execute(work(key="secret-key"))
+    assert outcome.output.content == f"my key is {MASKED}".encode()
+
+
+@pytest.mark.parametrize(
+    ("more", "kind"),
+    [
+        ({"captures": Witness(reachable=False)}, FailureKind.INFRA),
+        ({"captures": Witness(confirms=False)}, FailureKind.INFRA),
+        ({"failure": ProgramUnavailable("store away")}, FailureKind.INFRA),
+        ({"failure": AgentFailed("no such agent")}, FailureKind.AGENT_ERROR),
+    ],
+)
+async def test_failures_around_the_agent(more: dict[str, object], kind: FailureKind) -> None:
+    outcome = await executor(one, **more).execute(work())
+    assert isinstance(outcome, Failed)
+    assert outcome.kind is kind
+
+
+async def test_a_cancelled_attempt_stops_its_agent() -> None:
+    started, stopped = asyncio.Event(), asyncio.Event()
+
+    async def wait(_: Invocation) -> object:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+
+    task: asyncio.Task[Outcome] = asyncio.create_task(executor(wait).execute(work()))
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert stopped.is_set()
+
+
+async def test_what_ignores_its_cancellation_is_counted_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fulmen_runner.attempts.executor.STOP_DEADLINE_S", 0.05)
+    let_go = asyncio.Event()
+
+    async def stubborn(_: Invocation) -> object:
+        while not let_go.is_set():
+            try:
+                await let_go.wait()
+            except asyncio.CancelledError:
+                continue
+        return 1
+
+    subject, changed = executor(stubborn), asyncio.Event()
+    subject.stragglers.on_change = changed.set
+    outcome = await subject.execute(work(timeout_s=0.05))
+    assert isinstance(outcome, Failed)
+    assert outcome.kind is FailureKind.TIMEOUT
+    assert len(subject.stragglers) == 1
+    let_go.set()
+    await changed.wait()
+    assert len(subject.stragglers) == 0
+
+
+async def test_an_attempt_whose_spans_were_not_acknowledged_is_not_complete() -> None:
+    async def two_missing(_: str) -> int:
+        return 2
+
+    outcome = await executor(one, flush_spans=two_missing).execute(work())
+    assert isinstance(outcome, Failed)
+    assert outcome.kind is FailureKind.INFRA
+    assert "2 spans" in outcome.message
+
+
+async def test_an_agents_directory_is_there_while_the_attempt_is() -> None:
+    directories: list[Path] = []
+
+    async def writes(invocation: Invocation) -> object:
+        context = invocation.context
+        assert context.work_dir == context.work_dir == (await invocation.workspace.open()).work_dir
+        (context.work_dir / "file").touch()
+        directories.append(context.work_dir)
+        return 1
+
+    assert isinstance(await executor(writes).execute(work()), Succeeded)
+    assert not directories[0].exists()
