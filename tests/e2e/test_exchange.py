@@ -51,6 +51,7 @@ async def events_of(world: World, run: str) -> list[pb.TrainingRunEvent]:
     return [answer.event async for answer in watched]
 
 
+@pytest.mark.long(short=True)
 async def test_a_run_is_trained_through_codecs_by_four_ranks_and_by_two_over_grpc(
     world: World, world_folder: Path, repository_root: Path
 ) -> None:

@@ -57,6 +57,7 @@ async def test_what_was_trained_is_tried_and_its_stages_compared(
     assert runs["curves"][1]["reward_mean"]
 
 
+@pytest.mark.long(short=True)
 async def test_a_multi_turn_agent_trains_and_its_calls_merge(
     world: World, repository_root: Path, tmp_path: Path
 ) -> None:

@@ -210,6 +210,7 @@ async def test_an_algorithm_of_one_file_trains_and_its_version_is_evaluated(worl
     assert 0 <= evaluated["results"]["validation_pass_at_1"] <= evaluated["results"]["validation_pass_at_3"] <= 1
 
 
+@pytest.mark.long(short=True)
 async def test_reinforcement_learning_goes_on_with_the_prompt_that_a_search_found(
     world: World, scripted: Scripted, tmp_path: Path
 ) -> None:

@@ -90,6 +90,7 @@ def folder(tmp_path: Path, repository_root: Path) -> Path:
     return made
 
 
+@pytest.mark.long(short=True)
 async def test_a_policy_learns_another_reward_from_stored_rollouts_alone(
     world: World, folder: Path, tmp_path: Path
 ) -> None:
