@@ -26,15 +26,16 @@ if _version_not_supported:
 
 
 class GradientExchangeServiceStub(object):
-    """Exchanges compressed gradients between the ranks of a training run across sites: one shard of the sum for each
-    segment of every bucket. Needs a service token of the run's project; to look, a client or reader token is enough.
+    """Exchanges compressed gradients between the ranks of a training run across sites. Every segment of a bucket is summed
+    by one shard. Requires a service token of the run's project; a client or reader token is sufficient for read-only
+    rpcs.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and `NOT_FOUND`
     (`TRAINING_RUN_NOT_FOUND`).
 
-    A rank joins every shard, opens a stream to each, sends its payloads in chunks and gets the encoded sum: the same
-    bytes as every other rank. Chunks are known by epoch, round, call, rank and offset, so that sending them again is
-    harmless. A change of members begins a new epoch; what was sent in the old one and is not yet summed is sent again.
+    A rank joins every shard, opens a stream to each, sends its payloads in chunks, and receives the encoded sum, which
+    is identical for all ranks. Chunks are identified by epoch, round, call, rank and offset, so resending them is safe.
+    A change of members starts a new epoch; payloads of the old epoch that are not yet summed are sent again.
     """
 
     def __init__(self, channel):
@@ -71,63 +72,63 @@ class GradientExchangeServiceStub(object):
 
 
 class GradientExchangeServiceServicer(object):
-    """Exchanges compressed gradients between the ranks of a training run across sites: one shard of the sum for each
-    segment of every bucket. Needs a service token of the run's project; to look, a client or reader token is enough.
+    """Exchanges compressed gradients between the ranks of a training run across sites. Every segment of a bucket is summed
+    by one shard. Requires a service token of the run's project; a client or reader token is sufficient for read-only
+    rpcs.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and `NOT_FOUND`
     (`TRAINING_RUN_NOT_FOUND`).
 
-    A rank joins every shard, opens a stream to each, sends its payloads in chunks and gets the encoded sum: the same
-    bytes as every other rank. Chunks are known by epoch, round, call, rank and offset, so that sending them again is
-    harmless. A change of members begins a new epoch; what was sent in the old one and is not yet summed is sent again.
+    A rank joins every shard, opens a stream to each, sends its payloads in chunks, and receives the encoded sum, which
+    is identical for all ranks. Chunks are identified by epoch, round, call, rank and offset, so resending them is safe.
+    A change of members starts a new epoch; payloads of the old epoch that are not yet summed are sent again.
     """
 
     def Join(self, request, context):
-        """Makes the caller a member of a run's exchange, or renews its lease if it is one. Idempotent by `incarnation`.
+        """Adds the caller to the members of a run's exchange, or renews its lease. Idempotent by `incarnation`.
 
-        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): the terms differ from those of the run, every difference is listed
-        in `google.rpc.BadRequest`; or sizes are beyond what the server holds. `RESOURCE_EXHAUSTED` (`QUOTA_EXCEEDED`): the
-        server holds as many shards as it may. `FAILED_PRECONDITION` (`TRAINING_RUN_STATE_INVALID`): the rank asks for a
-        round whose sums are not kept any more, or has sums that the server does not know and the others have not, and
-        needs the weights of a newer checkpoint or of another rank; or it was a member before, and another process has
-        taken its place.
+        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): the terms differ from those of the run, with every difference
+        listed in `google.rpc.BadRequest`, or sizes exceed the server's limits. `RESOURCE_EXHAUSTED` (`QUOTA_EXCEEDED`):
+        the server's limit of shards is reached. `FAILED_PRECONDITION` (`TRAINING_RUN_STATE_INVALID`): the rank requests a
+        round whose sums are no longer retained, or has sums unknown to the server and the other ranks, and needs the
+        weights of a newer checkpoint or of another rank; or another process has replaced it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Leave(self, request, context):
-        """Ends a membership at once instead of with its lease. Idempotent.
+        """Ends a membership immediately instead of when its lease expires. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Exchange(self, request_iterator, context):
-        """Streams chunks of payloads to one shard, and statuses and chunks of sums back. The first message opens the stream.
-        Sent again on a new stream after it breaks off.
+        """Streams chunks of payloads to a shard, and statuses and chunks of sums back. The first message opens the stream.
+        After a broken stream, the rank resends on a new one.
 
-        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): the first message opens nothing, or a later one is malformed.
-        `DEADLINE_EXCEEDED`: no first message came. `UNAVAILABLE`: the server does not know the exchange, or not this
-        process as one of its members, so that the rank joins it again; it is shutting down; or the rank does not read.
-        `RESOURCE_EXHAUSTED` (`QUOTA_EXCEEDED`): the server has no room for a payload. `INTERNAL`: a sum could not be made,
-        and none will be until ranks are started again.
+        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): the first message is not `open`, or a later one is malformed.
+        `DEADLINE_EXCEEDED`: the first message did not arrive in time. `UNAVAILABLE`: the server does not know the
+        exchange, or does not know this process as a member (join again); the server is shutting down; or the rank does not
+        read its stream. `RESOURCE_EXHAUSTED` (`QUOTA_EXCEEDED`): the server has no memory for a payload. `INTERNAL`: a sum
+        could not be computed, nor will later ones until the ranks are restarted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetRound(self, request, context):
-        """Returns how a recent round went.
+        """Returns statistics of a recent round.
 
-        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): the server remembers no such round.
+        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): the server has no record of the round.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetExchange(self, request, context):
-        """Returns how the shards of a run that this server holds stand.
+        """Returns the status of the shards of a run on this server.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -170,15 +171,16 @@ def add_GradientExchangeServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GradientExchangeService(object):
-    """Exchanges compressed gradients between the ranks of a training run across sites: one shard of the sum for each
-    segment of every bucket. Needs a service token of the run's project; to look, a client or reader token is enough.
+    """Exchanges compressed gradients between the ranks of a training run across sites. Every segment of a bucket is summed
+    by one shard. Requires a service token of the run's project; a client or reader token is sufficient for read-only
+    rpcs.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and `NOT_FOUND`
     (`TRAINING_RUN_NOT_FOUND`).
 
-    A rank joins every shard, opens a stream to each, sends its payloads in chunks and gets the encoded sum: the same
-    bytes as every other rank. Chunks are known by epoch, round, call, rank and offset, so that sending them again is
-    harmless. A change of members begins a new epoch; what was sent in the old one and is not yet summed is sent again.
+    A rank joins every shard, opens a stream to each, sends its payloads in chunks, and receives the encoded sum, which
+    is identical for all ranks. Chunks are identified by epoch, round, call, rank and offset, so resending them is safe.
+    A change of members starts a new epoch; payloads of the old epoch that are not yet summed are sent again.
     """
 
     @staticmethod

@@ -26,9 +26,9 @@ if _version_not_supported:
 
 
 class TrainingRunServiceStub(object):
-    """Training runs. Needs a client, service or admin token of the run's project.
+    """Manages training runs. Requires a client, service or admin token of the run's project.
 
-    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`), and those that
+    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`), and rpcs that
     name a run with `NOT_FOUND` (`TRAINING_RUN_NOT_FOUND`).
     """
 
@@ -96,18 +96,18 @@ class TrainingRunServiceStub(object):
 
 
 class TrainingRunServiceServicer(object):
-    """Training runs. Needs a client, service or admin token of the run's project.
+    """Manages training runs. Requires a client, service or admin token of the run's project.
 
-    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`), and those that
+    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`), and rpcs that
     name a run with `NOT_FOUND` (`TRAINING_RUN_NOT_FOUND`).
     """
 
     def CreateTrainingRun(self, request, context):
-        """Creates a run and starts it when it is its turn. Idempotent by `request_id` and by a supplied name.
+        """Creates a run and starts it when a run slot is free. Idempotent by `request_id` and by a client-supplied name.
 
         Errors: `INVALID_ARGUMENT` (`SETTINGS_INVALID`, `ARGUMENT_INVALID`): every problem is listed in
-        `google.rpc.BadRequest`, nothing was created; `ALREADY_EXISTS` (`TRAINING_RUN_EXISTS`): the name is taken by a
-        different run; `NOT_FOUND` (`RESOURCE_NOT_FOUND`): an input is unknown.
+        `google.rpc.BadRequest`, nothing was created; `ALREADY_EXISTS` (`TRAINING_RUN_EXISTS`): a different run with this
+        name exists; `NOT_FOUND` (`RESOURCE_NOT_FOUND`): an input does not exist.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -128,16 +128,15 @@ class TrainingRunServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchTrainingRun(self, request, context):
-        """Streams the events of a run, from `after_sequence` on, and closes after the event that carries its final state,
-        unless the run was rolled back since: then the events go on. The server may also close to drain: open it again with
-        the last sequence.
+        """Streams the events of a run after `after_sequence`, and closes after the event with its final state unless the run
+        was rolled back since. The server may also close the stream while draining: reopen it with the last sequence.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PauseTrainingRun(self, request, context):
-        """Stops a run at a checkpoint, where it stands; one that waits for its turn is paused at once. Idempotent.
+        """Pauses a run at a checkpoint after the current step; a PENDING run is paused immediately. Idempotent.
 
         Errors: `FAILED_PRECONDITION` (`TRAINING_RUN_STATE_INVALID`).
         """
@@ -146,7 +145,7 @@ class TrainingRunServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ResumeTrainingRun(self, request, context):
-        """Lets a paused run go on when it is its turn; takes back a pause that the run has not heard yet. Idempotent.
+        """Resumes a paused run when a run slot is free; cancels a pause that has not taken effect. Idempotent.
 
         Errors: `FAILED_PRECONDITION` (`TRAINING_RUN_STATE_INVALID`).
         """
@@ -155,25 +154,25 @@ class TrainingRunServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CancelTrainingRun(self, request, context):
-        """Ends a run and cancels its rollouts. Idempotent.
+        """Cancels a run and its rollouts. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListCheckpoints(self, request, context):
-        """Lists the checkpoints that a run can be put back to, newest first; those that a roll back left behind are not.
-        Their files are not read: whether one is damaged shows when the run goes on from it.
+        """Lists the checkpoints that a run can be rolled back to, newest first, without those discarded by a rollback. Files
+        are not read: a corrupt checkpoint is detected when the run resumes from it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RollbackTrainingRun(self, request, context):
-        """Puts a run that is PAUSED, SUCCEEDED or FAILED back to a checkpoint, from which it goes on when it is its turn.
-        What came after the checkpoint is taken back: the prompts are sampled anew, the weights are published again as a
-        new version whose parent is the checkpoint's. Versions, rollouts and events of the past stay. The checkpoint is
-        read and checked when it is the run's turn; if it is damaged, the run fails and says so.
+        """Rolls a PAUSED, SUCCEEDED or FAILED run back to a checkpoint, from which it resumes when a run slot is free.
+        Progress after the checkpoint is discarded: its prompts are sampled again, and the weights are published as a new
+        version whose parent is the checkpoint's. Existing versions, rollouts and events are kept. The checkpoint is read
+        and verified when the run resumes; if it is corrupt, the run fails.
 
         Errors: `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`); `FAILED_PRECONDITION` (`TRAINING_RUN_STATE_INVALID`).
         """
@@ -182,14 +181,14 @@ class TrainingRunServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetTrainingRunReport(self, request, context):
-        """Returns the report of a run that has ended, or that runs, as far as it is.
+        """Returns the report of a run, complete if it has ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListAlgorithms(self, request, context):
-        """Lists the algorithms that runs can name, by name, with their inputs and settings.
+        """Lists the available algorithms with their inputs and settings, ordered by name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -262,9 +261,9 @@ def add_TrainingRunServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TrainingRunService(object):
-    """Training runs. Needs a client, service or admin token of the run's project.
+    """Manages training runs. Requires a client, service or admin token of the run's project.
 
-    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`), and those that
+    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`), and rpcs that
     name a run with `NOT_FOUND` (`TRAINING_RUN_NOT_FOUND`).
     """
 

@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class BackendServiceStub(object):
-    """Backends. Writes go through the store, so that every replica follows; an answer means that this replica does. Needs a
-    service or admin token.
+    """Manages backends. Writes go through the store, so that every replica follows; a response means that this replica
+    does. Requires a service or admin token.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (the store cannot be reached; retry).
@@ -82,15 +82,15 @@ class BackendServiceStub(object):
 
 
 class BackendServiceServicer(object):
-    """Backends. Writes go through the store, so that every replica follows; an answer means that this replica does. Needs a
-    service or admin token.
+    """Manages backends. Writes go through the store, so that every replica follows; a response means that this replica
+    does. Requires a service or admin token.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (the store cannot be reached; retry).
     """
 
     def RegisterBackend(self, request, context):
-        """Adds or replaces a backend. Idempotent.
+        """Creates or replaces a backend. Idempotent.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`).
         """
@@ -99,14 +99,14 @@ class BackendServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListBackends(self, request, context):
-        """Lists backends by name.
+        """Lists backends, ordered by name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DrainBackend(self, request, context):
-        """Sends a backend no new requests; those in flight end by themselves. Idempotent.
+        """Drains a backend: it gets no new requests; those in flight complete. Idempotent.
 
         Errors: `NOT_FOUND` (`BACKEND_NOT_FOUND`).
         """
@@ -115,7 +115,7 @@ class BackendServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ResumeBackend(self, request, context):
-        """Takes a backend's drain back: it gets new requests again. Idempotent.
+        """Reverts `DrainBackend`: the backend gets new requests again. Idempotent.
 
         Errors: `NOT_FOUND` (`BACKEND_NOT_FOUND`).
         """
@@ -124,8 +124,8 @@ class BackendServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def HoldBackend(self, request, context):
-        """Lets new calls for a backend wait in the proxy, at every replica within a second, until ReleaseBackend or the end
-        of `ttl`. Calls in flight go on. Called again, it moves the end. Idempotent.
+        """Holds new calls for a backend in the proxy, on every replica within one second, until `ReleaseBackend` or the end
+        of `ttl`. Calls in flight continue. Calling it again extends the hold. Idempotent.
 
         Errors: `NOT_FOUND` (`BACKEND_NOT_FOUND`); `INVALID_ARGUMENT` (`ARGUMENT_INVALID`).
         """
@@ -134,7 +134,7 @@ class BackendServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseBackend(self, request, context):
-        """Ends a hold: the calls that wait go on. Idempotent.
+        """Ends a hold: waiting calls continue. Idempotent.
 
         Errors: `NOT_FOUND` (`BACKEND_NOT_FOUND`).
         """
@@ -143,18 +143,18 @@ class BackendServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeleteBackend(self, request, context):
-        """Removes a backend. Calls in flight end by themselves. Idempotent.
+        """Deletes a backend. Calls in flight complete. Idempotent.
 
-        Errors: `FAILED_PRECONDITION` (`BACKEND_IN_USE`): a route still names it.
+        Errors: `FAILED_PRECONDITION` (`BACKEND_IN_USE`): a route still references it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetBackendHealth(self, request, context):
-        """Tells how backends do, as all workers of this proxy see them together; other replicas see them in their own way.
+        """Returns the health of backends as seen by all workers of this proxy; other replicas have views of their own.
 
-        Errors: `UNAVAILABLE`: a worker starts again just now and did not answer within 5 seconds.
+        Errors: `UNAVAILABLE`: a worker is restarting and did not respond within 5 seconds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -212,8 +212,8 @@ def add_BackendServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class BackendService(object):
-    """Backends. Writes go through the store, so that every replica follows; an answer means that this replica does. Needs a
-    service or admin token.
+    """Manages backends. Writes go through the store, so that every replica follows; a response means that this replica
+    does. Requires a service or admin token.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (the store cannot be reached; retry).

@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class CaptureServiceStub(object):
-    """What the proxy recorded of attempts. Capture comes after the answer, so whoever ends an attempt asks here first.
-    Needs a runner, service or admin token.
+    """Flushes the model calls that the proxy captured. Calls are captured after they are answered, so flush before ending
+    an attempt. Requires a runner, service or admin token.
     """
 
     def __init__(self, channel):
@@ -44,13 +44,13 @@ class CaptureServiceStub(object):
 
 
 class CaptureServiceServicer(object):
-    """What the proxy recorded of attempts. Capture comes after the answer, so whoever ends an attempt asks here first.
-    Needs a runner, service or admin token.
+    """Flushes the model calls that the proxy captured. Calls are captured after they are answered, so flush before ending
+    an attempt. Requires a runner, service or admin token.
     """
 
     def FlushCaptures(self, request, context):
-        """Returns when every span of the named attempts is acknowledged by the store, or when the call's deadline nears
-        (`flushed` is then false). Answers at once for attempts that made no call here. Idempotent; the summary of an
+        """Waits until the store has acknowledged every span of the attempts, or until shortly before the deadline of the call
+        (`flushed` is then false). Returns immediately for attempts without calls here. Idempotent. The summary of an
         attempt is kept for 10 minutes after its last call or flush.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`).
@@ -76,8 +76,8 @@ def add_CaptureServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CaptureService(object):
-    """What the proxy recorded of attempts. Capture comes after the answer, so whoever ends an attempt asks here first.
-    Needs a runner, service or admin token.
+    """Flushes the model calls that the proxy captured. Calls are captured after they are answered, so flush before ending
+    an attempt. Requires a runner, service or admin token.
     """
 
     @staticmethod

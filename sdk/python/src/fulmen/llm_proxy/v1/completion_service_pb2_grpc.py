@@ -26,13 +26,13 @@ if _version_not_supported:
 
 
 class CompletionServiceStub(object):
-    """Model calls over gRPC, for callers that have no HTTP client of their own: the same APIs, attribution, limits and
-    capture as over HTTP. Needs an attempt key, or a client, service or admin token.
+    """Model calls over gRPC, for clients without an HTTP client: the same APIs, attribution, limits and capture as over
+    HTTP. Requires an attempt key, or a client, service or admin token.
 
-    Only a call that the proxy cannot even begin is an error of the rpc: `UNAUTHENTICATED` (`TOKEN_INVALID`),
+    Only a call that the proxy cannot start is an error of the rpc: `UNAUTHENTICATED` (`TOKEN_INVALID`),
     `PERMISSION_DENIED`, `INVALID_ARGUMENT` (`ARGUMENT_INVALID`: no such path), `RESOURCE_EXHAUSTED`
-    (`MESSAGE_TOO_LARGE`), `UNAVAILABLE` (`DRAINING`). Every other outcome is an answer with its HTTP status and the body
-    that an HTTP caller would get. A call whose rpc is cancelled is cancelled at the backend too.
+    (`MESSAGE_TOO_LARGE`), `UNAVAILABLE` (`DRAINING`). Every other outcome is a response with the HTTP status and body
+    that an HTTP client would get. Cancelling the rpc cancels the call at the backend.
     """
 
     def __init__(self, channel):
@@ -54,24 +54,24 @@ class CompletionServiceStub(object):
 
 
 class CompletionServiceServicer(object):
-    """Model calls over gRPC, for callers that have no HTTP client of their own: the same APIs, attribution, limits and
-    capture as over HTTP. Needs an attempt key, or a client, service or admin token.
+    """Model calls over gRPC, for clients without an HTTP client: the same APIs, attribution, limits and capture as over
+    HTTP. Requires an attempt key, or a client, service or admin token.
 
-    Only a call that the proxy cannot even begin is an error of the rpc: `UNAUTHENTICATED` (`TOKEN_INVALID`),
+    Only a call that the proxy cannot start is an error of the rpc: `UNAUTHENTICATED` (`TOKEN_INVALID`),
     `PERMISSION_DENIED`, `INVALID_ARGUMENT` (`ARGUMENT_INVALID`: no such path), `RESOURCE_EXHAUSTED`
-    (`MESSAGE_TOO_LARGE`), `UNAVAILABLE` (`DRAINING`). Every other outcome is an answer with its HTTP status and the body
-    that an HTTP caller would get. A call whose rpc is cancelled is cancelled at the backend too.
+    (`MESSAGE_TOO_LARGE`), `UNAVAILABLE` (`DRAINING`). Every other outcome is a response with the HTTP status and body
+    that an HTTP client would get. Cancelling the rpc cancels the call at the backend.
     """
 
     def Complete(self, request, context):
-        """Makes one call. A body that asks for a stream is refused with `INVALID_ARGUMENT`.
+        """Makes a call. A body that requests a stream is rejected with `INVALID_ARGUMENT`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamComplete(self, request, context):
-        """Makes one call whose answer is streamed.
+        """Makes a call with a streamed response.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -99,13 +99,13 @@ def add_CompletionServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CompletionService(object):
-    """Model calls over gRPC, for callers that have no HTTP client of their own: the same APIs, attribution, limits and
-    capture as over HTTP. Needs an attempt key, or a client, service or admin token.
+    """Model calls over gRPC, for clients without an HTTP client: the same APIs, attribution, limits and capture as over
+    HTTP. Requires an attempt key, or a client, service or admin token.
 
-    Only a call that the proxy cannot even begin is an error of the rpc: `UNAUTHENTICATED` (`TOKEN_INVALID`),
+    Only a call that the proxy cannot start is an error of the rpc: `UNAUTHENTICATED` (`TOKEN_INVALID`),
     `PERMISSION_DENIED`, `INVALID_ARGUMENT` (`ARGUMENT_INVALID`: no such path), `RESOURCE_EXHAUSTED`
-    (`MESSAGE_TOO_LARGE`), `UNAVAILABLE` (`DRAINING`). Every other outcome is an answer with its HTTP status and the body
-    that an HTTP caller would get. A call whose rpc is cancelled is cancelled at the backend too.
+    (`MESSAGE_TOO_LARGE`), `UNAVAILABLE` (`DRAINING`). Every other outcome is a response with the HTTP status and body
+    that an HTTP client would get. Cancelling the rpc cancels the call at the backend.
     """
 
     @staticmethod

@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class RouteServiceStub(object):
-    """Routes. Writes go through the store, so that every replica follows within a second; an answer means that this replica
-    does. Calls in flight end where they began. Needs a service or admin token.
+    """Manages routes. Writes go through the store, so that every replica follows within one second; a response means that
+    this replica does. Calls in flight are not rerouted. Requires a service or admin token.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (the store cannot be reached; retry).
@@ -82,15 +82,15 @@ class RouteServiceStub(object):
 
 
 class RouteServiceServicer(object):
-    """Routes. Writes go through the store, so that every replica follows within a second; an answer means that this replica
-    does. Calls in flight end where they began. Needs a service or admin token.
+    """Manages routes. Writes go through the store, so that every replica follows within one second; a response means that
+    this replica does. Calls in flight are not rerouted. Requires a service or admin token.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (the store cannot be reached; retry).
     """
 
     def PutRoute(self, request, context):
-        """Adds or replaces a route. Idempotent.
+        """Creates or replaces a route. Idempotent.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `NOT_FOUND` (`BACKEND_NOT_FOUND`).
         """
@@ -108,14 +108,14 @@ class RouteServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListRoutes(self, request, context):
-        """Lists routes by name.
+        """Lists routes, ordered by name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PromoteVersion(self, request, context):
-        """Names the policy version that a policy's targets serve from now on.
+        """Sets the policy version that the targets of a policy serve.
 
         Errors: `NOT_FOUND` (`ROUTE_NOT_FOUND`): no route has a target of this policy.
         """
@@ -124,14 +124,14 @@ class RouteServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeleteRoute(self, request, context):
-        """Removes a route. Calls in flight end where they began. Idempotent.
+        """Deletes a route. Calls in flight complete. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RollbackRoute(self, request, context):
-        """Puts a route back to an earlier version of itself.
+        """Rolls a route back to an earlier version.
 
         Errors: `NOT_FOUND` (`ROUTE_NOT_FOUND`, `RESOURCE_NOT_FOUND`).
         """
@@ -140,17 +140,17 @@ class RouteServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SplitTraffic(self, request, context):
-        """Sets the shares of a route's targets: A/B, or a canary with a small share. An attempt stays with its target.
+        """Sets the weights of a route's targets, for A/B tests or canaries. Attempts stay with their variant.
 
-        Errors: `NOT_FOUND` (`ROUTE_NOT_FOUND`); `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): a target that the route does not
-        have, or no weight left.
+        Errors: `NOT_FOUND` (`ROUTE_NOT_FOUND`); `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): the route has no such target, or
+        the weights sum to zero.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchRoutes(self, request, context):
-        """Streams the routes: first all, then each change. The server closes only to drain.
+        """Streams routes: first all, then every change. The server closes the stream only while draining.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -208,8 +208,8 @@ def add_RouteServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RouteService(object):
-    """Routes. Writes go through the store, so that every replica follows within a second; an answer means that this replica
-    does. Calls in flight end where they began. Needs a service or admin token.
+    """Manages routes. Writes go through the store, so that every replica follows within one second; a response means that
+    this replica does. Calls in flight are not rerouted. Requires a service or admin token.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (the store cannot be reached; retry).

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RunnerServiceStub(object):
-    """Looks after one runner process. Needs an admin, service or runner token for all projects.
+    """Manages one runner process. Requires an admin, service or runner token for all projects.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`) and `PERMISSION_DENIED` (`PERMISSION_DENIED`).
     """
@@ -60,29 +60,29 @@ class RunnerServiceStub(object):
 
 
 class RunnerServiceServicer(object):
-    """Looks after one runner process. Needs an admin, service or runner token for all projects.
+    """Manages one runner process. Requires an admin, service or runner token for all projects.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`) and `PERMISSION_DENIED` (`PERMISSION_DENIED`).
     """
 
     def GetStatus(self, request, context):
-        """Tells what the runner does now.
+        """Returns the status of the runner.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Stops taking work, finishes what runs within the grace, gives back the rest, and exits. Returns at once.
-        Idempotent.
+        """Stops accepting work, finishes running attempts within the grace period, releases the rest, and exits. Returns
+        immediately. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetSlots(self, request, context):
-        """Changes how many attempts may run at once, or lets the runner decide; running ones are not stopped. Lasts until the
-        next call or the end of the process. The store hears of it with a renewal that is sent at once.
+        """Sets the number of slots, or enables automatic sizing. Running attempts are not stopped. Lasts until the next call
+        or the end of the process. The runner reports it to the store immediately.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`).
         """
@@ -91,8 +91,8 @@ class RunnerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DumpStacks(self, request, context):
-        """Returns the stacks of the runner's tasks and threads, for a person: files, lines, functions and names of tasks,
-        never variables or arguments. What is longer than 1 MiB is cut at the end, and says so.
+        """Returns the stacks of the runner's tasks and threads in human-readable form: files, lines, functions and task
+        names, never variables or arguments. Truncated after 1 MiB, with a note.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -130,7 +130,7 @@ def add_RunnerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RunnerService(object):
-    """Looks after one runner process. Needs an admin, service or runner token for all projects.
+    """Manages one runner process. Requires an admin, service or runner token for all projects.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`) and `PERMISSION_DENIED` (`PERMISSION_DENIED`).
     """

@@ -26,12 +26,12 @@ if _version_not_supported:
 
 
 class ProjectServiceStub(object):
-    """Tenants and the tokens that reach them. Every rollout, span, resource and runner belongs to a project, and a token
-    sees its own project only, unless it is one for all projects (`projects/*`). What a token may not see is answered as
-    if it did not exist.
+    """Manages projects (tenants) and the tokens that give access to them. Every rollout, span, resource and runner belongs
+    to a project. A token has access to its own project only, unless it is issued for all projects (`projects/*`).
+    Anything a token has no access to is NOT_FOUND.
 
-    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`: an admin token
-    is needed, except where an rpc says otherwise) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
+    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`: requires an
+    admin token unless an rpc says otherwise) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
     """
 
     def __init__(self, channel):
@@ -88,12 +88,12 @@ class ProjectServiceStub(object):
 
 
 class ProjectServiceServicer(object):
-    """Tenants and the tokens that reach them. Every rollout, span, resource and runner belongs to a project, and a token
-    sees its own project only, unless it is one for all projects (`projects/*`). What a token may not see is answered as
-    if it did not exist.
+    """Manages projects (tenants) and the tokens that give access to them. Every rollout, span, resource and runner belongs
+    to a project. A token has access to its own project only, unless it is issued for all projects (`projects/*`).
+    Anything a token has no access to is NOT_FOUND.
 
-    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`: an admin token
-    is needed, except where an rpc says otherwise) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
+    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`: requires an
+    admin token unless an rpc says otherwise) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
     """
 
     def CreateProject(self, request, context):
@@ -106,7 +106,7 @@ class ProjectServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetProject(self, request, context):
-        """Returns one project. Any token of the project may ask.
+        """Returns a project. Any token of the project is sufficient.
 
         Errors: `NOT_FOUND` (`PROJECT_NOT_FOUND`).
         """
@@ -115,7 +115,7 @@ class ProjectServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UpdateProject(self, request, context):
-        """Replaces weight, quotas, retention, rules and model limits. All replicas follow within a second.
+        """Replaces weight, quotas, retention, rules and model limits. Takes effect on all replicas within one second.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `NOT_FOUND` (`PROJECT_NOT_FOUND`); `ABORTED` (`ETAG_MISMATCH`):
         read the project again.
@@ -125,7 +125,7 @@ class ProjectServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListProjects(self, request, context):
-        """Lists the projects that the token may see, by name.
+        """Lists the projects that the token has access to, ordered by name.
 
         Errors: `INVALID_ARGUMENT` (`PAGE_TOKEN_INVALID`, `ARGUMENT_INVALID`).
         """
@@ -134,7 +134,7 @@ class ProjectServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def IssueToken(self, request, context):
-        """Issues a token. It is shown once and not stored; its id is.
+        """Issues a token. The token is returned once and not stored; only its id is.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `NOT_FOUND` (`PROJECT_NOT_FOUND`).
         """
@@ -143,7 +143,7 @@ class ProjectServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RevokeToken(self, request, context):
-        """Revokes a token: within five seconds no service accepts it. Idempotent.
+        """Revokes a token. No service accepts it after five seconds. Idempotent.
 
         Errors: `NOT_FOUND` (`TOKEN_NOT_FOUND`).
         """
@@ -152,7 +152,7 @@ class ProjectServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListTokens(self, request, context):
-        """Lists issued tokens that have not expired, newest first, without their secret.
+        """Lists issued tokens that have not expired, newest first, without their secrets.
 
         Errors: `INVALID_ARGUMENT` (`PAGE_TOKEN_INVALID`, `ARGUMENT_INVALID`).
         """
@@ -161,16 +161,16 @@ class ProjectServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListRevokedTokens(self, request, context):
-        """Returns the ids of revoked tokens that have not expired: what a service that checks tokens by itself asks every few
-        seconds. A service or admin token is needed.
+        """Returns the ids of revoked tokens that have not expired. Polled every few seconds by services that verify tokens
+        locally. Requires a service or admin token.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def IntrospectToken(self, request, context):
-        """Tells whose a token is: for a service that has no signing key and was shown one (as RFC 7662). A runner, service or
-        admin token is needed. To a caller of one project, tokens of other projects are as if they were not good.
+        """Returns the holder of a token, for services without the signing key (compare RFC 7662). Requires a runner, service
+        or admin token. For a caller bound to one project, tokens of other projects are inactive.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -233,12 +233,12 @@ def add_ProjectServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ProjectService(object):
-    """Tenants and the tokens that reach them. Every rollout, span, resource and runner belongs to a project, and a token
-    sees its own project only, unless it is one for all projects (`projects/*`). What a token may not see is answered as
-    if it did not exist.
+    """Manages projects (tenants) and the tokens that give access to them. Every rollout, span, resource and runner belongs
+    to a project. A token has access to its own project only, unless it is issued for all projects (`projects/*`).
+    Anything a token has no access to is NOT_FOUND.
 
-    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`: an admin token
-    is needed, except where an rpc says otherwise) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
+    Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`: requires an
+    admin token unless an rpc says otherwise) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
     """
 
     @staticmethod

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ResourceServiceStub(object):
-    """Versioned resources. Versions are immutable; an alias moves.
+    """Manages versioned resources. Versions are immutable; aliases can be moved.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
@@ -71,17 +71,17 @@ class ResourceServiceStub(object):
 
 
 class ResourceServiceServicer(object):
-    """Versioned resources. Versions are immutable; an alias moves.
+    """Manages versioned resources. Versions are immutable; aliases can be moved.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
     """
 
     def PublishResources(self, request, context):
-        """Publishes new versions, all or none; `latest` of each moves to it. Idempotent by `request_id`.
+        """Publishes new versions atomically and moves `latest` of each resource. Idempotent by `request_id`.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `RESOURCE_EXHAUSTED` (`MESSAGE_TOO_LARGE`); `ABORTED`
-        (`ETAG_MISMATCH`): somebody published after the version that the caller expected.
+        (`ETAG_MISMATCH`): a newer version than the expected one exists.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -90,7 +90,7 @@ class ResourceServiceServicer(object):
     def GetResources(self, request, context):
         """Returns versions with their content.
 
-        Errors: `NOT_FOUND` (`RESOURCE_NOT_FOUND`): at least one name is unknown; the first unknown one is named.
+        Errors: `NOT_FOUND` (`RESOURCE_NOT_FOUND`): at least one name is unknown; the error names the first one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -104,7 +104,7 @@ class ResourceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DiffResources(self, request, context):
-        """Compares two versions line by line; of content that is no text it tells sizes and digests only.
+        """Compares two versions line by line. For binary content only sizes and digests are returned.
 
         Errors: `NOT_FOUND` (`RESOURCE_NOT_FOUND`); `INVALID_ARGUMENT` (`ARGUMENT_INVALID`).
         """
@@ -113,21 +113,21 @@ class ResourceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SetAlias(self, request, context):
-        """Points an alias to a version: promote, or roll back.
+        """Points an alias to a version, for example to promote one or to roll back.
 
-        Errors: `ABORTED` (`ETAG_MISMATCH`): read the alias again; `NOT_FOUND` (`RESOURCE_NOT_FOUND`); `INVALID_ARGUMENT`
-        (`ARGUMENT_INVALID`): `latest` cannot be set.
+        Errors: `ABORTED` (`ETAG_MISMATCH`): read the alias again and retry; `NOT_FOUND` (`RESOURCE_NOT_FOUND`);
+        `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): `latest` cannot be set.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchResources(self, request, context):
-        """Streams resources. Without a cursor: first the current `latest` version and all aliases of every selected resource,
-        then a message with `snapshot_complete`, then every new version and alias move. With the `cursor` of an earlier
-        message of the same selection: every new version and alias move since, at least once. The server closes only to
-        drain: open it again with the last cursor. A message with only a cursor is a keep-alive every 15 s. Messages hold
-        about 1 MiB unless one version alone is larger; a slow reader is sent less often, never more at once.
+        """Streams resources. Without a cursor: first the `latest` version and all aliases of every selected resource, then a
+        message with `snapshot_complete`, then every new version and alias move. With the `cursor` of an earlier message of
+        the same selection: every later version and alias move, at least once. The server closes the stream only while
+        draining: reopen it with the last cursor. A message with only a cursor is a keep-alive, sent every 15 s. Messages
+        hold about 1 MiB unless a single version is larger; a slow reader gets messages less often, not larger ones.
 
         Errors: `INVALID_ARGUMENT` (`CURSOR_INVALID`).
         """
@@ -177,7 +177,7 @@ def add_ResourceServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ResourceService(object):
-    """Versioned resources. Versions are immutable; an alias moves.
+    """Manages versioned resources. Versions are immutable; aliases can be moved.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).

@@ -26,10 +26,10 @@ if _version_not_supported:
 
 
 class RolloutServiceStub(object):
-    """The queue of rollouts: what to run, what became of it.
+    """Manages the queue of rollouts and streams finished groups.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
-    `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; the only one to retry as it is).
+    `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; the only retryable error).
     """
 
     def __init__(self, channel):
@@ -81,46 +81,46 @@ class RolloutServiceStub(object):
 
 
 class RolloutServiceServicer(object):
-    """The queue of rollouts: what to run, what became of it.
+    """Manages the queue of rollouts and streams finished groups.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
-    `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; the only one to retry as it is).
+    `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; the only retryable error).
     """
 
     def BatchCreateRollouts(self, request, context):
-        """Adds rollouts to the queue, all or none, and returns once they are durable.
+        """Creates rollouts atomically and returns once they are durable.
 
-        Idempotent twice over: a repeat of `request_id` within 24 hours returns the first result, and a rollout whose
-        supplied name already exists with the same content is returned as it is.
+        Idempotent in two ways: repeating `request_id` within 24 hours returns the first result, and a rollout whose
+        supplied name already exists with the same content is returned unchanged.
 
         Errors:
         * `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): every problem of every rollout is listed in `google.rpc.BadRequest`.
         * `ALREADY_EXISTS` (`ROLLOUT_EXISTS`): a supplied name exists with different content.
         * `RESOURCE_EXHAUSTED` (`MESSAGE_TOO_LARGE`): send fewer or smaller rollouts.
-        * `RESOURCE_EXHAUSTED` (`QUOTA_EXCEEDED`, with `google.rpc.RetryInfo`): the project may not have more rollouts
-        waiting; none was created.
+        * `RESOURCE_EXHAUSTED` (`QUOTA_EXCEEDED`, with `google.rpc.RetryInfo`): the project's quota of queued rollouts is
+        used up; none was created.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamCreateRollouts(self, request_iterator, context):
-        """The same for many requests over one stream, at about a fifth of the cost of a call each: for producers that cannot
-        put many rollouts into one request.
+        """Creates rollouts for many requests over one stream, at about a fifth of the cost of separate calls. For producers
+        that cannot batch many rollouts into one request.
 
-        Each request is one commit, answered by one response once it is durable, in order; up to 256 are worked on at once.
-        A request that fails ends the stream with its error, after the answers of those before it; those after it may or
-        may not have been carried out, which a `request_id` or rollout names make safe to repeat. The client closes;
-        messages are at most 4 MiB.
+        Each request is one transaction, answered in order by one response once it is durable; up to 256 are processed
+        concurrently. A failing request ends the stream with its error, after the responses to the preceding requests.
+        Later requests may or may not have been executed; `request_id` or client-supplied names make it safe to repeat
+        them. The client closes the stream. Messages are limited to 4 MiB.
 
-        Errors: as BatchCreateRollouts.
+        Errors: as `BatchCreateRollouts`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetRollout(self, request, context):
-        """Returns one rollout with its attempts.
+        """Returns a rollout with its attempts.
 
         Errors: `NOT_FOUND` (`ROLLOUT_NOT_FOUND`).
         """
@@ -138,9 +138,8 @@ class RolloutServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CancelRollouts(self, request, context):
-        """Cancels rollouts. Waiting ones are CANCELLED at once; running ones when their runner has stopped them or its lease
-        has ended, or after a grace of 30 s at the latest. Rollouts that are already final are left as they are.
-        Idempotent.
+        """Cancels rollouts. Queued ones become CANCELLED immediately; running ones when their runner has stopped them or its
+        lease has ended, at the latest after a grace period of 30 s. Final rollouts are not changed. Idempotent.
 
         Errors: `NOT_FOUND` (`ROLLOUT_NOT_FOUND`): at least one name is unknown; nothing was cancelled.
         """
@@ -149,10 +148,10 @@ class RolloutServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RetryRollouts(self, request, context):
-        """Creates a new rollout with the request of each named final one (metadata `fulmen.retry_of` names it), or of those
-        dead ones (FAILED) that `filter` selects and that were not run again yet. Idempotent by `request_id`.
+        """Creates a copy of each named final rollout (with its name in the metadata `fulmen.retry_of`), or of each FAILED one
+        that `filter` selects and that was not retried yet. Idempotent by `request_id`.
 
-        Errors: `NOT_FOUND` (`ROLLOUT_NOT_FOUND`); `FAILED_PRECONDITION` (`ROLLOUT_STATE_INVALID`): one is not final;
+        Errors: `NOT_FOUND` (`ROLLOUT_NOT_FOUND`); `FAILED_PRECONDITION` (`ROLLOUT_STATE_INVALID`): a rollout is not final;
         `RESOURCE_EXHAUSTED` (`QUOTA_EXCEEDED`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -160,12 +159,12 @@ class RolloutServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchRollouts(self, request, context):
-        """Streams finished groups, each exactly once per cursor chain, in a stable order, from the cursor on.
+        """Streams finished groups after a cursor, in a stable order, each exactly once per chain of cursors.
 
-        The server never closes the stream by itself except to drain (`UNAVAILABLE`, `DRAINING`): open it again with the
-        last `cursor` that was processed. A group is sent when its last member is final, whole, whatever their states.
-        Messages hold at most 256 groups and about 1 MiB. An empty message with a cursor is a keep-alive every 15 s; while
-        nothing of the training run was ever created it has no cursor, and who goes on from there begins at the beginning.
+        The server closes the stream only while draining (`UNAVAILABLE`, `DRAINING`): reopen it with the last processed
+        `cursor`. A group is sent as a whole when its last member reaches a final state, whatever the states are. Messages
+        hold at most 256 groups and about 1 MiB. An empty message with a cursor is a keep-alive, sent every 15 s. It has no
+        cursor as long as the training run has no rollouts.
 
         Errors: `INVALID_ARGUMENT` (`CURSOR_INVALID`).
         """
@@ -174,7 +173,7 @@ class RolloutServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetQueueStats(self, request, context):
-        """Returns how full the queue is.
+        """Returns statistics of the queue.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -232,10 +231,10 @@ def add_RolloutServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RolloutService(object):
-    """The queue of rollouts: what to run, what became of it.
+    """Manages the queue of rollouts and streams finished groups.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
-    `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; the only one to retry as it is).
+    `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; the only retryable error).
     """
 
     @staticmethod

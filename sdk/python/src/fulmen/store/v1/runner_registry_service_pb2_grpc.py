@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RunnerRegistryServiceStub(object):
-    """Who runs. Presence comes from the lease stream, not from a second heartbeat.
+    """Lists runners. Liveness is derived from the lease stream; there is no separate heartbeat.
     """
 
     def __init__(self, channel):
@@ -58,18 +58,18 @@ class RunnerRegistryServiceStub(object):
 
 
 class RunnerRegistryServiceServicer(object):
-    """Who runs. Presence comes from the lease stream, not from a second heartbeat.
+    """Lists runners. Liveness is derived from the lease stream; there is no separate heartbeat.
     """
 
     def ListRunners(self, request, context):
-        """Lists the runner sessions that are alive.
+        """Lists live runner sessions.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetRunner(self, request, context):
-        """Returns one session.
+        """Returns a live session.
 
         Errors: `NOT_FOUND` (`RUNNER_NOT_FOUND`).
         """
@@ -78,20 +78,20 @@ class RunnerRegistryServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchRunners(self, request, context):
-        """Streams the fleet: first all sessions that are alive, then a message with `snapshot_complete`, then changes, looked
-        for every second: of several changes of one runner the last is told. The server closes only to drain: open it
-        again; the snapshot makes up for what was missed. An empty message is a keep-alive every 15 s.
+        """Streams the fleet: first all live sessions, then a message with `snapshot_complete`, then changes. Changes are
+        polled every second; of several changes of one runner only the last is sent. The server closes the stream only
+        while draining: reopen it, the new snapshot covers what was missed. An empty message is a keep-alive, sent every 15
+        s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetFleetDemand(self, request, context):
-        """Tells how much work there is and how many runners it wants, for whoever starts and stops runners. The figures are
-        at most some seconds old; of a queue that takes long to count, at most twenty times as old as the count takes.
-        docs/fleets.md has the rule.
+        """Returns the amount of work and the number of runners it requires, for autoscalers. The values are at most a few
+        seconds old, or at most twenty times the duration of the count for a very long queue. See docs/fleets.md.
 
-        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `PERMISSION_DENIED`: the token belongs to another project.
+        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `PERMISSION_DENIED`: the token is bound to another project.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -129,7 +129,7 @@ def add_RunnerRegistryServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RunnerRegistryService(object):
-    """Who runs. Presence comes from the lease stream, not from a second heartbeat.
+    """Lists runners. Liveness is derived from the lease stream; there is no separate heartbeat.
     """
 
     @staticmethod

@@ -26,13 +26,13 @@ if _version_not_supported:
 
 
 class SpanServiceStub(object):
-    """Takes in and hands out spans. The same port serves the standard
-    `opentelemetry.proto.collector.trace.v1.TraceService`, and the store's HTTP port OTLP/HTTP (`POST /v1/traces`,
-    protobuf or JSON, gzip or not), so any OpenTelemetry SDK is a writer too: its spans belong to the attempt of the
-    attempt key, or to that of the attributes `fulmen.rollout` and `fulmen.attempt`.
+    """Stores and reads spans. The same port serves the standard `opentelemetry.proto.collector.trace.v1.TraceService`, and
+    the store's HTTP port serves OTLP/HTTP (`POST /v1/traces`, protobuf or JSON, optionally gzip), so any OpenTelemetry
+    SDK can write spans. They belong to the attempt of the attempt key, or of the attributes `fulmen.rollout` and
+    `fulmen.attempt`.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`: an attempt key
-    reaches its own attempt only) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
+    gives access to its own attempt only) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
     """
 
     def __init__(self, channel):
@@ -59,26 +59,26 @@ class SpanServiceStub(object):
 
 
 class SpanServiceServicer(object):
-    """Takes in and hands out spans. The same port serves the standard
-    `opentelemetry.proto.collector.trace.v1.TraceService`, and the store's HTTP port OTLP/HTTP (`POST /v1/traces`,
-    protobuf or JSON, gzip or not), so any OpenTelemetry SDK is a writer too: its spans belong to the attempt of the
-    attempt key, or to that of the attributes `fulmen.rollout` and `fulmen.attempt`.
+    """Stores and reads spans. The same port serves the standard `opentelemetry.proto.collector.trace.v1.TraceService`, and
+    the store's HTTP port serves OTLP/HTTP (`POST /v1/traces`, protobuf or JSON, optionally gzip), so any OpenTelemetry
+    SDK can write spans. They belong to the attempt of the attempt key, or of the attributes `fulmen.rollout` and
+    `fulmen.attempt`.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`: an attempt key
-    reaches its own attempt only) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
+    gives access to its own attempt only) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
     """
 
     def AppendSpans(self, request_iterator, context):
-        """Appends chunks. Each request message is answered by one response message after its commit, in order; a chunk that
-        is malformed or may not be written is rejected by itself and named, the others are kept. Idempotent by chunk id.
-        Spans of an attempt that has ended are kept; they change no state. The client closes; messages are at most 4 MiB.
+        """Appends chunks. Each request is answered in order by one response after its commit. Malformed or unauthorized
+        chunks are rejected individually and listed; the others are stored. Idempotent by chunk id. Spans of an attempt
+        that has ended are stored and change no state. The client closes the stream. Messages are limited to 4 MiB.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListSpans(self, request, context):
-        """Lists the spans of rollouts, rollout by rollout, in order of start time, without duplicates.
+        """Lists the spans of rollouts, rollout by rollout, ordered by start time, without duplicates.
 
         Errors: `NOT_FOUND` (`ROLLOUT_NOT_FOUND`); `INVALID_ARGUMENT` (`PAGE_TOKEN_INVALID`, `ARGUMENT_INVALID`).
         """
@@ -87,11 +87,11 @@ class SpanServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def StreamSpans(self, request, context):
-        """Streams the chunks of many rollouts as they were written: the trainers' way. The server closes at the end. Chunks
-        of a rollout come together, in order of chunk id. Messages hold about 1 MiB. With a `filter` the store opens the
-        chunks and packs the spans that match anew; without one it hands them out as they came.
+        """Streams the chunks of many rollouts as they were written, for trainers. The server closes the stream at the end.
+        Chunks of a rollout are consecutive, ordered by chunk id. Messages hold about 1 MiB. With a `filter`, the store
+        unpacks the chunks and repacks the matching spans; without one it sends them unchanged.
 
-        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`). Unknown rollouts have no chunks.
+        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`). Unknown rollouts yield no chunks.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -124,13 +124,13 @@ def add_SpanServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SpanService(object):
-    """Takes in and hands out spans. The same port serves the standard
-    `opentelemetry.proto.collector.trace.v1.TraceService`, and the store's HTTP port OTLP/HTTP (`POST /v1/traces`,
-    protobuf or JSON, gzip or not), so any OpenTelemetry SDK is a writer too: its spans belong to the attempt of the
-    attempt key, or to that of the attributes `fulmen.rollout` and `fulmen.attempt`.
+    """Stores and reads spans. The same port serves the standard `opentelemetry.proto.collector.trace.v1.TraceService`, and
+    the store's HTTP port serves OTLP/HTTP (`POST /v1/traces`, protobuf or JSON, optionally gzip), so any OpenTelemetry
+    SDK can write spans. They belong to the attempt of the attempt key, or of the attributes `fulmen.rollout` and
+    `fulmen.attempt`.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`: an attempt key
-    reaches its own attempt only) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
+    gives access to its own attempt only) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
     """
 
     @staticmethod

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class UsageServiceStub(object):
-    """What model calls used and cost, and the limits that all processes of the LLM proxy hold together.
+    """Accounts for the usage and cost of model calls, and shares the rate limits between all processes of the LLM proxy.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
@@ -51,26 +51,26 @@ class UsageServiceStub(object):
 
 
 class UsageServiceServicer(object):
-    """What model calls used and cost, and the limits that all processes of the LLM proxy hold together.
+    """Accounts for the usage and cost of model calls, and shares the rate limits between all processes of the LLM proxy.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
     """
 
     def SyncUsage(self, request, context):
-        """Takes what a proxy process counted since its last exchange, and answers with what the others count. A proxy calls
-        it about once a second and has one exchange under way at a time. Exactly once by (`instance_id`, `sequence`): usage
-        whose sequence is not above the last one of the instance was counted before and is dropped; windows are states, not
-        differences, and may be sent any number of times. A service token is needed.
+        """Adds the usage that a proxy process has counted since its last call, and returns the counts of the other processes.
+        A proxy calls it about once a second, one call at a time. Usage is counted exactly once by (`instance_id`,
+        `sequence`): usage whose sequence is not greater than the last one of the instance is dropped. Windows are states,
+        not increments, and may be sent any number of times. Requires a service token.
 
-        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): nothing was counted.
+        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): no usage was counted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetUsage(self, request, context):
-        """Sums up what model calls used, by group, in order of the groups' names. A reader's token is enough.
+        """Returns the usage of model calls by group, ordered by group name. A reader token is sufficient.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`, `PAGE_TOKEN_INVALID`); `NOT_FOUND` (`PROJECT_NOT_FOUND`).
         """
@@ -100,7 +100,7 @@ def add_UsageServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class UsageService(object):
-    """What model calls used and cost, and the limits that all processes of the LLM proxy hold together.
+    """Accounts for the usage and cost of model calls, and shares the rate limits between all processes of the LLM proxy.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
