@@ -199,13 +199,13 @@ class MemoryLeaseTable:
         """Returns all projects."""
         return [Project(project_id=1, name="projects/default", terms=QueueTerms(max_running=self.max_running))]
 
-    async def oldest(self, project_id: int, *, per_rank: int) -> list[tuple[ReadyItem, float]]:
-        """Returns the oldest waiting items of each rank."""
+    async def oldest(self, project_id: int, *, per_priority: int) -> list[tuple[ReadyItem, float]]:
+        """Returns the oldest waiting items of each sort_priority."""
         page = await self.waiting(project_id, after=(-(2**15), UUID(int=0)), limit=len(self.rows))
-        ranks: dict[int, list[tuple[ReadyItem, float]]] = {}
+        priorities: dict[int, list[tuple[ReadyItem, float]]] = {}
         for row in page:
-            ranks.setdefault(row[0].rank, []).append(row)
-        return [row for rows in ranks.values() for row in rows[:per_rank]]
+            priorities.setdefault(row[0].sort_priority, []).append(row)
+        return [row for rows in priorities.values() for row in rows[:per_priority]]
 
     async def waiting(self, project_id: int, *, after: tuple[int, UUID], limit: int) -> list[tuple[ReadyItem, float]]:
         """Returns one page of waiting items in order."""
@@ -214,9 +214,9 @@ class MemoryLeaseTable:
             for row in self.rows.values()
             if row.item.project_id == project_id
             and row.session_id is None
-            and (row.item.rank, row.item.rollout_id) > after
+            and (row.item.sort_priority, row.item.rollout_id) > after
         ]
-        rows.sort(key=lambda row: (row.item.rank, row.item.rollout_id))
+        rows.sort(key=lambda row: (row.item.sort_priority, row.item.rollout_id))
         return [(row.item, max(0.0, row.run_at - time.monotonic())) for row in rows[:limit]]
 
     def _leases(self) -> list[HeldLease]:

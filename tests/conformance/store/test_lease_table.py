@@ -114,23 +114,25 @@ async def test_a_retried_rollout_waits_again_under_the_next_epoch(subject: Subje
 
 
 async def test_waiting_items_come_in_order_page_by_page(subject: Subject) -> None:
-    items = await _waiting(subject, 7, ranks=[3, -1, 0])
+    items = await _waiting(subject, 7, priorities=[3, -1, 0])
     listed: list[ReadyItem] = []
     after = BEFORE_ALL
     while page := await subject.table.waiting(1, after=after, limit=3):
         listed += [item for item, _ in page]
-        after = (listed[-1].rank, listed[-1].rollout_id)
-    assert listed == sorted(items, key=lambda item: (item.rank, item.rollout_id))
+        after = (listed[-1].sort_priority, listed[-1].rollout_id)
+    assert listed == sorted(items, key=lambda item: (item.sort_priority, item.rollout_id))
 
 
 async def test_the_oldest_of_each_rank_are_found_behind_any_backlog(subject: Subject) -> None:
-    items = await _waiting(subject, 9, ranks=[-2, 0, 7])
+    items = await _waiting(subject, 9, priorities=[-2, 0, 7])
     expected = []
-    for rank in (-2, 0, 7):
-        expected += sorted((item for item in items if item.rank == rank), key=lambda item: item.rollout_id)[:2]
-    found = [item for item, _ in await subject.table.oldest(1, per_rank=2)]
-    assert sorted(found, key=lambda item: (item.rank, item.rollout_id)) == expected
-    assert await subject.table.oldest(2, per_rank=2) == []
+    for sort_priority in (-2, 0, 7):
+        expected += sorted(
+            (item for item in items if item.sort_priority == sort_priority), key=lambda item: item.rollout_id
+        )[:2]
+    found = [item for item, _ in await subject.table.oldest(1, per_priority=2)]
+    assert sorted(found, key=lambda item: (item.sort_priority, item.rollout_id)) == expected
+    assert await subject.table.oldest(2, per_priority=2) == []
 
 
 async def test_leases_of_ended_sessions_are_orphans(subject: Subject) -> None:
@@ -310,9 +312,12 @@ def _memory() -> Subject:
 
 
 async def _waiting(
-    subject: Subject, count: int, *, ranks: Sequence[int] = (0,), hedged: bool = False
+    subject: Subject, count: int, *, priorities: Sequence[int] = (0,), hedged: bool = False
 ) -> list[ReadyItem]:
-    items = [ReadyItem(rollout_id=uuid7(), project_id=1, rank=ranks[index % len(ranks)]) for index in range(count)]
+    items = [
+        ReadyItem(rollout_id=uuid7(), project_id=1, sort_priority=priorities[index % len(priorities)])
+        for index in range(count)
+    ]
     await subject.add(items, hedged)
     return items
 
@@ -362,7 +367,7 @@ def _new(item: ReadyItem, hedged: bool) -> NewItem:
         run_id=None,
         group_key=None,
         group_size=1,
-        rank=item.rank,
+        sort_priority=item.sort_priority,
         not_before=None,
         policy=POLICY,
         labels=(),

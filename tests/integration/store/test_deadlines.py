@@ -26,7 +26,7 @@ QUICK = {"lease_ttl_s": 0.6, "attempt_grace_s": 0.1, "cancel_grace_s": 0.2}
 
 ADD_ITEMS = """
 insert into item (
-    id, project_id, rank, group_size, max_attempts, retry_mask, backoff_ms, run_at, timeout_ms,
+    id, project_id, sort_priority, group_size, max_attempts, retry_mask, backoff_ms, run_at, timeout_ms,
     session, leased_at, deadline, cancel_requested, cancel_by
 )
 select gen_random_uuid(), 1, 0, 1, 3, 24, 0, now(), 1000, $2, $3::timestamptz, $4::timestamptz, $5::timestamptz is not null, $5

@@ -32,12 +32,12 @@ GROUPS = [uuid7() for _ in range(10)]
 # Waiting, leased, ended and hedged rows, in one project; the waiting ones of five priorities.
 GROW = (
     """
-    insert into item (id, project_id, rank, run_id, group_size, max_attempts, retry_mask, backoff_ms, run_at)
+    insert into item (id, project_id, sort_priority, run_id, group_size, max_attempts, retry_mask, backoff_ms, run_at)
     select gen_random_uuid(), 1, n % 5, n % 3, 1, 3, 24, 0, now() from generate_series(1, $1::int) n
     """,
     """
     insert into item (
-        id, project_id, rank, group_size, max_attempts, retry_mask, backoff_ms, run_at, session, leased_at, epoch, hedged
+        id, project_id, sort_priority, group_size, max_attempts, retry_mask, backoff_ms, run_at, session, leased_at, epoch, hedged
     )
     select gen_random_uuid(), 1, n % 5, 1, 3, 24, 0, now(), s.id, now() - interval '1 minute', 1, n <= 100
     from generate_series(1, $1::int) n
@@ -94,7 +94,7 @@ def hot_statements(waiting: list[UUID], leased: list[UUID], hedged: list[UUID]) 
         "fail_overdue_rollouts": Hot(arguments=(1000,), index="item_by_deadline"),
         "hedgeable_attempts": Hot(arguments=([1], 50), items=LEASED, index="item_hedgeable"),
         "refill_queue": Hot(arguments=(1, -200, LOWEST, 2000), items=2000 + LEASED, index="item_in_order"),
-        "oldest_of_each_rank": Hot(arguments=(1, 100), items=5 * (100 + 2) + LEASED, index="item_in_order"),
+        "oldest_of_each_priority": Hot(arguments=(1, 100), items=5 * (100 + 2) + LEASED, index="item_in_order"),
         "running_room": Hot(arguments=(1,), items=LEASED, index="item_leased"),
         "count_queued": Hot(arguments=(1,), items=ASKED + 1 + LEASED, index="item_in_order"),
         "live_rollouts_of_run": Hot(arguments=(1, 1, -200, LOWEST, ASKED), items=5 * ASKED, index="item_in_order"),

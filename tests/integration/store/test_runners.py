@@ -316,7 +316,7 @@ async def test_the_registry_and_renewals_probe_indexes_only(database_url: str) -
     await connection.execute(f"prepare listing as {SQL['list_runners']}")
     await connection.execute(f"prepare renewing as {SQL['renew_sessions']}")
     await connection.execute(
-        "insert into item (id, project_id, rank, group_size, max_attempts, retry_mask, backoff_ms, run_at)"
+        "insert into item (id, project_id, sort_priority, group_size, max_attempts, retry_mask, backoff_ms, run_at)"
         " select gen_random_uuid(), 1, 0, 1, 3, 24, 0, now() from generate_series(1, 20000)"
     )
     await connection.execute(

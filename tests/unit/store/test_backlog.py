@@ -14,7 +14,7 @@ from fulmen_store.scheduling.backlog import LOW_WATER, MAX_REFILL_PAGES, REFILL_
 from fulmen_store.scheduling.fair_queue import ReadyItem
 from fulmen_store.scheduling.rules import QueueRules, QueueTerms
 from fulmen_store.scheduling.runner_streams import RunnerStream, RunnerStreams
-from fulmen_store.scheduling.shares import STEAL_DELAY_S
+from fulmen_store.scheduling.work_stealing import STEAL_DELAY_S
 from tests.support.memory_lease_table import MemoryLeaseTable
 
 POLICY = RetryPolicy(max_attempts=2, retry_mask=0, backoff_ms=0)
@@ -49,8 +49,11 @@ class World:
             clock=lambda: self.now,
         )
 
-    def add(self, count: int = 1, *, rank: int = 0, labels: frozenset[str] = frozenset()) -> list[ReadyItem]:
-        items = [ReadyItem(rollout_id=uuid7(), project_id=1, rank=rank, labels=labels) for _ in range(count)]
+    def add(self, count: int = 1, *, sort_priority: int = 0, labels: frozenset[str] = frozenset()) -> list[ReadyItem]:
+        items = [
+            ReadyItem(rollout_id=uuid7(), project_id=1, sort_priority=sort_priority, labels=labels)
+            for _ in range(count)
+        ]
         for item in items:
             self.table.add(item, POLICY)
         return items
@@ -110,11 +113,11 @@ async def test_a_poll_without_news_reads_one_page_however_long_the_backlog(small
 
 async def test_work_of_which_nobody_told_is_found_wherever_it_lies(small_pages: int) -> None:
     pages = 12
-    for rank in (-1, 0, 1):
+    for sort_priority in (-1, 0, 1):
         world = World()
         world.add(pages * small_pages, labels=GPU)
         await world.read_all()
-        (wanted,) = world.add(rank=rank)
+        (wanted,) = world.add(sort_priority=sort_priority)
         for _ in range(pages + 1):
             assert await world.poll() <= 2
         assert world.next() == wanted
@@ -124,7 +127,7 @@ async def test_a_hint_is_followed_through_the_whole_backlog_and_first_at_its_hea
     world = World()
     world.add(2 * MAX_REFILL_PAGES * small_pages, labels=GPU)
     await world.read_all()
-    (last,), (first,) = world.add(), world.add(rank=-1)
+    (last,), (first,) = world.add(), world.add(sort_priority=-1)
     world.backlog.hint([1])
     await world.backlog.refill()
     assert world.next() == first
@@ -137,7 +140,7 @@ async def test_more_urgent_work_goes_first_while_a_long_backlog_is_handed_out(sm
     world = World()
     world.add(4 * small_pages)
     await world.poll()
-    urgent = world.add(rank=-1)[0]
+    urgent = world.add(sort_priority=-1)[0]
     taken = []
     while world.backlog.ready.count_of(1):
         item = world.next()
@@ -226,7 +229,7 @@ async def test_urgent_work_of_another_replica_is_found_although_all_runners_are_
     world.add(LOW_WATER + 100)
     await world.read_all()
     world.stream.credit = 0
-    (urgent,) = world.add(rank=-10)
+    (urgent,) = world.add(sort_priority=-10)
     assert await world.poll() == 1
     world.stream.credit = 1
     assert world.next() == urgent

@@ -155,8 +155,8 @@ async def test_a_runner_that_left_while_its_claim_was_committed_costs_nothing() 
 
 async def test_what_has_waited_long_behind_more_urgent_work_than_fits_in_memory_goes_first() -> None:
     world = World()
-    urgent = [ReadyItem(rollout_id=uuid7(), project_id=1, rank=-5) for _ in range(REFILL_PAGE + 100)]
-    meek = ReadyItem(rollout_id=uuid7(), project_id=1, rank=5, since_s=time.time() - 100_000)
+    urgent = [ReadyItem(rollout_id=uuid7(), project_id=1, sort_priority=-5) for _ in range(REFILL_PAGE + 100)]
+    meek = ReadyItem(rollout_id=uuid7(), project_id=1, sort_priority=5, since_s=time.time() - 100_000)
     for item in (*urgent, meek):
         world.table.add(item, POLICY)
     stream = world.stream(1)

@@ -37,12 +37,14 @@ def next_id() -> UUID:
     return UUID(int=next(_milliseconds) << 80 | 7 << 76 | 2 << 62)
 
 
-def item(project_id: int = 1, rank: int = 0, labels: frozenset[str] = frozenset()) -> ReadyItem:
-    return ReadyItem(rollout_id=next_id(), project_id=project_id, rank=rank, labels=labels)
+def item(project_id: int = 1, sort_priority: int = 0, labels: frozenset[str] = frozenset()) -> ReadyItem:
+    return ReadyItem(rollout_id=next_id(), project_id=project_id, sort_priority=sort_priority, labels=labels)
 
 
-def aged(clock: Clock, age_s: float, *, project_id: int = 1, rank: int = 0) -> ReadyItem:
-    return ReadyItem(rollout_id=next_id(), project_id=project_id, rank=rank, since_s=clock.now_s - age_s)
+def aged(clock: Clock, age_s: float, *, project_id: int = 1, sort_priority: int = 0) -> ReadyItem:
+    return ReadyItem(
+        rollout_id=next_id(), project_id=project_id, sort_priority=sort_priority, since_s=clock.now_s - age_s
+    )
 
 
 def queue_with(clock: Clock | None = None, **terms: QueueTerms) -> FairQueue:
@@ -118,7 +120,7 @@ def test_a_project_that_comes_back_neither_lags_nor_owes() -> None:
 
 def test_the_lowest_rank_goes_first_and_the_oldest_within_it() -> None:
     queue = queue_with(p1=QueueTerms(rules=NO_AGEING))
-    old, new, urgent = item(), item(), item(rank=-3)
+    old, new, urgent = item(), item(), item(sort_priority=-3)
     for one in (new, urgent, old):
         queue.push(one)
     assert popped(queue, 3) == [urgent, *sorted([old, new], key=lambda one: one.rollout_id.int)]
@@ -134,31 +136,34 @@ def test_within_a_project_an_interval_of_waiting_is_worth_one_priority(
 ) -> None:
     clock = Clock()
     queue = queue_with(clock, p1=QueueTerms(rules=QueueRules(ageing_interval_s=interval_s)))
-    items = [aged(clock, age_s, rank=rank) for rank, age_s in rows]
+    items = [aged(clock, age_s, sort_priority=sort_priority) for sort_priority, age_s in rows]
     for one in items:
         queue.push(one)
 
     def worth(one: ReadyItem) -> float:
-        return one.rank - (clock.now_s - one.waiting_since_s) / interval_s
+        return one.sort_priority - (clock.now_s - one.waiting_since_s) / interval_s
 
     order = [worth(one) for one in popped(queue, len(items))]
     assert order == sorted(order)
 
 
 @settings(deadline=None)
-@given(interval_s=st.sampled_from([10.0, 60.0]), rank=st.integers(1, 30), steps=st.integers(1, 4))
+@given(interval_s=st.sampled_from([10.0, 60.0]), sort_priority=st.integers(1, 30), steps=st.integers(1, 4))
 def test_with_ageing_nothing_starves_behind_an_endless_stream_of_urgent_work(
-    interval_s: float, rank: int, steps: int
+    interval_s: float, sort_priority: int, steps: int
 ) -> None:
     """Within the project and from another one alike."""
     clock = Clock()
     rules = QueueRules(ageing_interval_s=interval_s)
     queue = queue_with(clock, p1=QueueTerms(rules=rules), p2=QueueTerms(rules=rules))
-    meek = [aged(clock, 0, project_id=1, rank=rank), aged(clock, 0, project_id=2, rank=rank)]
+    meek = [
+        aged(clock, 0, project_id=1, sort_priority=sort_priority),
+        aged(clock, 0, project_id=2, sort_priority=sort_priority),
+    ]
     for one in meek:
         queue.push(one)
     seen: list[ReadyItem] = []
-    rounds = (rank + 1) * steps + 2
+    rounds = (sort_priority + 1) * steps + 2
     for _ in range(rounds):
         for _ in range(3):
             queue.push(aged(clock, 0, project_id=1))
@@ -171,7 +176,7 @@ def test_without_ageing_urgent_work_goes_first_for_ever() -> None:
     clock = Clock()
     off = QueueTerms(rules=NO_AGEING)
     queue = queue_with(clock, p1=off, p2=off)
-    meek = aged(clock, 10_000_000, project_id=2, rank=1)
+    meek = aged(clock, 10_000_000, project_id=2, sort_priority=1)
     queue.push(meek)
     for _ in range(20):
         queue.push(aged(clock, 0))
@@ -184,7 +189,7 @@ def test_without_ageing_urgent_work_goes_first_for_ever() -> None:
 def test_new_terms_count_for_what_waits_already() -> None:
     clock = Clock()
     queue = queue_with(clock, p1=QueueTerms(rules=NO_AGEING))
-    old, urgent = aged(clock, 500, rank=1), aged(clock, 0)
+    old, urgent = aged(clock, 500, sort_priority=1), aged(clock, 0)
     queue.push(old)
     queue.push(urgent)
     queue.learn(1, QueueTerms(rules=QueueRules(ageing_interval_s=INTERVAL_S)))
@@ -224,7 +229,7 @@ def test_urgent_work_that_a_runner_cannot_take_does_not_change_who_is_served() -
     """A rollout without a runner must not make the projects' shares depend on their age."""
     clock = Clock()
     queue = FairQueue(now_s=clock)
-    queue.push(ReadyItem(rollout_id=next_id(), project_id=3, rank=-50, labels=frozenset({"gpu=h200"})))
+    queue.push(ReadyItem(rollout_id=next_id(), project_id=3, sort_priority=-50, labels=frozenset({"gpu=h200"})))
     for _ in range(30):
         queue.push(aged(clock, 10_000, project_id=1))
         queue.push(aged(clock, 0, project_id=2))
@@ -285,13 +290,13 @@ def test_a_limited_project_hands_out_what_it_is_allowed_until_its_terms_change()
 )
 def test_everything_that_goes_in_comes_out_once(moves: list[tuple[int, int, bool, int, int]]) -> None:
     queue, pushed, taken = FairQueue(predicted_s=lambda task_type: float(task_type or 0)), [], []
-    for project_id, rank, take, group, task_type in moves:
+    for project_id, sort_priority, take, group, task_type in moves:
         if take and (one := queue.pop()) is not None:
             taken.append(one)
         fresh = ReadyItem(
             rollout_id=uuid7(),
             project_id=project_id,
-            rank=rank,
+            sort_priority=sort_priority,
             group_key=UUID(int=group) if group else None,
             task_type=task_type or None,
         )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fulmen_store.leases.leases import EndedAttempt
 from fulmen_store.rollouts.transitions import FailureKind, RolloutState
-from fulmen_store.runners.session_notes import SessionUpdates
+from fulmen_store.runners.session_updates import SessionUpdates
 from fulmen_store.scheduling.fair_queue import ReadyItem
 
 SESSIONS = [UUID(int=number) for number in range(1, 4)]

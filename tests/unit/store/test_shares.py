@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fulmen.ids import uuid7
 from fulmen_store.replicas.live_replicas import BUCKETS, LiveReplicas, Replica, Shares
 from fulmen_store.scheduling.fair_queue import ReadyItem
-from fulmen_store.scheduling.shares import LAG_LIMIT_MS, STEAL_DELAY_S, WorkStealer
+from fulmen_store.scheduling.work_stealing import LAG_LIMIT_MS, STEAL_DELAY_S, WorkStealer
 
 IDS = st.lists(st.uuids(), min_size=1, max_size=6, unique=True)
 PAGE_ROWS = 100

@@ -1,4 +1,4 @@
-"""The composition root of the store: the one file that knows all its parts."""
+"""The composition root of the store: creates every part, wires it, and names the background roles."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import grpc.aio
 import structlog
 from pydantic import SecretStr
 
-from fulmen.ids import ALL_PROJECTS
+from fulmen.ids import ALL_PROJECTS, uuid7
 from fulmen.keda import externalscaler_pb2_grpc
 from fulmen.store.v1 import (
     lease_service_pb2_grpc,
@@ -20,40 +20,81 @@ from fulmen.store.v1 import (
     resource_service_pb2_grpc,
     rollout_service_pb2_grpc,
     runner_registry_service_pb2_grpc,
+    span_service_pb2_grpc,
     usage_service_pb2_grpc,
 )
-from fulmen_service_kit.lifecycle import ServiceParts
-from fulmen_service_kit.server import build_server
+from fulmen_service_kit.http_server import HttpServer, bind
+from fulmen_service_kit.lifecycle import Role, ServiceParts
+from fulmen_service_kit.own_traces import own_traces
+from fulmen_service_kit.revocation import RevocationFollower, RevokedTokens
+from fulmen_service_kit.server import RpcServer, build_server
 from fulmen_service_kit.settings import ServiceSettings
-from fulmen_service_kit.tokens import Caller, OwnToken, TokenSigner, TokenVerifier, new_token_id
+from fulmen_service_kit.tokens import Caller, OwnToken, TokenSigner, TokenVerifier
 from fulmen_service_kit.tokens import Role as TokenRole
 from fulmen_store.access_policy import ROLE_POLICY, SERVICE_NAMES
+from fulmen_store.database.database import Database, connect
+from fulmen_store.database.migrations import migrate
 from fulmen_store.database.watch import DatabaseWatch
-from fulmen_store.projects.projects import Projects
+from fulmen_store.events import QueueEvents
+from fulmen_store.leases.attempt_ends import AttemptEnds, LeaseReturner
+from fulmen_store.leases.overdue import OverdueReaper
+from fulmen_store.leases.sessions import LeaseRenewer, LeaseSweeper, Sessions
+from fulmen_store.leases.table import AttemptCheckTable, OverdueTable, PgLeaseTable, SessionTable
+from fulmen_store.metrics import StoreMetrics
+from fulmen_store.projects.projects import ProjectFollower, Projects
+from fulmen_store.projects.table import ProjectTable, TokenTable
 from fulmen_store.projects.tokens import Tokens
-from fulmen_store.queue_parts import Queue, wire_queue
-from fulmen_store.queue_parts import roles as queue_roles
+from fulmen_store.replicas.live_replicas import LiveReplicas
 from fulmen_store.replicas.membership import MembershipRenewer
+from fulmen_store.replicas.notifier import NotificationReceiver, NotificationSender
 from fulmen_store.replicas.peer_client import PeerClient
-from fulmen_store.replicas.wakeups import PROJECTS_CHANGED
+from fulmen_store.replicas.table import ReplicaTable
+from fulmen_store.replicas.wakeups import Wakeups
+from fulmen_store.resources.garbage import ResourceGarbageCollector
+from fulmen_store.resources.garbage_table import GarbageTable
+from fulmen_store.resources.lifetimes import ExpiringVersions
 from fulmen_store.resources.resources import Resources
+from fulmen_store.resources.table import ResourceTable
 from fulmen_store.resources.watch import ResourceWatcher
+from fulmen_store.retention.retention import Retention
+from fulmen_store.retention.table import RetentionTable, UpkeepTable
+from fulmen_store.retention.upkeep import Maintenance
 from fulmen_store.rollouts.dead_letters import DeadLetters
+from fulmen_store.rollouts.dead_letters_table import DeadLetterTable
 from fulmen_store.rollouts.feed import FeedFollower
+from fulmen_store.rollouts.lists import RolloutLists
+from fulmen_store.rollouts.rollouts import Rollouts
+from fulmen_store.rollouts.table import FeedTable, RolloutTable
+from fulmen_store.runners.fleet_demand import FleetDemand
+from fulmen_store.runners.registry import FleetWatcher
+from fulmen_store.runners.session_updates import SessionUpdates
+from fulmen_store.runners.table import RunnerTable
+from fulmen_store.scheduling.dispatcher import Dispatcher
+from fulmen_store.scheduling.durations import DurationTracker
+from fulmen_store.scheduling.hedging import Hedger
 from fulmen_store.scheduling.queue_stats import StatsCache
-from fulmen_store.scheduling.runner_streams import Drained
+from fulmen_store.scheduling.quotas import QueueQuotas
+from fulmen_store.scheduling.runner_streams import Drained, RunnerStreams
+from fulmen_store.scheduling.table import DemandTable, DurationTable, QueueStatsTable
 from fulmen_store.settings import StoreSettings
-from fulmen_store.table_parts import Tables, open_tables
+from fulmen_store.spans.blobs import Blobs, open_storage
+from fulmen_store.spans.spans import Spans
+from fulmen_store.spans.table import SpanTable
+from fulmen_store.traces import RolloutTraces
 from fulmen_store.transport.lease_service import LeaseService
+from fulmen_store.transport.otlp_http import OtlpHttpApp
+from fulmen_store.transport.otlp_ingest import OtlpIngest
 from fulmen_store.transport.peer_service import PeerService
-from fulmen_store.transport.project_service import ProjectService, token_signer
+from fulmen_store.transport.project_service import ProjectService
 from fulmen_store.transport.registry_service import RunnerRegistryService
 from fulmen_store.transport.resource_service import ResourceService
-from fulmen_store.transport.rollout_codec import repeated_rollout
 from fulmen_store.transport.rollout_service import RolloutService
-from fulmen_store.transport.scaler_service import Identify, ScalerService
+from fulmen_store.transport.scaler_service import ScalerService
+from fulmen_store.transport.span_service import SpanService, add_trace_service
 from fulmen_store.transport.usage_service import UsageService
 from fulmen_store.usage.sync import UsageSync
+from fulmen_store.usage.table import UsageTable
+from fulmen_store.usage.usage_keeper import UsageRetention
 
 __all__ = ["build"]
 
@@ -63,51 +104,40 @@ _log = structlog.get_logger()
 
 
 async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServiceParts:
-    """Makes the parts of the store and wires them.
+    """Builds the store.
 
     Raises:
-        DatabaseUnavailable: if PostgreSQL did not answer in time.
-        MigrationError: if the schema cannot be brought up to date.
-        StartupError: if the port cannot be bound.
+        DatabaseUnavailable: If PostgreSQL did not answer in time.
+        MigrationError: If the schema cannot be brought up to date.
+        StartupError: If a port cannot be bound, or the blob URL cannot be used.
     """
     assert isinstance(settings, StoreSettings)
     settings = _with_key(settings)
-    tables = await open_tables(settings, stack)
+    database = await _open_database(settings, stack)
+    queue = _Queue(database, settings, stack)
+    await queue.maintenance.run_once()
     keys = settings.signing_keys()
-    own_token = OwnToken(keys, TokenRole.SERVICE, subject="store-replica", project=ALL_PROJECTS)
-    peers = PeerClient(own_token, tls=settings.sibling_tls())
-    stack.push_async_callback(peers.close)
-    queue = wire_queue(tables, settings, peers)
-    await queue.upkeep.run_once()
-
-    def identify(rpc: str, authorization: str, address: str) -> Caller:
-        return server.authenticator.identify(rpc, authorization, address)
-
     verifier = TokenVerifier(keys, revoked=queue.revoked)
+    services = _Services(queue, database, settings, signer=TokenSigner(keys), verifier=verifier)
     server = build_server(
-        settings,
-        verifier=verifier,
-        policy=ROLE_POLICY,
-        service_names=SERVICE_NAMES,
-        register=lambda grpc_server: _register(
-            grpc_server, tables, queue, settings, identify=identify, signer=TokenSigner(keys), verifier=verifier
-        ),
+        settings, verifier=verifier, policy=ROLE_POLICY, service_names=SERVICE_NAMES, register=services.register
     )
+    services.server = server
+    server.readiness.add("database", lambda: "" if database.is_up else "it does not answer, or takes no writes")
+    http = services.serve_http(server, stack)
     membership = MembershipRenewer(
-        table=tables.replicas,
+        table=ReplicaTable(database),
         replicas=queue.replicas,
         address=settings.peer_address(server.port),
-        runner_count=lambda: len(queue.streams),
+        streams=queue.streams,
     )
-    server.readiness.add("database", lambda: "" if tables.database.is_up else "it does not answer, or takes no writes")
     watch = DatabaseWatch(
-        database=tables.database,
+        database=database,
         dsn=settings.database_url.get_secret_value(),
         connections=settings.database_connections,
         changed=server.tell_readiness,
     )
-    http = queue.spans.serve_http(server, settings, stack)
-    roles = queue_roles(tables, queue, settings.lease_ttl_s) | queue.spans.roles()
+    roles = queue.roles | services.roles
     roles |= {"membership-renewer": membership, "database-watch": watch, "http-server": http}
 
     async def drain() -> None:
@@ -116,79 +146,250 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     return ServiceParts(server=server, roles=roles, drain=drain, ports={"http_port": http.port})
 
 
-def _register(
-    server: grpc.aio.Server,
-    tables: Tables,
-    queue: Queue,
-    settings: StoreSettings,
-    *,
-    identify: Identify,
-    signer: TokenSigner,
-    verifier: TokenVerifier,
-) -> None:
-    stopping, poll_s = queue.stopping.is_set, settings.poll_interval_s
-    rollout_service = RolloutService(
-        rollouts=queue.rollouts,
-        table=tables.rollouts,
-        lists=tables.rollout_lists,
-        dead_letters=DeadLetters(
-            rollouts=queue.rollouts, table=tables.rollouts, dead=tables.dead_letters, again=repeated_rollout
-        ),
-        feed=FeedFollower(table=tables.feed, wakeups=queue.wakeups, poll_interval_s=poll_s),
-        streams=queue.streams,
-        dispatcher=queue.dispatcher,
-        stats=StatsCache(tables.queue_stats.stats),
-        stopping=stopping,
+async def _open_database(settings: StoreSettings, stack: AsyncExitStack) -> Database:
+    dsn = settings.database_url.get_secret_value()
+    database = await connect(
+        dsn, connections=settings.database_connections, start_limit_s=settings.database_start_limit_s
     )
-    lease_service = LeaseService(
-        sessions=queue.sessions,
-        streams=queue.streams,
-        notes=queue.notes,
-        dispatcher=queue.dispatcher,
-        ends=queue.ends,
-        table=tables.rollouts,
-        checks=tables.attempt_checks,
-        signer=signer,
-        undelivered=queue.returner.give_back,
-        drain_notice_s=settings.drain_notice_s,
-        stopping=stopping,
-    )
-    resource_service = ResourceService(
-        resources=Resources(table=tables.resources, wakeups=queue.wakeups),
-        watcher=ResourceWatcher(table=tables.resources, wakeups=queue.wakeups, poll_interval_s=poll_s),
-        table=tables.resources,
-        rollouts=tables.rollouts,
-        stopping=stopping,
-    )
-    rollout_service_pb2_grpc.add_RolloutServiceServicer_to_server(rollout_service, server)
-    lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(lease_service, server)
-    resource_service_pb2_grpc.add_ResourceServiceServicer_to_server(resource_service, server)
-    queue.spans.register(server)
-    peer_service_pb2_grpc.add_PeerServiceServicer_to_server(PeerService(queue.listener), server)
-    registry = RunnerRegistryService(table=tables.runners, board=queue.board, demand=queue.demand, stopping=stopping)
-    runner_registry_service_pb2_grpc.add_RunnerRegistryServiceServicer_to_server(registry, server)
-    scaler = ScalerService(demand=queue.demand, identify=identify, stopping=stopping)
-    externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server(scaler, server)
-    project_service = ProjectService(
-        projects=Projects(table=tables.projects, changed=lambda: queue.wakeups.announce([PROJECTS_CHANGED])),
-        tokens=Tokens(
-            table=tables.tokens,
-            sign=token_signer(signer),
-            new_id=new_token_id,
-            revoked=queue.revoked.add,
-        ),
-        table=tables.projects,
-        token_table=tables.tokens,
-        verifier=verifier,
-    )
-    project_service_pb2_grpc.add_ProjectServiceServicer_to_server(project_service, server)
-    exchange = UsageSync(table=tables.usage, project_id=tables.rollouts.project_id)
-    usage_service = UsageService(exchange=exchange, table=tables.usage, rollouts=tables.rollouts)
-    usage_service_pb2_grpc.add_UsageServiceServicer_to_server(usage_service, server)
+    stack.push_async_callback(database.close)
+    if settings.auto_migrate:
+        migrated = await migrate(dsn)
+        _log.info(
+            "schema_ready", applied=migrated.applied, waiting_for_post=migrated.waiting, caught_up=migrated.caught_up
+        )
+    return database
 
 
-async def _drain(queue: Queue, membership: MembershipRenewer) -> None:
-    """Leaves the other replicas, tells watchers and runners to move, and waits until the runners have."""
+class _Queue:
+    """Use cases and background roles of the queue, and what they share."""
+
+    def __init__(self, database: Database, settings: StoreSettings, stack: AsyncExitStack) -> None:
+        traces = own_traces()
+        self.stopping = asyncio.Event()
+        self.events = events = QueueEvents()
+        self.metrics = metrics = StoreMetrics()
+        self.traces = None if traces is None else RolloutTraces(traces)
+        self.streams = streams = RunnerStreams()
+        self.replicas = replicas = LiveReplicas(uuid7())
+        self.wakeups = wakeups = Wakeups()
+        self.revoked = RevokedTokens()
+        self.leases = leases = PgLeaseTable(database)
+        self.rollout_table = rollouts = RolloutTable(database)
+        self.resource_table = ResourceTable(database)
+        sessions, stats, durations = SessionTable(database), QueueStatsTable(database), DurationTable(database)
+        lease_ttl_s = settings.lease_ttl_s
+
+        # Scheduling: which rollout goes to which runner.
+        self.durations = DurationTracker(durations)
+        self.stats = StatsCache(stats)
+        self.dispatcher = Dispatcher(
+            table=leases,
+            streams=streams,
+            events=events,
+            poll_interval_s=settings.poll_interval_s,
+            replicas=replicas,
+            durations=self.durations,
+            metrics=metrics,
+        )
+        # Leases: how attempts end, and the sessions that hold leases.
+        self.ends = AttemptEnds(table=leases, events=events, metrics=metrics)
+        self.returner = LeaseReturner(self.ends)
+        self.updates = updates = SessionUpdates()
+        self.sessions = Sessions(
+            sessions=sessions,
+            leases=leases,
+            streams=streams,
+            updates=updates,
+            ends=self.ends,
+            events=events,
+            lease_ttl_s=lease_ttl_s,
+        )
+        # Rollouts: creation and cancellation.
+        self.rollouts = Rollouts(
+            table=rollouts,
+            versions=ExpiringVersions(self.resource_table),
+            quotas=QueueQuotas(stats),
+            dispatcher=self.dispatcher,
+            events=events,
+            cancel_grace_s=settings.cancel_grace_s,
+            metrics=metrics,
+        )
+        # Runners and replicas.
+        self.fleet = FleetWatcher(table=RunnerTable(database))
+        self.demand = FleetDemand(table=DemandTable(database), durations=durations)
+        own_token = OwnToken(settings.signing_keys(), TokenRole.SERVICE, subject="store-replica", project=ALL_PROJECTS)
+        peers = PeerClient(own_token, tls=settings.sibling_tls())
+        stack.push_async_callback(peers.close)
+        self.sender = NotificationSender(
+            replicas=replicas, client=peers, streams=streams, enabled=settings.notify_peers
+        )
+        self.receiver = NotificationReceiver(
+            dispatcher=self.dispatcher, wakeups=wakeups, leases=leases, streams=streams
+        )
+        self.maintenance = Maintenance(table=UpkeepTable(database))
+        self._subscribe(database)
+        self.roles: dict[str, Role] = {
+            "create-committer": self.rollouts.creations,
+            "end-committer": self.ends.committer,
+            "session-lookups": self.sessions.lookups,
+            "dispatcher": self.dispatcher,
+            "durations": self.durations,
+            "hedger": Hedger(table=leases, dispatcher=self.dispatcher, durations=self.durations),
+            "lease-returner": self.returner,
+            "lease-renewer": LeaseRenewer(
+                sessions=sessions, leases=leases, streams=streams, updates=updates, lease_ttl_s=lease_ttl_s
+            ),
+            "lease-sweeper": LeaseSweeper(
+                sessions=sessions, leases=leases, streams=streams, ends=self.ends, lease_ttl_s=lease_ttl_s
+            ),
+            "overdue": OverdueReaper(
+                table=OverdueTable(database),
+                ends=self.ends,
+                events=events,
+                attempt_grace_s=settings.attempt_grace_s,
+                lease_ttl_s=lease_ttl_s,
+            ),
+            "fleet-watcher": self.fleet,
+            "fleet-demand": self.demand,
+            "resource-collector": ResourceGarbageCollector(table=GarbageTable(database)),
+            "maintenance": self.maintenance,
+            "project-follower": ProjectFollower(table=leases, dispatcher=self.dispatcher, wakeups=wakeups),
+            "revocations": RevocationFollower(revoked=self.revoked, fetch=TokenTable(database).revoked),
+            "notification-sender": self.sender,
+        }
+
+    def _subscribe(self, database: Database) -> None:
+        events, metrics = self.events, self.metrics
+        events.attempts_ended.subscribe(self.streams.forget_leases)
+        events.attempts_ended.subscribe(self.durations.learn)
+        events.attempts_ended.subscribe(self.updates.ended)
+        events.attempts_ended.subscribe(self.dispatcher.attempts_ended)
+        if self.traces is not None:
+            events.attempts_ended.subscribe(self.traces.ended)
+        events.leases_undelivered.subscribe(self.returner.release)
+        events.projects_finished.subscribe(self.wakeups.announce_finished)
+        events.work_ready.subscribe(self.dispatcher.offer)
+        events.work_unmatched.subscribe(self.sender.work_unmatched)
+        events.session_notices.subscribe(self.sender.send_each)
+        self.wakeups.announced.subscribe(self.sender.announced)
+        metrics.watch_database(lambda: int(database.is_up))
+        metrics.watch_demand(self.demand.shown)
+        metrics.watch_queue(
+            known=lambda: len(self.dispatcher),
+            credit=self.streams.open_credit,
+            runners=lambda: len(self.streams),
+        )
+
+
+class _Services:
+    """The servicers, and the use cases that only they need."""
+
+    server: RpcServer
+
+    def __init__(
+        self,
+        queue: _Queue,
+        database: Database,
+        settings: StoreSettings,
+        *,
+        signer: TokenSigner,
+        verifier: TokenVerifier,
+    ) -> None:
+        self._settings, self._database = settings, database
+        stopping, poll_s = queue.stopping, settings.poll_interval_s
+        wakeups, rollouts, usage = queue.wakeups, queue.rollout_table, UsageTable(database)
+        projects, tokens = ProjectTable(database), TokenTable(database)
+        self.rollouts = RolloutService(
+            rollouts=queue.rollouts,
+            table=rollouts,
+            lists=RolloutLists(database),
+            dead_letters=DeadLetters(rollouts=queue.rollouts, table=rollouts, dead=DeadLetterTable(database)),
+            feed=FeedFollower(table=FeedTable(database), wakeups=wakeups, poll_interval_s=poll_s),
+            dispatcher=queue.dispatcher,
+            stats=queue.stats,
+            stopping=stopping,
+        )
+        self.leases = LeaseService(
+            sessions=queue.sessions,
+            dispatcher=queue.dispatcher,
+            ends=queue.ends,
+            rollouts=rollouts,
+            checks=AttemptCheckTable(database),
+            signer=signer,
+            drain_notice_s=settings.drain_notice_s,
+            stopping=stopping,
+        )
+        self.resources = ResourceService(
+            resources=Resources(table=queue.resource_table, wakeups=wakeups),
+            watcher=ResourceWatcher(table=queue.resource_table, wakeups=wakeups, poll_interval_s=poll_s),
+            table=queue.resource_table,
+            rollouts=rollouts,
+            stopping=stopping,
+        )
+        self.projects = ProjectService(
+            projects=Projects(table=projects, wakeups=wakeups),
+            tokens=Tokens(table=tokens, signer=signer, revoked=queue.revoked),
+            table=projects,
+            token_table=tokens,
+            verifier=verifier,
+        )
+        self.usage = UsageService(sync=UsageSync(table=usage, rollouts=rollouts), table=usage, rollouts=rollouts)
+        self.registry = RunnerRegistryService(
+            table=RunnerTable(database), fleet=queue.fleet, demand=queue.demand, stopping=stopping
+        )
+        self.scaler = ScalerService(demand=queue.demand, identify=self._identify, stopping=stopping)
+        self.peers = PeerService(queue.receiver)
+        blobs = Blobs(open_storage(settings.blob_url)) if settings.blob_url else None
+        chunks = SpanTable(database, blobs=blobs)
+        spans = Spans(
+            table=chunks,
+            blobs=blobs,
+            blob_min_bytes=settings.blob_min_bytes,
+            metrics=queue.metrics,
+            traces=queue.traces,
+        )
+        self.spans = SpanService(spans=spans, table=chunks, rollouts=rollouts, metrics=queue.metrics)
+        self.ingest = OtlpIngest(spans=spans, rollouts=rollouts, metrics=queue.metrics)
+        self.roles: dict[str, Role] = {
+            "span-committer": spans.committer,
+            "span-packer": spans.packer,
+            "retention": Retention(table=RetentionTable(database), blobs=blobs),
+            "usage-retention": UsageRetention(table=usage),
+        }
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Adds the servicers to a server."""
+        rollout_service_pb2_grpc.add_RolloutServiceServicer_to_server(self.rollouts, server)
+        lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(self.leases, server)
+        resource_service_pb2_grpc.add_ResourceServiceServicer_to_server(self.resources, server)
+        project_service_pb2_grpc.add_ProjectServiceServicer_to_server(self.projects, server)
+        usage_service_pb2_grpc.add_UsageServiceServicer_to_server(self.usage, server)
+        runner_registry_service_pb2_grpc.add_RunnerRegistryServiceServicer_to_server(self.registry, server)
+        externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server(self.scaler, server)
+        peer_service_pb2_grpc.add_PeerServiceServicer_to_server(self.peers, server)
+        span_service_pb2_grpc.add_SpanServiceServicer_to_server(self.spans, server)
+        add_trace_service(self.ingest, server)
+
+    def serve_http(self, server: RpcServer, stack: AsyncExitStack) -> HttpServer:
+        """Binds the port of OTLP/HTTP, which authenticates callers as the gRPC server does."""
+        settings = self._settings
+        app = OtlpHttpApp(
+            ingest=self.ingest,
+            authenticator=server.authenticator,
+            max_body_bytes=settings.max_message_bytes,
+            database=self._database,
+        )
+        listener = bind(settings.host, settings.http_port)
+        http = HttpServer(door=app, listener=listener, grace_s=settings.drain_grace_s, tls=settings.own_tls())
+        stack.callback(http.close)
+        return http
+
+    def _identify(self, rpc: str, authorization: str, address: str) -> Caller:
+        return self.server.authenticator.identify(rpc, authorization, address)
+
+
+async def _drain(queue: _Queue, membership: MembershipRenewer) -> None:
+    """Leaves the other replicas, sends drain notices to watchers and runners, and waits until the runners have left."""
     queue.stopping.set()
     queue.wakeups.announce_all()
     queue.streams.send_each([(stream.session_id, Drained()) for stream in queue.streams.all_open()])
@@ -198,7 +399,7 @@ async def _drain(queue: Queue, membership: MembershipRenewer) -> None:
 
 
 def _with_key(settings: StoreSettings) -> StoreSettings:
-    """Gives a store in dev mode without a key one of its own, so that attempts get keys that it accepts."""
+    """Gives a store in dev mode without a signing key one of its own, so that it accepts the attempt keys it issues."""
     if settings.signing_key.get_secret_value():
         return settings
     return settings.model_copy(update={"signing_key": SecretStr(secrets.token_urlsafe(32))})

@@ -1,7 +1,7 @@
-"""Natural group commit: everything that waits while one commit runs goes into the next one.
+"""Group commit: everything submitted while one commit runs goes into the next one.
 
-Invariant: a caller is answered only after its own commit. There is no timer: an idle store has the latency
-of one commit, a loaded one batches by itself.
+Invariant: a caller is answered only after its own commit. There is no timer: an idle store has the latency of one
+commit, a loaded one batches by itself.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from fulmen.errors import DatabaseUnavailable, FulmenError
+from fulmen_store.metrics import StoreMetrics
 
 __all__ = ["GroupCommitter"]
 
@@ -34,8 +35,8 @@ class _Ticket(Generic[RowT, AnswerT]):
 class GroupCommitter(Generic[RowT, AnswerT]):
     """Turns many small writes into few statements, one commit each.
 
-    When a batch is refused because of one caller's rows, every caller's rows are tried by themselves, so
-    that nobody fails for a neighbour.
+    If a batch fails because of one caller's rows, each caller's rows are committed separately, so that no caller fails
+    because of another.
     """
 
     def __init__(
@@ -45,32 +46,32 @@ class GroupCommitter(Generic[RowT, AnswerT]):
         *,
         max_rows: int = MAX_BATCH_ROWS,
         max_bytes: int = MAX_BATCH_BYTES,
-        observe_batch: Callable[[str, int], None] = lambda _name, _rows: None,
+        metrics: StoreMetrics | None = None,
     ) -> None:
-        """Names the work and the function that commits a batch of rows and answers one value per row.
+        """Starts with nothing to commit.
 
         Args:
-            name: what is committed, for metrics and task names.
-            execute: commits rows; returns one answer per row, in order.
-            max_rows: rows per commit, unless one caller alone brings more.
-            max_bytes: bytes per commit, likewise.
-            observe_batch: told the name and the number of rows of every commit.
+            name: Name of the work, for metrics.
+            execute: Commits rows and returns one answer per row, in order.
+            max_rows: Maximum rows per commit, unless one caller alone submits more; 1,000 by default.
+            max_bytes: Maximum bytes per commit, likewise; 4 MiB by default.
+            metrics: Instruments; by default none.
         """
         self.name = name
         self._execute = execute
         self._max_rows = max_rows
         self._max_bytes = max_bytes
-        self._observe_batch = observe_batch
+        self._metrics = metrics
         self._waiting: deque[_Ticket[RowT, AnswerT]] = deque()
         self._arrived = asyncio.Event()
         self._stopped = False
 
     async def submit(self, rows: Sequence[RowT], *, size_bytes: int = 0) -> list[AnswerT]:
-        """Commits rows together with whatever else waits; returns their answers after the commit.
+        """Commits rows together with whatever else is pending; returns their answers after the commit.
 
         Raises:
-            DatabaseUnavailable: if the commit did not come to an end in time or the database is gone. The
-                rows may or may not be committed: every write behind a committer can be repeated.
+            DatabaseUnavailable: If the commit did not finish in time or the database is unavailable. The rows may or may
+                not be committed: every write behind a committer can be repeated.
         """
         if not rows:
             return []
@@ -81,16 +82,16 @@ class GroupCommitter(Generic[RowT, AnswerT]):
         )
         self._waiting.append(ticket)
         self._arrived.set()
-        # The wait has an end: every statement of the batch before and of this one has its own limit.
+        # The wait is bounded: every statement of the previous batch and of this one has a timeout.
         return await ticket.answer
 
     async def run(self) -> None:
-        """Commits batches until it is cancelled; the background role of this committer."""
+        """Background role: commits batches until cancelled."""
         batch: list[_Ticket[RowT, AnswerT]] = []
         try:
             while True:
                 await self._arrived.wait()
-                # What has arrived at the process already is let in first: a statement costs as much as fifty rows.
+                # Requests that have already reached the process join this batch: a statement costs as much as fifty rows.
                 for _ in range(TURNS_TO_COLLECT):
                     await asyncio.sleep(0)
                 batch = self._take()
@@ -131,7 +132,8 @@ class GroupCommitter(Generic[RowT, AnswerT]):
             for ticket in batch:
                 await self._commit([ticket])
             return
-        self._observe_batch(self.name, len(rows))
+        if self._metrics is not None:
+            self._metrics.batch(self.name, len(rows))
         start = 0
         for ticket in batch:
             end = start + len(ticket.rows)

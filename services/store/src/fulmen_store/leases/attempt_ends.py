@@ -1,19 +1,20 @@
-"""Ends attempts: reports of runners, released leases, lost leases. One way in, one statement, one commit.
+"""Ends of attempts: reports of runners, released leases, lost leases. One entry point, one statement, one commit.
 
-Invariant: an attempt ends exactly once, by whoever holds its lease when the row changes.
+Invariant: an attempt ends exactly once, by the holder of its lease at the time when the row changes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 from uuid import UUID
 
 from fulmen.errors import DatabaseUnavailable
 from fulmen.ids import attempt_name
 from fulmen_store.database.group_commit import GroupCommitter
+from fulmen_store.events import QueueEvents
 from fulmen_store.leases.leases import (
     AttemptEnd,
     AttemptReport,
@@ -22,9 +23,10 @@ from fulmen_store.leases.leases import (
     HeldLease,
     LeaseTable,
 )
-from fulmen_store.periodic import Pace
+from fulmen_store.metrics import StoreMetrics
 from fulmen_store.rollouts.transitions import FINAL_STATES, FailureKind, RolloutState, decide
 from fulmen_store.scheduling.fair_queue import ReadyItem
+from fulmen_store.scheduling.runner_streams import LeasesLost
 
 __all__ = [
     "AttemptEnds",
@@ -43,44 +45,35 @@ class AttemptEnds:
         self,
         *,
         table: LeaseTable,
-        requeued: Callable[[Sequence[tuple[ReadyItem, float]]], None],
-        finished: Callable[[frozenset[int]], None],
-        left: Callable[[UUID, UUID], None] = lambda _session_id, _rollout_id: None,
-        ended: Callable[[Sequence[EndedAttempt]], None] = lambda _ended: None,
-        observe_batch: Callable[[str, int], None] = lambda _name, _rows: None,
-        jitter: Callable[[], float] = lambda: random.uniform(-1, 1),
+        events: QueueEvents,
+        metrics: StoreMetrics | None = None,
+        rng: random.Random | None = None,
     ) -> None:
         """Wires the use case.
 
         Args:
-            table: where leases live.
-            requeued: told which items wait again, each with its delay in seconds.
-            finished: told the projects in which rollouts became final.
-            left: told the session and rollout of every lease that is over.
-            ended: told every attempt that ended.
-            observe_batch: told the size of every commit.
-            jitter: numbers in [-1, 1] that spread back-offs.
+            table: Table of leases.
+            events: Receives ended attempts, finished projects, requeued work and notices for superseded attempts.
+            metrics: Instruments; by default none.
+            rng: Source of the jitter of back-offs; by default seeded by the operating system.
         """
         self._table = table
-        self._requeued = requeued
-        self._finished = finished
-        self._left = left
-        self._ended = ended
-        self._jitter = jitter
+        self._events = events
+        self._rng = rng or random.Random()
         self.committer: GroupCommitter[AttemptReport, CompletionStatus] = GroupCommitter(
-            "end_attempts", self._execute, observe_batch=observe_batch
+            "end_attempts", self._execute, metrics=metrics
         )
 
     async def report(self, reports: Sequence[AttemptReport]) -> list[CompletionStatus]:
-        """Ends attempts as their lease holders say; answers after the commit, one status per report.
+        """Ends attempts as reported by their lease holders; returns, after the commit, one status per report.
 
         Raises:
-            DatabaseUnavailable: if the outcome is not known; the same reports may be sent again.
+            DatabaseUnavailable: If the outcome is unknown; the same reports may be sent again.
         """
         return await self.committer.submit(reports, size_bytes=sum(len(report.report) + 64 for report in reports))
 
     async def end_leases(self, leases: Sequence[HeldLease], kind: FailureKind) -> int:
-        """Ends the attempts of leases for one reason, such as LEASE_LOST; returns how many ended now."""
+        """Ends the attempts of leases for one reason, such as LEASE_LOST; returns the number that ended now."""
         statuses = await self.report(
             [
                 AttemptReport(rollout_id=lease.rollout_id, session_id=lease.session_id, epoch=lease.epoch, kind=kind)
@@ -100,7 +93,7 @@ class AttemptEnds:
         statuses = await self._end_each(pending)
         answers = [statuses[_key(report)] for report in reports]
         if repeated:
-            # Of several reports of one attempt in one commit the first counts; the others come after it.
+            # Of several reports of one attempt in one batch the first counts; the others follow it.
             later = await self._execute([reports[index] for index in repeated])
             for index, status in zip(repeated, later, strict=True):
                 answers[index] = status
@@ -108,7 +101,7 @@ class AttemptEnds:
 
     async def _end_each(self, pending: dict[AttemptKey, AttemptReport]) -> dict[AttemptKey, CompletionStatus]:
         statuses: dict[AttemptKey, CompletionStatus] = {}
-        # A success needs no look at the policy: it is tried at once, and looked at only if it is not applied.
+        # A success needs no policy: it is written at once, and the lease is read only if it was not applied.
         held = await self._held(report for report in pending.values() if report.kind is not FailureKind.NONE)
         for _ in range(MAX_ROUNDS):
             await self._write(pending, held, statuses)
@@ -145,21 +138,28 @@ class AttemptEnds:
             key = (ended.item.rollout_id, ended.session_id, ended.epoch)
             statuses[key] = CompletionStatus.APPLIED
             del pending[key]
-            self._left(ended.session_id, ended.item.rollout_id)
             if ended.rollout_state in FINAL_STATES:
                 finished.add(ended.item.project_id)
             elif ended.rollout_state is RolloutState.RETRY_WAIT:
                 requeued.append((ended.item, ends[key].delay_s))
-        self._ended(written)
+        self._events.attempts_ended.emit(written)
+        superseded = [
+            (session_id, LeasesLost(attempts=[(ended.item.rollout_id, epoch)]))
+            for ended in written
+            if ended.superseded is not None
+            for session_id, epoch in [ended.superseded]
+        ]
+        if superseded:
+            self._events.session_notices.emit(superseded)
         if requeued:
-            self._requeued(requeued)
+            self._events.work_ready.emit(requeued)
         if finished:
-            self._finished(frozenset(finished))
+            self._events.projects_finished.emit(frozenset(finished))
 
     async def _write_ends(
         self, ends: dict[AttemptKey, AttemptEnd], held: dict[AttemptKey, HeldLease]
     ) -> list[EndedAttempt]:
-        """Writes ends; of two attempts of one rollout only one at a time, that which succeeded first."""
+        """Writes ends; of two attempts of one rollout only one per statement, a success before a failure."""
         hedged: dict[UUID, AttemptEnd] = {}
         for key, end in ends.items():
             lease = held.get(key)
@@ -185,7 +185,7 @@ class AttemptEnds:
             charged=lease.charged,
             cancel_requested=lease.cancel_requested,
             hedged=lease.hedged,
-            jitter=self._jitter(),
+            jitter=self._rng.uniform(-1, 1),
             time_left_s=lease.time_left_s,
         )
         return AttemptEnd(
@@ -223,23 +223,25 @@ RETRY_PAUSE_S: Final = 0.5
 
 
 class LeaseReturner:
-    """Releases leases until the release is durable; it costs their rollouts no attempt."""
+    """Background role: releases undelivered leases, and retries until the release is durable.
+
+    A release costs the rollout no attempt.
+    """
 
     def __init__(self, ends: AttemptEnds) -> None:
-        """Takes the use case that ends attempts."""
         self._ends = ends
         self._waiting: asyncio.Queue[Sequence[AttemptReport]] = asyncio.Queue()
 
-    def give_back(self, reports: Sequence[AttemptReport]) -> None:
+    def release(self, reports: Sequence[AttemptReport]) -> None:
         """Queues leases to be released."""
         self._waiting.put_nowait(reports)
 
     async def run(self) -> None:
-        """Releases until it is cancelled."""
+        """Releases until cancelled."""
         while True:
             reports = await self._waiting.get()
             try:
                 await self._ends.report(reports)
             except DatabaseUnavailable:
-                self.give_back(reports)
-                await Pace(RETRY_PAUSE_S).next()
+                self.release(reports)
+                await asyncio.sleep(RETRY_PAUSE_S)

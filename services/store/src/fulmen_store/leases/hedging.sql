@@ -3,7 +3,7 @@
 
 -- name: hedgeable_attempts
 select
-    i.id, i.project_id, i.rank, i.labels, i.group_key, i.task_type, i.agent, i.session,
+    i.id, i.project_id, i.sort_priority, i.labels, i.group_key, i.task_type, i.agent, i.session,
     null::float8 as first_run_at_s, extract(epoch from now() - i.leased_at)::float8 as age_s
 from item i
 where i.project_id = any ($1::int[]) and i.hedged and i.session is not null
@@ -59,7 +59,7 @@ with k as (
 ), d as (
     delete from item i using k where i.ctid = k.c and k.rollout_state in (4, 6)
     returning
-        i.id, i.project_id, i.run_id, i.group_key, i.group_size, i.rank, i.labels, i.task_type, i.agent,
+        i.id, i.project_id, i.run_id, i.group_key, i.group_size, i.sort_priority, i.labels, i.task_type, i.agent,
         k.session, k.epoch, k.leased_at, k.state, k.kind, k.rollout_state, k.report,
         k.rival_session, k.rival_epoch, k.rival_leased_at
 ), u as (
@@ -68,7 +68,7 @@ with k as (
         hedge_session = null, hedge_leased_at = null, hedge_epoch = k.epoch
     from k where i.ctid = k.c and k.rollout_state = 2
     returning
-        i.id, i.project_id, i.group_key, i.rank, i.labels, i.task_type, i.agent,
+        i.id, i.project_id, i.group_key, i.sort_priority, i.labels, i.task_type, i.agent,
         k.session, k.epoch, k.leased_at, k.state, k.kind, k.rollout_state, k.report
 ), a as (
     insert into attempt (
@@ -87,13 +87,13 @@ with k as (
     from d
 )
 select
-    d.id, d.epoch, d.session, d.project_id, d.rank, d.labels, d.group_key, d.task_type, d.agent, d.rollout_state,
+    d.id, d.epoch, d.session, d.project_id, d.sort_priority, d.labels, d.group_key, d.task_type, d.agent, d.rollout_state,
     d.kind as failure_kind, null::float8 as first_run_at_s,
     extract(epoch from now() - d.leased_at)::float8 as duration_s, d.rival_session, d.rival_epoch
 from d
 union all
 select
-    u.id, u.epoch, u.session, u.project_id, u.rank, u.labels, u.group_key, u.task_type, u.agent, u.rollout_state,
+    u.id, u.epoch, u.session, u.project_id, u.sort_priority, u.labels, u.group_key, u.task_type, u.agent, u.rollout_state,
     u.kind as failure_kind, null::float8 as first_run_at_s,
     extract(epoch from now() - u.leased_at)::float8 as duration_s, null::uuid as rival_session, 0 as rival_epoch
 from u;

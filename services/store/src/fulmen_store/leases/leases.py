@@ -216,8 +216,8 @@ class LeaseTable(Protocol):
         """Returns all projects."""
         ...
 
-    async def oldest(self, project_id: int, *, per_rank: int) -> list[tuple[ReadyItem, float]]:
-        """Returns the oldest waiting items of each rank, each with the seconds until it may run."""
+    async def oldest(self, project_id: int, *, per_priority: int) -> list[tuple[ReadyItem, float]]:
+        """Returns the oldest waiting items of each sort_priority, each with the seconds until it may run."""
         ...
 
     async def waiting(self, project_id: int, *, after: tuple[int, UUID], limit: int) -> list[tuple[ReadyItem, float]]:

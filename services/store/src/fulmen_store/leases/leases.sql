@@ -84,7 +84,7 @@ with k as (
 ), d as (
     delete from item i using k where i.ctid = k.c and k.rollout_state in (4, 5, 6)
     returning
-        i.id, i.epoch, i.project_id, i.run_id, i.group_key, i.group_size, i.rank, i.labels, i.task_type, i.agent,
+        i.id, i.epoch, i.project_id, i.run_id, i.group_key, i.group_size, i.sort_priority, i.labels, i.task_type, i.agent,
         k.session, k.leased_at, k.state, k.kind, k.rollout_state, k.report
 ), u as (
     update item i set
@@ -92,7 +92,7 @@ with k as (
         run_at = now() + k.delay_s * interval '1 second'
     from k where i.ctid = k.c and k.rollout_state = 3
     returning
-        i.id, i.epoch, i.project_id, i.run_id, i.group_key, i.group_size, i.rank, i.labels, i.task_type, i.agent,
+        i.id, i.epoch, i.project_id, i.run_id, i.group_key, i.group_size, i.sort_priority, i.labels, i.task_type, i.agent,
         k.session, k.leased_at, k.state, k.kind, k.rollout_state, k.report
 ), a as (
     insert into attempt (
@@ -109,13 +109,13 @@ with k as (
     from d
 )
 select
-    d.id, d.epoch, d.session, d.project_id, d.rank, d.labels, d.group_key, d.task_type, d.agent, d.rollout_state,
+    d.id, d.epoch, d.session, d.project_id, d.sort_priority, d.labels, d.group_key, d.task_type, d.agent, d.rollout_state,
     d.kind as failure_kind, null::float8 as first_run_at_s,
     extract(epoch from now() - d.leased_at)::float8 as duration_s
 from d
 union all
 select
-    u.id, u.epoch, u.session, u.project_id, u.rank, u.labels, u.group_key, u.task_type, u.agent, u.rollout_state,
+    u.id, u.epoch, u.session, u.project_id, u.sort_priority, u.labels, u.group_key, u.task_type, u.agent, u.rollout_state,
     u.kind as failure_kind, null::float8 as first_run_at_s,
     extract(epoch from now() - u.leased_at)::float8 as duration_s
 from u;
@@ -130,34 +130,34 @@ cross join lateral (
 
 -- name: refill_queue
 select
-    i.id, i.project_id, i.rank, i.labels, i.group_key, i.task_type, i.agent,
+    i.id, i.project_id, i.sort_priority, i.labels, i.group_key, i.task_type, i.agent,
     case when i.epoch = 0 then extract(epoch from i.run_at) end::float8 as first_run_at_s,
     greatest(extract(epoch from i.run_at - now()), 0)::float8 as delay_s
 from item i
-where i.project_id = $1 and (i.rank, i.id) > ($2, $3) and i.session is null
-order by i.rank, i.id
+where i.project_id = $1 and (i.sort_priority, i.id) > ($2, $3) and i.session is null
+order by i.sort_priority, i.id
 limit $4;
 
--- name: oldest_of_each_rank
--- The ranks are found by one probe each; there are 201 at most.
+-- name: oldest_of_each_priority
+-- The priorities are found by one probe each; there are 201 at most.
 with recursive r as (
-    (select q.rank from item q where q.project_id = $1 order by q.rank limit 1)
+    (select q.sort_priority from item q where q.project_id = $1 order by q.sort_priority limit 1)
     union all
-    select (select q.rank from item q where q.project_id = $1 and q.rank > r.rank order by q.rank limit 1)
-    from r where r.rank is not null
+    select (select q.sort_priority from item q where q.project_id = $1 and q.sort_priority > r.sort_priority order by q.sort_priority limit 1)
+    from r where r.sort_priority is not null
 )
 select
-    i.id, i.project_id, i.rank, i.labels, i.group_key, i.task_type, i.agent,
+    i.id, i.project_id, i.sort_priority, i.labels, i.group_key, i.task_type, i.agent,
     case when i.epoch = 0 then extract(epoch from i.run_at) end::float8 as first_run_at_s,
     greatest(extract(epoch from i.run_at - now()), 0)::float8 as delay_s
 from r
 cross join lateral (
-    select q.id, q.project_id, q.rank, q.labels, q.group_key, q.task_type, q.agent, q.epoch, q.run_at
+    select q.id, q.project_id, q.sort_priority, q.labels, q.group_key, q.task_type, q.agent, q.epoch, q.run_at
     from item q
-    where q.project_id = $1 and q.rank = r.rank and q.session is null
+    where q.project_id = $1 and q.sort_priority = r.sort_priority and q.session is null
     order by q.id limit $2
 ) i
-where r.rank is not null;
+where r.sort_priority is not null;
 
 -- name: all_projects
 select p.id, p.name, p.weight, p.max_running, p.max_queued, p.rules from project p order by p.id;

@@ -1,25 +1,25 @@
-"""Background role: ends what is over although nobody says so.
+"""Background role: ends attempts and rollouts whose time is over, without any report.
 
-Three clocks, all of them the database's: an attempt that runs past its timeout although its runner is alive, a
-cancelled attempt whose runner does not stop it, and a rollout that has not ended by its deadline, waiting or running.
+Three cases, all by the database's clock: an attempt past its timeout whose runner is alive, a cancelled attempt that its
+runner does not stop, and a rollout past its deadline, waiting or running.
 
-Invariant: every end is the compare-and-set of `AttemptEnds` or of one row, so any number of replicas may look at once.
+Invariant: every end is the compare-and-set of `AttemptEnds` or of one row, so any number of replicas may run this role.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
-from uuid import UUID
 
 from fulmen.errors import DatabaseUnavailable
+from fulmen_store.events import QueueEvents
 from fulmen_store.leases.attempt_ends import AttemptEnds
+from fulmen_store.leases.codec import explained
 from fulmen_store.leases.leases import AttemptReport, CompletionStatus
 from fulmen_store.leases.table import OverdueAttempt, OverdueReason, OverdueTable
-from fulmen_store.periodic import Pace
 from fulmen_store.rollouts.transitions import FailureKind
-from fulmen_store.scheduling.runner_streams import LeasesLost, Notice
+from fulmen_store.scheduling.runner_streams import LeasesLost
 
 __all__ = [
     "OverdueReaper",
@@ -54,39 +54,32 @@ class OverdueReaper:
         *,
         table: OverdueTable,
         ends: AttemptEnds,
-        tell: Callable[[Sequence[tuple[UUID, Notice]]], None],
-        finished: Callable[[frozenset[int]], None],
-        explain: Callable[[str], bytes],
+        events: QueueEvents,
         attempt_grace_s: float,
         lease_ttl_s: float,
     ) -> None:
         """Wires the role.
 
         Args:
-            table: where leases and waiting rollouts live.
-            ends: ends the attempts.
-            tell: passes notices on to runner sessions.
-            finished: told the projects in which rollouts became final.
-            explain: makes the stored report of an attempt from what failed.
-            attempt_grace_s: how long after its timeout an attempt may still be reported, seconds.
-            lease_ttl_s: how long a runner session lives without a sign of life, seconds.
+            table: Table of leases and waiting rollouts.
+            ends: Ends the attempts.
+            events: Receives finished projects and notices for the runners of ended attempts.
+            attempt_grace_s: Time after an attempt's timeout in which it may still be reported, seconds.
+            lease_ttl_s: Lifetime of a runner session without activity, seconds.
         """
         self._table = table
         self._ends = ends
-        self._tell = tell
-        self._finished = finished
-        self._explain = explain
+        self._events = events
         self._attempt_grace_s = attempt_grace_s
         self._lease_ttl_s = lease_ttl_s
 
     async def run(self) -> None:
-        """Looks until it is cancelled."""
-        pace = Pace(min(POLL_INTERVAL_S, self._lease_ttl_s / POLLS_PER_TTL))
+        """Ends overdue attempts and rollouts until cancelled."""
         loop = asyncio.get_running_loop()
-        # After a start, and after the database was away, runners get one TTL to send what they could not report.
+        # After a start or a database outage runners get one TTL to send the reports that they could not deliver.
         attempts_from = loop.time() + self._lease_ttl_s
         while True:
-            await pace.next()
+            await asyncio.sleep(min(POLL_INTERVAL_S, self._lease_ttl_s / POLLS_PER_TTL))
             try:
                 await self.fail_waiting()
                 if loop.time() >= attempts_from:
@@ -95,31 +88,31 @@ class OverdueReaper:
                 attempts_from = loop.time() + self._lease_ttl_s
 
     async def fail_waiting(self) -> int:
-        """Fails waiting rollouts whose deadline has passed; returns how many."""
+        """Fails waiting rollouts past their deadline; returns their number."""
         count = 0
         while True:
             projects = await self._table.fail_waiting(PAGE)
             if projects:
-                self._finished(frozenset(projects))
+                self._events.projects_finished.emit(frozenset(projects))
             count += len(projects)
             if len(projects) < PAGE:
                 return count
 
     async def end_attempts(self) -> int:
-        """Ends overdue attempts and tells their runners; returns how many."""
+        """Ends overdue attempts and notifies their runners; returns their number."""
         count = 0
         while True:
             found = await self._table.overdue(attempt_grace_s=self._attempt_grace_s, limit=PAGE)
             ended = await self._end(found) if found else 0
             count += ended
-            # What was not ended just now changed under the look: its turn comes at the next one.
+            # Rows that were not ended changed after they were read: the next pass handles them.
             if len(found) < PAGE or not ended:
                 return count
 
     async def _end(self, found: Sequence[OverdueAttempt]) -> int:
         statuses = await self._ends.report([self._report(attempt) for attempt in found])
         ended = [attempt for attempt, status in zip(found, statuses, strict=True) if status is CompletionStatus.APPLIED]
-        self._tell(
+        self._events.session_notices.emit(
             [(attempt.session_id, LeasesLost(attempts=[(attempt.rollout_id, attempt.epoch)])) for attempt in ended]
         )
         return len(ended)
@@ -131,5 +124,5 @@ class OverdueReaper:
             session_id=attempt.session_id,
             epoch=attempt.epoch,
             kind=kind,
-            report=self._explain(text),
+            report=explained(text),
         )

@@ -1,25 +1,28 @@
-"""Runner sessions: opened, resumed, renewed, ended. A session's id is minted once and never used again.
+"""Runner sessions: open, resume, renew, release, expire. A session's id is never reused.
 
 Leases belong to a session and live as long as it does. Only the database's clock says when that ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import asyncio
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
 from fulmen.errors import DatabaseUnavailable, SessionEnded
-from fulmen.ids import runner_name
+from fulmen.ids import runner_name, uuid7
 from fulmen_store.database.group_commit import GroupCommitter
+from fulmen_store.events import QueueEvents
 from fulmen_store.leases.attempt_ends import AttemptEnds
 from fulmen_store.leases.leases import HeldLease, LeaseTable, SessionOwner
 from fulmen_store.leases.table import SessionTable
-from fulmen_store.periodic import Pace
 from fulmen_store.rollouts.transitions import FailureKind
-from fulmen_store.runners.session_notes import SessionUpdates
+from fulmen_store.runners.session_updates import SessionUpdates
+from fulmen_store.scheduling.dispatcher import released
 from fulmen_store.scheduling.runner_streams import (
+    Assigned,
     CancelRequested,
     LeasesLost,
     RunnerStream,
@@ -35,8 +38,6 @@ __all__ = [
 ]
 
 SWEEP_PAGE: Final = 1000
-# The project of a session that the last release opened, until its runner goes on with it here.
-UNBOUND: Final = ""
 RENEWALS_PER_TTL: Final = 3
 
 
@@ -49,7 +50,7 @@ class Resumed:
 
 
 class Sessions:
-    """Opens and resumes sessions and streams their runners."""
+    """Opens and resumes sessions and their streams."""
 
     def __init__(
         self,
@@ -57,31 +58,60 @@ class Sessions:
         sessions: SessionTable,
         leases: LeaseTable,
         streams: RunnerStreams,
+        updates: SessionUpdates,
         ends: AttemptEnds,
+        events: QueueEvents,
         lease_ttl_s: float,
-        new_id: Callable[[], UUID],
     ) -> None:
-        """Wires the use case; `lease_ttl_s` is how long a session lives without a sign of life."""
+        """Wires the use case.
+
+        Args:
+            sessions: Table of sessions.
+            leases: Table of leases.
+            streams: Streams of the runners connected here.
+            updates: Session updates that the next renewal writes.
+            ends: Ends the attempts of released leases.
+            events: Receives leases that were assigned to a stream but not sent.
+            lease_ttl_s: Lifetime of a session without activity, seconds.
+        """
         self._sessions = sessions
         self._leases = leases
         self._streams = streams
+        self._updates = updates
         self._ends = ends
-        self._new_id = new_id
+        self._events = events
         self.lease_ttl_s = lease_ttl_s
-        # Many runners come back at once after a restart: one look at the live items serves them all.
+        # Many runners resume at once after a restart: one query serves them all.
         self.lookups: GroupCommitter[UUID, list[HeldLease]] = GroupCommitter("held_by", self._look_up)
 
     async def open(self, *, owner: SessionOwner, host: str, info: bytes) -> UUID:
         """Records a new session and returns its id."""
-        session_id = self._new_id()
+        session_id = uuid7()
         await self._sessions.open(session_id, owner=owner, host=host, info=info, ttl_s=self.lease_ttl_s)
         return session_id
 
-    def sit(self, session_id: UUID, *, labels: frozenset[str], projects: frozenset[int] | None) -> RunnerStream:
-        """Gives a session a stream at this replica; a stream that it had here before is closed."""
+    def attach(self, session_id: UUID, *, labels: frozenset[str], projects: frozenset[int] | None) -> RunnerStream:
+        """Opens a stream for a session at this replica and closes the previous one."""
         stream = RunnerStream(session_id=session_id, labels=labels, projects=projects)
-        self._streams.take(stream)
+        self._streams.attach(stream)
         return stream
+
+    def detach(self, stream: RunnerStream) -> None:
+        """Closes a stream; assignments that were not sent return to the queue."""
+        self._streams.detach(stream)
+        while (notice := stream.outbox.take()) is not None:
+            if isinstance(notice, Assigned):
+                self._events.leases_undelivered.emit(
+                    [released(grant.rollout_id, grant.session_id, grant.epoch) for grant in notice.grants]
+                )
+
+    def record_activity(self, session_id: UUID) -> None:
+        """Records that a session sent something; the next renewal extends it."""
+        self._streams.mark_active(session_id)
+
+    def record_load(self, session_id: UUID, load: bytes) -> None:
+        """Records the load that a runner reported; the next renewal writes it."""
+        self._updates.load(session_id, load)
 
     async def resume(
         self,
@@ -95,10 +125,10 @@ class Sessions:
         """RunnerStreams a session again; its unlisted leases are released, those asked to be cancelled are named.
 
         Raises:
-            SessionEnded: if it is unknown or over.
+            SessionEnded: If it is unknown or has ended.
         """
         await self.renew(session_id, owner=owner)
-        stream = self.sit(session_id, labels=labels, projects=projects)
+        stream = self.attach(session_id, labels=labels, projects=projects)
         (held,) = await self.lookups.submit([session_id])
         keys = {(lease.rollout_id, lease.epoch): lease for lease in held}
         unlisted = [lease for key, lease in keys.items() if key not in running]
@@ -108,22 +138,24 @@ class Sessions:
             stream.leases[rollout_id] = epoch
         cancelled = [key for key, lease in keys.items() if key in running and lease.cancel_requested]
         if cancelled:
-            stream.tell(CancelRequested(attempts=cancelled))
+            stream.send(CancelRequested(attempts=cancelled))
         return Resumed(stream=stream, lost=sorted(running - keys.keys()))
 
     async def renew(self, session_id: UUID, *, owner: SessionOwner) -> None:
-        """Extends a session at once.
+        """Extends a session immediately.
 
         Raises:
-            SessionEnded: if it is unknown or over.
+            SessionEnded: If it is unknown or has ended.
         """
         if not await self._sessions.resume(session_id, owner=owner, ttl_s=self.lease_ttl_s):
-            raise SessionEnded("The runner session is unknown or over: open a new one.", runner=runner_name(session_id))
+            raise SessionEnded(
+                "The runner session is unknown or has ended: open a new one.", runner=runner_name(session_id)
+            )
 
     async def foreign(self, session_ids: Collection[UUID], *, project: str) -> frozenset[UUID]:
-        """Returns those sessions that are not of tokens of this very project; unknown ones are among them."""
+        """Returns the sessions that are unknown or not bound to this project."""
         projects = await self._sessions.projects_of(list(session_ids)) if session_ids else {}
-        return frozenset(one for one in session_ids if projects.get(one) not in (project, UNBOUND))
+        return frozenset(one for one in session_ids if projects.get(one) != project)
 
     async def held(self, session_id: UUID) -> list[HeldLease]:
         """Returns the leases of a session."""
@@ -131,7 +163,7 @@ class Sessions:
         return held
 
     async def release(self, session_id: UUID, *, attempts: frozenset[tuple[UUID, int]] | None) -> int:
-        """Gives leases back, or all of them and ends the session; returns how many were given back."""
+        """Releases leases, or all of them and ends the session; returns the number of released leases."""
         if attempts is None:
             await self._sessions.end([session_id])
         held = [
@@ -149,7 +181,7 @@ class Sessions:
 
 
 class LeaseRenewer:
-    """Background role: writes down the signs of life of all runners at once, and tells them what changed."""
+    """Background role: extends all active sessions at once, and sends notices of cancelled and lost attempts."""
 
     def __init__(
         self,
@@ -157,42 +189,41 @@ class LeaseRenewer:
         sessions: SessionTable,
         leases: LeaseTable,
         streams: RunnerStreams,
-        notes: SessionUpdates,
+        updates: SessionUpdates,
         lease_ttl_s: float,
     ) -> None:
-        """Wires the role; it writes three times per TTL."""
+        """Wires the role, which runs three times per TTL."""
         self._sessions = sessions
         self._leases = leases
         self._streams = streams
-        self._notes = notes
+        self._updates = updates
         self._lease_ttl_s = lease_ttl_s
         self._missing: dict[UUID, set[tuple[UUID, int]]] = {}
 
     async def run(self) -> None:
-        """Renews until it is cancelled."""
-        pace = Pace(self._lease_ttl_s / RENEWALS_PER_TTL)
+        """Renews until cancelled."""
         while True:
-            await pace.next()
+            await asyncio.sleep(self._lease_ttl_s / RENEWALS_PER_TTL)
             try:
                 await self.renew_once()
             except DatabaseUnavailable:
                 continue
 
     async def renew_once(self) -> None:
-        """Renews the sessions heard since the last time; tells runners of cancelled and lost attempts."""
-        heard = self._streams.drain_active()
-        signs = self._notes.take(heard)
+        """Renews the sessions active since the last call; notifies runners of cancelled and lost attempts."""
+        active = self._streams.drain_active()
+        signs = self._updates.drain(active)
         try:
             alive = set(await self._sessions.renew(signs, ttl_s=self._lease_ttl_s)) if signs else set()
         except DatabaseUnavailable:
-            self._notes.put_back(signs)
-            for session_id in heard:
+            self._updates.restore(signs)
+            for session_id in active:
                 self._streams.mark_active(session_id)
             raise
-        for session_id in heard - alive:
+        for session_id in active - alive:
             stream = self._streams.find(session_id)
             if stream is not None:
-                stream.tell(StreamClosed())
+                stream.send(StreamClosed())
         await self._compare()
 
     async def _compare(self) -> None:
@@ -214,13 +245,13 @@ class LeaseRenewer:
         missing: dict[UUID, set[tuple[UUID, int]]] = {}
         for session_id, keys in believed.items():
             gone = keys - held.get(session_id, set())
-            # An end may be under way right now: only what is missing twice in a row is lost.
+            # An end may be in progress: only a lease missing twice in a row is lost.
             lost = gone & self._missing.get(session_id, set())
-            self._tell_lost(session_id, lost)
+            self._send_lost(session_id, lost)
             missing[session_id] = gone - lost
         self._missing = missing
 
-    def _tell_lost(self, session_id: UUID, lost: set[tuple[UUID, int]]) -> None:
+    def _send_lost(self, session_id: UUID, lost: set[tuple[UUID, int]]) -> None:
         stream = self._streams.find(session_id)
         if stream is None:
             return
@@ -228,11 +259,11 @@ class LeaseRenewer:
         for rollout_id, _ in known:
             del stream.leases[rollout_id]
         if known:
-            stream.tell(LeasesLost(attempts=known))
+            stream.send(LeasesLost(attempts=known))
 
 
 class LeaseSweeper:
-    """Background role: ends sessions whose time is over, and every attempt whose session is gone."""
+    """Background role: ends expired sessions and the attempts of ended ones."""
 
     def __init__(
         self,
@@ -244,7 +275,16 @@ class LeaseSweeper:
         lease_ttl_s: float,
         safety_net_s: float = 60.0,
     ) -> None:
-        """Wires the role; without expired sessions it looks for orphaned leases every `safety_net_s` seconds."""
+        """Wires the role.
+
+        Args:
+            sessions: Table of sessions.
+            leases: Table of leases.
+            streams: Streams of the runners connected here.
+            ends: Ends the attempts.
+            lease_ttl_s: Lifetime of a session without activity, seconds.
+            safety_net_s: Interval of searches for orphaned leases without an expired session, seconds; 60 by default.
+        """
         self._sessions = sessions
         self._leases = leases
         self._streams = streams
@@ -253,14 +293,14 @@ class LeaseSweeper:
         self._safety_net_s = safety_net_s
 
     async def run(self) -> None:
-        """Sweeps until it is cancelled."""
+        """Sweeps until cancelled."""
         interval_s = self._lease_ttl_s / RENEWALS_PER_TTL
         sweeps_per_net = max(1, round(self._safety_net_s / interval_s))
         count = 0
-        # After a start, and after the database was away, runners get one TTL to be heard again.
+        # After a start or a database outage runners get one TTL to become active again.
         grace = True
         while True:
-            await Pace(self._lease_ttl_s if grace else interval_s).next()
+            await asyncio.sleep(self._lease_ttl_s if grace else interval_s)
             try:
                 await self.sweep_once(look_for_orphans=grace or count % sweeps_per_net == 0)
                 grace = False
@@ -269,12 +309,12 @@ class LeaseSweeper:
             count += 1
 
     async def sweep_once(self, *, look_for_orphans: bool = True) -> int:
-        """Ends what is over; returns how many attempts were lost."""
+        """Ends expired sessions and orphaned attempts; returns the number of lost attempts."""
         expired = await self._sessions.end_expired()
         for session_id in expired:
             stream = self._streams.find(session_id)
             if stream is not None:
-                stream.tell(StreamClosed())
+                stream.send(StreamClosed())
         lost = 0
         while expired or look_for_orphans:
             orphans = await self._leases.orphaned(SWEEP_PAGE)

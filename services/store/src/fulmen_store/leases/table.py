@@ -24,7 +24,7 @@ from fulmen_store.leases.leases import (
     SessionOwner,
 )
 from fulmen_store.rollouts.transitions import AttemptState, FailureKind, RetryPolicy, RolloutState
-from fulmen_store.runners.session_notes import SessionUpdate
+from fulmen_store.runners.session_updates import SessionUpdate
 from fulmen_store.scheduling.fair_queue import ReadyItem, waits_since
 from fulmen_store.scheduling.table import terms_of
 
@@ -144,9 +144,9 @@ class PgLeaseTable:
             for row in await self._database.fetch("all_projects")
         ]
 
-    async def oldest(self, project_id: int, *, per_rank: int) -> list[tuple[ReadyItem, float]]:
-        """Returns the oldest waiting items of each rank, each with the seconds until it may run."""
-        rows = await self._database.fetch("oldest_of_each_rank", project_id, per_rank)
+    async def oldest(self, project_id: int, *, per_priority: int) -> list[tuple[ReadyItem, float]]:
+        """Returns the oldest waiting items of each sort_priority, each with the seconds until it may run."""
+        rows = await self._database.fetch("oldest_of_each_priority", project_id, per_priority)
         return [(item_of(row), row["delay_s"]) for row in rows]
 
     async def waiting(self, project_id: int, *, after: tuple[int, UUID], limit: int) -> list[tuple[ReadyItem, float]]:
@@ -177,7 +177,7 @@ class SessionTable:
 
     async def renew(self, signs: Sequence[SessionUpdate], *, ttl_s: float) -> list[UUID]:
         """Extends the sessions that were heard, and writes down what is noted; returns those that are alive."""
-        rows = [(sign.session_id, sign.heard, sign.load, sign.ended, sign.failed) for sign in signs]
+        rows = [(sign.session_id, sign.active, sign.load, sign.ended, sign.failed) for sign in signs]
         ids, *noted = columns(rows, 5)
         return [row["id"] for row in await self._database.fetch("renew_sessions", ids, ttl_s, *noted)]
 
@@ -241,7 +241,7 @@ def item_of(row: asyncpg.Record) -> ReadyItem:
     return ReadyItem(
         rollout_id=row["id"],
         project_id=row["project_id"],
-        rank=row["rank"],
+        sort_priority=row["sort_priority"],
         labels=frozenset(row["labels"] or ()),
         group_key=row["group_key"],
         task_type=row["task_type"],

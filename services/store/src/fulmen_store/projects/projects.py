@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from fulmen.errors import ArgumentInvalid, DatabaseUnavailable, EtagMismatch, ProjectExists, ProjectNotFound, Violation
-from fulmen_store.leases.leases import Project
+from fulmen_store.leases.leases import LeaseTable, Project
 from fulmen_store.projects.table import ProjectDraft, ProjectTable, ProjectView
 from fulmen_store.replicas.wakeups import PROJECTS_CHANGED, Wakeups
+from fulmen_store.scheduling.dispatcher import Dispatcher
 
 __all__ = [
     "ProjectFollower",
@@ -45,10 +46,9 @@ _NAME: Final = re.compile(r"projects/[a-z0-9-]{1,63}")
 class Projects:
     """Creates and changes projects."""
 
-    def __init__(self, *, table: ProjectTable, changed: Callable[[], None]) -> None:
-        """Takes the table, and the function that is told when a project is new or has changed."""
+    def __init__(self, *, table: ProjectTable, wakeups: Wakeups) -> None:
         self._table = table
-        self._changed = changed
+        self._wakeups = wakeups
 
     async def create(self, draft: ProjectDraft, *, request_id: str) -> ProjectView:
         """Creates a project.
@@ -66,7 +66,7 @@ class Projects:
         view = await self._table.add(draft, request_id=request_id)
         if view is None:
             raise ProjectExists("The project exists: change it with UpdateProject.", project=draft.name)
-        self._changed()
+        self._wakeups.announce([PROJECTS_CHANGED])
         return view
 
     async def get(self, name: str) -> ProjectView:
@@ -96,7 +96,7 @@ class Projects:
         changed = await self._table.replace(draft, revision=known.revision) if etag == known.etag else None
         if changed is None:
             raise EtagMismatch("The project has changed since it was read.", project=draft.name)
-        self._changed()
+        self._wakeups.announce([PROJECTS_CHANGED])
         return changed
 
 
@@ -106,13 +106,12 @@ class ProjectFollower:
     def __init__(
         self,
         *,
-        read: Callable[[], Awaitable[Sequence[Project]]],
-        tell: Callable[[Project], None],
+        table: LeaseTable,
+        dispatcher: Dispatcher,
         wakeups: Wakeups,
     ) -> None:
-        """Wires the role; `read` returns all projects, `tell` takes those that are new or have changed."""
-        self._read = read
-        self._tell = tell
+        self._table = table
+        self._dispatcher = dispatcher
         self._wakeups = wakeups
         self._known: dict[int, Project] = {}
 
@@ -126,10 +125,10 @@ class ProjectFollower:
 
     async def follow_once(self) -> None:
         """Reads all projects once."""
-        for project in await self._read():
+        for project in await self._table.projects():
             if self._known.get(project.project_id) != project:
                 self._known[project.project_id] = project
-                self._tell(project)
+                self._dispatcher.update_project(project)
 
 
 def is_project_name(name: str) -> bool:

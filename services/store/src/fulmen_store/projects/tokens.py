@@ -6,11 +6,15 @@ not known here: they cannot be listed or revoked, only expire.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Iterator
+from typing import Final, cast
 
 from fulmen.errors import ArgumentInvalid, TokenNotFound, Violation
 from fulmen.ids import ALL_PROJECTS
+from fulmen.store.v1 import project_service_pb2 as pb
+from fulmen_service_kit.introspection import ROLES
+from fulmen_service_kit.revocation import RevokedTokens
+from fulmen_service_kit.tokens import TokenSigner, new_token_id
 from fulmen_store.projects.projects import is_project_name
 from fulmen_store.projects.table import IssuedToken, TokenDraft, TokenTable
 
@@ -34,21 +38,18 @@ class Tokens:
         self,
         *,
         table: TokenTable,
-        sign: Callable[[str, TokenDraft, float], str],
-        new_id: Callable[[], str],
-        revoked: Callable[[str], None],
+        signer: TokenSigner,
+        revoked: RevokedTokens,
     ) -> None:
         """Wires the use cases.
 
         Args:
-            table: where tokens are recorded.
-            sign: makes the token of an id, a draft and a time to live in seconds.
-            new_id: mints ids.
-            revoked: told of every id that was revoked here.
+            table: Table of issued tokens.
+            signer: Signs tokens with the deployment's key.
+            revoked: Ids of revoked tokens, which take effect here at once.
         """
         self._table = table
-        self._sign = sign
-        self._new_id = new_id
+        self._signer = signer
         self._revoked = revoked
 
     def check(self, draft: TokenDraft) -> None:
@@ -64,8 +65,15 @@ class Tokens:
     async def issue(self, draft: TokenDraft) -> tuple[str, IssuedToken]:
         """Records a token that was checked and whose project exists, then makes it."""
         ttl_s = DEFAULT_TTL_S if draft.ttl_s is None else draft.ttl_s
-        issued = await self._table.add(self._new_id(), draft, ttl_s=ttl_s)
-        return self._sign(issued.token_id, draft, ttl_s), issued
+        issued = await self._table.add(new_token_id(), draft, ttl_s=ttl_s)
+        token = self._signer.issue(
+            ROLES[cast("pb.TokenRole", draft.role)],
+            subject=draft.subject,
+            ttl_s=ttl_s,
+            project=draft.project,
+            token_id=issued.token_id,
+        )
+        return token, issued
 
     async def revoke(self, token_id: str, *, project: str | None) -> None:
         """Revokes a token, for ever.
@@ -76,7 +84,7 @@ class Tokens:
         well_formed = len(token_id) == TOKEN_ID_CHARS and token_id.isascii() and token_id.isprintable()
         if not well_formed or not await self._table.revoke(token_id, project=project):
             raise TokenNotFound("There is no such token.", token_id=token_id[:TOKEN_ID_CHARS])
-        self._revoked(token_id)
+        self._revoked.add(token_id)
 
 
 def reach_problem(project: str) -> str:

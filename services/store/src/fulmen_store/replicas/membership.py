@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
 from typing import Final
 
 import structlog
 
 from fulmen.errors import DatabaseUnavailable
-from fulmen_store.periodic import Pace
 from fulmen_store.replicas.live_replicas import LiveReplicas, Replica
 from fulmen_store.replicas.table import ReplicaTable
+from fulmen_store.scheduling.runner_streams import RunnerStreams
 
 __all__ = [
     "MembershipRenewer",
@@ -37,14 +36,14 @@ class MembershipRenewer:
         table: ReplicaTable,
         replicas: LiveReplicas,
         address: str,
-        runner_count: Callable[[], int],
+        streams: RunnerStreams,
         interval_s: float = RENEWAL_INTERVAL_S,
     ) -> None:
         """Wires the role; `address` is where the others reach this replica."""
         self._table = table
         self._replicas = replicas
         self._address = address
-        self._runner_count = runner_count
+        self._streams = streams
         self._interval_s = interval_s
         self._left = False
         # A renewal that is under way must not bring back what `leave` removes.
@@ -52,19 +51,18 @@ class MembershipRenewer:
 
     async def run(self) -> None:
         """Renews until it is cancelled."""
-        pace = Pace(self._interval_s)
         while True:
             # Without the database the others are taken to live on: they lost the same one.
             with contextlib.suppress(DatabaseUnavailable):
                 await self.renew_once()
-            await pace.next()
+            await asyncio.sleep(self._interval_s)
 
     async def renew_once(self) -> None:
         """Renews this replica's row, unless it has left, and learns the others."""
         async with self._turn:
             if self._left:
                 return
-            own = Replica(replica_id=self._replicas.own_id, address=self._address, runner_count=self._runner_count())
+            own = Replica(replica_id=self._replicas.own_id, address=self._address, runner_count=len(self._streams))
             self._replicas.learn(await self._table.renew(own, ttl_s=MEMBERSHIP_TTL_S))
 
     async def leave(self) -> None:

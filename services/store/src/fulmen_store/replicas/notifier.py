@@ -9,7 +9,7 @@ telling is never repeated, and a peer that did not hear one is left alone until 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
@@ -21,6 +21,7 @@ from fulmen_store.replicas.live_replicas import LiveReplicas, Replica
 from fulmen_store.replicas.notifications import MAX_CANCELS, CancelHint, Notification
 from fulmen_store.replicas.peer_client import PeerClient, PeerUnreachableError
 from fulmen_store.replicas.wakeups import PROJECTS_CHANGED, Wakeups
+from fulmen_store.scheduling.dispatcher import Dispatcher
 from fulmen_store.scheduling.runner_streams import CancelRequested, Notice, RunnerStreams
 
 __all__ = [
@@ -60,7 +61,7 @@ class NotificationSender:
         self._arrived = asyncio.Event()
         self._lines: dict[UUID, _Line] = {}
 
-    def ready(self, projects: Iterable[int]) -> None:
+    def work_unmatched(self, projects: Iterable[int]) -> None:
         """Notes that rollouts wait in projects that no runner here has credit for."""
         self._news.ready.update(projects)
         self._arrived.set()
@@ -84,7 +85,7 @@ class NotificationSender:
         for session_id, notice in notices:
             stream = self._streams.find(session_id)
             if stream is not None:
-                stream.tell(notice)
+                stream.send(notice)
             elif isinstance(notice, CancelRequested) and len(self._news.cancels) < MAX_CANCELS:
                 self._news.cancels += [
                     CancelHint(session_id=session_id, rollout_id=rollout_id, epoch=epoch)
@@ -133,7 +134,7 @@ class NotificationReceiver:
     def __init__(
         self,
         *,
-        look: Callable[[frozenset[int]], None],
+        dispatcher: Dispatcher,
         wakeups: Wakeups,
         leases: LeaseTable,
         streams: RunnerStreams,
@@ -141,24 +142,24 @@ class NotificationReceiver:
         """Wires the use case.
 
         Args:
-            look: told the projects whose waiting work is to be read.
+            dispatcher: Reads the waiting work of projects.
             wakeups: wakes feeds and watchers.
             leases: where a cancel is checked.
             streams: the runners that sit here.
         """
-        self._look = look
+        self._dispatcher = dispatcher
         self._wakeups = wakeups
         self._leases = leases
         self._streams = streams
 
-    async def hear(self, news: Notification) -> None:
+    async def receive(self, news: Notification) -> None:
         """Acts on news.
 
         Raises:
             DatabaseUnavailable: if a cancel could not be checked.
         """
         if news.ready:
-            self._look(frozenset(news.ready))
+            self._dispatcher.hint(frozenset(news.ready))
         self._wakeups.wake(
             [
                 *(("finished", project) for project in news.finished),

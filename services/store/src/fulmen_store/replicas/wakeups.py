@@ -7,8 +7,10 @@ now and then.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable
 from typing import Final
+
+from fulmen_store.events import Event
 
 __all__ = ["PROJECTS_CHANGED", "Wakeups"]
 
@@ -18,9 +20,8 @@ PROJECTS_CHANGED: Final = ("projects",)
 class Wakeups:
     """Broadcasts news by key."""
 
-    def __init__(self, announced: Callable[[list[Hashable]], None] = lambda _keys: None) -> None:
-        """Takes what is told every key that was announced here."""
-        self._announced = announced
+    def __init__(self) -> None:
+        self.announced: Event[list[Hashable]] = Event()
         self._counts: dict[Hashable, int] = {}
         self._waiting: dict[Hashable, set[asyncio.Event]] = {}
 
@@ -32,7 +33,11 @@ class Wakeups:
         """Wakes everybody who waits for one of these keys, for something that happened at this replica."""
         happened = list(keys)
         self.wake(happened)
-        self._announced(happened)
+        self.announced.emit(happened)
+
+    def announce_finished(self, projects: Iterable[int]) -> None:
+        """Wakes the watchers of projects in which rollouts became final."""
+        self.announce(("finished", project) for project in projects)
 
     def wake(self, keys: Iterable[Hashable]) -> None:
         """Wakes everybody who waits for one of these keys; keys that nobody has asked for are not remembered."""

@@ -7,6 +7,7 @@ it is safe against rollouts that are created at the same moment: docs/decisions/
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 from typing import Final
 from uuid import UUID
@@ -14,7 +15,6 @@ from uuid import UUID
 import structlog
 
 from fulmen.errors import DatabaseUnavailable
-from fulmen_store.periodic import Pace
 from fulmen_store.resources.garbage_table import GarbageTable, UseKey
 from fulmen_store.resources.versions import VersionKey
 
@@ -27,6 +27,7 @@ USES_PER_LOOK: Final = 200
 USES_PER_PAGE: Final = 5000
 # How many rounds pass between two walks through all uses, which keep the table of uses small.
 ROUNDS_PER_WALK: Final = 60
+INTERVAL_S: Final = 60.0
 RETRY_S: Final = 1.0
 
 FIRST_PLACE: Final = (datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC), 0, 0)
@@ -38,24 +39,22 @@ _log = structlog.get_logger()
 class ResourceGarbageCollector:
     """Collects garbage."""
 
-    def __init__(self, *, table: GarbageTable, interval_s: float) -> None:
-        """Wires the role; it looks every `interval_s` seconds."""
+    def __init__(self, table: GarbageTable) -> None:
         self._table = table
-        self._interval_s = interval_s
 
     async def run(self) -> None:
         """Collects until it is cancelled."""
-        pace, rounds = Pace(self._interval_s), 0
+        rounds = 0
         while True:
             try:
                 await self.collect()
                 if rounds % ROUNDS_PER_WALK == 0:
                     await self.forget_uses()
             except DatabaseUnavailable:
-                await Pace(RETRY_S).next()
+                await asyncio.sleep(RETRY_S)
                 continue
             rounds += 1
-            await pace.next()
+            await asyncio.sleep(INTERVAL_S)
 
     async def collect(self) -> int:
         """Removes everything that may go now; returns how many versions that were."""

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-from collections.abc import Callable
 from typing import Final
 
 import structlog
 
 from fulmen.errors import BlobStorageUnavailable, DatabaseUnavailable
-from fulmen_store.periodic import Pace
+from fulmen_store.clock import Clock
 from fulmen_store.retention.table import RetentionTable
 from fulmen_store.spans.blob_refs import BlobRef, day_folder, span_folder
 from fulmen_store.spans.blobs import Blobs
@@ -38,23 +37,22 @@ _log = structlog.get_logger()
 class Retention:
     """Removes what is past its time, once an hour."""
 
-    def __init__(self, *, table: RetentionTable, blobs: Blobs | None, today: Callable[[], datetime.date]) -> None:
-        """Wires the role; `today` is the date in UTC."""
+    def __init__(self, *, table: RetentionTable, blobs: Blobs | None, clock: Clock | None = None) -> None:
+        """Wires the role; without blob storage `blobs` is None."""
         self._table = table
         self._blobs = blobs
-        self._today = today
+        self._clock = clock or Clock()
 
     async def run(self) -> None:
         """Works until it is cancelled."""
-        hourly, soon = Pace(INTERVAL_S), Pace(RETRY_S)
         while True:
             try:
                 await self.run_once()
             except (DatabaseUnavailable, BlobStorageUnavailable) as error:
                 _log.warning("retention_put_off", reason=error.reason)
-                await soon.next()
+                await asyncio.sleep(RETRY_S)
                 continue
-            await hourly.next()
+            await asyncio.sleep(INTERVAL_S)
 
     async def run_once(self) -> None:
         """Drops whole days first, which costs nothing, and removes row by row what is left in the others.
@@ -63,7 +61,7 @@ class Retention:
             DatabaseUnavailable: if the database is away.
             BlobStorageUnavailable: if blobs could not be removed.
         """
-        for day in await self._table.expired_days(self._today()):
+        for day in await self._table.expired_days(self._clock.utc_today()):
             if not await self._table.drop_day(day):
                 _log.info("retention_day_in_use", day=day.isoformat())
                 continue

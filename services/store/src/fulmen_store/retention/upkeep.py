@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
-from collections.abc import Callable
 from typing import Final
 
 from fulmen.errors import DatabaseUnavailable
-from fulmen_store.periodic import Pace
+from fulmen_store.clock import Clock
 from fulmen_store.retention.table import UpkeepTable
 
 __all__ = [
@@ -22,24 +22,22 @@ RETRY_S: Final = 1.0
 class Maintenance:
     """Keeps the tables ready, once an hour."""
 
-    def __init__(self, *, table: UpkeepTable, today: Callable[[], datetime.date]) -> None:
-        """Wires the role; `today` is the date in UTC."""
+    def __init__(self, *, table: UpkeepTable, clock: Clock | None = None) -> None:
         self._table = table
-        self._today = today
+        self._clock = clock or Clock()
 
     async def run(self) -> None:
         """Works until it is cancelled."""
-        pace = Pace(INTERVAL_S)
         while True:
             try:
                 await self.run_once()
             except DatabaseUnavailable:
-                await Pace(RETRY_S).next()
+                await asyncio.sleep(RETRY_S)
                 continue
-            await pace.next()
+            await asyncio.sleep(INTERVAL_S)
 
     async def run_once(self) -> None:
         """Makes the partitions of today and the next days, and forgets old requests."""
         for ahead in range(DAYS_AHEAD + 1):
-            await self._table.create_partitions(self._today() + datetime.timedelta(days=ahead))
+            await self._table.create_partitions(self._clock.utc_today() + datetime.timedelta(days=ahead))
         await self._table.forget_requests()

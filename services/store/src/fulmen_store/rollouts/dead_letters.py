@@ -6,17 +6,17 @@ in the commit that creates the new rollout. By name it may be run again as often
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 from uuid import UUID
 
 from fulmen.errors import DatabaseUnavailable, RolloutNotFound, RolloutStateInvalid
 from fulmen.ids import rollout_name
+from fulmen_store.rollouts.codec import repeated_rollout
 from fulmen_store.rollouts.dead_letters_table import DeadLetterTable
 from fulmen_store.rollouts.filter import Expression
-from fulmen_store.rollouts.records import DeadRollout, RolloutRetried, RolloutView
-from fulmen_store.rollouts.requests import NewRollout
+from fulmen_store.rollouts.records import DeadRollout, RolloutRetried
 from fulmen_store.rollouts.rollouts import Rollouts
 from fulmen_store.rollouts.table import RolloutTable
 from fulmen_store.rollouts.transitions import FINAL_STATES
@@ -49,13 +49,10 @@ class DeadLetters:
         rollouts: Rollouts,
         table: RolloutTable,
         dead: DeadLetterTable,
-        again: Callable[[RolloutView], NewRollout],
     ) -> None:
-        """Wires the use cases; `again` makes the request that runs a rollout again."""
         self._rollouts = rollouts
         self._table = table
         self._dead = dead
-        self._again = again
 
     async def retry(self, rollout_ids: Sequence[UUID], *, request_id: str) -> list[UUID]:
         """Runs each of these final rollouts again.
@@ -73,7 +70,7 @@ class DeadLetters:
                 raise RolloutStateInvalid(
                     "Only a final rollout can be run again.", rollout=rollout_name(rollout_id), state=view.state.name
                 )
-        drafts = [self._again(views[rollout_id]) for rollout_id in rollout_ids]
+        drafts = [repeated_rollout(views[rollout_id]) for rollout_id in rollout_ids]
         return await self._rollouts.create(drafts, request_id=request_id, method=RETRY)
 
     async def retry_dead(
@@ -117,7 +114,7 @@ class DeadLetters:
 
     async def _run_again(self, chosen: Sequence[DeadRollout], request_id: str) -> list[UUID]:
         views = await self._table.view([one.rollout_id for one in chosen])
-        drafts = [replace(self._again(view), retry_once=True) for view in views]
+        drafts = [replace(repeated_rollout(view), retry_once=True) for view in views]
         return await self._rollouts.create(drafts, request_id=request_id, method=RETRY)
 
 

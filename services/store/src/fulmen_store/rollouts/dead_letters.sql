@@ -9,7 +9,7 @@ order by q.rollout_id offset $3 limit 1;
 select r.id, octet_length(r.request) as size_bytes
 from rollout_end e
 cross join lateral (
-    select q.id, q.run_id, q.request, q.created_at, q.rank, q.mode, q.group_id, q.task_type, q.agent
+    select q.id, q.run_id, q.request, q.created_at, q.sort_priority, q.mode, q.group_id, q.task_type, q.agent
     from rollout q where q.id = e.rollout_id limit 1
 ) r
 cross join lateral (

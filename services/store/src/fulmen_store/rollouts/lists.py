@@ -7,14 +7,14 @@ up; a page may therefore be short, or even empty, although more follows (AIP-158
 from __future__ import annotations
 
 import datetime
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, assert_never
 from uuid import UUID
 
 import asyncpg
 
+from fulmen_store.clock import Clock
 from fulmen_store.database.database import Database
 from fulmen_store.database.queries import FRAGMENTS
 from fulmen_store.rollouts.filter import (
@@ -60,13 +60,11 @@ class ListedPage:
 class RolloutLists:
     """Reads lists of rollouts."""
 
-    def __init__(
-        self, database: Database, *, window_rows: int = WINDOW_ROWS, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, database: Database, *, window_rows: int = WINDOW_ROWS, clock: Clock | None = None) -> None:
         """Takes the database; `window_rows` is how many rows one statement looks at, at most."""
         self._database = database
         self._window_rows = window_rows
-        self._clock = clock
+        self._clock = (clock or Clock()).monotonic_s
 
     async def page(
         self,

@@ -62,7 +62,7 @@ class NewItem:
     run_id: int | None
     group_key: UUID | None
     group_size: int
-    rank: int
+    sort_priority: int
     not_before: datetime.datetime | None
     policy: RetryPolicy
     labels: tuple[str, ...]

@@ -58,7 +58,7 @@ select
     (select count(*) from attempt a where a.rollout_id = r.id) as ended_attempts
 from rollout_end e
 cross join lateral (
-    select q.id, q.project_id, q.run_id, q.request, q.created_at, q.rank, q.mode, q.group_id, q.task_type, q.agent
+    select q.id, q.project_id, q.run_id, q.request, q.created_at, q.sort_priority, q.mode, q.group_id, q.task_type, q.agent
     from rollout q where q.id = e.rollout_id limit 1
 ) r
 cross join lateral (

@@ -6,15 +6,18 @@ Invariant: creation is idempotent twice over, by the caller's rollout ids and by
 from __future__ import annotations
 
 import datetime
-from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Final
 from uuid import UUID
 
 from fulmen.errors import ArgumentInvalid, DatabaseUnavailable, FulmenError, RolloutExists, Violation
-from fulmen.ids import rollout_name
+from fulmen.ids import rollout_name, uuid7s
+from fulmen_store.clock import Clock
 from fulmen_store.database.group_commit import GroupCommitter
+from fulmen_store.events import QueueEvents
 from fulmen_store.leases.leases import Grant
+from fulmen_store.metrics import StoreMetrics
 from fulmen_store.resources.lifetimes import ExpiringVersions
 from fulmen_store.rollouts.records import (
     Cancelled,
@@ -28,7 +31,8 @@ from fulmen_store.rollouts.table import RolloutTable
 from fulmen_store.rollouts.transitions import FINAL_STATES
 from fulmen_store.scheduling.dispatcher import Dispatcher
 from fulmen_store.scheduling.fair_queue import ReadyItem, waits_since
-from fulmen_store.scheduling.runner_streams import CancelRequested, Notice
+from fulmen_store.scheduling.quotas import QueueQuotas
+from fulmen_store.scheduling.runner_streams import CancelRequested
 
 __all__ = ["Rollouts"]
 
@@ -47,41 +51,33 @@ class Rollouts:
         *,
         table: RolloutTable,
         versions: ExpiringVersions,
+        quotas: QueueQuotas,
         dispatcher: Dispatcher,
-        finished: Callable[[frozenset[int]], None],
-        tell: Callable[[Sequence[tuple[UUID, Notice]]], None],
-        admit: Callable[[Iterable[int]], Awaitable[None]],
-        new_ids: Callable[[int], Sequence[UUID]],
-        now: Callable[[], datetime.datetime],
-        cancel_grace_s: float = 30.0,
-        observe_batch: Callable[[str, int], None] = lambda _name, _rows: None,
+        events: QueueEvents,
+        cancel_grace_s: float,
+        metrics: StoreMetrics | None = None,
+        clock: Clock | None = None,
     ) -> None:
         """Wires the use cases.
 
         Args:
-            table: where rollouts live.
-            versions: knows the versions that have a ttl.
-            dispatcher: finds runners for what is new, and is told what has to wait.
-            finished: told the projects in which rollouts became final.
-            tell: passes notices on to runner sessions.
-            admit: refuses new rollouts, each named by its project, of which too many would wait.
-            new_ids: mints so many UUIDv7s.
-            now: the clock, in UTC.
-            cancel_grace_s: how long a runner has to stop a cancelled attempt, seconds.
-            observe_batch: told the size of every commit.
+            table: Table of rollouts.
+            versions: Resource versions with a ttl.
+            quotas: Limits on waiting rollouts.
+            dispatcher: Finds runners for new rollouts.
+            events: Receives finished projects, waiting work and notices for runner sessions.
+            cancel_grace_s: Time that a runner has to stop a cancelled attempt, seconds.
+            metrics: Instruments; by default none.
+            clock: Clock; the system's by default.
         """
         self._table = table
         self._versions = versions
+        self._quotas = quotas
         self._dispatcher = dispatcher
-        self._finished = finished
-        self._tell = tell
-        self._admit = admit
-        self._new_ids = new_ids
-        self._now = now
+        self._events = events
+        self._clock = clock or Clock()
         self._cancel_grace_s = cancel_grace_s
-        self.creations: GroupCommitter[NewItem, bool] = GroupCommitter(
-            "create_rollouts", self._create, observe_batch=observe_batch
-        )
+        self.creations: GroupCommitter[NewItem, bool] = GroupCommitter("create_rollouts", self._create, metrics=metrics)
 
     async def create(self, rollouts: Sequence[NewRollout], *, request_id: str = "", method: str = CREATE) -> list[UUID]:
         """Creates rollouts, all or none, and returns their ids in order once they are durable.
@@ -92,7 +88,7 @@ class Rollouts:
             QuotaExceeded: if the project may not have so many waiting.
         """
         try:
-            check_rollouts(rollouts, request_id=request_id, now_ms=round(self._now().timestamp() * 1000))
+            check_rollouts(rollouts, request_id=request_id, now_ms=round(self._clock.utc_now().timestamp() * 1000))
         except ArgumentInvalid:
             # A time may have passed since: that keeps no repeat from its first result.
             first = await self._repeated(rollouts, request_id=request_id, method=method)
@@ -144,7 +140,7 @@ class Rollouts:
         missing = await self._missing(items) if doubted else list(items)
         uses = await self._versions.uses_of([(item.project_id, item.versions) for item in missing])
         missing = [replace(item, uses=keys) if keys else item for item, keys in zip(missing, uses, strict=True)]
-        await self._admit(item.project_id for item in missing)
+        await self._quotas.admit(item.project_id for item in missing)
         for _ in range(MAX_CREATE_ROUNDS):
             try:
                 await self.creations.submit(missing, size_bytes=sum(len(item.request) + 128 for item in missing))
@@ -199,7 +195,7 @@ class Rollouts:
             key = rollout.scope
             if key not in scopes:
                 scopes[key] = await self._scope(rollout)
-        fresh = iter(self._new_ids(sum(not rollout.name for rollout in rollouts)))
+        fresh = iter(uuid7s(sum(not rollout.name for rollout in rollouts)))
         return [
             _item(rollout, scopes[rollout.scope], UUID(rollout.name.partition("/")[2]) if rollout.name else next(fresh))
             for rollout in rollouts
@@ -224,7 +220,7 @@ class Rollouts:
         return [item for item in items if item.rollout_id not in stored]
 
     async def _create(self, items: Sequence[NewItem]) -> list[bool]:
-        now = self._now()
+        now = self._clock.utc_now()
         waiting = [(_ready(item), _delay_s(item, now)) for item in items]
         # A runner that waits gets the rollout in the commit that creates it.
         matches = self._dispatcher.match_new([ready for ready, delay_s in waiting if delay_s <= 0])
@@ -232,7 +228,7 @@ class Rollouts:
         try:
             created = await self._table.create(items, sessions)
         except DatabaseUnavailable:
-            self._dispatcher.doubt(matches)
+            self._dispatcher.mark_in_doubt(matches)
             raise
         except FulmenError:
             self._dispatcher.unmatch(matches)
@@ -240,14 +236,14 @@ class Rollouts:
         self._dispatcher.deliver_new(matches, _first_grants(items, sessions, created))
         rest = [one for one in waiting if one[0].rollout_id in created and one[0].rollout_id not in matches]
         if rest:
-            self._dispatcher.offer(rest)
+            self._events.work_ready.emit(rest)
         return [item.rollout_id in created for item in items]
 
     def _announce_cancelled(self, done: Sequence[Cancelled]) -> None:
         finished = frozenset(one.project_id for one in done if one.session_id is None)
         if finished:
-            self._finished(finished)
-        self._tell(
+            self._events.projects_finished.emit(finished)
+        self._events.session_notices.emit(
             [
                 (one.session_id, CancelRequested(attempts=[(one.rollout_id, one.epoch)]))
                 for one in done
@@ -273,7 +269,7 @@ def _item(rollout: NewRollout, scope: _Scope, rollout_id: UUID) -> NewItem:
         run_id=scope.run_id,
         group_key=rollout.group_key(scope.project_id) if rollout.group_id else None,
         group_size=rollout.group_size,
-        rank=-rollout.priority,
+        sort_priority=-rollout.priority,
         not_before=rollout.not_before,
         policy=rollout.policy,
         labels=rollout.labels if rollout.required_labels else (),
@@ -310,7 +306,7 @@ def _ready(item: NewItem) -> ReadyItem:
     return ReadyItem(
         rollout_id=item.rollout_id,
         project_id=item.project_id,
-        rank=item.rank,
+        sort_priority=item.sort_priority,
         labels=frozenset(item.labels),
         group_key=item.group_key,
         task_type=item.task_type,

@@ -17,11 +17,11 @@ select id from training_run where project_id = $1 and name = $2;
 -- name: create_rollouts
 with r as (
     insert into rollout (
-        id, project_id, run_id, group_key, group_size, rank, run_at, max_attempts, retry_mask, backoff_ms, labels,
+        id, project_id, run_id, group_key, group_size, sort_priority, run_at, max_attempts, retry_mask, backoff_ms, labels,
         request, mode, group_id, task_type, agent, deadline, timeout_ms, matched
     )
     select
-        x.id, x.project_id, x.run_id, x.group_key, x.group_size, x.rank,
+        x.id, x.project_id, x.run_id, x.group_key, x.group_size, x.sort_priority,
         coalesce(x.run_at, now()), x.max_attempts, x.retry_mask, x.backoff_ms,
         case when x.labels = '' then null else string_to_array(x.labels, e'\x1f') end, x.request,
         x.mode, nullif(x.group_id, ''), x.task_type, x.agent, x.deadline, x.timeout_ms, x.matched
@@ -30,11 +30,11 @@ with r as (
         $8::smallint[], $9::int[], $10::int[], $11::text[], $12::bytea[], $13::smallint[], $14::text[], $15::int[],
         $16::int[], $17::timestamptz[], $18::int[], $19::uuid[]
     ) as x (
-        id, project_id, run_id, group_key, group_size, rank, run_at, max_attempts, retry_mask, backoff_ms, labels,
+        id, project_id, run_id, group_key, group_size, sort_priority, run_at, max_attempts, retry_mask, backoff_ms, labels,
         request, mode, group_id, task_type, agent, deadline, timeout_ms, matched
     )
     returning
-        id, project_id, run_id, group_key, group_size, rank, run_at, max_attempts, retry_mask, backoff_ms, labels,
+        id, project_id, run_id, group_key, group_size, sort_priority, run_at, max_attempts, retry_mask, backoff_ms, labels,
         task_type, agent, deadline, timeout_ms, matched
 ), g as (
     insert into rollout_group as old (group_key, size, created, project_id)
@@ -51,11 +51,11 @@ with r as (
     on conflict do nothing
 )
 insert into item (
-    id, project_id, run_id, group_key, group_size, rank, run_at, max_attempts, retry_mask, backoff_ms, labels,
+    id, project_id, run_id, group_key, group_size, sort_priority, run_at, max_attempts, retry_mask, backoff_ms, labels,
     task_type, agent, deadline, timeout_ms, session, leased_at, epoch, hedged
 )
 select
-    r.id, r.project_id, r.run_id, r.group_key, r.group_size, r.rank, r.run_at, r.max_attempts, r.retry_mask,
+    r.id, r.project_id, r.run_id, r.group_key, r.group_size, r.sort_priority, r.run_at, r.max_attempts, r.retry_mask,
     r.backoff_ms, r.labels, r.task_type, r.agent, r.deadline, r.timeout_ms, r.matched,
     case when r.matched is not null then now() end, (r.matched is not null)::int, r.id = any ($20::uuid[])
 from r
@@ -102,9 +102,9 @@ cross join lateral (
 order by a.rollout_id, a.number;
 
 -- name: live_rollouts_of_run
-select i.rank, i.id from item i
-where i.project_id = $1 and (i.rank, i.id) > ($3, $4) and i.run_id = $2 and not i.cancel_requested
-order by i.rank, i.id limit $5;
+select i.sort_priority, i.id from item i
+where i.project_id = $1 and (i.sort_priority, i.id) > ($3, $4) and i.run_id = $2 and not i.cancel_requested
+order by i.sort_priority, i.id limit $5;
 
 -- name: cancel_rollouts
 with k as (

@@ -131,7 +131,7 @@ class RolloutTable:
         """
         rows = [
             (
-                item.rollout_id, item.project_id, item.run_id, item.group_key, item.group_size, item.rank,
+                item.rollout_id, item.project_id, item.run_id, item.group_key, item.group_size, item.sort_priority,
                 item.not_before, item.policy.max_attempts, item.policy.retry_mask, item.policy.backoff_ms,
                 LABEL_SEPARATOR.join(item.labels), item.request, item.mode, item.group_id, item.task_type, item.agent,
                 item.deadline, item.timeout_ms, session,
@@ -187,9 +187,9 @@ class RolloutTable:
     async def live_of_run(
         self, project_id: int, run_id: int, *, after: tuple[int, UUID], limit: int
     ) -> list[tuple[int, UUID]]:
-        """Returns (rank, id) of rollouts of a training run that are neither final nor asked to stop, in order."""
+        """Returns (sort_priority, id) of rollouts of a training run that are neither final nor asked to stop, in order."""
         rows = await self._database.fetch("live_rollouts_of_run", project_id, run_id, *after, limit)
-        return [(row["rank"], row["id"]) for row in rows]
+        return [(row["sort_priority"], row["id"]) for row in rows]
 
     async def cancel(self, rollout_ids: Sequence[UUID], *, grace_s: float) -> list[Cancelled]:
         """Cancels waiting rollouts and marks running ones, in one commit; their runners have the grace to stop."""

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 from fulmen.errors import DatabaseUnavailable
-from fulmen_store.periodic import Pace
+from fulmen_store.clock import Clock
 from fulmen_store.runners.demand import Demand, DemandQuery, LabelDemand, QueueCensus, WaitingWork, by_labels, demand_of
 from fulmen_store.scheduling.table import DemandTable, DurationTable
 
@@ -32,26 +31,23 @@ TYPES_LOOKED_UP: Final = 1000
 class FleetDemand:
     """Background role: counts now and then for the metrics, and for whoever asks."""
 
-    def __init__(
-        self, *, table: DemandTable, durations: DurationTable, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, *, table: DemandTable, durations: DurationTable, clock: Clock | None = None) -> None:
         """Takes the tables, and monotonic seconds."""
         self._table = table
         self._durations = durations
-        self._clock = clock
+        self._clock = (clock or Clock()).monotonic_s
         self._lock = asyncio.Lock()
         self._census: QueueCensus | None = None
         self._stale_at = -math.inf
 
     async def run(self) -> None:
         """Counts until it is cancelled."""
-        pace = Pace(COUNT_INTERVAL_S)
         while True:
             try:
                 await self.census()
             except DatabaseUnavailable:
                 self._census = None
-            await pace.next()
+            await asyncio.sleep(COUNT_INTERVAL_S)
 
     def shown(self) -> list[LabelDemand]:
         """Returns what was counted last, for the metrics; nothing if it could not be."""

@@ -7,14 +7,13 @@ renewal: a replica that is killed loses those of a few seconds.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
 
 from fulmen.errors import DatabaseUnavailable
-from fulmen_store.periodic import Pace
+from fulmen_store.clock import Clock
 from fulmen_store.runners.table import RunnerTable, RunnerView
 
 __all__ = [
@@ -56,23 +55,22 @@ class FleetWatcher:
         *,
         table: RunnerTable,
         interval_s: float = POLL_INTERVAL_S,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock | None = None,
     ) -> None:
         """Wires the role; `clock` counts seconds."""
         self._table = table
         self._interval_s = interval_s
-        self._clock = clock
+        self._clock = (clock or Clock()).monotonic_s
         self._fleets: dict[str | None, _Fleet] = {}
         self._watched = asyncio.Event()
 
     async def run(self) -> None:
         """Looks until it is cancelled."""
-        pace = Pace(self._interval_s)
         while True:
             await self._watched.wait()
             for project, fleet in list(self._fleets.items()):
                 await self._look(project, fleet)
-            await pace.next()
+            await asyncio.sleep(self._interval_s)
 
     async def follow(
         self, *, project: str | None, wanted: Callable[[RunnerView], bool], stopping: Callable[[], bool]

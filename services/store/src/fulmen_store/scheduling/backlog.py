@@ -1,25 +1,27 @@
-"""The backlog: what waits in the table, as far as this replica knows it.
+"""The backlog: the waiting rows of the table, as far as this replica knows them.
 
-Invariant: what waits in the table is known here (in the queue, among the delayed items, or noted as others' work), or
-it lies where the next refills read. A refill goes on where the last one of its project ended, and at the end of the
-table it begins anew; so nothing stays hidden, however much waits before it that no runner here can use. All of it is a
-hint: the row decides who gets an item.
+Invariant: every waiting row is known here (in the queue, among the delayed items, or noted as work of other replicas),
+or lies where the next refills read. A refill continues where the last one of its project ended and wraps around at the
+end of the table, so nothing stays hidden behind rows that no runner here can use. All of it is a hint: the row decides
+who gets an item.
 """
 
 from __future__ import annotations
 
 import heapq
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 from uuid import UUID
 
+from fulmen_store.clock import Clock
 from fulmen_store.leases.leases import LeaseTable, Project
+from fulmen_store.replicas.live_replicas import LiveReplicas
+from fulmen_store.scheduling.durations import DurationTracker
 from fulmen_store.scheduling.fair_queue import FairQueue, Labels, ReadyItem
 from fulmen_store.scheduling.runner_streams import RunnerStreams
-from fulmen_store.scheduling.shares import WorkStealer
+from fulmen_store.scheduling.work_stealing import WorkStealer
 
 __all__ = [
     "Backlog",
@@ -27,13 +29,13 @@ __all__ = [
 ]
 
 REFILL_PAGE: Final = 1000
-OLDEST_PER_RANK: Final = 100
+OLDEST_PER_PRIORITY: Final = 100
 MAX_REFILL_PAGES: Final = 10
 LOW_WATER: Final = 500
 HEAD_PAGE: Final = 200
 MAX_HEADS: Final = 64
 WINDOW_PER_PROJECT: Final = 50_000
-# Beyond the window, only what credit waits for.
+# Beyond the window only items for which credit waits are kept.
 WINDOW_MARGIN: Final = REFILL_PAGE
 READ_AGAIN_INTERVAL_S: Final = 0.05
 
@@ -43,12 +45,12 @@ BEFORE_ALL: Final[Position] = (-32768, UUID(int=0))
 
 @dataclass(slots=True)
 class _Reading:
-    """How far the waiting work of one project has been read.
+    """Progress of reading the waiting rows of one project.
 
     Attributes:
-        position: where the next refill goes on.
-        whole: whether all of it was read since the last change: polls then only look for what nobody told of.
-        left_out: whether some found no room here since the table was begun anew.
+        position: Where the next refill continues.
+        whole: Whether all rows were read since the last change; polls then only look for rows without a notification.
+        left_out: Whether rows found no room here since the last wrap-around.
     """
 
     position: Position = BEFORE_ALL
@@ -72,11 +74,11 @@ class _Reading:
 
 
 class Backlog:
-    """Holds the waiting work that is known here, and reads the rest from the table.
+    """Holds the waiting work known here and reads the rest from the table.
 
     Attributes:
-        ready: what may run, in the order in which it is handed out.
-        projects: the projects by number.
+        ready: Items that may run, in dispatch order.
+        projects: Projects by number.
     """
 
     def __init__(
@@ -85,43 +87,46 @@ class Backlog:
         table: LeaseTable,
         streams: RunnerStreams,
         poll_interval_s: float,
-        predicted_s: Callable[[int | None], float] = lambda _task_type: 0.0,
-        place: Callable[[UUID], int] = lambda _key: 0,
-        clock: Callable[[], float] = time.monotonic,
+        replicas: LiveReplicas | None = None,
+        durations: DurationTracker | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        """Wires the backlog; see `Dispatcher` for the arguments."""
+        """Starts empty; see `Dispatcher` for the arguments."""
         self._table = table
         self._streams = streams
         self._poll_interval_s = poll_interval_s
-        self._clock = clock
-        self.ready = FairQueue(predicted_s=predicted_s)
+        clock = clock or Clock()
+        self._clock = clock.monotonic_s
+        self.ready = (
+            FairQueue(clock=clock) if durations is None else FairQueue(predicted_s=durations.predicted_s, clock=clock)
+        )
         self.projects: dict[int, Project] = {}
         self._delayed = DelayedItems()
-        self._others = WorkStealer(place, clock=clock)
-        # Where others' work was seen that credit waits for.
+        self._others = WorkStealer(replicas or LiveReplicas(UUID(int=0)), clock=clock)
+        # Where work of other replicas was seen for which credit waits.
         self._others_at: dict[int, Position] = {}
         self._readings: dict[int, _Reading] = {}
-        # Projects of which more waits than is known here.
+        # Projects with more waiting rows than are known here.
         self._more: set[int] = set()
         self._offered: set[tuple[Labels, frozenset[int] | None]] = set()
         self._fresh: set[int] = set()
         self._hinted: set[int] = set()
-        # Projects that were hinted at since the heads were looked at last.
-        self._told: set[int] = set()
+        # Projects hinted at since the heads were last read.
+        self._hinted_heads: set[int] = set()
         self._read_again_at = 0.0
         self._next_poll = 0.0
 
     def __len__(self) -> int:
-        """Counts the items known to this replica, ready and delayed."""
+        """Returns the number of items known to this replica, ready and delayed."""
         return len(self.ready) + len(self._delayed)
 
     def update_project(self, project: Project) -> None:
-        """Learns a project's weight, quotas and rules."""
+        """Applies a project's weight, quotas and rules."""
         self.projects[project.project_id] = project
         self.ready.learn(project.project_id, project.terms)
 
     def offer(self, items: Iterable[tuple[ReadyItem, float]]) -> bool:
-        """Adds committed work, each item with the seconds until it may run; returns whether any is this replica's."""
+        """Adds committed work, each item with its delay in seconds; returns whether any is this replica's own."""
         spare: int | None = None
         is_ours = False
         for item, delay_s in items:
@@ -132,7 +137,7 @@ class Backlog:
                 continue
             self._fresh.add(project_id)
             if not self._others.is_own(item):
-                # Credit that waits here takes others' work at once: nobody else knows of it yet.
+                # Credit that waits here takes even work of other replicas at once: none of them knows of it yet.
                 spare = self._streams.open_credit() - len(self.ready) if spare is None else spare - 1
                 if spare <= 0:
                     self._see_others(project_id, BEFORE_ALL)
@@ -146,7 +151,7 @@ class Backlog:
         return is_ours
 
     def ripen(self) -> None:
-        """Makes the delayed items ready that are due."""
+        """Moves due delayed items to the queue."""
         for item in self._delayed.due(self._clock()):
             self._fresh.add(item.project_id)
             if self._others.is_own(item):
@@ -155,7 +160,7 @@ class Backlog:
                 self._see_others(item.project_id, BEFORE_ALL)
 
     def hint(self, projects: Iterable[int]) -> None:
-        """Reads projects at the next refill, if credit waits: there is said to be news of them."""
+        """Marks projects to be read at the next refill, if credit waits."""
         self._hinted.update(projects)
 
     def poll_soon(self) -> None:
@@ -163,19 +168,19 @@ class Backlog:
         self._next_poll = 0.0
 
     def poll_is_due(self) -> bool:
-        """Tells whether the next refill is a poll: it looks into all projects, if credit waits."""
+        """Returns whether the next refill is a poll, which reads all projects if credit waits."""
         return self._clock() >= self._next_poll
 
     def pause_s(self) -> float:
-        """Returns the seconds until something is due here: an item, others' work for credit that waits, or a poll."""
+        """Returns the seconds until an item, stealing for waiting credit, or a poll is due."""
         now = self._clock()
         pause_s = self._delayed.pause_s(now, self._poll_interval_s)
-        if self._others.look_at() < now + pause_s and self._streams.open_credit():
-            pause_s = max(0.0, self._others.look_at() - now)
+        if self._others.steal_at() < now + pause_s and self._streams.open_credit():
+            pause_s = max(0.0, self._others.steal_at() - now)
         return pause_s
 
     async def refill(self) -> None:
-        """Reads what is not known here, where it is time: after a start, from other replicas, beyond the window.
+        """Reads unknown rows where due: after a start, of other replicas, beyond the window.
 
         Raises:
             DatabaseUnavailable: if the table cannot be read.
@@ -185,15 +190,15 @@ class Backlog:
             return
         idle_credit = self._streams.open_credit() > 0
         hinted, self._hinted = self._hinted, set()
-        self._told |= hinted
+        self._hinted_heads |= hinted
         for project_id in hinted:
             self._reading_of(project_id).change()
         if due:
             self._next_poll = self._clock() + self._poll_interval_s
-            self._note_new_offers()
+            self._check_new_offers()
             if not idle_credit:
-                await self._look_at_heads()
-        # Before the first match the quotas have to be known.
+                await self._read_heads()
+        # The quotas must be known before the first match.
         if due and (idle_credit or not self.projects):
             projects = await self._table.projects()
             for project in projects:
@@ -206,7 +211,7 @@ class Backlog:
             await self._refill_project(project_id)
 
     def read_again(self, projects: Iterable[int]) -> None:
-        """Reads projects anew of which other replicas took rows, or rows were cancelled: more may have been."""
+        """Rereads projects whose rows other replicas claimed or which were cancelled: there may be more of them."""
         if self._clock() < self._read_again_at:
             return
         self._read_again_at = self._clock() + READ_AGAIN_INTERVAL_S
@@ -215,8 +220,8 @@ class Backlog:
             self._readings[project_id] = _Reading()
             self._more.add(project_id)
 
-    async def take_others(self) -> bool:
-        """Adds work of others, once it is time, that credit waits for here; returns whether there is any.
+    async def steal(self) -> bool:
+        """Adds work of other replicas for which credit waits here, once due; returns whether there is any.
 
         Raises:
             DatabaseUnavailable: if the table cannot be read.
@@ -228,25 +233,25 @@ class Backlog:
                 found = True
         return found
 
-    def no_others_fit(self) -> None:
-        """Notes that what `take_others` added cannot be handed out here now."""
+    def nothing_to_steal(self) -> None:
+        """Records that the work that `steal` added cannot be handed out here now."""
         self._others.nothing_fits()
         self._others_at.clear()
 
-    def take_unmatched(self) -> frozenset[int]:
-        """Returns the projects whose work became ready since the last call and is waiting still."""
+    def drain_unmatched(self) -> frozenset[int]:
+        """Returns the projects whose work became ready since the last call and still waits."""
         left = {project_id for project_id in self._fresh if self.ready.count_of(project_id)}
         left |= self._fresh & self._others.projects()
         self._fresh = set()
         return frozenset(left)
 
-    async def _look_at_heads(self) -> None:
-        """Reads what goes first in projects, while all credit is used: something urgent may wait at another replica."""
+    async def _read_heads(self) -> None:
+        """Reads the first rows of projects while no credit is idle: urgent work may wait at another replica."""
         known = (project_id for project_id in self.projects if self.ready.count_of(project_id))
-        for project_id in islice(dict.fromkeys((*self._told, *known)), MAX_HEADS):
+        for project_id in islice(dict.fromkeys((*self._hinted_heads, *known)), MAX_HEADS):
             page = await self._table.waiting(project_id, after=BEFORE_ALL, limit=HEAD_PAGE)
-            self._take_page(project_id, page, after=BEFORE_ALL, is_look=True)
-        self._told.clear()
+            self._take_page(project_id, page, after=BEFORE_ALL, is_recheck=True)
+        self._hinted_heads.clear()
 
     def _reading_of(self, project_id: int) -> _Reading:
         return self._readings.setdefault(project_id, _Reading())
@@ -258,8 +263,8 @@ class Backlog:
         self._reading_of(project_id).left_out = True
         self._more.add(project_id)
 
-    def _note_new_offers(self) -> None:
-        """Reads everything again if runners wait whose like did not: they may run what was left out."""
+    def _check_new_offers(self) -> None:
+        """Rereads everything if runners with new labels wait: they may run rows that were left out."""
         offered = {(stream.labels, stream.projects) for stream in self._streams.all_open() if stream.credit > 0}
         if not offered <= self._offered:
             for reading in self._readings.values():
@@ -271,38 +276,38 @@ class Backlog:
         if reading.whole and project_id in self._more and self._runs_low(project_id):
             reading.change()
         reading.begin()
-        # Work that goes first may have come to the head; behind it, what was read before need not be read again.
-        is_look, read_to = reading.whole, reading.position
-        after = read_to if is_look else BEFORE_ALL
+        # New rows may have been added at the head; rows behind it that were read before need not be read again.
+        is_recheck, read_to = reading.whole, reading.position
+        after = read_to if is_recheck else BEFORE_ALL
         before = self.ready.count_of(project_id)
         for _ in range(MAX_REFILL_PAGES):
             page = await self._table.waiting(project_id, after=after, limit=REFILL_PAGE)
-            taken = self._take_page(project_id, page, after=after, is_look=is_look)
+            taken = self._take_page(project_id, page, after=after, is_recheck=is_recheck)
             if len(page) < REFILL_PAGE:
                 if not reading.left_out:
                     self._more.discard(project_id)
                 reading.end()
                 return
             after = _end_of(page)
-            if not taken and is_look:
+            if not taken and is_recheck:
                 break
             if not taken:
                 after = max(after, read_to)
             if self.ready.count_of(project_id) - before >= REFILL_PAGE:
                 break
         reading.position = max(after, read_to)
-        if is_look:
+        if is_recheck:
             return
         self._more.add(project_id)
         if self.ready.terms_of(project_id).rules.ageing_interval_s:
-            # What waits behind a long backlog of higher priority must not starve: it has to be known to go first.
-            oldest = await self._table.oldest(project_id, per_rank=OLDEST_PER_RANK)
-            self._take_page(project_id, oldest, after=BEFORE_ALL, is_look=False)
+            # Rows behind a long backlog of higher priority must be known here, or ageing could never lift them.
+            oldest = await self._table.oldest(project_id, per_priority=OLDEST_PER_PRIORITY)
+            self._take_page(project_id, oldest, after=BEFORE_ALL, is_recheck=False)
 
     def _take_page(
-        self, project_id: int, page: Sequence[tuple[ReadyItem, float]], *, after: Position, is_look: bool
+        self, project_id: int, page: Sequence[tuple[ReadyItem, float]], *, after: Position, is_recheck: bool
     ) -> int:
-        """Takes what was not known here; returns how many items."""
+        """Adds the unknown items of a page; returns their number."""
         before = len(self)
         fits = self._fitting(project_id)
         for item in self._others.overdue(page):
@@ -312,8 +317,8 @@ class Backlog:
             if item.rollout_id in self.ready or item.rollout_id in self._delayed:
                 continue
             if not self._others.is_own(item):
-                # A look that comes to the same work again and again must not make others' pages be read each time.
-                if not is_look or fits(item):
+                # Repeated rechecks of the same rows must not cause pages of other replicas to be read each time.
+                if not is_recheck or fits(item):
                     self._see_others(project_id, after)
             elif delay_s > 0:
                 self._delayed.hold(item, now=self._clock(), delay_s=delay_s)
@@ -343,7 +348,7 @@ class Backlog:
         return self._others.choose(others, project_id=project_id, credit=self._streams.open_credit(), more=more)
 
     def _fitting(self, project_id: int) -> Callable[[ReadyItem], bool]:
-        """Returns what tells whether an item of a project fits credit that waits here."""
+        """Returns a predicate: whether an item of a project fits credit that waits here."""
         able = {
             stream.labels
             for stream in self._streams.all_open()
@@ -356,37 +361,37 @@ class Backlog:
 
 def _end_of(page: Sequence[tuple[ReadyItem, float]]) -> Position:
     last, _ = page[-1]
-    return last.rank, last.rollout_id
+    return last.sort_priority, last.rollout_id
 
 
-# What is due later is found in the table when its time comes.
+# Items due later are read from the table when their time comes.
 HORIZON_S: Final = 600.0
 
 
 class DelayedItems:
-    """Holds items until they are due."""
+    """Items that may not run yet: after a back-off, or before their not-before time."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, ReadyItem]] = []
         self._ids: set[UUID] = set()
 
     def __len__(self) -> int:
-        """Counts the items."""
+        """Returns the number of items."""
         return len(self._heap)
 
     def __contains__(self, rollout_id: UUID) -> bool:
-        """Tells whether a rollout is held here."""
+        """Returns whether a rollout is held here."""
         return rollout_id in self._ids
 
     def hold(self, item: ReadyItem, *, now: float, delay_s: float) -> None:
-        """Holds an item for so many seconds; one that is held, or due far ahead, is left out."""
+        """Holds an item for a delay in seconds; ignores one that is held already or due beyond the horizon."""
         if delay_s > HORIZON_S or item.rollout_id in self._ids:
             return
         self._ids.add(item.rollout_id)
         heapq.heappush(self._heap, (now + delay_s, item.rollout_id.int, item))
 
     def due(self, now: float) -> list[ReadyItem]:
-        """Takes what is due, the earliest first."""
+        """Removes and returns the due items, earliest first."""
         found = []
         while self._heap and self._heap[0][0] <= now:
             _, _, item = heapq.heappop(self._heap)
@@ -394,6 +399,6 @@ class DelayedItems:
             found.append(item)
         return found
 
-    def pause_s(self, now: float, longest_s: float) -> float:
-        """Returns the seconds until the next one is due, at most `longest_s`."""
-        return min(longest_s, max(0.0, self._heap[0][0] - now)) if self._heap else longest_s
+    def pause_s(self, now: float, limit_s: float) -> float:
+        """Returns the seconds until the next item is due, at most `limit_s`."""
+        return min(limit_s, max(0.0, self._heap[0][0] - now)) if self._heap else limit_s

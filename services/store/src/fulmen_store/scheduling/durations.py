@@ -7,14 +7,14 @@ Rim and Lee, PVLDB 12(12), 2019), section 2, without collapsing: a day has 457 b
 
 from __future__ import annotations
 
-import time
+import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 from fulmen.errors import DatabaseUnavailable
+from fulmen_store.clock import Clock
 from fulmen_store.leases.leases import EndedAttempt
-from fulmen_store.periodic import Pace
 from fulmen_store.rollouts.transitions import FailureKind
 from fulmen_store.scheduling.duration_sketch import DurationSketch, bucket_of
 from fulmen_store.scheduling.table import DurationTable
@@ -36,10 +36,10 @@ class DurationTracker:
     What it knows of a type is at most some seconds old, and nothing at first: the first question makes it look.
     """
 
-    def __init__(self, table: DurationTable, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, table: DurationTable, *, clock: Clock | None = None) -> None:
         """Takes the table, and monotonic seconds."""
         self._table = table
-        self._clock = clock
+        self._clock = (clock or Clock()).monotonic_s
         self._unwritten: Counter[tuple[int, int]] = Counter()
         self._known: OrderedDict[int, DurationSketch] = OrderedDict()
         self._medians: dict[int, float] = {}
@@ -71,9 +71,8 @@ class DurationTracker:
 
     async def run(self) -> None:
         """Writes and reads until it is cancelled."""
-        pace = Pace(WRITE_INTERVAL_S)
         while True:
-            await pace.next()
+            await asyncio.sleep(WRITE_INTERVAL_S)
             try:
                 await self.run_once()
             except DatabaseUnavailable:

@@ -1,12 +1,12 @@
 """The waiting work of one replica, in memory, in the order in which it is handed out.
 
-Within a project: by rank (the negated priority), which improves by one for each ageing interval that an item has
-waited, then oldest first. Both are one number that never changes, `since + rank * interval`, so nothing is ever
+Within a project: by sort_priority (the negated priority), which improves by one for each ageing interval that an item has
+waited, then oldest first. Both are one number that never changes, `since + sort_priority * interval`, so nothing is ever
 sorted again while items age.
 
 Between projects: the best level first, and within a level by stride scheduling (Waldspurger and Weihl, 1995), so that
-over any window two backlogged projects get work in the ratio of their weights. A project's level is the aged rank of
-its next item, but age never lifts it above the best rank that waits anywhere: otherwise the project with the older
+over any window two backlogged projects get work in the ratio of their weights. A project's level is the aged sort_priority of
+its next item, but age never lifts it above the best sort_priority that waits anywhere: otherwise the project with the older
 backlog would be served alone until it had caught up, whatever the weights. With ageing every project reaches that
 level in the end, so none starves.
 
@@ -16,13 +16,13 @@ The queue is a hint: the row in the database decides who gets an item.
 from __future__ import annotations
 
 import heapq
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import InitVar, dataclass, field
 from math import ceil
 from typing import Final
 from uuid import UUID
 
+from fulmen_store.clock import Clock
 from fulmen_store.scheduling.rules import DEFAULT_TERMS, QueueTerms
 
 __all__ = ["FairQueue", "Labels", "ReadyItem", "waits_since"]
@@ -30,7 +30,7 @@ __all__ = ["FairQueue", "Labels", "ReadyItem", "waits_since"]
 Labels = frozenset[str]
 
 UNIX_MS_SHIFT: Final = 80
-MAX_RANK: Final = 32767
+MAX_SORT_PRIORITY: Final = 32767
 # Ids are minted elsewhere: a run-at time this close to the id's own is that of an item that was never delayed.
 CLOCK_TOLERANCE_S: Final = 60.0
 
@@ -43,7 +43,7 @@ class ReadyItem:
     Attributes:
         rollout_id: its id, a UUIDv7.
         project_id: the database's number of its project.
-        rank: the negated priority; lower goes first.
+        sort_priority: the negated priority; lower goes first.
         labels: `key=value` strings that the runner must have.
         group_key: the key of its group; None if it has none.
         task_type: the number of its task type; None if it has none.
@@ -53,7 +53,7 @@ class ReadyItem:
 
     rollout_id: UUID
     project_id: int
-    rank: int = 0
+    sort_priority: int = 0
     labels: Labels = frozenset()
     group_key: UUID | None = None
     task_type: int | None = None
@@ -92,30 +92,30 @@ class _Line:
 
     labels: Labels
     heap: list[_Entry] = field(default_factory=list)
-    ranks: dict[int, int] = field(default_factory=dict)
-    best_rank: int = 0
+    priorities: dict[int, int] = field(default_factory=dict)
+    best_sort_priority: int = 0
     groups: dict[tuple[UUID, int], _Members] = field(default_factory=dict)
 
     def push(self, key: float, item: ReadyItem) -> None:
         heapq.heappush(self.heap, (key, item.rollout_id.int, item))
-        if item.rank not in self.ranks:
-            self.ranks[item.rank] = 0
-            self.best_rank = min(self.ranks)
-        self.ranks[item.rank] += 1
+        if item.sort_priority not in self.priorities:
+            self.priorities[item.sort_priority] = 0
+            self.best_sort_priority = min(self.priorities)
+        self.priorities[item.sort_priority] += 1
         if item.group_key is not None:
-            members = self.groups.setdefault((item.group_key, item.rank), {})
+            members = self.groups.setdefault((item.group_key, item.sort_priority), {})
             heapq.heappush(members.setdefault(item.task_type, []), (item.rollout_id.int, item))
 
     def pop(self, predicted_s: Callable[[int | None], float] | None) -> ReadyItem:
         _, _, item = heapq.heappop(self.heap)
         if item.group_key is not None:
-            item = self._take_member((item.group_key, item.rank), predicted_s)
-        left = self.ranks[item.rank] - 1
+            item = self._take_member((item.group_key, item.sort_priority), predicted_s)
+        left = self.priorities[item.sort_priority] - 1
         if left:
-            self.ranks[item.rank] = left
+            self.priorities[item.sort_priority] = left
         else:
-            del self.ranks[item.rank]
-            self.best_rank = min(self.ranks, default=0)
+            del self.priorities[item.sort_priority]
+            self.best_sort_priority = min(self.priorities, default=0)
         return item
 
     def _take_member(self, group: tuple[UUID, int], predicted_s: Callable[[int | None], float] | None) -> ReadyItem:
@@ -165,7 +165,9 @@ class _ProjectQueue:
         if line is None:
             line = self.lines[item.labels] = _Line(labels=item.labels)
         interval_s = self.interval_s
-        line.push(item.waiting_since_s + item.rank * interval_s if interval_s else float(item.rank), item)
+        line.push(
+            item.waiting_since_s + item.sort_priority * interval_s if interval_s else float(item.sort_priority), item
+        )
         self.count += 1
 
     def best(self, offered: Labels) -> _Line | None:
@@ -176,9 +178,9 @@ class _ProjectQueue:
                 found = line
         return found
 
-    def best_rank(self, offered: Labels) -> int:
-        """Returns the best rank among those items that the labels allow."""
-        return min(line.best_rank for line in self.lines.values() if self.anyone or line.labels <= offered)
+    def best_sort_priority(self, offered: Labels) -> int:
+        """Returns the best sort_priority among those items that the labels allow."""
+        return min(line.best_sort_priority for line in self.lines.values() if self.anyone or line.labels <= offered)
 
     def take(self, line: _Line, predicted_s: Callable[[int | None], float] | None) -> ReadyItem:
         item = line.pop(predicted_s)
@@ -195,11 +197,16 @@ class FairQueue:
         self,
         *,
         predicted_s: Callable[[int | None], float] = lambda _task_type: 0.0,
-        now_s: Callable[[], float] = time.time,
+        clock: Clock | None = None,
     ) -> None:
-        """Takes what is known about durations by task type, in seconds, and the clock, in Unix seconds."""
+        """Starts empty.
+
+        Args:
+            predicted_s: Predicted duration of an attempt by task type, seconds; by default unknown.
+            clock: Clock; the system's by default.
+        """
         self._predicted_s = predicted_s
-        self._now_s = now_s
+        self._now_s = (clock or Clock()).unix_s
         self._terms: dict[int, QueueTerms] = {}
         self._queues: dict[int, _ProjectQueue] = {}
         self._allowed: dict[int, int] = {}
@@ -323,18 +330,18 @@ class FairQueue:
         self, candidates: list[tuple[_ProjectQueue, _Line]], offered: Labels
     ) -> tuple[list[tuple[_ProjectQueue, _Line]], int]:
         now_s = self._now_s()
-        best_rank = MAX_RANK
+        best_sort_priority = MAX_SORT_PRIORITY
         for queue, line in candidates:
-            own = line.best_rank if len(queue.lines) == 1 else queue.best_rank(offered)
-            if own < best_rank:
-                best_rank = own
-        level, at_level = MAX_RANK, []
+            own = line.best_sort_priority if len(queue.lines) == 1 else queue.best_sort_priority(offered)
+            if own < best_sort_priority:
+                best_sort_priority = own
+        level, at_level = MAX_SORT_PRIORITY, []
         for candidate in candidates:
             queue, line = candidate
             key, _, item = line.heap[0]
-            own = item.rank
-            if own > best_rank and queue.interval_s:
-                own = max(best_rank, min(own, ceil((key - now_s) / queue.interval_s)))
+            own = item.sort_priority
+            if own > best_sort_priority and queue.interval_s:
+                own = max(best_sort_priority, min(own, ceil((key - now_s) / queue.interval_s)))
             if own < level:
                 level, at_level = own, [candidate]
             elif own == level:

@@ -7,15 +7,15 @@ requests after the 95th percentile of the expected latency.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Sequence
 from typing import Final
 from uuid import UUID
 
 from fulmen.errors import DatabaseUnavailable
 from fulmen_store.leases.leases import HedgeCandidate, LeaseTable
-from fulmen_store.periodic import Pace
 from fulmen_store.scheduling.dispatcher import Dispatcher
-from fulmen_store.scheduling.duration_sketch import DurationSketch
+from fulmen_store.scheduling.durations import DurationTracker
 from fulmen_store.scheduling.runner_streams import RunnerStream
 
 __all__ = ["Hedger"]
@@ -30,19 +30,15 @@ PAGE: Final = 1000
 class Hedger:
     """Looks once a second, in projects whose hedging rule is on and while credit is unused."""
 
-    def __init__(
-        self, *, table: LeaseTable, dispatcher: Dispatcher, sketch: Callable[[int], DurationSketch | None]
-    ) -> None:
-        """Takes the leases, the dispatcher that knows unused credit, and what is known of a task type's durations."""
+    def __init__(self, *, table: LeaseTable, dispatcher: Dispatcher, durations: DurationTracker) -> None:
         self._table = table
         self._dispatcher = dispatcher
-        self._sketch = sketch
+        self._durations = durations
 
     async def run(self) -> None:
         """Hedges until it is cancelled."""
-        pace = Pace(POLL_INTERVAL_S)
         while True:
-            await pace.next()
+            await asyncio.sleep(POLL_INTERVAL_S)
             try:
                 await self.hedge_once()
             except DatabaseUnavailable:
@@ -63,7 +59,7 @@ class Hedger:
     def _min_age_s(self, candidate: HedgeCandidate) -> float:
         """Returns the age from which an attempt is hedged, seconds; 0 if that is not known."""
         task_type = candidate.item.task_type
-        sketch = self._sketch(task_type) if task_type is not None else None
+        sketch = self._durations.sketch(task_type) if task_type is not None else None
         if sketch is None or sketch.total < MIN_SAMPLES:
             return 0.0
         return sketch.quantile_s(SHARE)
@@ -77,7 +73,7 @@ class Hedger:
         try:
             grants = await self._table.claim_hedges(choices)
         except DatabaseUnavailable:
-            self._dispatcher.doubt(streams)
+            self._dispatcher.mark_in_doubt(streams)
             raise
         self._dispatcher.deliver_new(streams, grants)
         return len(grants)

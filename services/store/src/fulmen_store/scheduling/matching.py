@@ -1,7 +1,7 @@
-"""Which runner gets which item: items keep their order, runners their turns; affinity only breaks ties.
+"""Assigns waiting items to runner streams: items in queue order, streams in turn, affinity as the tie-breaker.
 
-A round gives every stream at most one item. Within a round, an item goes to a stream that ran its group or its agent's
-version last, if one still waits for its turn; otherwise to the stream whose turn it is.
+A round gives every stream at most one item. Within a round an item goes to a stream whose last item was of the same
+group or agent version, if one is left in the round; otherwise to the stream whose turn it is.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Choice = tuple[ReadyItem, RunnerStream]
 
 
 def match(ready: FairQueue, waiting_streams: Sequence[RunnerStream], *, limit: int) -> list[Choice]:
-    """Takes items from the queue and credit from the streams until either is used up.
+    """Removes items from the queue and credit from the streams until either runs out.
 
     Args:
-        ready: the waiting items.
-        waiting_streams: streams with credit, in turn order.
-        limit: at most so many choices.
+        ready: Waiting items.
+        waiting_streams: Streams with credit, in turn order.
+        limit: Maximum number of choices.
     """
     choices: list[Choice] = []
     while waiting_streams and len(choices) < limit:
@@ -32,7 +32,7 @@ def match(ready: FairQueue, waiting_streams: Sequence[RunnerStream], *, limit: i
 
 
 def unmatched_labels(ready: FairQueue, streams: Iterable[RunnerStream], project_id: int) -> list[tuple[Labels, int]]:
-    """Returns the label sets of a project's waiting items that no stream has, and how many items wait for them."""
+    """Returns the label sets required by a project's waiting items that no stream has, with their counts."""
     if not ready.terms_of(project_id).rules.match_labels:
         return []
     offers = {stream.labels for stream in streams if stream.projects is None or project_id in stream.projects}
@@ -46,7 +46,7 @@ def unmatched_labels(ready: FairQueue, streams: Iterable[RunnerStream], project_
 def _round(
     ready: FairQueue, waiting_streams: Sequence[RunnerStream], limit: int, choices: list[Choice]
 ) -> list[RunnerStream]:
-    """Gives each stream one item at most; returns those that take more."""
+    """Assigns at most one item to each stream; returns those with credit left."""
     waiting = dict.fromkeys(waiting_streams)
     still_waiting: list[RunnerStream] = []
     index: _LastRuns | None = None
@@ -61,7 +61,7 @@ def _round(
                 if index is None:
                     index = _LastRuns(waiting_streams)
                 taker = index.preferred(item, stream, waiting, ready) or stream
-            taker.give(item)
+            taker.assign(item)
             choices.append((item, taker))
             del waiting[taker]
             if taker.credit > 0:
@@ -70,7 +70,7 @@ def _round(
 
 
 class _LastRuns:
-    """RunnerStreams by what they ran last."""
+    """Streams by their last group and agent version."""
 
     def __init__(self, streams: Iterable[RunnerStream]) -> None:
         self._groups: dict[UUID, list[RunnerStream]] = {}
@@ -84,7 +84,7 @@ class _LastRuns:
     def preferred(
         self, item: ReadyItem, stream: RunnerStream, waiting: dict[RunnerStream, None], ready: FairQueue
     ) -> RunnerStream | None:
-        """Returns the stream that goes before the one whose turn it is; None if that one is as good."""
+        """Returns a stream with more affinity than the one whose turn it is, or None."""
         rules = ready.terms_of(item.project_id).rules
         if not rules.affinity:
             return None

@@ -1,8 +1,8 @@
 -- How full a queue is, and how long attempts take.
 
--- name: count_by_rank
+-- name: count_by_priority
 select
-    i.rank,
+    i.sort_priority,
     count(*) filter (where i.session is null and i.run_at <= now()) as queued,
     count(*) filter (where i.session is not null) as running,
     count(*) filter (where i.session is null and i.run_at > now()) as delayed,
@@ -10,8 +10,8 @@ select
         as oldest_age_s
 from item i
 where i.project_id = $1 and ($2::int is null or i.run_id = $2)
-group by i.rank
-order by i.rank;
+group by i.sort_priority
+order by i.sort_priority;
 
 -- name: queue_terms
 select

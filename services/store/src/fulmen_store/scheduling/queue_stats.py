@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from fulmen_store.scheduling.table import QueueStats
+from fulmen_store.clock import Clock
+from fulmen_store.scheduling.table import QueueStats, QueueStatsTable
 
 __all__ = [
     "StatsCache",
@@ -32,12 +31,9 @@ class _Answer:
 class StatsCache:
     """Answers with the last count for as long as making it anew would cost too much."""
 
-    def __init__(
-        self, count: Callable[[int, int | None], Awaitable[QueueStats]], *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        """Takes the function that counts a project or one of its training runs, and monotonic seconds."""
-        self._count = count
-        self._clock = clock
+    def __init__(self, table: QueueStatsTable, *, clock: Clock | None = None) -> None:
+        self._table = table
+        self._clock = (clock or Clock()).monotonic_s
         self._answers: dict[Scope, _Answer] = {}
 
     async def stats(self, project_id: int, run_id: int | None) -> QueueStats:
@@ -52,7 +48,7 @@ class StatsCache:
         async with answer.lock:
             began = self._clock()
             if answer.stats is None or began >= answer.until:
-                answer.stats = await self._count(project_id, run_id)
+                answer.stats = await self._table.stats(project_id, run_id)
                 now = self._clock()
                 cost_s = now - began
                 answer.until = now + (TTL_PER_COST * cost_s if cost_s > CHEAP_S else 0.0)

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from fulmen.errors import QuotaExceeded
+from fulmen_store.clock import Clock
 from fulmen_store.leases.leases import Grant, LeaseTable
 from fulmen_store.scheduling.fair_queue import FairQueue
 from fulmen_store.scheduling.matching import Choice
-from fulmen_store.scheduling.table import QueueCount
+from fulmen_store.scheduling.table import QueueCount, QueueStatsTable
 
 __all__ = [
     "QueueQuotas",
@@ -77,7 +77,7 @@ class RunningQuotas:
         """Takes note of attempts that ended, each by its project; returns whether one of these has a quota."""
         return sum(self._ready.allow_more(project_id, count) for project_id, count in Counter(projects).items()) > 0
 
-    def look_again(self) -> None:
+    def probe_again(self) -> None:
         """Allows a few claims to every project without room: other replicas may have made some."""
         self._ready.allow_at_least(PROBE)
 
@@ -100,12 +100,9 @@ class _Known:
 class QueueQuotas:
     """Refuses what would make too many rollouts wait."""
 
-    def __init__(
-        self, count: Callable[[int], Awaitable[QueueCount]], *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        """Takes the function that counts a project's waiting rollouts, and monotonic seconds."""
-        self._count = count
-        self._clock = clock
+    def __init__(self, table: QueueStatsTable, *, clock: Clock | None = None) -> None:
+        self._table = table
+        self._clock = (clock or Clock()).monotonic_s
         self._known: dict[int, _Known] = {}
 
     async def admit(self, projects: Iterable[int]) -> None:
@@ -130,7 +127,7 @@ class QueueQuotas:
             if now >= known.stale_at or (now >= known.doubtful_at and not known.has_room(count)):
                 # What is admitted while it is counted may or may not be in the count: it is added to it.
                 before = known.added
-                known.count = await self._count(project_id)
+                known.count = await self._table.queued(project_id)
                 known.added -= before
                 cost_s = self._clock() - now
                 known.stale_at = self._clock() + max(COUNT_TTL_S, COUNT_TTL_PER_COST * cost_s)

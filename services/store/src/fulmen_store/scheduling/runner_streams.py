@@ -1,4 +1,4 @@
-"""Where runners sit while they wait for work: their credit, and what is to be told to them.
+"""The streams of the runners that wait for work at this replica: their credit and their outboxes.
 
 Invariant: a stream is never given more assignments than it has granted credits, so its outbox is bounded.
 """
@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from uuid import UUID
 
 from fulmen.errors import FulmenError
-from fulmen_store.leases.leases import CompletionStatus, Grant
+from fulmen_store.leases.leases import CompletionStatus, EndedAttempt, Grant
 from fulmen_store.scheduling.fair_queue import ReadyItem
 from fulmen_store.scheduling.rules import DEFAULT_RULES, QueueRules
 
@@ -33,21 +33,21 @@ __all__ = [
 ]
 
 MAX_CREDIT: Final = 10_000
-# How many streams are looked at for one that ran the like of a new item last.
+# How many streams with credit are searched for one with affinity to a new item.
 AFFINITY_WINDOW: Final = 16
 MAX_MERGED: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assigned:
-    """Work for the runner."""
+    """Assignments for the runner."""
 
     grants: Sequence[Grant]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelRequested:
-    """Attempts, as (rollout, epoch), that the runner is asked to stop."""
+    """Attempts, as (rollout, epoch), that the runner should stop."""
 
     attempts: Sequence[tuple[UUID, int]]
 
@@ -61,12 +61,12 @@ class LeasesLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drained:
-    """The replica is going down."""
+    """The replica is shutting down."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamClosed:
-    """The session is over, or its stream was opened elsewhere."""
+    """The session has ended, or another stream was opened for it."""
 
 
 # Not frozen: one is made for every rollout, and freezing makes that four times as slow. Never changed.
@@ -81,14 +81,14 @@ class Acknowledgement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acknowledged:
-    """Answers for the runner, after their commit."""
+    """Answers to reports and releases, after their commit."""
 
     answers: Sequence[Acknowledgement]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerDone:
-    """The runner closed its side, or did something that ends the stream."""
+    """The runner closed its side of the stream, or sent something that ends it."""
 
     error: FulmenError | None = None
 
@@ -98,7 +98,7 @@ Notice = Acknowledged | RunnerDone | Assigned | CancelRequested | LeasesLost | D
 
 
 class Outbox:
-    """Notices for one runner, in order; assignments and answers that wait together go out together."""
+    """Notices for one runner, in order. Adjacent assignments, and adjacent answers, are merged."""
 
     def __init__(self) -> None:
         self._waiting: deque[Notice] = deque()
@@ -110,11 +110,11 @@ class Outbox:
         self._arrived.set()
 
     async def wait(self) -> None:
-        """Returns when there is a notice."""
+        """Waits for a notice."""
         await self._arrived.wait()
 
     def take(self) -> Notice | None:
-        """Takes the next notice, one with those that follow and are alike; None if there is none."""
+        """Removes and returns the next notice, merged with those of the same kind that follow; None if empty."""
         if not self._waiting:
             return None
         first = self._waiting.popleft()
@@ -136,16 +136,15 @@ class Outbox:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RunnerStream:
-    """One runner session's place at this replica.
+    """The open stream of one runner session.
 
     Attributes:
-        session_id: the session.
-        labels: `key=value` strings that the runner has.
-        projects: the projects that it serves; None means all.
-        credit: how many more assignments it takes now.
-        outbox: what is to be sent to it, in order.
-        last_group: the group of what it was given last.
-        last_agent: the agent's version of what it was given last.
+        labels: `key=value` strings of the runner.
+        projects: Projects that it serves; None for all.
+        credit: Number of further assignments that it accepts.
+        leases: Epochs of the leases that it was sent, by rollout.
+        last_group: Group of the item assigned last.
+        last_agent: Agent version of the item assigned last.
     """
 
     session_id: UUID
@@ -159,34 +158,34 @@ class RunnerStream:
     last_agent: int | None = None
 
     def qualifies(self, item: ReadyItem, *, match_labels: bool = True) -> bool:
-        """Tells whether the runner may run an item; without `match_labels` whatever its labels are."""
+        """Returns whether the runner may run an item; labels count only with `match_labels`."""
         if self.projects is not None and item.project_id not in self.projects:
             return False
         return not match_labels or item.labels <= self.labels
 
-    def give(self, item: ReadyItem) -> None:
-        """Uses a credit for an item."""
+    def assign(self, item: ReadyItem) -> None:
+        """Uses one credit for an item."""
         self.credit -= 1
         self.last_group, self.last_agent = item.group_key, item.agent
 
     def refund(self) -> None:
-        """Gives a credit back that came to nothing."""
+        """Returns the credit of an assignment that was not made."""
         if not self.closed:
             self.credit += 1
 
     def affinity(self, item: ReadyItem) -> int:
-        """Returns 2 if it was given an item of the same group last, 1 if one of the same agent version, else 0."""
+        """Returns 2 if its last item was of the same group, 1 if of the same agent version, otherwise 0."""
         if item.group_key is not None and item.group_key == self.last_group:
             return 2
         return int(item.agent is not None and item.agent == self.last_agent)
 
-    def tell(self, notice: Notice) -> None:
+    def send(self, notice: Notice) -> None:
         """Queues a notice for the runner."""
         self.outbox.put(notice)
 
 
 class RunnerStreams:
-    """All streams of this replica, by session, and the turn order in which they are served."""
+    """The open streams of this replica, by session, in the round-robin order in which they are served."""
 
     def __init__(self) -> None:
         self._streams: dict[UUID, RunnerStream] = {}
@@ -197,17 +196,17 @@ class RunnerStreams:
         """Counts the open streams."""
         return len(self._streams)
 
-    def take(self, stream: RunnerStream) -> None:
-        """Opens a stream; an older stream of the same session is closed."""
+    def attach(self, stream: RunnerStream) -> None:
+        """Adds a stream and closes the previous one of the same session."""
         older = self._streams.get(stream.session_id)
         if older is not None:
-            self.leave(older)
-            older.tell(StreamClosed())
+            self.detach(older)
+            older.send(StreamClosed())
         self._streams[stream.session_id] = stream
         self._turns.append(stream)
 
-    def leave(self, stream: RunnerStream) -> None:
-        """Closes a stream; its credit is void."""
+    def detach(self, stream: RunnerStream) -> None:
+        """Closes a stream and drops its credit."""
         stream.closed = True
         stream.credit = 0
         if self._streams.get(stream.session_id) is stream:
@@ -218,7 +217,7 @@ class RunnerStreams:
         return self._streams.get(session_id)
 
     def with_credit(self) -> list[RunnerStream]:
-        """Returns the streams that take work, in turn order, and moves the turn on by one."""
+        """Returns the streams with credit in round-robin order, and advances the order by one."""
         while self._turns and self._turns[0].closed:
             self._turns.popleft()
         if len(self._turns) > 2 * len(self._streams) + 16:
@@ -228,37 +227,36 @@ class RunnerStreams:
         return waiting
 
     def next_for(
-        self, item: ReadyItem, rules: QueueRules = DEFAULT_RULES, *, besides: UUID | None = None
+        self, item: ReadyItem, rules: QueueRules = DEFAULT_RULES, *, exclude: UUID | None = None
     ) -> RunnerStream | None:
-        """Returns the stream that gets an item, of those that take work and qualify.
+        """Returns the stream that gets an item: the next one that qualifies, or one behind it with more affinity.
 
-        It is the one whose turn it is, unless one of those behind it ran the item's group, or its agent, last; never
-        that of the session `besides`.
+        The session `exclude` is skipped.
         """
         passed: list[RunnerStream] = []
-        found, affinity = None, -1
+        found, best = None, -1
         for _ in range(len(self._turns)):
             stream = self._turns.popleft()
             if stream.closed:
                 continue
-            able = stream.credit > 0 and stream.session_id != besides
+            able = stream.credit > 0 and stream.session_id != exclude
             if not able or not stream.qualifies(item, match_labels=rules.match_labels):
                 self._turns.append(stream)
                 continue
             passed.append(stream)
             own = stream.affinity(item)
-            if own > affinity:
-                found, affinity = stream, own
-            if not rules.affinity or affinity >= item.max_affinity or len(passed) >= AFFINITY_WINDOW:
+            if own > best:
+                found, best = stream, own
+            if not rules.affinity or best >= item.max_affinity or len(passed) >= AFFINITY_WINDOW:
                 break
-        # Who was passed over keeps its turn.
+        # Streams that were passed over keep their turns.
         self._turns.extendleft(stream for stream in reversed(passed) if stream is not found)
         if found is not None:
             self._turns.append(found)
         return found
 
     def open_credit(self, project_id: int | None = None) -> int:
-        """Sums the unused credit, or that which may be used for one project."""
+        """Returns the unused credit, in total or for one project."""
         return sum(
             stream.credit
             for stream in self._streams.values()
@@ -266,26 +264,31 @@ class RunnerStreams:
         )
 
     def mark_active(self, session_id: UUID) -> None:
-        """Notes a sign of life; the renewer writes it down."""
+        """Records that the session sent something; the lease renewer extends it."""
         self._active.add(session_id)
 
     def drain_active(self) -> set[UUID]:
-        """Returns the sessions mark_active since the last call."""
-        mark_active, self._active = self._active, set()
-        return mark_active
+        """Returns the sessions that were active since the last call."""
+        active, self._active = self._active, set()
+        return active
 
     def send_each(self, notices: Iterable[tuple[UUID, Notice]]) -> None:
-        """Passes notices on to those sessions that sit here."""
+        """Sends notices to those sessions whose streams are here."""
         for session_id, notice in notices:
             stream = self._streams.get(session_id)
             if stream is not None:
-                stream.tell(notice)
+                stream.send(notice)
 
-    def lease_over(self, session_id: UUID, rollout_id: UUID) -> None:
-        """Forgets a lease that has ended."""
-        stream = self._streams.get(session_id)
-        if stream is not None:
-            stream.leases.pop(rollout_id, None)
+    def forget_leases(self, ended: Iterable[EndedAttempt]) -> None:
+        """Removes the leases of ended and superseded attempts."""
+        for attempt in ended:
+            sessions = (
+                [attempt.session_id] if attempt.superseded is None else [attempt.session_id, attempt.superseded[0]]
+            )
+            for session_id in sessions:
+                stream = self._streams.get(session_id)
+                if stream is not None:
+                    stream.leases.pop(attempt.item.rollout_id, None)
 
     def all_open(self) -> list[RunnerStream]:
         """Returns every open stream."""

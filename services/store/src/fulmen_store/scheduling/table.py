@@ -48,12 +48,12 @@ class QueueStatsTable:
         """Counts the live rollouts of a project or a training run; looks at each of them."""
         terms = await self._database.fetch_row("queue_terms", project_id)
         assert terms is not None
-        rows = await self._database.fetch("count_by_rank", project_id, run_id)
+        rows = await self._database.fetch("count_by_priority", project_id, run_id)
         types = await self._database.fetch("frequent_task_types", project_id, TASK_TYPES_CONSIDERED, TASK_TYPES_SHOWN)
         return QueueStats(
             priorities=[
                 PriorityCount(
-                    priority=-row["rank"],
+                    priority=-row["sort_priority"],
                     queued=row["queued"],
                     running=row["running"],
                     delayed=row["delayed"],

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
 
+import zstandard
+
 from fulmen_store.spans.blob_refs import BlobRef
 
-__all__ = ["BYTES_PER_CHUNK", "SPANS_PER_CHUNK", "Chunk", "LooseSpans", "NewChunk", "chunk_problem"]
+__all__ = ["BYTES_PER_CHUNK", "SPANS_PER_CHUNK", "Chunk", "LooseSpans", "NewChunk", "chunk_problem", "compress"]
 
 MAX_SPANS: Final = 4096
 
@@ -108,3 +110,12 @@ def chunk_problem(*, span_count: int, codec: int, payload_size: int) -> str:
     if not 0 < payload_size <= MAX_PAYLOAD_BYTES:
         return f"payload has {payload_size} bytes, allowed are 1 to {MAX_PAYLOAD_BYTES}"
     return ""
+
+
+# Level 1 takes half the time of level 3 and makes chunks of spans hardly larger.
+ZSTD_LEVEL: Final = 1
+
+
+def compress(raw: bytes) -> bytes:
+    """Makes a zstd frame with its content size."""
+    return zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(raw)

@@ -9,16 +9,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 from uuid import UUID
 
 from fulmen_store.database.group_commit import GroupCommitter
+from fulmen_store.metrics import StoreMetrics
 from fulmen_store.spans.blob_refs import span_folder
 from fulmen_store.spans.blobs import Blobs
-from fulmen_store.spans.chunks import CODEC_ZSTD, MAX_TIME_NS, Chunk, LooseSpans, NewChunk, _groups
+from fulmen_store.spans.chunks import CODEC_ZSTD, MAX_TIME_NS, Chunk, LooseSpans, NewChunk, _groups, compress
 from fulmen_store.spans.table import SpanTable
+from fulmen_store.traces import RolloutTraces
 
 __all__ = [
     "Spans",
@@ -35,32 +37,27 @@ class Spans:
         self,
         *,
         table: SpanTable,
-        compress: Callable[[bytes], bytes],
         blobs: Blobs | None = None,
         blob_min_bytes: int = 0,
-        observe_batch: Callable[[str, int], None] = lambda _name, _rows: None,
-        stored: Callable[[Sequence[Chunk], int], None] | None = None,
+        metrics: StoreMetrics | None = None,
+        traces: RolloutTraces | None = None,
     ) -> None:
         """Wires the use case.
 
         Args:
-            table: where chunks are stored.
-            compress: makes a zstd frame.
-            blobs: where payloads of at least `blob_min_bytes` go; None: they stay in their rows.
-            blob_min_bytes: see `blobs`.
-            observe_batch: told the name and the number of rows of every commit.
-            stored: told of chunks that are kept, and since when they were being stored, nanoseconds since 1970.
+            table: Table of chunks.
+            blobs: Storage for payloads of at least `blob_min_bytes`; without it all payloads stay in their rows.
+            blob_min_bytes: Minimum size of a payload that goes to `blobs`, bytes.
+            metrics: Instruments; by default none.
+            traces: The operator's traces; by default none.
         """
         self._table = table
-        self._stored = stored
-        self._compress = compress
+        self._traces = traces
         self._blobs = blobs
         self._blob_min_bytes = blob_min_bytes
-        self.committer: GroupCommitter[NewChunk, bool] = GroupCommitter(
-            "append_spans", self._execute, observe_batch=observe_batch
-        )
+        self.committer: GroupCommitter[NewChunk, bool] = GroupCommitter("append_spans", self._execute, metrics=metrics)
         self.packer: GroupCommitter[LooseSpans, bool] = GroupCommitter(
-            "pack_spans", self._pack_and_append, observe_batch=observe_batch
+            "pack_spans", self._pack_and_append, metrics=metrics
         )
 
     async def append(self, chunks: Sequence[NewChunk]) -> list[bool]:
@@ -74,8 +71,8 @@ class Spans:
         if self._blobs is not None:
             chunks = await asyncio.gather(*(self._offloaded(new, self._blobs) for new in chunks))
         kept = await self.committer.submit(chunks, size_bytes=sum(len(new.chunk.payload) + 64 for new in chunks))
-        if self._stored is not None:
-            self._stored([new.chunk for new, is_kept in zip(chunks, kept, strict=True) if is_kept], start_ns)
+        if self._traces is not None:
+            self._traces.stored([new.chunk for new, is_kept in zip(chunks, kept, strict=True) if is_kept], start_ns)
         return kept
 
     async def append_loose(self, spans: Sequence[LooseSpans]) -> list[bool]:
@@ -123,7 +120,7 @@ class Spans:
             codec=CODEC_ZSTD,
             start_ns=min(start_ns, MAX_TIME_NS),
             end_ns=min(max(part.end_ns for part in spans), MAX_TIME_NS),
-            payload=self._compress(raw),
+            payload=compress(raw),
         )
         return NewChunk(chunk=chunk, project_id=first.project_id)
 

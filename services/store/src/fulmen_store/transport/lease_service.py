@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Collection, Coroutine, Iterable, Sequence
 from uuid import UUID
 
 import grpc.aio
@@ -17,12 +17,12 @@ from fulmen_service_kit.auth import current_caller
 from fulmen_service_kit.tokens import TokenSigner
 from fulmen_store.leases.attempt_checks import standing_of
 from fulmen_store.leases.attempt_ends import AttemptEnds
-from fulmen_store.leases.leases import AttemptReport, CompletionStatus, Grant, SessionOwner
+from fulmen_store.leases.codec import report_of
+from fulmen_store.leases.leases import CompletionStatus, Grant, SessionOwner
 from fulmen_store.leases.sessions import Sessions
 from fulmen_store.leases.table import AttemptCheckTable
 from fulmen_store.malformed import malformed
 from fulmen_store.rollouts.table import RolloutTable
-from fulmen_store.runners.session_notes import SessionUpdates
 from fulmen_store.scheduling.dispatcher import Dispatcher, released
 from fulmen_store.scheduling.runner_streams import (
     MAX_CREDIT,
@@ -35,12 +35,11 @@ from fulmen_store.scheduling.runner_streams import (
     Notice,
     RunnerDone,
     RunnerStream,
-    RunnerStreams,
     StreamClosed,
 )
 from fulmen_store.transport.access import project_limit, require_count, require_project, require_range
 from fulmen_store.transport.lease_codec import acks_of, attempts_of, names_of, standing_message
-from fulmen_store.transport.rollout_codec import report_of, write_assignment
+from fulmen_store.transport.rollout_codec import write_assignment
 from fulmen_store.transport.runner_codec import packed_load
 
 __all__ = ["LeaseService"]
@@ -65,29 +64,34 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         self,
         *,
         sessions: Sessions,
-        streams: RunnerStreams,
-        notes: SessionUpdates,
         dispatcher: Dispatcher,
         ends: AttemptEnds,
-        table: RolloutTable,
+        rollouts: RolloutTable,
         checks: AttemptCheckTable,
         signer: TokenSigner,
-        undelivered: Callable[[Sequence[AttemptReport]], None],
         drain_notice_s: float,
-        stopping: Callable[[], bool],
+        stopping: asyncio.Event,
     ) -> None:
-        """Takes the use cases; a replica that is `stopping` closes streams `drain_notice_s` after it said so."""
-        self._stopping = stopping
+        """Wires the servicer.
+
+        Args:
+            sessions: Runner sessions and their streams.
+            dispatcher: Receives the credit of runners.
+            ends: Ends attempts as reported.
+            rollouts: Table that knows the numbers of projects.
+            checks: Table in which attempts are checked.
+            signer: Signs attempt keys.
+            drain_notice_s: Time between the drain notice and the end of a stream, seconds.
+            stopping: Set when the replica shuts down.
+        """
         self._sessions = sessions
-        self._streams = streams
-        self._notes = notes
         self._dispatcher = dispatcher
         self._ends = ends
-        self._table = table
+        self._rollouts = rollouts
         self._checks = checks
         self._signer = signer
-        self._undelivered = undelivered
         self._drain_notice_s = drain_notice_s
+        self._stopping = stopping
 
     async def StreamLeases(
         self, request_iterator: AsyncIterator[pb.StreamLeasesRequest], context: grpc.aio.ServicerContext
@@ -96,9 +100,9 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         self._require_service()
         first = await _first_message(request_iterator)
         stream, lost = await self._open(first.open)
-        if self._stopping():
-            # It began to stop while the session was opened, and has told everybody else.
-            stream.tell(Drained())
+        if self._stopping.is_set():
+            # The shutdown began while the session was opened, after all other streams were notified.
+            stream.send(Drained())
         reader = asyncio.create_task(self._read(stream, request_iterator), name=f"lease-stream-{stream.session_id}")
         try:
             yield pb.StreamLeasesResponse(
@@ -110,7 +114,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
                 yield message
         finally:
             reader.cancel()
-            self._leave(stream)
+            self._sessions.detach(stream)
 
     async def AcquireLeases(
         self, request: pb.AcquireLeasesRequest, context: grpc.aio.ServicerContext
@@ -130,7 +134,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
             session_id = await self._sessions.open(
                 owner=owner, host=request.info.host, info=request.info.SerializeToString()
             )
-        stream = self._sessions.sit(session_id, labels=labels, projects=projects)
+        stream = self._sessions.attach(session_id, labels=labels, projects=projects)
         self._dispatcher.add_credit(stream, request.max_count)
         assignments: list[lease_pb2.Assignment] = []
         try:
@@ -145,16 +149,16 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
                         one for message in self._packed(notice.grants) for one in message.assign.assignments
                     )
         finally:
-            self._leave(stream)
+            self._sessions.detach(stream)
         return pb.AcquireLeasesResponse(assignments=assignments, runner=runner_name(session_id), lease_ttl=self._ttl())
 
     def _require_service(self) -> None:
-        """Refuses new work for a replica that stops: it would wait for it.
+        """Refuses new streams during a shutdown, which would have to wait for them.
 
         Raises:
             Draining: if it does.
         """
-        if self._stopping():
+        if self._stopping.is_set():
             raise Draining("The store is shutting down: another replica, or this one after its restart, has the work.")
 
     async def RenewLeases(
@@ -164,7 +168,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         session_id = _session_id(request.runner)
         await self._sessions.renew(session_id, owner=_owner())
         if request.HasField("load"):
-            self._notes.load(session_id, packed_load(request.load))
+            self._sessions.record_load(session_id, packed_load(request.load))
         held = await self._sessions.held(session_id)
         names = {attempt_name(lease.rollout_id, lease.epoch): lease.cancel_requested for lease in held}
         cancelled = [name for name, asked in names.items() if asked]
@@ -214,14 +218,14 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         session_id = await self._sessions.open(
             owner=owner, host=request.info.host, info=request.info.SerializeToString()
         )
-        return self._sessions.sit(session_id, labels=labels, projects=projects), sorted(running)
+        return self._sessions.attach(session_id, labels=labels, projects=projects), sorted(running)
 
     async def _projects(self, names: Sequence[str]) -> frozenset[int] | None:
         """Returns the projects whose work a runner gets; None for all."""
         require_range("projects", len(names), 0, MAX_PROJECTS)
         limit = project_limit()
         wanted = [require_project(name) for name in names] or ([] if limit is None else [limit])
-        return frozenset([await self._table.project_id(name) for name in wanted]) or None
+        return frozenset([await self._rollouts.project_id(name) for name in wanted]) or None
 
     async def _read(self, stream: RunnerStream, messages: AsyncIterator[pb.StreamLeasesRequest]) -> None:
         """Acts on the runner's messages until it closes its side; the outcome goes into the outbox."""
@@ -230,14 +234,14 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         try:
             async with asyncio.TaskGroup() as reports:
                 async for message in messages:
-                    self._streams.mark_active(stream.session_id)
+                    self._sessions.record_activity(stream.session_id)
                     work = self._act(stream, message)
                     if work is not None:
                         await slots.acquire()
                         reports.create_task(_answer(stream, slots, work))
         except* FulmenError as group:
             error = _first(group)
-        stream.tell(RunnerDone(error=error))
+        stream.send(RunnerDone(error=error))
 
     def _act(
         self, stream: RunnerStream, message: pb.StreamLeasesRequest
@@ -257,7 +261,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
                 return self._release(stream.session_id, message.release.attempts)
             case "renew":
                 if message.renew.HasField("load"):
-                    self._notes.load(stream.session_id, packed_load(message.renew.load))
+                    self._sessions.record_load(stream.session_id, packed_load(message.renew.load))
             case _:
                 raise malformed("message", "`open` is sent once, and an empty message never")
         return None
@@ -342,15 +346,6 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
             write_assignment(message.assign.assignments.add(), grant, self._signer)
         yield message
 
-    def _leave(self, stream: RunnerStream) -> None:
-        """Closes a stream; what it was given but not told goes back to the queue."""
-        self._streams.leave(stream)
-        while (notice := stream.outbox.take()) is not None:
-            if isinstance(notice, Assigned):
-                self._undelivered(
-                    [released(grant.rollout_id, grant.session_id, grant.epoch) for grant in notice.grants]
-                )
-
     def _ttl(self) -> Duration:
         ttl = Duration()
         ttl.FromNanoseconds(round(self._sessions.lease_ttl_s * 1e9))
@@ -371,7 +366,7 @@ async def _first_message(messages: AsyncIterator[pb.StreamLeasesRequest]) -> pb.
 
 async def _answer(stream: RunnerStream, slots: asyncio.Semaphore, work: Awaitable[list[Acknowledgement]]) -> None:
     try:
-        stream.tell(Acknowledged(answers=await work))
+        stream.send(Acknowledged(answers=await work))
     finally:
         slots.release()
 

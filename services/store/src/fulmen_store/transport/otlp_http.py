@@ -10,7 +10,6 @@ import math
 import time
 import uuid
 import zlib
-from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -20,9 +19,10 @@ from fulmen.errors import ArgumentInvalid, Code, Draining, FulmenError, Internal
 from fulmen.rpc.status import encode
 from fulmen_service_kit.auth import Authenticator, set_caller
 from fulmen_service_kit.http_wire import CallerGone, Header, Receive, Scope, Send, header, read_body, respond
+from fulmen_store.database.database import Database
 from fulmen_store.transport.otlp_ingest import OtlpIngest
 
-__all__ = ["OtlpDoor"]
+__all__ = ["OtlpHttpApp"]
 
 TRACES: Final = "/v1/traces"
 HEALTH: Final = "/healthz"
@@ -60,7 +60,7 @@ class _Refused(Exception):
         self.extra = extra
 
 
-class OtlpDoor:
+class OtlpHttpApp:
     """The ASGI application; the only place that turns an unexpected exception into an answer."""
 
     def __init__(
@@ -69,7 +69,7 @@ class OtlpDoor:
         ingest: OtlpIngest,
         authenticator: Authenticator,
         max_body_bytes: int,
-        is_ready: Callable[[], bool],
+        database: Database,
     ) -> None:
         """Takes what stores exports, and what knows callers.
 
@@ -77,12 +77,12 @@ class OtlpDoor:
             ingest: stores exports.
             authenticator: that of the gRPC server.
             max_body_bytes: of a body, as it comes and unpacked.
-            is_ready: whether the store can take spans now.
+            database: The database, whose state /healthz reports.
         """
         self._ingest = ingest
         self._authenticator = authenticator
         self._max_body_bytes = max_body_bytes
-        self._is_ready = is_ready
+        self._database = database
         self.draining = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -126,7 +126,7 @@ class OtlpDoor:
         if method != expected:
             raise _Refused(405, f"{path} answers {expected} only.", (b"allow", expected.encode()))
         if path == HEALTH:
-            ready = self._is_ready() and not self.draining
+            ready = self._database.is_up and not self.draining
             await respond(send, 200 if ready else 503, b"ok" if ready else b"not serving", _TEXT)
             return 200 if ready else 503
         if self.draining:

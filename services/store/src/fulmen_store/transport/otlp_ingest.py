@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
@@ -12,6 +11,7 @@ from fulmen.errors import QuotaExceeded
 from fulmen_service_kit.auth import current_caller
 from fulmen_service_kit.tokens import Role
 from fulmen_store.metrics import StoreMetrics
+from fulmen_store.rollouts.table import RolloutTable
 from fulmen_store.spans.spans import Spans
 from fulmen_store.transport.access import project_limit
 from fulmen_store.transport.otlp_codec import export_from_json, loose_spans
@@ -28,10 +28,10 @@ RETRY_AFTER_S: Final = 1.0
 class OtlpIngest:
     """Stores exports of the caller that is bound to the context."""
 
-    def __init__(self, *, spans: Spans, project_id: Callable[[str], Awaitable[int]], metrics: StoreMetrics) -> None:
+    def __init__(self, *, spans: Spans, rollouts: RolloutTable, metrics: StoreMetrics) -> None:
         """Takes the use case, what knows the numbers of projects, and the instruments."""
         self._spans = spans
-        self._project_id = project_id
+        self._rollouts = rollouts
         self._metrics = metrics
         self._bytes_in_flight = 0
 
@@ -59,7 +59,7 @@ class OtlpIngest:
         caller = current_caller()
         own = caller.attempt if caller.role is Role.ATTEMPT else None
         limit = project_limit()
-        project_id = None if limit is None else await self._project_id(limit)
+        project_id = None if limit is None else await self._rollouts.project_id(limit)
 
         def take_apart() -> tuple[list, int, int]:
             return loose_spans(export_from_json(body) if as_json else body, own=own, project_id=project_id)

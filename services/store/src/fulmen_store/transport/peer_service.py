@@ -22,9 +22,9 @@ MAX_PROJECTS = 10_000
 class PeerService(peer_service_pb2_grpc.PeerServiceServicer):
     """Hears the news of other replicas."""
 
-    def __init__(self, listener: NotificationReceiver) -> None:
+    def __init__(self, receiver: NotificationReceiver) -> None:
         """Takes the use case."""
-        self._listener = listener
+        self._receiver = receiver
 
     async def Notify(self, request: pb.NotifyRequest, context: grpc.aio.ServicerContext) -> pb.NotifyResponse:
         """Acts on news."""
@@ -32,7 +32,7 @@ class PeerService(peer_service_pb2_grpc.PeerServiceServicer):
         for field in ("ready_projects", "finished_projects", "resource_projects"):
             _check_length(field, getattr(request, field), MAX_PROJECTS)
         _check_length("cancels", request.cancels, MAX_CANCELS)
-        await self._listener.hear(
+        await self._receiver.receive(
             Notification(
                 ready=set(request.ready_projects),
                 finished=set(request.finished_projects),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import datetime
-from collections.abc import Callable
 from typing import Final, cast
 
 import grpc.aio
@@ -17,8 +16,8 @@ from fulmen.store.v1 import project_service_pb2_grpc
 from fulmen.store.v1.model_limits_pb2 import ModelLimits
 from fulmen.store.v1.rollout_service_pb2 import QueueRules
 from fulmen_service_kit.auth import current_caller
-from fulmen_service_kit.introspection import ROLES, introspected
-from fulmen_service_kit.tokens import TokenSigner, TokenVerifier
+from fulmen_service_kit.introspection import introspected
+from fulmen_service_kit.tokens import TokenVerifier
 from fulmen_store.projects.projects import Projects, unknown_project
 from fulmen_store.projects.table import (
     IssuedToken,
@@ -33,7 +32,9 @@ from fulmen_store.projects.tokens import Tokens
 from fulmen_store.transport.access import project_limit, require_all_projects, require_project
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
 
-__all__ = ["ProjectService", "token_signer"]
+__all__ = [
+    "ProjectService",
+]
 
 DEFAULT_PAGE: Final = 50
 DEFAULT_WEIGHT: Final = 100
@@ -150,16 +151,6 @@ class ProjectService(project_service_pb2_grpc.ProjectServiceServicer):
     ) -> pb.IntrospectTokenResponse:
         """Tells whose a token is."""
         return introspected(self._verifier, request.token, asked_by=current_caller())
-
-
-def token_signer(signer: TokenSigner) -> Callable[[str, TokenDraft, float], str]:
-    """Returns what makes the token of an id, a checked draft and a time to live in seconds."""
-
-    def sign(token_id: str, draft: TokenDraft, ttl_s: float) -> str:
-        role = ROLES[cast("pb.TokenRole", draft.role)]
-        return signer.issue(role, subject=draft.subject, ttl_s=ttl_s, project=draft.project, token_id=token_id)
-
-    return sign
 
 
 def _visible(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from uuid import UUID
@@ -35,12 +36,12 @@ class RunnerRegistryService(runner_registry_service_pb2_grpc.RunnerRegistryServi
     """Serves the live runner sessions."""
 
     def __init__(
-        self, *, table: RunnerTable, board: FleetWatcher, demand: FleetDemand, stopping: Callable[[], bool]
+        self, *, table: RunnerTable, fleet: FleetWatcher, demand: FleetDemand, stopping: asyncio.Event
     ) -> None:
         """Takes the table of sessions, the watch and the demand; `stopping` tells when streams are to end."""
         self._table = table
         self._demand = demand
-        self._board = board
+        self._fleet = fleet
         self._stopping = stopping
 
     async def ListRunners(
@@ -78,7 +79,7 @@ class RunnerRegistryService(runner_registry_service_pb2_grpc.RunnerRegistryServi
         if len(request.labels) > MAX_LABELS:
             raise malformed("labels", f"has more than {MAX_LABELS} entries")
         wanted: Callable[[RunnerView], bool] = has_labels(dict(request.labels))
-        fleet = self._board.follow(project=project_limit(), wanted=wanted, stopping=self._stopping)
+        fleet = self._fleet.follow(project=project_limit(), wanted=wanted, stopping=self._stopping.is_set)
         async with aclosing(fleet):
             async for changes in fleet:
                 for message in _messages(changes):

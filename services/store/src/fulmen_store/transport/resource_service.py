@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import grpc.aio
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -41,7 +41,7 @@ class ResourceService(resource_service_pb2_grpc.ResourceServiceServicer):
         watcher: ResourceWatcher,
         table: ResourceTable,
         rollouts: RolloutTable,
-        stopping: Callable[[], bool],
+        stopping: asyncio.Event,
     ) -> None:
         """Takes the use cases; `stopping` tells when streams are to end."""
         self._resources = resources
@@ -155,7 +155,7 @@ class ResourceService(resource_service_pb2_grpc.ResourceServiceServicer):
             kinds=tuple(request.kinds),
             id_prefix=request.id_prefix,
         )
-        async for changes in self._watcher.follow(selection, request.cursor, stopping=self._stopping):
+        async for changes in self._watcher.follow(selection, request.cursor, stopping=self._stopping.is_set):
             yield _changes(changes, project)
         raise Draining("The store is shutting down: open the stream again from the last cursor.")
 

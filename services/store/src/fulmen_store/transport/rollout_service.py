@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from functools import partial
 from uuid import UUID
@@ -14,6 +15,7 @@ from fulmen.ids import parse_rollout_name, rollout_name
 from fulmen.store.v1 import rollout_pb2, rollout_service_pb2_grpc
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_store.malformed import malformed
+from fulmen_store.rollouts.codec import new_rollout
 from fulmen_store.rollouts.dead_letters import DeadLetters
 from fulmen_store.rollouts.feed import FeedFollower
 from fulmen_store.rollouts.feed_cursor import Cursor, Selection
@@ -26,13 +28,12 @@ from fulmen_store.rollouts.rollouts import Rollouts
 from fulmen_store.rollouts.table import RolloutTable
 from fulmen_store.scheduling.dispatcher import Dispatcher
 from fulmen_store.scheduling.queue_stats import StatsCache
-from fulmen_store.scheduling.runner_streams import RunnerStreams
 from fulmen_store.transport.access import is_own_attempt, project_limit, require_count, require_project
 from fulmen_store.transport.feed_codec import feed_messages
 from fulmen_store.transport.in_order import answered_in_order
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
 from fulmen_store.transport.queue_codec import stats_message
-from fulmen_store.transport.rollout_codec import finished_rollout, new_rollout, rollout_of
+from fulmen_store.transport.rollout_codec import finished_rollout, rollout_of
 
 __all__ = ["RolloutService"]
 
@@ -53,10 +54,9 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         lists: RolloutLists,
         dead_letters: DeadLetters,
         feed: FeedFollower,
-        streams: RunnerStreams,
         dispatcher: Dispatcher,
         stats: StatsCache,
-        stopping: Callable[[], bool],
+        stopping: asyncio.Event,
     ) -> None:
         """Takes the use cases; `stopping` tells when streams are to end."""
         self._rollouts = rollouts
@@ -64,7 +64,6 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         self._lists = lists
         self._dead_letters = dead_letters
         self._feed = feed
-        self._streams = streams
         self._dispatcher = dispatcher
         self._stats = stats
         self._stopping = stopping
@@ -156,12 +155,12 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         cursor = Cursor.decode(request.cursor, selection)
         if run_id == NO_RUN:
             find = partial(self._table.find_run, project_id, request.training_run)
-            async for found in self._feed.await_run(project_id, find, stopping=self._stopping):
+            async for found in self._feed.await_run(project_id, find, stopping=self._stopping.is_set):
                 selection = replace(selection, run_id=found)
                 if found == NO_RUN:
                     # A keep-alive; who goes on from it begins at the beginning.
                     yield pb.WatchRolloutsResponse()
-        async for page in self._feed.follow(selection, cursor, stopping=self._stopping):
+        async for page in self._feed.follow(selection, cursor, stopping=self._stopping.is_set):
             async for message in feed_messages(page, selection, self._table):
                 yield message
         raise Draining("The store is shutting down: open the stream again from the last cursor.")
@@ -173,7 +172,7 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         project_id, run_id = await self._scope(require_project(request.project), request.training_run)
         return stats_message(
             await self._stats.stats(project_id, run_id),
-            open_credit=self._streams.open_credit(project_id),
+            open_credit=self._dispatcher.open_credit(project_id),
             unmatched=self._dispatcher.unmatched_labels(project_id),
         )
 

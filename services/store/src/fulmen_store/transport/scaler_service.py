@@ -51,7 +51,7 @@ Identify = Callable[[str, str, str], Caller]
 class ScalerService(externalscaler_pb2_grpc.ExternalScalerServicer):
     """Serves the external scaler."""
 
-    def __init__(self, *, demand: FleetDemand, identify: Identify, stopping: Callable[[], bool]) -> None:
+    def __init__(self, *, demand: FleetDemand, identify: Identify, stopping: asyncio.Event) -> None:
         """Takes the figures; who tells the caller of an rpc from an authorization and an address; and when streams are to end."""
         self._demand = demand
         self._identify = identify
@@ -69,7 +69,7 @@ class ScalerService(externalscaler_pb2_grpc.ExternalScalerServicer):
         """Tells at once, at every change and now and then, whether any runner is wanted."""
         told: bool | None = None
         told_at = -math.inf
-        while not self._stopping():
+        while not self._stopping.is_set():
             # Each time anew: a token may be revoked or run out meanwhile.
             query = self._query("StreamIsActive", request, context)
             demand, _ = await self._demand.demand(query)

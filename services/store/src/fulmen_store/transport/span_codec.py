@@ -18,7 +18,7 @@ from fulmen.errors import ArgumentInvalid, Violation
 from fulmen.ids import AttemptName, attempt_name, parse_attempt_name
 from fulmen.store.v1 import span_pb2, span_service_pb2
 from fulmen_store.malformed import malformed_request
-from fulmen_store.spans.chunks import Chunk, chunk_problem
+from fulmen_store.spans.chunks import Chunk, chunk_problem, compress
 from fulmen_store.spans.span_filter import AttributeValue, SpanFacts, SpanFilter
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "ListedSpan",
     "Listing",
     "chunk_message",
-    "compress",
     "filtered_chunk",
     "model_call_problem",
     "read_chunk",
@@ -34,8 +33,6 @@ __all__ = [
 ]
 
 MAX_UNPACKED_BYTES: Final = 64 * 1024 * 1024
-# Level 1 takes half the time of level 3 and makes chunks of spans hardly larger.
-ZSTD_LEVEL: Final = 1
 # The year 2255: nanoseconds since 1970 still fit into 63 bits.
 MAX_SECONDS: Final = 9_000_000_000
 MAX_NAMES: Final = 32
@@ -232,11 +229,6 @@ def filtered_chunk(
     message.codec = span_pb2.SPAN_CODEC_ZSTD
     message.payload = compress(span_pb2.SpanBatch(spans=records).SerializeToString())
     return message, duplicates
-
-
-def compress(raw: bytes) -> bytes:
-    """Makes a zstd frame with its content size."""
-    return zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(raw)
 
 
 def _nanoseconds(message: Timestamp) -> int:

@@ -44,9 +44,9 @@ EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 class UsageService(usage_service_pb2_grpc.UsageServiceServicer):
     """Serves usage."""
 
-    def __init__(self, *, exchange: UsageSync, table: UsageTable, rollouts: RolloutTable) -> None:
+    def __init__(self, *, sync: UsageSync, table: UsageTable, rollouts: RolloutTable) -> None:
         """Takes the use case, and the tables that are read."""
-        self._exchange = exchange
+        self._sync = sync
         self._table = table
         self._rollouts = rollouts
 
@@ -54,7 +54,7 @@ class UsageService(usage_service_pb2_grpc.UsageServiceServicer):
         """Takes what a proxy process counted, and answers with what the others count."""
         windows = [each for each in request.windows if current_caller().may_access(each.project)]
         told = _exchange(request, windows)
-        rejected = await self._exchange.take(told, may_access=current_caller().may_access)
+        rejected = await self._sync.sync(told, may_access=current_caller().may_access)
         project = project_limit()
         now = await self._table.clock()
         asked = {(each.project, each.backend, each.attempt) for each in windows if each.attempt}

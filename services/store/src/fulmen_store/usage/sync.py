@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from fulmen.errors import ProjectNotFound, Violation
 from fulmen_store.malformed import malformed_request
+from fulmen_store.rollouts.table import RolloutTable
 from fulmen_store.usage.table import UsageTable
 from fulmen_store.usage.usage import Exchange, StoredUsage
 
@@ -39,12 +40,12 @@ _INSTANCE: Final = re.compile(r"[A-Za-z0-9-]{1,64}")
 class UsageSync:
     """Takes what processes tell."""
 
-    def __init__(self, *, table: UsageTable, project_id: Callable[[str], Awaitable[int]]) -> None:
-        """Takes the table, and the function that finds a project's number, or raises `ProjectNotFound`."""
+    def __init__(self, *, table: UsageTable, rollouts: RolloutTable) -> None:
+        """Wires the use case; `rollouts` knows the numbers of projects."""
         self._table = table
-        self._project_id = project_id
+        self._rollouts = rollouts
 
-    async def take(self, exchange: Exchange, *, may_access: Callable[[str], bool]) -> int:
+    async def sync(self, exchange: Exchange, *, may_access: Callable[[str], bool]) -> int:
         """Counts usage once and keeps the windows; returns how many entries were dropped.
 
         Raises:
@@ -69,7 +70,7 @@ class UsageSync:
 
     async def _find(self, project: str) -> int | None:
         try:
-            return await self._project_id(project)
+            return await self._rollouts.project_id(project)
         except ProjectNotFound:
             return None
 

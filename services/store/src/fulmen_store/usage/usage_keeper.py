@@ -6,7 +6,6 @@ import asyncio
 from typing import Final
 
 from fulmen.errors import DatabaseUnavailable
-from fulmen_store.periodic import Pace
 from fulmen_store.usage.table import UsageTable
 
 __all__ = [
@@ -29,14 +28,13 @@ class UsageRetention:
 
     async def run(self) -> None:
         """Works until it is cancelled."""
-        hourly, soon = Pace(INTERVAL_S), Pace(RETRY_S)
         while True:
             try:
                 await self.run_once()
             except DatabaseUnavailable:
-                await soon.next()
+                await asyncio.sleep(RETRY_S)
                 continue
-            await hourly.next()
+            await asyncio.sleep(INTERVAL_S)
 
     async def run_once(self) -> None:
         """Forgets everything that is past its time now.

@@ -34,7 +34,7 @@ create table rollout (
     run_id int,
     group_key uuid,
     group_size smallint not null default 1 check (group_size between 1 and 4096),
-    rank smallint not null check (rank between -100 and 100),
+    sort_priority smallint not null check (sort_priority between -100 and 100),
     run_at timestamptz not null default now(),
     max_attempts smallint not null check (max_attempts between 1 and 100),
     retry_mask int not null,
@@ -48,11 +48,11 @@ create table rollout (
 create index rollout_by_run on rollout (project_id, run_id, id);
 
 -- One row per rollout that is not final. session is null: it waits; otherwise that runner session holds the lease.
--- `rank` is the negated priority: the lower, the earlier.
+-- `sort_priority` is the negated priority: the lower, the earlier.
 create table item (
     id uuid primary key,
     project_id int not null,
-    rank smallint not null,
+    sort_priority smallint not null,
     run_id int,
     group_key uuid,
     group_size smallint not null,
@@ -73,7 +73,7 @@ create table item (
     fillfactor = 70, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_scale_factor = 0,
     autovacuum_vacuum_cost_delay = 0
 );
-create index item_in_order on item (project_id, rank, id);
+create index item_in_order on item (project_id, sort_priority, id);
 
 -- One row per ended attempt; never updated.
 create table attempt (

@@ -11,7 +11,7 @@ coalesce(e.failure_kind, 0)
 r.mode
 
 -- name: priority
-- r.rank
+- r.sort_priority
 
 -- name: group_id
 coalesce(r.group_id, '')

@@ -23,14 +23,14 @@ class SessionUpdate:
     """What is written down of a session at once.
 
     Attributes:
-        heard: whether the runner was heard, which extends the session.
+        active: whether the runner was active, which extends the session.
         load: what it said of its load, opaque here; None leaves what it said before.
         ended: how many of its attempts ended since the last time.
         failed: how many of these failed.
     """
 
     session_id: UUID
-    heard: bool
+    active: bool
     load: bytes | None = None
     ended: int = 0
     failed: int = 0
@@ -61,15 +61,15 @@ class SessionUpdates:
                 note.ended += 1
                 note.failed += attempt.kind is not FailureKind.NONE
 
-    def take(self, heard: Iterable[UUID]) -> list[SessionUpdate]:
-        """Returns what there is to write of the sessions that were heard, and of those with notes."""
+    def drain(self, active: Iterable[UUID]) -> list[SessionUpdate]:
+        """Returns what there is to write of the sessions that were active, and of those with notes."""
         notes, self._notes = self._notes, {}
-        alive = set(heard)
+        alive = set(active)
         empty = _Note()
         return [
             SessionUpdate(
                 session_id=session_id,
-                heard=session_id in alive,
+                active=session_id in alive,
                 load=(note := notes.get(session_id, empty)).load,
                 ended=note.ended,
                 failed=note.failed,
@@ -77,7 +77,7 @@ class SessionUpdates:
             for session_id in sorted(alive | notes.keys())
         ]
 
-    def put_back(self, signs: Iterable[SessionUpdate]) -> None:
+    def restore(self, signs: Iterable[SessionUpdate]) -> None:
         """Notes again what could not be written; what was said since then is newer."""
         for sign in signs:
             if sign.load is None and not sign.ended:

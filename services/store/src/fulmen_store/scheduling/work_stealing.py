@@ -1,0 +1,114 @@
+"""Work stealing between replicas that share one backlog.
+
+A replica refills its own share first. It steals work of other replicas only for credit that found nothing of its own,
+a moment after it saw that work, so that the preferred replica comes first; and then from the far end of the page, which
+the preferred replica reaches last. All of it is a hint: replicas that choose the same item cost one of them a lost claim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from fulmen.ids import uuid7_unix_ms
+from fulmen_store.clock import Clock
+from fulmen_store.replicas.live_replicas import LiveReplicas
+from fulmen_store.scheduling.fair_queue import ReadyItem
+
+__all__ = ["WorkStealer"]
+
+# About the time in which the preferred replica is notified, reads and claims.
+STEAL_DELAY_S: Final = 0.004
+STEAL_BATCH: Final = 200
+# How far a share with slower runners may fall behind the others.
+LAG_LIMIT_MS: Final = 5_000
+
+
+class WorkStealer:
+    """Knows the projects in which work of other replicas waits, and chooses what to steal."""
+
+    def __init__(self, replicas: LiveReplicas, *, clock: Clock) -> None:
+        self._replicas = replicas
+        self._clock = clock.monotonic_s
+        self._projects: set[int] = set()
+        self._steal_at = math.inf
+        self._reach = 1
+
+    def is_own(self, item: ReadyItem) -> bool:
+        """Returns whether this replica is preferred for an item."""
+        return self._place_of(item) == 0
+
+    def seen(self, project_id: int) -> None:
+        """Records that work of other replicas waits in a project."""
+        self._projects.add(project_id)
+        if self._steal_at == math.inf:
+            self._steal_at, self._reach = self._clock() + STEAL_DELAY_S, 1
+
+    def projects(self) -> frozenset[int]:
+        """Returns the projects in which work of other replicas waits."""
+        return frozenset(self._projects)
+
+    def nothing_fits(self) -> None:
+        """Records that the chosen work cannot be handed out here now; the next attempt follows a poll."""
+        self._projects.clear()
+        self._steal_at = math.inf
+
+    def steal_at(self) -> float:
+        """Returns the monotonic time from which work may be stolen; infinity if there is none."""
+        return self._steal_at
+
+    def due(self) -> frozenset[int]:
+        """Returns the projects from which to steal now."""
+        return frozenset(self._projects) if self._clock() >= self._steal_at else frozenset()
+
+    def overdue(self, page: Sequence[tuple[ReadyItem, float]]) -> list[ReadyItem]:
+        """Returns ready items of other replicas that wait before this replica's first one and lag too far behind it."""
+        passed: list[ReadyItem] = []
+        for item, delay_s in page:
+            if self.is_own(item):
+                born = uuid7_unix_ms(item.rollout_id)
+                return [one for one in passed if born - uuid7_unix_ms(one.rollout_id) > LAG_LIMIT_MS]
+            if delay_s <= 0:
+                passed.append(item)
+        return []
+
+    def fitting(self, page: Sequence[tuple[ReadyItem, float]], fits: Callable[[ReadyItem], bool]) -> list[ReadyItem]:
+        """Returns the ready items of other replicas on a page that idle credit can run.
+
+        Args:
+            page: Waiting items of one project in order, each with its delay in seconds.
+            fits: Whether an item fits idle credit.
+        """
+        return [item for item, delay_s in page if delay_s <= 0 and not self.is_own(item) and fits(item)]
+
+    def choose(self, others: Sequence[ReadyItem], *, project_id: int, credit: int, more: bool) -> list[ReadyItem]:
+        """Chooses the items to steal now from one project.
+
+        Args:
+            others: Items that `fitting` returned.
+            project_id: Project of the items.
+            credit: Amount of idle credit.
+            more: Whether the project has waiting rows beyond the page.
+        """
+        if not others:
+            self._forget(project_id)
+            return []
+        within = [item for item in others if self._place_of(item) <= self._reach]
+        if not within:
+            self._reach += 1
+            self._steal_at = self._clock() + STEAL_DELAY_S
+            return []
+        # At most half: the other half is left to the preferred replica, whose runners may be waiting for it.
+        count = min(max(credit, STEAL_BATCH), (len(within) + 1) // 2)
+        if not more and len(others) == count:
+            self._forget(project_id)
+        return within[-count:]
+
+    def _place_of(self, item: ReadyItem) -> int:
+        return self._replicas.place(item.group_key or item.rollout_id)
+
+    def _forget(self, project_id: int) -> None:
+        self._projects.discard(project_id)
+        if not self._projects:
+            self._steal_at = math.inf
