@@ -28,6 +28,7 @@ from fulmen.store.v1 import (
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_service_kit.tokens import Role
 from fulmen_store.database.database import Database, connect
+from fulmen_store.events import QueueEvents
 from fulmen_store.leases.table import PgLeaseTable
 from fulmen_store.replicas.live_replicas import LiveReplicas, Replica
 from fulmen_store.scheduling.dispatcher import Dispatcher
@@ -348,16 +349,16 @@ class BareReplica:
         self.dispatcher = Dispatcher(
             table=PgLeaseTable(database),
             streams=self.streams,
-            undelivered=lambda _reports: None,
+            events=QueueEvents(),
             poll_interval_s=0.05,
-            meter=self.meter,
-            place=self.known.place,
+            replicas=self.known,
+            metrics=self.meter,
         )
 
     async def work(self, credit: int) -> None:
-        """RunnerStreams a runner that asks for as much again as it got."""
+        """Connects a runner that asks for as much again as it got."""
         stream = RunnerStream(session_id=uuid7(), labels=frozenset(), projects=None)
-        self.streams.take(stream)
+        self.streams.attach(stream)
         self.dispatcher.add_credit(stream, credit)
         while True:
             await stream.outbox.wait()

@@ -267,7 +267,7 @@ async def test_usage_goes_with_the_retention_of_its_project(
         await connection.close()
     by_attempt = {"project": "projects/a", "group_by": pb.USAGE_GROUPING_ATTEMPT}
     assert set(await usage(stubs, **by_attempt)) == {attempt, old}
-    await store.parts.roles["usage-keeper"].run_once()
+    await store.parts.roles["usage-retention"].run_once()
     assert set(await usage(stubs, **by_attempt)) == {attempt}
     assert not await usage(stubs, project="projects/a")
     assert await usage(stubs, project=forever)

@@ -106,10 +106,10 @@ def test_as_much_is_handed_out_as_work_and_credit_allow_in_the_order_of_the_queu
     assert sum(one.credit for one in streams) == sum(credits_) - len(choices)
 
 
-def test_new_work_goes_to_a_waiting_seat_that_ran_its_like_and_otherwise_by_turns() -> None:
+def test_new_work_goes_to_a_waiting_stream_that_ran_its_like_and_otherwise_by_turns() -> None:
     streams, first, knows_agent, knows_group = RunnerStreams(), stream(9), stream(9, agent=4), stream(9, group=TWO)
     for one in (first, knows_agent, knows_group):
-        streams.take(one)
+        streams.attach(one)
     assert streams.next_for(item(group=TWO, agent=4)) is knows_group
     assert streams.next_for(item(agent=4)) is knows_agent
     assert streams.next_for(item(agent=4), QueueRules(affinity=False)) is first

@@ -25,10 +25,10 @@ class HeldClient:
         self.calls: asyncio.Queue[tuple[str, Notification, asyncio.Future[None]]] = asyncio.Queue()
         self.kept: list[set[str]] = []
 
-    async def notify(self, address: str, news: Notification) -> None:
+    async def notify(self, address: str, notification: Notification) -> None:
         """Waits for the test to end the call."""
         end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.calls.put_nowait((address, replace(news), end))
+        self.calls.put_nowait((address, replace(notification), end))
         await end
 
     async def keep_only(self, addresses: Iterable[str]) -> None:
@@ -49,26 +49,26 @@ def peers(*addresses: str) -> list[Replica]:
 async def telling(
     *addresses: str, enabled: bool = True
 ) -> AsyncIterator[tuple[NotificationSender, HeldClient, LiveReplicas]]:
-    """Runs a teller with peers at these addresses."""
+    """Runs a sender with peers at these addresses."""
     known, client = LiveReplicas(uuid7()), HeldClient()
     known.learn(peers(*addresses))
-    teller = NotificationSender(replicas=known, client=client, streams=RunnerStreams(), enabled=enabled)
-    task = asyncio.create_task(teller.run())
+    sender = NotificationSender(replicas=known, client=client, streams=RunnerStreams(), enabled=enabled)
+    task = asyncio.create_task(sender.run())
     try:
-        yield teller, client, known
+        yield sender, client, known
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_what_happens_during_a_call_goes_with_the_next_one() -> None:
-    async with telling("a:1") as (teller, client, _):
-        teller.ready([1])
+    async with telling("a:1") as (sender, client, _):
+        sender.work_unmatched([1])
         _, first, end = await client.next()
         assert first.ready == {1}
-        teller.ready([2])
-        teller.announced([("finished", 3), ("resources", 4), ("other", 5), PROJECTS_CHANGED])
-        teller.ready([2])
+        sender.work_unmatched([2])
+        sender.announced([("finished", 3), ("resources", 4), ("other", 5), PROJECTS_CHANGED])
+        sender.work_unmatched([2])
         end.set_result(None)
         _, second, end = await client.next()
         assert (second.ready, second.finished, second.resources, second.projects_changed) == ({2}, {3}, {4}, True)
@@ -78,41 +78,41 @@ async def test_what_happens_during_a_call_goes_with_the_next_one() -> None:
 
 
 async def test_a_slow_peer_keeps_no_other_waiting() -> None:
-    async with telling("a:1", "b:1") as (teller, client, _):
-        teller.ready([1])
+    async with telling("a:1", "b:1") as (sender, client, _):
+        sender.work_unmatched([1])
         calls = {address: end for address, _, end in (await client.next(), await client.next())}
         assert calls.keys() == {"a:1", "b:1"}
         calls["b:1"].set_result(None)
-        teller.ready([2])
-        address, news, _ = await client.next()
-        assert (address, news.ready) == ("b:1", {2})
+        sender.work_unmatched([2])
+        address, notification, _ = await client.next()
+        assert (address, notification.ready) == ("b:1", {2})
 
 
 async def test_a_peer_that_did_not_hear_is_left_alone_until_the_next_look() -> None:
-    async with telling("a:1") as (teller, client, known):
-        teller.ready([1])
+    async with telling("a:1") as (sender, client, known):
+        sender.work_unmatched([1])
         _, _, end = await client.next()
-        teller.ready([2])
+        sender.work_unmatched([2])
         end.set_exception(PeerUnreachableError("UNAVAILABLE"))
         for _ in range(5):
             await asyncio.sleep(0)
-        teller.ready([3])
+        sender.work_unmatched([3])
         for _ in range(5):
             await asyncio.sleep(0)
         assert client.calls.empty()
         known.learn(known.others)
-        teller.ready([4])
-        _, news, _ = await client.next()
-        assert news.ready == {4}
+        sender.work_unmatched([4])
+        _, notification, _ = await client.next()
+        assert notification.ready == {4}
 
 
 async def test_a_peer_that_left_is_told_nothing_and_its_connection_is_closed() -> None:
-    async with telling("a:1", "b:1") as (teller, client, known):
-        teller.ready([1])
+    async with telling("a:1", "b:1") as (sender, client, known):
+        sender.work_unmatched([1])
         for _ in range(2):
             (await client.next())[2].set_result(None)
         known.learn(known.others[:1])
-        teller.ready([2])
+        sender.work_unmatched([2])
         address, _, _ = await client.next()
         assert address == known.others[0].address
         assert client.kept == [{address}]
@@ -121,42 +121,51 @@ async def test_a_peer_that_left_is_told_nothing_and_its_connection_is_closed() -
 async def test_cancels_go_to_the_runner_here_or_to_the_peers() -> None:
     streams, known, client = RunnerStreams(), LiveReplicas(uuid7()), HeldClient()
     known.learn(peers("a:1"))
-    teller = NotificationSender(replicas=known, client=client, streams=streams)
+    sender = NotificationSender(replicas=known, client=client, streams=streams)
     here = RunnerStream(session_id=uuid7(), labels=frozenset(), projects=None)
-    streams.take(here)
-    task = asyncio.create_task(teller.run())
+    streams.attach(here)
+    task = asyncio.create_task(sender.run())
     there, rollout = uuid7(), uuid7()
     asked = CancelRequested(attempts=[(rollout, 3)])
-    teller.send_each([(here.session_id, asked), (there, asked), (there, Drained())])
+    sender.send_each([(here.session_id, asked), (there, asked), (there, Drained())])
     assert here.outbox.take() == asked
-    _, news, _ = await client.next()
-    assert [(hint.session_id, hint.rollout_id, hint.epoch) for hint in news.cancels] == [(there, rollout, 3)]
+    _, notification, _ = await client.next()
+    assert [(hint.session_id, hint.rollout_id, hint.epoch) for hint in notification.cancels] == [(there, rollout, 3)]
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_teller_that_is_switched_off_says_nothing() -> None:
-    async with telling("a:1", enabled=False) as (teller, client, _):
-        teller.ready([1])
+async def test_a_sender_that_is_switched_off_says_nothing() -> None:
+    async with telling("a:1", enabled=False) as (sender, client, _):
+        sender.work_unmatched([1])
         for _ in range(5):
             await asyncio.sleep(0)
         assert client.calls.empty()
 
 
-async def test_heard_news_wakes_those_who_wait_and_is_not_passed_on() -> None:
+async def test_heard_notification_wakes_those_who_wait_and_is_not_passed_on() -> None:
     announced: list[object] = []
-    wakeups, looked = Wakeups(announced=announced.extend), list[frozenset[int]]()
+    wakeups = Wakeups()
+    wakeups.announced.subscribe(announced.extend)
 
     class NoLeases:
         async def held(self, rollout_ids: object) -> list[object]:
             raise AssertionError("nobody sits here, nothing is to be read")
 
-    listener = NotificationReceiver(look=looked.append, wakeups=wakeups, leases=NoLeases(), streams=RunnerStreams())
+    class Hints:
+        def __init__(self) -> None:
+            self.projects: list[frozenset[int]] = []
+
+        def hint(self, projects: frozenset[int]) -> None:
+            self.projects.append(projects)
+
+    hints = Hints()
+    receiver = NotificationReceiver(dispatcher=hints, wakeups=wakeups, leases=NoLeases(), streams=RunnerStreams())
     counts = {key: wakeups.count(key) for key in (("finished", 1), ("resources", 2), PROJECTS_CHANGED)}
-    news = Notification(ready={7}, finished={1, 9}, resources={2}, projects_changed=True)
-    await listener.hear(news)
+    notification = Notification(ready={7}, finished={1, 9}, resources={2}, projects_changed=True)
+    await receiver.receive(notification)
     assert all(wakeups.count(key) == count + 1 for key, count in counts.items())
-    assert looked == [frozenset({7})]
+    assert hints.projects == [frozenset({7})]
     assert announced == []
     # Keys that nobody asked for leave nothing behind.
     assert wakeups.count(("finished", 9)) == 0

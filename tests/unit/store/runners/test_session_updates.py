@@ -30,24 +30,24 @@ def ended(session_id: UUID, kind: FailureKind) -> EndedAttempt:
 def test_only_what_says_something_of_the_runner_is_counted() -> None:
     notes = SessionUpdates()
     notes.ended(ended(SESSIONS[0], kind) for kind in FailureKind)
-    (sign,) = notes.take([])
+    (sign,) = notes.drain([])
     assert (sign.ended, sign.failed) == (6, 5)
-    assert not sign.heard
-    assert notes.take([]) == []
+    assert not sign.active
+    assert notes.drain([]) == []
 
 
 def test_who_was_heard_is_renewed_also_without_a_note() -> None:
-    (sign,) = SessionUpdates().take([SESSIONS[1]])
-    assert (sign.session_id, sign.heard, sign.load, sign.ended) == (SESSIONS[1], True, None, 0)
+    (sign,) = SessionUpdates().drain([SESSIONS[1]])
+    assert (sign.session_id, sign.active, sign.load, sign.ended) == (SESSIONS[1], True, None, 0)
 
 
 def test_the_load_that_was_said_last_is_written() -> None:
     notes = SessionUpdates()
     notes.load(SESSIONS[0], b"old")
-    signs = notes.take([])
+    signs = notes.drain([])
     notes.load(SESSIONS[0], b"new")
-    notes.put_back(signs)
-    assert [sign.load for sign in notes.take([])] == [b"new"]
+    notes.restore(signs)
+    assert [sign.load for sign in notes.drain([])] == [b"new"]
 
 
 actions = st.one_of(
@@ -65,9 +65,9 @@ def test_whatever_fails_to_be_written_is_written_later(
     written = dict.fromkeys(SESSIONS, 0)
 
     def write(succeeds: bool) -> None:
-        signs = notes.take(SESSIONS[:1])
+        signs = notes.drain(SESSIONS[:1])
         if not succeeds:
-            notes.put_back(signs)
+            notes.restore(signs)
             return
         for sign in signs:
             written[sign.session_id] += sign.ended

@@ -11,6 +11,7 @@ from hypothesis import given
 from fulmen_store.runners.demand import DemandQuery, QueueCensus, WaitingWork, by_labels, demand_of
 from fulmen_store.runners.fleet_demand import FleetDemand
 from fulmen_store.scheduling.duration_sketch import DurationSketch, bucket_of
+from tests.support.manual_clock import ManualClock
 
 KNOWN = {1: 10.0, 2: 0.5}
 H200 = frozenset({"gpu=h200"})
@@ -118,13 +119,13 @@ class Tables:
     """Counts, and how long that takes."""
 
     def __init__(self) -> None:
-        self.now = 0.0
+        self.clock = ManualClock()
         self.cost_s = 0.0
         self.counts = 0
 
     async def work(self) -> Sequence[WaitingWork]:
         self.counts += 1
-        self.now += self.cost_s
+        self.clock.now_s += self.cost_s
         return [work(2, task_type=4), work(1, task_type=5)]
 
     async def read(self, task_types: Sequence[int]) -> Mapping[int, DurationSketch]:
@@ -137,18 +138,18 @@ class Tables:
 
 async def test_a_queue_that_is_long_to_count_is_counted_rarely() -> None:
     tables = Tables()
-    demands = FleetDemand(table=tables, durations=tables, clock=lambda: tables.now)
+    demands = FleetDemand(table=tables, durations=tables, clock=tables.clock)
     for cost_s, fresh_s in ((0.0, 1.0), (3.0, 60.0)):
-        tables.now, tables.cost_s, tables.counts = tables.now + 1000, cost_s, 0
+        tables.clock.now_s, tables.cost_s, tables.counts = tables.clock.now_s + 1000, cost_s, 0
         demand, age_s = await demands.demand(DemandQuery())
         assert (demand.queued, age_s) == (3, cost_s)
         assert math.isclose(demand.predicted_work_s, 3 * 2.0, rel_tol=0.02), (
             "a type of no sample takes the project's mean"
         )
         for _ in range(5):
-            tables.now += fresh_s / 5 - 0.01
+            tables.clock.now_s += fresh_s / 5 - 0.01
             await demands.demand(DemandQuery())
         assert tables.counts == 1
-        tables.now += 0.1
+        tables.clock.now_s += 0.1
         await demands.demand(DemandQuery())
         assert tables.counts == 2

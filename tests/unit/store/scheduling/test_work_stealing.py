@@ -12,6 +12,7 @@ from fulmen.ids import uuid7
 from fulmen_store.replicas.live_replicas import BUCKETS, LiveReplicas, Replica, Shares
 from fulmen_store.scheduling.fair_queue import ReadyItem
 from fulmen_store.scheduling.work_stealing import LAG_LIMIT_MS, STEAL_DELAY_S, WorkStealer
+from tests.support.manual_clock import ManualClock
 
 IDS = st.lists(st.uuids(), min_size=1, max_size=6, unique=True)
 PAGE_ROWS = 100
@@ -64,37 +65,37 @@ def test_a_replica_without_runners_has_no_share_in_the_eyes_of_others() -> None:
     assert {known.place(UUID(int=bucket)) for bucket in range(BUCKETS)} == {0, 1}
 
 
-class Clock:
-    """Shows the time that a test sets."""
+class Preference:
+    """Live replicas of which `place` are preferred to this one for every odd number."""
 
-    now = 0.0
+    def __init__(self, place: int) -> None:
+        self._place = place
 
-    def __call__(self) -> float:
-        """Returns the time."""
-        return self.now
+    def place(self, key: UUID) -> int:
+        return self._place if key.int % 2 else 0
 
 
 def item(number: int, *, born_ms: int = 1_000_000, labels: frozenset[str] = frozenset()) -> ReadyItem:
     return ReadyItem(rollout_id=UUID(int=born_ms << 80 | number), project_id=1, labels=labels)
 
 
-def others_work(clock: Clock, *, place: int = 1) -> WorkStealer:
+def others_work(clock: ManualClock, *, place: int = 1) -> WorkStealer:
     """Returns the work of others where every odd number is of others, `place` before this replica."""
-    return WorkStealer(lambda key: place if key.int % 2 else 0, clock=clock)
+    return WorkStealer(Preference(place), clock=clock)
 
 
 def test_others_work_waits_a_moment_for_its_preferred_replica() -> None:
-    clock = Clock()
+    clock = ManualClock()
     work = others_work(clock)
     assert work.due() == frozenset()
     work.seen(1)
     assert work.due() == frozenset()
-    clock.now += STEAL_DELAY_S
+    clock.now_s += STEAL_DELAY_S
     assert work.due() == {1}
 
 
 def test_what_is_taken_is_others_and_from_the_far_end_and_never_all() -> None:
-    work = others_work(Clock())
+    work = others_work(ManualClock())
     page = [(item(number), 0.0) for number in range(PAGE_ROWS)]
     others = work.fitting(page, lambda _item: True)
     assert others == [one for one, _ in page if one.rollout_id.int % 2]
@@ -104,13 +105,13 @@ def test_what_is_taken_is_others_and_from_the_far_end_and_never_all() -> None:
 
 
 def test_the_third_choice_waits_longer_than_the_second() -> None:
-    clock = Clock()
+    clock = ManualClock()
     work = others_work(clock, place=2)
     work.seen(1)
-    clock.now += STEAL_DELAY_S
+    clock.now_s += STEAL_DELAY_S
     assert work.choose([item(1)], project_id=1, credit=1, more=False) == []
     assert work.due() == frozenset()
-    clock.now += STEAL_DELAY_S
+    clock.now_s += STEAL_DELAY_S
     assert work.due() == {1}
     assert work.choose([item(1)], project_id=1, credit=1, more=False) == [item(1)]
 
@@ -118,12 +119,12 @@ def test_the_third_choice_waits_longer_than_the_second() -> None:
 def test_only_what_fits_idle_credit_and_may_run_is_taken() -> None:
     gpu = frozenset({"gpu=yes"})
     page = [(item(1, labels=gpu), 0.0), (item(3), 5.0), (item(5), 0.0)]
-    found = others_work(Clock()).fitting(page, lambda one: not one.labels)
+    found = others_work(ManualClock()).fitting(page, lambda one: not one.labels)
     assert [one.rollout_id.int & 0xFF for one in found] == [5]
 
 
 def test_what_has_waited_far_longer_than_this_replicas_own_work_is_taken_with_it() -> None:
-    work = others_work(Clock())
+    work = others_work(ManualClock())
     old, young, own = item(1), item(3, born_ms=1_000_000 + LAG_LIMIT_MS), item(2, born_ms=1_000_001 + LAG_LIMIT_MS)
     assert work.overdue([(old, 0.0), (young, 0.0), (own, 0.0)]) == [old]
     assert work.overdue([(old, 0.0), (young, 0.0)]) == []

@@ -16,6 +16,7 @@ from fulmen_store.rollouts.transitions import FailureKind, RolloutState
 from fulmen_store.scheduling.duration_sketch import RELATIVE_ERROR, DurationSketch, bucket_of
 from fulmen_store.scheduling.durations import READ_INTERVAL_S, DurationTracker
 from fulmen_store.scheduling.fair_queue import ReadyItem
+from tests.support.manual_clock import ManualClock
 
 SLACK = 1e-9
 
@@ -83,7 +84,7 @@ def test_every_duration_has_a_bucket_that_the_table_can_hold(duration_s: float) 
 
 async def test_only_attempts_that_succeeded_teach_in_one_write_for_all() -> None:
     table = MemoryDurations()
-    durations = DurationTracker(table, clock=lambda: 0.0)
+    durations = DurationTracker(table, clock=ManualClock())
     durations.learn([ended(1, 4.0) for _ in range(9)] + [ended(2, 50.0), ended(None, 1.0)])
     durations.learn([ended(1, 900.0, FailureKind.TIMEOUT), ended(1, 900.0, FailureKind.AGENT_ERROR)])
     assert durations.predicted_s(1) == 0
@@ -98,8 +99,8 @@ async def test_only_attempts_that_succeeded_teach_in_one_write_for_all() -> None
 
 
 async def test_another_replica_and_the_next_start_know_what_was_learned() -> None:
-    table, now_s = MemoryDurations(), 100.0
-    one, other = DurationTracker(table, clock=lambda: now_s), DurationTracker(table, clock=lambda: now_s)
+    table, clock = MemoryDurations(), ManualClock(100.0)
+    one, other = DurationTracker(table, clock=clock), DurationTracker(table, clock=clock)
     one.learn([ended(1, 4.0)])
     await one.run_once()
     assert other.predicted_s(1) == 0
@@ -107,14 +108,14 @@ async def test_another_replica_and_the_next_start_know_what_was_learned() -> Non
     assert other.predicted_s(1) == pytest.approx(4.0, rel=RELATIVE_ERROR)
     one.learn([ended(1, 60.0) for _ in range(5)])
     await one.run_once()
-    now_s += READ_INTERVAL_S
+    clock.now_s += READ_INTERVAL_S
     await other.run_once()
     assert other.predicted_s(1) == pytest.approx(60.0, rel=RELATIVE_ERROR)
 
 
 async def test_what_could_not_be_written_is_written_later() -> None:
     table = MemoryDurations()
-    durations = DurationTracker(table, clock=lambda: 0.0)
+    durations = DurationTracker(table, clock=ManualClock())
     durations.learn([ended(1, 4.0)])
     table.down = True
     with pytest.raises(DatabaseUnavailable):

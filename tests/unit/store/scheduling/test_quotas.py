@@ -15,21 +15,22 @@ from fulmen_store.scheduling.quotas import QueueQuotas, RunningQuotas
 from fulmen_store.scheduling.rules import QueueTerms
 from fulmen_store.scheduling.runner_streams import RunnerStream
 from fulmen_store.scheduling.table import QueueCount
+from tests.support.manual_clock import ManualClock
 from tests.support.memory_lease_table import MemoryLeaseTable
 
 
-class Backlog:
+class Backlog(ManualClock):
     """A counted backlog and a clock; a count takes `cost_s`."""
 
     def __init__(self, *, max_queued: int | None, queued: int = 0, cost_s: float = 0.0) -> None:
-        self.max_queued, self.queued, self.cost_s = max_queued, queued, cost_s
-        self.now_s = 0.0
+        self.max_queued, self.waiting, self.cost_s = max_queued, queued, cost_s
+        super().__init__()
         self.counts = 0
-        self.quotas = QueueQuotas(self.count, clock=lambda: self.now_s)
+        self.quotas = QueueQuotas(self, clock=self)
 
-    async def count(self, _project_id: int) -> QueueCount:
+    async def queued(self, _project_id: int) -> QueueCount:
         self.counts += 1
-        found = QueueCount(max_queued=self.max_queued, queued=self.queued)
+        found = QueueCount(max_queued=self.max_queued, queued=self.waiting)
         self.now_s += self.cost_s
         await asyncio.sleep(0)
         return found
@@ -60,7 +61,7 @@ async def test_a_refusal_is_not_repeated_when_the_queue_has_room_again() -> None
     backlog = Backlog(max_queued=2, queued=2)
     with pytest.raises(QuotaExceeded):
         await backlog.quotas.admit([1])
-    backlog.queued, backlog.now_s = 1, 0.2
+    backlog.waiting, backlog.now_s = 1, 0.2
     await backlog.quotas.admit([1])
     assert backlog.counts == 2
 
@@ -106,6 +107,6 @@ async def test_what_the_running_quota_refuses_waits_until_an_attempt_ends() -> N
     # Another replica's attempt ended: nobody said so here, the next look finds out.
     del table.rows[grants[1].rollout_id]
     assert match(ready, [stream], limit=100) == []
-    quotas.look_again()
+    quotas.probe_again()
     assert len(await quotas.claim(match(ready, [stream], limit=100))) == 1
     assert len(ready) == 1

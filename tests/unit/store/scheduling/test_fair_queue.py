@@ -14,19 +14,10 @@ from hypothesis import strategies as st
 from fulmen.ids import uuid7
 from fulmen_store.scheduling.fair_queue import FairQueue, ReadyItem, waits_since
 from fulmen_store.scheduling.rules import QueueRules, QueueTerms
+from tests.support.manual_clock import ManualClock
 
 NO_AGEING = QueueRules(ageing_interval_s=0)
 INTERVAL_S = 60.0
-
-
-class Clock:
-    """Unix seconds that a test moves."""
-
-    def __init__(self) -> None:
-        self.now_s = 1_800_000_000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 _milliseconds = itertools.count(time.time_ns() // 1_000_000)
@@ -41,14 +32,14 @@ def item(project_id: int = 1, sort_priority: int = 0, labels: frozenset[str] = f
     return ReadyItem(rollout_id=next_id(), project_id=project_id, sort_priority=sort_priority, labels=labels)
 
 
-def aged(clock: Clock, age_s: float, *, project_id: int = 1, sort_priority: int = 0) -> ReadyItem:
+def aged(clock: ManualClock, age_s: float, *, project_id: int = 1, sort_priority: int = 0) -> ReadyItem:
     return ReadyItem(
         rollout_id=next_id(), project_id=project_id, sort_priority=sort_priority, since_s=clock.now_s - age_s
     )
 
 
-def queue_with(clock: Clock | None = None, **terms: QueueTerms) -> FairQueue:
-    queue = FairQueue(now_s=clock) if clock is not None else FairQueue()
+def queue_with(clock: ManualClock | None = None, **terms: QueueTerms) -> FairQueue:
+    queue = FairQueue(clock=clock) if clock is not None else FairQueue()
     for name, each in terms.items():
         queue.learn(int(name.removeprefix("p")), each)
     return queue
@@ -70,8 +61,8 @@ def test_over_any_window_backlogged_projects_get_their_weights(
     weights: list[int], ages_s: list[float], warm_up: int, window: int
 ) -> None:
     """However old each project's backlog is: age does not buy a share."""
-    clock = Clock()
-    queue = FairQueue(now_s=clock)
+    clock = ManualClock(1_800_000_000.0)
+    queue = FairQueue(clock=clock)
     for project_id, weight in enumerate(weights):
         queue.learn(project_id, QueueTerms(weight=weight))
         for _ in range(warm_up + window):
@@ -134,7 +125,7 @@ def test_the_lowest_rank_goes_first_and_the_oldest_within_it() -> None:
 def test_within_a_project_an_interval_of_waiting_is_worth_one_priority(
     rows: list[tuple[int, float]], interval_s: float
 ) -> None:
-    clock = Clock()
+    clock = ManualClock(1_800_000_000.0)
     queue = queue_with(clock, p1=QueueTerms(rules=QueueRules(ageing_interval_s=interval_s)))
     items = [aged(clock, age_s, sort_priority=sort_priority) for sort_priority, age_s in rows]
     for one in items:
@@ -153,7 +144,7 @@ def test_with_ageing_nothing_starves_behind_an_endless_stream_of_urgent_work(
     interval_s: float, sort_priority: int, steps: int
 ) -> None:
     """Within the project and from another one alike."""
-    clock = Clock()
+    clock = ManualClock(1_800_000_000.0)
     rules = QueueRules(ageing_interval_s=interval_s)
     queue = queue_with(clock, p1=QueueTerms(rules=rules), p2=QueueTerms(rules=rules))
     meek = [
@@ -173,7 +164,7 @@ def test_with_ageing_nothing_starves_behind_an_endless_stream_of_urgent_work(
 
 
 def test_without_ageing_urgent_work_goes_first_for_ever() -> None:
-    clock = Clock()
+    clock = ManualClock(1_800_000_000.0)
     off = QueueTerms(rules=NO_AGEING)
     queue = queue_with(clock, p1=off, p2=off)
     meek = aged(clock, 10_000_000, project_id=2, sort_priority=1)
@@ -187,7 +178,7 @@ def test_without_ageing_urgent_work_goes_first_for_ever() -> None:
 
 
 def test_new_terms_count_for_what_waits_already() -> None:
-    clock = Clock()
+    clock = ManualClock(1_800_000_000.0)
     queue = queue_with(clock, p1=QueueTerms(rules=NO_AGEING))
     old, urgent = aged(clock, 500, sort_priority=1), aged(clock, 0)
     queue.push(old)
@@ -227,8 +218,8 @@ def test_a_project_that_does_not_match_labels_runs_anywhere() -> None:
 
 def test_urgent_work_that_a_runner_cannot_take_does_not_change_who_is_served() -> None:
     """A rollout without a runner must not make the projects' shares depend on their age."""
-    clock = Clock()
-    queue = FairQueue(now_s=clock)
+    clock = ManualClock(1_800_000_000.0)
+    queue = FairQueue(clock=clock)
     queue.push(ReadyItem(rollout_id=next_id(), project_id=3, sort_priority=-50, labels=frozenset({"gpu=h200"})))
     for _ in range(30):
         queue.push(aged(clock, 10_000, project_id=1))

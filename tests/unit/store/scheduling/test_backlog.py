@@ -15,6 +15,7 @@ from fulmen_store.scheduling.fair_queue import ReadyItem
 from fulmen_store.scheduling.rules import QueueRules, QueueTerms
 from fulmen_store.scheduling.runner_streams import RunnerStream, RunnerStreams
 from fulmen_store.scheduling.work_stealing import STEAL_DELAY_S
+from tests.support.manual_clock import ManualClock
 from tests.support.memory_lease_table import MemoryLeaseTable
 
 POLICY = RetryPolicy(max_attempts=2, retry_mask=0, backoff_ms=0)
@@ -33,20 +34,30 @@ class ReadTable(MemoryLeaseTable):
         return await MemoryLeaseTable.waiting(self, project_id, after=after, limit=limit)
 
 
+class Preference:
+    """Live replicas of which one is preferred to this one for some rollouts."""
+
+    def __init__(self, others: frozenset[int]) -> None:
+        self._others = others
+
+    def place(self, key: UUID) -> int:
+        return int(key.int in self._others)
+
+
 class World:
     """A backlog with a clock of its own, one runner, and a table whose pages are counted."""
 
     def __init__(self, *, others: frozenset[int] = frozenset()) -> None:
-        self.now = 0.0
+        self.clock = ManualClock()
         self.table, self.streams = ReadTable(), RunnerStreams()
         self.stream = RunnerStream(session_id=uuid7(), labels=frozenset(), projects=None, credit=1)
-        self.streams.take(self.stream)
+        self.streams.attach(self.stream)
         self.backlog = Backlog(
             table=self.table,
             streams=self.streams,
             poll_interval_s=POLL_INTERVAL_S,
-            place=lambda key: int(key.int in others),
-            clock=lambda: self.now,
+            replicas=Preference(others),
+            clock=self.clock,
         )
 
     def add(self, count: int = 1, *, sort_priority: int = 0, labels: frozenset[str] = frozenset()) -> list[ReadyItem]:
@@ -60,7 +71,7 @@ class World:
 
     async def poll(self) -> int:
         """Lets the poll interval pass and refills; returns how many pages were read."""
-        self.now += POLL_INTERVAL_S
+        self.clock.now_s += POLL_INTERVAL_S
         self.table.pages = 0
         await self.backlog.refill()
         return self.table.pages
@@ -86,7 +97,7 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> int:
     page = REFILL_PAGE // 100
     monkeypatch.setattr(backlog_module, "REFILL_PAGE", page)
     monkeypatch.setattr(backlog_module, "WINDOW_MARGIN", page)
-    monkeypatch.setattr(backlog_module, "OLDEST_PER_RANK", 1)
+    monkeypatch.setattr(backlog_module, "OLDEST_PER_PRIORITY", 1)
     monkeypatch.setattr(backlog_module, "LOW_WATER", LOW_WATER // 100)
     monkeypatch.setattr(backlog_module, "WINDOW_PER_PROJECT", 25 * page)
     return page
@@ -171,7 +182,7 @@ async def test_a_runner_of_another_kind_finds_what_was_left_out_for_want_of_it(s
     world.add(30 * small_pages, labels=frozenset({"arch=arm"}))
     (wanted,) = world.add(labels=GPU)
     await world.read_all()
-    world.streams.take(RunnerStream(session_id=uuid7(), labels=GPU, projects=None, credit=1))
+    world.streams.attach(RunnerStream(session_id=uuid7(), labels=GPU, projects=None, credit=1))
     for _ in range(4):
         await world.poll()
     assert world.backlog.ready.pop(GPU) == wanted
@@ -191,8 +202,8 @@ async def test_others_work_is_added_for_credit_of_its_project_and_labels_only() 
             world.table.add(ReadyItem(rollout_id=rollout_id, project_id=1, labels=GPU), POLICY)
         await world.poll()
         world.backlog.update_project(Project(project_id=1, name="projects/default", terms=QueueTerms(rules=rules)))
-        world.now += STEAL_DELAY_S
-        assert await world.backlog.take_others() == bool(count)
+        world.clock.now_s += STEAL_DELAY_S
+        assert await world.backlog.steal() == bool(count)
         assert len(world.backlog) == count
 
 
@@ -206,20 +217,20 @@ async def test_others_work_behind_a_long_backlog_is_found_and_costs_a_poll_nothi
         world.table.add(item, POLICY)
     for _ in range(4):
         await world.poll()
-        world.now += STEAL_DELAY_S
-        assert not await world.backlog.take_others()
+        world.clock.now_s += STEAL_DELAY_S
+        assert not await world.backlog.steal()
     for _ in range(30):
         assert await world.poll() == 1
-        world.now += STEAL_DELAY_S
-        assert not await world.backlog.take_others()
+        world.clock.now_s += STEAL_DELAY_S
+        assert not await world.backlog.steal()
         assert world.table.pages == 1
     for item in others:
         world.table.add(item, POLICY)
     found = False
     for _ in range(14):
         await world.poll()
-        world.now += STEAL_DELAY_S
-        found = found or await world.backlog.take_others()
+        world.clock.now_s += STEAL_DELAY_S
+        found = found or await world.backlog.steal()
     assert found
     assert world.next() in others
 

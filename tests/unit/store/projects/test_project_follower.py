@@ -14,10 +14,14 @@ async def test_only_what_changed_is_told() -> None:
     table = [Project(project_id=number, name=f"projects/{number}") for number in (1, 2)]
     told: list[int] = []
 
-    async def read() -> list[Project]:
-        return list(table)
+    class Double:
+        async def projects(self) -> list[Project]:
+            return list(table)
 
-    follower = ProjectFollower(read=read, tell=lambda project: told.append(project.project_id), wakeups=Wakeups())
+        def update_project(self, project: Project) -> None:
+            told.append(project.project_id)
+
+    follower = ProjectFollower(table=Double(), dispatcher=Double(), wakeups=Wakeups())
     await follower.follow_once()
     await follower.follow_once()
     assert told == [1, 2]

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 from fulmen.errors import DatabaseUnavailable
 from fulmen.ids import uuid7
+from fulmen_store.events import QueueEvents
 from fulmen_store.leases.leases import AttemptReport, Grant
 from fulmen_store.rollouts.transitions import FailureKind, RetryPolicy
 from fulmen_store.scheduling.backlog import REFILL_PAGE
@@ -42,12 +43,14 @@ class World:
         self.streams = RunnerStreams()
         self.returned: list[AttemptReport] = []
         self.meter = CountingMeter()
+        events = QueueEvents()
+        events.leases_undelivered.subscribe(self.returned.extend)
         self.dispatcher = Dispatcher(
             table=self.table,
             streams=self.streams,
-            undelivered=self.returned.extend,
+            events=events,
             poll_interval_s=0.01,
-            meter=self.meter,
+            metrics=self.meter,
         )
 
     def add(self, count: int, *, offer: bool = True) -> None:
@@ -59,7 +62,7 @@ class World:
 
     def stream(self, credit: int) -> RunnerStream:
         stream = RunnerStream(session_id=uuid7(), labels=frozenset(), projects=None)
-        self.streams.take(stream)
+        self.streams.attach(stream)
         self.dispatcher.add_credit(stream, credit)
         return stream
 
@@ -71,7 +74,7 @@ async def taken(stream: RunnerStream) -> Sequence[Grant]:
     return notice.grants
 
 
-async def test_seats_share_the_work_and_get_no_more_than_their_credit() -> None:
+async def test_streams_share_the_work_and_get_no_more_than_their_credit() -> None:
     world = World()
     world.add(10)
     one, two = world.stream(3), world.stream(2)
@@ -139,7 +142,7 @@ async def test_a_runner_that_left_while_its_claim_was_committed_costs_nothing() 
         """Lets the runner leave during the claim."""
 
         async def claim(self, choices: Sequence[tuple[object, object]]) -> list[Grant]:
-            world.streams.leave(stream)
+            world.streams.detach(stream)
             return await MemoryLeaseTable.claim(self, choices)  # type: ignore[arg-type]  # narrowed by the port
 
     world = World(Leaving())
@@ -224,7 +227,7 @@ async def test_a_creation_whose_outcome_is_unknown_leaves_no_lease_behind() -> N
         # It was created with its lease, but the answer was lost.
         world.table.add(item, POLICY)
         (grant,) = await world.table.claim([(item.rollout_id, stream.session_id)])
-        world.dispatcher.doubt(matches)
+        world.dispatcher.mark_in_doubt(matches)
         while not world.returned:  # noqa: ASYNC110  # bounded by the timeout
             await asyncio.sleep(0)
         assert [(one.rollout_id, one.epoch, one.kind) for one in world.returned] == [
@@ -241,6 +244,6 @@ async def idle(world: World) -> AsyncIterator[None]:
     while not (matches := world.dispatcher.match_new([item])):  # noqa: ASYNC110  # bounded by the caller
         await asyncio.sleep(0)
     world.dispatcher.unmatch(matches)
-    world.streams.leave(probe)
+    world.streams.detach(probe)
     yield
     role.cancel()

@@ -63,7 +63,7 @@ def scopes(chunk: Chunk) -> list[str]:
 
 async def packed(table: Table, *exports: Sequence[LooseSpans]) -> list[list[bool]]:
     """Appends exports that arrive together."""
-    spans = Spans(table=table, compress=compress)
+    spans = Spans(table=table)
     waiting = [asyncio.create_task(spans.append_loose(export)) for export in exports]
     await asyncio.sleep(0)  # All of them are in the queue before the packer looks.
     roles = [asyncio.create_task(role.run()) for role in (spans.packer, spans.committer)]

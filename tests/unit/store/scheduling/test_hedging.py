@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from fulmen.ids import uuid7
+from fulmen_store.events import QueueEvents
 from fulmen_store.leases.leases import Grant, Project
 from fulmen_store.rollouts.transitions import RetryPolicy
 from fulmen_store.scheduling.dispatcher import Dispatcher
@@ -24,16 +25,21 @@ POLICY = RetryPolicy(max_attempts=2, retry_mask=0, backoff_ms=0)
 SLOW_S = 100.0
 
 
+class KnownDurations:
+    """Knows the durations of task type 1."""
+
+    def __init__(self, sketch: DurationSketch) -> None:
+        self.sketch = {1: sketch}.get
+
+
 class World:
     """A running rollout of task type 1, whose attempts take a second, and a dispatcher with nothing else to do."""
 
     def __init__(self, *, hedging: bool = True, samples: int = MIN_SAMPLES, hedged: bool = True) -> None:
         self.table, self.streams, self.sketch = MemoryLeaseTable(), RunnerStreams(), DurationSketch()
         self.sketch.add(bucket_of(1.0), samples)
-        self.dispatcher = Dispatcher(
-            table=self.table, streams=self.streams, undelivered=lambda _reports: None, poll_interval_s=60
-        )
-        self.hedger = Hedger(table=self.table, dispatcher=self.dispatcher, sketch={1: self.sketch}.get)
+        self.dispatcher = Dispatcher(table=self.table, streams=self.streams, events=QueueEvents(), poll_interval_s=60)
+        self.hedger = Hedger(table=self.table, dispatcher=self.dispatcher, durations=KnownDurations(self.sketch))
         self.terms = QueueTerms(rules=QueueRules(hedging=hedging), max_running=1)
         self.item = ReadyItem(rollout_id=uuid7(), project_id=1, task_type=1)
         self.table.add(self.item, POLICY, hedged=hedged)
@@ -41,7 +47,7 @@ class World:
 
     def stream(self, credit: int, labels: frozenset[str] = frozenset()) -> RunnerStream:
         stream = RunnerStream(session_id=uuid7(), labels=labels, projects=None, credit=credit)
-        self.streams.take(stream)
+        self.streams.attach(stream)
         return stream
 
     @asynccontextmanager
@@ -121,7 +127,9 @@ async def test_a_hedge_that_came_too_late_gives_the_credit_back() -> None:
                 row.session_id = None
                 return await MemoryLeaseTable.claim_hedges(self, choices)  # type: ignore[arg-type]  # passed on
 
-        hedger = Hedger(table=Ending(rows=world.table.rows), dispatcher=world.dispatcher, sketch={1: world.sketch}.get)
+        hedger = Hedger(
+            table=Ending(rows=world.table.rows), dispatcher=world.dispatcher, durations=KnownDurations(world.sketch)
+        )
         assert await hedger.hedge_once() == 0
     assert idle.credit == 1
     assert grants_of(idle) == []
