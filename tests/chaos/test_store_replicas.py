@@ -18,10 +18,10 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 from fulmen.store.v1 import attempt_pb2, rollout_pb2, span_pb2
 from fulmen.store.v1 import span_service_pb2 as spans_pb
 from tests.support.postgres import PostgresServer
-from tests.support.replicas import ReplicaGroup
 from tests.support.soak import SOAK, seed
-from tests.support.store_load import FeedReader, Ledger, LoadRunner, Producer, StoreGroup
-from tests.support.store_oracle import Shown, store_problems
+from tests.support.store.load import FeedReader, Ledger, LoadRunner, Producer, StoreGroup
+from tests.support.store.oracle import Shown, store_problems
+from tests.support.store.replicas import ReplicaGroup
 
 pytestmark = pytest.mark.timeout(1800)
 

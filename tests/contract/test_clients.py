@@ -29,7 +29,7 @@ from tests.support.clients import LANGUAGES, Client, built
 from tests.support.llm_proxy.backend import Backend
 from tests.support.llm_proxy.harness import MODEL, running_proxy, target
 from tests.support.postgres import shared_server
-from tests.support.store import SIGNING_KEY, StoreHandle, Stubs, create, get, running_store
+from tests.support.store.running import SIGNING_KEY, StoreHandle, Stubs, create, get, running_store
 
 pytestmark = pytest.mark.timeout(420)  # the first test of a language builds its program
 

@@ -22,7 +22,7 @@ from fulmen.store.v1 import lease_service_pb2
 from fulmen.type.v1 import model_call_pb2
 from tests.support.last_release import OldClient, descriptors, old_token
 from tests.support.postgres import shared_server
-from tests.support.store import LIMIT_S, SIGNING_KEY, StoreHandle, running_store
+from tests.support.store.running import LIMIT_S, SIGNING_KEY, StoreHandle, running_store
 
 # Importing a file puts it into the default pool.
 IN_THE_POOL = (

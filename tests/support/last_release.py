@@ -15,7 +15,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, MethodDescriptor
 from google.protobuf.message import Message
 
-from tests.support.store import LIMIT_S
+from tests.support.store.running import LIMIT_S
 
 __all__ = ["LAST_RELEASE", "OldClient", "descriptors", "last_pool", "old_token"]
 

@@ -11,8 +11,8 @@ from fulmen.errors import SessionEnded
 from fulmen.ids import parse_runner_name, runner_name
 from fulmen.store.v1 import lease_pb2, lease_service_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
-from tests.support.rollout_model import Lease
-from tests.support.store import LIMIT_S, Stubs
+from tests.support.store.rollout_model import Lease
+from tests.support.store.running import LIMIT_S, Stubs
 
 __all__ = ["SeatClient", "Watcher"]
 

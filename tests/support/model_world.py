@@ -14,8 +14,8 @@ from fulmen.store.v1 import rollout_pb2
 from fulmen_store.database.queries import SQL
 from fulmen_store.rollouts.transitions import FINAL_STATES, FailureKind, RolloutState
 from tests.support.model_client import SeatClient, Watcher
-from tests.support.rollout_model import Lease, Modelled, RolloutModel
-from tests.support.store import LIMIT_S, StoreHandle, Stubs, create_project, get
+from tests.support.store.rollout_model import Lease, Modelled, RolloutModel
+from tests.support.store.running import LIMIT_S, StoreHandle, Stubs, create_project, get
 
 __all__ = ["World"]
 

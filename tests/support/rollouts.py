@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from fulmen.store.v1 import lease_service_pb2
-from tests.support.store import Runner
+from tests.support.store.running import Runner
 
 __all__ = ["moment", "renewing"]
 

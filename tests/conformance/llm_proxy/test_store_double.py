@@ -26,12 +26,12 @@ from fulmen.store.v1 import (
 )
 from fulmen.type.v1.model_call_pb2 import ModelCallRecord
 from fulmen_service_kit.tokens import Role, TokenSigner
-from tests.support import store as real
 from tests.support.llm_proxy import harness
 from tests.support.llm_proxy.backend import Backend, reply_to, token_ids_of
 from tests.support.llm_proxy.fake_store import FakeStore, batch_of
 from tests.support.llm_proxy.harness import MODEL, running_proxy, target
 from tests.support.postgres import shared_server
+from tests.support.store import running as real
 
 DEADLINE_S = 60
 

@@ -21,8 +21,8 @@ from fulmen_store.rollouts.records import NewItem
 from fulmen_store.rollouts.table import RolloutTable
 from fulmen_store.rollouts.transitions import FailureKind, RetryPolicy, RolloutState
 from fulmen_store.scheduling.fair_queue import ReadyItem
-from tests.support.memory_lease_table import MemoryLeaseTable
 from tests.support.postgres import shared_server
+from tests.support.store.memory_lease_table import MemoryLeaseTable
 
 POLICY = RetryPolicy(max_attempts=2, retry_mask=RetryPolicy.mask_of(frozenset()), backoff_ms=0)
 OWNER = SessionOwner(subject="tests", project="projects/default")

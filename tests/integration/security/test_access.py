@@ -19,7 +19,7 @@ from fulmen.store.v1 import project_service_pb2 as prj
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_service_kit.introspection import StoreVerifier
 from fulmen_service_kit.tokens import Role, TokenSigner
-from tests.support.store import SIGNING_KEY, Runner, StoreHandle, Stubs, create, create_project, running_store
+from tests.support.store.running import SIGNING_KEY, Runner, StoreHandle, Stubs, create, create_project, running_store
 
 ALLOWED = 4
 MARK = "s3cret"

@@ -25,7 +25,7 @@ from fulmen_store.replicas.notifications import Notification
 from fulmen_store.replicas.peer_client import PeerClient, PeerUnreachableError
 from tests.support.certificates import Authority, Pair
 from tests.support.llm_proxy.harness import running_proxy
-from tests.support.store import SIGNING_KEY, Runner, StoreHandle, Stubs, create, running_store
+from tests.support.store.running import SIGNING_KEY, Runner, StoreHandle, Stubs, create, running_store
 
 ANSWER_S = 5.0
 

@@ -15,7 +15,7 @@ from fulmen.store.v1 import (
     rollout_service_pb2,
 )
 from fulmen_service_kit.tokens import Role
-from tests.support.store import Runner, StoreHandle, Stubs, create, create_project
+from tests.support.store.running import Runner, StoreHandle, Stubs, create, create_project
 
 pb = lease_service_pb2
 LIVE, ENDED, STALE = pb.ATTEMPT_STATUS_LIVE, pb.ATTEMPT_STATUS_ENDED, pb.ATTEMPT_STATUS_STALE_EPOCH

@@ -13,7 +13,7 @@ from fulmen.ids import uuid7
 from fulmen.store.v1 import lease_pb2, lease_service_pb2, rollout_pb2, span_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen.store.v1 import span_service_pb2 as span_pb
-from tests.support.store import LIMIT_S, Runner, StoreHandle, Stubs, create
+from tests.support.store.running import LIMIT_S, Runner, StoreHandle, Stubs, create
 
 texts = st.text(max_size=40)
 rollouts = st.builds(

@@ -7,7 +7,7 @@ import asyncio
 from fulmen.store.v1 import failure_pb2, lease_pb2, lease_service_pb2, rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from tests.support.rollouts import renewing
-from tests.support.store import Runner, create, get, read_feed, results_of, running_store, until_state
+from tests.support.store.running import Runner, create, get, read_feed, results_of, running_store, until_state
 
 CANCELLED = rollout_pb2.ROLLOUT_STATE_CANCELLED
 QUICK = {"lease_ttl_s": 0.6, "cancel_grace_s": 0.3}

@@ -12,7 +12,7 @@ from fulmen.store.v1 import rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_store.resources.lifetimes import ExpiringVersions
 from tests.support.rollouts import moment
-from tests.support.store import Stubs, create, get, running_store, until_queued
+from tests.support.store.running import Stubs, create, get, running_store, until_queued
 
 ROUNDS = 12
 

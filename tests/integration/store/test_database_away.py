@@ -20,7 +20,7 @@ from fulmen.rpc.status import decode
 from fulmen.store.v1 import rollout_pb2, rollout_service_pb2_grpc
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from tests.support.postgres import PostgresServer
-from tests.support.store import Runner, StoreHandle, create, get, running_store
+from tests.support.store.running import Runner, StoreHandle, create, get, running_store
 
 LIMIT_S = 60.0
 # Far below what any statement or connection may take: who is answered within it was not kept waiting by PostgreSQL.

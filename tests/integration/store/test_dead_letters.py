@@ -10,7 +10,7 @@ from fulmen.errors import ArgumentInvalid, RolloutStateInvalid
 from fulmen.store.v1 import failure_pb2, rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_store.rollouts import dead_letters
-from tests.support.store import Runner, Stubs, create, get, running_store
+from tests.support.store.running import Runner, Stubs, create, get, running_store
 
 AGENT_ERROR = failure_pb2.FAILURE_KIND_AGENT_ERROR
 TIMEOUT = failure_pb2.FAILURE_KIND_TIMEOUT

@@ -16,7 +16,7 @@ from fulmen_store.database.database import HOT_SETTINGS, connect
 from fulmen_store.database.queries import SQL
 from fulmen_store.leases.table import OverdueReason, OverdueTable
 from tests.support.rollouts import moment, renewing
-from tests.support.store import LIMIT_S, Runner, Stubs, create, get, read_feed, running_store, until_state
+from tests.support.store.running import LIMIT_S, Runner, Stubs, create, get, read_feed, running_store, until_state
 
 LEASE_LOST = lease_pb2.COMPLETION_STATUS_LEASE_LOST
 APPLIED = lease_pb2.COMPLETION_STATUS_APPLIED

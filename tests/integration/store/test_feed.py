@@ -15,7 +15,7 @@ from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_store.database.database import connect
 from fulmen_store.rollouts.feed_cursor import Cursor, Selection
 from fulmen_store.rollouts.table import FeedTable
-from tests.support.store import Runner, StoreHandle, Stubs, create, read_feed
+from tests.support.store.running import Runner, StoreHandle, Stubs, create, read_feed
 
 INSERT_END = """
 insert into rollout_end (rollout_id, project_id, group_key, group_size, state, failure_kind)

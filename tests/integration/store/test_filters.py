@@ -31,9 +31,9 @@ from fulmen_store.rollouts.filter import (
 from fulmen_store.rollouts.filter_parser import parse_filter
 from fulmen_store.rollouts.lists import RolloutLists, compiled
 from fulmen_store.rollouts.transitions import FINAL_STATES, FailureKind, RolloutState
-from tests.support.filters import AGENTS, GROUPS, MOMENTS, TASK_TYPES, expressions, means, written
 from tests.support.postgres import shared_server
-from tests.support.store import LIMIT_S, Runner, Stubs, create, get
+from tests.support.store.filters import AGENTS, GROUPS, MOMENTS, TASK_TYPES, expressions, means, written
+from tests.support.store.running import LIMIT_S, Runner, Stubs, create, get
 
 LISTS = tuple(name for name, statement in SQL.items() if "/* filter */" in statement)
 SOME_VALUE: dict[Field, Any] = dict.fromkeys(Field, 1) | {

@@ -27,7 +27,7 @@ from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_service_kit.tokens import Role, TokenSigner
 from tests.support import soak
 from tests.support.rpcs import Outcome, Rpc, exchange, listed_rpcs
-from tests.support.store import LIMIT_S, SIGNING_KEY, Runner, StoreHandle, create, create_project, running_store
+from tests.support.store.running import LIMIT_S, SIGNING_KEY, Runner, StoreHandle, create, create_project, running_store
 
 SEED = soak.seed()
 # Long enough for any answer that is not waited for; a watch that was opened well is left then.

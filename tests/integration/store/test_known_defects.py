@@ -19,7 +19,7 @@ from fulmen_store.scheduling import backlog
 from fulmen_store.settings import StoreSettings
 from tests.integration.store.test_spans import append, chunk_of, stored
 from tests.support.rollouts import moment, renewing
-from tests.support.store import (
+from tests.support.store.running import (
     LIMIT_S,
     Runner,
     Stubs,
@@ -187,7 +187,7 @@ async def test_nothing_live_is_evicted(database_url: str, monkeypatch: pytest.Mo
         first = await runner.take(1)
         await append(stubs, chunk_of(f"{running}/attempts/1"))
         names = [name for _ in range(5) for name in await create(stubs, 200)]
-        await store.parts.roles["upkeep"].run_once()
+        await store.parts.roles["maintenance"].run_once()
         taken = await runner.take(len(names))
         assert sorted(one.rollout.name for one in taken) == sorted(names)
         assert len(await stored(stubs, running)) == 1

@@ -11,7 +11,7 @@ from fulmen.ids import parse_attempt_name, runner_name
 from fulmen.store.v1 import failure_pb2, lease_pb2, lease_service_pb2, rollout_pb2, runner_registry_service_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_service_kit.tokens import Role, TokenVerifier
-from tests.support.store import (
+from tests.support.store.running import (
     SIGNING_KEY,
     Runner,
     StoreHandle,

@@ -24,8 +24,8 @@ from tests.integration.store.test_process import StoreProcess
 from tests.integration.store.test_spans import chunk_of, stored
 from tests.support.last_release import old_token
 from tests.support.postgres import shared_server
-from tests.support.schema import catalog, named_statements
-from tests.support.store import LIMIT_S, SIGNING_KEY, Runner, create, get, read_feed, running_store
+from tests.support.store.running import LIMIT_S, SIGNING_KEY, Runner, create, get, read_feed, running_store
+from tests.support.store.schema import catalog, named_statements
 
 # The statements of the last release as they were: they must run on the new schema.
 LAST_RELEASE = Path(__file__).parent / "data" / "last_release"

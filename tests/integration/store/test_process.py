@@ -19,7 +19,7 @@ from fulmen.store.v1 import rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_service_kit.tokens import Role, TokenSigner
 from tests.support.postgres import PostgresServer
-from tests.support.store import SIGNING_KEY, Runner, Stubs, create, get, running_store
+from tests.support.store.running import SIGNING_KEY, Runner, Stubs, create, get, running_store
 
 START_LIMIT_S = 60.0
 

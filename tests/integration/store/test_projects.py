@@ -18,7 +18,7 @@ from fulmen.errors import (
 from fulmen.store.v1 import project_service_pb2 as pb
 from fulmen.store.v1.rollout_service_pb2 import GetQueueStatsRequest, QueueRules
 from fulmen_service_kit.tokens import Role
-from tests.support.store import Runner, StoreHandle, Stubs, create, create_project, running_store
+from tests.support.store.running import Runner, StoreHandle, Stubs, create, create_project, running_store
 
 DAY_S = 86_400
 

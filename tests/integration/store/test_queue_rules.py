@@ -15,7 +15,7 @@ from fulmen.errors import QuotaExceeded
 from fulmen.store.v1 import failure_pb2, lease_pb2, lease_service_pb2, rollout_pb2, runner_registry_service_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_cli.main import app
-from tests.support.store import (
+from tests.support.store.running import (
     LIMIT_S,
     Runner,
     StoreHandle,

@@ -33,7 +33,7 @@ from fulmen_store.leases.table import PgLeaseTable
 from fulmen_store.replicas.live_replicas import LiveReplicas, Replica
 from fulmen_store.scheduling.dispatcher import Dispatcher
 from fulmen_store.scheduling.runner_streams import Assigned, RunnerStream, RunnerStreams
-from tests.support.store import (
+from tests.support.store.running import (
     LIMIT_S,
     Runner,
     StoreHandle,

@@ -11,7 +11,7 @@ from fulmen.errors import ArgumentInvalid, EtagMismatch, PermissionDenied, Resou
 from fulmen.store.v1 import resource_pb2
 from fulmen.store.v1 import resource_service_pb2 as pb
 from fulmen_service_kit.tokens import Role
-from tests.support.store import LIMIT_S, StoreHandle, Stubs
+from tests.support.store.running import LIMIT_S, StoreHandle, Stubs
 
 
 async def publish(

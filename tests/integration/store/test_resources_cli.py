@@ -17,7 +17,7 @@ from fulmen.store.v1 import lease_service_pb2 as lease_pb
 from fulmen.store.v1 import resource_service_pb2 as pb
 from fulmen.store.v1 import runner_registry_service_pb2 as registry_pb
 from fulmen_cli.exits import Exit
-from tests.support.store import LIMIT_S, Runner, StoreHandle, Stubs, running_store
+from tests.support.store.running import LIMIT_S, Runner, StoreHandle, Stubs, running_store
 
 Fulmen = Callable[..., Awaitable[str]]
 

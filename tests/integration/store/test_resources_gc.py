@@ -20,7 +20,7 @@ from fulmen_store.database.database import Database, connect
 from fulmen_store.database.queries import SQL
 from fulmen_store.resources.garbage import ResourceGarbageCollector
 from fulmen_store.resources.garbage_table import GarbageTable
-from tests.support.store import LIMIT_S, Stubs, create
+from tests.support.store.running import LIMIT_S, Stubs, create
 
 OVER = "update resource_version set expires_at = now() - interval '1 second' where ttl_ms is not null"
 

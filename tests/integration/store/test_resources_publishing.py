@@ -10,7 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 from fulmen.errors import ArgumentInvalid, EtagMismatch, ResourceNotFound
 from fulmen.store.v1 import resource_pb2
 from fulmen.store.v1 import resource_service_pb2 as pb
-from tests.support.store import Stubs, create_project
+from tests.support.store.running import Stubs, create_project
 
 
 async def publish(

@@ -17,7 +17,7 @@ from fulmen_store.resources import watch as resource_watch
 from fulmen_store.resources.table import ResourceTable
 from fulmen_store.resources.watch import ResourceWatcher
 from fulmen_store.resources.watch_cursor import WatchSelection, decode_cursor
-from tests.support.store import LIMIT_S, Stubs
+from tests.support.store.running import LIMIT_S, Stubs
 
 
 async def publish(stubs: Stubs, name: str, content: bytes = b"x", *, kind: str = "route", count: int = 1) -> None:

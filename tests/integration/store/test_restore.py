@@ -21,7 +21,7 @@ from fulmen_store.database.transactions import catch_up
 from tests.integration.store.test_spans import chunk_of, stored
 from tests.support.postgres import PostgresServer
 from tests.support.rollouts import renewing
-from tests.support.store import Runner, create, get, read_feed, running_store
+from tests.support.store.running import Runner, create, get, read_feed, running_store
 
 LIMIT_S = 60
 USED_UP = 300_000

@@ -9,7 +9,7 @@ import pytest
 from fulmen.store.v1 import failure_pb2
 from fulmen_cli.exits import Exit
 from tests.support import commands
-from tests.support.store import Runner, StoreHandle, Stubs, create
+from tests.support.store.running import Runner, StoreHandle, Stubs, create
 
 
 async def test_dead_rollouts_are_listed_shown_and_run_again_once(store: StoreHandle, stubs: Stubs) -> None:

@@ -22,7 +22,7 @@ from fulmen_cli.exits import Exit
 from fulmen_cli.main import app
 from fulmen_service_kit.tokens import Role
 from tests.integration.store.test_spans import append
-from tests.support.store import Runner, StoreHandle, Stubs, create, results_of
+from tests.support.store.running import Runner, StoreHandle, Stubs, create, results_of
 from tests.unit.sdk.trajectory_cases import chunk_of, plain, records_of
 
 RUN = "trainingRuns/stored"

@@ -19,7 +19,7 @@ from fulmen.ids import rollout_name, uuid7
 from fulmen.store.v1 import rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_service_kit.tokens import Role
-from tests.support.store import Runner, StoreHandle, Stubs, create, create_project, get, until_state
+from tests.support.store.running import Runner, StoreHandle, Stubs, create, create_project, get, until_state
 
 
 async def test_a_created_rollout_can_be_read_back_with_its_defaults(stubs: Stubs) -> None:

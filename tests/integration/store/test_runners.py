@@ -23,7 +23,7 @@ from fulmen_store.database.queries import SQL
 from fulmen_store.runners import registry as runner_registry
 from fulmen_store.runners.registry import FleetChanges, FleetWatcher
 from fulmen_store.runners.table import RunnerView
-from tests.support.store import LIMIT_S, Runner, StoreHandle, Stubs, create, running_store
+from tests.support.store.running import LIMIT_S, Runner, StoreHandle, Stubs, create, running_store
 
 BUSY = lease_pb2.RunnerLoad(
     cpu_ratio=0.5,

@@ -17,7 +17,7 @@ from fulmen.ids import uuid7
 from fulmen.store.v1 import span_pb2
 from fulmen.store.v1 import span_service_pb2 as pb
 from fulmen_service_kit.tokens import Role
-from tests.support.store import LIMIT_S, Runner, StoreHandle, Stubs, create, get
+from tests.support.store.running import LIMIT_S, Runner, StoreHandle, Stubs, create, get
 
 
 def chunk_of(attempt: str, count: int = 3, *, model_call: bytes = b"") -> span_pb2.SpanChunk:

@@ -17,7 +17,7 @@ from fulmen_cli.main import app
 from fulmen_service_kit.tokens import Role
 from tests.integration.store.test_spans import append, uuid7
 from tests.integration.store.test_spans_reading import packed, span
-from tests.support.store import StoreHandle, Stubs, create
+from tests.support.store.running import StoreHandle, Stubs, create
 
 RUN = "trainingRuns/exported"
 

@@ -19,7 +19,7 @@ from fulmen.store.v1 import rollout_pb2, span_pb2
 from fulmen.store.v1 import span_service_pb2 as pb
 from fulmen_service_kit.tokens import Role
 from tests.integration.store.test_spans import append, chunk_of, stored
-from tests.support.store import Runner, StoreHandle, Stubs, create, get, running_store
+from tests.support.store.running import Runner, StoreHandle, Stubs, create, get, running_store
 
 SECOND = 1_000_000_000
 

@@ -1,5 +1,5 @@
 """The whole queue against a model: whatever clients, runners, timers and replicas do, in any order, the store does what
-`tests/support/rollout_model.py` says, and nothing else.
+`tests/support/store/rollout_model.py` says, and nothing else.
 
 A seed is printed; FULMEN_TEST_SEED repeats a run, and makes what fails smaller, which takes minutes.
 The long test takes FULMEN_TEST_SOAK times as many examples. What once failed is kept in `.hypothesis` and tried first.
@@ -33,11 +33,11 @@ from tests.integration.store.test_replicas import replicas
 from tests.integration.store.test_spans import append, chunk_of, stored
 from tests.support.model_world import World
 from tests.support.postgres import shared_server
-from tests.support.queue_machine import QueueClients, kinds, pick, picks, replica_numbers, when
-from tests.support.rollout_model import APPLIED, DUPLICATE, LEASE_LOST, Lease
 from tests.support.soak import SEED_VARIABLE, SOAK, given_seed, long_after
 from tests.support.soak import seed as soak_seed
-from tests.support.store import StoreHandle
+from tests.support.store.queue_machine import QueueClients, kinds, pick, picks, replica_numbers, when
+from tests.support.store.rollout_model import APPLIED, DUPLICATE, LEASE_LOST, Lease
+from tests.support.store.running import StoreHandle
 
 SEED = soak_seed()
 FEW_EXAMPLES, EXAMPLES, STEPS = 12, 50, 70

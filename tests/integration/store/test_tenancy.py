@@ -45,7 +45,7 @@ from tests.support.rpc_table import (
     export_of,
 )
 from tests.support.rpcs import Outcome, Rpc, answer_of, exchange, listed_rpcs
-from tests.support.store import SIGNING_KEY, Runner, StoreHandle, Stubs, create, create_project
+from tests.support.store.running import SIGNING_KEY, Runner, StoreHandle, Stubs, create, create_project
 
 ROLES = (Role.ADMIN, Role.SERVICE, Role.RUNNER, Role.CLIENT, Role.READER)
 SECRET = "only b knows"

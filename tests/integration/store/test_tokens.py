@@ -23,7 +23,16 @@ from fulmen.store.v1 import project_service_pb2 as pb
 from fulmen.store.v1 import rollout_service_pb2, span_service_pb2
 from fulmen_service_kit.revocation import RevocationFollower, RevokedTokens, revoked_at_store
 from fulmen_service_kit.tokens import Role, TokenSigner, TokenVerifier
-from tests.support.store import LIMIT_S, SIGNING_KEY, Runner, StoreHandle, Stubs, create, create_project, running_store
+from tests.support.store.running import (
+    LIMIT_S,
+    SIGNING_KEY,
+    Runner,
+    StoreHandle,
+    Stubs,
+    create,
+    create_project,
+    running_store,
+)
 
 REVOCATION_LIMIT_S = 5.0
 MINUTE_S = 60

@@ -15,7 +15,7 @@ from fulmen.store.v1 import project_service_pb2
 from fulmen.store.v1 import usage_service_pb2 as pb
 from fulmen.store.v1.model_limits_pb2 import CallLimits, ModelLimits
 from fulmen_service_kit.tokens import Role
-from tests.support.store import StoreHandle, Stubs, create, create_project
+from tests.support.store.running import StoreHandle, Stubs, create, create_project
 
 DEFAULT = "projects/default"
 WEEK_S = 7 * 86_400

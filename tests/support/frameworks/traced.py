@@ -26,7 +26,7 @@ from tests.support.llm_proxy.backend import Backend
 from tests.support.llm_proxy.harness import MODEL, RunningProxy, running_proxy, target
 from tests.support.postgres import shared_server
 from tests.support.runner.harness import RunnerProcess, bundle_of, rollouts_of, spec_of
-from tests.support.store import SIGNING_KEY, StoreHandle, Stubs, running_store
+from tests.support.store.running import SIGNING_KEY, StoreHandle, Stubs, running_store
 
 EXAMPLES = ROOT / "examples" / "frameworks"
 LIMIT_S = 110

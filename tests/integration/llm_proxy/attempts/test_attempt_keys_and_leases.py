@@ -14,7 +14,7 @@ from tests.integration.llm_proxy.attempts.test_attempt_keys import until_refused
 from tests.support.llm_proxy.backend import Backend
 from tests.support.llm_proxy.harness import RunningProxy, running_proxy, target
 from tests.support.postgres import shared_server
-from tests.support.store import SIGNING_KEY, Runner, StoreHandle, Stubs, create, create_project, running_store
+from tests.support.store.running import SIGNING_KEY, Runner, StoreHandle, Stubs, create, create_project, running_store
 
 DEADLINE_S = 60
 AGAIN = rollout_pb2.RolloutPolicy(max_attempts=3, retry_on=[failure_pb2.FAILURE_KIND_INFRA])

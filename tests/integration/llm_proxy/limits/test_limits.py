@@ -22,7 +22,7 @@ from tests.support.llm_proxy.harness import MODEL, RunningProxy, running_proxy, 
 from tests.support.llm_proxy.rogue_backend import CHAT, WHOLE, answers, response
 from tests.support.llm_proxy.rogue_world import NATIVE, request_of, rogue_world
 from tests.support.postgres import shared_server
-from tests.support.store import LIMIT_S, SIGNING_KEY, Runner, StoreHandle, Stubs, create, running_store
+from tests.support.store.running import LIMIT_S, SIGNING_KEY, Runner, StoreHandle, Stubs, create, running_store
 
 DEFAULT = "projects/default"
 HELLO = [{"role": "user", "content": "hello"}]

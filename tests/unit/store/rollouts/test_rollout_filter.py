@@ -23,7 +23,7 @@ from fulmen_store.rollouts.filter import (
 )
 from fulmen_store.rollouts.filter_parser import MAX_FILTER_CHARS, parse_filter
 from fulmen_store.rollouts.transitions import RolloutState
-from tests.support.filters import expressions, written
+from tests.support.store.filters import expressions, written
 
 
 def test_an_empty_filter_selects_everything() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from fulmen_store.runners.demand import DemandQuery, QueueCensus, WaitingWork, by_labels, demand_of
 from fulmen_store.runners.fleet_demand import FleetDemand
 from fulmen_store.scheduling.duration_sketch import DurationSketch, bucket_of
-from tests.support.manual_clock import ManualClock
+from tests.support.store.manual_clock import ManualClock
 
 KNOWN = {1: 10.0, 2: 0.5}
 H200 = frozenset({"gpu=h200"})

@@ -15,8 +15,8 @@ from fulmen_store.scheduling.fair_queue import ReadyItem
 from fulmen_store.scheduling.rules import QueueRules, QueueTerms
 from fulmen_store.scheduling.runner_streams import RunnerStream, RunnerStreams
 from fulmen_store.scheduling.work_stealing import STEAL_DELAY_S
-from tests.support.manual_clock import ManualClock
-from tests.support.memory_lease_table import MemoryLeaseTable
+from tests.support.store.manual_clock import ManualClock
+from tests.support.store.memory_lease_table import MemoryLeaseTable
 
 POLICY = RetryPolicy(max_attempts=2, retry_mask=0, backoff_ms=0)
 POLL_INTERVAL_S = 0.5

@@ -16,7 +16,7 @@ from fulmen_store.rollouts.transitions import FailureKind, RolloutState
 from fulmen_store.scheduling.duration_sketch import RELATIVE_ERROR, DurationSketch, bucket_of
 from fulmen_store.scheduling.durations import READ_INTERVAL_S, DurationTracker
 from fulmen_store.scheduling.fair_queue import ReadyItem
-from tests.support.manual_clock import ManualClock
+from tests.support.store.manual_clock import ManualClock
 
 SLACK = 1e-9
 

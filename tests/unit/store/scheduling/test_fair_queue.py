@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fulmen.ids import uuid7
 from fulmen_store.scheduling.fair_queue import FairQueue, ReadyItem, waits_since
 from fulmen_store.scheduling.rules import QueueRules, QueueTerms
-from tests.support.manual_clock import ManualClock
+from tests.support.store.manual_clock import ManualClock
 
 NO_AGEING = QueueRules(ageing_interval_s=0)
 INTERVAL_S = 60.0

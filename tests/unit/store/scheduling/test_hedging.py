@@ -19,7 +19,7 @@ from fulmen_store.scheduling.fair_queue import ReadyItem
 from fulmen_store.scheduling.hedging import MIN_SAMPLES, Hedger
 from fulmen_store.scheduling.rules import QueueRules, QueueTerms
 from fulmen_store.scheduling.runner_streams import Assigned, RunnerStream, RunnerStreams
-from tests.support.memory_lease_table import MemoryLeaseTable
+from tests.support.store.memory_lease_table import MemoryLeaseTable
 
 POLICY = RetryPolicy(max_attempts=2, retry_mask=0, backoff_ms=0)
 SLOW_S = 100.0

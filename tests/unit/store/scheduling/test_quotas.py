@@ -15,8 +15,8 @@ from fulmen_store.scheduling.quotas import QueueQuotas, RunningQuotas
 from fulmen_store.scheduling.rules import QueueTerms
 from fulmen_store.scheduling.runner_streams import RunnerStream
 from fulmen_store.scheduling.table import QueueCount
-from tests.support.manual_clock import ManualClock
-from tests.support.memory_lease_table import MemoryLeaseTable
+from tests.support.store.manual_clock import ManualClock
+from tests.support.store.memory_lease_table import MemoryLeaseTable
 
 
 class Backlog(ManualClock):

@@ -12,7 +12,7 @@ from fulmen.ids import uuid7
 from fulmen_store.replicas.live_replicas import BUCKETS, LiveReplicas, Replica, Shares
 from fulmen_store.scheduling.fair_queue import ReadyItem
 from fulmen_store.scheduling.work_stealing import LAG_LIMIT_MS, STEAL_DELAY_S, WorkStealer
-from tests.support.manual_clock import ManualClock
+from tests.support.store.manual_clock import ManualClock
 
 IDS = st.lists(st.uuids(), min_size=1, max_size=6, unique=True)
 PAGE_ROWS = 100

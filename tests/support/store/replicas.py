@@ -15,7 +15,7 @@ import psutil
 
 from fulmen_service_kit.tokens import Role, TokenSigner
 from tests.support.postgres import PostgresServer
-from tests.support.store import SIGNING_KEY
+from tests.support.store.running import SIGNING_KEY
 
 __all__ = ["ReplicaGroup"]
 

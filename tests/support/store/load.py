@@ -21,7 +21,7 @@ from fulmen.rpc.channel import FulmenChannel, open_channel
 from fulmen.store.v1 import lease_pb2, lease_service_pb2, rollout_pb2, span_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen.store.v1 import span_service_pb2 as spans_pb
-from tests.support.store import Stubs, results_of
+from tests.support.store.running import Stubs, results_of
 
 __all__ = ["FeedReader", "Ledger", "LoadRunner", "Producer", "StoreGroup", "Zombie"]
 

@@ -19,9 +19,9 @@ from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_store.rollouts.transitions import FailureKind, RolloutState
 from tests.support.model_client import SeatClient
 from tests.support.model_world import World
-from tests.support.rollout_model import Lease, Modelled
 from tests.support.rollouts import moment
-from tests.support.store import LIMIT_S
+from tests.support.store.rollout_model import Lease, Modelled
+from tests.support.store.running import LIMIT_S
 
 __all__ = ["QueueClients", "kinds", "pick", "picks", "replica_numbers", "when"]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fulmen.store.v1 import attempt_pb2, rollout_pb2
-from tests.support.store_load import Ledger
+from tests.support.store.load import Ledger
 
 __all__ = ["Shown", "store_problems"]
 
