@@ -16,7 +16,7 @@ from fulmen_cli.exits import Exit
 from fulmen_cli.main import app
 from fulmen_service_kit.tokens import Role
 from tests.support.postgres import shared_server
-from tests.support.store import running_store
+from tests.support.store.running import running_store
 
 Fulmen = Callable[..., Awaitable[Result]]
 
