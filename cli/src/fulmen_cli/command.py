@@ -1,24 +1,21 @@
-"""Turns a function into a command: the options that all commands share are added here, and errors are reported here."""
+"""Turns functions into commands: dataclasses of options become options, errors become messages and exit statuses."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
 from collections.abc import Awaitable, Callable
+from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Concatenate, ParamSpec
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import reported
-from fulmen_cli.local.record import DEFAULT_STATE_DIR
 
 __all__ = ["Output", "OutputOption", "StateDirOption", "local_command", "new_group", "remote_command", "run_at_once"]
-
-P = ParamSpec("P")
 
 
 class Output(StrEnum):
@@ -33,85 +30,17 @@ StateDirOption = Annotated[
     Path, typer.Option("--state-dir", envvar="FULMEN_STATE_DIR", help="Folder of the local stack.")
 ]
 
-_PANEL = "Where to connect"
-_SHARED: dict[str, tuple[Any, Any]] = {
-    "state_dir": (
-        Annotated[
-            Path,
-            typer.Option(
-                "--state-dir",
-                envvar="FULMEN_STATE_DIR",
-                rich_help_panel=_PANEL,
-                help="Folder of the local stack to talk to.",
-            ),
-        ],
-        Path(DEFAULT_STATE_DIR),
-    ),
-    "store_target": (
-        Annotated[
-            str | None,
-            typer.Option(
-                "--store-target", envvar="FULMEN_STORE_TARGET", rich_help_panel=_PANEL, help="The store, HOST:PORT."
-            ),
-        ],
-        None,
-    ),
-    "algorithm_target": (
-        Annotated[
-            str | None,
-            typer.Option(
-                "--algorithm-target",
-                envvar="FULMEN_ALGORITHM_TARGET",
-                rich_help_panel=_PANEL,
-                help="The algorithm service, HOST:PORT.",
-            ),
-        ],
-        None,
-    ),
-    "llm_proxy_target": (
-        Annotated[
-            str | None,
-            typer.Option(
-                "--llm-proxy-target",
-                envvar="FULMEN_LLM_PROXY_TARGET",
-                rich_help_panel=_PANEL,
-                help="The LLM proxy's gRPC port, HOST:PORT; several separated by commas: `proxy health` asks all, "
-                "other commands the first.",
-            ),
-        ],
-        None,
-    ),
-    "token": (
-        Annotated[
-            str | None,
-            typer.Option(
-                "--token",
-                envvar="FULMEN_TOKEN",
-                rich_help_panel=_PANEL,
-                help="Token of the caller; by default that of the local stack.",
-            ),
-        ],
-        None,
-    ),
-}
-
 
 def new_group(help_text: str) -> typer.Typer:
     """Makes a group of commands."""
     return typer.Typer(help=help_text, no_args_is_help=True, rich_markup_mode="markdown")
 
 
-def local_command(app: typer.Typer, name: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
-    """Registers a command that talks to no service."""
+def local_command(app: typer.Typer, name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Registers a command that calls no service."""
 
-    def register(function: Callable[P, None]) -> Callable[P, None]:
-        @functools.wraps(function)
-        def run(*args: P.args, **kwargs: P.kwargs) -> None:
-            with reported():
-                function(*args, **kwargs)
-
-        app.command(name)(run)
-        return run
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        return _registered(app, name, function, lambda arguments: function(**arguments))
 
     return register
 
@@ -119,43 +48,73 @@ def local_command(app: typer.Typer, name: str) -> Callable[[Callable[P, None]], 
 Runner = Callable[[Callable[..., Awaitable[None]], Connection, dict[str, Any]], None]
 
 
-def run_at_once(function: Callable[..., Awaitable[None]], connection: Connection, given: dict[str, Any]) -> None:
+def run_at_once(function: Callable[..., Awaitable[None]], connection: Connection, arguments: dict[str, Any]) -> None:
     """Runs a command in an event loop of its own."""
-    asyncio.run(_awaited(function, connection, given))
+    asyncio.run(_awaited(function, connection, arguments))
 
 
 def remote_command(
     app: typer.Typer, name: str, *, run_by: Runner = run_at_once
-) -> Callable[[Callable[Concatenate[Connection, P], Awaitable[None]]], Callable[..., None]]:
-    """Registers an asynchronous command whose first argument is the connection, made of the shared options.
+) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
+    """Registers an asynchronous command whose first parameter, `connection`, comes from the shared options.
 
     Args:
-        app: where it is registered.
+        app: the group that it is added to.
         name: its name.
-        run_by: runs it, given its connection and its own options.
+        run_by: runs it, given its connection and its own arguments.
     """
 
-    def register(function: Callable[Concatenate[Connection, P], Awaitable[None]]) -> Callable[..., None]:
-        signature = inspect.signature(function, eval_str=True)
-        own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in list(signature.parameters.values())[1:]]
-        shared = [
-            inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-            for key, (annotation, default) in _SHARED.items()
-        ]
-
-        def run(**given: Any) -> None:
-            connection = Connection(**{key: given.pop(key) for key in _SHARED})
-            with reported():
-                run_by(function, connection, given)
-
-        run.__name__, run.__doc__ = function.__name__, function.__doc__
-        run.__annotations__ = {p.name: p.annotation for p in (*own, *shared)}
-        run.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]  # typer reads it
-        app.command(name)(run)
-        return run
+    def register(function: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+        return _registered(
+            app, name, function, lambda arguments: run_by(function, arguments.pop("connection"), arguments)
+        )
 
     return register
 
 
-async def _awaited(function: Callable[..., Awaitable[None]], connection: Connection, given: dict[str, Any]) -> None:
-    await function(connection, **given)
+def _registered(
+    app: typer.Typer, name: str, function: Callable[..., Any], call: Callable[[dict[str, Any]], None]
+) -> Callable[..., None]:
+    """Adds a command to a group: a parameter that is a dataclass becomes an option for each of its fields."""
+    parameters = list(inspect.signature(function, eval_str=True).parameters.values())
+    # The options of `connection` are the same for all commands, and are listed last.
+    parameters.sort(key=lambda parameter: parameter.annotation is Connection)
+
+    def run(**given: Any) -> None:
+        with reported():
+            call({each.name: _value(each, given) for each in parameters})
+
+    options = [option for parameter in parameters for option in _options(parameter)]
+    run.__name__, run.__doc__ = function.__name__, function.__doc__
+    run.__annotations__ = {option.name: option.annotation for option in options}
+    run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]  # typer reads it
+    app.command(name)(run)
+    return run
+
+
+def _options(parameter: inspect.Parameter) -> list[inspect.Parameter]:
+    """Returns what typer is shown for a parameter of a command."""
+    if not is_dataclass(parameter.annotation):
+        return [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
+    annotations = get_type_hints(parameter.annotation, include_extras=True)
+    return [
+        inspect.Parameter(
+            each.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if each.default is MISSING else each.default,
+            annotation=annotations[each.name],
+        )
+        for each in fields(parameter.annotation)
+    ]
+
+
+def _value(parameter: inspect.Parameter, given: dict[str, Any]) -> Any:
+    """Returns the argument for a parameter of a command, of what typer has read."""
+    if not is_dataclass(parameter.annotation):
+        return given[parameter.name]
+    make: Any = parameter.annotation
+    return make(**{each.name: given[each.name] for each in fields(parameter.annotation)})
+
+
+async def _awaited(function: Callable[..., Awaitable[None]], connection: Connection, arguments: dict[str, Any]) -> None:
+    await function(connection, **arguments)

@@ -6,6 +6,9 @@ import os
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Final
+
+import typer
 
 from fulmen.client import Client, Targets, connect
 from fulmen.rpc.channel import FulmenChannel, open_channel
@@ -16,15 +19,53 @@ from fulmen_cli.local.record import DEFAULT_STATE_DIR, StackFolder
 __all__ = ["Connection"]
 
 
+_PANEL: Final = "Where to connect"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """What was said about where to go; unset parts come from the running stack."""
+    """The options of every command that calls a service; unset ones come from the running stack."""
 
-    state_dir: Path = Path(DEFAULT_STATE_DIR)
-    store_target: str | None = None
-    algorithm_target: str | None = None
-    llm_proxy_target: str | None = None
-    token: str | None = field(default=None, repr=False)
+    state_dir: Annotated[
+        Path,
+        typer.Option(
+            "--state-dir", envvar="FULMEN_STATE_DIR", rich_help_panel=_PANEL, help="State directory of the local stack."
+        ),
+    ] = Path(DEFAULT_STATE_DIR)
+    store_target: Annotated[
+        str | None,
+        typer.Option(
+            "--store-target", envvar="FULMEN_STORE_TARGET", rich_help_panel=_PANEL, help="The store, HOST:PORT."
+        ),
+    ] = None
+    algorithm_target: Annotated[
+        str | None,
+        typer.Option(
+            "--algorithm-target",
+            envvar="FULMEN_ALGORITHM_TARGET",
+            rich_help_panel=_PANEL,
+            help="The algorithm service, HOST:PORT.",
+        ),
+    ] = None
+    llm_proxy_target: Annotated[
+        str | None,
+        typer.Option(
+            "--llm-proxy-target",
+            envvar="FULMEN_LLM_PROXY_TARGET",
+            rich_help_panel=_PANEL,
+            help="The LLM proxy's gRPC port, HOST:PORT; several separated by commas: `proxy health` asks all of them, "
+            "other commands the first.",
+        ),
+    ] = None
+    token: Annotated[
+        str | None,
+        typer.Option(
+            "--token",
+            envvar="FULMEN_TOKEN",
+            rich_help_panel=_PANEL,
+            help="API token; by default that of the local stack.",
+        ),
+    ] = field(default=None, repr=False)
 
     @property
     def names_services(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
@@ -16,7 +17,7 @@ from fulmen_cli.agent.models import EchoModel, Endpoint, Models
 from fulmen_cli.agent.recording import Recording
 from fulmen_cli.agent.server import listening
 from fulmen_cli.agent.show import as_json, show
-from fulmen_cli.agent.subject import Given, Subject, subject_of
+from fulmen_cli.agent.subject import AgentOptions, InputOptions, Subject, subject_of
 from fulmen_cli.command import Output, OutputOption, StateDirOption, local_command, new_group
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed, Exit
@@ -27,13 +28,8 @@ from fulmen_cli.runner_output import prints_beside, quieten_runner
 
 __all__ = ["register"]
 
-MAX_TIMES: Final = 1000
-_MODEL_PANEL: Final = "Which model answers"
-_INPUT_PANEL: Final = "What the agent is given"
+_PANEL: Final = "Model"
 
-TimesOption = Annotated[
-    int, typer.Option(min=1, max=MAX_TIMES, rich_help_panel=_INPUT_PANEL, help="How often it is run.")
-]
 TimeoutOption = Annotated[
     float | None, typer.Option(min=0.1, help="Ends an attempt after so many seconds; by default none is ended.")
 ]
@@ -46,45 +42,31 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="agent")
 
 
-def check(
-    what: Annotated[
-        str | None, typer.Argument(metavar="[TRAIN.TOML|FILE.PY:NAME]", help="The configuration, or the callable.")
-    ] = None,
-    words: Annotated[
-        list[str] | None, typer.Argument(metavar="[PROGRAM ARGUMENT…]", help="With --command: what to run, after --.")
-    ] = None,
-    is_command: Annotated[bool, typer.Option("--command", help="The agent is the program after --.")] = False,
-    grader: Annotated[
-        str | None, typer.Option(help="What scores, as FILE.PY:NAME; by default as the train.toml says.")
-    ] = None,
-    task: Annotated[
-        int | None,
-        typer.Option(min=0, rich_help_panel=_INPUT_PANEL, help="Line of the train.toml's tasks, from 0, the default."),
-    ] = None,
-    text: Annotated[
-        str | None, typer.Option("--input", rich_help_panel=_INPUT_PANEL, help="The input itself: JSON, or text.")
-    ] = None,
-    input_file: Annotated[
-        Path | None, typer.Option(rich_help_panel=_INPUT_PANEL, help="A file with the input.")
-    ] = None,
-    times: TimesOption = 1,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """Where model calls are answered."""
+
     model_url: Annotated[
         str | None,
-        typer.Option(rich_help_panel=_MODEL_PANEL, help="An OpenAI-compatible endpoint, such as https://host/v1."),
-    ] = None,
+        typer.Option(rich_help_panel=_PANEL, help="An OpenAI-compatible endpoint, such as https://host/v1."),
+    ] = None
     api_key: Annotated[
         str | None,
-        typer.Option(envvar="OPENAI_API_KEY", rich_help_panel=_MODEL_PANEL, help="The key for --model-url."),
-    ] = None,
+        typer.Option(envvar="OPENAI_API_KEY", rich_help_panel=_PANEL, help="The key for --model-url."),
+    ] = field(default=None, repr=False)
     model: Annotated[
         str | None,
-        typer.Option(
-            rich_help_panel=_MODEL_PANEL, help="The model to ask for instead of the one that the agent names."
-        ),
-    ] = None,
+        typer.Option(rich_help_panel=_PANEL, help="The model to ask for instead of the one that the agent names."),
+    ] = None
     fake_model: Annotated[
-        bool, typer.Option("--fake-model", rich_help_panel=_MODEL_PANEL, help="A built-in model that only repeats.")
-    ] = False,
+        bool, typer.Option("--fake-model", rich_help_panel=_PANEL, help="A built-in model that only repeats.")
+    ] = False
+
+
+def check(
+    agent: AgentOptions,
+    given: InputOptions,
+    model: ModelOptions,
     timeout: TimeoutOption = None,
     state_dir: StateDirOption = Path(DEFAULT_STATE_DIR),
     output: OutputOption = Output.TABLE,
@@ -107,13 +89,11 @@ def check(
 
         fulmen agent check --command --input hello -- node agent.js
     """
-    given = Given(task=task, text=text, file=input_file)
-    argv = [each for each in (what, *(words or ())) if each is not None] if is_command else list(words or ())
-    subject = subject_of(None if is_command else what, argv, given, grader=grader)
-    models = _models(model_url, api_key, model, fake=fake_model, state_dir=state_dir)
+    subject = subject_of(agent, given)
+    models = _models(model, state_dir)
     if output is Output.TABLE:
         console().print(f"{subject.title}, input {_shown(subject.data)}\nmodels: {models.name}", markup=False)
-    failed = _run(subject, models, times=times, timeout_s=timeout, output=output)
+    failed = _run(subject, models, times=given.times, timeout_s=timeout, output=output)
     if failed:
         raise typer.Exit(Exit.FAILED)
 
@@ -166,30 +146,31 @@ def _run(subject: Subject, models: Models, *, times: int, timeout_s: float | Non
     return failed
 
 
-def _models(url: str | None, key: str | None, model: str | None, *, fake: bool, state_dir: Path) -> Models:
-    """Decides what answers model calls.
+def _models(options: ModelOptions, state_dir: Path) -> Models:
+    """Returns the models that the options choose; by default those of the running stack.
 
     Raises:
-        CommandFailed: if nothing does.
+        CommandFailed: if there are none.
     """
-    if fake and url:
+    url, model = options.model_url, options.model or ""
+    if options.fake_model and url:
         raise CommandFailed("Give --model-url or --fake-model, not both.", exit_code=Exit.USAGE)
-    if fake:
+    if options.fake_model:
         return EchoModel()
     if url:
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
-            raise CommandFailed(f"--model-url {url}: write it as https://host/v1.", exit_code=Exit.USAGE)
-        return Endpoint(base_url=url, key=key or "", model=model or "")
+            raise CommandFailed(f"--model-url {url}: must have the form https://host/v1.", exit_code=Exit.USAGE)
+        return Endpoint(base_url=url, key=options.api_key or "", model=model)
     folder = StackFolder(state_dir.resolve())
     record = folder.read() if folder.is_running() else None
     if record is None or "llm_proxy_http" not in record.targets:
         raise CommandFailed(
-            "No model answers the agent: start a stack with `fulmen up`, give --model-url URL (with --api-key), or "
-            "--fake-model for one that only repeats what it is told.",
+            "No model to call: start a stack with `fulmen up`, give --model-url URL (with --api-key), or --fake-model "
+            "for a built-in model that repeats its input.",
             exit_code=Exit.USAGE,
         )
     token = Connection(state_dir=state_dir).bearer() or ""
-    return Endpoint(base_url=f"{record.targets['llm_proxy_http']}/v1", key=token, model=model or "")
+    return Endpoint(base_url=f"{record.targets['llm_proxy_http']}/v1", key=token, model=model)
 
 
 def _watch_hosts(recording: Recording) -> None:

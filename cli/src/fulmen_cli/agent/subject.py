@@ -1,4 +1,4 @@
-"""What is checked: an agent and its inputs, from a `train.toml` or from the command line alone."""
+"""The agent and the input of a check, from a `train.toml` or from the command line alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import json
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
+
+import typer
 
 from fulmen.agent_config import AgentConfig
 from fulmen.config_reader import ConfigError
@@ -16,8 +18,10 @@ from fulmen.train_config import load_agent_and_data
 from fulmen_cli.exits import CommandFailed, Exit
 from fulmen_cli.train.bundle import pack_bundle
 
-__all__ = ["Given", "Subject", "subject_of"]
+__all__ = ["AgentOptions", "InputOptions", "Subject", "subject_of"]
 
+MAX_TIMES: Final = 1000
+_PANEL: Final = "Input"
 JSON_TYPE: Final = "application/json"
 # Runs a program where the person is: without a bundle, a runner starts commands in the attempt's own directory.
 _IN_FOLDER: Final = ("sh", "-c", 'cd "$0" && exec "$@"')
@@ -25,12 +29,34 @@ TEXT_TYPE: Final = "text/plain; charset=utf-8"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
-    """What the command line says about the input, at most one of them; `task` counts from 0."""
+class AgentOptions:
+    """The agent: a configuration, a callable or a program."""
 
-    task: int | None = None
-    text: str | None = None
-    file: Path | None = None
+    what: Annotated[
+        str | None, typer.Argument(metavar="[TRAIN.TOML|FILE.PY:NAME]", help="The configuration, or the callable.")
+    ] = None
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[PROGRAM ARGUMENT…]", help="With --command: what to run, after --.")
+    ] = None
+    is_command: Annotated[bool, typer.Option("--command", help="The agent is the program after --.")] = False
+    grader: Annotated[
+        str | None, typer.Option(help="What scores, as FILE.PY:NAME; by default as the train.toml says.")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputOptions:
+    """The input of the agent, and how often it runs."""
+
+    task: Annotated[
+        int | None,
+        typer.Option(min=0, rich_help_panel=_PANEL, help="Line of the train.toml's tasks, from 0, the default."),
+    ] = None
+    text: Annotated[
+        str | None, typer.Option("--input", rich_help_panel=_PANEL, help="The input itself: JSON, or text.")
+    ] = None
+    input_file: Annotated[Path | None, typer.Option(rich_help_panel=_PANEL, help="A file with the input.")] = None
+    times: Annotated[int, typer.Option(min=1, max=MAX_TIMES, rich_help_panel=_PANEL, help="Number of runs.")] = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,26 +85,24 @@ class Subject:
         return hashlib.sha256(self.archive).hexdigest()
 
 
-def subject_of(what: str | None, command: list[str], given: Given, *, grader: str | None) -> Subject:
-    """Finds out what is to be checked.
-
-    Args:
-        what: a `train.toml`, or a Python target; None for a command.
-        command: the program and its arguments.
-        given: the input.
-        grader: a Python target that scores, instead of what a `train.toml` says.
+def subject_of(options: AgentOptions, given: InputOptions) -> Subject:
+    """Reads the agent and its input.
 
     Raises:
-        CommandFailed: if it is not said, or said twice, or a file is missing.
+        CommandFailed: if an option is missing or contradicts another, or a file does not exist.
         ConfigError: if the configuration is not valid.
     """
-    if sum(each is not None for each in (given.task, given.text, given.file)) > 1:
+    what, words, grader = options.what, options.words or [], options.grader
+    command = [*([what] if what else []), *words] if options.is_command else []
+    if sum(each is not None for each in (given.task, given.text, given.input_file)) > 1:
         raise _wrong("Give one of --task, --input and --input-file.")
-    if command and what is None:
+    if command:
         agent = AgentConfig(command=(*_IN_FOLDER, _escaped(str(Path.cwd())), *command), grader=grader or "")
         return _direct(agent, " ".join(command), given)
-    if command or what is None:
-        raise _wrong("Name what to check: a train.toml, a Python callable as file.py:name, or --command -- PROGRAM ….")
+    if words or what is None or options.is_command:
+        raise _wrong(
+            "Name the agent to check: a train.toml, a Python callable as file.py:name, or --command -- PROGRAM …."
+        )
     if ":" in what and not what.endswith(".toml"):
         module = what.partition(":")[0]
         if module.endswith(".py") and not Path(module).is_file():
@@ -100,14 +124,14 @@ def _functions(path: Path) -> str:
     return f", of {', '.join(public)}" if public else ""
 
 
-def _configured(path: Path, given: Given, *, grader: str | None) -> Subject:
+def _configured(path: Path, given: InputOptions, *, grader: str | None) -> Subject:
     agent, tasks = load_agent_and_data(path)
     folder = path.resolve().parent
     if grader:
         agent = AgentConfig(**{name: getattr(agent, name) for name in _KEPT}, grader=grader)
     files = tuple(each for each in (tasks.train, tasks.validation, tasks.demonstrations) if each)
     archive = b"" if agent.python else pack_bundle(folder, data_files=files).content
-    if given.text is not None or given.file is not None:
+    if given.text is not None or given.input_file is not None:
         data, content_type = _input(given)
     else:
         data, content_type = _task(tasks.train or tasks.validation, given.task or 0), JSON_TYPE
@@ -128,10 +152,10 @@ _KEPT: Final = (
 )  # fmt: skip
 
 
-def _direct(agent: AgentConfig, title: str, given: Given) -> Subject:
+def _direct(agent: AgentConfig, title: str, given: InputOptions) -> Subject:
     if given.task is not None:
         raise _wrong("--task is a line of a train.toml's data: give --input or --input-file with this agent.")
-    if given.text is None and given.file is None:
+    if given.text is None and given.input_file is None:
         raise _wrong("""Give the agent something to do: --input '{"question": "12+34="}' or --input-file FILE.""")
     data, content_type = _input(given)
     folder = Path.cwd()
@@ -144,12 +168,14 @@ def _escaped(text: str) -> str:
     return text.replace("{", "{{").replace("}", "}}")
 
 
-def _input(given: Given) -> tuple[bytes, str]:
-    if given.file is not None:
+def _input(given: InputOptions) -> tuple[bytes, str]:
+    if given.input_file is not None:
         try:
-            data = given.file.read_bytes()
+            data = given.input_file.read_bytes()
         except OSError as error:
-            raise CommandFailed(f"{given.file} cannot be read: {error.strerror}", exit_code=Exit.NOT_FOUND) from None
+            raise CommandFailed(
+                f"{given.input_file} cannot be read: {error.strerror}", exit_code=Exit.NOT_FOUND
+            ) from None
     else:
         data = (given.text or "").encode()
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Final
 
 import typer
@@ -59,15 +59,43 @@ def register(app: typer.Typer) -> None:
     remote_command(projects, "list")(list_projects)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectOptions:
+    """Settings of a project; unset ones stay as they are."""
+
+    weight: WeightOption = None
+    max_running: RunningOption = None
+    max_queued: QueuedOption = None
+    retention_days: RetentionOption = None
+    rule: RuleOption = None
+    limit: LimitOption = None
+
+    def apply(self, project: pb.Project) -> None:
+        """Sets what is given and leaves the rest.
+
+        Raises:
+            CommandFailed: if a rule or limit is malformed.
+        """
+        if self.weight is not None:
+            project.weight = self.weight
+        if self.max_running is not None:
+            project.max_running = self.max_running
+        if self.max_queued is not None:
+            project.max_queued = self.max_queued
+        if self.retention_days == 0:
+            project.ClearField("retention")
+        elif self.retention_days is not None:
+            project.retention.FromSeconds(round(self.retention_days * SECONDS_PER_DAY))
+        for rule in self.rule or ():
+            _set_rule(project.rules, rule)
+        for limit in self.limit or ():
+            _set_limit(project.model_limits, limit)
+
+
 async def create(
     connection: Connection,
     name: NameArgument,
-    weight: WeightOption = None,
-    max_running: RunningOption = None,
-    max_queued: QueuedOption = None,
-    retention_days: RetentionOption = None,
-    rule: RuleOption = None,
-    limit: LimitOption = None,
+    settings: ProjectOptions,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Creates a project; a token for all projects is needed.
@@ -79,9 +107,7 @@ async def create(
         fulmen project create team-b --weight 300 --max-running 64 --retention-days 30 --rule hedging=on
     """
     project = pb.Project(name=project_name(name))
-    _change(project, weight, max_running, max_queued, retention_days, rule or ())
-    for each in limit or ():
-        _set_limit(project.model_limits, each)
+    settings.apply(project)
     async with connection.open() as client:
         created = (await client.projects.CreateProject(pb.CreateProjectRequest(project=project))).project
     _show(created, output)
@@ -103,12 +129,7 @@ async def get(connection: Connection, name: NameArgument = "", output: OutputOpt
 async def update(
     connection: Connection,
     name: NameArgument,
-    weight: WeightOption = None,
-    max_running: RunningOption = None,
-    max_queued: QueuedOption = None,
-    retention_days: RetentionOption = None,
-    rule: RuleOption = None,
-    limit: LimitOption = None,
+    settings: ProjectOptions,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Changes what is given and leaves the rest; fails if somebody else changed the project meanwhile.
@@ -123,9 +144,7 @@ async def update(
     """
     async with connection.open() as client:
         project = (await client.projects.GetProject(pb.GetProjectRequest(name=project_name(name)))).project
-        _change(project, weight, max_running, max_queued, retention_days, rule or ())
-        for each in limit or ():
-            _set_limit(project.model_limits, each)
+        settings.apply(project)
         changed = (await client.projects.UpdateProject(pb.UpdateProjectRequest(project=project))).project
     _show(changed, output)
 
@@ -156,28 +175,6 @@ async def list_projects(connection: Connection, output: OutputOption = Output.TA
 def project_name(given: str) -> str:
     """Returns `projects/{project}` for either form of a name."""
     return given if given.startswith("projects/") else f"projects/{given}"
-
-
-def _change(
-    project: pb.Project,
-    weight: int | None,
-    max_running: int | None,
-    max_queued: int | None,
-    retention_days: float | None,
-    rules: Sequence[str],
-) -> None:
-    if weight is not None:
-        project.weight = weight
-    if max_running is not None:
-        project.max_running = max_running
-    if max_queued is not None:
-        project.max_queued = max_queued
-    if retention_days == 0:
-        project.ClearField("retention")
-    elif retention_days is not None:
-        project.retention.FromSeconds(round(retention_days * SECONDS_PER_DAY))
-    for rule in rules:
-        _set_rule(project.rules, rule)
 
 
 def _set_rule(rules: QueueRules, text: str) -> None:

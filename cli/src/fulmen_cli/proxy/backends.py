@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 
@@ -46,28 +47,35 @@ class Api(StrEnum):
     COUNT_TOKENS = "count-tokens"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendOptions:
+    """The settings of a backend."""
+
+    dialect: Annotated[Dialect, typer.Option(help="The API that it speaks.")] = Dialect.OPENAI
+    engine: Annotated[Engine | None, typer.Option(help="What runs there, if the proxy is to know.")] = None
+    api: Annotated[
+        list[Api] | None, typer.Option("--api", help="What it serves itself, if not the usual. May be repeated.")
+    ] = None
+    api_version: Annotated[str, typer.Option(help="The version its API is called with; Azure needs one.")] = ""
+    key_name: Annotated[str, typer.Option(help="Name of its API key in FULMEN_LLM_PROXY_BACKEND_KEYS.")] = ""
+    token_ids: Annotated[bool, typer.Option("--token-ids", help="Its answers can carry token ids.")] = False
+    rpm: Annotated[
+        int | None, typer.Option(min=1, help="Most requests a minute, over all proxies; by default any.")
+    ] = None
+    tpm: Annotated[int | None, typer.Option(min=1, help="Most tokens a minute, over all proxies; by default any.")] = (
+        None
+    )
+    max_in_flight: Annotated[
+        int | None, typer.Option(min=1, help="Most requests at once from each proxy process; by default 1024.")
+    ] = None
+    health_path: Annotated[str, typer.Option(help="Where its health is asked, if not the engine's own path.")] = ""
+
+
 async def add(
     connection: Connection,
     backend: IdArgument,
     url: Annotated[str, typer.Argument(help="Where its API begins, such as http://10.0.0.7:8000/v1.")],
-    dialect: Annotated[Dialect, typer.Option(help="The API that it speaks.")] = Dialect.OPENAI,
-    engine: Annotated[Engine | None, typer.Option(help="What runs there, if the proxy is to know.")] = None,
-    api: Annotated[
-        list[Api] | None, typer.Option("--api", help="What it serves itself, if not the usual. May be repeated.")
-    ] = None,
-    api_version: Annotated[str, typer.Option(help="The version its API is called with; Azure needs one.")] = "",
-    key_name: Annotated[str, typer.Option(help="Name of its API key in FULMEN_LLM_PROXY_BACKEND_KEYS.")] = "",
-    token_ids: Annotated[bool, typer.Option("--token-ids", help="Its answers can carry token ids.")] = False,
-    rpm: Annotated[
-        int | None, typer.Option(min=1, help="Most requests a minute, over all proxies; by default any.")
-    ] = None,
-    tpm: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens a minute, over all proxies; by default any.")
-    ] = None,
-    max_in_flight: Annotated[
-        int | None, typer.Option(min=1, help="Most requests at once from each proxy process; by default 1024.")
-    ] = None,
-    health_path: Annotated[str, typer.Option(help="Where its health is asked, if not the engine's own path.")] = "",
+    options: BackendOptions,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Adds a backend, or replaces one: it is then neither drained nor held.
@@ -81,18 +89,18 @@ async def add(
     message = backend_pb2.Backend(
         name=backend_name(backend),
         base_url=url,
-        dialect=backend_pb2.Dialect.Value(f"DIALECT_{dialect.name}"),
-        apis=[backend_pb2.Api.Value(f"API_{each.name}") for each in api or ()],
-        api_version=api_version,
-        key_name=key_name,
-        returns_token_ids=token_ids,
-        requests_per_minute=rpm,
-        tokens_per_minute=tpm,
-        max_in_flight=max_in_flight,
-        health_path=health_path,
+        dialect=backend_pb2.Dialect.Value(f"DIALECT_{options.dialect.name}"),
+        apis=[backend_pb2.Api.Value(f"API_{each.name}") for each in options.api or ()],
+        api_version=options.api_version,
+        key_name=options.key_name,
+        returns_token_ids=options.token_ids,
+        requests_per_minute=options.rpm,
+        tokens_per_minute=options.tpm,
+        max_in_flight=options.max_in_flight,
+        health_path=options.health_path,
     )
-    if engine is not None:
-        message.engine = backend_pb2.Engine.Value(f"ENGINE_{engine.name}")
+    if options.engine is not None:
+        message.engine = backend_pb2.Engine.Value(f"ENGINE_{options.engine.name}")
     async with connection.open() as client:
         answer = await client.backends.RegisterBackend(backend_service_pb2.RegisterBackendRequest(backend=message))
     _show(answer.backend, output)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -39,9 +40,10 @@ class Balancing(StrEnum):
     LEAST_OUTSTANDING = "least-outstanding"
 
 
-async def put(
-    connection: Connection,
-    model: ModelArgument,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteOptions:
+    """The settings of a route."""
+
     target: Annotated[
         list[str] | None,
         typer.Option(
@@ -49,25 +51,31 @@ async def put(
             help="BACKEND[:MODEL][@VERSION][=WEIGHT]: the backend, its name of the model (by default the public one), the "
             "version of --policy that it serves, its share (by default 1). May be repeated.",
         ),
-    ] = None,
-    policy: Annotated[
-        str, typer.Option(help="The policy that the targets serve; without one, no tokens are kept.")
-    ] = "",
+    ] = None
+    policy: Annotated[str, typer.Option(help="The policy that the targets serve; without one, no tokens are kept.")] = (
+        ""
+    )
     balancing: Annotated[
         Balancing | None, typer.Option(help="How a replica is chosen; by default attempts stay with theirs.")
-    ] = None,
+    ] = None
     fallback: Annotated[
         list[str] | None, typer.Option("--fallback", help="A route for when no target answers. May be repeated.")
-    ] = None,
-    deadline: Annotated[float | None, typer.Option(help="Longest wait for an answer to begin, seconds.")] = None,
+    ] = None
+    deadline: Annotated[float | None, typer.Option(help="Longest wait for an answer to begin, seconds.")] = None
     hedge: Annotated[
         float | None, typer.Option(help="After how long without an answer a second backend is asked, seconds.")
-    ] = None,
-    cache: Annotated[bool, typer.Option("--cache", help="Answers equal requests from memory.")] = False,
+    ] = None
+    cache: Annotated[bool, typer.Option("--cache", help="Answers equal requests from memory.")] = False
     override: Annotated[
         list[str] | None,
         typer.Option("--override", help="MODE=JSON: request fields in train, validation or test; null leaves one out."),
-    ] = None,
+    ] = None
+
+
+async def put(
+    connection: Connection,
+    model: ModelArgument,
+    options: RouteOptions,
     file: Annotated[
         Path | None, typer.Option("--file", help="The whole route as JSON, as `show -o json` prints it; - for input.")
     ] = None,
@@ -84,24 +92,23 @@ async def put(
         fulmen proxy route put arithmetic --file route.json
     """
     problems: list[str] = []
-    options = (target, policy, balancing, fallback, deadline, hedge, cache, override)
     if file is not None:
-        if any(option not in (None, "", False) for option in options):
+        if options != RouteOptions():
             problems.append("--file is the whole route: give no other options with it.")
         route = _read(file, model, problems)
     else:
         route = route_pb2.Route(
             name=route_name(model),
-            targets=[parse_target(each, policy=policy, problems=problems) for each in target or ()],
-            overrides=[parse_override(each, problems) for each in override or ()],
-            fallbacks=[route_name(each) for each in fallback or ()],
-            deadline=_duration("--deadline", deadline, problems),
-            hedge_delay=_duration("--hedge", hedge, problems),
-            cached=cache,
+            targets=[parse_target(each, policy=options.policy, problems=problems) for each in options.target or ()],
+            overrides=[parse_override(each, problems) for each in options.override or ()],
+            fallbacks=[route_name(each) for each in options.fallback or ()],
+            deadline=_duration("--deadline", options.deadline, problems),
+            hedge_delay=_duration("--hedge", options.hedge, problems),
+            cached=options.cache,
         )
-        if balancing is not None:
-            route.balancing = route_pb2.Balancing.Value(f"BALANCING_{balancing.name}")
-        if not target:
+        if options.balancing is not None:
+            route.balancing = route_pb2.Balancing.Value(f"BALANCING_{options.balancing.name}")
+        if not options.target:
             problems.append("Give at least one --target, or --file.")
     settled(problems)
     async with connection.open() as client:

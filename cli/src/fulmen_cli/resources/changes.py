@@ -6,6 +6,7 @@ import difflib
 import mimetypes
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -32,6 +33,20 @@ _STYLES: Final = {"+": "green", "-": "red", "@": "cyan"}
 AliasOption = Annotated[str, typer.Option("--alias", help="The alias that moves.")]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishOptions:
+    """The settings of a version."""
+
+    kind: Annotated[str, typer.Option(help="What it is, such as prompt; equal for all versions.")]
+    content_type: Annotated[str, typer.Option(help="Media type; by default what the file's name tells.")] = ""
+    needs: Annotated[list[str] | None, typer.Option(help="A version that this one needs; repeat for more.")] = None
+    metadata: Annotated[list[str] | None, typer.Option(help="KEY=VALUE; repeat for more.")] = None
+    ttl: Annotated[str, typer.Option(help="Kept at least so long: 90m, 12h or 7d. Unset: for ever.")] = ""
+    after: Annotated[
+        int | None, typer.Option(min=0, help="Only if this is the latest version now; 0: if there is none.")
+    ] = None
+
+
 async def publish(
     connection: Connection,
     resource: Annotated[str, typer.Argument(help="Such as prompt.support.")],
@@ -41,14 +56,7 @@ async def publish(
             help="The content; - reads it from standard input. Of agents, routes and backends JSON or text, which is checked."
         ),
     ],
-    kind: Annotated[str, typer.Option(help="What it is, such as prompt; equal for all versions.")],
-    content_type: Annotated[str, typer.Option(help="Media type; by default what the file's name tells.")] = "",
-    needs: Annotated[list[str] | None, typer.Option(help="A version that this one needs; repeat for more.")] = None,
-    metadata: Annotated[list[str] | None, typer.Option(help="KEY=VALUE; repeat for more.")] = None,
-    ttl: Annotated[str, typer.Option(help="Kept at least so long: 90m, 12h or 7d. Unset: for ever.")] = "",
-    after: Annotated[
-        int | None, typer.Option(min=0, help="Only if this is the latest version now; 0: if there is none.")
-    ] = None,
+    options: PublishOptions,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Publishes a new version; `latest` moves to it.
@@ -65,20 +73,22 @@ async def publish(
         raise CommandFailed(f"There is no file {file}.", exit_code=Exit.USAGE)
     name = resource_name(resource)
     try:
-        content, media_type = packed_content(kind, sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes())
+        content, media_type = packed_content(
+            options.kind, sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+        )
     except ContentInvalid as error:
         raise CommandFailed(str(error), exit_code=Exit.USAGE) from None
     version = resource_pb2.ResourceVersion(
         name=name,
-        kind=kind,
+        kind=options.kind,
         content=content,
-        content_type=content_type or media_type or mimetypes.guess_type(file.name)[0] or "",
-        dependencies=[resource_name(each) for each in needs or ()],
-        metadata=dict(_pair(each) for each in metadata or ()),
-        ttl=_ttl(ttl) if ttl else None,
+        content_type=options.content_type or media_type or mimetypes.guess_type(file.name)[0] or "",
+        dependencies=[resource_name(each) for each in options.needs or ()],
+        metadata=dict(_pair(each) for each in options.metadata or ()),
+        ttl=_ttl(options.ttl) if options.ttl else None,
     )
     request = resource_service_pb2.PublishResourcesRequest(
-        resources=[version], expected_latest_versions={} if after is None else {name: after}
+        resources=[version], expected_latest_versions={} if options.after is None else {name: options.after}
     )
     async with connection.open() as client:
         published = (await client.resources.PublishResources(request)).resources[0]

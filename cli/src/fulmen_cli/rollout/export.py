@@ -52,9 +52,38 @@ def register(rollout: typer.Typer) -> None:
     remote_command(rollout, "export")(export)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """The rollouts to export."""
+
+    run: Annotated[str, typer.Option(help="Only rollouts of this training run.")] = ""
+    state: Annotated[
+        list[Ended] | None, typer.Option(help="Only those in this state; repeat for more. Unset: succeeded.")
+    ] = None
+    where: Annotated[str, typer.Option("--filter", help="Only those that it selects, as in `rollout list`.")] = ""
+    agent: Annotated[str | None, typer.Option(help="Only what this agent or role did; '' is the nameless one.")] = None
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many rollouts, the newest.")] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardOptions:
+    """How a call gets its reward."""
+
+    credit: Annotated[CreditOption, typer.Option(help="How rewards become that of a call.")] = CreditOption.FINAL
+    gamma: Annotated[float | None, typer.Option(help="Discount by step, for --credit discounted.")] = None
+    weight: Annotated[
+        list[str] | None, typer.Option(help="DIMENSION=WEIGHT; repeat for more. Unset: the dimension reward alone.")
+    ] = None
+    scores: Annotated[
+        str, typer.Option(help="Rewards of these published scores instead, NAME or NAME@VERSION; only what they score.")
+    ] = ""
+
+
 async def export(
     connection: Connection,
     file: Annotated[Path, typer.Argument(help="The file to write; one that exists is replaced when all is written.")],
+    selection: Selection,
+    rewards: RewardOptions,
     view: Annotated[
         View,
         typer.Option(
@@ -63,21 +92,6 @@ async def export(
         ),
     ] = View.ROWS,
     file_format: Annotated[FileFormat, typer.Option("--format", help="JSON lines, or Parquet.")] = FileFormat.JSONL,
-    run: Annotated[str, typer.Option(help="Only rollouts of this training run.")] = "",
-    state: Annotated[
-        list[Ended] | None, typer.Option(help="Only those in this state; repeat for more. Unset: succeeded.")
-    ] = None,
-    where: Annotated[str, typer.Option("--filter", help="Only those that it selects, as in `rollout list`.")] = "",
-    agent: Annotated[str | None, typer.Option(help="Only what this agent or role did; '' is the nameless one.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many rollouts, the newest.")] = None,
-    credit: Annotated[CreditOption, typer.Option(help="How rewards become that of a call.")] = CreditOption.FINAL,
-    gamma: Annotated[float | None, typer.Option(help="Discount by step, for --credit discounted.")] = None,
-    weight: Annotated[
-        list[str] | None, typer.Option(help="DIMENSION=WEIGHT; repeat for more. Unset: the dimension reward alone.")
-    ] = None,
-    scores: Annotated[
-        str, typer.Option(help="Rewards of these published scores instead, NAME or NAME@VERSION; only what they score.")
-    ] = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Writes what the policy did in finished rollouts, with rewards, into a file.
@@ -93,23 +107,28 @@ async def export(
         fulmen rollout export rows.jsonl --scores scores.better --run arithmetic-20260314-101500-x7k2-2-grpo
     """
     try:
-        settings = CreditSettings(option=credit, gamma=gamma, weights=dict(map(_weight, weight)) if weight else None)
+        settings = CreditSettings(
+            option=rewards.credit,
+            gamma=rewards.gamma,
+            weights=dict(map(_weight, rewards.weight)) if rewards.weight else None,
+        )
     except CreditSettingsInvalid as error:
         raise CommandFailed(str(error), exit_code=Exit.USAGE) from None
     request = rollout_service_pb2.ListRolloutsRequest(
-        training_run=run_name(run),
+        training_run=run_name(selection.run),
         states=[
-            rollout_pb2.RolloutState.Value(f"ROLLOUT_STATE_{each.upper()}") for each in state or (Ended.SUCCEEDED,)
+            rollout_pb2.RolloutState.Value(f"ROLLOUT_STATE_{each.upper()}")
+            for each in selection.state or (Ended.SUCCEEDED,)
         ],
-        filter=where,
+        filter=selection.where,
     )
-    copied = _Copy(view=view, settings=settings, agent=agent)
+    copied = _Copy(view=view, settings=settings, agent=selection.agent)
     try:
         async with connection.open() as client:
-            if scores:
-                copied.rewards = await _scored(client, scores)
+            if rewards.scores:
+                copied.rewards = await _scored(client, rewards.scores)
             with writing(file_format, file, COLUMNS[view]) as writer:
-                await copied.run(client, request, writer, limit)
+                await copied.run(client, request, writer, selection.limit)
     except ExtraMissing as error:
         raise CommandFailed(str(error)) from None
     except OSError as error:

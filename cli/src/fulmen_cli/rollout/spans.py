@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -28,19 +29,26 @@ def register(app: typer.Typer) -> None:
     remote_command(spans, "export")(export)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanSelection:
+    """Which rollouts, and which of their spans."""
+
+    training_run: Annotated[str, typer.Option(help="Every rollout of this training run.")] = ""
+    rollout: Annotated[list[str] | None, typer.Option(help="A rollout, or one attempt of it; may be repeated.")] = None
+    project: Annotated[str, typer.Option(help="The project of the training run; unset: that of the token.")] = ""
+    name: Annotated[list[str] | None, typer.Option(help="Only spans of this name; may be repeated.")] = None
+    name_prefix: Annotated[str, typer.Option(help="Only spans whose name begins so.")] = ""
+    attribute: Annotated[list[str] | None, typer.Option(help="Only spans with KEY=VALUE; may be repeated.")] = None
+    min_duration_s: Annotated[float | None, typer.Option(min=0, help="Only spans that took at least so long.")] = None
+    errors_only: Annotated[bool, typer.Option("--errors-only", help="Only spans that failed.")] = False
+    model_calls_only: Annotated[bool, typer.Option("--model-calls-only", help="Only captured model calls.")] = False
+
+
 async def export(
     connection: Connection,
     out: Annotated[Path, typer.Option(help="The file to write; one that exists is replaced when all is written.")],
-    training_run: Annotated[str, typer.Option(help="Every rollout of this training run.")] = "",
-    rollout: Annotated[list[str] | None, typer.Option(help="A rollout, or one attempt of it; may be repeated.")] = None,
-    project: Annotated[str, typer.Option(help="The project of the training run; unset: that of the token.")] = "",
+    selection: SpanSelection,
     file_format: Annotated[FileFormat, typer.Option("--format", help="JSON lines, or Parquet.")] = FileFormat.JSONL,
-    name: Annotated[list[str] | None, typer.Option(help="Only spans of this name; may be repeated.")] = None,
-    name_prefix: Annotated[str, typer.Option(help="Only spans whose name begins so.")] = "",
-    attribute: Annotated[list[str] | None, typer.Option(help="Only spans with KEY=VALUE; may be repeated.")] = None,
-    min_duration_s: Annotated[float | None, typer.Option(min=0, help="Only spans that took at least so long.")] = None,
-    errors_only: Annotated[bool, typer.Option("--errors-only", help="Only spans that failed.")] = False,
-    model_calls_only: Annotated[bool, typer.Option("--model-calls-only", help="Only captured model calls.")] = False,
 ) -> None:
     """Writes spans into a file: one line, or one row, for each.
 
@@ -50,21 +58,21 @@ async def export(
 
         fulmen spans export --training-run my-run --model-calls-only --format parquet --out calls.parquet
     """
-    if bool(training_run) == bool(rollout):
+    if bool(selection.training_run) == bool(selection.rollout):
         raise CommandFailed("Give either --training-run or --rollout.", exit_code=Exit.USAGE)
     wanted = span_service_pb2.SpanFilter(
-        names=name or [],
-        name_prefix=name_prefix,
-        attributes=dict(map(_pair, attribute or [])),
-        errors_only=errors_only,
-        model_calls_only=model_calls_only,
+        names=selection.name or [],
+        name_prefix=selection.name_prefix,
+        attributes=dict(map(_pair, selection.attribute or [])),
+        errors_only=selection.errors_only,
+        model_calls_only=selection.model_calls_only,
     )
-    if min_duration_s is not None:
-        wanted.min_duration.FromNanoseconds(round(min_duration_s * 1e9))
+    if selection.min_duration_s is not None:
+        wanted.min_duration.FromNanoseconds(round(selection.min_duration_s * 1e9))
     request = span_service_pb2.StreamSpansRequest(
-        parents=[rollout_name(each) for each in rollout or []],
-        training_run=run_name(training_run) if training_run else "",
-        project=project,
+        parents=[rollout_name(each) for each in selection.rollout or []],
+        training_run=run_name(selection.training_run) if selection.training_run else "",
+        project=selection.project,
         filter=wanted if wanted.ByteSize() else None,
     )
     try:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Final
 from urllib.parse import urlsplit
 
 import typer
@@ -20,62 +19,21 @@ from fulmen_cli.local.errors import extra_needed
 from fulmen_cli.local.record import StackFolder
 from fulmen_cli.output import console, print_json, working
 from fulmen_cli.rollout.pages import run_name
-from fulmen_cli.rollout.rescore.grader import ChosenGrader, GraderOptions, chosen_grader
+from fulmen_cli.rollout.rescore.grader import ChosenGrader, GraderOptions, JudgeOptions, chosen_grader
 from fulmen_cli.rollout.rescore.partial import Compared, Partial, opened, partial_path
 from fulmen_cli.rollout.rescore.summary import summary_of
 from fulmen_cli.rollout.rescore.work import Rescoring
 from fulmen_cli.runner_output import prints_beside, quieten_runner
 from fulmen_cli.train.publish import Publisher
 
+if TYPE_CHECKING:
+    from fulmen_runner.regrade import Bench
+
 __all__ = ["register"]
 
 MAX_CONCURRENCY: Final = 256
 MOST_PROBLEMS_SHOWN: Final = 200
-_GRADER: Final = "What scores, one of them"
-_JUDGE: Final = "How a judge scores"
-_MODEL: Final = "Which model a judge or grader asks"
-
-_Name = Annotated[str, typer.Option(help="What the scores are published as, such as scores.better.")]
-_Grader = Annotated[str | None, typer.Option(rich_help_panel=_GRADER, help="FILE.PY:NAME or PACKAGE.MODULE:NAME.")]
-_GraderCommand = Annotated[
-    str | None, typer.Option(rich_help_panel=_GRADER, help="A command with its arguments, in one word.")
-]
-_JudgeModel = Annotated[str | None, typer.Option(rich_help_panel=_GRADER, help="A language model, by its public name.")]
-_Folder = Annotated[
-    Path, typer.Option(rich_help_panel=_GRADER, help="The grader's files: it runs from a copy of this folder.")
-]
-_JudgePrompt = Annotated[
-    Path | None, typer.Option(rich_help_panel=_JUDGE, help="A file with the prompt; by default the general one.")
-]
-_JudgeDimension = Annotated[
-    list[str] | None, typer.Option(rich_help_panel=_JUDGE, help="What is scored; repeat for more.")
-]
-_JudgeMin = Annotated[float | None, typer.Option(rich_help_panel=_JUDGE, help="The worst score, by default 0.")]
-_JudgeMax = Annotated[float | None, typer.Option(rich_help_panel=_JUDGE, help="The best score, by default 10.")]
-_JudgeSamples = Annotated[
-    int | None, typer.Option(rich_help_panel=_JUDGE, help="How often it is asked; the mean counts.")
-]
-_ModelUrl = Annotated[
-    str | None,
-    typer.Option(rich_help_panel=_MODEL, help="An OpenAI-compatible endpoint; by default the stack's LLM proxy."),
-]
-_ApiKey = Annotated[
-    str | None, typer.Option(rich_help_panel=_MODEL, help="The key for --model-url; by default the caller's token.")
-]
-_Run = Annotated[str, typer.Option(help="Only rollouts of this training run.")]
-_Where = Annotated[str, typer.Option("--filter", help="Only those that it selects, as in `rollout list`.")]
-_IncludeFailed = Annotated[
-    bool, typer.Option("--include-failed/--no-include-failed", help="Scores what failed rollouts left, too.")
-]
-_Concurrency = Annotated[int, typer.Option(min=1, max=MAX_CONCURRENCY, help="Outcomes scored at once.")]
-_Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds that the grader may take for one outcome.")]
-_MaxFailed = Annotated[
-    int, typer.Option(min=0, help="Publishes nothing if the grader fails on more rollouts than this.")
-]
-_DryRun = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Scores N rollouts, shows old and new, keeps nothing.")
-]
-_Restart = Annotated[bool, typer.Option("--restart", help="Scores all anew, instead of going on.")]
+_MODEL: Final = "Model of the judge or grader"
 
 
 def register(rollout: typer.Typer) -> None:
@@ -83,28 +41,59 @@ def register(rollout: typer.Typer) -> None:
     remote_command(rollout, "rescore")(rescore)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """The model that a judge or grader calls."""
+
+    model_url: Annotated[
+        str | None,
+        typer.Option(rich_help_panel=_MODEL, help="An OpenAI-compatible endpoint; by default the stack's LLM proxy."),
+    ] = None
+    api_key: Annotated[
+        str | None, typer.Option(rich_help_panel=_MODEL, help="The key for --model-url; by default the token.")
+    ] = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectionOptions:
+    """The rollouts to score."""
+
+    run: Annotated[str, typer.Option(help="Only rollouts of this training run.")] = ""
+    where: Annotated[str, typer.Option("--filter", help="Only rollouts that match, as in `rollout list`.")] = ""
+    include_failed: Annotated[
+        bool, typer.Option("--include-failed/--no-include-failed", help="Also score outcomes of failed rollouts.")
+    ] = False
+    dry_run: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Score N rollouts, show old and new rewards, keep nothing.")
+    ] = None
+
+    @property
+    def source(self) -> Source:
+        """The selection as it is published with the scores."""
+        states = ("succeeded", "failed") if self.include_failed else ("succeeded",)
+        return Source(training_run=run_name(self.run), filter=self.where, states=states)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitOptions:
+    """How many outcomes are scored at once, for how long, and how many may fail."""
+
+    concurrency: Annotated[int, typer.Option(min=1, max=MAX_CONCURRENCY, help="Outcomes scored at once.")] = 8
+    timeout: Annotated[float, typer.Option(min=0.1, help="Timeout of the grader for one outcome, seconds.")] = 120.0
+    max_failed: Annotated[
+        int, typer.Option(min=0, help="Publish nothing if the grader fails on more rollouts than this.")
+    ] = 0
+    restart: Annotated[bool, typer.Option("--restart", help="Score everything again instead of resuming.")] = False
+
+
 async def rescore(
     connection: Connection,
-    name: _Name = "",
-    grader: _Grader = None,
-    grader_command: _GraderCommand = None,
-    judge_model: _JudgeModel = None,
-    folder: _Folder = Path(),
-    judge_prompt: _JudgePrompt = None,
-    judge_dimension: _JudgeDimension = None,
-    judge_min: _JudgeMin = None,
-    judge_max: _JudgeMax = None,
-    judge_samples: _JudgeSamples = None,
-    model_url: _ModelUrl = None,
-    api_key: _ApiKey = None,
-    run: _Run = "",
-    where: _Where = "",
-    include_failed: _IncludeFailed = False,
-    concurrency: _Concurrency = 8,
-    timeout: _Timeout = 120.0,
-    max_failed: _MaxFailed = 0,
-    dry_run: _DryRun = None,
-    restart: _Restart = False,
+    grader: GraderOptions,
+    judge: JudgeOptions,
+    model: ModelOptions,
+    selection: SelectionOptions,
+    limits: LimitOptions,
+    name: Annotated[str, typer.Option(help="Resource to publish the scores as, such as scores.better.")] = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Scores stored rollouts with another grader, and publishes the scores as a resource to train on.
@@ -122,27 +111,27 @@ async def rescore(
 
         fulmen rollout rescore --judge-model gpt-5 --filter 'task_type = "essay"' --name scores.judged --max-failed 3
     """
-    if not name and dry_run is None:
+    if not name and selection.dry_run is None:
         raise CommandFailed("Give the scores a name with --name, or try with --dry-run N.", exit_code=Exit.USAGE)
-    judge = _judge_table(judge_model, judge_prompt, judge_dimension, judge_min, judge_max, judge_samples)
-    chosen = chosen_grader(GraderOptions(python=grader, command=grader_command, judge=judge, folder=folder.resolve()))
+    chosen = chosen_grader(grader, judge)
     with extra_needed("Graders are run by the runner"):
-        from fulmen_runner import regrade
+        import fulmen_runner.regrade  # noqa: F401  # Everything below needs it.
     quieten_runner()
-    states = ("succeeded", "failed") if include_failed else ("succeeded",)
-    source = Source(training_run=run_name(run), filter=where, states=states)
-    store = f"{connection.targets().store}"
-    path = None if dry_run is not None else partial_path(connection.state_dir.resolve(), chosen.identity, source, store)
-    bench = _bench(regrade, chosen, connection, model_url, api_key, timeout)
-    with opened(path, restart=restart) as partial:
+    source = selection.source
+    path = None
+    if selection.dry_run is None:
+        store = connection.targets().store
+        path = partial_path(connection.state_dir.resolve(), chosen.identity, source, store)
+    bench = _bench(chosen, connection, model, limits.timeout)
+    with opened(path, restart=limits.restart) as partial:
         async with connection.open() as client:
-            job = _Job(client=client, regrade=regrade, chosen=chosen, source=source, partial=partial)
+            job = _Job(client=client, chosen=chosen, source=source, partial=partial)
             with prints_beside(output):
-                results = await job.score(bench, concurrency, dry_run)
-            if dry_run is not None:
+                results = await job.score(bench, limits.concurrency, selection.dry_run)
+            if selection.dry_run is not None:
                 _show(results, output)
                 return
-            _check_failures(results, max_failed)
+            _check_failures(results, limits.max_failed)
             version = await job.publish(name, results)
     assert path is not None  # Only a dry run has none.
     path.unlink(missing_ok=True)
@@ -158,17 +147,19 @@ class _Job:
     """One rescoring."""
 
     client: Client
-    regrade: Any
     chosen: ChosenGrader
     source: Source
     partial: Partial
 
-    async def score(self, bench: Any, concurrency: int, limit: int | None) -> list[Compared]:
+    async def score(self, bench: Bench, concurrency: int, limit: int | None) -> list[Compared]:
         """Scores what the source selects and shows how far it is.
 
         Raises:
             CommandFailed: if the grader cannot be loaded, or nothing is selected.
         """
+        from fulmen_runner.domain.errors import AgentFailed
+        from fulmen_runner.regrade import open_regrader
+
         known = len(self.partial.done)
         request = rollout_service_pb2.ListRolloutsRequest(
             training_run=self.source.training_run,
@@ -178,24 +169,23 @@ class _Job:
         done = failed = 0
         with working("scoring") as progress:
 
-            def tell(result: Compared) -> None:
+            def show_progress(result: Compared) -> None:
                 nonlocal done, failed
                 done += 1
                 failed += result.score.problem is not None
                 progress(f"{known + done} scored ({known} before), {failed} failed")
 
             try:
-                async with self.regrade.open_regrader(self.chosen.spec, bench) as regrader:
+                async with open_regrader(self.chosen.spec, bench) as regrader:
                     work = Rescoring(
                         client=self.client,
-                        regrade=self.regrade,
                         regrader=regrader,
                         partial=self.partial,
                         concurrency=concurrency,
-                        tell=tell,
+                        on_result=show_progress,
                     )
                     results = await work.run(request, limit)
-            except self.regrade.AgentFailed as error:
+            except AgentFailed as error:
                 raise CommandFailed(f"The grader cannot be used. {error}") from None
         if not results:
             raise CommandFailed("No rollout with an outcome is selected.", exit_code=Exit.NOT_FOUND)
@@ -267,31 +257,10 @@ def _number(value: float | None) -> str:
     return "none" if value is None else f"{value:g}"
 
 
-def _judge_table(
-    model: str | None,
-    prompt: Path | None,
-    dimensions: list[str] | None,
-    low: float | None,
-    high: float | None,
-    samples: int | None,
-) -> dict[str, Any] | None:
-    """Makes the table `judge` of a `train.toml` of the options."""
-    rest = {
-        "prompt_file": None if prompt is None else str(prompt.resolve()),
-        "dimensions": dimensions or None,
-        "min": low,
-        "max": high,
-        "samples": samples,
-    }
-    given = {key: value for key, value in rest.items() if value is not None}
-    if model is None and given:
-        raise CommandFailed("The options of a judge need --judge-model.", exit_code=Exit.USAGE)
-    return None if model is None else {"model": model, **given}
+def _bench(chosen: ChosenGrader, connection: Connection, model: ModelOptions, timeout: float) -> Bench:
+    from fulmen_runner.regrade import Bench
 
-
-def _bench(
-    regrade: Any, chosen: ChosenGrader, connection: Connection, url: str | None, key: str | None, timeout: float
-) -> Any:
+    url, key = model.model_url, model.api_key
     if url is not None and (urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc):
         raise CommandFailed(f"--model-url {url}: write it as https://host/v1.", exit_code=Exit.USAGE)
     if url is None:
@@ -299,7 +268,7 @@ def _bench(
         record = folder.read() if folder.is_running() else None
         url = record.targets.get("llm_proxy_http", "") if record is not None else ""
         key = key or connection.bearer()
-    return regrade.Bench(
+    return Bench(
         archive=chosen.archive,
         archive_sha256_hex=chosen.identity.bundle_sha256,
         llm_proxy_url=url.rstrip("/").removesuffix("/v1"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fulmen.agent import FINAL_DIMENSION, RewardKey
 from fulmen.client import Client
@@ -19,6 +19,9 @@ from fulmen.trajectories.stored import ROLLOUTS_AT_ONCE, StoredAttempt, read_sto
 from fulmen_cli.output import enum_word
 from fulmen_cli.rollout.rescore.partial import Compared, Partial
 
+if TYPE_CHECKING:
+    from fulmen_runner.regrade import Regrader
+
 __all__ = ["Rescoring"]
 
 TRAIN = "train"
@@ -26,26 +29,24 @@ TRAIN = "train"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rescoring:
-    """Scores what a request selects.
+    """Scores the rollouts that a request selects.
 
     Attributes:
         client: The services.
-        regrade: The module `fulmen_runner.regrade`, which is no dependency of this package.
-        regrader: What scores.
-        partial: Where results go; what is there already is not scored again.
+        regrader: The grader.
+        partial: Where results go; rollouts that it has are not scored again.
         concurrency: How many outcomes are scored at once.
-        tell: Is called after each result.
+        on_result: Called after each result.
     """
 
     client: Client
-    regrade: Any
-    regrader: Any
+    regrader: Regrader
     partial: Partial
     concurrency: int
-    tell: Callable[[Compared], None]
+    on_result: Callable[[Compared], None]
 
     async def run(self, request: rollout_service_pb2.ListRolloutsRequest, limit: int | None) -> list[Compared]:
-        """Scores everything; returns the results of the rollouts that are selected now, in the order of their names.
+        """Scores them; returns the results of all that are selected now, in the order of their names.
 
         Raises:
             FulmenError: if the store refuses or cannot be reached.
@@ -54,7 +55,7 @@ class Rescoring:
         try:
             return await self._run(request, limit)
         except ExceptionGroup as group:
-            # One cause ends all; what else failed then failed with it.
+            # The first failure cancels the others.
             raise group.exceptions[0] from None
 
     async def _run(self, request: rollout_service_pb2.ListRolloutsRequest, limit: int | None) -> list[Compared]:
@@ -78,13 +79,15 @@ class Rescoring:
         while (stored := await queue.get()) is not None:
             result = await self._score(stored)
             self.partial.add(result)
-            self.tell(result)
+            self.on_result(result)
 
     async def _score(self, stored: StoredAttempt) -> Compared:
+        from fulmen_runner.regrade import Stored
+
         rollout, attempt = stored.rollout, stored.attempt
         mode = enum_word(rollout, "mode") or TRAIN
         graded = await self.regrader.grade(
-            self.regrade.Stored(
+            Stored(
                 attempt=attempt.name,
                 mode=mode,
                 input=rollout.input,
@@ -108,7 +111,7 @@ class Rescoring:
 
 
 def old_reward(stored: StoredAttempt) -> float | None:
-    """Returns the final reward that an attempt was given when it ran."""
+    """Returns the final reward that an attempt got when it ran."""
     rewards = read_rewards(stored.attempt.rewards)
     return final_reward({(each.dimension, each.step, each.span_id): each.value for each in rewards})
 
