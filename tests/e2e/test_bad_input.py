@@ -18,7 +18,7 @@ from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
 from fulmen.client import connect
 from fulmen.errors import ArgumentInvalid, MessageTooLarge, ResourceNotFound, SettingsInvalid, TokenInvalid
 from fulmen.store.v1 import resource_service_pb2, rollout_pb2, rollout_service_pb2
-from tests.support.commands import run_module
+from tests.support.cli.commands import run_module
 from tests.support.end_to_end import World
 from tests.support.runs import list_rollouts
 from tests.support.stack import stack_targets

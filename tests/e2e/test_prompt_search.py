@@ -13,7 +13,7 @@ from aiohttp import web
 
 from fulmen.llm_proxy.v1 import backend_pb2, backend_service_pb2, route_pb2, route_service_pb2
 from fulmen.store.v1 import resource_service_pb2
-from tests.support.commands import Done
+from tests.support.cli.commands import Done
 from tests.support.end_to_end import World
 from tests.support.runs import list_rollouts
 from tests.support.training import AGENT, BUILDER

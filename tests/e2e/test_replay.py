@@ -15,7 +15,7 @@ from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.rows import Row, row_from_completion
 from fulmen_algorithm.training.settings import StepSettings
 from fulmen_algorithm.training.step import logprobs_of
-from tests.support.commands import Done
+from tests.support.cli.commands import Done
 from tests.support.end_to_end import World
 from tests.support.runs import list_rollouts
 from tests.support.training import AGENT, BUILDER

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fulmen.client import Client
 from fulmen_cli.local.stack import LocalStack
-from tests.support.commands import Done, fulmen
+from tests.support.cli.commands import Done, fulmen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from typing import Any, Final
 
 from google.protobuf.json_format import MessageToDict
@@ -17,7 +17,17 @@ from rich.text import Text
 
 from fulmen_cli.command import Output
 
-__all__ = ["as_dict", "console", "enum_word", "print_json", "print_rows", "when", "working"]
+__all__ = [
+    "as_dict",
+    "console",
+    "enum_word",
+    "print_json",
+    "print_rows",
+    "prints_beside",
+    "quieten_runner",
+    "when",
+    "working",
+]
 
 WIDTH_WITHOUT_TERMINAL: Final = 400
 
@@ -84,3 +94,18 @@ def working(text: str) -> Iterator[Callable[[str], None]]:
     """Shows on standard error, where that is a terminal, what a command is busy with; yields how to say it anew."""
     with Console(stderr=True, highlight=False).status(text) as status:
         yield status.update
+
+
+def quieten_runner() -> None:
+    """Sends what the runner's parts log to standard error, from warnings on; its news concern who runs runners."""
+    import structlog
+
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger("warning"),
+        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+    )
+
+
+def prints_beside(output: Output) -> AbstractContextManager[Any]:
+    """Sends to standard error what is printed meanwhile, where standard output is to be a document and no more."""
+    return redirect_stdout(sys.stderr) if output is Output.JSON else nullcontext()

@@ -15,7 +15,7 @@ from fulmen.errors import CheckpointNotFound, TrainingRunStateInvalid
 from fulmen_cli.local.stack import LocalStack
 from tests.integration.algorithm.test_training import STEPS, Watcher, start_run
 from tests.support import soak
-from tests.support.commands import fulmen
+from tests.support.cli.commands import fulmen
 from tests.support.runs import eventually
 from tests.support.stack import running_stack, stack_targets
 from tests.support.training import check_books, finished_groups, read_consumed

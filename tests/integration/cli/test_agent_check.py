@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fulmen_cli.main import app
-from tests.support.terminal import terminal_program
+from tests.support.cli.terminal import terminal_program
 
 AGENT = """
 from openai import AsyncOpenAI, OpenAI

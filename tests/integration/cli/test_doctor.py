@@ -12,7 +12,7 @@ import pytest
 
 from fulmen.client import connect
 from fulmen_cli.local.stack import LocalStack
-from tests.support.commands import fulmen
+from tests.support.cli.commands import fulmen
 from tests.support.llm_proxy.backend import MODEL, Backend
 from tests.support.runs import create_rollouts, ended_rollout, eventually
 from tests.support.stack import running_stack, stack_targets

@@ -23,7 +23,7 @@ from fulmen_algorithm.runs.runs import Runs
 from fulmen_cli.exits import INTERRUPTED, Exit
 from fulmen_cli.main import app
 from fulmen_service_kit.tokens import Role
-from tests.integration.cli.exchange_world import RUN, exchange, keep_run, ranks, serving, token
+from tests.support.cli.exchange_world import RUN, exchange, keep_run, ranks, serving, token
 
 LIMIT_S = 60
 NOBODY = "127.0.0.1:1"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.terminal import terminal_program
+from tests.support.cli.terminal import terminal_program
 
 AGENT = """
 from openai import AsyncOpenAI

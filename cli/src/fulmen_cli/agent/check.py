@@ -23,8 +23,7 @@ from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed, Exit
 from fulmen_cli.local.errors import extra_needed
 from fulmen_cli.local.record import DEFAULT_STATE_DIR, StackFolder
-from fulmen_cli.output import console, print_json
-from fulmen_cli.runner_output import prints_beside, quieten_runner
+from fulmen_cli.output import console, print_json, prints_beside, quieten_runner
 
 __all__ = ["register"]
 

@@ -14,7 +14,7 @@ from rich.tree import Tree
 from fulmen_cli.agent.answers import text_of, tool_names_of
 from fulmen_cli.agent.recording import CallRecord, Recording
 from fulmen_cli.output import as_dict
-from fulmen_cli.rollout.span_tree import SpanNode, conversation_lines, cut, grow
+from fulmen_cli.rollout.traces import SpanNode, conversation_lines, cut, grow
 
 __all__ = ["as_json", "show"]
 

@@ -6,9 +6,10 @@ import secrets
 from pathlib import Path
 from typing import Final
 
+from fulmen_cli.local.errors import extra_needed
 from fulmen_cli.local.record import write_atomically
 
-__all__ = ["Credentials"]
+__all__ = ["Credentials", "ROLES", "issue_token"]
 
 SIGNING_KEY_FILE: Final = "signing.key"
 ENGINE_KEY_FILE: Final = "engine.key"
@@ -49,3 +50,25 @@ class Credentials:
         if not path.exists():
             write_atomically(path, secrets.token_urlsafe(SECRET_BYTES) + "\n", private=True)
         return path.read_text(encoding="utf-8").strip()
+
+
+ROLES: Final = ("admin", "service", "runner", "client", "reader")
+
+
+def issue_token(signing_key: str, role: str, *, subject: str, ttl_s: float, project: str | None = None) -> str:
+    """Signs a token.
+
+    Args:
+        signing_key: the deployment's key.
+        role: one of `ROLES`.
+        subject: who it is for; shows up in logs.
+        ttl_s: how long it is good, in seconds.
+        project: what the token is bound to, `projects/*` for all; None: all for admin, service and runner, the default
+            project for client and reader.
+
+    Raises:
+        ExtraMissingError: if the service kit is not installed.
+    """
+    with extra_needed("Tokens are signed by the service kit"):
+        from fulmen_service_kit.tokens import Role, TokenSigner
+    return TokenSigner(signing_key).issue(Role(role), subject=subject, ttl_s=ttl_s, project=project)

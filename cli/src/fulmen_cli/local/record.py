@@ -16,9 +16,19 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
+from fulmen.client import Targets
+from fulmen.local_stack import LocalStack
 from fulmen_cli.local.errors import StackNotRunningError, StackRunningError
 
-__all__ = ["ServiceRecord", "ServiceState", "StackFolder", "StackRecord", "StackState", "write_atomically"]
+__all__ = [
+    "ServiceRecord",
+    "ServiceState",
+    "StackFolder",
+    "StackRecord",
+    "StackState",
+    "find_running",
+    "write_atomically",
+]
 
 DEFAULT_STATE_DIR: Final = ".fulmen"
 RECORD_VERSION: Final = 1
@@ -193,6 +203,21 @@ class StackFolder:
         if record is None or not self.is_running():
             raise StackNotRunningError(f"No stack runs on {self.path}: start one with `fulmen up`.")
         return record
+
+
+def find_running(state_dir: Path) -> LocalStack | None:
+    """Returns the stack that runs on a state directory; None if none does.
+
+    The entry point `fulmen.local_stack`, by which the SDK finds it.
+    """
+    folder = StackFolder(state_dir.resolve())
+    record = folder.read() if folder.is_running() else None
+    if record is None:
+        return None
+    targets = Targets(
+        store=record.targets["store"], algorithm=record.targets["algorithm"], llm_proxy=record.targets["llm_proxy"]
+    )
+    return LocalStack(targets=targets, token=Path(record.client_token_file).read_text(encoding="utf-8").strip())
 
 
 def write_atomically(path: Path, text: str, *, private: bool = False) -> None:

@@ -10,13 +10,13 @@ import datetime
 import os
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from fulmen_cli.local.credentials import Credentials
+from fulmen_cli.local.credentials import Credentials, issue_token
 from fulmen_cli.local.errors import ServiceFailedError
 from fulmen_cli.local.health import wait_until_serving
 from fulmen_cli.local.ports import DEFAULT_PORTS, choose_ports
@@ -32,8 +32,6 @@ from fulmen_cli.local.services import (
     runner_names,
     targets_of,
 )
-from fulmen_cli.local.stack_settings import StackSettings
-from fulmen_cli.local.tokens import issue_token
 
 __all__ = ["LocalStack", "StackSettings"]
 
@@ -389,3 +387,31 @@ def mint_tokens(signing_key: str) -> dict[str, str]:
         role: issue_token(signing_key, role, subject=f"local-{role}", ttl_s=TOKEN_LIFETIME.total_seconds())
         for role in ("admin", "service", "runner")
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackSettings:
+    """What the caller decides about a stack.
+
+    Attributes:
+        state_dir: folder of everything that the stack keeps.
+        runners: how many runner processes to begin with; at least 1.
+        most_runners: how many there may be later; None: no more.
+        slots: how many attempts each runner runs at once; None leaves it to the runner.
+        ports: ports asked for by number; the others are the last ones, the defaults, or free ones.
+        use_default_ports: whether the well-known ports are tried at all; tests take free ones at once.
+        environment: variables that are added to the environment of the services.
+    """
+
+    state_dir: Path
+    runners: int = 1
+    most_runners: int | None = None
+    slots: int | None = None
+    ports: dict[str, int] = field(default_factory=dict)
+    use_default_ports: bool = True
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def room_for_runners(self) -> int:
+        """For how many runners there are ports."""
+        return max(self.runners, self.most_runners or 0)

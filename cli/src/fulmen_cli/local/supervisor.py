@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fulmen_cli.local.errors import ServiceFailedError, StackError
-from fulmen_cli.local.fleet import FleetPace, FleetRange
-from fulmen_cli.local.fleet_keeper import DEFAULT_SLOTS, FleetKeeper
+from fulmen_cli.local.fleet import DEFAULT_SLOTS, FleetKeeper, FleetPace, FleetRange
 from fulmen_cli.local.ports import LOOPBACK
 from fulmen_cli.local.postgres import EmbeddedPostgresError
 from fulmen_cli.local.record import ServiceRecord, ServiceState, StackFolder, StackState

@@ -14,9 +14,8 @@ from fulmen.store.v1 import project_service_pb2 as pb
 from fulmen_cli.command import Output, OutputOption, StateDirOption, remote_command
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed, Exit, reported
-from fulmen_cli.local.credentials import SECRET_BYTES, Credentials
+from fulmen_cli.local.credentials import SECRET_BYTES, Credentials, issue_token
 from fulmen_cli.local.record import DEFAULT_STATE_DIR
-from fulmen_cli.local.tokens import issue_token
 from fulmen_cli.output import as_dict, enum_word, print_json, print_rows, when
 from fulmen_cli.project.commands import project_name
 

@@ -13,7 +13,7 @@ from fulmen.llm_proxy.v1 import backend_pb2, backend_service_pb2
 from fulmen_cli.command import Output, OutputOption
 from fulmen_cli.connection import Connection
 from fulmen_cli.output import as_dict, console, enum_word, print_json, when
-from fulmen_cli.proxy.route_text import backend_name
+from fulmen_cli.proxy.routes import backend_name
 
 __all__ = ["add", "delete", "drain", "hold", "release", "resume", "traits"]
 

@@ -24,7 +24,7 @@ from fulmen_cli.command import Output, OutputOption
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed, Exit
 from fulmen_cli.output import as_dict, console, enum_word, print_json, when
-from fulmen_cli.proxy.route_text import backend_name
+from fulmen_cli.proxy.routes import backend_name
 
 __all__ = ["backend_health", "health"]
 

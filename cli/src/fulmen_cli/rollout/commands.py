@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import sys
+import time
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
+from google.protobuf.duration_pb2 import Duration
 from rich.text import Text
 
 from fulmen.client import Client
-from fulmen.store.v1 import resource_service_pb2, rollout_pb2, rollout_service_pb2
+from fulmen.errors import Unavailable
+from fulmen.store.v1 import attempt_pb2, failure_pb2, resource_service_pb2, rollout_pb2, rollout_service_pb2
 from fulmen_cli.command import Output, OutputOption, new_group, remote_command
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed, Exit
 from fulmen_cli.output import as_dict, console, enum_word, print_json, print_rows, when, working
 from fulmen_cli.rollout import dead, export
-from fulmen_cli.rollout.feed import watch_groups
-from fulmen_cli.rollout.pages import PAGE_SIZE, listed, rollout_name, run_name
+from fulmen_cli.rollout.listing import PAGE_SIZE, listed, rollout_name, run_name
 from fulmen_cli.rollout.rescore import commands as rescore_commands
-from fulmen_cli.rollout.text import attempt_text, facts_of
 
-__all__ = ["register"]
+__all__ = ["attempt_text", "facts_of", "register", "watch_groups"]
 
 
 class State(StrEnum):
@@ -231,3 +235,124 @@ async def _agent_version(client: Client, agent: str) -> str:
         return name
     answer = await client.resources.GetResources(resource_service_pb2.GetResourcesRequest(names=[name]))
     return str(answer.resources[0].name)
+
+
+MAX_OUTPUT_SHOWN: Final = 2_000
+RETRY_OF: Final = "fulmen.retry_of"
+
+
+def facts_of(rollout: rollout_pb2.Rollout) -> Iterator[tuple[str, str]]:
+    """Yields what is known of a rollout, by label; an empty text is not worth a line."""
+    yield "rollout", rollout.name
+    yield "state", " ".join(filter(None, (enum_word(rollout, "state"), enum_word(rollout, "failure_kind"))))
+    yield "mode", enum_word(rollout, "mode")
+    yield "agent", rollout.agent
+    yield "task type", rollout.task_type
+    yield "training run", rollout.training_run
+    yield "group", f"{rollout.group_id} ({rollout.group_size})" if rollout.group_id else ""
+    yield "priority", str(rollout.priority) if rollout.priority else ""
+    yield "labels", _pairs(rollout.required_labels)
+    yield "policy", _policy(rollout.policy)
+    yield "runs again", rollout.metadata.get(RETRY_OF, "")
+    yield "created", when(rollout.create_time)
+    yield "not before", when(rollout.not_before_time)
+    yield "deadline", when(rollout.deadline_time)
+    yield "ended", when(rollout.end_time)
+    yield "attempts", f"{rollout.ended_attempt_count} ended" if rollout.ended_attempt_count else ""
+    yield "task", rollout.input.decode("utf-8", errors="replace")
+
+
+def attempt_text(attempt: attempt_pb2.Attempt) -> str:
+    """Writes one attempt: how it ended, where and when it ran, its rewards, its outcome and what failed."""
+    state = " ".join(filter(None, (enum_word(attempt, "state"), enum_word(attempt, "failure_kind"))))
+    decided = ", decided the rollout" if attempt.final else ""
+    lines = [
+        f"attempt {attempt.name.rpartition('/')[2]}: {state}{decided}",
+        f"  runner     {attempt.runner_host or attempt.runner}",
+        f"  time       {when(attempt.start_time)} to {when(attempt.end_time) or 'now'}{_took(attempt)}",
+    ]
+    for reward in attempt.rewards:
+        step = f" at step {reward.step}" if reward.HasField("step") else ""
+        lines.append(f"  reward     {reward.dimension or 'reward'} {reward.value:g}{step}")
+    if attempt.output:
+        lines.append(f"  outcome    {attempt.output.decode('utf-8', errors='replace')[:MAX_OUTPUT_SHOWN]}")
+    if attempt.failure_message:
+        lines.append("  failure    " + attempt.failure_message.replace("\n", "\n             "))
+    return "\n".join(lines)
+
+
+def _took(attempt: attempt_pb2.Attempt) -> str:
+    if not attempt.HasField("end_time"):
+        return ""
+    return f" ({(attempt.end_time.ToNanoseconds() - attempt.start_time.ToNanoseconds()) / 1e9:.1f} s)"
+
+
+def _policy(policy: rollout_pb2.RolloutPolicy) -> str:
+    kinds = [failure_pb2.FailureKind.Name(kind).removeprefix("FAILURE_KIND_").lower() for kind in policy.retry_on]
+    parts = [
+        f"{policy.max_attempts} attempts" if policy.max_attempts else "",
+        f"{_seconds(policy.attempt_timeout)} each" if policy.HasField("attempt_timeout") else "",
+        f"again after {', '.join(kinds)}" if kinds else "",
+        "hedged" if policy.hedged else "",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def _seconds(duration: Duration) -> str:
+    return f"{duration.ToNanoseconds() / 1e9:g} s"
+
+
+def _pairs(values: Mapping[str, str]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in sorted(values.items()))
+
+
+PATIENCE_S: Final = 180.0
+REOPEN_WAIT_S: Final = 0.5
+# The store sends a keep-alive every 15 s.
+SILENCE_LIMIT_S: Final = 45.0
+
+
+async def watch_groups(client: Client, *, training_run: str, cursor: str, as_json: bool) -> None:
+    """Prints every finished group from the cursor on, until cancelled.
+
+    Raises:
+        CommandFailed: if the store cannot be reached for 3 minutes.
+        FulmenError: if the store refuses.
+    """
+    reached = time.monotonic()
+    while True:
+        request = rollout_service_pb2.WatchRolloutsRequest(training_run=training_run, cursor=cursor)
+        stream = client.rollouts.WatchRollouts(request)
+        try:
+            while True:
+                async with asyncio.timeout(SILENCE_LIMIT_S):
+                    answer = await anext(stream, None)
+                if answer is None:
+                    break
+                reached = time.monotonic()
+                for group in answer.groups:
+                    _print(group, as_json=as_json)
+                cursor = answer.cursor or cursor
+        except (Unavailable, TimeoutError):
+            if time.monotonic() - reached > PATIENCE_S:
+                raise CommandFailed(
+                    f"The store could not be reached for {PATIENCE_S:.0f} s; go on later with --cursor {cursor}."
+                ) from None
+            await asyncio.sleep(REOPEN_WAIT_S)
+        finally:
+            stream.cancel()
+
+
+def _print(group: rollout_service_pb2.FinishedGroup, *, as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(json.dumps(as_dict(group), ensure_ascii=False) + "\n")
+        sys.stdout.flush()
+        return
+    words = [_rollout_words(rollout) for rollout in group.rollouts]
+    console().print(Text(f"{group.group_id}: " + ", ".join(words)))
+
+
+def _rollout_words(rollout: rollout_pb2.Rollout) -> str:
+    rewards = [each.value for each in rollout.attempts[-1].rewards] if rollout.attempts else []
+    failure = enum_word(rollout, "failure_kind")
+    return " ".join([enum_word(rollout, "state"), *([failure] if failure else []), *(f"{each:g}" for each in rewards)])

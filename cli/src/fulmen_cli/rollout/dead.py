@@ -13,7 +13,7 @@ from fulmen_cli.command import Output, OutputOption, remote_command
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed, Exit
 from fulmen_cli.output import enum_word, print_rows, when, working
-from fulmen_cli.rollout.pages import PAGE_SIZE, listed, rollout_name, run_name
+from fulmen_cli.rollout.listing import PAGE_SIZE, listed, rollout_name, run_name
 
 __all__ = ["register"]
 

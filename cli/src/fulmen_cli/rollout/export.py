@@ -33,8 +33,8 @@ from fulmen_cli.command import Output, OutputOption, remote_command
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed, Exit
 from fulmen_cli.output import print_json
-from fulmen_cli.rollout.pages import run_name
-from fulmen_cli.rollout.rescore.lookup import found_scores
+from fulmen_cli.rollout.listing import run_name
+from fulmen_cli.rollout.rescore.scores import found_scores
 
 __all__ = ["register"]
 

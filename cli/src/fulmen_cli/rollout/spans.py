@@ -17,7 +17,7 @@ from fulmen.store.v1 import span_service_pb2
 from fulmen_cli.command import new_group, remote_command
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed, Exit
-from fulmen_cli.rollout.pages import rollout_name, run_name
+from fulmen_cli.rollout.listing import rollout_name, run_name
 
 __all__ = ["register"]
 

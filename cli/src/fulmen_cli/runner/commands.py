@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Final
+import asyncio
+import datetime
+import time
+from typing import Annotated, Final
 
 import typer
+from google.protobuf.duration_pb2 import Duration
 
+from fulmen.errors import RunnerNotFound, Unavailable
+from fulmen.ids import runner_name
+from fulmen.runner.v1 import runner_service_pb2 as pb
+from fulmen.runner.v1.runner_service_pb2_grpc import RunnerServiceStub
 from fulmen.store.v1 import lease_pb2, runner_registry_service_pb2
-from fulmen_cli.command import Output, OutputOption, remote_command
+from fulmen_cli.command import Output, OutputOption, new_group, remote_command
 from fulmen_cli.connection import Connection
-from fulmen_cli.output import print_rows, when
-from fulmen_cli.runner import group
+from fulmen_cli.exits import CommandFailed, Exit
+from fulmen_cli.local.ports import LOOPBACK
+from fulmen_cli.local.record import StackFolder
+from fulmen_cli.output import as_dict, console, print_json, print_rows, when, working
 
 __all__ = ["register"]
 
@@ -21,7 +31,12 @@ GIB: Final = 2**30
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
     remote_command(app, "runners")(runners)
-    group.register(app)
+    group = new_group("Looks after one runner.")
+    remote_command(group, "status")(status)
+    remote_command(group, "slots")(slots)
+    remote_command(group, "stacks")(stacks)
+    remote_command(group, "drain")(drain)
+    app.add_typer(group, name="runner")
 
 
 async def runners(connection: Connection, output: OutputOption = Output.TABLE) -> None:
@@ -79,3 +94,202 @@ def _failed(runner: runner_registry_service_pb2.Runner) -> str:
     if not runner.ended_count:
         return ""
     return f"{runner.failed_count}/{runner.ended_count} ({runner.failed_count / runner.ended_count:.0%})"
+
+
+CALL_LIMIT_S: Final = 10.0
+LOOK_INTERVAL_S: Final = 0.5
+# The longest grace that a runner's settings allow, and what it takes to end after it.
+LONGEST_GRACE_S: Final = 3600.0
+END_S: Final = 60.0
+AUTOMATIC: Final = "auto"
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        help="The runner: HOST:PORT, a name of the local stack (`runner-1`), its session or its host as `fulmen runners` "
+        "shows them."
+    ),
+]
+
+
+async def status(connection: Connection, target: Target, output: OutputOption = Output.TABLE) -> None:
+    """Shows what a runner does now.
+
+    Examples:
+
+        fulmen runner status runner-1
+
+        fulmen runner status 10.0.0.7:7401 --output json
+    """
+    async with connection.channel(await _address(connection, target)) as channel:
+        found = await RunnerServiceStub(channel).GetStatus(pb.GetStatusRequest(), timeout=CALL_LIMIT_S)
+    if output is Output.JSON:
+        print_json(as_dict(found))
+        return
+    in_use = len(found.running) + found.straggler_count
+    row = (found.runner, f"{in_use}/{found.slot_count}", _decided(found), "yes" if found.draining else "",
+           str(found.completed_count), str(found.unacknowledged_count), str(found.straggler_count), found.version)  # fmt: skip
+    columns = ("runner", "slots", "decided", "drains", "ended", "unreported", "stragglers", "version")
+    print_rows(output, columns, [row], messages=[found], empty="")
+    if found.running:
+        console().print()
+        rows = [(one.attempt, when(one.start_time), _ago(one.start_time.ToDatetime())) for one in found.running]
+        print_rows(output, ("attempt", "since (UTC)", "for"), rows, messages=found.running, empty="")
+
+
+async def slots(
+    connection: Connection,
+    target: Target,
+    count: Annotated[str, typer.Argument(metavar="COUNT|auto", help="How many attempts may run at once.")],
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Sets how many attempts run at once, or lets the runner decide; running ones go on.
+
+    Examples:
+
+        fulmen runner slots runner-1 32
+
+        fulmen runner slots runner-1 auto
+    """
+    if count != AUTOMATIC and not count.isdecimal():
+        raise CommandFailed(f"{count!r} is neither a number nor `auto`.", exit_code=Exit.USAGE)
+    request = (
+        pb.SetSlotsRequest(automatic=True) if count == AUTOMATIC else pb.SetSlotsRequest(slot_count=int(count[:9]))
+    )
+    async with connection.channel(await _address(connection, target)) as channel:
+        answer = await RunnerServiceStub(channel).SetSlots(request, timeout=CALL_LIMIT_S)
+    if output is Output.JSON:
+        print_json(as_dict(answer))
+        return
+    decides = ", and decides from now on" if answer.automatic else ""
+    console().print(f"The runner has {answer.slot_count} slots{decides}.")
+
+
+async def stacks(connection: Connection, target: Target, output: OutputOption = Output.TABLE) -> None:
+    """Shows where the threads and tasks of a runner are: files, lines and functions, never what they hold.
+
+    Example:
+
+        fulmen runner stacks runner-1
+    """
+    async with connection.channel(await _address(connection, target)) as channel:
+        answer = await RunnerServiceStub(channel).DumpStacks(pb.DumpStacksRequest(), timeout=CALL_LIMIT_S)
+    if output is Output.JSON:
+        print_json(as_dict(answer))
+        return
+    typer.echo(answer.text, nl=False)
+
+
+async def drain(
+    connection: Connection,
+    target: Target,
+    grace: Annotated[
+        float | None,
+        typer.Option(min=0, max=LONGEST_GRACE_S, help="How long attempts may go on, seconds. Default: its setting."),
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Return when the runner has ended, or at once.")
+    ] = True,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Ends a runner without losing work: it takes no more, finishes what runs, gives back the rest, and exits.
+
+    A supervisor may start it again: the local stack does, for a runner that it wants.
+
+    Examples:
+
+        fulmen runner drain 10.0.0.7:7401 --grace 600
+
+        fulmen runner drain runner-1 --no-wait
+    """
+    request = pb.DrainRequest()
+    if grace is not None:
+        request.grace.CopyFrom(_duration(grace))
+    async with connection.channel(await _address(connection, target)) as channel:
+        stub = RunnerServiceStub(channel)
+        running = (await stub.Drain(request, timeout=CALL_LIMIT_S)).running_count
+        ended = wait and await _ended(stub, running, LONGEST_GRACE_S if grace is None else grace)
+    if output is Output.JSON:
+        print_json({"running_count": running, "ended": ended})
+    elif ended:
+        console().print(f"The runner has ended; {running} attempts ran when it was asked to.")
+    else:
+        console().print(f"The runner drains; {running} attempts run.")
+    if wait and not ended:
+        raise CommandFailed("The runner still runs although its grace is over: see `fulmen runner stacks`.")
+
+
+async def _ended(stub: RunnerServiceStub, running: int, grace_s: float) -> bool:
+    """Waits until a runner that drains is gone; returns False if it is not, long after its grace."""
+    deadline = time.monotonic() + grace_s + END_S
+    with working(f"{running} attempts run…") as say:
+        while time.monotonic() < deadline:
+            try:
+                found = await stub.GetStatus(pb.GetStatusRequest(), timeout=CALL_LIMIT_S)
+            except Unavailable:
+                return True
+            if not found.draining:
+                return True  # A supervisor has started another one in its place.
+            say(f"{len(found.running)} attempts run, {found.unacknowledged_count} reports are on their way…")
+            await asyncio.sleep(LOOK_INTERVAL_S)
+    return False
+
+
+async def _address(connection: Connection, target: str) -> str:
+    """Returns where a runner listens.
+
+    Raises:
+        CommandFailed: if there is no such runner, several, or it does not tell.
+    """
+    if ":" in target:
+        return target
+    folder = StackFolder(connection.state_dir)
+    record = folder.read() if folder.is_running() else None
+    local = {each.name: each.ports[each.name] for each in record.services if each.name in each.ports} if record else {}
+    if target.startswith("runner-") and target in local:
+        return f"{LOOPBACK}:{local[target]}"
+    found = await _registered(connection, target)
+    if not found.info.address:
+        raise CommandFailed(f"The runner {target} does not tell where it listens: name it as HOST:PORT.")
+    address: str = found.info.address
+    return address
+
+
+async def _registered(connection: Connection, target: str) -> runner_registry_service_pb2.Runner:
+    name = target if target.startswith("runners/") else runner_name(target)
+    async with connection.open() as client:
+        try:
+            answer = await client.runners.GetRunner(runner_registry_service_pb2.GetRunnerRequest(name=name))
+        except RunnerNotFound:
+            request = runner_registry_service_pb2.ListRunnersRequest(page_size=PAGE_SIZE)
+            alive = (await client.runners.ListRunners(request)).runners
+        else:
+            found: runner_registry_service_pb2.Runner = answer.runner
+            return found
+    same = [each for each in alive if each.info.host == target]
+    if len(same) != 1:
+        known = f"{len(same)} runners have the host {target}" if same else f"No runner is called {target}"
+        raise CommandFailed(f"{known}: see `fulmen runners`.", exit_code=Exit.CONFLICT if same else Exit.NOT_FOUND)
+    return same[0]
+
+
+def _decided(found: pb.GetStatusResponse) -> str:
+    """Writes who decides the slots, and the last change: `auto 1-512, 16 to 11 (throttled)`."""
+    if not found.slots.automatic:
+        return "fixed"
+    text = f"auto {found.slots.min_count}-{found.slots.max_count}"
+    if not found.slots.HasField("last_change"):
+        return text
+    last = found.slots.last_change
+    return f"{text}, {last.from_count} to {last.to_count} ({last.reason})"
+
+
+def _ago(began: datetime.datetime) -> str:
+    took_s = (datetime.datetime.now(datetime.UTC).replace(tzinfo=None) - began).total_seconds()
+    return f"{max(0.0, took_s):.0f} s"
+
+
+def _duration(seconds: float) -> Duration:
+    duration = Duration()
+    duration.FromNanoseconds(round(seconds * 1e9))
+    return duration

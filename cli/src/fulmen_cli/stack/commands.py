@@ -25,8 +25,7 @@ from fulmen_cli.local.postgres import EmbeddedPostgres
 from fulmen_cli.local.record import DEFAULT_STATE_DIR, StackFolder, StackRecord, StackState
 from fulmen_cli.local.services import port_names, require_installed
 from fulmen_cli.output import console, print_json
-from fulmen_cli.stack.status import status_of
-from fulmen_cli.stack.table import stack_table
+from fulmen_cli.stack.status import stack_table, status_of
 
 __all__ = ["register"]
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from fulmen.client import Targets, connect
 from fulmen.errors import FulmenError
@@ -18,9 +20,8 @@ from fulmen_cli.local.health import is_serving
 from fulmen_cli.local.ports import LOOPBACK
 from fulmen_cli.local.record import ServiceRecord, ServiceState, StackRecord
 from fulmen_cli.output import as_dict
-from fulmen_cli.stack.table import stack_table
 
-__all__ = ["StackStatus", "status_of"]
+__all__ = ["StackStatus", "stack_table", "status_of"]
 
 QUEUE_TIMEOUT_S: Final = 3.0
 DISTRIBUTIONS: Final = (
@@ -115,3 +116,45 @@ def _versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             found[name] = "not installed"
     return found
+
+
+_STYLES = {
+    ServiceState.WAITING: "dim",
+    ServiceState.STARTING: "yellow",
+    ServiceState.READY: "green",
+    ServiceState.DRAINING: "yellow",
+    ServiceState.RESTARTING: "yellow",
+    ServiceState.STOPPED: "dim",
+    ServiceState.FAILED: "bold red",
+}
+
+
+def stack_table(record: StackRecord, *, health: dict[str, str] | None = None) -> Table:
+    """Makes the table of a stack.
+
+    Args:
+        record: the stack.
+        health: what each service answered to a health check, by name; left out if None.
+    """
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("service", "state", *(["health"] if health is not None else []), "ports", "pid", "restarts", ""):
+        table.add_column(column)
+    for service in record.services:
+        cells = [Text(service.name), Text(service.state, style=_STYLES[service.state])]
+        if health is not None:
+            cells.append(Text(health.get(service.name, "")))
+        cells += [Text(_ports(service)), Text(str(service.pid or "")), Text(str(service.restarts or ""))]
+        table.add_row(*cells, Text(service.message, style="dim"))
+    return table
+
+
+def _ports(service: ServiceRecord) -> str:
+    words = [f"{_role(name)} {port}" for name, port in service.ports.items()]
+    return ", ".join(words)
+
+
+def _role(port_name: str) -> str:
+    for suffix, role in (("_metrics", "metrics"), ("_http", "http")):
+        if port_name.endswith(suffix):
+            return role
+    return "grpc"

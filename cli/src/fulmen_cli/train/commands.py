@@ -23,7 +23,7 @@ from fulmen_cli.command import Output, OutputOption, remote_command
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed, Exit
 from fulmen_cli.output import as_dict, console, print_json
-from fulmen_cli.rollout.rescore.lookup import found_scores
+from fulmen_cli.rollout.rescore.scores import found_scores
 from fulmen_cli.run.progress import RunProgress
 from fulmen_cli.run.watch import follow_run
 from fulmen_cli.train.bundle import Bundle, pack_bundle
@@ -31,14 +31,15 @@ from fulmen_cli.train.in_process import run_training, unhurried
 from fulmen_cli.train.plan import run_id, training_run
 from fulmen_cli.train.publish import best_prompt, publish, published_prompt
 from fulmen_cli.train.report import (
+    SamplePair,
     StageOutcome,
     accuracy_line,
     compared_stage,
     print_summary,
+    sample_before_and_after,
     save_report,
     trained_model,
 )
-from fulmen_cli.train.samples import SamplePair, sample_before_and_after
 from fulmen_cli.train.task_files import Dataset, read_datasets
 
 __all__ = ["register"]

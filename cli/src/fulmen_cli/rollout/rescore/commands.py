@@ -17,13 +17,12 @@ from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed, Exit
 from fulmen_cli.local.errors import extra_needed
 from fulmen_cli.local.record import StackFolder
-from fulmen_cli.output import console, print_json, working
-from fulmen_cli.rollout.pages import run_name
+from fulmen_cli.output import console, print_json, prints_beside, quieten_runner, working
+from fulmen_cli.rollout.listing import run_name
 from fulmen_cli.rollout.rescore.grader import ChosenGrader, GraderOptions, JudgeOptions, chosen_grader
 from fulmen_cli.rollout.rescore.partial import Compared, Partial, opened, partial_path
-from fulmen_cli.rollout.rescore.summary import summary_of
-from fulmen_cli.rollout.rescore.work import Rescoring
-from fulmen_cli.runner_output import prints_beside, quieten_runner
+from fulmen_cli.rollout.rescore.rescoring import Rescoring
+from fulmen_cli.rollout.rescore.scores import summary_of
 from fulmen_cli.train.publish import Publisher
 
 if TYPE_CHECKING:

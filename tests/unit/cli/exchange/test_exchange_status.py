@@ -12,9 +12,9 @@ from fulmen.algorithm.v1 import gradient_exchange_service_pb2 as pb
 from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
 from fulmen.client import Client
 from fulmen.errors import ArgumentInvalid, TrainingRunNotFound
+from fulmen_cli.exchange.commands import amount, size
+from fulmen_cli.exchange.events import NOTICES_KEPT, Figure, Story, told_story
 from fulmen_cli.exchange.shards import Held, ask_all, last_round
-from fulmen_cli.exchange.story import NOTICES_KEPT, Figure, Story, told_story
-from fulmen_cli.exchange.table import amount, size
 
 RUNNING = training_run_pb2.TRAINING_RUN_STATE_RUNNING
 SUCCEEDED = training_run_pb2.TRAINING_RUN_STATE_SUCCEEDED

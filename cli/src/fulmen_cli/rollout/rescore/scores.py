@@ -7,9 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fulmen.client import Client
+from fulmen.errors import ResourceNotFound
+from fulmen.scores import KIND
+from fulmen.store.v1 import resource_pb2, resource_service_pb2
+from fulmen_cli.exits import CommandFailed, Exit
 from fulmen_cli.rollout.rescore.partial import Compared
 
-__all__ = ["Summary", "summary_of"]
+__all__ = ["Summary", "found_scores", "summary_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,3 +95,24 @@ def _moved(group: Sequence[tuple[float, float]]) -> int:
 
     before, now = ranks([old for old, _ in group]), ranks([new for _, new in group])
     return sum(one != other for one, other in zip(before, now, strict=True))
+
+
+async def found_scores(client: Client, given: str) -> resource_pb2.ResourceVersion:
+    """Returns the version with its content; without `@version` the latest. After `@` an alias is possible, too.
+
+    Raises:
+        CommandFailed: if there is none, or it is something else.
+    """
+    resource, _, version = given.removeprefix("resources/").partition("@")
+    name = f"resources/{resource}"
+    if version:
+        name += f"/versions/{version}" if version.isdecimal() else f"/aliases/{version}"
+    try:
+        answer = await client.resources.GetResources(resource_service_pb2.GetResourcesRequest(names=[name]))
+    except ResourceNotFound:
+        text = f"There are no scores {given}: `fulmen rollout rescore --name {resource}` makes some."
+        raise CommandFailed(text, exit_code=Exit.NOT_FOUND) from None
+    found: resource_pb2.ResourceVersion = answer.resources[0]
+    if found.kind != KIND:
+        raise CommandFailed(f"{found.name} holds no scores: its kind is {found.kind!r}.", exit_code=Exit.USAGE)
+    return found

@@ -7,8 +7,15 @@ from pathlib import Path
 from fulmen.algorithm.v1 import training_run_pb2
 from fulmen.train_config import AgentConfig, DataConfig, PolicyConfig, StageConfig, TrainConfig
 from fulmen_cli.train.plan import run_id, training_run
-from fulmen_cli.train.report import StageOutcome, accuracy_line, compared_stage, save_report, trained_model
-from fulmen_cli.train.samples import Sample, SamplePair
+from fulmen_cli.train.report import (
+    Sample,
+    SamplePair,
+    StageOutcome,
+    accuracy_line,
+    compared_stage,
+    save_report,
+    trained_model,
+)
 
 INPUTS = {
     use: f"resources/{use}/versions/1"

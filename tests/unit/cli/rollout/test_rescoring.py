@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fulmen.scores import GraderIdentity, Problem, RolloutScore, Source
 from fulmen_cli.exits import CommandFailed
 from fulmen_cli.rollout.rescore.partial import Compared, opened, partial_path
-from fulmen_cli.rollout.rescore.summary import summary_of
+from fulmen_cli.rollout.rescore.scores import summary_of
 
 
 def result(number: int, new: float | None = 1.0, *, old: float | None = 0.5, group: str = "g") -> Compared:

@@ -17,8 +17,7 @@ from fulmen.store.v1.runner_registry_service_pb2_grpc import (
     RunnerRegistryServiceServicer,
     add_RunnerRegistryServiceServicer_to_server,
 )
-from fulmen_cli.local.fleet import FleetPace, FleetRange
-from fulmen_cli.local.fleet_keeper import FleetKeeper
+from fulmen_cli.local.fleet import FleetKeeper, FleetPace, FleetRange
 
 LIMIT_S = 30
 LIMITS = FleetRange(least=1, most=2)
