@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from tests.support.postgres import shared_server
-from tests.support.store import StoreHandle, running_store
+from tests.support.store import StoreHandle, Stubs, running_store
 
 
 @pytest.fixture
@@ -24,3 +24,9 @@ async def store(database_url: str) -> AsyncIterator[StoreHandle]:
     """Yields a running store."""
     async with running_store(database_url) as handle:
         yield handle
+
+
+@pytest.fixture
+async def stubs(store: StoreHandle) -> Stubs:
+    """Returns stubs of an administrator."""
+    return await store.stubs()

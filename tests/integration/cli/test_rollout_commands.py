@@ -8,7 +8,7 @@ import pytest
 
 from fulmen.store.v1 import failure_pb2
 from fulmen_cli.exits import Exit
-from tests.support import commands
+from tests.support.cli import commands
 from tests.support.store.running import Runner, StoreHandle, Stubs, create
 
 
