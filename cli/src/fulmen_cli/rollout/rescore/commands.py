@@ -156,8 +156,7 @@ class _Job:
         Raises:
             CommandFailed: if the grader cannot be loaded, or nothing is selected.
         """
-        from fulmen_runner.domain.errors import AgentFailed
-        from fulmen_runner.regrade import open_regrader
+        from fulmen_runner.regrade import AgentFailed, open_regrader
 
         known = len(self.partial.done)
         request = rollout_service_pb2.ListRolloutsRequest(
