@@ -30,6 +30,8 @@ from fulmen_runner.attempts.program import Answer, Grader, Invocation, Program
 from fulmen_runner.attempts.stragglers import Stragglers
 from fulmen_runner.settings import RunnerSettings
 
+__all__ = ["AgentFailed", "Bench", "Regrader", "Stored", "open_regrader"]
+
 _AGENT = "resources/agent.rescore/versions/1"
 _BUNDLE = "resources/bundle.rescore/versions/1"
 _NOT_RUN = ("false",)
