@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from tests.support.postgres import shared_server
-from tests.support.store import StoreHandle, Stubs, running_store
+from tests.support.store.running import StoreHandle, Stubs, running_store
 
 
 @pytest.fixture
