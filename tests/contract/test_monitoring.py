@@ -169,7 +169,7 @@ def test_every_alert_says_how_bad_it_is_and_has_its_section_in_the_runbook() -> 
     sections = re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", RUNBOOKS, re.M | re.S)
 
     assert sorted(name for name, _ in sections) == sorted(rule["alert"] for rule in ALERTS)
-    assert all(re.search(r"\*\*Means\*\*.*\*\*Look at\*\*.*\*\*Do\*\*", text, re.S) for _, text in sections)
+    assert all(re.search(r"\*\*Meaning\*\*.*\*\*Check\*\*.*\*\*Remedy\*\*", text, re.S) for _, text in sections)
     for rule in ALERTS:
         assert rule["labels"] in ({"severity": "critical"}, {"severity": "warning"})
         assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
