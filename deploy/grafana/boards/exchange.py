@@ -9,14 +9,14 @@ OF_RUN = '{run=~"$run"}'
 EXCHANGE = Board(
     name="exchange",
     title="exchange of gradients",
-    description="Ranks that exchange compressed gradients through servers, shard by shard.",
+    description="Ranks that exchange compressed gradients through servers, by shard.",
     variables=[Variable(name="run", metric="fulmen_algorithm_exchange_round", label="run")],
     rows=[
         Row(
             title="Members and rounds",
             panels=[
                 Panel(
-                    title="Ranks that take part, of those at the beginning",
+                    title="Members, ratio of the start",
                     queries={
                         SHARD: f"fulmen_algorithm_exchange_members{OF_RUN}",
                         f"{SHARD} at first": f"fulmen_algorithm_exchange_world_size{OF_RUN}",
@@ -29,14 +29,14 @@ EXCHANGE = Board(
                 ),
                 percentiles("Duration of a round", "fulmen_algorithm_exchange_round_seconds", by="run", where=OF_RUN),
                 Panel(
-                    title="Round, and number of the set of members",
+                    title="Round and epoch",
                     queries={
                         f"round {SHARD}": f"fulmen_algorithm_exchange_round{OF_RUN}",
                         f"epoch {SHARD}": f"fulmen_algorithm_exchange_epoch{OF_RUN}",
                     },
                 ),
                 Panel(
-                    title="Sums, and those made without all members",
+                    title="Sums, and those with a quorum only",
                     unit="ops",
                     queries={
                         "sums {{run}}": rate("fulmen_algorithm_exchange_sums_total", by="run", where=OF_RUN),
@@ -44,7 +44,7 @@ EXCHANGE = Board(
                     },
                 ),
                 Panel(
-                    title="What was lost",
+                    title="Losses of the exchange",
                     queries={
                         f"members removed {SHARD}": f"fulmen_algorithm_exchange_removed_members_total{OF_RUN}",
                         f"residuals lost {SHARD}": f"fulmen_algorithm_exchange_lost_residuals_total{OF_RUN}",
@@ -56,7 +56,7 @@ EXCHANGE = Board(
             title="Bytes and payloads",
             panels=[
                 Panel(
-                    title="On the line",
+                    title="Bytes sent",
                     unit="Bps",
                     queries={
                         "received {{run}}": rate(
@@ -66,7 +66,7 @@ EXCHANGE = Board(
                     },
                 ),
                 Panel(
-                    title="Compression of payloads, as a factor",
+                    title="Compression ratio of payloads",
                     queries={
                         "{{run}}": rate("fulmen_algorithm_exchange_raw_bytes_total", by="run", where=OF_RUN)
                         + " / "
@@ -74,7 +74,7 @@ EXCHANGE = Board(
                     },
                 ),
                 Panel(
-                    title="Verdicts on payloads",
+                    title="Payload verdicts",
                     unit="ops",
                     stacked=True,
                     queries={
@@ -84,7 +84,7 @@ EXCHANGE = Board(
             ],
         ),
         Row(
-            title="As the ranks see it",
+            title="Seen by the ranks",
             panels=[
                 figures("Time of a step's exchange", "exchange_(wait|encode|transfer|decode)_seconds", unit="s"),
                 figures("Ratio", "exchange_ratio"),

@@ -8,7 +8,7 @@ DISKS = 'fstype!~"tmpfs|overlay|squashfs|ramfs"'
 HOSTS = Board(
     name="hosts",
     title="hosts and GPUs",
-    description="Machines, by node_exporter and dcgm-exporter.",
+    description="Machines, from node_exporter and dcgm-exporter.",
     variables=[Variable(name="instance", metric="node_load1", label="instance")],
     rows=[
         Row(
@@ -24,7 +24,7 @@ HOSTS = Board(
                     },
                 ),
                 Panel(
-                    title="Load for each core",
+                    title="Load per core",
                     queries={
                         "{{instance}}": 'node_load1{instance=~"$instance"} / on (instance) '
                         'count by (instance) (node_cpu_seconds_total{mode="idle"})'
@@ -41,7 +41,7 @@ HOSTS = Board(
                     },
                 ),
                 Panel(
-                    title="Disks, share that is free",
+                    title="Free disk space",
                     unit="percentunit",
                     most=1,
                     alarm=0.1,
@@ -52,7 +52,7 @@ HOSTS = Board(
                     },
                 ),
                 Panel(
-                    title="Disks, share of time in use",
+                    title="Disk utilization",
                     unit="percentunit",
                     queries={
                         "{{instance}} {{device}}": f'rate(node_disk_io_time_seconds_total{{instance=~"$instance"}}{RATE})'
@@ -79,7 +79,7 @@ HOSTS = Board(
         Row(
             title="GPUs",
             panels=[
-                Panel(title="Busy", unit="percent", most=100, queries={"{{Hostname}} {{gpu}}": "DCGM_FI_DEV_GPU_UTIL"}),
+                Panel(title="Utilization", unit="percent", most=100, queries={"{{Hostname}} {{gpu}}": "DCGM_FI_DEV_GPU_UTIL"}),
                 Panel(
                     title="Memory in use",
                     unit="percentunit",
@@ -102,7 +102,7 @@ HOSTS = Board(
             ],
         ),
         Row(
-            title="Services on them",
+            title="Services",
             panels=[
                 Panel(
                     title="Cores in use",

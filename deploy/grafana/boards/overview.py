@@ -7,10 +7,10 @@ from boards.panels import RATE, SERVICES, WAITING, Board, Panel, Row, number, ra
 OVERVIEW = Board(
     name="overview",
     title="overview",
-    description="Is all well, what is being done, and what does it take.",
+    description="Health, throughput and resources of the deployment.",
     rows=[
         Row(
-            title="Is all well",
+            title="Health",
             panels=[
                 number(
                     "Alerts that fire",
@@ -34,7 +34,7 @@ OVERVIEW = Board(
             title="Work",
             panels=[
                 Panel(
-                    title="Attempts that end, by kind of failure",
+                    title="Ended attempts by failure kind",
                     unit="ops",
                     stacked=True,
                     queries={"{{failure_kind}}": rate("fulmen_runner_attempts_total", by="failure_kind")},
@@ -66,7 +66,7 @@ OVERVIEW = Board(
                     queries={"{{run}}": 'fulmen_algorithm_run_figure{figure="reward_mean"}'},
                 ),
                 Panel(
-                    title="Cost of model calls, dollars an hour",
+                    title="Cost of model calls, dollars per hour",
                     unit="currencyUSD",
                     queries={"cost": "3600 * " + total("fulmen_llm_proxy_cost_dollars_total")},
                     about="By the price table of the proxy; a model without a price costs nothing.",
@@ -87,7 +87,7 @@ OVERVIEW = Board(
                     queries={"{{job}} {{instance}}": f"process_resident_memory_bytes{{{SERVICES}}}"},
                 ),
                 Panel(
-                    title="Open files, share of the limit",
+                    title="Open files, ratio of the limit",
                     unit="percentunit",
                     alarm=0.8,
                     queries={"{{job}} {{instance}}": f"process_open_fds{{{SERVICES}}} / process_max_fds"},
@@ -99,7 +99,7 @@ OVERVIEW = Board(
                     queries={"{{job}}": rate("rpc_server_duration_seconds_count", by="job")},
                 ),
                 Panel(
-                    title="Rpcs that failed, by code",
+                    title="Failed rpcs by code",
                     unit="reqps",
                     stacked=True,
                     queries={
@@ -110,7 +110,7 @@ OVERVIEW = Board(
                     about="INTERNAL and UNKNOWN are faults of ours; the rest is what callers asked for.",
                 ),
                 Panel(
-                    title="Starts of processes in the last hour",
+                    title="Process starts, last hour",
                     kind="timeseries",
                     queries={"{{job}} {{instance}}": f"changes(process_start_time_seconds{{{SERVICES}}}[1h])"},
                 ),

@@ -7,7 +7,7 @@ from boards.panels import Board, Panel, Row, Variable, percentiles, rate, total
 PROXY = Board(
     name="proxy",
     title="LLM proxy",
-    description="Every model call: how many, how long, what went wrong, and what becomes of the captures.",
+    description="Model calls: rate, latency, errors, captures.",
     variables=[
         Variable(name="model", metric="fulmen_llm_proxy_calls_total", label="model"),
         Variable(name="backend", metric="fulmen_llm_proxy_backend_in_flight", label="backend"),
@@ -31,7 +31,7 @@ PROXY = Board(
                     },
                 ),
                 Panel(
-                    title="Errors by whose they are, and cause",
+                    title="Errors by origin and cause",
                     unit="reqps",
                     stacked=True,
                     queries={"{{side}} {{cause}}": rate("fulmen_llm_proxy_errors_total", by="side, cause")},
@@ -51,7 +51,7 @@ PROXY = Board(
                     title="In flight", queries={"{{instance}}": "sum by (instance) (fulmen_llm_proxy_calls_in_flight)"}
                 ),
                 Panel(
-                    title="Cost, dollars an hour",
+                    title="Cost, dollars per hour",
                     unit="currencyUSD",
                     queries={"{{instance}}": "3600 * " + rate("fulmen_llm_proxy_cost_dollars_total", by="instance")},
                 ),
@@ -75,14 +75,14 @@ PROXY = Board(
                     },
                 ),
                 Panel(
-                    title="Breakers that are not closed",
+                    title="Open breakers",
                     most=1,
                     queries={
                         "{{backend}} {{state}} {{instance}}": 'fulmen_llm_proxy_backend_breaker{backend=~"$backend", state!="closed"} == 1'
                     },
                 ),
                 Panel(
-                    title="Further tries, by cause",
+                    title="Retries by cause",
                     unit="reqps",
                     stacked=True,
                     queries={"{{cause}}": rate("fulmen_llm_proxy_retries_total", by="cause")},
@@ -106,7 +106,7 @@ PROXY = Board(
                     },
                 ),
                 Panel(
-                    title="Version that is served",
+                    title="Served policy version",
                     unit="none",
                     least=None,
                     queries={
@@ -116,7 +116,7 @@ PROXY = Board(
                     about="Replicas differ for no longer than a second.",
                 ),
                 Panel(
-                    title="Answer cache, share of hits",
+                    title="Response cache hit ratio",
                     unit="percentunit",
                     most=1,
                     queries={
@@ -131,19 +131,19 @@ PROXY = Board(
             title="Captures",
             panels=[
                 Panel(
-                    title="Captured calls, by use for training",
+                    title="Captured calls, usable and not",
                     unit="reqps",
                     stacked=True,
                     queries={"usable: {{usable}}": rate("fulmen_llm_proxy_calls_captured_total", by="usable")},
                 ),
                 Panel(
-                    title="Captures that are lost, by reason",
+                    title="Lost captures by reason",
                     unit="reqps",
                     alarm=0.001,
                     queries={"{{reason}}": rate("fulmen_llm_proxy_captures_dropped_total", by="reason")},
                 ),
                 Panel(
-                    title="On their way",
+                    title="Undelivered",
                     unit="bytes",
                     queries={
                         "memory {{instance}}": "sum by (instance) (fulmen_llm_proxy_capture_queue_bytes)",
@@ -151,16 +151,16 @@ PROXY = Board(
                     },
                 ),
                 Panel(
-                    title="Calls that took the way over the disk",
+                    title="Calls spooled to disk",
                     unit="reqps",
                     queries={"{{instance}}": rate("fulmen_llm_proxy_captures_spooled_total", by="instance")},
                 ),
                 Panel(
-                    title="Chunks that wait on the disk",
+                    title="Chunks in the spool",
                     queries={"{{instance}}": "sum by (instance) (fulmen_llm_proxy_spool_records)"},
                 ),
                 Panel(
-                    title="What should not happen",
+                    title="Faults",
                     unit="ops",
                     queries={
                         "errors of the disk": total("fulmen_llm_proxy_spool_errors_total"),

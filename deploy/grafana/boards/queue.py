@@ -7,14 +7,14 @@ from boards.panels import RATE, Board, Panel, Row, Variable, percentiles, rate, 
 QUEUE = Board(
     name="queue",
     title="queue, runners and agents",
-    description="What waits and runs, how it is handed out, what becomes of it.",
+    description="Queued and running rollouts, dispatch, outcomes.",
     variables=[Variable(name="project", metric="fulmen_store_demand_queued", label="project")],
     rows=[
         Row(
             title="The queue",
             panels=[
                 Panel(
-                    title="Waiting, by project and labels",
+                    title="Queued by project and labels",
                     stacked=True,
                     queries={
                         "{{project}} {{labels}}": "max by (project, labels) "
@@ -23,7 +23,7 @@ QUEUE = Board(
                     about="Counted every 15 s.",
                 ),
                 Panel(
-                    title="Running, by project and labels",
+                    title="Running by project and labels",
                     stacked=True,
                     queries={
                         "{{project}} {{labels}}": "max by (project, labels) "
@@ -31,7 +31,7 @@ QUEUE = Board(
                     },
                 ),
                 Panel(
-                    title="Work that waits, as predicted, one after the other",
+                    title="Predicted work of the queue",
                     unit="s",
                     queries={
                         "{{project}}": "sum by (project) (max by (project, labels) "
@@ -39,13 +39,13 @@ QUEUE = Board(
                     },
                 ),
                 Panel(
-                    title="Attempts handed out",
+                    title="Attempts dispatched",
                     unit="ops",
                     queries={"{{instance}}": rate("fulmen_store_dispatched_total", by="instance")},
                 ),
                 percentiles("From match to delivery", "fulmen_store_dispatch_duration_seconds"),
                 Panel(
-                    title="Claims that another replica had",
+                    title="Claims lost to another replica",
                     unit="ops",
                     queries={"{{instance}}": rate("fulmen_store_claims_lost_total", by="instance")},
                 ),
@@ -56,7 +56,7 @@ QUEUE = Board(
             panels=[
                 Panel(title="Runners by store replica", stacked=True, queries={"{{instance}}": "fulmen_store_runners"}),
                 Panel(
-                    title="Places",
+                    title="Slots",
                     queries={
                         "all": "sum(fulmen_runner_slots)",
                         "taken": "sum(fulmen_runner_running)",
@@ -65,26 +65,26 @@ QUEUE = Board(
                     },
                 ),
                 Panel(
-                    title="Attempts that end, by kind of failure",
+                    title="Ended attempts by failure kind",
                     unit="ops",
                     stacked=True,
                     queries={"{{failure_kind}}": rate("fulmen_runner_attempts_total", by="failure_kind")},
                 ),
                 Panel(
-                    title="Changes of places, by reason",
+                    title="Slot changes by reason",
                     unit="ops",
                     queries={"{{reason}}": rate("fulmen_runner_slot_changes_total", by="reason")},
                     about="Of runners that decide their slots themselves.",
                 ),
                 Panel(
-                    title="What hangs",
+                    title="Stuck attempts and agents",
                     queries={
                         "stragglers {{instance}}": "fulmen_runner_stragglers",
                         "reports not acknowledged {{instance}}": "fulmen_runner_unacknowledged",
                     },
                 ),
                 Panel(
-                    title="Share of time that agents block their runner",
+                    title="Time in which agents block their runner",
                     unit="percentunit",
                     alarm=0.2,
                     queries={"{{instance}}": f"rate(fulmen_runner_loop_blocked_seconds_total{RATE})"},
@@ -95,7 +95,7 @@ QUEUE = Board(
             title="Agents (with the hook fulmen_runner.hooks.monitor:Monitor)",
             panels=[
                 Panel(
-                    title="Failing share of attempts",
+                    title="Failure ratio of attempts",
                     unit="percentunit",
                     most=1,
                     queries={
@@ -115,7 +115,7 @@ QUEUE = Board(
                     about="Of fifteen minutes. Not by increase(): rewards that are negative make the sum fall, which is no restart.",
                 ),
                 Panel(
-                    title="Mean reward of the last five minutes",
+                    title="Mean reward, last five minutes",
                     least=None,
                     queries={"{{agent}} {{instance}}": "fulmen_agent_rolling_mean_reward"},
                 ),
@@ -129,7 +129,7 @@ QUEUE = Board(
                     queries={"{{agent}} {{kind}} a second": rate("fulmen_agent_tokens_total", by="agent, kind")},
                 ),
                 Panel(
-                    title="Calls of hooks that failed",
+                    title="Failed hook calls",
                     unit="ops",
                     queries={"{{hook}} {{point}}": rate("fulmen_runner_hook_failures_total", by="hook, point")},
                 ),
@@ -139,7 +139,7 @@ QUEUE = Board(
             title="Store and database",
             panels=[
                 Panel(
-                    title="Commits, by kind of work",
+                    title="Commits by kind",
                     unit="ops",
                     stacked=True,
                     queries={"{{work}}": rate("fulmen_store_commit_rows_count", by="work")},
@@ -153,7 +153,7 @@ QUEUE = Board(
                     },
                 ),
                 Panel(
-                    title="Spans rejected, repeated; chunks that cannot be read",
+                    title="Spans rejected or repeated, unreadable chunks",
                     unit="ops",
                     queries={
                         "rejected": total("fulmen_store_spans_rejected_total"),

@@ -7,18 +7,18 @@ from boards.panels import Board, Panel, Row, Variable, figures
 TRAINING = Board(
     name="training",
     title="training runs",
-    description="How far runs are, what they learn, how far sampler and trainer are apart. docs/metrics.md has all.",
+    description="Progress and learning of runs, agreement of sampler and trainer. docs/metrics.md lists every metric.",
     variables=[Variable(name="run", metric="fulmen_algorithm_run_step", label="run")],
     span="6h",
     rows=[
         Row(
-            title="How far",
+            title="Progress",
             panels=[
                 Panel(
                     title="Runs by state", stacked=True, queries={"{{state}}": "sum by (state) (fulmen_algorithm_runs)"}
                 ),
                 Panel(
-                    title="Steps done of those planned",
+                    title="Steps, done and planned",
                     unit="percentunit",
                     most=1,
                     queries={"{{run}}": 'fulmen_algorithm_run_step{run=~"$run"} / fulmen_algorithm_run_steps_planned'},
@@ -27,7 +27,7 @@ TRAINING = Board(
             ],
         ),
         Row(
-            title="What is learned",
+            title="Learning",
             panels=[
                 figures("Reward, as sampled", "reward_mean", least=None),
                 figures("Validation", "validation_accuracy", least=None),
@@ -38,7 +38,7 @@ TRAINING = Board(
             ],
         ),
         Row(
-            title="How well sampler and trainer agree",
+            title="Sampler and trainer agreement",
             panels=[
                 figures(
                     "KL divergence and importance",
@@ -55,7 +55,7 @@ TRAINING = Board(
             ],
         ),
         Row(
-            title="How fast",
+            title="Speed",
             panels=[
                 figures("Rollouts a second", "rollouts_per_second"),
                 figures("Tokens a second, sampled", "tokens_per_second"),
