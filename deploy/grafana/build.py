@@ -70,7 +70,7 @@ def _panels(board: Board) -> Iterator[dict[str, Any]]:
 def _panel(panel: Panel, number: int, place: dict[str, int]) -> dict[str, Any]:
     lines = {"lineWidth": 1, "fillOpacity": 15 if panel.stacked else 0, "showPoints": "never",
              "stacking": {"mode": "normal" if panel.stacked else "none"}}  # fmt: skip
-    defaults: dict[str, Any] = {"unit": panel.unit, "min": panel.least, "max": panel.most}
+    defaults: dict[str, Any] = {"unit": panel.unit, "min": panel.minimum, "max": panel.maximum}
     if panel.kind == "timeseries":
         defaults["custom"] = lines
     if panel.alarm is not None:

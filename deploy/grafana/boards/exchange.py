@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from boards.panels import RATE, Board, Panel, Row, Variable, figures, percentiles, rate
+from boards.panels import RATE, Board, Panel, Row, Variable, percentiles, rate, run_metrics
 
 SHARD = "{{run}}/{{shard}}"
 OF_RUN = '{run=~"$run"}'
@@ -86,10 +86,12 @@ EXCHANGE = Board(
         Row(
             title="Seen by the ranks",
             panels=[
-                figures("Time of a step's exchange", "exchange_(wait|encode|transfer|decode)_seconds", unit="s"),
-                figures("Ratio", "exchange_ratio"),
-                figures(
-                    "What compression leaves out", "exchange_(gradient_cosine|relative_error|residual_norm)", least=None
+                run_metrics("Time of a step's exchange", "exchange_(wait|encode|transfer|decode)_seconds", unit="s"),
+                run_metrics("Ratio", "exchange_ratio"),
+                run_metrics(
+                    "What compression leaves out",
+                    "exchange_(gradient_cosine|relative_error|residual_norm)",
+                    minimum=None,
                 ),
             ],
         ),

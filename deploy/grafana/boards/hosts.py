@@ -17,7 +17,7 @@ HOSTS = Board(
                 Panel(
                     title="CPU in use",
                     unit="percentunit",
-                    most=1,
+                    maximum=1,
                     queries={
                         "{{instance}}": "1 - avg by (instance) "
                         f'(rate(node_cpu_seconds_total{{mode="idle", instance=~"$instance"}}{RATE}))'
@@ -33,7 +33,7 @@ HOSTS = Board(
                 Panel(
                     title="Memory in use",
                     unit="percentunit",
-                    most=1,
+                    maximum=1,
                     alarm=0.95,
                     queries={
                         "{{instance}}": "1 - "
@@ -43,7 +43,7 @@ HOSTS = Board(
                 Panel(
                     title="Free disk space",
                     unit="percentunit",
-                    most=1,
+                    maximum=1,
                     alarm=0.1,
                     alarm_below=True,
                     queries={
@@ -79,11 +79,16 @@ HOSTS = Board(
         Row(
             title="GPUs",
             panels=[
-                Panel(title="Utilization", unit="percent", most=100, queries={"{{Hostname}} {{gpu}}": "DCGM_FI_DEV_GPU_UTIL"}),
+                Panel(
+                    title="Utilization",
+                    unit="percent",
+                    maximum=100,
+                    queries={"{{Hostname}} {{gpu}}": "DCGM_FI_DEV_GPU_UTIL"},
+                ),
                 Panel(
                     title="Memory in use",
                     unit="percentunit",
-                    most=1,
+                    maximum=1,
                     queries={
                         "{{Hostname}} {{gpu}}": "DCGM_FI_DEV_FB_USED / (DCGM_FI_DEV_FB_USED + DCGM_FI_DEV_FB_FREE)"
                     },

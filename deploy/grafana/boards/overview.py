@@ -62,7 +62,7 @@ OVERVIEW = Board(
                 ),
                 Panel(
                     title="Reward of training runs",
-                    least=None,
+                    minimum=None,
                     queries={"{{run}}": 'fulmen_algorithm_run_figure{figure="reward_mean"}'},
                 ),
                 Panel(
@@ -79,7 +79,7 @@ OVERVIEW = Board(
                 Panel(
                     title="Cores in use",
                     queries={"{{job}} {{instance}}": f"rate(process_cpu_seconds_total{{{SERVICES}}}{RATE})"},
-                    about="A process of the store, proxy or runner uses one core at most: near 1 it wants another.",
+                    about="A process of the store, proxy or runner uses one core at maximum: near 1 it wants another.",
                 ),
                 Panel(
                     title="Memory",

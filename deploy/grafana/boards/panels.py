@@ -13,16 +13,16 @@ SERVICES = 'job=~"store|llm_proxy|algorithm|runner"'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One picture.
+    """One panel.
 
     Attributes:
         queries: PromQL by its legend, which may name labels: `{{backend}}`.
-        unit: Grafana's name of it.
+        unit: unit by Grafana's name.
         kind: `timeseries` or `stat`.
         width: of 24.
-        alarm: from which value on it is red; with `alarm_below`, below which.
-        stacked: whether its lines add up.
-        about: what is worth knowing beyond the title.
+        alarm: threshold above which it is red; with `alarm_below`, below.
+        stacked: whether series are stacked.
+        about: description shown as a tooltip.
     """
 
     title: str
@@ -30,8 +30,8 @@ class Panel:
     unit: str = "short"
     kind: str = "timeseries"
     width: int = 8
-    least: float | None = 0
-    most: float | None = None
+    minimum: float | None = 0
+    maximum: float | None = None
     alarm: float | None = None
     alarm_below: bool = False
     stacked: bool = False
@@ -69,7 +69,7 @@ class Board:
 
 def number(title: str, query: str, **more: object) -> Panel:
     """Returns a panel of one number."""
-    return Panel(title=title, queries={"": query}, kind="stat", width=3, least=None, **more)  # type: ignore[arg-type]
+    return Panel(title=title, queries={"": query}, kind="stat", width=3, minimum=None, **more)  # type: ignore[arg-type]
 
 
 def percentiles(
@@ -94,10 +94,10 @@ def total(metric: str) -> str:
     return f"sum(rate({metric}{RATE}))"
 
 
-def figures(title: str, *names: str, unit: str = "short", least: float | None = 0, about: str = "") -> Panel:
-    """Returns a panel of figures of training runs."""
+def run_metrics(title: str, *names: str, unit: str = "short", minimum: float | None = 0, about: str = "") -> Panel:
+    """Returns a panel of metrics of training runs."""
     chosen = f'{{run=~"$run", figure=~"{"|".join(names)}"}}'
     legend = "{{run}}" if len(names) == 1 and names[0].isidentifier() else "{{run}} {{figure}}"
     return Panel(
-        title=title, queries={legend: f"fulmen_algorithm_run_figure{chosen}"}, unit=unit, least=least, about=about
+        title=title, queries={legend: f"fulmen_algorithm_run_figure{chosen}"}, unit=unit, minimum=minimum, about=about
     )

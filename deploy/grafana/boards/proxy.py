@@ -76,7 +76,7 @@ PROXY = Board(
                 ),
                 Panel(
                     title="Open breakers",
-                    most=1,
+                    maximum=1,
                     queries={
                         "{{backend}} {{state}} {{instance}}": 'fulmen_llm_proxy_backend_breaker{backend=~"$backend", state!="closed"} == 1'
                     },
@@ -108,7 +108,7 @@ PROXY = Board(
                 Panel(
                     title="Served policy version",
                     unit="none",
-                    least=None,
+                    minimum=None,
                     queries={
                         "{{policy}} {{model}} {{instance}}": "max by (policy, model, instance) "
                         "(fulmen_llm_proxy_policy_version)"
@@ -118,7 +118,7 @@ PROXY = Board(
                 Panel(
                     title="Response cache hit ratio",
                     unit="percentunit",
-                    most=1,
+                    maximum=1,
                     queries={
                         "hits": total('fulmen_llm_proxy_cache_lookups_total{outcome="hit"}')
                         + " / "

@@ -97,7 +97,7 @@ QUEUE = Board(
                 Panel(
                     title="Failure ratio of attempts",
                     unit="percentunit",
-                    most=1,
+                    maximum=1,
                     queries={
                         "{{agent}}": "sum by (agent) "
                         '(rate(fulmen_agent_attempts_total{failure_kind!="none"}[$__rate_interval])) '
@@ -107,7 +107,7 @@ QUEUE = Board(
                 percentiles("Duration of attempts", "fulmen_agent_duration_seconds", by="agent"),
                 Panel(
                     title="Mean reward",
-                    least=None,
+                    minimum=None,
                     queries={
                         "{{agent}} {{mode}} {{dimension}}": "delta(fulmen_agent_reward_sum[15m]) / "
                         "(delta(fulmen_agent_reward_count[15m]) != 0)"
@@ -116,7 +116,7 @@ QUEUE = Board(
                 ),
                 Panel(
                     title="Mean reward, last five minutes",
-                    least=None,
+                    minimum=None,
                     queries={"{{agent}} {{instance}}": "fulmen_agent_rolling_mean_reward"},
                 ),
                 Panel(

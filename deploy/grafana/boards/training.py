@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from boards.panels import Board, Panel, Row, Variable, figures
+from boards.panels import Board, Panel, Row, Variable, run_metrics
 
 TRAINING = Board(
     name="training",
@@ -20,46 +20,54 @@ TRAINING = Board(
                 Panel(
                     title="Steps, done and planned",
                     unit="percentunit",
-                    most=1,
+                    maximum=1,
                     queries={"{{run}}": 'fulmen_algorithm_run_step{run=~"$run"} / fulmen_algorithm_run_steps_planned'},
                 ),
-                figures("Time left", "eta_seconds", unit="s"),
+                run_metrics("Time left", "eta_seconds", unit="s"),
             ],
         ),
         Row(
             title="Learning",
             panels=[
-                figures("Reward, as sampled", "reward_mean", least=None),
-                figures("Validation", "validation_accuracy", least=None),
-                figures("Loss", "loss", least=None),
-                figures("Norm of the gradient, before clipping", "grad_norm"),
-                figures("Entropy", "entropy_estimate", least=None, about="Falls to nothing where a policy collapses."),
-                figures("Learning rate", "learning_rate", unit="sci"),
+                run_metrics("Reward, as sampled", "reward_mean", minimum=None),
+                run_metrics("Validation", "validation_accuracy", minimum=None),
+                run_metrics("Loss", "loss", minimum=None),
+                run_metrics("Norm of the gradient, before clipping", "grad_norm"),
+                run_metrics(
+                    "Entropy", "entropy_estimate", minimum=None, about="Falls to nothing where a policy collapses."
+                ),
+                run_metrics("Learning rate", "learning_rate", unit="sci"),
             ],
         ),
         Row(
             title="Sampler and trainer agreement",
             panels=[
-                figures(
+                run_metrics(
                     "KL divergence and importance",
                     "kl_sampler_trainer",
                     "importance_mean",
                     "effective_sample_share",
-                    least=None,
+                    minimum=None,
                 ),
-                figures("What the loss left out", "clipped_share", "capped_share", "masked_share", unit="percentunit"),
-                figures("Steps by which rows lag", "staleness_mean", "staleness_max"),
-                figures("Groups", "groups_trained", "groups_no_variance", "groups_too_few_usable", "groups_too_stale"),
-                figures("Rollouts and rows of a step", "rollouts", "rows", "rollouts_masked", "rows_stale"),
-                figures("Optimiser steps that were left out", "skipped"),
+                run_metrics(
+                    "What the loss left out", "clipped_share", "capped_share", "masked_share", unit="percentunit"
+                ),
+                run_metrics("Steps by which rows lag", "staleness_mean", "staleness_max"),
+                run_metrics(
+                    "Groups", "groups_trained", "groups_no_variance", "groups_too_few_usable", "groups_too_stale"
+                ),
+                run_metrics("Rollouts and rows of a step", "rollouts", "rows", "rollouts_masked", "rows_stale"),
+                run_metrics("Optimiser steps that were left out", "skipped"),
             ],
         ),
         Row(
             title="Speed",
             panels=[
-                figures("Rollouts a second", "rollouts_per_second"),
-                figures("Tokens a second, sampled", "tokens_per_second"),
-                figures("Where the time went", "spent_.*_seconds", unit="s", about="Since the beginning of the run."),
+                run_metrics("Rollouts a second", "rollouts_per_second"),
+                run_metrics("Tokens a second, sampled", "tokens_per_second"),
+                run_metrics(
+                    "Where the time went", "spent_.*_seconds", unit="s", about="Since the beginning of the run."
+                ),
             ],
         ),
     ],
