@@ -79,7 +79,7 @@ OVERVIEW = Board(
                 Panel(
                     title="Cores in use",
                     queries={"{{job}} {{instance}}": f"rate(process_cpu_seconds_total{{{SERVICES}}}{RATE})"},
-                    about="A process of the store, proxy or runner uses one core at maximum: near 1 it wants another.",
+                    about="A process of the store, proxy or runner uses at most one core: near 1 it needs another replica or worker.",
                 ),
                 Panel(
                     title="Memory",
