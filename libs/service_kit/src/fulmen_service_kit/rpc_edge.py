@@ -197,7 +197,7 @@ class _Call:
             self.end("ABORTED")
             return
         if isinstance(error, NotImplementedError):
-            known: FulmenError = Unimplemented(f"{self._rpc} is part of the contract and not yet served.")
+            known: FulmenError = Unimplemented(f"{self._rpc} is not implemented by this server.")
         elif isinstance(error, FulmenError):
             known = error
         else:

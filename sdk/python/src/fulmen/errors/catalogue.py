@@ -31,7 +31,7 @@ class Code(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """One problem of a request: the path of the field, and what is wrong with it."""
+    """A violation in a request: path of the field and description."""
 
     field: str
     description: str
@@ -84,7 +84,7 @@ def _rebuild(
 
 
 class InternalError(FulmenError):
-    """The server failed; `metadata["error_id"]` finds it in its log."""
+    """Unexpected server error; `metadata["error_id"]` identifies it in the server's log."""
 
 
 class ArgumentInvalid(FulmenError):
@@ -112,67 +112,67 @@ class SettingsInvalid(FulmenError):
 
 
 class TokenInvalid(FulmenError):
-    """There is no token, or it is malformed, expired or signed with another key."""
+    """The token is missing, malformed, expired, revoked or signed with another key."""
 
     code, reason = Code.UNAUTHENTICATED, "TOKEN_INVALID"
 
 
 class PermissionDenied(FulmenError):
-    """The token's role or project may not do this."""
+    """The token's role or project does not allow this."""
 
     code, reason = Code.PERMISSION_DENIED, "PERMISSION_DENIED"
 
 
 class AttemptOver(FulmenError):
-    """The attempt no longer counts, nor does its key: who acts for it has to stop."""
+    """The attempt and its key are no longer valid: stop acting for it."""
 
     code, reason = Code.PERMISSION_DENIED, "ATTEMPT_OVER"
 
 
 class TooManyInvalidTokens(FulmenError):
-    """The caller's address has shown too many tokens that were not made here; `retry_after_s` says when to try again."""
+    """The caller's address has sent too many tokens that were not issued by this deployment; retry after `retry_after_s`."""
 
     code, reason = Code.RESOURCE_EXHAUSTED, "TOO_MANY_INVALID_TOKENS"
 
 
 class MessageTooLarge(FulmenError):
-    """The message is over the server's limit."""
+    """The message exceeds the server's limit."""
 
     code, reason = Code.RESOURCE_EXHAUSTED, "MESSAGE_TOO_LARGE"
 
 
 class Unimplemented(FulmenError):
-    """The rpc is part of the contract and not yet served."""
+    """The rpc is part of the contract but not implemented by this server."""
 
     code, reason = Code.UNIMPLEMENTED, "UNIMPLEMENTED"
 
 
 class QuotaExceeded(FulmenError):
-    """The project's quota is used up; `retry_after_s` says when to try again."""
+    """The project's quota is exhausted; retry after `retry_after_s`."""
 
     code, reason = Code.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED"
 
 
 class ModelLimitExceeded(FulmenError):
-    """A limit of model calls is used up; `retry_after_s` says when to try again."""
+    """A limit of model calls is exceeded; retry after `retry_after_s`."""
 
     code, reason = Code.RESOURCE_EXHAUSTED, "MODEL_LIMIT_EXCEEDED"
 
 
 class TokenBudgetExceeded(FulmenError):
-    """The attempt has used its token budget; trying again is of no use."""
+    """The attempt has exceeded its token budget; do not retry."""
 
     code, reason = Code.PERMISSION_DENIED, "TOKEN_BUDGET_EXCEEDED"
 
 
 class Unavailable(FulmenError):
-    """The server cannot be reached or cannot answer now; the same call may succeed later."""
+    """The server is unreachable or temporarily unavailable; retry."""
 
     code, reason = Code.UNAVAILABLE, "UNSPECIFIED"
 
 
 class Draining(Unavailable):
-    """The server is shutting down; another replica, or this one after its restart, will answer."""
+    """The server is shutting down; retry with another replica, or after its restart."""
 
     reason = "DRAINING"
 
@@ -190,7 +190,7 @@ class BlobStorageUnavailable(Unavailable):
 
 
 class BlobMissing(FulmenError):
-    """A payload of the blob storage is gone or damaged; `metadata["blob"]`."""
+    """A payload in the blob storage is missing or corrupt; `metadata["blob"]`."""
 
     reason = "BLOB_MISSING"
 
@@ -202,73 +202,73 @@ class BackendUnavailable(Unavailable):
 
 
 class DeadlineExceeded(FulmenError):
-    """A wait ran out."""
+    """A timeout of the server expired."""
 
     code, reason = Code.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"
 
 
 class NotFound(FulmenError):
-    """The named thing does not exist. Abstract: a subclass has the reason."""
+    """The named object does not exist. Abstract: subclasses have the reasons."""
 
     code, reason = Code.NOT_FOUND, "UNSPECIFIED"
 
 
 class AttemptNotFound(NotFound):
-    """No such attempt."""
+    """The attempt does not exist."""
 
     reason = "ATTEMPT_NOT_FOUND"
 
 
 class RolloutNotFound(NotFound):
-    """No such rollout."""
+    """The rollout does not exist."""
 
     reason = "ROLLOUT_NOT_FOUND"
 
 
 class RunnerNotFound(NotFound):
-    """No such runner session."""
+    """The runner session does not exist."""
 
     reason = "RUNNER_NOT_FOUND"
 
 
 class ResourceNotFound(NotFound):
-    """No such resource, version or alias."""
+    """The resource, version or alias does not exist."""
 
     reason = "RESOURCE_NOT_FOUND"
 
 
 class TrainingRunNotFound(NotFound):
-    """No such training run."""
+    """The training run does not exist."""
 
     reason = "TRAINING_RUN_NOT_FOUND"
 
 
 class CheckpointNotFound(NotFound):
-    """The training run has no such checkpoint, or left it behind by a roll back."""
+    """The checkpoint does not exist or was discarded by a rollback."""
 
     reason = "CHECKPOINT_NOT_FOUND"
 
 
 class RouteNotFound(NotFound):
-    """No route for this model."""
+    """No route exists for this model."""
 
     reason = "ROUTE_NOT_FOUND"
 
 
 class BackendNotFound(NotFound):
-    """No such backend."""
+    """The backend does not exist."""
 
     reason = "BACKEND_NOT_FOUND"
 
 
 class ProjectNotFound(NotFound):
-    """No such project."""
+    """The project does not exist."""
 
     reason = "PROJECT_NOT_FOUND"
 
 
 class TokenNotFound(NotFound):
-    """No issued token has this id."""
+    """The token does not exist."""
 
     reason = "TOKEN_NOT_FOUND"
 
@@ -280,13 +280,13 @@ class ProjectExists(FulmenError):
 
 
 class RolloutExists(FulmenError):
-    """The rollout name is taken by a different request."""
+    """A rollout with this name and different content exists."""
 
     code, reason = Code.ALREADY_EXISTS, "ROLLOUT_EXISTS"
 
 
 class TrainingRunExists(FulmenError):
-    """The training run's name is taken by a different run."""
+    """A different training run with this name exists."""
 
     code, reason = Code.ALREADY_EXISTS, "TRAINING_RUN_EXISTS"
 
@@ -298,7 +298,7 @@ class RolloutStateInvalid(FulmenError):
 
 
 class SessionEnded(FulmenError):
-    """The runner session is unknown or over."""
+    """The runner session is unknown or has ended."""
 
     code, reason = Code.FAILED_PRECONDITION, "SESSION_ENDED"
 
@@ -322,7 +322,7 @@ class LeaseLost(FulmenError):
 
 
 class EtagMismatch(FulmenError):
-    """The thing changed since it was read."""
+    """The resource or alias has changed since it was read."""
 
     code, reason = Code.ABORTED, "ETAG_MISMATCH"
 
