@@ -99,17 +99,17 @@ class Kind:
     name: str
     weights: WeightsSettings
     lora: LoraSettings | None = None
-    figures: list[dict[str, float]] = field(default_factory=list)
+    metrics: list[dict[str, float]] = field(default_factory=list)
     traffic: Traffic = field(default_factory=Traffic)
 
-    def median(self, figure: str) -> float:
+    def median(self, metric: str) -> float:
         """Returns the median over the versions."""
-        return statistics.median(one[figure] for one in self.figures)
+        return statistics.median(one[metric] for one in self.metrics)
 
     def summary(self) -> dict[str, object]:
         """Returns medians, and the least and the most."""
-        names = self.figures[0]
-        spread = {n: [min(f[n] for f in self.figures), max(f[n] for f in self.figures)] for n in names}
+        names = self.metrics[0]
+        spread = {n: [min(f[n] for f in self.metrics), max(f[n] for f in self.metrics)] for n in names}
         return {
             "kind": self.name,
             **{n: self.median(n) for n in names},
@@ -162,7 +162,7 @@ async def measure(kind: Kind, model: Path, folder: Path, arguments: argparse.Nam
                 published = versions.add(version=number, name=name, step=number, saved=saved)
                 swapped = await engine.swap(published, Direct())
                 versions.served(number)
-                kind.figures.append(
+                kind.metrics.append(
                     {
                         "publish_bytes": saved.size_bytes,
                         "publish_bytes_full": saved.full_bytes,
@@ -223,7 +223,7 @@ def claims_of(kinds: Sequence[Kind]) -> list[Claim]:
     by_name = {kind.name: kind for kind in kinds}
     delta, full = by_name["delta"], by_name["full"]
     share = delta.median("publish_bytes") / delta.median("publish_bytes_full")
-    pause_ms = max(f["publish_pause_ms"] for f in delta.figures)
+    pause_ms = max(f["publish_pause_ms"] for f in delta.metrics)
     seconds, seconds_full = delta.median("publish_seconds"), full.median("publish_seconds")
     failed = sum(k.traffic.failed for k in kinds)
     return [
@@ -274,7 +274,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10, help="versions that are published in each way")
     parser.add_argument("--learning-rate", type=float, default=1e-6)
     parser.add_argument("--short", action="store_true", help="a small model and three versions")
-    parser.add_argument("--output", type=Path, help="where the figures are written too")
+    parser.add_argument("--output", type=Path, help="where the metrics are written too")
     arguments = parser.parse_args()
     if arguments.short:
         arguments.hidden, arguments.layers, arguments.steps = 128, 2, 3

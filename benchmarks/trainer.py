@@ -121,14 +121,14 @@ def measure_alone(options: argparse.Namespace) -> dict[str, float]:
         results += trainer.train(rows, settings=settings, batch=BatchSettings(), seed=step, current_version=0)
         seconds.append(time.perf_counter() - started)
         cpu_seconds.append(time.process_time() - cpu_started)
-    figures = _figures(rows, results, seconds)
-    # On a machine that others use as well, this is the figure that says something.
-    figures["tokens_per_cpu_second"] = figures["tokens"] / statistics.median(cpu_seconds[1:])
+    metrics = _metrics(rows, results, seconds)
+    # On a machine that others use as well, this is the metric that says something.
+    metrics["tokens_per_cpu_second"] = metrics["tokens"] / statistics.median(cpu_seconds[1:])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    figures |= {"peak_mib": peak / MIB, "step_mib": (peak - before) / MIB}
+    metrics |= {"peak_mib": peak / MIB, "step_mib": (peak - before) / MIB}
     if ranks.device.type == "cuda":
-        figures |= {"peak_mib": torch.cuda.max_memory_allocated() / MIB, "step_mib": 0.0}
-    return figures
+        metrics |= {"peak_mib": torch.cuda.max_memory_allocated() / MIB, "step_mib": 0.0}
+    return metrics
 
 
 async def measure_group(options: argparse.Namespace, folder: Path, kind: str, ranks: int) -> dict[str, float]:
@@ -148,10 +148,10 @@ async def measure_group(options: argparse.Namespace, folder: Path, kind: str, ra
         peak = max(map(_peak_bytes, trainer.pids))
     finally:
         await trainer.close()
-    return _figures(rows, results, seconds) | {"peak_mib": peak / MIB, "step_mib": (peak - before) / MIB}
+    return _metrics(rows, results, seconds) | {"peak_mib": peak / MIB, "step_mib": (peak - before) / MIB}
 
 
-def _figures(rows: Sequence[Row], results: Sequence[StepResult], seconds: Sequence[float]) -> dict[str, float]:
+def _metrics(rows: Sequence[Row], results: Sequence[StepResult], seconds: Sequence[float]) -> dict[str, float]:
     tokens = sum(len(row.token_ids) for row in rows)
     rates = [tokens / one for one in seconds[1:]]  # the first warms up
     return {
@@ -189,7 +189,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=2, help="optimiser steps that are measured, after one")
     parser.add_argument("--threads", type=int, default=1, help="threads of a process")
     parser.add_argument("--gradient-checkpointing", action="store_true")
-    parser.add_argument("--output", type=Path, help="file for the figures as JSON")
+    parser.add_argument("--output", type=Path, help="file for the metrics as JSON")
     parser.add_argument("--alone", nargs=2, metavar=("MODEL", "PACKING"), help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -226,15 +226,15 @@ def run(options: argparse.Namespace, arguments_given: Sequence[str]) -> dict[str
     }
 
 
-def _show(name: str, figures: dict[str, float]) -> None:
+def _show(name: str, metrics: dict[str, float]) -> None:
     # The processor's time of other processes is not known here.
-    by_cpu = figures.get("tokens_per_cpu_second")
+    by_cpu = metrics.get("tokens_per_cpu_second")
     print(
-        f"{name:20} {figures['tokens_per_second']:9.0f} tokens/s (spread {figures['spread']:.0f}"
+        f"{name:20} {metrics['tokens_per_second']:9.0f} tokens/s (spread {metrics['spread']:.0f}"
         f"{'' if by_cpu is None else f', {by_cpu:.0f} per CPU second'})"
-        f"  {figures['peak_mib']:7.0f} MiB at most, {figures['step_mib']:6.0f} MiB of it in steps"
-        f"  packing {figures['packing_efficiency']:.2f}  loss {figures['first_loss']:.6f}"
-        f"  norm {figures['first_grad_norm']:.5f}",
+        f"  {metrics['peak_mib']:7.0f} MiB at most, {metrics['step_mib']:6.0f} MiB of it in steps"
+        f"  packing {metrics['packing_efficiency']:.2f}  loss {metrics['first_loss']:.6f}"
+        f"  norm {metrics['first_grad_norm']:.5f}",
         flush=True,
     )
 

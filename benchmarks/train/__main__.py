@@ -3,7 +3,7 @@
 Method: `learning`, `overlap` and `ranks` run whole trainings through the four services on this machine (`fulmen up`, `fulmen
 train`); `variants` runs the same algorithms in one process, without transport; `trainer` and `publish` are
 benchmarks.trainer and benchmarks.publish. Accuracy is greedy, on held-out tasks. Goals hold for the worst seed, and no
-setting was chosen on a seed that is reported. Figures without a goal are in `figures`.
+setting was chosen on a seed that is reported. Metrics without a goal are in `metrics`.
 
 Run `python -m benchmarks.train [--short] [--only PART ...] [--output FOLDER]`; writes train.json and train.png there,
 by default to benchmarks/results, after every part. With --only, what was measured of the other parts in the same form
@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks import outcome
 from benchmarks.train import alone, learned, overlap, picture, ranks, variants
-from benchmarks.train.figures import figures_of
+from benchmarks.train.metrics import figures_of
 from benchmarks.train.stand import say
 
 Part = Callable[..., tuple[dict[str, Any], list[outcome.Claim]]]
@@ -75,7 +75,7 @@ class Measured:
         raw = {part: self.raw[part] for part in ordered}
         claims = [claim for part in ordered for claim in self.claims[part]]
         outcome.save(
-            NAME, method=__doc__ or "", raw=raw, claims=claims, folder=folder, short=short, figures=figures_of(raw)
+            NAME, method=__doc__ or "", raw=raw, claims=claims, folder=folder, short=short, metrics=figures_of(raw)
         )
         picture.draw(raw, folder / f"{NAME}.png")
 

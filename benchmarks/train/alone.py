@@ -23,7 +23,7 @@ PACKING_GOAL = 0.9
 def trainer(*, short: bool) -> tuple[dict[str, Any], list[outcome.Claim]]:
     """Measures the trainer alone: tokens per second, memory, packing, and groups of ranks."""
     shorter = ("--steps", "1", "--layers", "2", "--hidden", "256")
-    raw = _figures("trainer", *(shorter if short else ("--steps", "5")))
+    raw = _metrics("trainer", *(shorter if short else ("--steps", "5")))
     cases: Mapping[str, Mapping[str, float]] = raw["cases"]
     packed, padded = cases[PACKED], cases[PADDED]
     loss = packed["first_loss"]
@@ -45,15 +45,15 @@ def trainer(*, short: bool) -> tuple[dict[str, Any], list[outcome.Claim]]:
 
 def publish(*, short: bool) -> tuple[dict[str, Any], list[outcome.Claim]]:
     """Measures what publishing a version costs."""
-    raw = _figures("publish", *(("--short",) if short else ()))
+    raw = _metrics("publish", *(("--short",) if short else ()))
     return raw, raw.pop("claims")
 
 
-def _figures(name: str, *words: str) -> dict[str, Any]:
-    """Runs a benchmark in a process of its own; returns its figures."""
+def _metrics(name: str, *words: str) -> dict[str, Any]:
+    """Runs a benchmark in a process of its own; returns its metrics."""
     with tempfile.TemporaryDirectory(prefix="fulmen-bench-") as folder:
-        file = Path(folder) / "figures.json"
+        file = Path(folder) / "metrics.json"
         command = [sys.executable, "-m", f"benchmarks.{name}", "--output", str(file), *words]
         subprocess.run(command, check=True, timeout=LIMIT_S, cwd=ROOT)
-        figures: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return figures
+        metrics: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return metrics

@@ -59,14 +59,14 @@ def run(*, short: bool) -> tuple[dict[str, Any], list[outcome.Claim]]:
             for seed in goal.seeds[:1] if short else goal.seeds:
                 config = EXAMPLES / example / "train.toml"
                 stages = stand.train(config, f"{example}-{seed}", "--seed", str(seed))
-                found.append(_figures(stages, seed))
+                found.append(_metrics(stages, seed))
                 say(f"{example}-{seed}: {found[-1]['before']:.2f} -> {found[-1]['after']:.2f}")
             raw[example] = found
             claims += _claims(example, goal, found)
     return raw, claims
 
 
-def _figures(stages: Sequence[Stage], seed: int) -> dict[str, Any]:
+def _metrics(stages: Sequence[Stage], seed: int) -> dict[str, Any]:
     imitation, reinforcement = stages[0], stages[-1]
     spent, results = reinforcement.spent_s, reinforcement.results
     before, after = results["validation_accuracy_before"], results["validation_accuracy_after"]
@@ -88,8 +88,8 @@ def _figures(stages: Sequence[Stage], seed: int) -> dict[str, Any]:
 
 
 def _claims(example: str, goal: Goal, found: Sequence[dict[str, Any]]) -> list[outcome.Claim]:
-    def worst(figure: str, pick: Any) -> float:
-        return float(pick(one[figure] for one in found))
+    def worst(metric: str, pick: Any) -> float:
+        return float(pick(one[metric] for one in found))
 
     tail = f"{example}, worst of {len(found)} seeds"
     claims = [

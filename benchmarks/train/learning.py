@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from benchmarks.train.stand import say
-from benchmarks.train.world import Agent, Engine, Queue, Shelf, load_script
+from benchmarks.train.world import Agent, Engine, Queue, Resources, load_script
 from fulmen.train_config import StageConfig, TrainConfig, load_train_config
 from fulmen_algorithm import tiny_model
 from fulmen_algorithm.algorithms.registry import load_registry
@@ -38,8 +38,8 @@ from fulmen_algorithm.runs.control import RunControl
 from fulmen_algorithm.runs.creation import RunDraft, checked_run
 from fulmen_algorithm.runs.events import Event, EventLog
 from fulmen_algorithm.runs.execution import Connections, RunExecutor
+from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec, RunState, TrainingRun
-from fulmen_algorithm.runs.runs import Runs
 from fulmen_algorithm.trainers.in_process import InProcessTrainer
 from fulmen_algorithm.trainers.rank_group import GroupOptions, RankGroupTrainer
 from fulmen_algorithm.trainers.torch_thread import TorchThread
@@ -55,7 +55,7 @@ SHOWN = ("validation_accuracy", "validation_role_planner_reward", "validation_ro
 
 
 Report = Callable[[Mapping[str, object]], None]
-"""Takes in what a stage reports: a step with some of its figures, or a notice."""
+"""Takes in what a stage reports: a step with some of its metrics, or a notice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,15 +92,15 @@ class Process:
         self._state = StateFolder(folder)
         self._slots = slots
         self.engine = Engine()
-        self.shelf = Shelf()
+        self.resources = Resources()
         self.queue = Queue(Agent.load(config.folder, self.engine, target=config.agent.python), slots=slots)
         self._thread = TorchThread(torch_threads=1)
         self._registry = load_registry()
         data = {"train_tasks": config.data.train, "validation_tasks": config.data.validation}
         data["demonstrations"] = config.data.demonstrations
         self._inputs = {
-            use: self.shelf.put(f"resources/dataset.{use}", path.read_bytes()) for use, path in data.items() if path
-        } | {"agent": self.shelf.put("resources/agent.example", b"agent")}
+            use: self.resources.put(f"resources/dataset.{use}", path.read_bytes()) for use, path in data.items() if path
+        } | {"agent": self.resources.put("resources/agent.example", b"agent")}
 
     async def stage(
         self, stage: StageConfig, name: str, policy: PolicySpec, *, report: Report
@@ -110,7 +110,7 @@ class Process:
         uses = (*entry.needs, *entry.any_of, *entry.takes)
         inputs = {use: self._inputs[use] for use in uses if use in self._inputs}
         if policy.origin is PolicyOrigin.BUILD:
-            inputs["bundle"] = self.shelf.put("resources/bundle.example", b"bundle")
+            inputs["bundle"] = self.resources.put("resources/bundle.example", b"bundle")
         draft = RunDraft(
             name=f"trainingRuns/{name}",
             project="projects/default",
@@ -120,9 +120,9 @@ class Process:
             policy=policy,
             inputs=inputs,
         )
-        run = await checked_run(draft, registry=self._registry, shelf=self.shelf, now=_now())
+        run = await checked_run(draft, registry=self._registry, resources=self.resources, now=_now())
         with self._state as state:
-            runs = Runs(open_file=state.run_files, clock=_now, max_concurrent=1)
+            runs = RunRegistry(open_file=state.run_files, clock=_now, max_concurrent=1)
             runs.add(run)
             run = runs.move(run.name, RunState.RUNNING)
             executor = RunExecutor(
@@ -130,7 +130,7 @@ class Process:
                 runs=runs,
                 connections=Connections(
                     queue=lambda run, settings, notify: self.queue,
-                    shelf=lambda project, notify: self.shelf,
+                    resources=lambda project, notify: self.resources,
                     serving=lambda run, settings, notify: self.engine,
                     chat=lambda notify: _NoChat(),
                     open_trainer=self._open_trainer,

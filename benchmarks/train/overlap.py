@@ -50,10 +50,10 @@ def run(*, short: bool, seed: int = SEED) -> tuple[dict[str, Any], list[outcome.
             validation = config.parent / "tasks" / "validation.jsonl"
             validation.write_text("".join(validation.read_text().splitlines(keepends=True)[:VALIDATION_TASKS]))
             found[name] = stand.train(config, name)[0]
-    return _figures(found, target)
+    return _metrics(found, target)
 
 
-def _figures(found: Mapping[str, Stage], target: float) -> tuple[dict[str, Any], list[outcome.Claim]]:
+def _metrics(found: Mapping[str, Stage], target: float) -> tuple[dict[str, Any], list[outcome.Claim]]:
     times = {name: reached(stage, target) for name, stage in found.items()}
     raw = {
         "target_validation_accuracy": target,

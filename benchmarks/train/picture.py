@@ -22,7 +22,7 @@ def draw(raw: Mapping[str, Any], path: Path) -> None:
     there = [part for part in panels if part in raw]
     if not there:
         return
-    figure, grid = pyplot.subplots(
+    metric, grid = pyplot.subplots(
         1, len(there), figsize=(4.4 * len(there), 3.7), layout="constrained", sharey=True, squeeze=False
     )
     for axes, part in zip(grid[0], there, strict=True):
@@ -32,8 +32,8 @@ def draw(raw: Mapping[str, Any], path: Path) -> None:
         axes.grid(alpha=0.25)
         axes.legend(fontsize=8, loc="lower right")
     grid[0][0].set_ylabel("greedy accuracy, held-out tasks")
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    metric.savefig(path, dpi=110)
+    pyplot.close(metric)
 
 
 def _learning(axes: Any, raw: Mapping[str, Any]) -> None:

@@ -31,7 +31,7 @@ def run(*, short: bool) -> tuple[dict[str, Any], list[outcome.Claim]]:
         for ranks in RANKS[:1] if short else RANKS:
             name = f"{ranks} ranks"
             given = ("--seed", str(SEED), "--set", f"grpo.parallel.ranks={ranks}", *(SHORT_STEPS if short else ()))
-            found = raw[name] = _figures(stand.train(CONFIG, f"ranks-{ranks}", *given)[-1])
+            found = raw[name] = _metrics(stand.train(CONFIG, f"ranks-{ranks}", *given)[-1])
             say(f"{name}: {found['before']:.2f} -> {found['after']:.2f}, {found['ratio']:.0f}x fewer bytes")
             if not short:
                 claims += [
@@ -49,7 +49,7 @@ def run(*, short: bool) -> tuple[dict[str, Any], list[outcome.Claim]]:
     return raw, claims
 
 
-def _figures(stage: Stage) -> dict[str, Any]:
+def _metrics(stage: Stage) -> dict[str, Any]:
     told = [step.values for step in stage.steps if "exchange_sent_bytes" in step.values]
     late = told[len(told) // 2 :]
     return {
@@ -63,5 +63,5 @@ def _figures(stage: Stage) -> dict[str, Any]:
     }
 
 
-def _sum(steps: Sequence[Mapping[str, float]], figure: str) -> float:
-    return sum(step[figure] for step in steps)
+def _sum(steps: Sequence[Mapping[str, float]], metric: str) -> float:
+    return sum(step[metric] for step in steps)

@@ -35,7 +35,7 @@ class Step:
     Attributes:
         step: Training steps done.
         at_s: Seconds since the run began.
-        values: Its figures.
+        values: Its metrics.
     """
 
     step: int
@@ -68,9 +68,9 @@ class Stage:
         """Returns seconds and validation accuracy of every validation."""
         return [(s.at_s, s.values["validation_accuracy"]) for s in self.steps if "validation_accuracy" in s.values]
 
-    def mean(self, figure: str) -> float:
-        """Averages a figure over the steps that report it; 0 if none does."""
-        found = [step.values[figure] for step in self.steps if figure in step.values]
+    def mean(self, metric: str) -> float:
+        """Averages a metric over the steps that report it; 0 if none does."""
+        found = [step.values[metric] for step in self.steps if metric in step.values]
         return sum(found) / len(found) if found else 0.0
 
 

@@ -1,7 +1,7 @@
 """The world around a run, in one process: the store's queue, the engine and the agent without any service between.
 
 The algorithm, the trainer and the sampling code are those of the service; only transport is missing, so an experiment
-takes a fraction of the time. Figures of whole systems come from the real services (`stand.py`), not from here.
+takes a fraction of the time. Metrics of whole systems come from the real services (`stand.py`), not from here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fulmen_algorithm.engines.embedded.text import TextStream
 from fulmen_algorithm.engines.embedded.weights import prepare_full
 from fulmen_algorithm.rollouts.groups import FinishedGroup, FinishedRollout, GroupSpec
 from fulmen_algorithm.rollouts.trajectory import RolloutTrajectory, TokenSequence
-from fulmen_algorithm.runs.ports import Content, Notify, PublishedPolicy, SwapFigures
+from fulmen_algorithm.runs.ports import Content, Notify, PublishedPolicy, SwapStats
 from fulmen_algorithm.training.settings import WeightsKind
 
 AGENT_HEADER = "x-fulmen-agent"
@@ -72,14 +72,14 @@ class Engine:
         self._overrides = {mode: json.loads(fields) for mode, fields in overrides.items()}
         await self._stack.enter_async_context(self._generator)
 
-    async def swap(self, policy: PublishedPolicy) -> SwapFigures:
+    async def swap(self, policy: PublishedPolicy) -> SwapStats:
         """Puts another version in."""
         assert self._generator is not None
         if policy.kind is WeightsKind.LORA:
             weights = await asyncio.to_thread(prepare_adapters, self._generator.model, policy.adapters)
         else:
             weights = await asyncio.to_thread(prepare_full, self._generator.model, policy.path)
-        return SwapFigures(pause_s=await self._generator.swap(weights, policy.version))
+        return SwapStats(pause_s=await self._generator.swap(weights, policy.version))
 
     async def sampled_tokens(self) -> int:
         """Counts."""
@@ -290,8 +290,8 @@ def merged(answers: Sequence[tuple[str, Answer]]) -> RolloutTrajectory:
     )
 
 
-class Shelf:
-    """The port `ResourceShelf`, in memory."""
+class Resources:
+    """The port `ResourceStore`, in memory."""
 
     def __init__(self) -> None:
         self._versions: dict[str, list[bytes]] = {}

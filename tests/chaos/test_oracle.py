@@ -57,7 +57,7 @@ def with_first(change: Callable[[rollout_pb2.Rollout], object]) -> Books:
 
 
 def test_sound_books_have_no_problem() -> None:
-    assert problems_of(sound(), calls_per_rollout=CALLS, least_reward=LEAST) == []
+    assert problems_of(sound(), calls_per_rollout=CALLS, min_reward=LEAST) == []
 
 
 @pytest.mark.parametrize(
@@ -90,5 +90,5 @@ def test_sound_books_have_no_problem() -> None:
     ],
 )
 def test_each_fault_is_found(books: Books, says: str) -> None:
-    problems = problems_of(books, calls_per_rollout=CALLS, least_reward=LEAST)
+    problems = problems_of(books, calls_per_rollout=CALLS, min_reward=LEAST)
     assert any(says in problem for problem in problems), problems

@@ -239,8 +239,8 @@ class Exported:
                     self.labels.setdefault(f"{total}{part}", set()).update(unseen)
             for sample in family.samples:
                 self.labels.setdefault(sample.name, set()).update(sample.labels)
-                if sample.name == "fulmen_algorithm_run_figure":
-                    self.figures.add(sample.labels["figure"])
+                if sample.name == "fulmen_algorithm_run_metric":
+                    self.figures.add(sample.labels["metric"])
 
     def problems(self, used: Used) -> Iterator[str]:
         """Says what an expression uses that is not there."""

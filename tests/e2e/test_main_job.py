@@ -34,7 +34,7 @@ async def test_arithmetic_is_learned_and_every_rollout_is_accounted_for(world: W
     assert (reports / "curve.png").read_bytes().startswith(PNG)
     [run] = re.findall(r"^grpo: run (\S+)$", done.stdout, flags=re.MULTILINE)
     books = await collect_books(world.client, f"trainingRuns/{run}", world.state_dir)
-    assert problems_of(books, calls_per_rollout=ARITHMETIC_CALLS, least_reward=0.0) == []
+    assert problems_of(books, calls_per_rollout=ARITHMETIC_CALLS, min_reward=0.0) == []
 
 
 async def test_what_was_trained_is_tried_and_its_stages_compared(

@@ -71,7 +71,7 @@ async def train_and_kill(arena: Arena, name: str, kills: Sequence[Kill], *, step
     assert ended.state == training_run_pb2.TRAINING_RUN_STATE_SUCCEEDED, f"{story}: {ended.failure_message}"
     assert ended.step == steps, story
     books = await collect_books(arena.client, run, arena.state_dir)
-    problems = problems_of(books, calls_per_rollout=TURNS, least_reward=LEAST)
+    problems = problems_of(books, calls_per_rollout=TURNS, min_reward=LEAST)
     assert not problems, "\n".join([story, *problems])
     assert {line["step"] for line in books.consumed} == set(range(1, steps + 1)), story
     assert any(line["trained"] for line in books.consumed), story

@@ -84,24 +84,24 @@ def failure_counts(books: Books) -> Counter[str]:
     )
 
 
-def problems_of(books: Books, *, calls_per_rollout: int, least_reward: float) -> list[str]:
+def problems_of(books: Books, *, calls_per_rollout: int, min_reward: float) -> list[str]:
     """Returns everything that contradicts the promises; empty if all is well.
 
     Args:
         books: of a run whose agent makes no mistakes of its own.
         calls_per_rollout: how many model calls the agent makes.
-        least_reward: what the grader gives at least; a lower reward was made up.
+        min_reward: what the grader gives at least; a lower reward was made up.
     """
     found: list[str] = []
     for rollout in books.rollouts:
-        found += _rollout_problems(rollout, least_reward)
+        found += _rollout_problems(rollout, min_reward)
     found += _feed_problems(books)
     found += _lineage_problems(books)
     found += _capture_problems(books, calls_per_rollout)
     return found
 
 
-def _rollout_problems(rollout: rollout_pb2.Rollout, least_reward: float) -> list[str]:
+def _rollout_problems(rollout: rollout_pb2.Rollout, min_reward: float) -> list[str]:
     found = []
     state = rollout_pb2.RolloutState.Name(rollout.state)
     if rollout.state not in FINAL_ROLLOUT_STATES:
@@ -116,15 +116,15 @@ def _rollout_problems(rollout: rollout_pb2.Rollout, least_reward: float) -> list
     if rollout.state == rollout_pb2.ROLLOUT_STATE_FAILED:
         found.append(f"failed: {failure_pb2.FailureKind.Name(rollout.failure_kind)}")
     for attempt in rollout.attempts:
-        found += _attempt_problems(rollout, attempt, least_reward)
+        found += _attempt_problems(rollout, attempt, min_reward)
     return [f"{rollout.name}: {each}" for each in found]
 
 
-def _attempt_problems(rollout: rollout_pb2.Rollout, attempt: attempt_pb2.Attempt, least_reward: float) -> list[str]:
+def _attempt_problems(rollout: rollout_pb2.Rollout, attempt: attempt_pb2.Attempt, min_reward: float) -> list[str]:
     rewards = [reward.value for reward in attempt.rewards]
     if attempt.state == attempt_pb2.ATTEMPT_STATE_SUCCEEDED:
         if rollout.state == rollout_pb2.ROLLOUT_STATE_SUCCEEDED and attempt.final:
-            if len(rewards) == 1 and rewards[0] >= least_reward:
+            if len(rewards) == 1 and rewards[0] >= min_reward:
                 return []
             return [f"the rewards of its deciding attempt are {rewards}"]
         return [f"attempt {attempt.name} succeeded but does not decide"]

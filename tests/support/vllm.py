@@ -105,7 +105,7 @@ class VllmServer:
         return str(self.get("/weight_info")["weight_version"])
 
     def gauge(self, name: str, *, labelled: str = "") -> float:
-        """Returns a figure of its own metrics, summed over its series, or over those with a label (`name="value"`)."""
+        """Returns a metric of its own metrics, summed over its series, or over those with a label (`name="value"`)."""
         request = urllib.request.Request(f"{self.root}/metrics", headers=self._key)
         with urllib.request.urlopen(request, timeout=CALL_LIMIT_S) as answer:
             text = answer.read().decode()
@@ -167,7 +167,7 @@ def _command(model: Path, port: int) -> list[str]:
         str(ENVIRONMENT / "bin" / "vllm"),
         *("serve", str(model), "--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port)),
         *("--enforce-eager", "--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", "32"),
-        # So that the same greedy call gives the same figures whatever came before it.
+        # So that the same greedy call gives the same metrics whatever came before it.
         *("--dtype", "float32", "--no-enable-prefix-caching"),
         *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
         *("--enable-lora", "--max-lora-rank", str(ADAPTER_RANK)),

@@ -55,7 +55,7 @@ SETTINGS = {
         "max_model_len": 512,
         "max_sequences": 16,
     },
-    "engine_check": {"warn": 0.0001, "stop": 0.001},
+    "engine_mismatch": {"warn": 0.0001, "stop": 0.001},
 }
 FINAL = (pb.TRAINING_RUN_STATE_SUCCEEDED, pb.TRAINING_RUN_STATE_FAILED, pb.TRAINING_RUN_STATE_CANCELLED)
 WAIT_S = 900  # two starts of vLLM on a machine that is busy with the other half of the suite
@@ -74,8 +74,8 @@ class Trained:
     killed_ns: int
 
     @property
-    def figures(self) -> list[Mapping[str, float]]:
-        """Returns the figures of each step."""
+    def metrics(self) -> list[Mapping[str, float]]:
+        """Returns the metrics of each step."""
         return [event.step.values for event in self.events if event.HasField("step")]
 
     @property

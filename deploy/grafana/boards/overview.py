@@ -63,7 +63,7 @@ OVERVIEW = Board(
                 Panel(
                     title="Reward of training runs",
                     minimum=None,
-                    queries={"{{run}}": 'fulmen_algorithm_run_figure{figure="reward_mean"}'},
+                    queries={"{{run}}": 'fulmen_algorithm_run_metric{metric="reward_mean"}'},
                 ),
                 Panel(
                     title="Cost of model calls, dollars per hour",

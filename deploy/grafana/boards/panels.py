@@ -96,8 +96,8 @@ def total(metric: str) -> str:
 
 def run_metrics(title: str, *names: str, unit: str = "short", minimum: float | None = 0, about: str = "") -> Panel:
     """Returns a panel of metrics of training runs."""
-    chosen = f'{{run=~"$run", figure=~"{"|".join(names)}"}}'
-    legend = "{{run}}" if len(names) == 1 and names[0].isidentifier() else "{{run}} {{figure}}"
+    chosen = f'{{run=~"$run", metric=~"{"|".join(names)}"}}'
+    legend = "{{run}}" if len(names) == 1 and names[0].isidentifier() else "{{run}} {{metric}}"
     return Panel(
-        title=title, queries={legend: f"fulmen_algorithm_run_figure{chosen}"}, unit=unit, minimum=minimum, about=about
+        title=title, queries={legend: f"fulmen_algorithm_run_metric{chosen}"}, unit=unit, minimum=minimum, about=about
     )

@@ -22,7 +22,7 @@ from fulmen_algorithm.engines.proxy_admin import MAX_BACKEND_ID, ProxyAdmin, bac
 from fulmen_algorithm.persistence.served_policies import ServedPolicies
 from fulmen_algorithm.policy.engine_settings import EmbeddedEngine, EngineSettings, ExternalEngine
 from fulmen_algorithm.runs.failure import RunFailed
-from fulmen_algorithm.runs.ports import Notify, PublishedPolicy, SwapFigures
+from fulmen_algorithm.runs.ports import Notify, PublishedPolicy, SwapStats
 
 FIRST_PORT = 9000
 EMBEDDED = EmbeddedEngine()
@@ -109,14 +109,14 @@ class LightEngine:
     async def healthy(self) -> bool:
         return True
 
-    async def swap(self, policy: PublishedPolicy, gate: SwapGate) -> SwapFigures:
+    async def swap(self, policy: PublishedPolicy, gate: SwapGate) -> SwapStats:
         before = dict(self.proxy.routes)
         self.swaps.append(policy.version)
         if self.failures:
             raise self.failures.pop()
         await gate.promote()
         self.routed.append((before, dict(self.proxy.routes)))
-        return SwapFigures()
+        return SwapStats()
 
     async def stop(self) -> None:
         self.end.set()

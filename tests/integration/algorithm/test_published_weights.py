@@ -48,9 +48,9 @@ async def test_versions_by_delta_are_served_and_the_best_has_an_alias(
         header = read_header(Path(versions[2]["path"]) / DELTA_FILE)
         assert (header.base_sha256, header.sha256) == (versions[1]["sha256"], versions[2]["sha256"])
         assert found.resources[-1].name in names[: STEPS + 1]
-        figures = [e.step.values for e in watcher.events if e.HasField("step")]
+        metrics = [e.step.values for e in watcher.events if e.HasField("step")]
         # The engine took each delta as it was: it read no more than that.
-        deltas = [f for f in figures if "delta_changed_share" in f]
+        deltas = [f for f in metrics if "delta_changed_share" in f]
         assert deltas
         assert all(0 < f["publish_bytes"] < f["publish_bytes_full"] for f in deltas)
         assert all(f["publish_pause_ms"] < 1000 for f in deltas)

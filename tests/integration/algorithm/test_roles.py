@@ -84,7 +84,7 @@ class Stand:
         return Watcher(self.stack, self.client, run.name)
 
     async def finished(self, watcher: Watcher) -> list[dict[str, float]]:
-        """Waits for a good end; returns the figures of every training step."""
+        """Waits for a good end; returns the metrics of every training step."""
         run = await watcher.end()
         assert run.state == pb.TRAINING_RUN_STATE_SUCCEEDED, f"{run.failure_message}\n{watcher.story()}"
         return [dict(e.step.values) for e in watcher.events if e.HasField("step") and e.step.step]
@@ -133,10 +133,10 @@ def sampled(found: list[Trajectory], role: str) -> list[int]:
 async def check_one_role_of_a_shared_policy(stand: Stand) -> None:
     """Trains the planner's rows alone, of a policy that both roles ask."""
     watcher = await stand.begin("shared", "tiny", planner="tiny", solver="tiny", roles={"train": ["planner"]})
-    figures = await stand.finished(watcher)
+    metrics = await stand.finished(watcher)
     trained = await stand.trained("shared")
-    assert len(figures) == STEPS
-    for step, values in enumerate(figures, start=1):
+    assert len(metrics) == STEPS
+    for step, values in enumerate(metrics, start=1):
         planner, solver = sampled(trained[step], "planner"), sampled(trained[step], "solver")
         assert len(solver) == 2 * len(planner) > 0
         assert (values["rows"], values["role_planner_rows"]) == (len(planner), len(planner))
@@ -153,9 +153,9 @@ async def check_an_adapter_for_each_role(stand: Stand) -> None:
     await watcher.until_step(1)
     await stand.stack.kill_service("algorithm")
     await stand.stack.start_service("algorithm")
-    figures = await stand.finished(watcher)
-    assert all(values["tokens"] == values["role_solver_tokens"] > 0 for values in figures)
-    assert "validation_role_solver_reward" in figures[-1]
+    metrics = await stand.finished(watcher)
+    assert all(values["tokens"] == values["role_solver_tokens"] > 0 for values in metrics)
+    assert "validation_role_solver_reward" in metrics[-1]
     run_folder = stand.folder / "algorithm/runs/adapters"
     check_books(read_consumed(run_folder), await finished_groups(stand.client, "trainingRuns/adapters"), steps=STEPS)
     # Every row was sampled by the model of its role, and by versions of the policy.
@@ -176,9 +176,9 @@ async def check_an_adapter_for_each_role(stand: Stand) -> None:
 
 async def check_policies_of_two_runs(stand: Stand) -> None:
     """Trains a policy whose agent also asks one that another run left behind."""
-    figures = await stand.finished(await stand.begin("other", "other", planner="tiny", solver="other"))
+    metrics = await stand.finished(await stand.begin("other", "other", planner="tiny", solver="other"))
     trained = await stand.trained("other")
-    for step, values in enumerate(figures, start=1):
+    for step, values in enumerate(metrics, start=1):
         assert {r.policy for t in trained[step] for r in t.of_agent("planner")} == {"tiny"}
         assert values["tokens"] == sum(sampled(trained[step], "solver")) > 0
         assert "role_planner_rows" not in values

@@ -224,13 +224,13 @@ async def test_a_swap_pauses_loads_promotes_and_goes_on(
     process, _ = await started(options, policy, swap=mode, drain_limit_s=20)
     gate = Gate(options.vllm_command)
     gate.may_promote.set()
-    figures = await process.swap(replace(policy, version=5), gate)
+    metrics = await process.swap(replace(policy, version=5), gate)
     await process.stop()
     assert gate.of_vllm() == SWAP
     around = (["hold for 80 s after 0 calls", "idle within 20 s after 0 calls"], ["release after /resume"])
     before, after = around if mode == "drain" else ([], [])
     assert gate.asked == [*before, "promote after /update_weight_version", *after]
-    assert (figures.pause_s > 0, figures.size_bytes) == (True, (policy.path / "model.safetensors").stat().st_size)
+    assert (metrics.pause_s > 0, metrics.size_bytes) == (True, (policy.path / "model.safetensors").stat().st_size)
 
 
 async def test_a_swap_that_is_cancelled_goes_on_to_where_calls_go_on(

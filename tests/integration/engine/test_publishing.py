@@ -16,7 +16,7 @@ from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.policy.trainer import TrainerSetup
 from fulmen_algorithm.policy.versions import Versions
 from fulmen_algorithm.runs.failure import RunFailed
-from fulmen_algorithm.runs.ports import PublishedPolicy, SavedModel, SwapFigures
+from fulmen_algorithm.runs.ports import PublishedPolicy, SavedModel, SwapStats
 from fulmen_algorithm.trainers.in_process import InProcessTrainer
 from fulmen_algorithm.trainers.torch_thread import TorchThread
 from fulmen_algorithm.training.rows import Row
@@ -89,12 +89,12 @@ class Publishing:
         self.engines.append(await EngineProcess.start(OPTIONS, published))
         return self.engines[-1]
 
-    async def swap(self, engine: EngineProcess, published: PublishedPolicy) -> SwapFigures:
+    async def swap(self, engine: EngineProcess, published: PublishedPolicy) -> SwapStats:
         """Sends a version to an engine, as the policy does."""
         with self.versions.publishing(published.version):
-            figures = await engine.swap(published, self.gate)
+            metrics = await engine.swap(published, self.gate)
         self.versions.served(published.version)
-        return figures
+        return metrics
 
 
 def row(number: int, role: str) -> Row:
@@ -160,8 +160,8 @@ async def test_versions_by_delta_answer_as_a_fresh_engine_with_the_whole_folder_
     for _ in range(5):
         saved, published = await publishing.publish()
         kinds.append(saved.kind)
-        figures = await publishing.swap(engine, published)
-        assert figures.size_bytes == saved.size_bytes
+        metrics = await publishing.swap(engine, published)
+        assert metrics.size_bytes == saved.size_bytes
         present.append(await answers(engine))
     # A complete one after each three deltas, so that no chain has more than four links.
     assert kinds == [WeightsKind.DELTA] * 3 + [WeightsKind.FULL, WeightsKind.DELTA]
@@ -187,8 +187,8 @@ async def test_a_damaged_delta_is_refused_and_all_weights_are_sent(publishing: P
     saved, published = await publishing.publish()
     file = saved.path / "delta.safetensors"
     file.write_bytes(file.read_bytes()[:-3] + b"\x00\x01\x02")
-    figures = await publishing.swap(engine, published)
-    assert figures.size_bytes > saved.full_bytes
+    metrics = await publishing.swap(engine, published)
+    assert metrics.size_bytes > saved.full_bytes
     # The chain is broken; what the trainer wrote while it still had the weights is there, and is the same.
     whole = await publishing.versions.materialise(2)
     assert read_folder(whole).sha256() == saved.sha256
@@ -224,9 +224,9 @@ async def test_adapters_of_roles_answer_under_their_names_and_change_apart(publi
     assert before["tiny"] == before["tiny.planner"]
     for _ in range(3):
         saved, published = await publishing.publish()
-        figures = await publishing.swap(engine, published)
+        metrics = await publishing.swap(engine, published)
     assert saved.kind is WeightsKind.LORA
-    assert 0 < figures.size_bytes <= saved.size_bytes < 2 * saved.full_bytes
+    assert 0 < metrics.size_bytes <= saved.size_bytes < 2 * saved.full_bytes
     after: dict[str, Any] = {model: await answers(engine, model) for model in first.model_names}
     assert after["tiny"] == before["tiny"]
     assert after["tiny.planner"] == before["tiny.planner"]

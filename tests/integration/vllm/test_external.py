@@ -121,12 +121,12 @@ async def test_it_is_given_the_weights_and_promoted_before_it_goes_on(
     assert (vllm.weight_version(), await greedy(vllm), await engine.healthy()) == ("7", old, True)
     gate = Gate(vllm)
     before = await engine.sampled_tokens()
-    figures = await engine.swap(published(weights[1], 8), gate)
+    metrics = await engine.swap(published(weights[1], 8), gate)
     new = await greedy(vllm)
     assert new != old
     assert gate.asked == ["promote, paused True, version 8"]
-    assert figures.size_bytes == (weights[1] / "model.safetensors").stat().st_size
-    assert figures.pause_s > 0
+    assert metrics.size_bytes == (weights[1] / "model.safetensors").stat().st_size
+    assert metrics.pause_s > 0
     assert await engine.sampled_tokens() == before + 16
     await engine.stop()
     assert await engine.healthy()
@@ -258,14 +258,14 @@ async def test_a_policy_of_adapters_is_swapped_in_place_and_the_base_model_stays
     try:
         old, named = await greedy(vllm, model="adapted"), vllm.weight_version()
         gate = Gate(vllm)
-        figures = await process.swap(second, gate)
+        metrics = await process.swap(second, gate)
         new = await greedy(vllm, model="adapted")
     finally:
         await process.stop()
     assert len({tuple(tokens) for tokens in (base, old, new)}) == 3
     assert await greedy(vllm) == base
     assert (named, gate.asked, await paused(vllm)) == ("11", ["promote, paused True, version 12"], False)
-    assert (figures.pause_s > 0, figures.size_bytes) == (
+    assert (metrics.pause_s > 0, metrics.size_bytes) == (
         True,
         (adapters[1] / "adapter_model.safetensors").stat().st_size,
     )

@@ -108,24 +108,24 @@ async def test_no_attempt_fails_but_those_that_the_kill_met(trained: Trained) ->
     for attempt in failed:
         assert attempt.end_time.ToNanoseconds() >= trained.killed_ns, attempt
         assert attempt.start_time.ToNanoseconds() <= trained.served_ns[1], attempt
-    assert all(figures.get("rollouts_masked", 0) == 0 for figures in trained.figures)
+    assert all(metrics.get("rollouts_masked", 0) == 0 for metrics in trained.metrics)
 
 
 async def test_every_token_has_the_probability_that_the_trainer_gives_it_in_its_version(trained: Trained) -> None:
-    compared = [figures for figures in trained.figures if "engine_kl" in figures]
+    compared = [metrics for metrics in trained.metrics if "engine_mismatch_kl" in metrics]
     assert len(compared) == STEPS
-    assert all(figures["engine_tokens"] >= 4 for figures in compared)
-    assert max(figures["engine_kl"] for figures in compared) < 1e-6
-    assert max(figures["engine_abs_logprob_delta_max"] for figures in compared) < 1e-3
+    assert all(metrics["engine_mismatch_tokens"] >= 4 for metrics in compared)
+    assert max(metrics["engine_mismatch_kl"] for metrics in compared) < 1e-6
+    assert max(metrics["engine_mismatch_logprob_max"] for metrics in compared) < 1e-3
     assert not [text for text in trained.notices if "disagree" in text]
 
 
 async def test_each_step_says_what_its_publication_took(trained: Trained) -> None:
-    swaps = [figures for figures in trained.figures if figures.get("publish_pause_ms", 0) > 0]
+    swaps = [metrics for metrics in trained.metrics if metrics.get("publish_pause_ms", 0) > 0]
     # The version that could not be swapped in, while vLLM started anew, has no pause.
     assert len(swaps) >= STEPS - 2
     size = (Path(trained.run.model_path) / "model.safetensors").stat().st_size
-    assert {figures["publish_bytes"] for figures in swaps} == {size}
+    assert {metrics["publish_bytes"] for metrics in swaps} == {size}
 
 
 async def test_what_store_runner_proxy_and_vllm_did_for_a_rollout_is_one_tree(trained: Trained) -> None:

@@ -15,7 +15,7 @@ from fulmen.errors import ResourceNotFound
 from fulmen_algorithm.rollouts.groups import FinishedGroup, FinishedRollout, GroupSpec, of_branch, train_index
 from fulmen_algorithm.rollouts.trajectory import Conversation, RolloutTrajectory, TokenSequence
 from fulmen_algorithm.runs.chat import ChatAnswer, ChatRequest
-from fulmen_algorithm.runs.ports import Content, Notify, PublishedPolicy, SwapFigures
+from fulmen_algorithm.runs.ports import Content, Notify, PublishedPolicy, SwapStats
 from fulmen_algorithm.runs.run import TrainingRun
 from fulmen_algorithm.training.settings import WeightsKind
 from fulmen_algorithm.weights.tensor_files import read_folder
@@ -237,8 +237,8 @@ class ModelQueue:
         await self._world.crashes.after()
 
 
-class ModelShelf:
-    """The port `ResourceShelf`."""
+class ModelResources:
+    """The port `ResourceStore`."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -307,7 +307,7 @@ class ModelServing:
         assert policy.kind is not WeightsKind.DELTA, "an engine begins with a delta"
         await self.swap(policy)
 
-    async def swap(self, policy: PublishedPolicy) -> SwapFigures:
+    async def swap(self, policy: PublishedPolicy) -> SwapStats:
         """Serves another version; what it is made of must be there, and be the weights that it says."""
         await self._world.crashes.before()
         if policy.kind is WeightsKind.LORA:
@@ -321,7 +321,7 @@ class ModelServing:
         self._world.served = policy
         self._world.served_versions.append(policy.version)
         await self._world.crashes.after()
-        return SwapFigures(pause_s=0.05, size_bytes=1000)
+        return SwapStats(pause_s=0.05, size_bytes=1000)
 
     def release(self) -> None:
         """Leaves what is served where it is."""

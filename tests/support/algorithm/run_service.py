@@ -18,12 +18,12 @@ from fulmen_algorithm.persistence.state_folder import StateFolder
 from fulmen_algorithm.policy.trainer import OpenTrainer
 from fulmen_algorithm.runs.creation import RunDraft, checked_run
 from fulmen_algorithm.runs.execution import Connections, RunExecutor
+from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec, TrainingRun
-from fulmen_algorithm.runs.runs import Runs
 from fulmen_algorithm.runs.worker import RunWorker
 from fulmen_algorithm.trainers.in_process import InProcessTrainer
 from fulmen_algorithm.trainers.torch_thread import TorchThread
-from tests.support.algorithm.model_services import ModelChat, ModelQueue, ModelServing, ModelShelf, World, no_build
+from tests.support.algorithm.model_services import ModelChat, ModelQueue, ModelResources, ModelServing, World, no_build
 
 ALGORITHMS = load_registry([Path(__file__).parents[3] / "examples/best_of_n/algorithm.py"])
 
@@ -51,7 +51,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory, repository_root: Path) 
 class Service:
     """One life of the service's inside."""
 
-    runs: Runs
+    runs: RunRegistry
     worker: RunWorker
     torch_thread: TorchThread
     threads: ThreadPoolExecutor
@@ -69,9 +69,9 @@ class Service:
 def service_at(state: Path, world: World, open_trainer: OpenTrainer | None = None) -> Service:
     """Starts the service's inside over a world."""
     folder = StateFolder(state).__enter__()
-    runs = Runs(open_file=folder.run_files, clock=now, max_concurrent=2)
+    runs = RunRegistry(open_file=folder.run_files, clock=now, max_concurrent=2)
     for run, files in folder.runs():
-        runs.adopt(run, files)
+        runs.restore(run, files)
     torch_thread, threads = TorchThread(torch_threads=1), ThreadPoolExecutor()
     asyncio.get_running_loop().set_default_executor(threads)
     executor = RunExecutor(
@@ -79,7 +79,7 @@ def service_at(state: Path, world: World, open_trainer: OpenTrainer | None = Non
         runs=runs,
         connections=Connections(
             queue=lambda run, settings, notify: ModelQueue(world.of(run)),
-            shelf=lambda project, notify: ModelShelf(world),
+            resources=lambda project, notify: ModelResources(world),
             serving=lambda run, settings, notify: ModelServing(world.of(run)),
             chat=lambda notify: ModelChat(world),
             open_trainer=open_trainer
@@ -159,4 +159,4 @@ def sft_draft(grpo_draft: RunDraft) -> RunDraft:
 
 async def created(draft: RunDraft, world: World, **allowed: Collection[str]) -> TrainingRun:
     """Checks a draft against a world; `allowed` are the addresses that the operator names."""
-    return await checked_run(draft, registry=ALGORITHMS, shelf=ModelShelf(world), now=now(), **allowed)
+    return await checked_run(draft, registry=ALGORITHMS, resources=ModelResources(world), now=now(), **allowed)

@@ -17,8 +17,8 @@ import torch
 from fulmen.rpc.channel import open_channel
 from fulmen_algorithm.app import build
 from fulmen_algorithm.persistence.state_folder import StateFolder
+from fulmen_algorithm.runs.registry import Runs
 from fulmen_algorithm.runs.run import NO_POLICY, RunState, TrainingRun
-from fulmen_algorithm.runs.runs import Runs
 from fulmen_algorithm.settings import AlgorithmServiceSettings
 from fulmen_exchange.codecs.codec import SegmentCodec
 from fulmen_exchange.links.grpc_link import GrpcLink, GrpcRank

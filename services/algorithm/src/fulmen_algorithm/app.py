@@ -34,8 +34,8 @@ from fulmen_algorithm.runs.algorithm import Registry, RunSettings
 from fulmen_algorithm.runs.execution import Connections, RunExecutor
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.ports import PublishedPolicy
+from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_algorithm.runs.run import TrainingRun
-from fulmen_algorithm.runs.runs import Runs
 from fulmen_algorithm.runs.worker import RunWorker
 from fulmen_algorithm.settings import AlgorithmServiceSettings
 from fulmen_algorithm.sinks.prometheus import RunMetrics
@@ -102,9 +102,9 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     registry = _registry(settings)
     state = stack.enter_context(StateFolder(settings.state_dir))
     store, proxy = await _channels(settings, stack)
-    runs = Runs(open_file=state.run_files, clock=_now, max_concurrent=settings.max_concurrent_runs)
+    runs = RunRegistry(open_file=state.run_files, clock=_now, max_concurrent=settings.max_concurrent_runs)
     for run, files in state.runs():
-        runs.adopt(run, files)
+        runs.restore(run, files)
     engines = _engines(settings, proxy)
     connections = _connections(settings, store, proxy, engines, _trainers(settings, stack))
     executor = RunExecutor(
@@ -121,7 +121,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         runs=runs,
         worker=worker,
         registry=registry,
-        shelf=connections.shelf,
+        resources=connections.resources,
         open_files=state.run_files,
         clock=_now,
         unavailable=partial(unavailable, _engine_options(settings)),
@@ -181,7 +181,7 @@ def _engines(settings: AlgorithmServiceSettings, proxy: FulmenChannel) -> Engine
     )
 
 
-def _exchange(settings: AlgorithmServiceSettings, runs: Runs, stack: AsyncExitStack) -> GradientExchangeServicer:
+def _exchange(settings: AlgorithmServiceSettings, runs: RunRegistry, stack: AsyncExitStack) -> GradientExchangeServicer:
     def project_of(name: str) -> str:
         return runs.entry(name).run.project
 
@@ -272,7 +272,7 @@ def _connections(
     builder = ModelBuilder(deadline_s=settings.build_deadline_s, torch_threads=settings.torch_threads)
     return Connections(
         queue=queue,
-        shelf=lambda project, notify: StoreResources(store, project, patience(notify)),
+        resources=lambda project, notify: StoreResources(store, project, patience(notify)),
         serving=lambda run, run_settings, notify: engines.serving(run.name, run_settings.engine, notify),
         chat=lambda notify: ChatClient(
             proxy, endpoints=_by_address(settings.chat_endpoints), outage_limit_s=settings.outage_limit_s, notify=notify
@@ -282,7 +282,7 @@ def _connections(
     )
 
 
-def _metric_publisher(settings: AlgorithmServiceSettings, runs: Runs, stack: AsyncExitStack) -> MetricPublisher:
+def _metric_publisher(settings: AlgorithmServiceSettings, runs: RunRegistry, stack: AsyncExitStack) -> MetricPublisher:
     """Shows the runs to Prometheus, and loads the sinks that are asked for.
 
     Raises:

@@ -121,7 +121,7 @@ class AlgorithmServiceSettings(KeyHolderSettings):
     build_deadline_s: float = Field(default=600.0, gt=0, description="Limit of a model-building script, seconds.")
     metric_sinks: str = Field(
         default="tensorboard",
-        description="Where figures of runs go besides the event log: of `tensorboard`, `wandb`, `mlflow`, with commas.",
+        description="Where metrics of runs go besides the event log: of `tensorboard`, `wandb`, `mlflow`, with commas.",
     )
     max_concurrent_runs: int = Field(default=2, ge=1, le=64, description="Runs that are active at a time.")
     keep_checkpoints: int = Field(default=3, ge=1, description="Newest checkpoints of a run that are kept.")

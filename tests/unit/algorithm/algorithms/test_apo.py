@@ -13,9 +13,9 @@ import pytest
 from fulmen.errors import SettingsInvalid
 from fulmen_algorithm.runs.chat import ChatRequest
 from fulmen_algorithm.runs.creation import RunDraft
+from fulmen_algorithm.runs.registry import Entry
 from fulmen_algorithm.runs.report import report
 from fulmen_algorithm.runs.run import NO_POLICY, RunState
-from fulmen_algorithm.runs.runs import Entry
 from fulmen_algorithm.training.checkpoints import CheckpointStore
 from tests.support.algorithm.model_services import Crashes, World
 from tests.support.algorithm.run_service import Service, created

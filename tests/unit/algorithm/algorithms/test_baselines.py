@@ -45,8 +45,8 @@ async def test_a_run_trains_to_its_end(
     assert entry.run.state is RunState.SUCCEEDED, entry.run.failure_message
     sizes = {spec.size for name, spec in world.groups.items() if name.startswith("train/")}
     assert sizes == ({8} if algorithm == "rloo" else {1})
-    figures = entry.events.steps()[-1].values
-    assert (set(figures) >= VALUE_FIGURES) is (algorithm == "ppo")
+    metrics = entry.events.steps()[-1].values
+    assert (set(metrics) >= VALUE_FIGURES) is (algorithm == "ppo")
 
 
 async def test_of_rewards_below_zero_too_one_version_is_the_best(

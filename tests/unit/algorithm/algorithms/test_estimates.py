@@ -1,4 +1,4 @@
-"""What an evaluation claims, against enumeration and published figures."""
+"""What an evaluation claims, against enumeration and published metrics."""
 
 import math
 from itertools import combinations

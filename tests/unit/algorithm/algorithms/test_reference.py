@@ -28,7 +28,7 @@ def weights_of(folder: Path) -> bytes:
 
 
 async def finished(draft: RunDraft, world: World, open_service: OpenService) -> list[dict[str, float]]:
-    """Runs a draft to its end; returns the figures of its steps."""
+    """Runs a draft to its end; returns the metrics of its steps."""
     run = await created(draft, world)
     service = open_service(world)
     service.runs.add(run)
@@ -73,10 +73,10 @@ async def test_a_penalty_in_the_reward_moves_groups_whose_rewards_alone_would_no
     world: World, grpo_draft: RunDraft, open_service: OpenService
 ) -> None:
     draft = with_settings(grpo_draft, steps=1, kl={"kind": "reward", "coefficient": 0.5})
-    figures = (await finished(draft, world, open_service))[-1]
+    metrics = (await finished(draft, world, open_service))[-1]
     # The made-up rollouts have log mu = -3 at their two tokens.
-    assert figures["kl_penalty_mean"] == pytest.approx(0.5 * 2 * figures["kl_reference_sampler"])
-    assert figures["kl_reference_sampler"] != 0
+    assert metrics["kl_penalty_mean"] == pytest.approx(0.5 * 2 * metrics["kl_reference_sampler"])
+    assert metrics["kl_reference_sampler"] != 0
 
 
 @pytest.mark.parametrize("algorithm", ["dr_grpo", "dapo", "gspo", "cispo"])
@@ -84,11 +84,11 @@ async def test_every_variant_carries_a_run_out(
     algorithm: str, world: World, grpo_draft: RunDraft, open_service: OpenService
 ) -> None:
     draft = replace(with_settings(grpo_draft, steps=1, max_tokens=10), algorithm=algorithm)
-    figures = (await finished(draft, world, open_service))[-1]
-    assert figures["optimizer_steps"] == 1
-    assert figures["skipped"] == 0
+    metrics = (await finished(draft, world, open_service))[-1]
+    assert metrics["optimizer_steps"] == 1
+    assert metrics["skipped"] == 0
     if algorithm == "dapo":
-        assert figures["reward_overlong_mean"] == 0.0  # two tokens are far from ten
+        assert metrics["reward_overlong_mean"] == 0.0  # two tokens are far from ten
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ from tests.unit.algorithm.runs.test_crashes import live
 SETTINGS = {"steps": 3, "prompts_per_step": 2, "group_size": 4, "minibatches": 2, "validate_every": 3}
 KEEPS = [
     {"kind": "best", "count": 2},
-    {"kind": "threshold", "least_reward": 1.0},
-    {"kind": "threshold", "least_reward": 1.0, "most": 1},
+    {"kind": "threshold", "min_reward": 1.0},
+    {"kind": "threshold", "min_reward": 1.0, "max_per_group": 1},
 ]
 
 
@@ -49,7 +49,7 @@ async def test_the_chosen_rollouts_are_imitated_wherever_the_process_is_killed(
     final = service.runs.entry(run.name).run
     assert final.state is RunState.SUCCEEDED, final.failure_message
     assert {"validation_accuracy_before", "validation_accuracy_after"} <= set(final.results)
-    if trial < 3:  # else the figures of a publication may have died with the process
+    if trial < 3:  # else the metrics of a publication may have died with the process
         published = {"publish_seconds", "publish_bytes", "publish_bytes_full", "publish_pause_ms"}
         steps = service.runs.entry(run.name).events.steps()
         assert [step.step for step in steps if published <= step.values.keys()] == [1, 2, 3]
@@ -58,7 +58,9 @@ async def test_the_chosen_rollouts_are_imitated_wherever_the_process_is_killed(
     rewards = {each.name: each.reward for group in world.feed for each in group.rollouts}
     for line in lines:
         scored = sorted((r for n in line["rollouts"] if (r := rewards[n]) is not None), reverse=True)
-        chosen = scored[: keep["count"]] if "count" in keep else [r for r in scored if r >= 1.0][: keep.get("most")]
+        chosen = (
+            scored[: keep["count"]] if "count" in keep else [r for r in scored if r >= 1.0][: keep.get("max_per_group")]
+        )
         assert sorted((rewards[name] for name in line["trained"]), reverse=True) == chosen
 
 

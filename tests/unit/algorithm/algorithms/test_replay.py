@@ -114,9 +114,9 @@ async def test_stored_groups_are_trained_on_once_an_epoch_however_often_the_proc
     assert entry.run.results["groups_stored_no_variance"] == entry.run.results["groups_stored_too_few_scored"] == 1
     assert world.served is not None
     assert entry.run.policy_version == world.served.name
-    figures = entry.events.steps()[-1].values
-    assert {"importance_mean", "effective_sample_share", "capped_share"} <= set(figures)
-    assert not [name for name in figures if name.startswith("staleness")]
+    metrics = entry.events.steps()[-1].values
+    assert {"importance_mean", "effective_sample_share", "capped_share"} <= set(metrics)
+    assert not [name for name in metrics if name.startswith("staleness")]
 
 
 async def test_without_validation_tasks_no_agent_is_needed_and_nothing_is_served(
@@ -207,9 +207,9 @@ async def test_every_epoch_has_every_group_once_and_no_step_has_one_twice(
             source = StoredGroups(groups, seed=seed, read=nothing)
         source.begin_step(len(taken))
         found = (
-            [*await source.take(limit=1), *await source.take(limit=size - 1)]
+            [*await source.poll(limit=1), *await source.poll(limit=size - 1)]
             if size > 1
-            else await source.take(limit=1)
+            else await source.poll(limit=1)
         )
         assert found
         assert len({each.rollouts[0].name for each in found}) == len(found) <= size

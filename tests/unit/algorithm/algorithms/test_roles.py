@@ -27,8 +27,8 @@ def digests(folder: Path) -> dict[str, str]:
     return {r: hashlib.sha256((folder / r / "adapter_model.safetensors").read_bytes()).hexdigest() for r in ROLES}
 
 
-def figures(tmp_path: Path) -> list[dict[str, float]]:
-    """Reads the figures of the training steps."""
+def metrics(tmp_path: Path) -> list[dict[str, float]]:
+    """Reads the metrics of the training steps."""
     lines = (tmp_path / "state/runs/small/events.jsonl").read_text().splitlines()
     steps = [step for line in lines if (step := json.loads(line).get("step")) is not None]
     return [step["values"] for step in steps if step["step"]]
@@ -80,7 +80,7 @@ async def test_rows_of_another_policy_do_not_train(
     world.roles = {"planner": ("tiny", "tiny"), "solver": ("elsewhere", "elsewhere")}
     run = await carried_out(with_settings(grpo_draft, steps=1), world, open_service)
     assert run.state is RunState.SUCCEEDED, run.failure_message
-    [step] = figures(tmp_path)
+    [step] = metrics(tmp_path)
     assert step["rows"] == step["role_planner_rows"] > 0
     assert step["tokens"] == step["role_planner_tokens"]
 

@@ -143,7 +143,7 @@ def test_rewards_of_several_dimensions_are_weighed_and_one_that_is_missing_is_ne
     ]
     assert numbers(members, scorer._settings)["a"][0][2] == pytest.approx(0.75)
     scored = [scorer.score("g", r, t) for r, t in members]
-    assert scorer.figures(scored) == {"reward_correct_mean": 0.5, "reward_style_mean": 0.5}
+    assert scorer.metrics(scored) == {"reward_correct_mean": 0.5, "reward_style_mean": 0.5}
 
 
 def test_a_group_of_equal_rewards_has_no_signal_unless_lengths_are_punished():
@@ -163,10 +163,10 @@ def test_a_group_of_equal_rewards_has_no_signal_unless_lengths_are_punished():
 def test_a_critic_or_a_batch_is_compared_with_so_one_rollout_is_a_group():
     for advantage in ({"kind": "gae"}, {"kind": "reinforce_pp"}):
         scorer = Scorer(settings_of(advantage=advantage))
-        assert scorer.least == 1
+        assert scorer.min_rollouts == 1
         assert scorer.may_train([rollout("a", 1.0)])
         assert scorer.has_signal([scorer.score("g", rollout("a", 1.0), read(calls_of(1)))])
-    assert Scorer(settings_of()).least == 2
+    assert Scorer(settings_of()).min_rollouts == 2
 
 
 def test_steps_have_the_credit_that_the_sdk_gives_them():
@@ -217,12 +217,12 @@ def test_a_role_with_rewards_of_its_own_is_compared_with_its_like():
     assert found["b"] == [pytest.approx((0, 0.2, 0.2)), (0, -0.5)]
     # No reward of the planner's, and nobody else: nothing is taken for zero.
     assert "c" not in found
-    figures = Scorer(settings_of(roles=roles)).figures(
+    metrics = Scorer(settings_of(roles=roles)).metrics(
         [Scorer(settings_of(roles=roles)).score("g", r, t) for r, t in members]
     )
-    assert figures["role_planner_rows"] == 3
-    assert figures["role_worker_tokens"] == 3
-    assert figures["role_planner_reward_mean"] == pytest.approx(0.4)
+    assert metrics["role_planner_rows"] == 3
+    assert metrics["role_worker_tokens"] == 3
+    assert metrics["role_planner_reward_mean"] == pytest.approx(0.4)
 
 
 def test_only_the_roles_that_are_named_train_and_all_share_the_advantage_of_the_rollout():

@@ -13,11 +13,11 @@ from fulmen_algorithm.algorithms import sft
 from fulmen_algorithm.rollouts.groups import FinishedGroup, FinishedRollout
 from fulmen_algorithm.rollouts.trajectory import Conversation
 from fulmen_algorithm.runs.creation import RunDraft, checked_run
+from fulmen_algorithm.runs.registry import Entry
 from fulmen_algorithm.runs.run import RunState, TrainingRun
-from fulmen_algorithm.runs.runs import Entry
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.sft import sft_row
-from tests.support.algorithm.model_services import ModelShelf, World
+from tests.support.algorithm.model_services import ModelResources, World
 from tests.support.algorithm.run_service import ALGORITHMS, Service, created, now
 from tests.unit.algorithm.runs.test_crashes import live
 
@@ -57,7 +57,7 @@ def draft(sft_draft: RunDraft, world: World) -> RunDraft:
     ]
     for each in world.others[OTHER]:
         world.sampled_with |= {rollout.attempt: 1 for rollout in each.rollouts}
-    settings = {"steps": 3, "batch_size": 2, "report_every": 1, "most_per_task": 3}
+    settings = {"steps": 3, "batch_size": 2, "report_every": 1, "max_per_task": 3}
     return replace(sft_draft, inputs={"rollouts": OTHER}, settings_json=json.dumps(settings))
 
 
@@ -156,8 +156,8 @@ async def test_the_rollouts_of_a_run_that_does_not_exist_are_a_problem_before_it
     (violation,) = raised.value.violations
     assert violation.field == "inputs.rollouts"
     assert violation.description.startswith("there is no training run trainingRuns/nobody-1 in projects/default")
-    shelf = ModelShelf(world)
-    assert await checked_run(unknown, registry=ALGORITHMS, shelf=shelf, now=now(), knows_run=lambda *run: True)
+    resources = ModelResources(world)
+    assert await checked_run(unknown, registry=ALGORITHMS, resources=resources, now=now(), knows_run=lambda *run: True)
 
 
 async def test_epochs_become_steps_when_the_data_are_read(
@@ -166,7 +166,7 @@ async def test_epochs_become_steps_when_the_data_are_read(
     settings = {
         "epochs": 2.5,
         "batch_size": 2,
-        "most_per_task": 3,
+        "max_per_task": 3,
         "report_every": 2,
         "schedule": "linear",
         "learning_rate": 0.01,
@@ -187,7 +187,7 @@ async def test_epochs_become_steps_when_the_data_are_read(
 async def test_a_warm_up_that_the_epochs_do_not_have_is_told(
     world: World, draft: RunDraft, open_service: Callable[[World], Service]
 ) -> None:
-    settings = json.dumps({"epochs": 1, "batch_size": 5, "warmup_steps": 2, "most_per_task": 3})
+    settings = json.dumps({"epochs": 1, "batch_size": 5, "warmup_steps": 2, "max_per_task": 3})
     entry = await ended(open_service, world, await created(replace(draft, settings_json=settings), world))
     assert entry.run.failure_message == "warmup_steps is 2, but the run has 1 steps: 5 rows."
 
@@ -195,7 +195,7 @@ async def test_a_warm_up_that_the_epochs_do_not_have_is_told(
 async def test_a_run_without_successes_cannot_be_learned_from(
     world: World, draft: RunDraft, open_service: Callable[[World], Service]
 ) -> None:
-    settings = json.dumps({"steps": 3, "least_reward": 2.0})
+    settings = json.dumps({"steps": 3, "min_reward": 2.0})
     entry = await ended(open_service, world, await created(replace(draft, settings_json=settings), world))
     assert "No rollout of trainingRuns/other can be learned from" in entry.run.failure_message
 

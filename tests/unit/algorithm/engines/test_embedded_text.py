@@ -28,8 +28,8 @@ def pieces(text: str, *, stop: tuple[str, ...] = (), tools: bool = False) -> tup
     for token_id in TOKENIZER.encode(text).ids:
         if stream.push(token_id):
             break
-        emitted.append(stream.take())
-    emitted.append(stream.take(final=True))
+        emitted.append(stream.drain())
+    emitted.append(stream.drain(final=True))
     return emitted, stream
 
 

@@ -6,17 +6,17 @@ from pydantic import TypeAdapter, ValidationError
 from fulmen_algorithm.algorithms.grpo import GrpoSettings
 from fulmen_algorithm.policy.engine_settings import (
     EmbeddedEngine,
-    EngineCheck,
     EngineSettings,
     ExternalEngine,
+    MismatchSettings,
     SwapMode,
     VllmEngine,
 )
-from fulmen_algorithm.policy.engine_watch import EngineWatch
+from fulmen_algorithm.policy.engine_watch import MismatchMonitor
 from fulmen_algorithm.runs.failure import RunFailed
 
 ENGINE = TypeAdapter(EngineSettings)
-GAP = {"engine_abs_logprob_delta_mean": 0.1, "engine_abs_logprob_delta_max": 0.5, "engine_tokens": 7.0}
+GAP = {"engine_mismatch_logprob_mean": 0.1, "engine_mismatch_logprob_max": 0.5, "engine_mismatch_tokens": 7.0}
 
 
 def test_a_run_without_the_setting_is_served_by_the_embedded_engine() -> None:
@@ -58,23 +58,25 @@ def test_what_is_unknown_or_out_of_range_or_set_by_fulmen_is_refused(wrong: str)
 
 def test_a_run_cannot_stop_before_it_warns() -> None:
     with pytest.raises(ValidationError, match="stop needs to be at least warn"):
-        EngineCheck(warn=0.1, stop=0.01)
+        MismatchSettings(warn=0.1, stop=0.01)
 
 
 def test_a_difference_is_told_once_in_so_many_steps_and_one_too_large_fails_the_run() -> None:
     told: list[str] = []
-    watch = EngineWatch(EngineCheck(warn=0.1, stop=1.0, every=3), lambda _, text: told.append(text))
+    watch = MismatchMonitor(MismatchSettings(warn=0.1, stop=1.0, every=3), lambda _, text: told.append(text))
     for step in range(1, 8):
-        watch.look(step, GAP | {"engine_kl": 0.5})
+        watch.check(step, GAP | {"engine_mismatch_kl": 0.5})
     assert [text.partition(":")[0] for text in told] == [f"Engine and trainer disagree in step {n}" for n in (1, 4, 7)]
-    watch.look(8, GAP | {"engine_kl": 0.1})
-    watch.look(9, {"loss": 1.0})
+    watch.check(8, GAP | {"engine_mismatch_kl": 0.1})
+    watch.check(9, {"loss": 1.0})
     assert len(told) == 3
-    with pytest.raises(RunFailed, match=r"KL 1.5 nats per token.*engine_check.stop is 1"):
-        watch.look(10, GAP | {"engine_kl": 1.5})
+    with pytest.raises(RunFailed, match=r"KL 1.5 nats per token.*engine_mismatch.stop is 1"):
+        watch.check(10, GAP | {"engine_mismatch_kl": 1.5})
 
 
 def test_a_run_that_may_not_stop_goes_on_whatever_the_difference() -> None:
     told: list[str] = []
-    EngineWatch(EngineCheck(), lambda severity, _: told.append(severity)).look(0, GAP | {"engine_kl": 1e9})
+    MismatchMonitor(MismatchSettings(), lambda severity, _: told.append(severity)).check(
+        0, GAP | {"engine_mismatch_kl": 1e9}
+    )
     assert told == ["warning"]

@@ -19,7 +19,7 @@ from fulmen_algorithm.runs.ports import ChainLink, Content
 from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec, RunState, TrainingRun
 from fulmen_algorithm.training.settings import WeightsKind
 from fulmen_algorithm.weights.tensor_files import read_folder
-from tests.support.algorithm.model_services import Crashes, ModelShelf, World
+from tests.support.algorithm.model_services import Crashes, ModelResources, World
 from tests.support.algorithm.run_service import Service, created
 from tests.support.soak import long_after
 from tests.unit.algorithm.runs.test_crashes import live
@@ -116,9 +116,9 @@ async def test_a_run_that_is_killed_serves_no_weights_but_those_of_the_version(
     assert world.served.name == run.policy_version
     assert world.aliases[f"{POLICY}/aliases/best"] <= world.served.version
     # Every version that is left can be served by another run, and is what it says.
-    shelf, files = ModelShelf(world), RunFiles(Path(run.model_path).parents[1])
+    resources, files = ModelResources(world), RunFiles(Path(run.model_path).parents[1])
     newest = Content(name=run.policy_version, version=world.served.version, data=world.resources[POLICY][-1])
-    stored = await stored_policy(newest, shelf=shelf, storage=files)
+    stored = await stored_policy(newest, resources=resources, storage=files)
     assert (await stored.model_folder() / "model.safetensors").exists()
 
 

@@ -24,7 +24,7 @@ def test_no_group_is_older_than_the_limit_and_every_step_gets_its_groups(
     for version in range(steps):
         kept = seen = 0
         while kept < groups_per_step and seen < most:
-            settled = groups_settled(kept=kept, seen=seen, groups_per_step=groups_per_step, most=most)
+            settled = groups_settled(kept=kept, seen=seen, groups_per_step=groups_per_step, max_groups=most)
             admitted = groups_admitted(
                 running=len(running),
                 kept=settled,

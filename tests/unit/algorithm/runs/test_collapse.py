@@ -24,14 +24,14 @@ GOOD, BAD = (1.0, 1.0, 0.5), (0.0, 0.0, 0.5)
 FIRST_BAD_GROUP = 10
 
 
-def draft_that_watches(draft: RunDraft, most: int) -> RunDraft:
+def draft_that_watches(draft: RunDraft, max_rollbacks: int) -> RunDraft:
     """Returns a run that is put back when the mean of two steps falls by 0.3."""
     settings = json.loads(draft.settings_json) | {
         "steps": STEPS,
         "max_staleness": 0,
         "checkpoint_every": 1,
         "validate_every": 100,
-        "collapse": {"kind": "rollback", "window": 2, "drop": 0.3, "most": most},
+        "collapse": {"kind": "rollback", "window": 2, "drop": 0.3, "max_rollbacks": max_rollbacks},
     }
     return replace(draft, settings_json=json.dumps(settings))
 
@@ -51,7 +51,7 @@ async def test_a_collapse_puts_the_run_back_to_its_best_checkpoint_and_says_so(
     run = await created(draft_that_watches(grpo_draft, 2), world)
     async with working(open_service(world)) as service:
         service.runs.add(run)
-        done = await service.runs.ended(run.name, deadline_s=WAIT_S)
+        done = await service.runs.wait_final(run.name, timeout_s=WAIT_S)
         events = service.runs.entry(run.name).events
         notices = [notice.message for notice in events.notices()]
     assert done.state is RunState.SUCCEEDED, done.failure_message
@@ -77,7 +77,7 @@ async def test_a_run_that_collapses_too_often_fails_and_says_why(
     run = await created(draft_that_watches(grpo_draft, 1), world)
     async with working(open_service(world)) as service:
         service.runs.add(run)
-        done = await service.runs.ended(run.name, deadline_s=WAIT_S)
+        done = await service.runs.wait_final(run.name, timeout_s=WAIT_S)
     assert done.state is RunState.FAILED
     assert done.failure_message.startswith("The reward collapsed")
     assert "put back 1 times already" in done.failure_message

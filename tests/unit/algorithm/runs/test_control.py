@@ -52,7 +52,7 @@ async def test_a_paused_run_has_a_checkpoint_and_goes_on(
         assert list((service.folder.run_files(run.run_id).checkpoints).iterdir())
         assert service.runs.pause(run.name) == paused
         assert service.runs.resume(run.name).state is RunState.PENDING
-        done = await service.runs.ended(run.name, deadline_s=WAIT_S)
+        done = await service.runs.wait_final(run.name, timeout_s=WAIT_S)
     assert done.state is RunState.SUCCEEDED
     assert done.step == 4
 
@@ -69,7 +69,7 @@ async def test_a_drained_run_stays_running_and_goes_on_in_the_next_process(
         assert service.runs.entry(run.name).run.state is RunState.RUNNING
     world.crashes = Crashes()
     async with working(open_service(world)) as service:
-        done = await service.runs.ended(run.name, deadline_s=WAIT_S)
+        done = await service.runs.wait_final(run.name, timeout_s=WAIT_S)
     assert done.state is RunState.SUCCEEDED
 
 
@@ -96,7 +96,7 @@ async def test_a_run_without_usable_rollouts_fails_and_says_why(
     run = await created(grpo_draft, world)
     async with working(open_service(world)) as service:
         service.runs.add(run)
-        done = await service.runs.ended(run.name, deadline_s=WAIT_S)
+        done = await service.runs.wait_final(run.name, timeout_s=WAIT_S)
     assert done.state is RunState.FAILED
     assert "AGENT_ERROR" in done.failure_message
 
@@ -108,7 +108,7 @@ async def test_a_run_whose_first_weights_are_not_there_fails_and_names_the_folde
     run = await created(replace(sft_draft, policy=policy), world)
     async with working(open_service(world)) as service:
         service.runs.add(run)
-        done = await service.runs.ended(run.name, deadline_s=WAIT_S)
+        done = await service.runs.wait_final(run.name, timeout_s=WAIT_S)
     assert done.state is RunState.FAILED
     assert str(tmp_path / "nothing") in done.failure_message
 
@@ -126,10 +126,10 @@ async def test_a_run_that_this_release_cannot_carry_out_fails_and_leaves_the_oth
     other = await created(sft_draft, world)
     async with working(open_service(world)) as service:
         service.runs.add(strange)
-        assert (await service.runs.ended(strange.name, deadline_s=WAIT_S)).state is RunState.FAILED
+        assert (await service.runs.wait_final(strange.name, timeout_s=WAIT_S)).state is RunState.FAILED
         assert "Not this run." in service.runs.entry(strange.name).events.notices()[0].message
         service.runs.add(other)
-        assert (await service.runs.ended(other.name, deadline_s=WAIT_S)).state is RunState.SUCCEEDED
+        assert (await service.runs.wait_final(other.name, timeout_s=WAIT_S)).state is RunState.SUCCEEDED
 
 
 async def test_sft_trains_and_publishes_without_rollouts(
@@ -138,7 +138,7 @@ async def test_sft_trains_and_publishes_without_rollouts(
     run = await created(sft_draft, world)
     async with working(open_service(world)) as service:
         service.runs.add(run)
-        done = await service.runs.ended(run.name, deadline_s=WAIT_S)
+        done = await service.runs.wait_final(run.name, timeout_s=WAIT_S)
         losses = [s.values["loss"] for s in service.runs.entry(run.name).events.steps()]
     assert done.state is RunState.SUCCEEDED
     assert done.policy_version == "resources/policy.tiny/versions/1"

@@ -21,7 +21,7 @@ LONGEST_RUN_S = 60
 async def live(service: Service, run: TrainingRun, crashes: Crashes) -> bool:
     """Lets the service work until the run is final; returns False if the process was killed before."""
     work = asyncio.create_task(service.worker.run())
-    ended = asyncio.create_task(service.runs.ended(run.name, deadline_s=LONGEST_RUN_S))
+    ended = asyncio.create_task(service.runs.wait_final(run.name, timeout_s=LONGEST_RUN_S))
     killed = asyncio.create_task(crashes.killed.wait())
     try:
         await asyncio.wait({work, ended, killed}, return_when=asyncio.FIRST_COMPLETED)

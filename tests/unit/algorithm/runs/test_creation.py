@@ -16,7 +16,7 @@ from fulmen_algorithm.losses.advantage_settings import OverlongSettings
 from fulmen_algorithm.losses.objectives import SequenceMeanTokenSumNorm
 from fulmen_algorithm.runs.creation import RunDraft, checked_run, parse_settings
 from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec
-from tests.support.algorithm.model_services import ModelShelf, World
+from tests.support.algorithm.model_services import ModelResources, World
 from tests.support.algorithm.run_service import ALGORITHMS, created, now
 
 EXAMPLES = Path(__file__).resolve().parents[4] / "examples"
@@ -255,7 +255,7 @@ async def test_an_engine_that_is_not_to_be_had_is_told_before_anything_is_create
         await checked_run(
             draft,
             registry=ALGORITHMS,
-            shelf=ModelShelf(world),
+            resources=ModelResources(world),
             now=now(),
             unavailable=lambda wanted: unavailable(options, wanted),
         )

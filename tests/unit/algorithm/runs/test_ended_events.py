@@ -17,8 +17,8 @@ from fulmen_algorithm.persistence.files import append_json_lines, append_line, l
 from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.runs import events
 from fulmen_algorithm.runs.events import Event, EventLog, StepMetrics
+from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_algorithm.runs.run import PolicySpec, RunState, TrainingRun, rolled_back
-from fulmen_algorithm.runs.runs import Runs
 from fulmen_algorithm.sinks.publisher import MetricPublisher
 from fulmen_algorithm.sinks.sink import load_sink
 from tests.support.algorithm.run_service import now
@@ -80,7 +80,7 @@ async def test_what_is_told_of_an_ended_run_is_the_same_from_disk(
     await asyncio.sleep(0)
     lived(log)
     assert file.events_read == 0
-    assert log.newest_figures == {"loss": 1 / STEPS}
+    assert log.latest_metrics == {"loss": 1 / STEPS}
     again = EventLog(file, now, ended=True)
     assert (again.last_sequence, file.events_read) == (STEPS + 3, 0), "the newest event says how many there are"
     written = file.read()
@@ -104,7 +104,7 @@ async def test_a_run_that_is_put_back_goes_on_in_memory_behind_what_is_on_disk(t
     back = rolled_back(training_run(RunState.SUCCEEDED), sequence=1, step=2)
     log.state_changed(back)
     log.step_done(StepMetrics(step=3, values={"loss": 9.0}))
-    assert log.newest_figures == {"loss": 9.0}
+    assert log.latest_metrics == {"loss": 9.0}
     assert [s.values["loss"] for s in log.steps_between(STEPS + 4, log.last_sequence)] == [9.0]
     assert file.events_read == 0, "what is new is in memory"
     watched = asyncio.create_task(follow(log, STEPS))
@@ -117,7 +117,7 @@ async def test_a_run_that_is_put_back_goes_on_in_memory_behind_what_is_on_disk(t
 
 async def test_sinks_that_have_all_figures_of_ended_runs_read_nothing_at_a_start(tmp_path: Path) -> None:
     sinks = {"tensorboard": load_sink("tensorboard")}
-    first = Runs(open_file=lambda run_id: RunFiles(tmp_path / run_id), clock=now)
+    first = RunRegistry(open_file=lambda run_id: RunFiles(tmp_path / run_id), clock=now)
     first.add(training_run())
     carrying = MetricPublisher(first, sinks, folder=tmp_path)
     first.move(NAME, RunState.RUNNING)
@@ -129,8 +129,8 @@ async def test_sinks_that_have_all_figures_of_ended_runs_read_nothing_at_a_start
         file = CountedFiles(tmp_path / "small")
         run = file.load_run()
         assert run is not None
-        runs = Runs(open_file=lambda run_id: file, clock=now)
-        runs.adopt(run, file)
+        runs = RunRegistry(open_file=lambda run_id: file, clock=now)
+        runs.restore(run, file)
         return MetricPublisher(runs, sinks, folder=tmp_path), file
 
     again, file = started()

@@ -68,9 +68,9 @@ async def test_figures_that_are_not_finite_are_read_as_they_were_written(
     EventLog(files, now).step_done(StepMetrics(step=1, values=odd))
     run, log = files.load_run(), EventLog(files, now)
     assert run is not None
-    for figures in (run.results, log.newest_figures):
-        assert math.isnan(figures["loss"])
-        assert figures["grad_norm"] == math.inf
+    for metrics in (run.results, log.latest_metrics):
+        assert math.isnan(metrics["loss"])
+        assert metrics["grad_norm"] == math.inf
 
 
 async def test_of_a_step_that_was_done_again_the_last_figures_count(tmp_path: Path) -> None:

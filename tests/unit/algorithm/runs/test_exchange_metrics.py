@@ -1,4 +1,4 @@
-"""What the optimiser steps of one training step tell of their exchanges is one set of figures of the step."""
+"""What the optimiser steps of one training step tell of their exchanges is one set of metrics of the step."""
 
 import pytest
 
@@ -6,8 +6,8 @@ from fulmen_algorithm.algorithms.policy_gradient import means
 from fulmen_algorithm.training.settings import StepResult
 
 
-def step(**figures: float) -> StepResult:
-    exchange = {f"exchange_{name}": value for name, value in figures.items()}
+def step(**metrics: float) -> StepResult:
+    exchange = {f"exchange_{name}": value for name, value in metrics.items()}
     return StepResult(
         loss=1.0, grad_norm=1.0, skipped=False, learning_rate=0.1, seconds=1.0, metrics={}, exchange=exchange
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from fulmen_algorithm.runs.creation import RunDraft
 from fulmen_algorithm.runs.provenance import provenance
 from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec, RunState
-from tests.support.algorithm.model_services import Crashes, ModelShelf, World
+from tests.support.algorithm.model_services import Crashes, ModelResources, World
 from tests.support.algorithm.run_service import Service, created
 from tests.unit.algorithm.runs.test_control import WAIT_S, working
 
@@ -28,7 +28,7 @@ async def test_contents_weights_packages_and_machine_are_recorded_once(
         await service.worker.drain()
     world.crashes = Crashes()
     async with working(open_service(world)) as service:
-        done = await service.runs.ended(run.name, deadline_s=WAIT_S)
+        done = await service.runs.wait_final(run.name, timeout_s=WAIT_S)
 
     assert done.state is RunState.SUCCEEDED
     assert done.provenance == first
@@ -55,7 +55,7 @@ async def test_weights_of_any_size_are_digested_beside_the_event_loop(
 
     fed = loop.run_in_executor(None, feed)
     try:
-        found = await provenance(run, shelf=ModelShelf(world), first_weights=tmp_path, machine={})
+        found = await provenance(run, resources=ModelResources(world), first_weights=tmp_path, machine={})
     finally:
         # Lets the thread go on if nobody has read: the event loop waits for it.
         os.close(os.open(tmp_path / "model.safetensors", os.O_RDWR | os.O_NONBLOCK))
@@ -69,13 +69,13 @@ async def test_the_newest_version_is_recorded_as_the_one_that_it_was(
     first = await created(sft_draft, world)
     async with working(open_service(world)) as service:
         service.runs.add(first)
-        ended = await service.runs.ended(first.name, deadline_s=WAIT_S)
+        ended = await service.runs.wait_final(first.name, timeout_s=WAIT_S)
         newest = replace(
             grpo_draft, name="trainingRuns/second", policy=PolicySpec(name="tiny", origin=PolicyOrigin.NEWEST)
         )
         second = await created(newest, world)
         service.runs.add(second)
-        done = await service.runs.ended(second.name, deadline_s=WAIT_S)
+        done = await service.runs.wait_final(second.name, timeout_s=WAIT_S)
 
     assert done.state is RunState.SUCCEEDED
     assert done.provenance["policy.first_version"] == ended.policy_version

@@ -153,7 +153,7 @@ class Story:
     async def all_ended(service: Service) -> None:
         """Waits until both runs have ended."""
         for name in NAMES:
-            await service.runs.ended(f"trainingRuns/{name}", deadline_s=LIFE_LIMIT_S)
+            await service.runs.wait_final(f"trainingRuns/{name}", timeout_s=LIFE_LIMIT_S)
 
     def check(self) -> None:
         """Reads what is in the weights and in the books of both runs."""

@@ -49,12 +49,12 @@ async def test_a_finished_run_goes_on_from_a_checkpoint_with_new_samples(
     run = await created(grpo_draft, world)
     async with working(open_service(world)) as service:
         service.runs.add(run)
-        done = await service.runs.ended(run.name, deadline_s=WAIT_S)
+        done = await service.runs.wait_final(run.name, timeout_s=WAIT_S)
         before = read_consumed(tmp_path / "state/runs/small")
         target = next(each for each in checkpoints(service, run) if each.progress["step"] == 2)
         back = rollback(service, run, target)
         assert (back.state, back.step, back.end_time, len(back.branch_points)) == (RunState.PENDING, 2, None, 1)
-        again = await service.runs.ended(run.name, deadline_s=WAIT_S)
+        again = await service.runs.wait_final(run.name, timeout_s=WAIT_S)
         notices = [notice.message for notice in service.runs.entry(run.name).events.notices()]
         with pytest.raises(StopIteration):
             next(
@@ -99,7 +99,7 @@ async def test_only_a_paused_or_ended_run_is_rolled_back_and_a_cancelled_one_nev
         rollback(service, run, first)
         with pytest.raises(TrainingRunStateInvalid):
             rollback(service, run, first)
-        assert (await service.runs.ended(run.name, deadline_s=WAIT_S)).state is RunState.SUCCEEDED
+        assert (await service.runs.wait_final(run.name, timeout_s=WAIT_S)).state is RunState.SUCCEEDED
         other = await created(replace(grpo_draft, name="trainingRuns/other"), world)
         world.child("other")
         service.runs.add(other)
@@ -114,14 +114,14 @@ async def test_a_run_that_is_put_back_to_its_beginning_begins_again(
     run = await created(sft_draft, world)
     async with working(open_service(world)) as service:
         service.runs.add(run)
-        done = await service.runs.ended(run.name, deadline_s=WAIT_S)
+        done = await service.runs.wait_final(run.name, timeout_s=WAIT_S)
         first = service.runs.entry(run.name).events.steps()
         target = checkpoints(service, run)[0]
         rollback(service, run, target)
         assert [s.step for s in service.runs.entry(run.name).events.steps()] == [
             s.step for s in first if s.step <= int(target.progress["step"])
         ]
-        again = await service.runs.ended(run.name, deadline_s=WAIT_S)
+        again = await service.runs.wait_final(run.name, timeout_s=WAIT_S)
     assert done.policy_version != again.policy_version
     digests = [json.loads(content.data)["sha256"] for content in world.requests.values()]
     assert len(digests) == 2

@@ -66,7 +66,7 @@ async def test_a_pause_that_is_taken_back_while_the_checkpoint_is_written_is_no_
         await executor.ending.wait()
         assert service.runs.resume(run.name).state is RunState.RUNNING
         executor.go_on.set()
-        done = await service.runs.ended(run.name, deadline_s=WAIT_S)
+        done = await service.runs.wait_final(run.name, timeout_s=WAIT_S)
         states = [e.run.state async for e in service.runs.entry(run.name).events.follow(0) if e.run is not None]
     assert (done.state, executor.turns) == (RunState.SUCCEEDED, 2)
     assert RunState.PAUSED not in states
@@ -86,7 +86,7 @@ async def test_a_run_whose_reward_collapsed_while_it_was_paused_is_paused(
         paused = await until(service, run.name, RunState.PAUSED)
         assert (paused.branch_points, paused.collapses, executor.turns) == ((1,), 1, 1)
         service.runs.resume(run.name)
-        done = await service.runs.ended(run.name, deadline_s=WAIT_S)
+        done = await service.runs.wait_final(run.name, timeout_s=WAIT_S)
     assert (done.state, done.branch_points) == (RunState.SUCCEEDED, (1,))
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.runs.control import RunControl
 from fulmen_algorithm.runs.creation import RunDraft
+from fulmen_algorithm.runs.registry import ActiveRun, RunRegistry
 from fulmen_algorithm.runs.run import RunState, TrainingRun
-from fulmen_algorithm.runs.runs import Active, Runs
 from tests.support.algorithm.model_services import Crashes, World
 from tests.support.algorithm.run_service import Service, created, now
 from tests.unit.algorithm.runs.test_control import WAIT_S, until, working
@@ -40,8 +40,8 @@ async def test_a_run_ends_while_another_one_stands_still(
         await world.child("stuck").crashes.killed.wait()
         service.runs.add(lively)
         service.runs.add(late)
-        assert (await service.runs.ended(lively.name, deadline_s=WAIT_S)).state is RunState.SUCCEEDED
-        assert (await service.runs.ended(late.name, deadline_s=WAIT_S)).state is RunState.SUCCEEDED
+        assert (await service.runs.wait_final(lively.name, timeout_s=WAIT_S)).state is RunState.SUCCEEDED
+        assert (await service.runs.wait_final(late.name, timeout_s=WAIT_S)).state is RunState.SUCCEEDED
         assert service.runs.entry(stuck.name).run.state is RunState.RUNNING
         began = [service.runs.entry(run.name).run.start_time for run in (stuck, lively, late)]
         assert began == sorted(began)
@@ -70,20 +70,20 @@ async def test_a_run_waits_for_another_that_trains_the_same_policy_and_says_so(
         assert service.runs.entry(second.name).run.state is RunState.PENDING
         await service.worker.cancel(first.name)
         await until(service, second.name, RunState.RUNNING)
-        done = await service.runs.ended(second.name, deadline_s=WAIT_S)
+        done = await service.runs.wait_final(second.name, timeout_s=WAIT_S)
         assert done.state is RunState.SUCCEEDED
 
 
-def active(run: TrainingRun) -> Active:
+def active(run: TrainingRun) -> ActiveRun:
     """Makes the turn of a run in which nothing happens."""
     task = asyncio.create_task(asyncio.sleep(0))
-    return Active(name=run.name, project=run.project, policy=run.policy.name, control=RunControl(), task=task)
+    return ActiveRun(name=run.name, project=run.project, policy=run.policy.name, control=RunControl(), task=task)
 
 
 async def test_turns_go_to_the_project_with_the_fewest_active_runs_and_there_to_the_oldest(
     world: World, sft_draft: RunDraft, tmp_path: Path
 ) -> None:
-    runs = Runs(open_file=lambda run_id: RunFiles(tmp_path / run_id), clock=now, max_concurrent=3)
+    runs = RunRegistry(open_file=lambda run_id: RunFiles(tmp_path / run_id), clock=now, max_concurrent=3)
     started = now()
     for number, project in enumerate(["busy", "busy", "busy", "quiet", "busy"]):
         run = await created(named(sft_draft, f"r{number}", f"p{number}"), world)
@@ -91,11 +91,11 @@ async def test_turns_go_to_the_project_with_the_fewest_active_runs_and_there_to_
         runs.add(replace(run, project=f"projects/{project}", create_time=started + age))
     order = []
     while len(order) < 3:
-        run = await runs.next_turn()
+        run = await runs.next_runnable()
         runs.begin(active(run))
         order.append(run.run_id)
     assert order == ["r0", "r3", "r1"]
-    waiting = asyncio.create_task(runs.next_turn())
+    waiting = asyncio.create_task(runs.next_runnable())
     await asyncio.sleep(0)
     assert not waiting.done(), "more runs than are allowed had a turn"
     waits = runs.entry("trainingRuns/r2").events.notices()
@@ -109,8 +109,8 @@ async def test_turns_go_to_the_project_with_the_fewest_active_runs_and_there_to_
 async def test_a_run_that_was_running_when_the_service_stopped_goes_first(
     world: World, sft_draft: RunDraft, tmp_path: Path
 ) -> None:
-    runs = Runs(open_file=lambda run_id: RunFiles(tmp_path / run_id), clock=now)
+    runs = RunRegistry(open_file=lambda run_id: RunFiles(tmp_path / run_id), clock=now)
     for number in range(3):
         runs.add(await created(named(sft_draft, f"r{number}", f"p{number}"), world))
     runs.move("trainingRuns/r2", RunState.RUNNING)
-    assert (await runs.next_turn()).run_id == "r2"
+    assert (await runs.next_runnable()).run_id == "r2"

@@ -47,11 +47,11 @@ async def test_a_start_reads_the_checkpoint_that_it_goes_on_from_once_and_no_oth
     run = await created(sft_draft, world)
     async with working(open_service(world)) as service:
         service.runs.add(run)
-        await service.runs.ended(run.name, deadline_s=WAIT_S)
+        await service.runs.wait_final(run.name, timeout_s=WAIT_S)
         target, newest = checkpoints(service, run)
         assert not read_whole, "a new run has none, and who lists them reads none"
         rollback(service, run, target)
-        done = await service.runs.ended(run.name, deadline_s=WAIT_S)
+        done = await service.runs.wait_final(run.name, timeout_s=WAIT_S)
     assert done.state is RunState.SUCCEEDED, done.failure_message
     assert target.path != newest.path
     assert {path for path in read_whole if path.is_relative_to(target.path)} == set(read_whole)

@@ -8,20 +8,20 @@ import grpc.aio
 
 from fulmen.algorithm.v1 import training_run_service_pb2 as pb
 from fulmen_algorithm.persistence.run_files import RunFiles
+from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_algorithm.runs.run import PolicySpec, TrainingRun
-from fulmen_algorithm.runs.runs import Runs
 from fulmen_algorithm.runs.worker import RunWorker
 from fulmen_algorithm.transport.training_runs import TrainingRunServicer
 from fulmen_service_kit.auth import set_caller
 from fulmen_service_kit.tokens import Caller, Role
-from tests.support.algorithm.model_services import ModelShelf, World
+from tests.support.algorithm.model_services import ModelResources, World
 from tests.support.algorithm.run_service import ALGORITHMS, now
 
 NAME = "trainingRuns/watched"
 
 
 async def test_a_watch_that_is_left_leaves_nothing_behind(tmp_path: Path, world: World) -> None:
-    runs = Runs(open_file=lambda run_id: RunFiles(tmp_path / run_id), clock=now)
+    runs = RunRegistry(open_file=lambda run_id: RunFiles(tmp_path / run_id), clock=now)
     policy = PolicySpec(name="watched")
     runs.add(
         TrainingRun(
@@ -39,7 +39,7 @@ async def test_a_watch_that_is_left_leaves_nothing_behind(tmp_path: Path, world:
         runs=runs,
         worker=cast(RunWorker, None),
         registry=ALGORITHMS,
-        shelf=lambda project, notify: ModelShelf(world),
+        resources=lambda project, notify: ModelResources(world),
         open_files=lambda run_id: RunFiles(tmp_path / run_id),
         clock=now,
         unavailable=lambda engine: "",

@@ -1,4 +1,4 @@
-"""Figures of runs reach TensorBoard, Weights & Biases and MLflow, read back by their own libraries."""
+"""Metrics of runs reach TensorBoard, Weights & Biases and MLflow, read back by their own libraries."""
 
 import json
 import os
@@ -16,8 +16,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.runs.events import StepMetrics
+from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_algorithm.runs.run import PolicySpec, RunState, TrainingRun
-from fulmen_algorithm.runs.runs import Runs
 from fulmen_algorithm.sinks.prometheus import RunMetrics
 from fulmen_algorithm.sinks.publisher import MetricPublisher
 from fulmen_algorithm.sinks.sink import OpenSink, load_sink
@@ -45,24 +45,24 @@ def run() -> TrainingRun:
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> Runs:
-    made = Runs(open_file=lambda run_id: RunFiles(tmp_path / run_id), clock=now)
+def runs(tmp_path: Path) -> RunRegistry:
+    made = RunRegistry(open_file=lambda run_id: RunFiles(tmp_path / run_id), clock=now)
     made.add(run())
     made.move(NAME, RunState.RUNNING)
     return made
 
 
-def measure(runs: Runs, *steps: int) -> None:
+def measure(runs: RunRegistry, *steps: int) -> None:
     for step in steps:
-        figures = {"reward_mean": step / 10, "loss": -float(step)}
-        runs.entry(NAME).events.step_done(StepMetrics(step=step, values=figures))
+        metrics = {"reward_mean": step / 10, "loss": -float(step)}
+        runs.entry(NAME).events.step_done(StepMetrics(step=step, values=metrics))
 
 
-def publisher(runs: Runs, folder: Path, *names: str) -> MetricPublisher:
+def publisher(runs: RunRegistry, folder: Path, *names: str) -> MetricPublisher:
     return MetricPublisher(runs, {name: load_sink(name) for name in names}, folder=folder)
 
 
-async def ended(publisher: MetricPublisher, runs: Runs) -> None:
+async def ended(publisher: MetricPublisher, runs: RunRegistry) -> None:
     runs.move(NAME, RunState.SUCCEEDED)
     await publisher.carry()
 
@@ -73,7 +73,9 @@ def drawn(folder: Path) -> list[tuple[int, float]]:
     return [(event.step, round(event.value, 6)) for event in accumulator.Scalars("reward_mean")]
 
 
-async def test_tensorboard_reads_every_step_once_over_a_restart_of_the_service(runs: Runs, tmp_path: Path) -> None:
+async def test_tensorboard_reads_every_step_once_over_a_restart_of_the_service(
+    runs: RunRegistry, tmp_path: Path
+) -> None:
     first = publisher(runs, tmp_path, "tensorboard")
     measure(runs, 1, 2)
     await first.carry()
@@ -85,7 +87,7 @@ async def test_tensorboard_reads_every_step_once_over_a_restart_of_the_service(r
     assert drawn(tmp_path) == [(1, 0.1), (2, 0.2), (3, 0.3)]
 
 
-async def test_a_step_that_is_done_again_is_drawn_once(runs: Runs, tmp_path: Path) -> None:
+async def test_a_step_that_is_done_again_is_drawn_once(runs: RunRegistry, tmp_path: Path) -> None:
     carrying = publisher(runs, tmp_path, "tensorboard")
     measure(runs, 1, 2, 3)
     await carrying.carry()
@@ -97,7 +99,7 @@ async def test_a_step_that_is_done_again_is_drawn_once(runs: Runs, tmp_path: Pat
 
 
 async def test_mlflow_holds_settings_figures_and_end(
-    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runs: RunRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlflow").as_uri())
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -119,7 +121,7 @@ async def test_mlflow_holds_settings_figures_and_end(
     assert [(m.step, m.value) for m in history] == [(1, 0.1), (2, 0.2), (3, 0.3)]
 
 
-async def test_wandb_takes_figures_offline(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_wandb_takes_figures_offline(runs: RunRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     carrying = publisher(runs, tmp_path, "wandb")
     measure(runs, 1, 2)
@@ -144,7 +146,7 @@ class BrokenSink:
         raise AssertionError("a sink that was given up is not used again")
 
 
-async def test_a_broken_sink_is_reported_once_and_holds_nothing_up(runs: Runs, tmp_path: Path) -> None:
+async def test_a_broken_sink_is_reported_once_and_holds_nothing_up(runs: RunRegistry, tmp_path: Path) -> None:
     broken: OpenSink = BrokenSink
     sinks = {"broken": broken, "tensorboard": load_sink("tensorboard")}
     carrying = MetricPublisher(runs, sinks, folder=tmp_path)
@@ -155,10 +157,10 @@ async def test_a_broken_sink_is_reported_once_and_holds_nothing_up(runs: Runs, t
 
     assert drawn(tmp_path) == [(1, 0.1), (2, 0.2), (3, 0.3)]
     warnings = [n.message for n in runs.entry(NAME).events.notices()]
-    assert warnings == ["broken takes no more figures of this run; the service's log says why."]
+    assert warnings == ["broken takes no more metrics of this run; the service's log says why."]
 
 
-async def test_a_sink_that_never_answers_is_given_up_and_holds_no_other_up(runs: Runs, tmp_path: Path) -> None:
+async def test_a_sink_that_never_answers_is_given_up_and_holds_no_other_up(runs: RunRegistry, tmp_path: Path) -> None:
     never = threading.Event()
     written: list[int] = []
 
@@ -184,14 +186,14 @@ async def test_a_sink_that_never_answers_is_given_up_and_holds_no_other_up(runs:
 
     assert written == [1, 2, 3]
     warnings = [n.message for n in runs.entry(NAME).events.notices()]
-    assert warnings == ["silent takes no more figures of this run; the service's log says why."]
+    assert warnings == ["silent takes no more metrics of this run; the service's log says why."]
     # Nor does it hold up the end of the process, which waits for all threads but these.
     left = [thread for thread in threading.enumerate() if thread.name == "sink-silent"]
     assert [thread.daemon for thread in left] == [True]
     never.set()
 
 
-async def test_how_far_figures_were_carried_is_whole_on_disk_at_every_moment(runs: Runs, tmp_path: Path) -> None:
+async def test_how_far_figures_were_carried_is_whole_on_disk_at_every_moment(runs: RunRegistry, tmp_path: Path) -> None:
     carrying = publisher(runs, tmp_path, "tensorboard")
     measure(runs, 1)
     await carrying.carry()
@@ -206,25 +208,25 @@ async def test_how_far_figures_were_carried_is_whole_on_disk_at_every_moment(run
     assert before.read_bytes() == content
 
 
-def test_prometheus_shows_the_newest_figures_of_live_runs_only(runs: Runs) -> None:
+def test_prometheus_shows_the_newest_figures_of_live_runs_only(runs: RunRegistry) -> None:
     registry = CollectorRegistry()
     registry.register(RunMetrics(runs))
     measure(runs, 1, 2)
-    labels = {"project": "default", "run": "arithmetic-1", "algorithm": "grpo", "figure": "reward_mean"}
+    labels = {"project": "default", "run": "arithmetic-1", "algorithm": "grpo", "metric": "reward_mean"}
 
-    assert registry.get_sample_value("fulmen_algorithm_run_figure", labels) == 0.2
+    assert registry.get_sample_value("fulmen_algorithm_run_metric", labels) == 0.2
     assert registry.get_sample_value("fulmen_algorithm_runs", {"state": "running"}) == 1
     one = {"project": "default", "run": "arithmetic-1", "state": "running"}
     assert registry.get_sample_value("fulmen_algorithm_run_state", one) == 1
 
     runs.move(NAME, RunState.SUCCEEDED)
-    assert registry.get_sample_value("fulmen_algorithm_run_figure", labels) is None
+    assert registry.get_sample_value("fulmen_algorithm_run_metric", labels) is None
     assert registry.get_sample_value("fulmen_algorithm_runs", {"state": "succeeded"}) == 1
 
 
-def test_the_newest_figures_survive_a_restart(runs: Runs, tmp_path: Path) -> None:
+def test_the_newest_figures_survive_a_restart(runs: RunRegistry, tmp_path: Path) -> None:
     measure(runs, 1)
-    again = Runs(open_file=lambda run_id: RunFiles(tmp_path / run_id), clock=now)
-    again.adopt(replace(run(), state=RunState.RUNNING), RunFiles(tmp_path / "arithmetic-1"))
+    again = RunRegistry(open_file=lambda run_id: RunFiles(tmp_path / run_id), clock=now)
+    again.restore(replace(run(), state=RunState.RUNNING), RunFiles(tmp_path / "arithmetic-1"))
 
-    assert again.entry(NAME).events.newest_figures == {"reward_mean": 0.1, "loss": -1.0}
+    assert again.entry(NAME).events.latest_metrics == {"reward_mean": 0.1, "loss": -1.0}

@@ -74,7 +74,7 @@ async def test_weights_are_the_same_bit_for_bit_after_a_pause(
         service.runs.add(run)
         await until(service, run.name, RunState.PAUSED)
         service.runs.resume(run.name)
-        await service.runs.ended(run.name, deadline_s=WAIT_S)
+        await service.runs.wait_final(run.name, timeout_s=WAIT_S)
         paused = digest(service, draft)
     assert paused == await uninterrupted(draft, tmp_path / "whole")
     different = replace(draft, settings_json=json.dumps(json.loads(draft.settings_json) | {"learning_rate": 4e-4}))

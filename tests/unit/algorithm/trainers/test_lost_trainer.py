@@ -13,7 +13,7 @@ from typing import Any
 
 from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
 from fulmen_algorithm.runs.creation import RunDraft
-from fulmen_algorithm.runs.execution import MOST_TRAINERS_LOST
+from fulmen_algorithm.runs.execution import MAX_TRAINERS_LOST
 from fulmen_algorithm.runs.failure import TrainerLost
 from fulmen_algorithm.runs.run import RunState
 from fulmen_algorithm.trainers.in_process import InProcessTrainer
@@ -93,4 +93,4 @@ async def test_a_run_whose_trainers_are_all_lost_fails_and_says_why(
     final = service.runs.entry(run.name).run
     assert final.state is RunState.FAILED
     assert "Rank 0 of the trainer has ended." in final.failure_message
-    assert opened == MOST_TRAINERS_LOST
+    assert opened == MAX_TRAINERS_LOST

@@ -25,7 +25,7 @@ from fulmen_algorithm.policy.trainer import TrainerSetup
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.trainers.local import LocalTrainer
 from fulmen_algorithm.training.critic import Critic, generalised_advantages, value_loss
-from fulmen_algorithm.training.norm_watch import LEAST
+from fulmen_algorithm.training.norm_watch import MIN_NORMS
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.rows import NO_VERSION, Row, row_from_completion
 from fulmen_algorithm.training.settings import BatchSettings, OptimizerSettings, PackingMode, StepSettings
@@ -75,8 +75,8 @@ def test_advantages_equal_the_formula_of_the_paper(pairs, gamma, lam):
 
 def test_a_new_critic_expects_nothing_so_that_advantages_are_returns(small_model, rows):
     plan = CriticPlan(advantage=GaeAdvantage(whiten=False))
-    lesson = critic_of(small_model, plan).assess([rewarded(r, 2.0) for r in rows[:3]], **BUDGET)
-    for row in lesson.rows:
+    critic_targets = critic_of(small_model, plan).assess([rewarded(r, 2.0) for r in rows[:3]], **BUDGET)
+    for row in critic_targets.rows:
         assert [a for a, trains in zip(row.advantages, row.loss_mask, strict=True) if trains] == pytest.approx(
             [2.0] * row.trained_tokens
         )
@@ -132,31 +132,31 @@ def test_the_critic_learns_what_rollouts_earn(small_model, rows):
     told = [rewarded(row, float(index % 2)) for index, row in enumerate(rows)]
     losses = []
     for _ in range(40):
-        lesson = critic.assess(told, **BUDGET)
-        losses.append(critic.learn(lesson, range(len(told)), **BUDGET))
+        critic_targets = critic.assess(told, **BUDGET)
+        losses.append(critic.learn(critic_targets, range(len(told)), **BUDGET))
     assert losses[-1]["value_loss"] < 0.3 * losses[0]["value_loss"]
     assert losses[-1]["value_explained"] > 0.5
 
 
 def test_a_lesson_that_is_not_finite_changes_nothing(small_model, rows):
     critic = critic_of(small_model, spread=0.1)
-    lesson = critic.assess([rewarded(row, 1.0) for row in rows], **BUDGET)
+    critic_targets = critic.assess([rewarded(row, 1.0) for row in rows], **BUDGET)
     before = {name: value.clone() for name, value in critic.model.state_dict().items()}
-    spoiled = replace(lesson, targets=tuple(tuple(float("inf") for _ in own) for own in lesson.targets))
+    spoiled = replace(critic_targets, targets=tuple(tuple(float("inf") for _ in own) for own in critic_targets.targets))
     assert critic.learn(spoiled, range(len(rows)), **BUDGET)["value_skipped"] == 1.0
     assert all(torch.equal(before[name], value) for name, value in critic.model.state_dict().items())
-    assert critic.learn(lesson, range(len(rows)), **BUDGET)["value_skipped"] == 0.0
+    assert critic.learn(critic_targets, range(len(rows)), **BUDGET)["value_skipped"] == 0.0
 
 
 def test_a_lesson_whose_gradient_explodes_changes_nothing_and_its_norm_is_remembered(small_model, rows):
     critic, fresh = critic_of(small_model, spread=0.1), critic_of(small_model)
     usual = critic.assess([rewarded(row, 1.0) for row in rows], **BUDGET)
-    for _ in range(LEAST):
+    for _ in range(MIN_NORMS):
         critic.learn(usual, range(len(rows)), **BUDGET, explosion_factor=1e6)
     before = {name: value.clone() for name, value in critic.model.state_dict().items()}
     far = replace(usual, targets=tuple(tuple(1e6 for _ in own) for own in usual.targets))
-    figures = critic.learn(far, range(len(rows)), **BUDGET, explosion_factor=50.0)
-    assert (figures["value_exploded"], figures["value_skipped"]) == (1.0, 1.0)
+    metrics = critic.learn(far, range(len(rows)), **BUDGET, explosion_factor=50.0)
+    assert (metrics["value_exploded"], metrics["value_skipped"]) == (1.0, 1.0)
     assert all(torch.equal(before[name], value) for name, value in critic.model.state_dict().items())
     fresh.restore(critic.state())
     assert fresh.learn(far, range(len(rows)), **BUDGET, explosion_factor=50.0)["value_exploded"] == 1.0

@@ -1,4 +1,4 @@
-"""Engine against trainer: which rows count, and the figures against numpy."""
+"""Engine against trainer: which rows count, and the metrics against numpy."""
 
 from dataclasses import replace
 
@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fulmen_algorithm.algorithms.policy_gradient import means
-from fulmen_algorithm.policy.engine_settings import EngineCheck
-from fulmen_algorithm.training.engine_mismatch import ROWS, engine_gap, is_fresh
+from fulmen_algorithm.policy.engine_settings import MismatchSettings
+from fulmen_algorithm.training.engine_mismatch import ROWS, engine_mismatch, is_fresh
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.rows import row_from_completion
 from fulmen_algorithm.training.settings import BatchSettings, OptimizerSettings, StepSettings
@@ -39,21 +39,21 @@ def test_only_rows_of_the_present_version_are_fresh():
 
 @given(st.lists(st.lists(st.tuples(LOGPROBS, LOGPROBS), min_size=1, max_size=6), min_size=1, max_size=4))
 def test_the_figures_are_those_of_the_formulas(rows):
-    found = engine_gap([row([e for e, _ in pairs]) for pairs in rows], [[0.0, *(t for _, t in p)] for p in rows])
+    found = engine_mismatch([row([e for e, _ in pairs]) for pairs in rows], [[0.0, *(t for _, t in p)] for p in rows])
     engine, trainer = np.array([pair for pairs in rows for pair in pairs], dtype=np.float64).T
     delta = trainer - engine
-    assert found["engine_kl"] == pytest.approx(np.mean(np.exp(delta) - delta - 1), rel=1e-9, abs=1e-12)
-    assert found["engine_abs_logprob_delta_mean"] == pytest.approx(np.abs(delta).mean())
-    assert found["engine_abs_logprob_delta_max"] == np.abs(delta).max()
-    assert found["engine_tokens"] == delta.size
+    assert found["engine_mismatch_kl"] == pytest.approx(np.mean(np.exp(delta) - delta - 1), rel=1e-9, abs=1e-12)
+    assert found["engine_mismatch_logprob_mean"] == pytest.approx(np.abs(delta).mean())
+    assert found["engine_mismatch_logprob_max"] == np.abs(delta).max()
+    assert found["engine_mismatch_tokens"] == delta.size
 
 
 def test_without_a_token_there_is_nothing_to_say():
-    assert engine_gap([], []) == {}
+    assert engine_mismatch([], []) == {}
 
 
 def test_a_probability_of_nothing_does_not_overflow():
-    assert engine_gap([row([-2000.0])], [[0.0, 0.0]])["engine_kl"] > 1e30
+    assert engine_mismatch([row([-2000.0])], [[0.0, 0.0]])["engine_mismatch_kl"] > 1e30
 
 
 def sampled_rows(policy, *, count=24, tokens=12, temperature=1.0):
@@ -87,7 +87,7 @@ def checked(policy, rows, *, temperature=1.0, minibatches=1):
         state,
         rows,
         settings=StepSettings(temperature=temperature),
-        batch=BatchSettings(minibatches=minibatches, check_engine=True),
+        batch=BatchSettings(minibatches=minibatches, measure_mismatch=True),
         seed=0,
         current_version=3,
     )
@@ -106,23 +106,23 @@ def sharp(policy):
 
 @pytest.mark.parametrize("minibatches", [1, 3])
 def test_an_honest_engine_agrees_with_the_trainer_whatever_the_minibatches(sharp, minibatches):
-    figures = checked(sharp, sampled_rows(sharp), minibatches=minibatches)
-    assert figures["engine_kl"] < 1e-9
-    assert figures["engine_abs_logprob_delta_max"] < 1e-4
-    assert figures["engine_tokens"] == 12 * (24 if minibatches > 1 else ROWS)
+    metrics = checked(sharp, sampled_rows(sharp), minibatches=minibatches)
+    assert metrics["engine_mismatch_kl"] < 1e-9
+    assert metrics["engine_mismatch_logprob_max"] < 1e-4
+    assert metrics["engine_mismatch_tokens"] == 12 * (24 if minibatches > 1 else ROWS)
 
 
 @pytest.mark.parametrize("minibatches", [1, 3])
 def test_an_engine_that_leaves_the_temperature_out_is_caught(sharp, minibatches):
-    figures = checked(sharp, sampled_rows(sharp, temperature=1.0), temperature=0.7, minibatches=minibatches)
-    assert figures["engine_kl"] > EngineCheck().warn
+    metrics = checked(sharp, sampled_rows(sharp, temperature=1.0), temperature=0.7, minibatches=minibatches)
+    assert metrics["engine_mismatch_kl"] > MismatchSettings().warn
 
 
 def test_an_engine_with_another_model_is_caught(sharp, model_dir):
-    figures = checked(PolicyModel.load(model_dir), sampled_rows(sharp))
-    assert figures["engine_kl"] > EngineCheck().warn
+    metrics = checked(PolicyModel.load(model_dir), sampled_rows(sharp))
+    assert metrics["engine_mismatch_kl"] > MismatchSettings().warn
 
 
 def test_rows_of_older_versions_are_no_evidence(sharp):
     rows = [replace(row, policy_versions=(-1, *[2] * 12)) for row in sampled_rows(sharp, temperature=0.5)]
-    assert "engine_kl" not in checked(sharp, rows)
+    assert "engine_mismatch_kl" not in checked(sharp, rows)

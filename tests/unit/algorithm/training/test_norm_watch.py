@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fulmen_algorithm.training.norm_watch import LEAST, REMEMBERED, NormWatch
+from fulmen_algorithm.training.norm_watch import MIN_NORMS, REMEMBERED, NormWatch
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.settings import OptimizerSettings, StepSettings
 from fulmen_algorithm.training.state_files import read_state, write_state
@@ -15,12 +15,12 @@ SETTINGS = StepSettings(explosion_factor=5.0, max_grad_norm=1.0)
 
 def test_a_gradient_far_above_the_median_is_an_explosion_once_enough_were_seen():
     watch = NormWatch()
-    assert not any(watch.explodes(norm, 2.0) for norm in [1e6] + [1.0] * (LEAST - 2))
+    assert not any(watch.explodes(norm, 2.0) for norm in [1e6] + [1.0] * (MIN_NORMS - 2))
     assert watch.explodes(1.0, 2.0) is False
     assert watch.explodes(2.1, 2.0) is True
     assert watch.explodes(2.1, None) is False
     assert watch.explodes(float("nan"), 2.0) is False
-    assert len(watch.norms) == LEAST + 2
+    assert len(watch.norms) == MIN_NORMS + 2
 
 
 @given(st.floats(1, 1e6), st.floats(10, 1e9))
@@ -42,7 +42,7 @@ def test_an_exploding_step_changes_nothing_but_the_counts_and_is_remembered_by_a
     state = make_state(PolicyModel.load(model_dir), OptimizerSettings(learning_rate=1e-3))
     usual = train_step(state, rows, settings=SETTINGS)
     assert not usual.exploded
-    state.norms = NormWatch([usual.grad_norm / 10] * LEAST)
+    state.norms = NormWatch([usual.grad_norm / 10] * MIN_NORMS)
     before = {name: p.detach().clone() for name, p in state.policy.model.named_parameters()}
     result = train_step(state, rows, settings=SETTINGS)
     assert (result.exploded, result.skipped, state.skipped_steps, state.optimizer_steps) == (True, True, 1, 1)

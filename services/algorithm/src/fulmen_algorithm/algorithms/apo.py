@@ -310,7 +310,7 @@ class _Search:
             self._rollouts += len(groups)
             if (spent := self.state.rollouts + self._rollouts) >= self._settings.budget.rollouts:
                 self._over = f"the budget is used up: {spent} rollouts"
-        finished = iter(await self._ctx.rollouts.measure(groups))
+        finished = iter(await self._ctx.rollouts.run_groups(groups))
         return {name: [next(finished) for _ in tasks] for name in names}
 
     async def finish(self) -> None:

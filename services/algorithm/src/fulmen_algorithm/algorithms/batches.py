@@ -33,7 +33,7 @@ LOST_STEPS = 10
 class GroupSource(Protocol):
     """Where finished groups come from, each once."""
 
-    async def take(self, *, limit: int) -> list[FinishedGroup]:
+    async def poll(self, *, limit: int) -> list[FinishedGroup]:
         """Waits for at least one group and returns up to `limit`; none if there are no more for this step.
 
         Raises:
@@ -51,12 +51,12 @@ class Batch:
     Attributes:
         rows: Rows with advantages.
         consumed: Every group that was dealt with, in the order of the source.
-        figures: What was measured on the way.
+        metrics: What was measured on the way.
     """
 
     rows: Sequence[Row]
     consumed: Sequence[Consumed]
-    figures: Mapping[str, float]
+    metrics: Mapping[str, float]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,7 +86,7 @@ class BatchBuilder:
         *,
         source: GroupSource,
         groups: int,
-        most: int,
+        max_groups: int,
         max_staleness: int | None,
         mask_truncated: bool,
         token_budget: int,
@@ -100,7 +100,7 @@ class BatchBuilder:
             ctx: The run.
             source: Where groups come from.
             groups: How many a step trains on.
-            most: How many a step looks at, at most.
+            max_groups: How many a step looks at, at most.
             max_staleness: Steps that a row's policy may lag behind; None for any number.
             mask_truncated: Whether rollouts that were cut off are left out.
             token_budget: Longer rows are left out.
@@ -111,7 +111,7 @@ class BatchBuilder:
         self._ctx = ctx
         self._source = source
         self._groups = groups
-        self._most = most
+        self._max_groups = max_groups
         self._max_staleness = max_staleness
         self._mask_truncated = mask_truncated
         self._token_budget = token_budget
@@ -134,7 +134,7 @@ class BatchBuilder:
     def settled(self) -> int:
         """Groups of the step that is collected now for which it needs no other; see `groups_settled`."""
         seen = self._tally.counted
-        return groups_settled(kept=self.kept, seen=seen, groups_per_step=self._groups, most=self._most)
+        return groups_settled(kept=self.kept, seen=seen, groups_per_step=self._groups, max_groups=self._max_groups)
 
     async def collect(self, *, refill: Callable[[], Awaitable[None]] | None = None) -> Batch:
         """Takes groups from the source until enough of them can be trained on, or it has no more for this step.
@@ -151,8 +151,8 @@ class BatchBuilder:
         kept: dict[str, list[ScoredRollout]] = {}
         self._consumed = []
         while len(kept) < self._groups and not self._enough(tally):
-            room = min(self._groups - len(kept), self._most - tally.counted)
-            groups = await self._source.take(limit=room)
+            room = min(self._groups - len(kept), self._max_groups - tally.counted)
+            groups = await self._source.poll(limit=room)
             if not groups:
                 break
             found = await self._source.trajectories([g for g in groups if self._scorer.may_train(g.rollouts)])
@@ -171,10 +171,10 @@ class BatchBuilder:
         return Batch(
             rows=rows,
             consumed=self._consumed,
-            figures={
-                **self._figures(tally, rows, seconds),
+            metrics={
+                **self._metrics(tally, rows, seconds),
                 **_merging(scored),
-                **self._scorer.figures(scored),
+                **self._scorer.metrics(scored),
                 **divergence,
             },
         )
@@ -185,7 +185,7 @@ class BatchBuilder:
         Raises:
             RunFailed: if it is reached, and all that the agents did was to fail.
         """
-        if tally.counted < self._most:
+        if tally.counted < self._max_groups:
             return False
         counted = [c for c in self._consumed if not _infrastructure_failed(c.group)]
         if all(c.outcome is Outcome.TOO_FEW_USABLE for c in counted):
@@ -222,11 +222,11 @@ class BatchBuilder:
     ) -> list[ScoredRollout]:
         """Decides about one group; returns its usable rollouts, or nothing if it is dropped."""
         rewards = {r.name: total for r in group.rollouts if (total := self._scorer.total(r)) is not None}
-        least, outcome = self._scorer.least, Outcome.NO_VARIANCE
+        minimum, outcome = self._scorer.min_rollouts, Outcome.NO_VARIANCE
         usable: list[ScoredRollout] = []
         tally.rollouts += len(group.rollouts)
         tally.rewards += rewards.values()
-        if len(rewards) < least:
+        if len(rewards) < minimum:
             outcome = Outcome.TOO_FEW_USABLE
         elif self._scorer.may_train(group.rollouts):
             whole = [
@@ -237,8 +237,8 @@ class BatchBuilder:
             self._check_models(whole)
             usable = [fresh for scored in whole if (fresh := self._fresh(scored, tally)).sequences]
             tally.masked += len(group.rollouts) - len(usable)
-            if len(usable) < least:
-                outcome = Outcome.TOO_STALE if len(whole) >= least else Outcome.TOO_FEW_USABLE
+            if len(usable) < minimum:
+                outcome = Outcome.TOO_STALE if len(whole) >= minimum else Outcome.TOO_FEW_USABLE
             elif self._scorer.has_signal(usable):
                 outcome = Outcome.TRAINED
         if outcome is Outcome.TOO_FEW_USABLE and not _infrastructure_failed(group):
@@ -303,7 +303,7 @@ class BatchBuilder:
             steps=numbers.steps,
         )
 
-    def _figures(self, tally: _Tally, rows: Sequence[Row], seconds: float) -> dict[str, float]:
+    def _metrics(self, tally: _Tally, rows: Sequence[Row], seconds: float) -> dict[str, float]:
         outcomes = [c.outcome for c in self._consumed]
         return {
             "reward_mean": sum(tally.rewards) / len(tally.rewards) if tally.rewards else 0.0,

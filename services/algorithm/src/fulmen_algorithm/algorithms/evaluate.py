@@ -20,7 +20,7 @@ from fulmen_algorithm.runs.context import RunContext
 from fulmen_algorithm.runs.failure import RunFailed
 
 REPORTS = 20
-"""How often the figures so far are told."""
+"""How often the metrics so far are told."""
 
 
 class EvaluateSettings(RunSettings):
@@ -117,18 +117,18 @@ class Evaluate:
         if ctx.served is not None:
             with ctx.recorder.spending("start"):
                 await ctx.served.serve(self._settings.overrides)
-        figures: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for mode, tasks in sets.items():
             if tasks:
                 tally = await self._measured(ctx, mode, tasks)
                 estimates = self._estimates(tally)
-                figures |= _figures(mode, tally, estimates)
+                metrics |= _metrics(mode, tally, estimates)
                 ctx.recorder.section(
                     mode.value, title=f"Evaluation on {mode.value} tasks", markdown=self._table(tally, estimates)
                 )
-        ctx.recorder.result(**figures)
+        ctx.recorder.result(**metrics)
         ctx.recorder.commit()
-        await ctx.recorder.end_step(figures)
+        await ctx.recorder.end_step(metrics)
 
     async def _measured(self, ctx: RunContext, mode: Mode, tasks: Sequence[bytes]) -> Tally:
         groups = [
@@ -138,7 +138,7 @@ class Evaluate:
         tally, seen = Tally(), list[FinishedGroup]()
         every = max(1, len(groups) // REPORTS)
         with ctx.recorder.spending("validate"):
-            async for group in ctx.rollouts.each(groups):
+            async for group in ctx.rollouts.stream(groups):
                 tally.add(
                     group,
                     success_reward=self._settings.success_reward,
@@ -182,7 +182,7 @@ class Evaluate:
         failures = ", ".join(f"{kind}: {count}" for kind, count in tally.failures.most_common()) or "none"
         return "\n".join(
             [
-                f"| figure | estimate | {settings.confidence:.0%} interval |", "|---|---|---|", *rows, "",
+                f"| metric | estimate | {settings.confidence:.0%} interval |", "|---|---|---|", *rows, "",
                 f"{len(tally.passed)} tasks, {settings.samples} rollouts each; a rollout passes with a reward of at least "
                 f"{settings.success_reward:g}. Intervals: {how}. Rollouts without a reward: {failures}. "
                 f"Those of the agent did not pass and count as {settings.failure_reward:g}; those that were lost to the "
@@ -192,13 +192,13 @@ class Evaluate:
 
 
 def _so_far(mode: Mode, tally: Tally, *, of: int) -> dict[str, float]:
-    figures = {"tasks_done": float(len(tally.passed)), "tasks": float(of), "rollouts": float(tally.rollouts)}
+    metrics = {"tasks_done": float(len(tally.passed)), "tasks": float(of), "rollouts": float(tally.rollouts)}
     if counted := sum(n for _, n in tally.passed):
-        figures[f"{mode.value}_pass_at_1"] = sum(c for c, _ in tally.passed) / counted
-    return figures
+        metrics[f"{mode.value}_pass_at_1"] = sum(c for c, _ in tally.passed) / counted
+    return metrics
 
 
-def _figures(mode: Mode, tally: Tally, estimates: Mapping[str, Estimate]) -> dict[str, float]:
+def _metrics(mode: Mode, tally: Tally, estimates: Mapping[str, Estimate]) -> dict[str, float]:
     counts = {
         "tasks": float(len(tally.passed)),
         "rollouts": float(tally.rollouts),

@@ -20,11 +20,11 @@ from fulmen_algorithm.algorithms.policy_gradient import PolicyGradientSettings, 
 from fulmen_algorithm.algorithms.sampling import submit_next
 from fulmen_algorithm.algorithms.scoring import Scorer
 from fulmen_algorithm.algorithms.validation import Validator
-from fulmen_algorithm.losses.advantages import LEAST_COMPARED, compares_groups
-from fulmen_algorithm.policy.engine_settings import EngineCheck
-from fulmen_algorithm.policy.engine_watch import EngineWatch
+from fulmen_algorithm.losses.advantages import MIN_COMPARED, compares_groups
+from fulmen_algorithm.policy.engine_settings import MismatchSettings
+from fulmen_algorithm.policy.engine_watch import MismatchMonitor
 from fulmen_algorithm.rollouts.admission import groups_admitted
-from fulmen_algorithm.rollouts.signal_watch import SignalWatch
+from fulmen_algorithm.rollouts.signal_watch import SignalMonitor
 from fulmen_algorithm.runs.algorithm import AlgorithmEntry
 from fulmen_algorithm.runs.context import RunContext
 from fulmen_algorithm.training.settings import StepResult
@@ -38,17 +38,17 @@ class GrpoSettings(PolicyGradientSettings):
         max_staleness: eta, steps that a rollout's policy may lag behind; 0 is fully synchronous.
         refill_limit: A step looks at no more than prompts_per_step * (1 + refill_limit) groups; then it trains on those
             that were worth it, however few. Without a limit a policy that solves everything would never finish.
-        engine_check: When engine and trainer disagree too much about the probabilities of the same tokens.
+        engine_mismatch: When engine and trainer disagree too much about the probabilities of the same tokens.
     """
 
     group_size: int = Field(default=8, ge=2, le=1000)
     max_staleness: int = Field(default=4, ge=0, le=1000)
     refill_limit: float = Field(default=1.0, ge=0, le=100)
-    engine_check: EngineCheck = EngineCheck()
+    engine_mismatch: MismatchSettings = MismatchSettings()
 
     @model_validator(mode="after")
     def _groups_can_be_compared(self) -> Self:
-        if self.group_size < LEAST_COMPARED and compares_groups(self.scoring):
+        if self.group_size < MIN_COMPARED and compares_groups(self.scoring):
             raise ValueError(f"group_size: 2 at least, because {self.advantage.kind} compares the rollouts of a group")
         return self
 
@@ -62,14 +62,14 @@ class Grpo:
     async def run(self, ctx: RunContext) -> None:
         """Trains to the end; see `Algorithm`."""
         settings = self._settings
-        scorer, watch = Scorer(settings.scoring), EngineWatch(settings.engine_check, ctx.notify)
-        signal = SignalWatch(ctx.notify, over=len(ctx.progress.consumed) > ctx.progress.dropped)
+        scorer, watch = Scorer(settings.scoring), MismatchMonitor(settings.engine_mismatch, ctx.notify)
+        signal = SignalMonitor(ctx.notify, over=len(ctx.progress.consumed) > ctx.progress.dropped)
         validator = Validator(ctx, score=scorer.total, parts=scorer.parts, failure_reward=settings.failure_reward)
         batches = BatchBuilder(
             ctx,
             source=ctx.rollouts,
             groups=settings.prompts_per_step,
-            most=int(settings.prompts_per_step * (1 + settings.refill_limit)),
+            max_groups=int(settings.prompts_per_step * (1 + settings.refill_limit)),
             max_staleness=settings.max_staleness,
             mask_truncated=settings.mask_truncated,
             token_budget=settings.token_budget,
@@ -79,24 +79,24 @@ class Grpo:
         )
         with ctx.recorder.spending("start"):
             await ctx.policy.serve(settings.overrides)
-        figures: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         began, tokens = time.monotonic(), await ctx.policy.sampled_tokens()
         while True:
             step = ctx.progress.step
             if not ctx.policy.version:
                 with ctx.recorder.spending("publish"):
                     await ctx.policy.publish()
-                    figures |= ctx.policy.publish_figures
+                    metrics |= ctx.policy.publish_metrics
             with ctx.recorder.spending("submit"):
                 await self._admit(ctx)
             if step % settings.validate_every == 0 or step == settings.steps:
                 with ctx.recorder.spending("validate"):
-                    figures |= await validator.validate(last=step == settings.steps)
-            if figures:
+                    metrics |= await validator.validate(last=step == settings.steps)
+            if metrics:
                 sampled = await ctx.policy.sampled_tokens()
-                figures |= _rates(figures, seconds=time.monotonic() - began, tokens=sampled - tokens)
+                metrics |= _rates(metrics, seconds=time.monotonic() - began, tokens=sampled - tokens)
                 began, tokens = time.monotonic(), sampled
-                await ctx.recorder.end_step(figures)
+                await ctx.recorder.end_step(metrics)
             if step == settings.steps:
                 return
             with ctx.recorder.spending("generation_wait"):
@@ -104,17 +104,17 @@ class Grpo:
             with ctx.recorder.spending("train"):
                 results = await self._train(ctx, batch)
                 ctx.recorder.commit(batch.consumed)
-            figures = {**batch.figures, **means(results)}
-            watch.look(ctx.progress.step, figures)
-            signal.look(ctx.progress.step, figures)
-            ctx.recorder.result(reward_mean=figures["reward_mean"])
+            metrics = {**batch.metrics, **means(results)}
+            watch.check(ctx.progress.step, metrics)
+            signal.check(ctx.progress.step, metrics)
+            ctx.recorder.result(reward_mean=metrics["reward_mean"])
 
     async def _train(self, ctx: RunContext, batch: Batch) -> list[StepResult]:
         step = ctx.progress.step
         return await ctx.policy.train(
             batch.rows,
             settings=self._settings.step_settings,
-            batch=replace(self._settings.batch_settings, check_engine=True),
+            batch=replace(self._settings.batch_settings, measure_mismatch=True),
             seed=self._settings.shuffling_seed(step),
             current_version=step,
         )
@@ -140,12 +140,12 @@ class Grpo:
             await submit_next(ctx, size=settings.group_size, seed=settings.seed)
 
 
-def _rates(figures: Mapping[str, float], *, seconds: float, tokens: int) -> dict[str, float]:
+def _rates(metrics: Mapping[str, float], *, seconds: float, tokens: int) -> dict[str, float]:
     """Computes rates over the wall time since the last report."""
-    if "rollouts" not in figures:
+    if "rollouts" not in metrics:
         return {}
     return {
-        "rollouts_per_second": figures["rollouts"] / seconds,
+        "rollouts_per_second": metrics["rollouts"] / seconds,
         # All tokens that the engine has sampled, those of validations and of groups without variance too.
         "tokens_per_second": tokens / seconds,
         "step_seconds": seconds,

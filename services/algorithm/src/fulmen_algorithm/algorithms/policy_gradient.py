@@ -1,4 +1,4 @@
-"""What algorithms have in common that follow the gradient of a policy on groups: their settings, and their figures."""
+"""What algorithms have in common that follow the gradient of a policy on groups: their settings, and their metrics."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -173,11 +173,11 @@ class PolicyGradientSettings(SamplingSettings):
         return self.seed * 1_000_003 + step
 
 
-def exchanged(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def exchanged(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Sums what exchanges have cost, and averages what was measured in some rounds over those."""
     found: dict[str, float] = {}
-    for name in dict.fromkeys(name for each in figures for name in each):
-        values = [each[name] for each in figures if name in each]
+    for name in dict.fromkeys(name for each in metrics for name in each):
+        values = [each[name] for each in metrics if name in each]
         found[name] = sum(values) if name.endswith(EXCHANGE_COSTS) else fmean(values)
     if sent := found.get("exchange_sent_bytes"):
         found["exchange_ratio"] = found["exchange_raw_bytes"] / sent
@@ -185,7 +185,7 @@ def exchanged(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def means(results: Sequence[StepResult]) -> dict[str, float]:
-    """Averages the figures of the optimiser steps of one training step; counts are summed, `_max` is the largest."""
+    """Averages the metrics of the optimiser steps of one training step; counts are summed, `_max` is the largest."""
     if not results:
         return {"optimizer_steps": 0.0}
     metrics = [replace(r, exchange={}).as_metrics() for r in results]

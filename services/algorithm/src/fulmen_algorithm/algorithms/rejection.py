@@ -49,17 +49,17 @@ class KeepThreshold(Strict):
     """Keeps the rollouts whose reward reaches a threshold.
 
     Attributes:
-        least_reward: The threshold.
-        most: No more than so many of each group, the best ones, so that easy tasks do not outweigh the others.
+        min_reward: The threshold.
+        max_per_group: No more than so many of each group, the best ones, so that easy tasks do not outweigh the others.
     """
 
     kind: Literal["threshold"]
-    least_reward: float = 1.0
-    most: int = Field(default=1000, ge=1, le=1000)
+    min_reward: float = 1.0
+    max_per_group: int = Field(default=1000, ge=1, le=1000)
 
     def chosen(self, ranked: Sequence[tuple[FinishedRollout, float]]) -> Sequence[FinishedRollout]:
         """Chooses among a group's rollouts, the best first."""
-        return [rollout for rollout, reward in ranked if reward >= self.least_reward][: self.most]
+        return [rollout for rollout, reward in ranked if reward >= self.min_reward][: self.max_per_group]
 
 
 class RejectionSettings(SamplingSettings):
@@ -67,7 +67,7 @@ class RejectionSettings(SamplingSettings):
 
     Attributes:
         group_size: n, rollouts of one task.
-        keep: Which of them are imitated: `{kind = "best", count = 1}` or `{kind = "threshold", least_reward = 1.0}`.
+        keep: Which of them are imitated: `{kind = "best", count = 1}` or `{kind = "threshold", min_reward = 1.0}`.
         epochs: Passes over the rows of a step.
         minibatches: Optimiser steps per pass.
         mask_truncated: Leaves rollouts out whose answer ended at the token limit.
@@ -99,17 +99,17 @@ class Rejection:
         settings, validator = self._settings, Validator(ctx, failure_reward=self._settings.failure_reward)
         with ctx.recorder.spending("start"):
             await ctx.policy.serve(settings.overrides)
-        figures: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         while True:
             began, step = time.monotonic(), ctx.progress.step
             with ctx.recorder.spending("publish"):
                 await ctx.policy.publish()
-                figures |= ctx.policy.publish_figures
+                metrics |= ctx.policy.publish_metrics
             if step % settings.validate_every == 0 or step == settings.steps:
                 with ctx.recorder.spending("validate"):
-                    figures |= await validator.validate(last=step == settings.steps)
-            if figures:
-                await ctx.recorder.end_step(figures)
+                    metrics |= await validator.validate(last=step == settings.steps)
+            if metrics:
+                await ctx.recorder.end_step(metrics)
             if step == settings.steps:
                 return
             with ctx.recorder.spending("generation_wait"):
@@ -123,8 +123,8 @@ class Rejection:
             with ctx.recorder.spending("train"):
                 results = await self._train(ctx, rows)
                 ctx.recorder.commit([_consumed(group, kept[group.group_id]) for group in groups])
-            figures = {**_figures(groups, kept), **means(results), "step_seconds": time.monotonic() - began}
-            ctx.recorder.result(reward_mean=figures["reward_mean"])
+            metrics = {**_metrics(groups, kept), **means(results), "step_seconds": time.monotonic() - began}
+            ctx.recorder.result(reward_mean=metrics["reward_mean"])
 
     def _kept(
         self, group: FinishedGroup, found: Mapping[str, RolloutTrajectory], *, policy: str
@@ -186,7 +186,7 @@ def _consumed(group: FinishedGroup, kept: Mapping[str, object]) -> Consumed:
     return Consumed(group=group, outcome=outcome, trained=tuple(sorted(kept)))
 
 
-def _figures(groups: Sequence[FinishedGroup], kept: Mapping[str, Mapping[str, Sequence[Row]]]) -> dict[str, float]:
+def _metrics(groups: Sequence[FinishedGroup], kept: Mapping[str, Mapping[str, Sequence[Row]]]) -> dict[str, float]:
     rollouts = [r for group in groups for r in group.rollouts]
     rewards = {r.name: r.reward for r in rollouts if r.scored and r.reward is not None}
     imitated = {name: rows for members in kept.values() for name, rows in members.items()}

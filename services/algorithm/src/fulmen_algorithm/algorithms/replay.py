@@ -39,7 +39,7 @@ class Replay:
             source=source,
             groups=settings.prompts_per_step,
             # All there are: what cannot be used of a whole epoch never can.
-            most=len(scored.groups),
+            max_groups=len(scored.groups),
             max_staleness=None,
             mask_truncated=settings.mask_truncated,
             token_budget=settings.token_budget,
@@ -51,7 +51,7 @@ class Replay:
         if validates:
             with ctx.recorder.spending("start"):
                 await ctx.policy.serve(settings.overrides)
-        figures: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         began = time.monotonic()
         while True:
             step = ctx.progress.step
@@ -60,14 +60,14 @@ class Replay:
             if last or due:
                 with ctx.recorder.spending("publish"):
                     await ctx.policy.publish()
-                figures |= ctx.policy.publish_figures
+                metrics |= ctx.policy.publish_metrics
             if due:
                 with ctx.recorder.spending("validate"):
-                    figures |= await validator.validate(last=last)
-            if figures:
-                figures["step_seconds"] = time.monotonic() - began
+                    metrics |= await validator.validate(last=last)
+            if metrics:
+                metrics["step_seconds"] = time.monotonic() - began
                 began = time.monotonic()
-                await ctx.recorder.end_step(figures)
+                await ctx.recorder.end_step(metrics)
             if last:
                 return
             source.begin_step(len(ctx.progress.consumed))
@@ -78,8 +78,8 @@ class Replay:
                 ctx.recorder.commit(batch.consumed)
             # Versions of other runs have no place among this run's steps.
             trained = {key: value for key, value in means(results).items() if not key.startswith("staleness")}
-            figures = {**batch.figures, **trained, "epoch": len(ctx.progress.consumed) / len(scored.groups)}
-            ctx.recorder.result(reward_mean=figures["reward_mean"])
+            metrics = {**batch.metrics, **trained, "epoch": len(ctx.progress.consumed) / len(scored.groups)}
+            ctx.recorder.result(reward_mean=metrics["reward_mean"])
 
     async def _train(self, ctx: RunContext, batch: Batch) -> list[StepResult]:
         step = ctx.progress.step

@@ -122,7 +122,7 @@ async def sample_groups(ctx: RunContext, *, count: int, size: int, seed: int) ->
         await submit_next(ctx, size=size, seed=seed)
     groups: list[FinishedGroup] = []
     while len(groups) < count:
-        groups += await ctx.rollouts.take(limit=count - len(groups))
+        groups += await ctx.rollouts.poll(limit=count - len(groups))
     return groups
 
 

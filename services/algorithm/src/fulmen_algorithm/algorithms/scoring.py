@@ -17,7 +17,7 @@ from fulmen_algorithm.losses.advantage_settings import (
     StepReturnCredit,
 )
 from fulmen_algorithm.losses.advantages import (
-    LEAST_COMPARED,
+    MIN_COMPARED,
     Sample,
     Step,
     compares_groups,
@@ -105,9 +105,9 @@ class Scorer:
         self._by_step = not isinstance(settings.credit, RolloutCredit)
 
     @property
-    def least(self) -> int:
+    def min_rollouts(self) -> int:
         """How many usable rollouts a group needs."""
-        return LEAST_COMPARED if compares_groups(self._settings) else 1
+        return MIN_COMPARED if compares_groups(self._settings) else 1
 
     def total(self, rollout: FinishedRollout) -> float | None:
         """Adds up the final rewards that count; None if the rollout is not scored."""
@@ -130,7 +130,7 @@ class Scorer:
     def may_train(self, rollouts: Sequence[FinishedRollout]) -> bool:
         """Tells, before it is known what they did, whether the rollouts of a group may have different advantages."""
         scored = [(finals, self._role_rewards(r)) for r in rollouts if (finals := self._finals(r)) is not None]
-        if len(scored) < self.least:
+        if len(scored) < self.min_rollouts:
             return False
         later = self._by_step or self._settings.overlong is not None or not compares_groups(self._settings)
         return later or any(one != scored[0] for one in scored)
@@ -204,7 +204,7 @@ class Scorer:
                     own[position] = next(numbers)
         return [self._numbers(rollouts[r], s, tuple(filled[r, s])) for r, s in sorted(filled)]
 
-    def figures(self, rollouts: Sequence[ScoredRollout]) -> dict[str, float]:
+    def metrics(self, rollouts: Sequence[ScoredRollout]) -> dict[str, float]:
         """Measures what is trained on: by dimension if rewards have weights, by role if there are several."""
         found: dict[str, float] = {}
         names = set(self._settings.rewards.weights or ()) | ({OVERLONG} if self._settings.overlong else set())

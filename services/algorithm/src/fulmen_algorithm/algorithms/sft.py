@@ -34,9 +34,9 @@ class SftSettings(AlgorithmSettings):
         steps: Steps of the run; 0: as many as `epochs` need.
         epochs: Passes over the demonstrations, whole or not, instead of `steps`; the last step may begin another one.
         batch_size: Demonstrations per step; each epoch is a new permutation by the seed.
-        report_every: Steps between two reports of figures.
-        least_reward: Of another run's rollouts, those with at least this reward are learned from.
-        most_per_task: Of one group, no more than so many, the best ones.
+        report_every: Steps between two reports of metrics.
+        min_reward: Of another run's rollouts, those with at least this reward are learned from.
+        max_per_task: Of one group, no more than so many, the best ones.
     """
 
     steps: int = Field(default=200, ge=0, le=1_000_000)
@@ -47,8 +47,8 @@ class SftSettings(AlgorithmSettings):
     checkpoint_every: int = Field(default=100, ge=1)
     batch_size: int = Field(default=64, ge=1, le=65536)
     report_every: int = Field(default=10, ge=1)
-    least_reward: float = 1.0
-    most_per_task: int = Field(default=4, ge=1, le=1000)
+    min_reward: float = 1.0
+    max_per_task: int = Field(default=4, ge=1, le=1000)
 
     @model_validator(mode="before")
     @classmethod
@@ -80,8 +80,8 @@ class Sft:
         """Trains to the end and publishes; see `Algorithm`."""
         settings = self._settings
         # In a thread: a row takes milliseconds, and there may be thousands.
-        told = await asyncio.to_thread(self._rows, ctx, ctx.inputs.demonstrations)
-        rows = [*told, *await self._successes(ctx)]
+        demonstrations = await asyncio.to_thread(self._rows, ctx, ctx.inputs.demonstrations)
+        rows = [*demonstrations, *await self._successes(ctx)]
         held_out = await asyncio.to_thread(self._rows, ctx, ctx.inputs.validation_demonstrations)
         steps = settings.planned(len(rows))
         if settings.warmup_steps > steps:
@@ -110,14 +110,14 @@ class Sft:
             if ctx.progress.step % settings.report_every == 0 or ctx.progress.step == steps:
                 tokens = sum(row.trained_tokens for row in batch)
                 ctx.recorder.result(loss=result.loss)
-                figures = {"tokens_per_second": tokens / max(time.monotonic() - started, 1e-9)}
-                figures["epoch"] = ctx.progress.step * settings.batch_size / len(rows)
+                metrics = {"tokens_per_second": tokens / max(time.monotonic() - started, 1e-9)}
+                metrics["epoch"] = ctx.progress.step * settings.batch_size / len(rows)
                 if held_out:
                     with ctx.recorder.spending("validate"):
                         loss = await ctx.policy.supervised_loss(held_out, settings=step_settings)
-                    figures["validation_loss"] = loss
+                    metrics["validation_loss"] = loss
                     ctx.recorder.result(validation_loss=loss)
-                await ctx.recorder.end_step({**result.as_metrics(), **figures})
+                await ctx.recorder.end_step({**result.as_metrics(), **metrics})
             else:
                 await ctx.recorder.end_quiet_step()
         # A stop between the last step and its publication is made good here.
@@ -138,15 +138,17 @@ class Sft:
         chosen: dict[str, str] = {}
         groups = []
         for group in await ctx.rollouts.of_run(name):
-            passed = [r for r in group.rollouts if r.scored and (r.reward or 0.0) >= self._settings.least_reward]
-            best = sorted(passed, key=lambda r: (-(r.reward or 0.0), r.name))[: self._settings.most_per_task]
+            passed = [r for r in group.rollouts if r.scored and (r.reward or 0.0) >= self._settings.min_reward]
+            best = sorted(passed, key=lambda r: (-(r.reward or 0.0), r.name))[: self._settings.max_per_task]
             chosen |= {r.name: group.group_id for r in best}
             groups.append(replace(group, rollouts=tuple(best)))
         found = await ctx.rollouts.trajectories(groups)
         rows, again = await asyncio.to_thread(self._imitable, ctx, chosen, found)
         if not rows:
-            least = self._settings.least_reward
-            raise RunFailed(f"No rollout of {name} can be learned from: none that is whole has a reward of {least:g}.")
+            minimum = self._settings.min_reward
+            raise RunFailed(
+                f"No rollout of {name} can be learned from: none that is whole has a reward of {minimum:g}."
+            )
         if not ctx.progress.step:
             how = f" {again} of them were tokenised again, because the policy has another tokenizer." if again else ""
             ctx.notify("info", f"{len(chosen)} rollouts of {name} give {len(rows)} rows.{how}")

@@ -30,7 +30,7 @@ class StoredGroups:
         self._next = position
         self._end = (position // len(self._groups) + 1) * len(self._groups)
 
-    async def take(self, *, limit: int) -> list[FinishedGroup]:
+    async def poll(self, *, limit: int) -> list[FinishedGroup]:
         """Returns the next groups; none at the end of the epoch."""
         positions = range(self._next, min(self._next + limit, self._end))
         self._next += len(positions)

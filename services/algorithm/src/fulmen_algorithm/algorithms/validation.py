@@ -48,7 +48,7 @@ class Validator:
         """Runs every validation task once, unless the present step was validated.
 
         A rollout that failed counts `failure_reward` here, because an accuracy must not rise by failures; their number
-        is a figure of its own.
+        is a metric of its own.
 
         Args:
             last: Whether this is the validation at the end.

@@ -205,13 +205,13 @@ class StoreResources:
         self._patience = patience
 
     async def has_rollouts(self, training_run: str) -> bool:
-        """Tells whether a run has rollouts; see `ports.ResourceShelf`."""
+        """Tells whether a run has rollouts; see `ports.ResourceStore`."""
         message = rollout_service_pb2.ListRolloutsRequest(project=self._project, training_run=training_run, page_size=1)
         answer = await self._patience.call(lambda: self._rollouts.ListRollouts(message, timeout=CALL_DEADLINE_S))
         return bool(answer.rollouts)
 
     async def get(self, name: str) -> Content:
-        """Reads a version with its content; see `ports.ResourceShelf`."""
+        """Reads a version with its content; see `ports.ResourceStore`."""
         message = resource_service_pb2.GetResourcesRequest(names=[name], project=self._project)
         answer = await self._patience.call(lambda: self._resources.GetResources(message, timeout=CALL_DEADLINE_S))
         return _content(answer.resources[0])
@@ -219,7 +219,7 @@ class StoreResources:
     async def publish(
         self, *, resource: str, kind: str, content: bytes, content_type: str, parent: str, request_id: str
     ) -> Content:
-        """Publishes a version; see `ports.ResourceShelf`."""
+        """Publishes a version; see `ports.ResourceStore`."""
         version = resource_pb2.ResourceVersion(
             name=resource,
             project=self._project,
@@ -233,7 +233,7 @@ class StoreResources:
         return _content(answer.resources[0])
 
     async def point(self, resource: str, alias: str, version: int) -> None:
-        """Points an alias to a version; see `ports.ResourceShelf`."""
+        """Points an alias to a version; see `ports.ResourceStore`."""
         message = resource_service_pb2.SetAliasRequest(
             name=f"{resource}/aliases/{alias}", version=version, project=self._project
         )

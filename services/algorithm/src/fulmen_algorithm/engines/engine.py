@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from fulmen_algorithm.policy.engine_settings import EngineSettings
-from fulmen_algorithm.runs.ports import Notify, PublishedPolicy, SwapFigures
+from fulmen_algorithm.runs.ports import Notify, PublishedPolicy, SwapStats
 
 ENGINE_KEY_NAME = "engine"
 """Entry of the proxy's `backend_keys` with the key of the engines that the service starts itself."""
@@ -110,7 +110,7 @@ class Engine(Protocol):
     async def healthy(self) -> bool:
         """Tells whether it answers; never raises."""
 
-    async def swap(self, policy: PublishedPolicy, gate: SwapGate) -> SwapFigures:
+    async def swap(self, policy: PublishedPolicy, gate: SwapGate) -> SwapStats:
         """Replaces the weights in place and has them promoted; answers under way go on, none fails."""
 
     async def stop(self) -> None:

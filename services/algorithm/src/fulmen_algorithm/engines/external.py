@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from fulmen_algorithm.engines.engine import EngineAddress, EngineFailed, EngineKind, EngineOptions, SwapGate
 from fulmen_algorithm.engines.vllm_api import VllmApi, read_whole
 from fulmen_algorithm.policy.engine_settings import ExternalEngine, SwapMode
-from fulmen_algorithm.runs.ports import Notify, PublishedPolicy, SwapFigures
+from fulmen_algorithm.runs.ports import Notify, PublishedPolicy, SwapStats
 
 
 class ExternalVllm:
@@ -83,7 +83,7 @@ class ExternalVllm:
         """Tells whether it answers."""
         return await self._api.healthy()
 
-    async def swap(self, policy: PublishedPolicy, gate: SwapGate) -> SwapFigures:
+    async def swap(self, policy: PublishedPolicy, gate: SwapGate) -> SwapStats:
         """Replaces the weights in place.
 
         Raises:
@@ -94,7 +94,7 @@ class ExternalVllm:
     async def stop(self) -> None:
         """Leaves it as it is."""
 
-    async def _swap(self, policy: PublishedPolicy, gate: SwapGate, mode: SwapMode) -> SwapFigures:
+    async def _swap(self, policy: PublishedPolicy, gate: SwapGate, mode: SwapMode) -> SwapStats:
         weights = await read_whole(policy, adapters=False)
         return await self._api.swap(
             weights,

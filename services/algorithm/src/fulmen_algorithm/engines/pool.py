@@ -18,7 +18,7 @@ from fulmen_algorithm.engines.supervisor import EngineSupervisor
 from fulmen_algorithm.policy.engine_settings import EngineSettings
 from fulmen_algorithm.policy.served import ServedFile, ServedPolicy
 from fulmen_algorithm.runs.failure import RunFailed
-from fulmen_algorithm.runs.ports import Notify, PublishedPolicy, SwapFigures
+from fulmen_algorithm.runs.ports import Notify, PublishedPolicy, SwapStats
 
 _log = structlog.get_logger()
 
@@ -175,7 +175,7 @@ class RunServing:
         await self._supervisor.serve(ServedPolicy(policy=policy, overrides=overrides, engine=self._engine), notify)
         self._pool.keep()
 
-    async def swap(self, policy: PublishedPolicy) -> SwapFigures:
+    async def swap(self, policy: PublishedPolicy) -> SwapStats:
         """Replaces the weights by another version of the policy.
 
         Raises:
@@ -183,9 +183,9 @@ class RunServing:
         """
         if self._supervisor is None:
             raise RunFailed("No policy is served.")
-        figures = await self._supervisor.swap(policy)
+        metrics = await self._supervisor.swap(policy)
         self._pool.keep()
-        return figures
+        return metrics
 
     async def sampled_tokens(self) -> int:
         """Returns how many tokens the policy's engines have sampled so far."""

@@ -20,7 +20,7 @@ import structlog
 from fulmen_algorithm.clients.child import Child
 from fulmen_algorithm.engines.engine import ENGINE_KEY_NAME, EngineAddress, EngineFailed, EngineOptions, SwapGate
 from fulmen_algorithm.runs.failure import RunFailed
-from fulmen_algorithm.runs.ports import PublishedPolicy, SwapFigures
+from fulmen_algorithm.runs.ports import PublishedPolicy, SwapStats
 from fulmen_algorithm.training.settings import WeightsKind
 
 _log = structlog.get_logger()
@@ -123,7 +123,7 @@ class EngineProcess:
             return False
         return True
 
-    async def swap(self, policy: PublishedPolicy, gate: SwapGate) -> SwapFigures:
+    async def swap(self, policy: PublishedPolicy, gate: SwapGate) -> SwapStats:
         """Replaces the weights in place; answers under way go on and say which version sampled which token.
 
         Raises:
@@ -134,7 +134,7 @@ class EngineProcess:
         took_s = time.monotonic() - started
         await gate.promote()
         # It reads before it pauses; one that does not say how long it paused was asked for so long.
-        return SwapFigures(
+        return SwapStats(
             pause_s=float(answer.get("pause_seconds", took_s)), size_bytes=int(answer.get("size_bytes", 0))
         )
 

@@ -22,7 +22,7 @@ from fulmen_algorithm.engines.swap_gate import ProxyGate
 from fulmen_algorithm.policy.engine_settings import EngineSettings
 from fulmen_algorithm.policy.served import ServedPolicy
 from fulmen_algorithm.runs.failure import RunFailed
-from fulmen_algorithm.runs.ports import Notify, PublishedPolicy, SwapFigures
+from fulmen_algorithm.runs.ports import Notify, PublishedPolicy, SwapStats
 
 _log = structlog.get_logger()
 
@@ -123,7 +123,7 @@ class EngineSupervisor:
             self._served = replace(self._served, notify=_log_only)
         self.last_used = time.monotonic()
 
-    async def swap(self, policy: PublishedPolicy) -> SwapFigures:
+    async def swap(self, policy: PublishedPolicy) -> SwapStats:
         """Replaces the weights in place; an engine that will not take them is started anew with them.
 
         Raises:
@@ -142,23 +142,23 @@ class EngineSupervisor:
         policy: PublishedPolicy,
         *,
         promote: Callable[[], Awaitable[None]] | None = None,
-    ) -> SwapFigures:
+    ) -> SwapStats:
         assert self._served is not None
         self._loaded = None  # whoever is stopped in the middle does not know what the engine has
         try:
             if engine is None:
                 raise EngineFailed("The engine is being restarted.")
             gate = ProxyGate(self._proxy, policy, self._patience(), promote=promote)
-            figures = await engine.swap(policy, gate)
+            metrics = await engine.swap(policy, gate)
         except EngineFailed as error:
             self._served.notify("warning", f"{error} It is started anew with version {policy.version}.")
             await self._hold_calls()
             await self._stop_engine()
             await self._start_engine()
             await self._tell_proxy()
-            return SwapFigures()
+            return SwapStats()
         self._loaded = policy
-        return figures
+        return metrics
 
     async def sampled_tokens(self) -> int:
         """Returns how many tokens were sampled so far, by this engine and those before it."""

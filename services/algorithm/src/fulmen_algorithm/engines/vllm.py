@@ -27,7 +27,7 @@ from fulmen_algorithm.engines.engine import (
 from fulmen_algorithm.engines.process import HIDDEN_PREFIX, connectable
 from fulmen_algorithm.engines.vllm_api import VllmApi, adapters_by_name, read_whole
 from fulmen_algorithm.policy.engine_settings import VllmEngine
-from fulmen_algorithm.runs.ports import Notify, PublishedPolicy, SwapFigures
+from fulmen_algorithm.runs.ports import Notify, PublishedPolicy, SwapStats
 from fulmen_algorithm.training.settings import DEFAULT_ADAPTER, WeightsKind
 
 POLL_S = 0.5
@@ -116,7 +116,7 @@ class VllmProcess:
         """Tells whether it answers."""
         return await self._api.healthy()
 
-    async def swap(self, policy: PublishedPolicy, gate: SwapGate) -> SwapFigures:
+    async def swap(self, policy: PublishedPolicy, gate: SwapGate) -> SwapStats:
         """Replaces the weights in place; answers under way go on and say which version sampled which token.
 
         Raises:

@@ -18,7 +18,7 @@ import aiohttp
 from fulmen_algorithm.engines.engine import EngineFailed, SwapGate
 from fulmen_algorithm.policy.engine_settings import SwapMode
 from fulmen_algorithm.runs.failure import RunFailed
-from fulmen_algorithm.runs.ports import PublishedPolicy, SwapFigures
+from fulmen_algorithm.runs.ports import PublishedPolicy, SwapStats
 from fulmen_algorithm.training.settings import DEFAULT_ADAPTER, WeightsKind
 
 CALL_DEADLINE_S = 30.0
@@ -119,7 +119,7 @@ class VllmApi:
         mode: SwapMode,
         drain_limit_s: float,
         recompute_cache: bool,
-    ) -> SwapFigures:
+    ) -> SwapStats:
         """Replaces the weights; no call fails.
 
         Frozen calls go on with the new weights where they stopped. The version is promoted before that, so that no
@@ -141,7 +141,7 @@ class VllmApi:
         finally:
             if mode is SwapMode.DRAIN:
                 await gate.release()
-        return SwapFigures(pause_s=time.monotonic() - began, size_bytes=weights.size_bytes)
+        return SwapStats(pause_s=time.monotonic() - began, size_bytes=weights.size_bytes)
 
     async def _replace(self, weights: Weights, version: int, gate: SwapGate, *, recompute_cache: bool) -> None:
         loaded, anew = True, "true" if recompute_cache else "false"

@@ -29,7 +29,7 @@ from fulmen_algorithm.losses.advantage_settings import (
 STD_EPSILON = 1e-6
 """Added to every standard deviation (population, ddof 0) that something is divided by."""
 
-LEAST_COMPARED = 2
+MIN_COMPARED = 2
 """Rollouts of a group that is compared within itself."""
 
 Floats = NDArray[np.float64]

@@ -165,5 +165,5 @@ class RunFiles:
 
 
 def _json(kind: TypeAdapter[Any], value: object, *, indent: int | None = None) -> bytes:
-    """Makes the JSON of a value, in which a figure that is not finite stays what it is: pydantic would write null."""
+    """Makes the JSON of a value, in which a metric that is not finite stays what it is: pydantic would write null."""
     return json.dumps(kind.dump_python(value, mode="json", exclude_none=True), indent=indent).encode()

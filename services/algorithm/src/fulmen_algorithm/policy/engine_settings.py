@@ -153,7 +153,7 @@ EngineSettings = Annotated[EmbeddedEngine | VllmEngine | ExternalEngine, Field(d
 """The engine of a run."""
 
 
-class EngineCheck(Strict):
+class MismatchSettings(Strict):
     """How far the engine's log-probabilities may be from the trainer's, as KL(engine || trainer) per token in nats.
 
     Attributes:

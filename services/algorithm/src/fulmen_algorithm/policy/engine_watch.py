@@ -6,35 +6,35 @@ a chat template of another model all train, and train wrongly.
 
 from collections.abc import Mapping
 
-from fulmen_algorithm.policy.engine_settings import EngineCheck
+from fulmen_algorithm.policy.engine_settings import MismatchSettings
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.ports import Notify
 
 
-class EngineWatch:
-    """Looks at the figures of one run, step by step."""
+class MismatchMonitor:
+    """Looks at the metrics of one run, step by step."""
 
-    def __init__(self, check: EngineCheck, notify: Notify) -> None:
+    def __init__(self, check: MismatchSettings, notify: Notify) -> None:
         self._check = check
         self._notify = notify
         self._told: int | None = None
 
-    def look(self, step: int, figures: Mapping[str, float]) -> None:
+    def check(self, step: int, metrics: Mapping[str, float]) -> None:
         """Tells of a difference that is too large, once in so many steps.
 
         Raises:
             RunFailed: if it is larger than the run allows.
         """
-        kl = figures.get("engine_kl")
+        kl = metrics.get("engine_mismatch_kl")
         if kl is None or kl <= self._check.warn:
             return
         text = (
             f"Engine and trainer disagree in step {step}: KL {kl:.4g} nats per token, mean |difference|"
-            f" {figures['engine_abs_logprob_delta_mean']:.4g}, largest {figures['engine_abs_logprob_delta_max']:.4g},"
-            f" over {figures['engine_tokens']:.0f} tokens of the same weights."
+            f" {metrics['engine_mismatch_logprob_mean']:.4g}, largest {metrics['engine_mismatch_logprob_max']:.4g},"
+            f" over {metrics['engine_mismatch_tokens']:.0f} tokens of the same weights."
         )
         if self._check.stop is not None and kl > self._check.stop:
-            raise RunFailed(f"{text} engine_check.stop is {self._check.stop:g}.")
+            raise RunFailed(f"{text} engine_mismatch.stop is {self._check.stop:g}.")
         if self._told is None or step - self._told >= self._check.every:
             self._told = step
             self._notify("warning", f"{text} Does it use this temperature, these weights, this template?")

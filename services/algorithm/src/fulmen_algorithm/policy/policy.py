@@ -18,7 +18,7 @@ from fulmen_algorithm.policy.versions import Versions
 from fulmen_algorithm.rollouts.groups import in_branch
 from fulmen_algorithm.runs.control import RunControl
 from fulmen_algorithm.runs.failure import RunFailed
-from fulmen_algorithm.runs.ports import Notify, PublishedPolicy, ResourceShelf, RunStorage, SavedModel, Serving
+from fulmen_algorithm.runs.ports import Notify, PublishedPolicy, ResourceStore, RunStorage, SavedModel, Serving
 from fulmen_algorithm.runs.recorder import Recorder, RunUpdate
 from fulmen_algorithm.runs.run import TrainingRun
 from fulmen_algorithm.training.rows import Row
@@ -44,7 +44,7 @@ class Policy:
     """What an algorithm may do with the policy.
 
     Attributes:
-        publish_figures: What the last publication took: `publish_seconds`, `publish_bytes` that the engine had to read,
+        publish_metrics: What the last publication took: `publish_seconds`, `publish_bytes` that the engine had to read,
             `publish_bytes_full` that all weights would have been, `publish_pause_ms` during which it sampled nothing,
             and `delta_changed_share` of the weights if a delta was written.
     """
@@ -56,7 +56,7 @@ class Policy:
         trainer: Trainer,
         recorder: Recorder,
         control: RunControl,
-        resources: ResourceShelf,
+        resources: ResourceStore,
         storage: RunStorage,
         serving: Serving,
         notify: Notify,
@@ -78,7 +78,7 @@ class Policy:
             storage: Where the run keeps weights and notes.
             serving: Where agents reach the policy.
             notify: Tells a person.
-            update_run: Shows figures of the run.
+            update_run: Shows metrics of the run.
             keep_models: How many of the newest versions' weights are kept.
             weights: What versions are made of.
             lora: Adapters that are trained instead of all weights.
@@ -98,7 +98,7 @@ class Policy:
         self._per_step = optimizer_steps_per_step
         self._supervised = (0, 0)
         self._served = False
-        self.publish_figures: dict[str, float] = {}
+        self.publish_metrics: dict[str, float] = {}
         self._versions = Versions(storage=storage, trainer=trainer, weights=weights, lora=lora, base_model=base_model)
         self._roles = frozenset(lora.roles if lora is not None else ())
         best = storage.notes().get("best", {})
@@ -184,18 +184,18 @@ class Policy:
         Raises:
             Interrupted: if the run was asked to stop; the next `publish` begins anew.
         """
-        self.publish_figures = {}
+        self.publish_metrics = {}
         if not self.version:
             started, step = time.monotonic(), self._recorder.progress.step
             last = step >= self._recorder.steps
             saved = await self._versions.write(step, whole=last)
             published = await self._control.unless_stopped(self._announce(saved, step))
-            self.publish_figures = {
+            self.publish_metrics = {
                 "publish_bytes": float(saved.size_bytes),
                 "publish_bytes_full": float(saved.full_bytes),
             }
             if saved.kind is WeightsKind.DELTA:
-                self.publish_figures["delta_changed_share"] = saved.changed_share
+                self.publish_metrics["delta_changed_share"] = saved.changed_share
             if self._served:
                 with self._versions.publishing(published.version):
                     await self._swap(published)
@@ -204,7 +204,7 @@ class Policy:
             model = saved.merged or saved.path
             self._update_run({"policy_version": published.name, "model_path": str(model)})
             await self._prune(model)
-            self.publish_figures["publish_seconds"] = time.monotonic() - started
+            self.publish_metrics["publish_seconds"] = time.monotonic() - started
         return self.version
 
     async def serve(self, overrides: Mapping[str, Mapping[str, object]]) -> None:
@@ -285,9 +285,9 @@ class Policy:
 
     async def _swap(self, published: PublishedPolicy) -> None:
         swapped = await self._control.unless_stopped(self._serving.swap(published))
-        self.publish_figures["publish_pause_ms"] = 1000 * swapped.pause_s
+        self.publish_metrics["publish_pause_ms"] = 1000 * swapped.pause_s
         if swapped.size_bytes:
-            self.publish_figures["publish_bytes"] = float(swapped.size_bytes)
+            self.publish_metrics["publish_bytes"] = float(swapped.size_bytes)
 
     async def _announce(self, saved: SavedModel, step: int, *, equals: int = 0) -> PublishedPolicy:
         """Publishes the resource version.

@@ -8,7 +8,7 @@ from fulmen.errors import ResourceNotFound
 from fulmen_algorithm.policy.stored_weights import stored_policy
 from fulmen_algorithm.runs.control import RunControl
 from fulmen_algorithm.runs.failure import RunFailed
-from fulmen_algorithm.runs.ports import Notify, PublishedPolicy, ResourceShelf, RunStorage, Serving
+from fulmen_algorithm.runs.ports import Notify, PublishedPolicy, ResourceStore, RunStorage, Serving
 from fulmen_algorithm.runs.recorder import Recorder
 from fulmen_algorithm.runs.run import TrainingRun
 from fulmen_algorithm.training.settings import WeightsKind
@@ -48,7 +48,7 @@ class ServedVersion:
 async def served_version(
     run: TrainingRun,
     *,
-    shelf: ResourceShelf,
+    resources: ResourceStore,
     storage: RunStorage,
     serving: Serving,
     recorder: Recorder,
@@ -68,11 +68,11 @@ async def served_version(
         return None
     name = recorder.progress.memory.get(REMEMBERED) or run.policy.source or f"resources/policy.{run.policy.name}"
     try:
-        content = await control.unless_stopped(shelf.get(name))
+        content = await control.unless_stopped(resources.get(name))
     except ResourceNotFound as error:
         raise RunFailed(f"{name} does not exist.") from error
     recorder.remember(**{REMEMBERED: content.name})
-    published = await control.unless_stopped(stored_policy(content, shelf=shelf, storage=storage))
+    published = await control.unless_stopped(stored_policy(content, resources=resources, storage=storage))
     if published.kind is WeightsKind.DELTA:
         whole = await control.unless_stopped(published.model_folder())
         published = replace(published, kind=WeightsKind.FULL, path=whole, rebuild=None)

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from fulmen_algorithm.runs.failure import RunFailed
-from fulmen_algorithm.runs.ports import ChainLink, Content, PublishedPolicy, ResourceShelf, RunStorage
+from fulmen_algorithm.runs.ports import ChainLink, Content, PublishedPolicy, ResourceStore, RunStorage
 from fulmen_algorithm.training.settings import WeightsKind
 
 LONGEST_CHAIN = 1001
 
 
-async def stored_policy(content: Content, *, shelf: ResourceShelf, storage: RunStorage) -> PublishedPolicy:
+async def stored_policy(content: Content, *, resources: ResourceStore, storage: RunStorage) -> PublishedPolicy:
     """Returns a version that can be served or begun with; a delta is rebuilt into a folder of `storage` when needed.
 
     Raises:
@@ -42,11 +42,11 @@ async def stored_policy(content: Content, *, shelf: ResourceShelf, storage: RunS
                 rebuild=partial(_existing, Path(str(merged))) if merged else None,
             )
         case WeightsKind.DELTA:
-            chain = await _chain(content, shelf)
+            chain = await _chain(content, resources)
             return plain(path=path, kind=kind, rebuild=partial(storage.rebuild_model, chain, int(description["step"])))
 
 
-async def _chain(content: Content, shelf: ResourceShelf) -> list[ChainLink]:
+async def _chain(content: Content, resources: ResourceStore) -> list[ChainLink]:
     """Follows the bases of a delta back to a complete folder."""
     links: list[ChainLink] = []
     for _ in range(LONGEST_CHAIN):
@@ -54,7 +54,7 @@ async def _chain(content: Content, shelf: ResourceShelf) -> list[ChainLink]:
         links.append(ChainLink(path=Path(str(description["path"])), sha256=_sha256(description)))
         if "base" not in description:
             return links[::-1]
-        content = await shelf.get(str(description["base"]))
+        content = await resources.get(str(description["base"]))
     raise RunFailed(f"{content.name} is part of a chain that is too long.")
 
 

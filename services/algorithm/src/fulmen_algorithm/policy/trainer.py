@@ -1,6 +1,6 @@
 """Who trains the weights of one run: in this process, or in a group of ranks; nobody above sees the difference.
 
-Rows, settings and figures are plain values, so that the service itself never loads torch.
+Rows, settings and metrics are plain values, so that the service itself never loads torch.
 """
 
 from collections.abc import Awaitable, Callable, Sequence

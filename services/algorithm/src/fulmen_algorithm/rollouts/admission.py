@@ -28,7 +28,7 @@ def groups_admitted(
     return max(0, allowed - accepted - running)
 
 
-def groups_settled(*, kept: int, seen: int, groups_per_step: int, most: int) -> int:
+def groups_settled(*, kept: int, seen: int, groups_per_step: int, max_groups: int) -> int:
     """Computes for how many of its groups a step needs no other: kept, or dropped with no look left for a refill.
 
     A refill that its own step cannot look at would wait behind the groups of later steps, and grow too old there.
@@ -37,6 +37,6 @@ def groups_settled(*, kept: int, seen: int, groups_per_step: int, most: int) -> 
         kept: Groups accepted for the step.
         seen: Groups that the step has looked at, of those that count.
         groups_per_step: B.
-        most: Groups that a step looks at, at most; no less than B.
+        max_groups: Groups that a step looks at, at most; no less than B.
     """
-    return max(kept, groups_per_step - (most - seen))
+    return max(kept, groups_per_step - (max_groups - seen))

@@ -54,7 +54,7 @@ class Rollouts:
     @property
     def next_index(self) -> int:
         """Index of the training group to submit next."""
-        return self._submissions.take()
+        return self._submissions.next_index
 
     @property
     def waiting(self) -> int:
@@ -63,7 +63,7 @@ class Rollouts:
 
     async def submit(self, task: bytes, *, size: int) -> None:
         """Submits the training group `next_index`."""
-        index = self._submissions.take()
+        index = self._submissions.next_index
         group = GroupSpec(group_id=train_group_id(index), task=task, size=size)
         await self._control.unless_stopped(self._queue.submit(self._stored([group])))
         self._submissions.done(index)
@@ -71,10 +71,10 @@ class Rollouts:
     async def finished(self) -> AsyncIterator[FinishedGroup]:
         """Yields finished training groups in the order of the feed, for ever."""
         while True:
-            for group in await self.take(limit=1):
+            for group in await self.poll(limit=1):
                 yield group
 
-    async def take(self, *, limit: int) -> list[FinishedGroup]:
+    async def poll(self, *, limit: int) -> list[FinishedGroup]:
         """Waits for at least one finished training group and returns up to `limit` of them, in the order of the feed.
 
         Raises:
@@ -96,19 +96,19 @@ class Rollouts:
             GroupSpec(group_id=name, task=task, size=1, mode=Mode.VALIDATION, priority=VALIDATION_PRIORITY)
             for name, task in zip(names, tasks, strict=True)
         ]
-        return await self.measure(groups)
+        return await self.run_groups(groups)
 
-    async def measure(self, groups: Sequence[GroupSpec]) -> list[FinishedGroup]:
+    async def run_groups(self, groups: Sequence[GroupSpec]) -> list[FinishedGroup]:
         """Runs groups that are no training groups, and returns them finished, in the order in which they are given.
 
         Raises:
             Interrupted: if the run was asked to stop; asking again for the same groups goes on where it was.
         """
-        finished = {group.group_id: group async for group in self.each(groups)}
+        finished = {group.group_id: group async for group in self.stream(groups)}
         return [finished[group.group_id] for group in groups]
 
-    async def each(self, groups: Sequence[GroupSpec]) -> AsyncIterator[FinishedGroup]:
-        """Yields the same groups as `measure`, each as soon as it has finished.
+    async def stream(self, groups: Sequence[GroupSpec]) -> AsyncIterator[FinishedGroup]:
+        """Yields the same groups as `run_groups`, each as soon as it has finished.
 
         A group is handed out once: whoever needs it again after a restart asks for it again.
 

@@ -8,7 +8,7 @@ from fulmen.scores import RolloutScore, ScoresInvalid, read_scores
 from fulmen_algorithm.rollouts.groups import FinishedRollout
 from fulmen_algorithm.runs.inputs import LINES_REPORTED
 
-LEAST_MEMBERS = 2
+MIN_MEMBERS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +60,6 @@ def scored_groups(rollouts: Sequence[RolloutScore]) -> ScoredGroups:
                 name=each.rollout, attempt=each.attempt, succeeded=True, reward=each.final, rewards=each.rewards
             )
             group.append(member)
-    many = [group for group in members.values() if len(group) >= LEAST_MEMBERS]
+    many = [group for group in members.values() if len(group) >= MIN_MEMBERS]
     varied = [tuple(group) for group in many if any(member.rewards != group[0].rewards for member in group)]
     return ScoredGroups(groups=tuple(varied), too_few=len(members) - len(many), no_variance=len(many) - len(varied))

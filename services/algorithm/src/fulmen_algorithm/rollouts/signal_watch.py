@@ -8,8 +8,8 @@ STEPS = 3
 """After so many steps without a difference from the beginning on, a person is told."""
 
 
-class SignalWatch:
-    """Looks at the figures of one run, step by step.
+class SignalMonitor:
+    """Looks at the metrics of one run, step by step.
 
     Only until the first step that trained: a policy that has learned all there is ends without differences, too.
     """
@@ -20,20 +20,20 @@ class SignalWatch:
         self._without = 0
         self._over = over
 
-    def look(self, step: int, figures: Mapping[str, float]) -> None:
+    def check(self, step: int, metrics: Mapping[str, float]) -> None:
         """Tells once of a run whose rollouts all get the same reward."""
         if self._over:
             return
-        if figures["groups_trained"]:
+        if metrics["groups_trained"]:
             self._over = True
             return
-        self._without += bool(figures["groups_no_variance"])
+        self._without += bool(metrics["groups_no_variance"])
         if self._without == STEPS:
             self._over = True
             self._notify(
                 "warning",
                 f"Nothing was learned up to step {step}: within every group all rewards are equal"
-                f" (mean {figures['reward_mean']:.4g}). Either the tasks are too hard or too easy for this policy, or the"
+                f" (mean {metrics['reward_mean']:.4g}). Either the tasks are too hard or too easy for this policy, or the"
                 " grader tells no answer from another. Try tasks that it solves now and then, a larger group_size, or"
                 " imitation first.",
             )

@@ -66,9 +66,9 @@ class RunSettings(Strict):
         return ()
 
 
-def short_warm_up(most: int) -> Callable[[dict[str, Any]], int]:
+def short_warm_up(max_steps: int) -> Callable[[dict[str, Any]], int]:
     """Makes the default of `warmup_steps`: so many optimiser steps, but no more than `steps`."""
-    return lambda known: min(most, known.get("steps", most))
+    return lambda known: min(max_steps, known.get("steps", max_steps))
 
 
 class AlgorithmSettings(RunSettings):
@@ -84,7 +84,7 @@ class AlgorithmSettings(RunSettings):
         explosion_factor: An optimiser step whose gradient norm is more than so many times the median of the last 64 is
             skipped and counted; `"none"` for never.
         collapse: What becomes of a run whose reward collapses: `{kind = "none"}`, or
-            `{kind = "rollback", window = 20, drop = 0.3, most = 2}` to go on from its best checkpoint.
+            `{kind = "rollback", window = 20, drop = 0.3, max_rollbacks = 2}` to go on from its best checkpoint.
         token_budget: Positions of a micro-batch; bounds memory, not the result.
         parallel: Who trains: `{kind = "none"}`, the service's own process; `{kind = "ddp", ranks = 2}`, each rank with all
             weights; `{kind = "fsdp2", ranks = 2}`, each with a part of them.

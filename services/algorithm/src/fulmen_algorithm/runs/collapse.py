@@ -16,7 +16,7 @@ from fulmen_algorithm.training.checkpoints import Checkpoint
 from fulmen_algorithm.training.strict import Strict
 
 REWARD = "reward_mean"
-"""The figure that is watched."""
+"""The metric that is watched."""
 
 
 class NoCollapse(Strict):
@@ -38,13 +38,13 @@ class RollbackOnCollapse(Strict):
         kind: `rollback`.
         window: Steps over which rewards are averaged; it begins to watch when there are so many.
         drop: How far the average may be below the best one before it, in units of the reward.
-        most: How often a run is put back; if it collapses once more, it fails.
+        max_rollbacks: How often a run is put back; if it collapses once more, it fails.
     """
 
     kind: Literal["rollback"]
     window: int = Field(default=20, ge=1, le=10_000)
     drop: float = Field(gt=0)
-    most: int = Field(default=2, ge=1, le=100)
+    max_rollbacks: int = Field(default=2, ge=1, le=100)
 
 
 CollapseSettings = Annotated[NoCollapse | RollbackOnCollapse, Field(discriminator="kind")]

@@ -10,7 +10,7 @@ from fulmen_algorithm.rollouts.scored_groups import ScoredGroups
 from fulmen_algorithm.runs.chat import ChatModels
 from fulmen_algorithm.runs.control import RunControl
 from fulmen_algorithm.runs.inputs import Demonstration
-from fulmen_algorithm.runs.ports import Content, Notify, ResourceShelf
+from fulmen_algorithm.runs.ports import Content, Notify, ResourceStore
 from fulmen_algorithm.runs.progress import Progress
 from fulmen_algorithm.runs.recorder import Recorder
 from fulmen_algorithm.runs.run import TrainingRun
@@ -51,7 +51,7 @@ class RunContext:
         served: The version that such an algorithm's run names; None if it names none.
         chat: Asks models for the algorithm itself: critics, editors, judges.
         resources: Versioned resources of the run's project: prompts, data sets, policies.
-        recorder: Progress, checkpoints, figures, time.
+        recorder: Progress, checkpoints, metrics, time.
         control: Tells that the run is to stop; every wait on something else goes through `control.unless_stopped`.
         notify: Tells a person something.
     """
@@ -62,7 +62,7 @@ class RunContext:
     trained: Policy | None
     served: ServedVersion | None
     chat: ChatModels
-    resources: ResourceShelf
+    resources: ResourceStore
     recorder: Recorder
     control: RunControl
     notify: Notify

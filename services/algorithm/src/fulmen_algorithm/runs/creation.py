@@ -19,7 +19,7 @@ from fulmen_algorithm.rollouts.scored_groups import ScoredGroups, read_scored_gr
 from fulmen_algorithm.runs.algorithm import AlgorithmEntry, Registry, RunSettings, Settings
 from fulmen_algorithm.runs.context import RunInputs
 from fulmen_algorithm.runs.inputs import Demonstration, prompt_problems, read_demonstrations, read_tasks
-from fulmen_algorithm.runs.ports import Content, ResourceShelf
+from fulmen_algorithm.runs.ports import Content, ResourceStore
 from fulmen_algorithm.runs.run import NO_POLICY, PolicyOrigin, PolicySpec, TrainingRun
 from fulmen_algorithm.runs.settings_problems import settings_problems
 
@@ -85,7 +85,7 @@ async def checked_run(
     draft: RunDraft,
     *,
     registry: Registry,
-    shelf: ResourceShelf,
+    resources: ResourceStore,
     now: datetime,
     unavailable: Unavailable = _nothing,
     endpoints: Collection[str] = (),
@@ -97,7 +97,7 @@ async def checked_run(
     Args:
         draft: The run.
         registry: The algorithms.
-        shelf: What the store keeps of the draft's project.
+        resources: What the store keeps of the draft's project.
         now: When the run is created.
         unavailable: Says why this service cannot start an engine.
         endpoints: Addresses that the run itself may ask.
@@ -126,8 +126,8 @@ async def checked_run(
             violations += error.violations
         violations += _policy_problems(draft, entry)
         violations += _input_problems(draft, entry)
-        violations += await _content_problems(draft, shelf)
-        violations += await _source_problems(draft, shelf, knows_run)
+        violations += await _content_problems(draft, resources)
+        violations += await _source_problems(draft, resources, knows_run)
     if violations or settings is None:
         raise SettingsInvalid("The training run is not valid.", violations=violations)
     return TrainingRun(
@@ -165,7 +165,7 @@ def _target_problems(settings: RunSettings, known: Collection[str]) -> list[Viol
     ]
 
 
-async def read_inputs(inputs: Mapping[str, str], shelf: ResourceShelf) -> tuple[RunInputs, list[Violation]]:
+async def read_inputs(inputs: Mapping[str, str], resources: ResourceStore) -> tuple[RunInputs, list[Violation]]:
     """Reads the data sets that a run names.
 
     Returns:
@@ -178,23 +178,23 @@ async def read_inputs(inputs: Mapping[str, str], shelf: ResourceShelf) -> tuple[
     tasks: dict[str, list[bytes]] = {"train_tasks": [], "validation_tasks": [], "test_tasks": []}
     for use in tasks:
         if use in inputs:
-            tasks[use], bad = read_tasks((await shelf.get(inputs[use])).data, field=f"inputs.{use}")
+            tasks[use], bad = read_tasks((await resources.get(inputs[use])).data, field=f"inputs.{use}")
             violations += bad
     demonstrations: dict[str, list[Demonstration]] = {"demonstrations": [], "validation_demonstrations": []}
     for use in demonstrations:
         if use in inputs:
-            content = (await shelf.get(inputs[use])).data
+            content = (await resources.get(inputs[use])).data
             demonstrations[use], bad = read_demonstrations(content, field=f"inputs.{use}")
             violations += bad
     scored: ScoredGroups | None = None
     if "scores" in inputs:
-        content = (await shelf.get(inputs["scores"])).data
+        content = (await resources.get(inputs["scores"])).data
         # Up to half a gigabyte unpacked: in a thread, so that rpcs go on.
         scored, bad = await asyncio.to_thread(read_scored_groups, content, field="inputs.scores")
         violations += bad
     prompt: Content | None = None
     if "prompt" in inputs:
-        prompt = await shelf.get(inputs["prompt"])
+        prompt = await resources.get(inputs["prompt"])
         violations += prompt_problems(prompt.data, field="inputs.prompt")
     read = RunInputs(
         train_tasks=tuple(tasks["train_tasks"]),
@@ -268,26 +268,26 @@ def _input_problems(draft: RunDraft, entry: AlgorithmEntry[Any]) -> list[Violati
     return found
 
 
-async def _source_problems(draft: RunDraft, shelf: ResourceShelf, knows_run: KnowsRun) -> list[Violation]:
+async def _source_problems(draft: RunDraft, resources: ResourceStore, knows_run: KnowsRun) -> list[Violation]:
     """Looks for the run whose rollouts are read; a malformed name was reported already."""
     name = draft.inputs.get(ROLLOUTS, "")
-    if not _RUN_NAME.fullmatch(name) or knows_run(name, draft.project) or await shelf.has_rollouts(name):
+    if not _RUN_NAME.fullmatch(name) or knows_run(name, draft.project) or await resources.has_rollouts(name):
         return []
     text = f"there is no training run {name} in {draft.project}, and no rollout of one"
     return [Violation(field=f"inputs.{ROLLOUTS}", description=text)]
 
 
-async def _content_problems(draft: RunDraft, shelf: ResourceShelf) -> list[Violation]:
+async def _content_problems(draft: RunDraft, resources: ResourceStore) -> list[Violation]:
     """Reads the data sets; those whose name is malformed were reported already."""
     readable = {use: name for use, name in draft.inputs.items() if _PINNED.fullmatch(name)}
     for use in sorted({"agent", "bundle"} & set(readable)):
-        await shelf.get(readable[use])
-    _, violations = await read_inputs(readable, shelf)
+        await resources.get(readable[use])
+    _, violations = await read_inputs(readable, resources)
     if draft.policy.origin is PolicyOrigin.VERSION and _PINNED.fullmatch(draft.policy.source):
-        await shelf.get(draft.policy.source)
+        await resources.get(draft.policy.source)
     if draft.policy.origin is PolicyOrigin.NEWEST and _POLICY_NAME.fullmatch(draft.policy.name):
         try:
-            await shelf.get(f"resources/policy.{draft.policy.name}")
+            await resources.get(f"resources/policy.{draft.policy.name}")
         except ResourceNotFound:
             text = "has no published version: say where the first weights come from"
             violations.append(Violation(field="policy", description=text))

@@ -107,7 +107,7 @@ class EventLog:
         self._append(Event(sequence=self._next, time=self._clock(), run=run))
 
     def step_done(self, metrics: StepMetrics) -> None:
-        """Appends the figures of a step."""
+        """Appends the metrics of a step."""
         self._append(Event(sequence=self._next, time=self._clock(), step=metrics))
         self._newest = {**self._newest, **metrics.values}
 
@@ -116,7 +116,7 @@ class EventLog:
         self._append(Event(sequence=self._next, time=self._clock(), notice=Notice(severity=severity, message=message)))
 
     def steps(self) -> list[StepMetrics]:
-        """Returns the figures by step, in order; of a step that was done again, the last; measurements are merged.
+        """Returns the metrics by step, in order; of a step that was done again, the last; measurements are merged.
 
         Steps that a roll back took back are not among them until they are done again.
         """
@@ -133,7 +133,7 @@ class EventLog:
         return [StepMetrics(step=step, values=values) for step, values in sorted(merged.items())]
 
     def steps_between(self, after: int, upto: int) -> list[StepMetrics]:
-        """Returns the figures of the events after a sequence, up to another, as they were announced."""
+        """Returns the metrics of the events after a sequence, up to another, as they were announced."""
         return [event.step for event in self._between(after, upto) if event.step is not None]
 
     @property
@@ -142,8 +142,8 @@ class EventLog:
         return self._held.last_sequence
 
     @property
-    def newest_figures(self) -> Mapping[str, float]:
-        """The newest value of every figure; none of a run that had ended when the service started."""
+    def latest_metrics(self) -> Mapping[str, float]:
+        """The newest value of every metric; none of a run that had ended when the service started."""
         return self._newest
 
     def notices(self) -> list[Notice]:

@@ -21,17 +21,17 @@ from fulmen_algorithm.runs.control import Interrupted, RunControl
 from fulmen_algorithm.runs.creation import parse_settings, read_inputs
 from fulmen_algorithm.runs.events import EventLog
 from fulmen_algorithm.runs.failure import RunFailed, TrainerLost
-from fulmen_algorithm.runs.ports import Notify, ResourceShelf, RolloutQueue, RunStorage, Serving
+from fulmen_algorithm.runs.ports import Notify, ResourceStore, RolloutQueue, RunStorage, Serving
 from fulmen_algorithm.runs.provenance import provenance
 from fulmen_algorithm.runs.recorder import Recorder, RunUpdate
+from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_algorithm.runs.run import PolicyOrigin, TrainingRun
-from fulmen_algorithm.runs.runs import Runs
 from fulmen_algorithm.runs.starting_point import StartingPoint, starting_point
 from fulmen_algorithm.training.checkpoints import CheckpointStore
 from fulmen_algorithm.training.settings import OptimizerSettings, Schedule
 
 CLEAN_UP_DEADLINE_S = 30.0
-MOST_TRAINERS_LOST = 3
+MAX_TRAINERS_LOST = 3
 """A run fails when so many trainers in a row were lost before they had trained a step more than the one before."""
 
 
@@ -60,7 +60,7 @@ class Connections:
 
     Attributes:
         queue: Makes the queue and feed of a run.
-        shelf: Makes the resources of a project.
+        resources: Makes the resources of a project.
         serving: Makes what serves the policy of a run: its engine and its route.
         chat: Asks models for algorithms.
         open_trainer: Loads a model to be trained.
@@ -68,7 +68,7 @@ class Connections:
     """
 
     queue: Callable[[TrainingRun, RunSettings, Notify], RolloutQueue]
-    shelf: Callable[[str, Notify], ResourceShelf]
+    resources: Callable[[str, Notify], ResourceStore]
     serving: Callable[[TrainingRun, RunSettings, Notify], Serving]
     chat: Callable[[Notify], ChatModels]
     open_trainer: OpenTrainer
@@ -82,7 +82,7 @@ class _Turn:
     run: TrainingRun
     settings: Any  # those of its algorithm
     folder: RunFolder
-    shelf: ResourceShelf
+    resources: ResourceStore
     queue: RolloutQueue
     serving: Serving
     control: RunControl
@@ -95,7 +95,7 @@ class RunExecutor:
     """Carries runs out; see `worker.Executor`."""
 
     registry: Registry
-    runs: Runs
+    runs: RunRegistry
     connections: Connections
     open_folder: Callable[[str], RunFolder]
     keep_checkpoints: int
@@ -112,7 +112,7 @@ class RunExecutor:
             except TrainerLost as error:
                 step = self.runs.entry(run.name).run.step
                 lost, furthest = (1, step) if step > furthest else (lost + 1, furthest)
-                if lost == MOST_TRAINERS_LOST:
+                if lost == MAX_TRAINERS_LOST:
                     raise RunFailed(f"{error.message} That happened {lost} times without a step in between.") from error
                 events.notify("warning", f"{error.message} The run goes on from its newest checkpoint.")
                 control.check()
@@ -130,7 +130,7 @@ class RunExecutor:
             run=run,
             settings=settings,
             folder=self.open_folder(run.run_id),
-            shelf=self.connections.shelf(run.project, events.notify),
+            resources=self.connections.resources(run.project, events.notify),
             queue=self.connections.queue(run, settings, events.notify),
             serving=self.connections.serving(run, settings, events.notify),
             control=control,
@@ -139,7 +139,7 @@ class RunExecutor:
         )
         checkpoints = CheckpointStore(directory=turn.folder.checkpoints, keep=self.keep_checkpoints)
         recorder = self._recorder(turn, checkpoints)
-        inputs, problems = await control.unless_stopped(read_inputs(run.inputs, turn.shelf))
+        inputs, problems = await control.unless_stopped(read_inputs(run.inputs, turn.resources))
         if problems:
             raise RunFailed(f"{problems[0].field}: {problems[0].description}")
         start = await control.unless_stopped(asyncio.to_thread(starting_point, checkpoints, run.branch_points))
@@ -189,9 +189,9 @@ class RunExecutor:
         if trains and model is None:
             if run.policy.origin is PolicyOrigin.BUILD and not run.provenance:
                 turn.events.notify("info", f"The first weights are built by {run.policy.source}.")
-            model = await turn.control.unless_stopped(self._first_weights(run, settings, folder, turn.shelf))
+            model = await turn.control.unless_stopped(self._first_weights(run, settings, folder, turn.resources))
         if not run.provenance:
-            made_with = provenance(run, shelf=turn.shelf, first_weights=model, machine=self.machine)
+            made_with = provenance(run, resources=turn.resources, first_weights=model, machine=self.machine)
             try:
                 turn.update_run({"provenance": await turn.control.unless_stopped(made_with)})
             except FileNotFoundError as error:
@@ -214,7 +214,7 @@ class RunExecutor:
                 trainer=trainer,
                 recorder=recorder,
                 control=control,
-                resources=turn.shelf,
+                resources=turn.resources,
                 storage=turn.folder,
                 serving=turn.serving,
                 notify=notify,
@@ -228,7 +228,7 @@ class RunExecutor:
         else:
             served = await served_version(
                 run,
-                shelf=turn.shelf,
+                resources=turn.resources,
                 storage=turn.folder,
                 serving=turn.serving,
                 recorder=recorder,
@@ -242,7 +242,7 @@ class RunExecutor:
             trained=policy,
             served=served,
             chat=self.connections.chat(notify),
-            resources=turn.shelf,
+            resources=turn.resources,
             recorder=recorder,
             control=control,
             notify=notify,
@@ -305,7 +305,7 @@ class RunExecutor:
                 await asyncio.wait({feed})
 
     async def _first_weights(
-        self, run: TrainingRun, settings: AlgorithmSettings, folder: RunFolder, shelf: ResourceShelf
+        self, run: TrainingRun, settings: AlgorithmSettings, folder: RunFolder, resources: ResourceStore
     ) -> Path:
         """Returns the model folder that the run begins with.
 
@@ -316,15 +316,15 @@ class RunExecutor:
             case PolicyOrigin.PATH:
                 return Path(run.policy.source)
             case PolicyOrigin.BUILD:
-                bundle = await shelf.get(run.inputs["bundle"])
+                bundle = await resources.get(run.inputs["bundle"])
                 target = run.policy.source
                 await self.connections.build_model(bundle.data, target, folder.bundle, folder.initial, settings.seed)
                 return folder.initial
             case PolicyOrigin.VERSION | PolicyOrigin.NEWEST:
                 name = run.policy.source or f"resources/policy.{run.policy.name}"
                 try:
-                    content = await shelf.get(name)
+                    content = await resources.get(name)
                 except ResourceNotFound as error:
                     raise RunFailed(f"{name} does not exist.") from error
-                stored = await stored_policy(content, shelf=shelf, storage=folder)
+                stored = await stored_policy(content, resources=resources, storage=folder)
                 return await stored.model_folder()

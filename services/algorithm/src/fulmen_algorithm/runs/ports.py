@@ -107,7 +107,7 @@ class RolloutQueue(Protocol):
         """Reads the groups of another run of the project that have finished, in the order of its feed."""
 
 
-class ResourceShelf(Protocol):
+class ResourceStore(Protocol):
     """What the store keeps for one project that runs are made of."""
 
     async def has_rollouts(self, training_run: str) -> bool:
@@ -208,7 +208,7 @@ class RunStorage(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SwapFigures:
+class SwapStats:
     """What replacing an engine's weights took.
 
     Attributes:
@@ -226,7 +226,7 @@ class Serving(Protocol):
     async def serve(self, policy: PublishedPolicy, overrides: Mapping[str, str], notify: Notify) -> None:
         """Makes a policy version answer under the policy's name; `overrides` are JSON fields by mode."""
 
-    async def swap(self, policy: PublishedPolicy) -> SwapFigures:
+    async def swap(self, policy: PublishedPolicy) -> SwapStats:
         """Replaces the weights by another version of the policy that is served."""
 
     async def sampled_tokens(self) -> int:

@@ -92,7 +92,7 @@ class Progress:
         validated_step: Last step that was validated; -1 before the first validation.
         rewards: Mean rewards of the last steps, as many as are averaged.
         best_reward: The best average of them so far; None while there is none.
-        results: Figures of the run.
+        results: Metrics of the run.
         spent_s: Wall time by what it was spent on, in seconds.
         memory: What the algorithm itself must know to go on, as JSON.
     """
@@ -155,10 +155,6 @@ class Submissions:
     def count(self) -> int:
         """Number of training groups that the store knows."""
         return self.next_index + len(self.ahead)
-
-    def take(self) -> int:
-        """Returns the index to submit next; call `done` when the store has it."""
-        return self.next_index
 
     def done(self, index: int) -> None:
         """Notes that the store has the group."""

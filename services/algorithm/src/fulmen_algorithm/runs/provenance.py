@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from fulmen.errors import ResourceNotFound
-from fulmen_algorithm.runs.ports import ResourceShelf
+from fulmen_algorithm.runs.ports import ResourceStore
 from fulmen_algorithm.runs.run import PolicyOrigin, TrainingRun
 from fulmen_algorithm.training.files import file_sha256
 
@@ -24,17 +24,17 @@ PACKAGES = (
     "transformers",
     "vllm",
 )
-"""Packages on whose versions the figures of a run depend."""
+"""Packages on whose versions the metrics of a run depend."""
 
 
 async def provenance(
-    run: TrainingRun, *, shelf: ResourceShelf, first_weights: Path | None, machine: Mapping[str, str]
+    run: TrainingRun, *, resources: ResourceStore, first_weights: Path | None, machine: Mapping[str, str]
 ) -> dict[str, str]:
     """Collects what is recorded with a run when it first runs.
 
     Args:
         run: The run.
-        shelf: Where its inputs are.
+        resources: Where its inputs are.
         first_weights: The model folder that it begins with; None if it trains no weights.
         machine: What only the service knows, such as `device`.
 
@@ -46,7 +46,7 @@ async def provenance(
     found |= {"python": platform.python_version(), "platform": platform.platform(), **machine}
     for use, name in run.inputs.items():
         if name.startswith("resources/"):
-            found[f"input.{use}.sha256"] = hashlib.sha256((await shelf.get(name)).data).hexdigest()
+            found[f"input.{use}.sha256"] = hashlib.sha256((await resources.get(name)).data).hexdigest()
     if first_weights is None:
         return found
     found["policy.first_weights.sha256"] = await asyncio.to_thread(_files_digest, first_weights)
@@ -55,7 +55,7 @@ async def provenance(
             found["policy.first_version"] = run.policy.source
         case PolicyOrigin.NEWEST:
             with suppress(ResourceNotFound):  # removed in the meantime: the digest of the weights is still there
-                found["policy.first_version"] = (await shelf.get(f"resources/policy.{run.policy.name}")).name
+                found["policy.first_version"] = (await resources.get(f"resources/policy.{run.policy.name}")).name
         case PolicyOrigin.PATH | PolicyOrigin.BUILD:
             pass
     return found

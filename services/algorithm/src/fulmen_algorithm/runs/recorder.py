@@ -1,4 +1,4 @@
-"""The run's book: progress, checkpoints, figures and time; nothing else changes them.
+"""The run's book: progress, checkpoints, metrics and time; nothing else changes them.
 
 Invariant: `progress` is what the weights were made with. Both change in `commit` and nowhere else, and a checkpoint
 holds both; so a crash, a pause or a stop at any wait loses work but never agreement.
@@ -69,7 +69,7 @@ class Recorder:
             checkpoints: Its checkpoints.
             events: Its history.
             control: Tells that it is to stop.
-            update_run: Shows figures of the run.
+            update_run: Shows metrics of the run.
             steps: Steps of the run; 0 if its algorithm will `plan` them.
             checkpoint_every: Steps between checkpoints.
             collapse: What becomes of the run if its reward collapses.
@@ -176,9 +176,9 @@ class Recorder:
         """Keeps JSON-serialisable values of the algorithm's own in `progress.memory`; they are part of checkpoints."""
         self.progress = replace(self.progress, memory={**self.progress.memory, **values})
 
-    def result(self, **figures: float) -> None:
-        """Keeps figures of the run."""
-        self.progress = replace(self.progress, results={**self.progress.results, **figures})
+    def result(self, **metrics: float) -> None:
+        """Keeps metrics of the run."""
+        self.progress = replace(self.progress, results={**self.progress.results, **metrics})
         self._update_run({"results": self.progress.results})
 
     def note(self, name: str, note: Mapping[str, object]) -> None:
@@ -204,7 +204,7 @@ class Recorder:
             self.spend(kind, time.monotonic() - started)
 
     async def end_step(self, values: Mapping[str, float]) -> None:
-        """Announces the figures of the present step, writes a checkpoint if it is time, and listens for a stop.
+        """Announces the metrics of the present step, writes a checkpoint if it is time, and listens for a stop.
 
         Raises:
             Interrupted: if the run was asked to stop.
@@ -229,8 +229,8 @@ class Recorder:
             f"The reward collapsed: {fmean(self.progress.rewards):.4g} on average over {settings.window} steps, "
             f"after {self.progress.best_reward:.4g} at best."
         )
-        if self._collapses >= settings.most:
-            raise RunFailed(f"{text} The run was put back {self._collapses} times already (collapse.most).")
+        if self._collapses >= settings.max_rollbacks:
+            raise RunFailed(f"{text} The run was put back {self._collapses} times already (collapse.max_rollbacks).")
         best = await asyncio.to_thread(self._best_whole)
         if best is None:
             raise RunFailed(f"{text} There is no checkpoint to go back to.")

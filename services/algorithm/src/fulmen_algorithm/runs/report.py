@@ -138,7 +138,7 @@ def _results(run: TrainingRun) -> str:
     if not run.results:
         return ""
     rows = [f"| {key} | {value:.4g} |" for key, value in sorted(run.results.items())]
-    return "\n".join(["## Results", "", "| figure | value |", "|---|---|", *rows])
+    return "\n".join(["## Results", "", "| metric | value |", "|---|---|", *rows])
 
 
 def _sections(notes: Mapping[str, Mapping[str, object]]) -> list[str]:

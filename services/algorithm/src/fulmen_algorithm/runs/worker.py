@@ -11,8 +11,8 @@ from fulmen_algorithm.runs.collapse import RewardCollapsed
 from fulmen_algorithm.runs.control import Interrupted, RunControl, StopReason
 from fulmen_algorithm.runs.events import EventLog
 from fulmen_algorithm.runs.failure import RunFailed
+from fulmen_algorithm.runs.registry import ActiveRun, RunRegistry
 from fulmen_algorithm.runs.run import RunState, TrainingRun
-from fulmen_algorithm.runs.runs import Active, Runs
 
 _log = structlog.get_logger()
 
@@ -36,9 +36,9 @@ class Executor(Protocol):
 
 
 class RunWorker:
-    """Works on as many runs as `Runs` lets have their turn."""
+    """Works on as many runs as `RunRegistry` lets have their turn."""
 
-    def __init__(self, runs: Runs, executor: Executor) -> None:
+    def __init__(self, runs: RunRegistry, executor: Executor) -> None:
         self._runs = runs
         self._executor = executor
         self._draining = False
@@ -47,7 +47,7 @@ class RunWorker:
         """Works until cancelled."""
         async with asyncio.TaskGroup() as turns:
             while True:
-                run = await self._runs.next_turn()
+                run = await self._runs.next_runnable()
                 if self._draining:
                     await asyncio.Event().wait()  # until the role is cancelled
                 turns.create_task(self._turn(self._begun(run)), name=f"turn {run.name}")
@@ -63,7 +63,7 @@ class RunWorker:
         if active is not None:
             active.cancelled = True
             active.task.cancel()
-            return await self._runs.ended(name, deadline_s=CANCEL_WAIT_S)
+            return await self._runs.wait_final(name, timeout_s=CANCEL_WAIT_S)
         if not entry.run.state.final:
             self._runs.move(name, RunState.CANCELLED)
             await self._executor.cancel_rollouts(entry.run, entry.events)
@@ -76,18 +76,18 @@ class RunWorker:
             active.control.request(StopReason.DRAIN)
         await self._runs.idle()
 
-    def _begun(self, run: TrainingRun) -> Active:
+    def _begun(self, run: TrainingRun) -> ActiveRun:
         """Begins the turn of a run."""
         entry = self._runs.entry(run.name)
         if run.state is not RunState.RUNNING:
             run = self._runs.move(run.name, RunState.RUNNING)
         control = RunControl()
         task = asyncio.create_task(self._executor.execute(run, entry.events, control), name=run.name)
-        active = Active(name=run.name, project=run.project, policy=run.policy.name, control=control, task=task)
+        active = ActiveRun(name=run.name, project=run.project, policy=run.policy.name, control=control, task=task)
         self._runs.begin(active)
         return active
 
-    async def _turn(self, active: Active) -> None:
+    async def _turn(self, active: ActiveRun) -> None:
         """Sees a turn through."""
         entry = self._runs.entry(active.name)
         try:
@@ -100,7 +100,7 @@ class RunWorker:
         finally:
             self._runs.end(active.name)
 
-    async def _settle(self, run: TrainingRun, events: EventLog, active: Active) -> None:
+    async def _settle(self, run: TrainingRun, events: EventLog, active: ActiveRun) -> None:
         """Moves a run whose task has ended to its next state, or lets it go on from an earlier checkpoint."""
         error = None if active.task.cancelled() else active.task.exception()
         if isinstance(error, RewardCollapsed) and not active.cancelled:
@@ -120,7 +120,7 @@ class RunWorker:
         _log.info("run_settled", run=run.name, state=state.value)
 
 
-def _verdict(active: Active) -> tuple[RunState | None, str]:
+def _verdict(active: ActiveRun) -> tuple[RunState | None, str]:
     """Returns the run's next state, None for staying as it is, and why it failed."""
     if active.cancelled:
         return RunState.CANCELLED, ""

@@ -1,1 +1,1 @@
-"""Where the figures of runs go besides their event log: TensorBoard, Weights & Biases, MLflow, Prometheus."""
+"""Where the metrics of runs go besides their event log: TensorBoard, Weights & Biases, MLflow, Prometheus."""

@@ -38,7 +38,7 @@ class MlflowSink:
         self._client.log_batch(self._id, params=parameters)
 
     def write(self, steps: list[StepMetrics]) -> None:
-        """Logs figures by training step."""
+        """Logs metrics by training step."""
         now = get_current_time_millis()
         metrics = [Metric(name, value, now, step.step) for step in steps for name, value in step.values.items()]
         for start in range(0, len(metrics), BATCH):

@@ -1,4 +1,4 @@
-"""Gauges of the service's runs for Prometheus: state, step, and the newest value of every figure."""
+"""Gauges of the service's runs for Prometheus: state, step, and the newest value of every metric."""
 
 from collections.abc import Iterable
 
@@ -6,8 +6,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_algorithm.runs.run import RunState
-from fulmen_algorithm.runs.runs import Runs
 
 _RUN = ["project", "run"]
 
@@ -16,11 +16,11 @@ class RunMetrics(Collector):
     """Looks at the runs when it is scraped; of runs that ended it shows nothing but their number.
 
     `fulmen_algorithm_runs{state}`; for each run that is not final `fulmen_algorithm_run_state{state}`, `..._run_step`,
-    `..._run_steps_planned` and `fulmen_algorithm_run_figure{figure}`, where figures are named as in
+    `..._run_steps_planned` and `fulmen_algorithm_run_metric{metric}`, where metrics are named as in
     `StepMetrics.values`, units included.
     """
 
-    def __init__(self, runs: Runs) -> None:
+    def __init__(self, runs: RunRegistry) -> None:
         self._runs = runs
 
     def describe(self) -> Iterable[Metric]:
@@ -38,8 +38,8 @@ class RunMetrics(Collector):
         )
         step = GaugeMetricFamily("fulmen_algorithm_run_step", "Steps done of a run.", labels=_RUN)
         planned = GaugeMetricFamily("fulmen_algorithm_run_steps_planned", "Steps planned of a run.", labels=_RUN)
-        figure = GaugeMetricFamily(
-            "fulmen_algorithm_run_figure", "Newest value of a figure of a run.", labels=[*_RUN, "algorithm", "figure"]
+        metric = GaugeMetricFamily(
+            "fulmen_algorithm_run_metric", "Newest value of a metric of a run.", labels=[*_RUN, "algorithm", "metric"]
         )
         for entry in entries:
             run = entry.run
@@ -49,6 +49,6 @@ class RunMetrics(Collector):
             run_state.add_metric([*labels, run.state.value.lower()], 1)
             step.add_metric(labels, run.step)
             planned.add_metric(labels, run.step_count)
-            for name, value in entry.events.newest_figures.items():
-                figure.add_metric([*labels, run.algorithm, name], value)
-        return (states, run_state, step, planned, figure)
+            for name, value in entry.events.latest_metrics.items():
+                metric.add_metric([*labels, run.algorithm, name], value)
+        return (states, run_state, step, planned, metric)

@@ -1,7 +1,7 @@
-"""Background role: carries the figures of every run from its event log to the metric sinks.
+"""Background role: carries the metrics of every run from its event log to the metric sinks.
 
-The event log is the truth; a sink that is away or broken never holds training up. How far a run's figures were carried
-is kept in its folder, so that a restarted service goes on there: figures of the last moments before a crash may be
+The event log is the truth; a sink that is away or broken never holds training up. How far a run's metrics were carried
+is kept in its folder, so that a restarted service goes on there: metrics of the last moments before a crash may be
 written twice, none are left out. A sink that never answers is given up: it keeps neither the other sinks and runs from
 theirs, nor the service from ending.
 """
@@ -20,7 +20,7 @@ import structlog
 
 from fulmen_algorithm.persistence.files import replace_file
 from fulmen_algorithm.runs.events import StepMetrics
-from fulmen_algorithm.runs.runs import Entry, Runs
+from fulmen_algorithm.runs.registry import Entry, RunRegistry
 from fulmen_algorithm.sinks.sink import MetricSink, OpenSink
 
 _log = structlog.get_logger()
@@ -43,10 +43,10 @@ class _Carried:
 
 
 class MetricPublisher:
-    """Carries figures every other second."""
+    """Carries metrics every other second."""
 
     def __init__(
-        self, runs: Runs, sinks: Mapping[str, OpenSink], *, folder: Path, deadline_s: float = CALL_DEADLINE_S
+        self, runs: RunRegistry, sinks: Mapping[str, OpenSink], *, folder: Path, deadline_s: float = CALL_DEADLINE_S
     ) -> None:
         """`folder` holds a folder for each run id; `deadline_s` is how long one call of a sink may take."""
         self._runs = runs
@@ -120,7 +120,7 @@ class MetricPublisher:
     def _gave_up(self, entry: Entry, name: str) -> None:
         _log.exception("metric_sink_failed", run=entry.run.name, sink=name)
         if not entry.run.state.final:
-            entry.events.notify("warning", f"{name} takes no more figures of this run; the service's log says why.")
+            entry.events.notify("warning", f"{name} takes no more metrics of this run; the service's log says why.")
 
 
 def _position(path: Path) -> int:

@@ -10,10 +10,10 @@ from fulmen_algorithm.runs.run import TrainingRun
 
 
 class MetricSink(Protocol):
-    """Takes the figures of one run; its methods block and are called in a thread."""
+    """Takes the metrics of one run; its methods block and are called in a thread."""
 
     def write(self, steps: list[StepMetrics]) -> None:
-        """Writes figures, in order; those of a step that was done again replace nothing, they come after."""
+        """Writes metrics, in order; those of a step that was done again replace nothing, they come after."""
 
     def close(self, run: TrainingRun) -> None:
         """Writes out what is buffered; `run` is as it ended, or as it is when the service stops."""

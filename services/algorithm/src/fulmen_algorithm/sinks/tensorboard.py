@@ -16,7 +16,7 @@ FOLDER = "tensorboard"
 
 
 class TensorBoardSink:
-    """Writes scalars named as in the run's figures."""
+    """Writes scalars named as in the run's metrics."""
 
     def __init__(self, run: TrainingRun, folder: Path, settings: Mapping[str, Any]) -> None:
         """Opens a new file beside those of earlier processes."""
@@ -24,7 +24,7 @@ class TensorBoardSink:
         self._last: int | None = None
 
     def write(self, steps: list[StepMetrics]) -> None:
-        """Writes figures; a step that is done again takes back what was drawn from it on."""
+        """Writes metrics; a step that is done again takes back what was drawn from it on."""
         now = time.time()
         for step in steps:
             if self._last is None or step.step < self._last:

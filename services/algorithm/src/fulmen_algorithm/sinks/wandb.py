@@ -32,7 +32,7 @@ class WandbSink:
         self._run.define_metric("*", step_metric="step")
 
     def write(self, steps: list[StepMetrics]) -> None:
-        """Logs figures by training step."""
+        """Logs metrics by training step."""
         for step in steps:
             self._run.log({**step.values, "step": step.step})
 

@@ -121,7 +121,7 @@ def known_error(error: Exception) -> str:
     return next((name for name, known in ERRORS.items() if isinstance(error, known)), type(error).__name__)
 
 
-def told(error: Exception) -> str:
+def public_message(error: Exception) -> str:
     """Returns what of an error's text travels: that of others may name what is nobody's business."""
     return str(error) if isinstance(error, (*ERRORS.values(), ExchangeFailed)) else ""
 

@@ -26,9 +26,9 @@ from fulmen_algorithm.trainers.calls import (
     encode_result,
     frame,
     known_error,
+    public_message,
     read_frame,
     takes_rows,
-    told,
 )
 
 
@@ -80,12 +80,12 @@ class Worker:
             result = method(call.rows, **given) if takes_rows(call.method) else method(**given)
             # Every rank has the result, and the service reads one.
             return Answer(result=encode_result(call.method, result) if self._rank == 0 else b"")
-        except Exception as error:  # noqa: BLE001  (whatever it is, the service is told, and the process ends over it)
+        except Exception as error:  # noqa: BLE001  (whatever it is, the service is public_message, and the process ends over it)
             name = known_error(error)
             if not isinstance(error, RunFailed):
                 # The service only learns what it says, not where it comes from.
                 traceback.print_exc()
-            return Answer(error=name, text=told(error))
+            return Answer(error=name, text=public_message(error))
 
     def _open(self, setup: object) -> object:
         # Seconds of imports: the service knows by now that this rank is there.

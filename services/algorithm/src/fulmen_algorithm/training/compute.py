@@ -7,7 +7,7 @@ from pydantic import Field
 
 from fulmen_algorithm.training.strict import Strict
 
-MOST_RANKS = 1024
+MAX_RANKS = 1024
 
 
 class OneProcess(Strict):
@@ -29,7 +29,7 @@ class Ddp(Strict):
     """
 
     kind: Literal["ddp"] = "ddp"
-    ranks: int = Field(default=2, ge=1, le=MOST_RANKS)
+    ranks: int = Field(default=2, ge=1, le=MAX_RANKS)
 
 
 class Fsdp2(Strict):
@@ -44,7 +44,7 @@ class Fsdp2(Strict):
     """
 
     kind: Literal["fsdp2"] = "fsdp2"
-    ranks: int = Field(default=2, ge=1, le=MOST_RANKS)
+    ranks: int = Field(default=2, ge=1, le=MAX_RANKS)
     reshard_after_forward: bool = True
 
 

@@ -56,7 +56,7 @@ def value_loss(values: Tensor, old: Tensor, targets: Tensor, *, clip: float | No
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lesson:
+class CriticTargets:
     """What the critic has to learn from a batch.
 
     Attributes:
@@ -111,7 +111,7 @@ class Critic:
                     parameter.zero_()
         return cls(model.to(ranks.device), plan, ranks=ranks, pad_token_id=pad_token_id, bf16=bf16)
 
-    def assess(self, rows: Sequence[Row], *, token_budget: int, mode: PackingMode) -> Lesson:
+    def assess(self, rows: Sequence[Row], *, token_budget: int, mode: PackingMode) -> CriticTargets:
         """Turns the rewards of rows into advantages, and into what there is to learn."""
         values = self._values(rows, token_budget=token_budget, mode=mode)
         advantages = [np.zeros(len(row.token_ids)) for row in rows]
@@ -134,27 +134,27 @@ class Critic:
             ):
                 advantages[r][t] = advantage
         judged = (replace(row, advantages=tuple(own.tolist())) for row, own in zip(rows, advantages, strict=True))
-        return Lesson(rows=tuple(judged), values=tuple(tuple(v) for v in values), targets=targets)
+        return CriticTargets(rows=tuple(judged), values=tuple(tuple(v) for v in values), targets=targets)
 
     def learn(
         self,
-        lesson: Lesson,
+        critic_targets: CriticTargets,
         indices: Sequence[int],
         *,
         token_budget: int,
         mode: PackingMode,
         explosion_factor: float | None = None,
     ) -> dict[str, float]:
-        """Takes one step on some of a lesson's rows, unless its gradient explodes; returns the figures of it."""
-        rows = [lesson.rows[i] for i in indices]
+        """Takes one step on some of a critic_targets's rows, unless its gradient explodes; returns the metrics of it."""
+        rows = [critic_targets.rows[i] for i in indices]
         tokens = sum(row.trained_tokens for row in rows)
         loss = 0.0
         self.optimizer.zero_grad(set_to_none=True)
         for micro in self._micro_batches(rows, token_budget=token_budget, mode=mode):
             device = self._ranks.device
             mask_BT = micro.loss_mask_BT.to(device)
-            old_BT = _laid_out(micro, [lesson.values[i] for i in indices]).to(device)
-            targets_BT = _laid_out(micro, [lesson.targets[i] for i in indices]).to(device)
+            old_BT = _laid_out(micro, [critic_targets.values[i] for i in indices]).to(device)
+            targets_BT = _laid_out(micro, [critic_targets.targets[i] for i in indices]).to(device)
             errors_BT = value_loss(self._values_of(micro), old_BT, targets_BT, clip=self._plan.critic.clip)
             part = torch.where(mask_BT, errors_BT, 0.0).sum() / max(tokens, 1)
             part.backward()
@@ -176,7 +176,7 @@ class Critic:
             "value_grad_norm": norm,
             "value_skipped": float(skipped),
             "value_exploded": float(exploded),
-            "value_explained": _explained(rows, lesson, indices),
+            "value_explained": _explained(rows, critic_targets, indices),
         }
 
     def state(self) -> dict[str, Any]:
@@ -245,10 +245,10 @@ def _laid_out(micro: MicroBatch, values: Sequence[Sequence[float]]) -> Tensor:
     return torch.tensor(flat, dtype=torch.float32).view(micro.row_index_BT.shape)
 
 
-def _explained(rows: Sequence[Row], lesson: Lesson, indices: Sequence[int]) -> float:
+def _explained(rows: Sequence[Row], critic_targets: CriticTargets, indices: Sequence[int]) -> float:
     """Computes the share of the targets' variance that the values explained before the step; 0 where there is none."""
     pairs = [
-        (lesson.values[i][t], lesson.targets[i][t])
+        (critic_targets.values[i][t], critic_targets.targets[i][t])
         for row, i in zip(rows, indices, strict=True)
         for t, trains in enumerate(row.loss_mask)
         if trains

@@ -20,7 +20,7 @@ def is_fresh(row: Row, *, current_version: int) -> bool:
     return row.trained_tokens > 0 and all(version == current_version for sampled, version in pairs if sampled)
 
 
-def engine_gap(rows: Sequence[Row], logprobs: Sequence[Sequence[float]]) -> dict[str, float]:
+def engine_mismatch(rows: Sequence[Row], logprobs: Sequence[Sequence[float]]) -> dict[str, float]:
     """Compares what the engine said with what the trainer computes; nothing without a token to compare.
 
     KL(engine || trainer) in nats per token by k3 = e^d - d - 1 with d = trainer - engine, which is never negative and
@@ -40,8 +40,8 @@ def engine_gap(rows: Sequence[Row], logprobs: Sequence[Sequence[float]]) -> dict
         return {}
     sizes = [abs(delta) for delta in deltas]
     return {
-        "engine_kl": sum(math.exp(min(d, LARGEST_EXPONENT)) - d - 1 for d in deltas) / len(deltas),
-        "engine_abs_logprob_delta_mean": sum(sizes) / len(sizes),
-        "engine_abs_logprob_delta_max": max(sizes),
-        "engine_tokens": float(len(deltas)),
+        "engine_mismatch_kl": sum(math.exp(min(d, LARGEST_EXPONENT)) - d - 1 for d in deltas) / len(deltas),
+        "engine_mismatch_logprob_mean": sum(sizes) / len(sizes),
+        "engine_mismatch_logprob_max": max(sizes),
+        "engine_mismatch_tokens": float(len(deltas)),
     }

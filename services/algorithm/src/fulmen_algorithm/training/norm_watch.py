@@ -6,7 +6,7 @@ from math import isfinite
 from statistics import median
 
 REMEMBERED = 64
-LEAST = 20
+MIN_NORMS = 20
 """With fewer norms nothing is called exploding: the first steps of a run differ by more than anything later."""
 
 
@@ -31,6 +31,6 @@ class NormWatch:
         """Tells whether a norm is more than `factor` times the median, and remembers it; None for never."""
         if not isfinite(norm) or not norm:
             return False  # what is not finite is skipped for another reason
-        exploding = factor is not None and len(self._norms) >= LEAST and norm > factor * median(self._norms)
+        exploding = factor is not None and len(self._norms) >= MIN_NORMS and norm > factor * median(self._norms)
         self._norms.append(norm)
         return exploding

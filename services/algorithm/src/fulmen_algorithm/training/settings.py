@@ -119,12 +119,12 @@ class BatchSettings:
     Attributes:
         minibatches: Optimiser steps per pass; rows of one rollout stay together.
         epochs: Passes over the batch.
-        check_engine: Whether the sampler's log-probabilities are compared with the policy's (`training.engine_gap`).
+        measure_mismatch: Whether the sampler's log-probabilities are compared with the policy's (`training.engine_mismatch`).
     """
 
     minibatches: int = 1
     epochs: int = 1
-    check_engine: bool = False
+    measure_mismatch: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +141,7 @@ class StepResult:
         packing_efficiency: Tokens of the rows, as a share of the positions that were computed.
         exploded: Whether the gradient exploded.
         tokens_per_second: Tokens of the rows, those that do not train included, by wall time.
-        exchange: Figures of the exchange of gradients, as rank 0 has them.
+        exchange: Metrics of the exchange of gradients, as rank 0 has them.
         events: What the exchange has to tell, for the history of the run.
     """
 

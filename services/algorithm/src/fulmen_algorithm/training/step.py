@@ -27,7 +27,7 @@ from fulmen_algorithm.losses.losses import (
 )
 from fulmen_algorithm.losses.objectives import Proximal
 from fulmen_algorithm.training.critic import Critic
-from fulmen_algorithm.training.engine_mismatch import ROWS, engine_gap, is_fresh
+from fulmen_algorithm.training.engine_mismatch import ROWS, engine_mismatch, is_fresh
 from fulmen_algorithm.training.norm_watch import NormWatch
 from fulmen_algorithm.training.packing import Layout, MicroBatch, empty_micro_batch, micro_batch
 from fulmen_algorithm.training.parallel import AllReduce, GradientReducer, clip_gradients, gradient_norm, layouts_of
@@ -164,12 +164,12 @@ def train_batch(
         proximal = [row.old_logprobs for row in rows]
     elif batch.minibatches * batch.epochs > 1:
         proximal = logprobs_of(state.policy, rows, settings=settings, trained_only=True)
-    mode, lesson = state.policy.packing(settings.packing), None
+    mode, critic_targets = state.policy.packing(settings.packing), None
     if state.critic is not None:
-        lesson = state.critic.assess(rows, token_budget=settings.token_budget, mode=mode)
-        rows = lesson.rows
+        critic_targets = state.critic.assess(rows, token_budget=settings.token_budget, mode=mode)
+        rows = critic_targets.rows
     known = proximal if settings.objective.proximal is not Proximal.SAMPLER else None
-    gap = _engine_gap(state.policy, rows, known, settings, current_version) if batch.check_engine else {}
+    gap = _engine_mismatch(state.policy, rows, known, settings, current_version) if batch.measure_mismatch else {}
     results: list[StepResult] = []
     for number, indices in enumerate(_minibatches(rows, batch, seed)):
         results.append(
@@ -182,19 +182,19 @@ def train_batch(
                 reference=reference,
             )
         )
-        if state.critic is not None and lesson is not None:
-            figures = state.critic.learn(
-                lesson,
+        if state.critic is not None and critic_targets is not None:
+            metrics = state.critic.learn(
+                critic_targets,
                 indices,
                 token_budget=settings.token_budget,
                 mode=mode,
                 explosion_factor=settings.explosion_factor,
             )
-            results[-1] = replace(results[-1], metrics={**results[-1].metrics, **figures})
+            results[-1] = replace(results[-1], metrics={**results[-1].metrics, **metrics})
     return [replace(result, metrics={**result.metrics, **gap}) for result in results]
 
 
-def _engine_gap(
+def _engine_mismatch(
     policy: PolicyModel,
     rows: Sequence[Row],
     known: Sequence[Sequence[float]] | None,
@@ -204,9 +204,9 @@ def _engine_gap(
     """Compares the sampler with the policy as it is now; a few rows do where there is no pass over all of them."""
     fresh = [index for index, row in enumerate(rows) if is_fresh(row, current_version=current_version)]
     if known is not None:
-        return engine_gap([rows[i] for i in fresh], [known[i] for i in fresh])
+        return engine_mismatch([rows[i] for i in fresh], [known[i] for i in fresh])
     some = [rows[i] for i in fresh[:ROWS]]
-    return engine_gap(some, logprobs_of(policy, some, settings=settings, trained_only=True)) if some else {}
+    return engine_mismatch(some, logprobs_of(policy, some, settings=settings, trained_only=True)) if some else {}
 
 
 @torch.no_grad()

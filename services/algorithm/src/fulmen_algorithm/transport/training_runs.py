@@ -21,10 +21,10 @@ from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.runs.algorithm import Registry
 from fulmen_algorithm.runs.creation import Unavailable, checked_run
 from fulmen_algorithm.runs.events import Clock, Event, EventLog
-from fulmen_algorithm.runs.ports import Notify, ResourceShelf
+from fulmen_algorithm.runs.ports import Notify, ResourceStore
+from fulmen_algorithm.runs.registry import Entry, RunRegistry
 from fulmen_algorithm.runs.report import Report, report
 from fulmen_algorithm.runs.run import TrainingRun
-from fulmen_algorithm.runs.runs import Entry, Runs
 from fulmen_algorithm.runs.worker import RunWorker
 from fulmen_algorithm.training.checkpoints import Checkpoint, CheckpointStore
 from fulmen_algorithm.transport import encode
@@ -41,10 +41,10 @@ class TrainingRunServicer(TrainingRunServiceServicer):
     def __init__(
         self,
         *,
-        runs: Runs,
+        runs: RunRegistry,
         worker: RunWorker,
         registry: Registry,
-        shelf: Callable[[str, Notify], ResourceShelf],
+        resources: Callable[[str, Notify], ResourceStore],
         open_files: Callable[[str], RunFiles],
         clock: Clock,
         unavailable: Unavailable,
@@ -54,7 +54,7 @@ class TrainingRunServicer(TrainingRunServiceServicer):
         self._runs = runs
         self._worker = worker
         self._registry = registry
-        self._shelf = shelf
+        self._resources = resources
         self._open_files = open_files
         self._clock = clock
         self._unavailable = unavailable
@@ -78,11 +78,11 @@ class TrainingRunServicer(TrainingRunServiceServicer):
         async with self._creating:
             run = self._runs.existing(draft)
             if run is None:
-                shelf = self._shelf(draft.project, _nobody)
+                resources = self._resources(draft.project, _nobody)
                 run = await checked_run(
                     draft,
                     registry=self._registry,
-                    shelf=shelf,
+                    resources=resources,
                     now=self._clock(),
                     unavailable=self._unavailable,
                     endpoints=self._endpoints,

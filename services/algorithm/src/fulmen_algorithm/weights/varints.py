@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
-MOST_BYTES = 10
+MAX_BYTES = 10
 _PAYLOAD = 0x7F
 _MORE = 0x80
 
@@ -44,7 +44,7 @@ def unpack_varints(packed: Bytes, count: int) -> NDArray[np.uint64]:
     starts[:1] = 0
     starts[1:] = ends[:-1] + 1
     lengths = ends - starts + 1
-    if lengths.max(initial=0) > MOST_BYTES:
+    if lengths.max(initial=0) > MAX_BYTES:
         raise ValueError("A number has too many bytes.")
     values = (packed[starts] & np.uint8(_PAYLOAD)).astype(np.uint64)
     for place in range(1, int(lengths.max(initial=0))):

@@ -138,7 +138,7 @@ class Completion:
         """Renders the chunk that ends a stream: rest of the text, tool calls, reason, weight versions."""
         _, calls = self._split_text()
         delta: dict[str, Any] = {}
-        if piece := self.text.take(final=True):
+        if piece := self.text.drain(final=True):
             delta["content"] = piece
         if calls:
             delta["tool_calls"] = [{"index": i, **_tool_call(call)} for i, call in enumerate(calls)]

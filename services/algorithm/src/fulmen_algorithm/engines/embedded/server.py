@@ -111,8 +111,8 @@ class EngineServer:
             weights = await asyncio.to_thread(self._prepare, order)
             load_seconds = perf_counter() - started
             pause_seconds = await self.generator.swap(weights, order.version)
-        figures = {"load_seconds": load_seconds, "pause_seconds": pause_seconds, "size_bytes": weights.size_bytes}
-        return _json({"version": order.version, "sha256": self.generator.served.sha256, **figures})
+        metrics = {"load_seconds": load_seconds, "pause_seconds": pause_seconds, "size_bytes": weights.size_bytes}
+        return _json({"version": order.version, "sha256": self.generator.served.sha256, **metrics})
 
     def _prepare(self, order: LoadOrder) -> Prepared:
         model = self.generator.model
@@ -159,7 +159,7 @@ class EngineServer:
 
         def on_token(token: SampledToken) -> bool:
             ended = completion.push(token)
-            piece = "" if ended else completion.text.take()
+            piece = "" if ended else completion.text.drain()
             loop.call_soon_threadsafe(outbox.put_nowait, (token, piece))
             return ended
 

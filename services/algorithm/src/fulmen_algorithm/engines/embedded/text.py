@@ -107,7 +107,7 @@ class TextStream:
             self.stopped = True
         return self.stopped
 
-    def take(self, *, final: bool = False) -> str:
+    def drain(self, *, final: bool = False) -> str:
         """Gives the text that became certain since the last call.
 
         Args:

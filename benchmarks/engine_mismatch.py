@@ -2,7 +2,7 @@
 
 A model of the arithmetic example's family samples as an engine does, and the trainer scores what was sampled. "Sharp"
 models have weights 4 and 8 times as large and prefer some tokens, as trained ones do. Run it with
-`python -m benchmarks.engine_gap`; it takes seconds, and its figures depend on the seed (`--seed`) and nothing else.
+`python -m benchmarks.engine_mismatch`; it takes seconds, and its metrics depend on the seed (`--seed`) and nothing else.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def sample(model: PreTrainedModel, *, count: int, tokens: int) -> tuple[Tensor, 
     return ids, torch.cat(said, dim=1)
 
 
-def engine_kl(said: Tensor, ids: Tensor, model: PreTrainedModel, *, temperature: float = 1.0) -> float:
+def engine_mismatch_kl(said: Tensor, ids: Tensor, model: PreTrainedModel, *, temperature: float = 1.0) -> float:
     """Estimates KL(engine || trainer) per token in nats by k3, as `fulmen_algorithm.training.engine_mismatch` does."""
     scores = (model(ids[:, :-1]).logits.float() / temperature).log_softmax(-1)
     delta = scores.gather(2, ids[:, 1:, None])[..., 0].double() - said.double()
@@ -68,12 +68,12 @@ def measure(folder: Path, *, seed: int, scale: float, count: int, tokens: int) -
     with torch.no_grad():
         ids, said = sample(model, count=count, tokens=tokens)
         found = {
-            "the same weights, float32": engine_kl(said, ids, model),
-            "samples at temperature 1 where the run says 0.9": engine_kl(said, ids, model, temperature=0.9),
-            "samples at temperature 1 where the run says 0.7": engine_kl(said, ids, model, temperature=0.7),
-            "another model of the same shape": engine_kl(said, ids, another),
+            "the same weights, float32": engine_mismatch_kl(said, ids, model),
+            "samples at temperature 1 where the run says 0.9": engine_mismatch_kl(said, ids, model, temperature=0.9),
+            "samples at temperature 1 where the run says 0.7": engine_mismatch_kl(said, ids, model, temperature=0.7),
+            "another model of the same shape": engine_mismatch_kl(said, ids, another),
         }
-        found["the same weights, bfloat16"] = engine_kl(said, ids, model.bfloat16())
+        found["the same weights, bfloat16"] = engine_mismatch_kl(said, ids, model.bfloat16())
     return found
 
 

@@ -36,7 +36,7 @@ class Entry:
 
 
 @dataclass(slots=True, kw_only=True)
-class Active:
+class ActiveRun:
     """A run whose turn it is."""
 
     name: str
@@ -47,7 +47,7 @@ class Active:
     cancelled: bool = False
 
 
-class Runs:
+class RunRegistry:
     """All runs, and the queue."""
 
     def __init__(self, *, open_file: Callable[[str], RunFile], clock: Clock, max_concurrent: int = 1) -> None:
@@ -57,10 +57,10 @@ class Runs:
         self._entries: dict[str, Entry] = {}
         self._changed = asyncio.Event()
         self._max_concurrent = max_concurrent
-        self._told_to_wait: set[tuple[str, str]] = set()
-        self.active: dict[str, Active] = {}
+        self._notified: set[tuple[str, str]] = set()
+        self.active: dict[str, ActiveRun] = {}
 
-    def adopt(self, run: TrainingRun, file: RunFile) -> None:
+    def restore(self, run: TrainingRun, file: RunFile) -> None:
         """Takes a run over that a process before has kept."""
         self._entries[run.name] = Entry(run=run, events=EventLog(file, self._clock, ended=run.state.final), file=file)
 
@@ -85,7 +85,7 @@ class Runs:
         """Keeps a new run; it waits for its turn from now on."""
         file = self._open_file(run.run_id)
         file.save_run(run)
-        self.adopt(run, file)
+        self.restore(run, file)
         self._entries[run.name].events.state_changed(run)
         self._wake()
 
@@ -113,7 +113,7 @@ class Runs:
         return sorted(runs, key=lambda r: (r.create_time, r.name), reverse=True)
 
     def update(self, name: str, changes: Mapping[str, object]) -> None:
-        """Changes figures of a run; its state changes by `move` only.
+        """Changes metrics of a run; its state changes by `move` only.
 
         The step alone is not written: it is in the checkpoint, and a write for each step would cost more than the step.
         """
@@ -150,7 +150,7 @@ class Runs:
         self._wake()
         return entry.run
 
-    async def next_turn(self) -> TrainingRun:
+    async def next_runnable(self) -> TrainingRun:
         """Waits for a run that may go on; one that was running when the service stopped goes first."""
         while True:
             changed = self._changed
@@ -162,10 +162,10 @@ class Runs:
                 text = (
                     f"Waits for its turn: {len(self.active)} runs are active, the most at a time (max_concurrent_runs)."
                 )
-                self._tell_to_wait(self._entries[run.name], "", text)
+                self._notify_waiting(self._entries[run.name], "", text)
             await changed.wait()
 
-    def begin(self, active: Active) -> None:
+    def begin(self, active: ActiveRun) -> None:
         """Notes that a run has its turn."""
         self.active[active.name] = active
 
@@ -191,13 +191,13 @@ class Runs:
         if other is None:
             return False
         end = f"`fulmen run stop {other.removeprefix('trainingRuns/')}` ends that one"
-        self._tell_to_wait(waiting, other, f"Waits for {other}, which trains the same policy {policy!r}; {end}.")
+        self._notify_waiting(waiting, other, f"Waits for {other}, which trains the same policy {policy!r}; {end}.")
         return True
 
-    def _tell_to_wait(self, waiting: Entry, behind: str, text: str) -> None:
+    def _notify_waiting(self, waiting: Entry, behind: str, text: str) -> None:
         """Tells a run once what it waits for: another run, or any turn if `behind` is empty."""
-        if (waiting.run.name, behind) not in self._told_to_wait:
-            self._told_to_wait.add((waiting.run.name, behind))
+        if (waiting.run.name, behind) not in self._notified:
+            self._notified.add((waiting.run.name, behind))
             waiting.events.notify("info", text)
 
     def pause(self, name: str) -> TrainingRun:
@@ -231,11 +231,11 @@ class Runs:
             raise TrainingRunStateInvalid(f"A run that is {run.state} cannot be resumed.", state=run.state)
         return self.entry(name).run
 
-    async def ended(self, name: str, *, deadline_s: float) -> TrainingRun:
+    async def wait_final(self, name: str, *, timeout_s: float) -> TrainingRun:
         """Waits until a run is final, but not for ever; returns it as it is then."""
         entry = self.entry(name)
         try:
-            async with asyncio.timeout(deadline_s):
+            async with asyncio.timeout(timeout_s):
                 while not entry.run.state.final:
                     await self._changed.wait()
         except TimeoutError:
