@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 
 from fulmen.ids import ALL_PROJECTS
 from fulmen_algorithm.runs.events import StepMetrics
-from fulmen_algorithm.runs.registry import Runs
 from fulmen_cli.exits import INTERRUPTED, Exit
 from fulmen_cli.main import app
 from fulmen_service_kit.tokens import Role
