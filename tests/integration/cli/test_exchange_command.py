@@ -68,7 +68,7 @@ def row(text: str, first: str) -> list[str]:
     return next(line.split() for line in text.splitlines() if line.startswith(first))
 
 
-def tell_of_an_exchange(runs: Runs) -> None:
+def tell_of_an_exchange(runs: RunRegistry) -> None:
     events = runs.entry(RUN).events
     for step, ratio in ((3, 4.0), (4, 97.25)):
         runs.update(RUN, {"step": step})

@@ -30,7 +30,7 @@ from tests.support.exchange.world import Member, layout_of, settings_named
 KEY = "k" * 32
 RUN = "trainingRuns/small"
 NOW = datetime(2026, 3, 14, 10, 15, tzinfo=UTC)
-Tell = Callable[[Runs], None]
+Tell = Callable[[RunRegistry], None]
 
 
 def token(role: Role, project: str = "projects/default") -> str:
