@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from fulmen.ids import ALL_PROJECTS
 from fulmen_algorithm.runs.events import StepMetrics
+from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_cli.exits import INTERRUPTED, Exit
 from fulmen_cli.main import app
 from fulmen_service_kit.tokens import Role
