@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import datetime
 import functools
 import itertools
 import os
@@ -122,7 +121,7 @@ class PostgresServer:
 
 async def _create_partitions(dsn: str) -> None:
     database = await connect(dsn, connections=2, start_limit_s=10)
-    await Maintenance(table=UpkeepTable(database), today=lambda: datetime.datetime.now(datetime.UTC).date()).run_once()
+    await Maintenance(table=UpkeepTable(database)).run_once()
     await database.close()
 
 
