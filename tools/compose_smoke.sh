@@ -53,7 +53,7 @@ begun=$SECONDS
 compose up --detach --wait --wait-timeout 240 --quiet-pull
 echo "compose-smoke: up in $((SECONDS - begun)) s"
 [ "$(compose ps --quiet runner | wc -l)" -eq 2 ] || fail "there are not two runners"
-compose exec -T --env FULMEN_ALGORITHM_KERNELS=native --env PATH=/opt/fulmen/bin algorithm \
+compose exec -T --env FULMEN_EXCHANGE_KERNELS=native --env PATH=/opt/fulmen/bin algorithm \
   python -c 'import torch; from fulmen_exchange import kernels; kernels.threshold_of(torch.ones(2), 0.5)' ||
   fail "the image of the algorithm service has no compiled kernels"
 

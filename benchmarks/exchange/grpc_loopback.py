@@ -31,7 +31,7 @@ from benchmarks.outcome import Claim, claim, save, show
 from fulmen_algorithm.app import GRADIENT_EXCHANGE_SERVICE, POLICY
 from fulmen_exchange.codecs.codec import Round, SegmentCodec
 from fulmen_exchange.layout import BUCKET_BYTES, Layout
-from fulmen_exchange.links.grpc_link import GrpcLink, GrpcRank
+from fulmen_exchange.links.grpc_link import GrpcLink, GrpcParticipant
 from fulmen_exchange.links.grpc_settings import GrpcLinkSettings
 from fulmen_exchange.registry import load_codecs, make_codec
 from fulmen_exchange.server.servicer import GradientExchangeServicer, add_exchange
@@ -284,7 +284,7 @@ def exchanging(plan: Plan, rank: int, what: str, target: str) -> Work:
     sizes = [min(most, rows - begin) for begin in range(0, rows, most)]
     parameters = [(str(number), nn.Parameter(torch.zeros(size, COLUMNS))) for number, size in enumerate(sizes)]
     layout = Layout.of(parameters, settings, shards=1)
-    who = GrpcRank(
+    who = GrpcParticipant(
         training_run=f"trainingRuns/{name}-{PIECES_BYTES[what]}",
         rank=rank,
         world_size=plan.ranks,

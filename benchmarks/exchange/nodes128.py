@@ -114,7 +114,7 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class CodecChoice:
     """A way to send gradients: its name in tables, and what decides its cost."""
 
     name: str
@@ -125,13 +125,13 @@ class Way:
 
 
 WAYS = (
-    Way(name="dense ring", topology=Topology.RING),
-    Way(name="bf16 ring", topology=Topology.RING, ratio=2.0, codec="bf16"),
-    Way(name="8 bits, sharded", topology=Topology.SHARDED, ratio=3.97, codec="qsgd"),
-    Way(name="DGC 100x, all-gather", topology=Topology.GATHER, ratio=100.0, codec="dgc"),
-    Way(name="DGC 300x, all-gather", topology=Topology.GATHER, ratio=300.0, codec="dgc"),
-    Way(name="DGC 100x, sharded, union back", topology=Topology.SHARDED, ratio=100.0, codec="dgc", union=True),
-    Way(name="DGC 100x, sharded, sparse back", topology=Topology.SHARDED, ratio=100.0, codec="dgc"),
+    CodecChoice(name="dense ring", topology=Topology.RING),
+    CodecChoice(name="bf16 ring", topology=Topology.RING, ratio=2.0, codec="bf16"),
+    CodecChoice(name="8 bits, sharded", topology=Topology.SHARDED, ratio=3.97, codec="qsgd"),
+    CodecChoice(name="DGC 100x, all-gather", topology=Topology.GATHER, ratio=100.0, codec="dgc"),
+    CodecChoice(name="DGC 300x, all-gather", topology=Topology.GATHER, ratio=300.0, codec="dgc"),
+    CodecChoice(name="DGC 100x, sharded, union back", topology=Topology.SHARDED, ratio=100.0, codec="dgc", union=True),
+    CodecChoice(name="DGC 100x, sharded, sparse back", topology=Topology.SHARDED, ratio=100.0, codec="dgc"),
 )
 SHARDED, UNION = WAYS[-1], WAYS[-2]
 OVERLAP = 0.6
@@ -275,7 +275,7 @@ class Report:
         """
         fitted, held_back = split(points)
         model, cluster = calibrate(fitted), Cluster.of_claim()
-        codecs, wire_alone = _codecs_of_ways(model, fitted), on_cluster(cluster)
+        codecs, wire_alone = _codecs_of_candidates(model, fitted), on_cluster(cluster)
         return cls(
             model=model,
             fitted=fitted,
@@ -311,7 +311,7 @@ class Report:
         ]
 
 
-def _codecs_of_ways(model: Model, points: Sequence[Measured]) -> dict[str, float]:
+def _codecs_of_candidates(model: Model, points: Sequence[Measured]) -> dict[str, float]:
     """Returns seconds per byte of the codecs of the ways; one that does the same loops stands for one not measured."""
     similar = {"dgc": ("dgc", "topk"), "qsgd": ("qsgd", "double_quantization"), "bf16": ("bf16", "fp16")}
     known = dict(model.codec_s_per_byte)

@@ -33,7 +33,7 @@ GOAL_SHARE = 0.05
 
 def markdown(report: Report, *, source: str) -> str:
     """Writes all tables; `source` says whence the measured steps are."""
-    parts = (_fit(report, source), _claims(report), _ways(report), _stragglers(report))
+    parts = (_fit(report, source), _claims(report), _candidates(report), _stragglers(report))
     return "\n".join(line for part in parts for line in (*part, ""))
 
 
@@ -87,7 +87,7 @@ def _claims(report: Report) -> list[str]:
     ]
 
 
-def _ways(report: Report) -> list[str]:
+def _candidates(report: Report) -> list[str]:
     heads = " | ".join(f"{nodes} nodes" for nodes in NODES)
     lines = [
         f"| SIMULATED: exchange, share of a step, gain | {heads} | {CLAIMED} nodes, codec as measured |",

@@ -68,7 +68,7 @@ class Rank:
             "steps": taken,
             "cpu_s": used_s,
             "sent_bytes": sent,
-            "figures": dict(told.figures),
+            "figures": dict(told.metrics),
             "events": list(told.events),
             "digest": digest(work.parameters) if work.is_shared else "",
         }
@@ -83,7 +83,7 @@ class Rank:
             began = time.perf_counter()
             work.exchange(0.0)
             found.append(time.perf_counter() - began)
-            work.stepped()
+            work.on_step()
         return {"seconds": found}
 
     def line(self, size: int) -> Answer:
@@ -117,7 +117,7 @@ class Rank:
         if clips:
             nn.utils.clip_grad_norm_(work.parameters, MAX_NORM)
         work.optimizer.step()
-        work.stepped()
+        work.on_step()
         ended = time.perf_counter()
         return {"step_s": ended - began, "passes_s": computed - began, "exchange_s": exchanged - computed}
 

@@ -15,7 +15,7 @@ from benchmarks.exchange.model import Transformer, made
 from fulmen_exchange.links.access import LinkAccess
 from fulmen_exchange.links.grpc_link import GrpcLink
 from fulmen_exchange.links.opening import open_link
-from fulmen_exchange.ranks import Exchanged, Ranks, Situation
+from fulmen_exchange.ranks import ExchangeReport, Ranks, StepInfo
 from fulmen_exchange.reducer import CodecReducer
 from fulmen_exchange.registry import load_codecs
 
@@ -52,12 +52,12 @@ class Work:
         """Exchanges gradients, if that is not done yet; tells whether what came is to be clipped to a norm."""
         return True
 
-    def stepped(self) -> None:
+    def on_step(self) -> None:
         """Is told that a step was taken."""
 
-    def take(self) -> Exchanged:
+    def take(self) -> ExchangeReport:
         """Returns what there is to tell of the exchange."""
-        return Exchanged()
+        return ExchangeReport()
 
     def close(self) -> None:
         """Ends what is open."""
@@ -111,16 +111,16 @@ class Ours(Work):
 
     def exchange(self, compute_s: float) -> bool:
         """See `Work`."""
-        self._reducer.reduce(self.parameters, self._ranks, Situation(compute_s=compute_s))
+        self._reducer.reduce(self.parameters, self._ranks, StepInfo(compute_s=compute_s))
         return self._reducer.clips_sums
 
-    def stepped(self) -> None:
+    def on_step(self) -> None:
         """See `Work`."""
-        self._reducer.stepped()
+        self._reducer.on_step()
 
-    def take(self) -> Exchanged:
+    def take(self) -> ExchangeReport:
         """See `Work`."""
-        return self._reducer.take()
+        return self._reducer.drain()
 
     def close(self) -> None:
         """See `Work`."""

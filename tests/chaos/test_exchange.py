@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.support.exchange.line import Line
-from tests.support.exchange.processes import Answer, Nursery, Rank, RankFailed, Server, residual_in, together
+from tests.support.exchange.processes import Nursery, Rank, RankFailed, Response, Server, residual_in, together
 from tests.support.exchange.reference import Reference
 from tests.support.soak import SOAK, seed
 
@@ -65,7 +65,7 @@ def begun(ranks: Sequence[Rank], number: int) -> None:
         rank.tell("rounds", first=number, count=1)
 
 
-def by_rank(told: Sequence[list[Answer]]) -> dict[int, list[Answer]]:
+def by_rank(told: Sequence[list[Response]]) -> dict[int, list[Response]]:
     return dict(enumerate(told))
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fulmen_exchange.kernels import reference
-from fulmen_exchange.kernels.choice import Choice, Kernels, Mode
+from fulmen_exchange.kernels.selection import Kernels, KernelSelector, Mode
 from tests.support.exchange.kernel_inputs import (
     SIZES,
     assert_same,
@@ -28,7 +28,7 @@ pytestmark = [
 @pytest.fixture(params=[Mode.NATIVE, Mode.REFERENCE])
 def on_gpu(request: pytest.FixtureRequest) -> Kernels:
     """Returns the kernels for a GPU."""
-    return Choice(mode=lambda: request.param).of("cuda")
+    return KernelSelector(mode=lambda: request.param).of("cuda")
 
 
 @pytest.mark.parametrize("size", SIZES)

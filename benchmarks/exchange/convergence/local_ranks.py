@@ -86,7 +86,7 @@ class LocalLink:
         self.sent_bytes += moved
         self.received_bytes += moved
 
-    def takes(self, codec: SegmentCodec) -> bool:
+    def supports(self, codec: SegmentCodec) -> bool:
         """Takes payloads of any codec."""
         return True
 

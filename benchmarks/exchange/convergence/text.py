@@ -25,7 +25,7 @@ from benchmarks.exchange.convergence.local_ranks import LocalLink, Meeting, on_r
 from fulmen_algorithm.training.parallel import clip_gradients
 from fulmen_algorithm.training.schedule import LearningRate
 from fulmen_algorithm.training.settings import OptimizerSettings, Schedule
-from fulmen_exchange.ranks import Ranks, Situation
+from fulmen_exchange.ranks import Ranks, StepInfo
 from fulmen_exchange.reducer import CodecReducer
 from fulmen_exchange.registry import ExchangeSettings
 from fulmen_exchange.settings import CodecSettings
@@ -172,18 +172,18 @@ def _train_rank(cell: Cell, meeting: Meeting, rank: int) -> _Rank:
         lines = batches(texts()[0], seed=(cell.seed * 1000 + step) * meeting.size + rank, lines=LINES)
         # Losses are normalised over all ranks, and summed, as those of a run are.
         (loss_of(model, lines) / meeting.size).backward()
-        reducer.reduce(list(parameters.values()), ranks, Situation(progress=step / size.steps))
+        reducer.reduce(list(parameters.values()), ranks, StepInfo(progress=step / size.steps))
         if reducer.clips_sums:
             clip_gradients(list(parameters.values()), cell.case.max_norm)
         for group in optimizer.param_groups:
             group["lr"] = schedule.at(taken=step, planned=step)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        reducer.stepped()
+        reducer.on_step()
         if step + 1 == size.steps:
-            reducer.settle()
+            reducer.synchronize()
         sent.append(link.sent_bytes)
-        events += reducer.take().events
+        events += reducer.drain().events
         if rank == 0 and (step + 1) % size.every == 0:
             curve.append((step + 1, held_out_loss(model)))
     digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in parameters.values())).hexdigest()

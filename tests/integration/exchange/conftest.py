@@ -11,7 +11,7 @@ import torch
 
 from fulmen.rpc.channel import FulmenChannel, open_channel
 from fulmen_exchange.codecs.codec import SegmentCodec
-from fulmen_exchange.links.grpc_link import GrpcLink, GrpcRank
+from fulmen_exchange.links.grpc_link import GrpcLink, GrpcParticipant
 from fulmen_exchange.links.grpc_settings import GrpcLinkSettings
 from fulmen_exchange.registry import make_codec
 from tests.support.exchange.world import LEASE_S, ROWS, RUN, Member, Site, layout_of, running, settings_named
@@ -44,7 +44,9 @@ async def join(site: Site) -> AsyncIterator[Callable[..., Awaitable[Member]]]:
         settings = settings_named(codec, **more)
         layout = layout_of(settings, len(targets), rows=rows)
         made = make_codec(settings)
-        who = GrpcRank(training_run=run, rank=rank, world_size=of, layout=layout, codec=made, codec_settings=settings)
+        who = GrpcParticipant(
+            training_run=run, rank=rank, world_size=of, layout=layout, codec=made, codec_settings=settings
+        )
         given = GrpcLinkSettings.model_validate({"targets": targets, "lease_s": LEASE_S, **(link or {})})
         opened = await asyncio.to_thread(partial(GrpcLink.open, who, given, connect=connect))
         state = made.new_state(torch.zeros(layout.size_of(0))) if isinstance(made, SegmentCodec) else {}

@@ -81,7 +81,7 @@ def test_with_every_codec_all_ranks_have_the_same_weights_after_each_step(run: R
     assert agree(found)
     assert len(set(found[0]["digests"])) == found[0]["rounds"] == STEPS
     assert found[0]["losses"][-1] < 0.8 * found[0]["losses"][0]
-    assert found[0]["figures"]["exchange_raw_bytes"] > 0
+    assert found[0]["metrics"]["exchange_raw_bytes"] > 0
 
 
 @pytest.mark.parametrize("codec", ["topk", "dgc", "powersgd"])

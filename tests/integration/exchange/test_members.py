@@ -11,7 +11,7 @@ from torch import nn
 
 from fulmen_exchange.errors import ExchangeFailed
 from fulmen_exchange.links.grpc_link import GrpcLink
-from fulmen_exchange.ranks import Ranks, Situation
+from fulmen_exchange.ranks import Ranks, StepInfo
 from fulmen_exchange.reducer import CodecReducer
 from fulmen_exchange.settings import CodecSettings
 from tests.integration.exchange.test_failures import HASTY, SHORT_LEASE_S, alike, exchanged
@@ -174,4 +174,4 @@ class _Ranked:
         return {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
 
     def reduce(self) -> None:
-        self.reducer.reduce(list(self.parameters.values()), Ranks(rank=self.link.rank, world_size=2), Situation())
+        self.reducer.reduce(list(self.parameters.values()), Ranks(rank=self.link.rank, world_size=2), StepInfo())

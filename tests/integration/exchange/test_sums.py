@@ -11,7 +11,7 @@ from fulmen_exchange import wire
 from fulmen_exchange.aggregator.shard import Shard
 from fulmen_exchange.aggregator.terms import MAX_RANKS
 from fulmen_exchange.codecs.codec import Round, SegmentCodec
-from fulmen_exchange.links.grpc_link import SMALL, UNDER_WAY
+from fulmen_exchange.links.grpc_link import MAX_IN_FLIGHT, SMALL
 from fulmen_exchange.registry import load_codecs, make_codec
 from tests.support.exchange.world import Join, Member, Site, gradient_of, layout_of, settings_named
 
@@ -27,14 +27,14 @@ def expected(codec: str, ranks: int, shards: int) -> list[torch.Tensor]:
     layout = layout_of(settings, shards)
     made = make_codec(settings)
     assert isinstance(made, SegmentCodec)
-    cuts = layout.cuts_of(0)
+    offsets = layout.offsets_of(0)
     states = [made.new_state(torch.zeros(layout.size_of(0))) for _ in range(ranks)]
     held = [Shard(made) for _ in range(shards)]
     sums = []
     for number in range(1, ROUNDS + 1):
         sent = [
             made.encode(
-                gradient_of(rank, number, layout.size_of(0)), states[rank], cuts,
+                gradient_of(rank, number, layout.size_of(0)), states[rank], offsets,
                 Round(number=number, world_size=ranks, ratio=4.0, rank=rank, seed=7),
             )
             for rank in range(ranks)
@@ -43,7 +43,7 @@ def expected(codec: str, ranks: int, shards: int) -> list[torch.Tensor]:
         for shard in range(shards):
             as_shard = Round(number=number, world_size=ranks, ratio=4.0, rank=MAX_RANKS + shard, seed=7)
             payloads = [wire.decode(wire.encode(each[shard])) for each in sent]
-            made.reply().add(held[shard].reduce(0, payloads, as_shard), out[cuts[shard] : cuts[shard + 1]])
+            made.reply().add(held[shard].reduce(0, payloads, as_shard), out[offsets[shard] : offsets[shard + 1]])
         sums.append(out)
     return sums
 
@@ -106,7 +106,7 @@ async def test_a_long_tensor_is_summed_in_pieces_of_which_several_are_under_way(
     members[0].link.begin()
     first = asyncio.create_task(asyncio.to_thread(members[0].link.all_reduce, tensors[0]))
     machine = site.shard().machine
-    await site.until(lambda: len(machine._open) == UNDER_WAY)  # the other has not begun
+    await site.until(lambda: len(machine._open) == MAX_IN_FLIGHT)  # the other has not begun
     members[1].link.begin()
     await asyncio.to_thread(members[1].link.all_reduce, tensors[1])
     await first

@@ -21,7 +21,7 @@ from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_algorithm.runs.run import NO_POLICY, RunState, TrainingRun
 from fulmen_algorithm.settings import AlgorithmServiceSettings
 from fulmen_exchange.codecs.codec import SegmentCodec
-from fulmen_exchange.links.grpc_link import GrpcLink, GrpcRank
+from fulmen_exchange.links.grpc_link import GrpcLink, GrpcParticipant
 from fulmen_exchange.links.grpc_settings import GrpcLinkSettings
 from fulmen_exchange.registry import make_codec
 from fulmen_service_kit.tokens import Role, TokenSigner
@@ -85,7 +85,7 @@ async def ranks(targets: Sequence[str], *, count: int = 2, **link: float) -> Asy
     members: list[Member] = []
     try:
         for rank in range(count):
-            who = GrpcRank(
+            who = GrpcParticipant(
                 training_run=RUN, rank=rank, world_size=count, layout=layout, codec=codec, codec_settings=settings
             )
             joined = await asyncio.to_thread(partial(GrpcLink.open, who, given, connect=connect))

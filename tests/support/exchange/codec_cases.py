@@ -86,10 +86,10 @@ def through(payload: Payload) -> Payload:
     return wire.decode(bytes(wire.encode(payload)))
 
 
-def decoded(codec: SegmentCodec, payloads: Sequence[Payload], cuts: Sequence[int]) -> Tensor:
+def decoded(codec: SegmentCodec, payloads: Sequence[Payload], offsets: Sequence[int]) -> Tensor:
     """Adds the payloads of one bucket to zeros."""
-    out = torch.zeros(cuts[-1])
-    for payload, (left, right) in zip(payloads, pairwise(cuts), strict=True):
+    out = torch.zeros(offsets[-1])
+    for payload, (left, right) in zip(payloads, pairwise(offsets), strict=True):
         codec.add(through(payload), out[left:right])
     return out
 
@@ -118,7 +118,7 @@ def reduced(
             tensor.copy_(total)
 
         flat = given[rank].clone()
-        bucket = Bucket(index=index, flat=flat, matrices=matrices, cuts=[0, flat.numel()])
+        bucket = Bucket(index=index, flat=flat, matrices=matrices, offsets=[0, flat.numel()])
         if not states[rank]:
             states[rank].update(codec.new_state(bucket))
         codec.reduce(bucket, states[rank], all_reduce, round_(rank))
@@ -188,13 +188,13 @@ def plainly_decoded(data: bytes, bits: int = 0) -> np.ndarray:
     if len(parts) == 2:
         scales = np.repeat(parts[1], 512)[:size].astype(np.float64)
         return integers(parts[0], bits, size) * scales
-    counts, places = parts[:2]
+    counts, indices = parts[:2]
     blocks = np.repeat(np.arange(len(counts)), counts)
     values = parts[2].astype(np.float64)
     if len(parts) == 4:
-        whole = integers(parts[2], bits, len(places))
+        whole = integers(parts[2], bits, len(indices))
         scales = np.zeros(len(counts))
         scales[counts > 0] = parts[3]
         values = (whole + (whole >= 0)) * scales[blocks]
-    out[blocks * 4096 + places] = values
+    out[blocks * 4096 + indices] = values
     return out

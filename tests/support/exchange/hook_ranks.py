@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fulmen_exchange import hooks
 from fulmen_exchange.hooks import ExchangeHook
-from fulmen_exchange.ranks import Situation
+from fulmen_exchange.ranks import StepInfo
 from fulmen_exchange.registry import load_codecs
 from fulmen_exchange.settings import CodecSettings
 
@@ -157,7 +157,7 @@ def train(rank: int, codec: str, settings: dict[str, Any], steps: int, ddp: dict
         "losses": losses,
         "rounds": hook.rounds if hook is not None else 0,
         "buckets": model._get_ddp_logging_data()["num_buckets_reduced"],
-        "figures": dict(hook.take().figures) if hook is not None else {},
+        "metrics": dict(hook.drain().metrics) if hook is not None else {},
     }
 
 
@@ -200,7 +200,7 @@ def give_to_powersgd(rank: int, matrix_rank: int, gradients: Gradients) -> tuple
     theirs.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     optimizer = torch.optim.SGD(theirs.parameters(), lr=1.0)
     found = _given(theirs, optimizer, rank, gradients, zeros=False)
-    settings = settings_of("powersgd", matrix_rank=matrix_rank, least_ratio=1.0, dense_below=1)
+    settings = settings_of("powersgd", matrix_rank=matrix_rank, min_ratio=1.0, dense_below=1)
     return found, give(rank, settings, gradients, {})
 
 
@@ -268,9 +268,9 @@ def train_on_progress(rank: int) -> list[float]:
     model, optimizer, hook = layers_with(settings_of("topk", policy=stages))
     ratios = []
     for step, progress in enumerate((0.0, 0.5, 0.9)):
-        hook.situation = Situation(progress=progress)
+        hook.step_info = StepInfo(progress=progress)
         take_step(model, optimizer, rank, step)
-        ratios.append(hook.take().figures["exchange_ratio"])
+        ratios.append(hook.drain().metrics["exchange_ratio"])
     return ratios
 
 

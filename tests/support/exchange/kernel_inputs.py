@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fulmen_exchange.kernels.choice import Kernels
+from fulmen_exchange.kernels.selection import Kernels
 
 SIZES = (1, 7, 8, 9, 511, 512, 513, 4095, 4096, 4097, 3 * 4096 + 77)
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}

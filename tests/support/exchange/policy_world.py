@@ -10,7 +10,7 @@ import numpy as np
 from fulmen_exchange.codecs.dgc import DgcSettings
 from fulmen_exchange.codecs.qsgd import QsgdSettings
 from fulmen_exchange.codecs.topk import TopkSettings
-from fulmen_exchange.policies.decision import Decision, RoundFigures, Seconds
+from fulmen_exchange.policies.decision import Decision, RoundStats, Seconds
 from fulmen_exchange.policies.policy import Policy, make_policy
 from fulmen_exchange.policies.settings import (
     AdaptivePolicy,
@@ -41,13 +41,13 @@ def policy_of(kind: str, *, codec: str = "dgc", full_sync_every: int = 13, optim
     return make_policy(settings, optimizer=optimizer, world_size=4, gradient_bytes=4e6)
 
 
-def calm(number: int, **more: object) -> RoundFigures:
-    """Makes figures of a round in which nothing is out of the ordinary."""
+def calm(number: int, **more: object) -> RoundStats:
+    """Makes stats of a round in which nothing is out of the ordinary."""
     given = {"number": number, "progress": min(1.0, number / 200), "gradient_norms": (1.0, 1.1), "captured": 0.4}
-    return RoundFigures(**{**given, **more})
+    return RoundStats(**{**given, **more})
 
 
-def history(seed: int, rounds: int) -> list[RoundFigures]:
+def history(seed: int, rounds: int) -> list[RoundStats]:
     """Draws rounds in which everything happens: explosions, vanishing and missing numbers, falls of the metric."""
     rng = np.random.default_rng(seed)
     found, scale, metric = [], 1.0, 1.0
@@ -61,7 +61,7 @@ def history(seed: int, rounds: int) -> list[RoundFigures]:
             norms = (*norms[:3], float("nan"))
         seconds = Seconds(**{name: float(rng.uniform(0.01, 1)) for name in ("compute_s", "codec_s", "transfer_s")})
         found.append(
-            RoundFigures(
+            RoundStats(
                 number=number,
                 progress=number / rounds,
                 gradient_norms=norms,
@@ -75,9 +75,9 @@ def history(seed: int, rounds: int) -> list[RoundFigures]:
     return found
 
 
-def play(policy: Policy, figures: list[RoundFigures]) -> list[Decision]:
+def play(policy: Policy, stats: list[RoundStats]) -> list[Decision]:
     """Decides on round after round."""
-    return [policy.decide(one) for one in figures]
+    return [policy.decide(one) for one in stats]
 
 
 def stored(policy: Policy) -> dict[str, object]:
@@ -85,6 +85,6 @@ def stored(policy: Policy) -> dict[str, object]:
     return json.loads(json.dumps(policy.state(), allow_nan=False))
 
 
-def with_norm(figures: RoundFigures, norm: float) -> RoundFigures:
+def with_norm(stats: RoundStats, norm: float) -> RoundStats:
     """Replaces the norms of all ranks."""
-    return replace(figures, gradient_norms=(norm,))
+    return replace(stats, gradient_norms=(norm,))

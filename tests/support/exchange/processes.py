@@ -26,7 +26,7 @@ from fulmen.rpc.channel import open_channel
 from fulmen_algorithm.app import GRADIENT_EXCHANGE_SERVICE, POLICY
 from fulmen_exchange.codecs.codec import SegmentCodec
 from fulmen_exchange.errors import ExchangeFailed
-from fulmen_exchange.links.grpc_link import GrpcLink, GrpcRank
+from fulmen_exchange.links.grpc_link import GrpcLink, GrpcParticipant
 from fulmen_exchange.links.grpc_settings import GrpcLinkSettings
 from fulmen_exchange.registry import make_codec
 from fulmen_exchange.server.servicer import GradientExchangeServicer, add_exchange
@@ -36,7 +36,7 @@ from tests.support.exchange.line import Line
 from tests.support.exchange.world import RUN, Member, SampleSettings, layout_of, settings_named
 
 ANSWER_LIMIT_S = 120.0
-Answer = dict[str, Any]
+Response = dict[str, Any]
 Started = TypeVar("Started", bound="Process | Line")
 
 
@@ -166,18 +166,18 @@ class Server(Process):
         """Where it listens, once it does."""
         return int(self.ask("port"))
 
-    def status(self) -> Answer:
+    def status(self) -> Response:
         """How its shards of the run stand, added up."""
-        status: Answer = self.ask("status")
+        status: Response = self.ask("status")
         return status
 
 
 class Rank(Process):
     """A rank."""
 
-    def rounds(self, first: int, count: int = 1) -> list[Answer]:
+    def rounds(self, first: int, count: int = 1) -> list[Response]:
         """Takes rounds; tells of each the digests of its sum and of the weights, and what was accepted."""
-        answers: list[Answer] = self.ask("rounds", first=first, count=count)
+        answers: list[Response] = self.ask("rounds", first=first, count=count)
         return answers
 
     def kept(self) -> Kept:
@@ -185,7 +185,7 @@ class Rank(Process):
         return Kept(**self.ask("kept"))
 
 
-def together(ranks: Sequence[Rank], first: int, count: int = 1) -> list[list[Answer]]:
+def together(ranks: Sequence[Rank], first: int, count: int = 1) -> list[list[Response]]:
     """Has ranks take rounds at the same time."""
     for rank in ranks:
         rank.tell("rounds", first=first, count=count)
@@ -236,7 +236,7 @@ class _Taking:
         assert isinstance(made, SegmentCodec)
         if version:
             type(made).version = version
-        who = GrpcRank(
+        who = GrpcParticipant(
             training_run=RUN, rank=self._rank, world_size=of, layout=layout, codec=made, codec_settings=settings
         )
         given = GrpcLinkSettings.model_validate({"targets": [target] * shards, **(link or {})})
@@ -247,11 +247,11 @@ class _Taking:
         self._given, self._got = np.zeros(size), np.zeros(size)
         return opened.next_round
 
-    def rounds(self, *, first: int, count: int) -> list[Answer]:
+    def rounds(self, *, first: int, count: int) -> list[Response]:
         """See `Rank.rounds`."""
         return [self._round(number) for number in range(first, first + count)]
 
-    def _round(self, number: int) -> Answer:
+    def _round(self, number: int) -> Response:
         self._given += self._member.gradient(number).double().numpy()
         # As a reducer does: numbers first, which need all ranks.
         sum_ = self._member.exchange(number, also=torch.tensor([1.0]))
@@ -273,7 +273,7 @@ class _Taking:
         """Begins with the weights of another rank, instead of zeros."""
         self._weights = torch.frombuffer(bytearray(weights), dtype=torch.float32)
 
-    def kept(self) -> Answer:
+    def kept(self) -> Response:
         """See `Kept`."""
         residual = self._member.state["residual"].double().numpy()
         return {"given": self._given, "got": self._got, "residual": residual}
@@ -336,7 +336,7 @@ async def _serving(pipe: Connection, port: int, folder: Path | None) -> None:
             pipe.send(("done", made.port if what == "port" else _status(servicer)))
 
 
-def _status(servicer: GradientExchangeServicer) -> Answer:
+def _status(servicer: GradientExchangeServicer) -> Response:
     shards = [shard for _, _, shard in servicer.held()]
     return {
         "members": [shard.machine.members.ranks for shard in shards],

@@ -12,7 +12,7 @@ from fulmen_exchange.aggregator.shard import Shard
 from fulmen_exchange.aggregator.terms import MAX_RANKS
 from fulmen_exchange.codecs.codec import Payload, Round, SegmentCodec, State
 from fulmen_exchange.registry import make_codec
-from tests.support.exchange.processes import Answer, digest_of, seeded_gradient
+from tests.support.exchange.processes import Response, digest_of, seeded_gradient
 from tests.support.exchange.world import ROWS, layout_of, settings_named
 
 
@@ -45,7 +45,7 @@ class Reference:
         """Loses what the shard has kept back: its server has died, and has no files."""
         self._shard = Shard(self._codec)
 
-    def check(self, told: Mapping[int, Sequence[Answer]], *, dead: int | None = None) -> None:
+    def check(self, told: Mapping[int, Sequence[Response]], *, dead: int | None = None) -> None:
         """Checks what ranks tell of the next rounds.
 
         Args:
@@ -65,7 +65,7 @@ class Reference:
             self._check(of_round, dead)
             dead = None
 
-    def _check(self, answers: Mapping[int, Answer], dead: int | None) -> None:
+    def _check(self, answers: Mapping[int, Response], dead: int | None) -> None:
         inside = {rank: answer["accepted"] == [True] for rank, answer in answers.items()}
         guesses = [inside] if dead is None else [{**inside, dead: True}, inside]
         [members] = {answer["ranks"] for answer in answers.values()}

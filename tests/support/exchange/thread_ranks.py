@@ -16,7 +16,7 @@ from fulmen_exchange.aggregator.shard import Shard
 from fulmen_exchange.aggregator.terms import MAX_RANKS
 from fulmen_exchange.codecs.codec import Payload, Round, SegmentCodec
 from fulmen_exchange.links.link import Sums
-from fulmen_exchange.ranks import Ranks, Situation
+from fulmen_exchange.ranks import Ranks, StepInfo
 from fulmen_exchange.reducer import CodecReducer
 from fulmen_exchange.registry import load_codecs
 
@@ -73,7 +73,7 @@ class ThreadLink:
         tensor.copy_(sum(values[1:], start=values[0]))
         self.sent_bytes += tensor.numel() * tensor.element_size()
 
-    def takes(self, codec: SegmentCodec) -> bool:
+    def supports(self, codec: SegmentCodec) -> bool:
         """Takes payloads of any codec."""
         return True
 
@@ -115,17 +115,17 @@ class Rank:
         """Draws what this rank's passes give in a round."""
         return drawn(self.number, round_, self.parameters)
 
-    def reduce(self, round_: int, *, scale: float = 1.0, **situation: Any) -> Tensor:
+    def reduce(self, round_: int, *, scale: float = 1.0, **step_info: Any) -> Tensor:
         """Sums what was drawn for a round; returns all sums, flat."""
         for parameter, gradient in zip(self.parameters.values(), self.gradients(round_), strict=True):
             parameter.grad = gradient * scale
-        return self.reduced(**situation)
+        return self.reduced(**step_info)
 
-    def reduced(self, **situation: Any) -> Tensor:
+    def reduced(self, **step_info: Any) -> Tensor:
         """Sums the gradients that the parameters have; returns all sums, flat."""
         parameters = list(self.parameters.values())
-        self.reducer.reduce(parameters, Ranks(), Situation(**situation))
-        self.reducer.stepped()
+        self.reducer.reduce(parameters, Ranks(), StepInfo(**step_info))
+        self.reducer.on_step()
         return torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])
 
     def plain_sum(self, round_: int) -> Tensor:

@@ -144,15 +144,15 @@ class Member:
         if also is not None:
             self.link.all_reduce(also)
         size = self.layout.size_of(0)
-        bucket = Bucket(index=0, flat=self.gradient(number), matrices=[], cuts=self.layout.cuts_of(0))
+        bucket = Bucket(index=0, flat=self.gradient(number), matrices=[], offsets=self.layout.offsets_of(0))
         round_ = Round(number=number, world_size=self.link.size, ratio=4.0, rank=self.link.rank, seed=7)
-        payloads = self.codec.encode(bucket.flat, self.state, bucket.cuts, round_)
+        payloads = self.codec.encode(bucket.flat, self.state, bucket.offsets, round_)
         sums = self.link.exchange({0: payloads}, round_)[0]
-        for payload, begin, taken in zip(payloads, bucket.cuts, sums.accepted, strict=False):
+        for payload, begin, taken in zip(payloads, bucket.offsets, sums.accepted, strict=False):
             if not taken:
                 self.codec.credit(payload, self.state, begin)
         out, back = torch.zeros(size), self.codec.reply()
-        for reply, left, right in zip(sums.replies, bucket.cuts, bucket.cuts[1:], strict=False):
+        for reply, left, right in zip(sums.replies, bucket.offsets, bucket.offsets[1:], strict=False):
             back.add(reply, out[left:right])
         self.got.append(out)
         self.accepted.append(list(sums.accepted))

@@ -181,9 +181,9 @@ def test_shards_that_are_threads_reply_the_same_bytes_to_all() -> None:
     def work(meeting: Meeting, rank: int) -> tuple[torch.Tensor, int]:
         link, gradient = LocalLink(meeting, rank), torch.full((8192,), float(rank))
         link.use(codec)
-        cuts = [0, 4096, 8192]
+        offsets = [0, 4096, 8192]
         round_ = Round(number=1, world_size=2, rank=rank)
-        payloads = codec.encode(gradient, codec.new_state(gradient), cuts, round_)
+        payloads = codec.encode(gradient, codec.new_state(gradient), offsets, round_)
         sums = link.exchange({0: payloads}, round_)[0]
         assert sums.accepted == [True, True]
         out = torch.zeros(8192)

@@ -1,4 +1,4 @@
-"""What docs/exchange.md and docs/metrics.md say of settings, refusals, figures and metrics is so."""
+"""What docs/exchange.md and docs/metrics.md say of settings, refusals, metrics and metrics is so."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from fulmen_algorithm.runs.algorithm import AlgorithmSettings
 from fulmen_algorithm.settings import AlgorithmServiceSettings
 from fulmen_exchange.exchanger import SAMPLED
-from fulmen_exchange.figures import Spent
 from fulmen_exchange.links.grpc_settings import GrpcLinkSettings
+from fulmen_exchange.metrics import RoundCosts
 from fulmen_exchange.registry import load_codecs
 from fulmen_exchange.server.prometheus import ExchangeMetrics
 from fulmen_exchange.settings import CodecSettings
@@ -127,7 +127,7 @@ def test_which_optimiser_goes_with_which_codec_is_as_said(page: str) -> None:
 
 def test_every_figure_of_the_stream_is_explained_and_no_other(page: str) -> None:
     told = {name for row in rows_after(page, "| `exchange_` | |") for name in names_in(row[0])}
-    assert told == {name.removeprefix("exchange_") for name in Spent().figures()} | set(SAMPLED)
+    assert told == {name.removeprefix("exchange_") for name in RoundCosts().metrics()} | set(SAMPLED)
 
 
 def test_every_metric_of_shards_is_explained_and_no_other(repository_root: Path) -> None:

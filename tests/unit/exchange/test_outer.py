@@ -38,8 +38,8 @@ class Ranks:
             loop.begin(weights)
         self.codec = Feedback(name="topk", exact=True)
         self.states = [self.codec.new_state(torch.zeros(SIZE)) for _ in range(RANKS)]
-        self.cuts = [0, BLOCK, SIZE]
-        self.shards = [Shard(self.codec) for _ in self.cuts[1:]]
+        self.offsets = [0, BLOCK, SIZE]
+        self.shards = [Shard(self.codec) for _ in self.offsets[1:]]
         self.sent: list[torch.Tensor] = []
 
     def run(self, rounds: int) -> None:
@@ -49,7 +49,7 @@ class Ranks:
                 target = torch.tensor(self.targets[rank], dtype=torch.float32)
                 while not loop.due():
                     weights["w"] -= 0.1 * (weights["w"] - target)
-                    loop.stepped()
+                    loop.on_step()
             given = [loop.pseudo_gradients()["w"] for loop in self.loops]
             average = sum(given) / RANKS if self.ratio is None else self._exchange(given)
             for loop in self.loops:
@@ -61,7 +61,7 @@ class Ranks:
         round_ = Round(number=self.number, world_size=RANKS, ratio=self.ratio)
         decay_residuals(self.codec, self.states, self.outer)
         payloads = [
-            self.codec.encode(one.clone(), state, self.cuts, round_)
+            self.codec.encode(one.clone(), state, self.offsets, round_)
             for one, state in zip(given, self.states, strict=True)
         ]
         self.sent = [self._decoded(each) for each in payloads]
@@ -70,7 +70,7 @@ class Ranks:
 
     def _decoded(self, payloads) -> torch.Tensor:
         out = torch.zeros(SIZE)
-        for payload, (left, right) in zip(payloads, pairwise(self.cuts), strict=True):
+        for payload, (left, right) in zip(payloads, pairwise(self.offsets), strict=True):
             self.codec.add(payload, out[left:right])
         return out
 
@@ -145,7 +145,7 @@ def test_an_exchange_is_due_after_so_many_steps_and_counts_from_the_last_one():
     loop.begin({"w": torch.zeros(3)})
     due = []
     for _ in range(5):
-        loop.stepped()
+        loop.on_step()
         due.append(loop.due())
         if loop.due():
             loop.apply({"w": torch.zeros(3)})
@@ -172,7 +172,7 @@ def test_a_restored_loop_goes_on_bit_for_bit():
         for _ in range(2):
             target = torch.tensor(cut.targets[rank], dtype=torch.float32)
             cut.weights[rank]["w"] -= 0.1 * (cut.weights[rank]["w"] - target)
-            loop.stepped()
+            loop.on_step()
         stored = loop.state()
         copied = OuterState(
             steps=stored.steps,

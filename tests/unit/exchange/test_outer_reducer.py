@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from fulmen_exchange.outer import OuterStateInvalid
-from fulmen_exchange.ranks import Ranks, Situation
+from fulmen_exchange.ranks import Ranks, StepInfo
 from fulmen_exchange.registry import load_codecs
 from tests.support.exchange.thread_ranks import Rank, on_ranks
-from tests.unit.exchange.test_reducer_state import stored
+from tests.unit.exchange.test_residuals import stored
 
 RATE = 0.2
 OUTER = {"kind": "outer", "steps": 3, "learning_rate": 1.0}
@@ -36,11 +36,11 @@ def step(rank: Rank, *, skipped: bool = False) -> None:
     gradient = (weights - target_of(rank, rank.number)) / rank.world
     for parameter, part in zip(parameters, gradient.split([p.numel() for p in parameters]), strict=True):
         parameter.grad = part.view_as(parameter).clone()
-    rank.reducer.reduce(parameters, Ranks(), Situation())
+    rank.reducer.reduce(parameters, Ranks(), StepInfo())
     if not skipped:
         for parameter in parameters:
             parameter.data -= RATE * parameter.grad  # type: ignore[operator]  # set above
-    rank.reducer.stepped()
+    rank.reducer.on_step()
 
 
 def steps(rank: Rank, number: int) -> None:
@@ -88,9 +88,9 @@ def test_all_ranks_have_the_same_bits_after_every_outer_step_and_come_near_the_m
 def test_weights_that_are_asked_for_are_the_same_on_all_ranks_at_any_time() -> None:
     def work(rank: Rank) -> tuple[Tensor, Tensor, int]:
         steps(rank, 4)
-        rank.reducer.settle()
+        rank.reducer.synchronize()
         settled, rounds = flat(rank), rank.reducer.rounds
-        rank.reducer.settle()
+        rank.reducer.synchronize()
         assert rank.reducer.rounds == rounds, "nothing has moved since"
         assert torch.equal(settled, flat(rank))
         steps(rank, 2)
@@ -127,7 +127,7 @@ def test_what_is_kept_back_decays_from_round_to_round(decay: float) -> None:
 def test_settling_every_step_is_nothing_without_an_outer_loop() -> None:
     def work(rank: Rank) -> int:
         rank.reduce(1)
-        rank.reducer.settle()
+        rank.reducer.synchronize()
         return rank.reducer.rounds
 
     assert on_ranks(work, "none", world=2) == [1, 1]
@@ -149,11 +149,11 @@ def test_weights_that_are_not_finite_on_a_rank_are_left_behind_by_all() -> None:
         steps(rank, 2)
         if rank.number == 1:
             rank.parameters["0.weight"].data[0, 0] = float("nan")
-        rank.reducer.settle()
+        rank.reducer.synchronize()
         after = flat(rank)
         steps(rank, 3)
         assert bool(flat(rank).isfinite().all())
-        return before, after, rank.reducer.take().events
+        return before, after, rank.reducer.drain().events
 
     for before, after, events in on_ranks(work, "topk", world=2, outer=OUTER, ratio=4.0):
         assert torch.equal(before, after)
@@ -165,7 +165,7 @@ def test_there_is_something_to_tell_only_when_something_was_exchanged() -> None:
         found = []
         for _ in range(6):
             step(rank)
-            found.append(bool(rank.reducer.take().figures))
+            found.append(bool(rank.reducer.drain().metrics))
         return found
 
     assert on_ranks(work, "none", world=2, outer=OUTER) == [[False, False, True] * 2] * 2
@@ -179,7 +179,7 @@ def test_a_run_goes_on_bit_for_bit(codec: str, at: int, settles: bool) -> None:
     def first(rank: Rank) -> tuple[dict[str, Any], Tensor, Tensor]:
         steps(rank, at)
         if settles:
-            rank.reducer.settle()
+            rank.reducer.synchronize()
         state, weights = stored(rank.reducer.state()), flat(rank)
         steps(rank, 5)
         return state, weights, flat(rank)
@@ -215,10 +215,10 @@ def test_a_network_learns_with_the_defaults_at_a_high_ratio(monkeypatch: pytest.
             loss = (found - teacher(inputs).detach()).square().mean()
             # Normalised over the rows of all ranks.
             (loss / rank.world).backward()
-            rank.reducer.reduce(list(rank.parameters.values()), Ranks(), Situation())
+            rank.reducer.reduce(list(rank.parameters.values()), Ranks(), StepInfo())
             optimizer.step()
             optimizer.zero_grad()
-            rank.reducer.stepped()
+            rank.reducer.on_step()
             losses.append(float(loss.detach()))
         return losses
 
@@ -243,7 +243,7 @@ def test_without_states_the_loop_begins_anew_from_the_weights_that_there_are() -
         for parameter in rank.parameters.values():
             parameter.data.fill_(0.5)  # of another checkpoint
         rank.reducer.restore([])
-        rank.reducer.settle()
+        rank.reducer.synchronize()
         return flat(rank)
 
     for weights in on_ranks(work, "topk", world=2, outer=OUTER):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fulmen_exchange.errors import RanksDiverged
-from fulmen_exchange.ranks import Situation
+from fulmen_exchange.ranks import StepInfo
 from fulmen_exchange.registry import load_codecs
 from tests.support.exchange.thread_ranks import Rank, on_ranks
 
@@ -273,7 +273,7 @@ class TestMomentum:
                 got = got + rank.reduce(number, scale=scale(number)).double()
                 buffer = 0.9 * buffer + rank.plain_sum(number).double() * scale(number)
                 wanted = wanted + buffer
-            off = [text for text in rank.reducer.take().events if "compression off" in text]
+            off = [text for text in rank.reducer.drain().events if "compression off" in text]
             return got, wanted, len(off)
 
         policy = {"anomaly": {"window": 5, "times": 2}}
@@ -302,4 +302,4 @@ def test_gradients_are_summed_whatever_the_policy_is_told() -> None:
         return bool(sums.isfinite().all())
 
     assert on_ranks(work, "qsgd") == [True] * WORLD
-    assert Situation().metric is None
+    assert StepInfo().metric is None

@@ -56,7 +56,7 @@ def test_the_bytes_are_those_that_are_written_down():
 @given(
     size=st.integers(0, 2**40),
     codec=st.text(max_size=20),
-    kinds=st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 40)), max_size=wire.MOST_PARTS),
+    kinds=st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 40)), max_size=wire.MAX_PARTS),
     seed=st.integers(0, 2**31),
 )
 def test_whatever_is_sent_comes_back_bit_by_bit(size, codec, kinds, seed):

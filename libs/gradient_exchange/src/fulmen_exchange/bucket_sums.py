@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 from fulmen_exchange.aggregator.shard import Shard
 from fulmen_exchange.codecs.codec import Bucket, Codec, LinearCodec, Payload, Round, SegmentCodec, State
-from fulmen_exchange.figures import Energy, Spent
-from fulmen_exchange.layout import Layout, Place, fill
+from fulmen_exchange.layout import Layout, ParameterSpan, fill
 from fulmen_exchange.links.link import Link
-from fulmen_exchange.policies.decision import Kin, Way
-from fulmen_exchange.policies.policy import own_way
-from fulmen_exchange.reducer_state import Pieces, ReducerStateInvalid, Wholes, cut, digest_of, joined, lay
+from fulmen_exchange.metrics import Energy, RoundCosts
+from fulmen_exchange.policies.decision import CodecChoice, CodecKey
+from fulmen_exchange.policies.policy import own_choice
 from fulmen_exchange.registry import load_codecs, make_codec
+from fulmen_exchange.residuals import ParameterSlices, ParameterTensors, ResidualsInvalid, cut, digest_of, joined, lay
 from fulmen_exchange.settings import CodecSettings
 
 WAVE_BYTES = 8 * 2**20
@@ -33,7 +33,7 @@ WAVE_BYTES = 8 * 2**20
 
 
 @dataclass(slots=True, kw_only=True)
-class Memory:
+class CodecMemory:
     """What a codec remembers on this rank.
 
     Attributes:
@@ -54,7 +54,7 @@ class BucketSums:
 
     Attributes:
         compressed: Elements of all that is not summed as it is.
-        memories: What each codec remembers that was used.
+        codec_memories: What each codec remembers that was used.
     """
 
     def __init__(self, settings: CodecSettings, *, parameters: Mapping[str, nn.Parameter], link: Link) -> None:
@@ -68,7 +68,7 @@ class BucketSums:
         self._settings = settings
         self._parameters = parameters
         self._link = link
-        self._own = own_way(settings).kin
+        self._own = own_choice(settings).key
         self._layout = Layout.of(list(parameters.items()), settings, shards=link.shards)
         self._places = [*self._layout.buckets, _in_a_row(self._layout.dense, parameters)]
         self.compressed = sum(map(_size_of, self._layout.buckets))
@@ -76,48 +76,54 @@ class BucketSums:
         [like, *_] = parameters.values()
         # Kept from round to round, as DDP keeps its buckets: new memory costs more than arithmetic.
         self._flat = torch.empty(self._begins[-1], dtype=torch.float32, device=like.device)
-        self._spent = Spent()
+        self._spent = RoundCosts()
         self._lapped = 0.0
-        self.memories = {self._own: Memory(codec=make_codec(settings))}
+        self.codec_memories = {self._own: CodecMemory(codec=make_codec(settings))}
 
     def forget(self) -> None:
         """Begins as if there had been no round."""
-        for memory in self.memories.values():
+        for memory in self.codec_memories.values():
             if memory.shard is not None:
                 memory.shard.states.clear()
-        self.memories = {kin: Memory(codec=memory.codec) for kin, memory in self.memories.items()}
+        self.codec_memories = {key: CodecMemory(codec=memory.codec) for key, memory in self.codec_memories.items()}
 
     @property
     def local_clip(self) -> float | None:
         """Norm of a rank's own part, times the root of the number of ranks; None where the sum may be clipped."""
-        own = self.memories[self._own].codec
+        own = self.codec_memories[self._own].codec
         return own.local_clip if isinstance(own, SegmentCodec) else None
 
-    def takes(self, way: Way) -> bool:
-        """Tells whether a round may go a way."""
-        codec = self._memory(way.kin).codec
-        return way.kin == self._own or isinstance(codec, LinearCodec) or self._link.takes(codec)
+    def supports(self, choice: CodecChoice) -> bool:
+        """Tells whether a round may go a choice."""
+        codec = self._memory(choice.key).codec
+        return choice.key == self._own or isinstance(codec, LinearCodec) or self._link.supports(codec)
 
     def sum(
-        self, tensors: dict[str, Tensor], way: Way, round_: Round, *, present: frozenset[str], energy: Energy | None
-    ) -> Spent:
+        self,
+        tensors: dict[str, Tensor],
+        choice: CodecChoice,
+        round_: Round,
+        *,
+        present: frozenset[str],
+        energy: Energy | None,
+    ) -> RoundCosts:
         """Replaces tensors by their sums over the ranks; returns what that took.
 
         Args:
             tensors: By name of the parameter of which they have the shape. The sums that replace them lie in memory that the
                 next call writes to. Those of which only other ranks have one are added, and so is what a codec had kept
                 back; those that nobody has are not there.
-            way: Which way, the same on every rank.
+            choice: Which choice, the same on every rank.
             round_: The round.
             present: Those of which any rank has one.
             energy: Gets what became of them, if that is to be measured.
         """
-        memory = self._memory(way.kin)
-        self._spent = Spent(rounds=1)
+        memory = self._memory(choice.key)
+        self._spent = RoundCosts(rounds=1)
         self._lap(None)
         if isinstance(memory.codec, SegmentCodec):
             memory.shard = self._link.use(memory.codec)
-            for wave in self._waves(way, round_):
+            for wave in self._waves(choice, round_):
                 self._exchange(memory, memory.codec, wave, tensors, round_, energy)
         else:
             for index in range(len(self._layout.buckets)):
@@ -134,13 +140,13 @@ class BucketSums:
         begin, end = self._begins[index], self._begins[index + 1]
         flat = self._flat[begin:end]
         if index == len(self._layout.buckets):
-            return Bucket(index=index, flat=flat, matrices=(), cuts=(0, flat.numel()))
+            return Bucket(index=index, flat=flat, matrices=(), offsets=(0, flat.numel()))
         matrices = [(place.begin, place.rows, place.columns) for place in self._places[index]]
-        return Bucket(index=index, flat=flat, matrices=matrices, cuts=self._layout.cuts_of(index))
+        return Bucket(index=index, flat=flat, matrices=matrices, offsets=self._layout.offsets_of(index))
 
-    def _filled(self, index: int, tensors: Mapping[str, Tensor], carrier: Memory | None) -> Bucket:
+    def _filled(self, index: int, tensors: Mapping[str, Tensor], carrier: CodecMemory | None) -> Bucket:
         """Puts tensors in their bucket, with what the codec of the settings has of them, unless that is what carries it."""
-        bucket, own = self._bucket(index), self.memories[self._own]
+        bucket, own = self._bucket(index), self.codec_memories[self._own]
         put = None
         if carrier is not own and self._settings.holds_momentum:
             put = partial(own.codec.correct, _state_of(own, bucket))
@@ -150,7 +156,9 @@ class BucketSums:
             own.keeping.remove(index)
         return bucket
 
-    def _reduce(self, memory: Memory, codec: LinearCodec, bucket: Bucket, round_: Round, energy: Energy | None) -> None:
+    def _reduce(
+        self, memory: CodecMemory, codec: LinearCodec, bucket: Bucket, round_: Round, energy: Energy | None
+    ) -> None:
         state = _state_of(memory, bucket)
         memory.keeping.add(bucket.index)
         kept = None if codec.kept is None else state[codec.kept]
@@ -167,9 +175,9 @@ class BucketSums:
         self._link.all_reduce(tensor)
         self._lap("transfer_s")
 
-    def _waves(self, way: Way, round_: Round) -> Iterator[list[int]]:
+    def _waves(self, choice: CodecChoice, round_: Round) -> Iterator[list[int]]:
         """Says which buckets travel together, the same on every rank: by what is to be sent of them, not by what is."""
-        ratio = 1.0 if round_.flush else way.bytes_ratio if way.ratio is None else round_.ratio
+        ratio = 1.0 if round_.flush else choice.bytes_ratio if choice.ratio is None else round_.ratio
         wave: list[int] = []
         size = 0.0
         for index in range(len(self._layout.buckets)):
@@ -182,23 +190,23 @@ class BucketSums:
             yield wave
 
     def _encode(
-        self, memory: Memory, codec: SegmentCodec, bucket: Bucket, round_: Round, energy: Energy | None
+        self, memory: CodecMemory, codec: SegmentCodec, bucket: Bucket, round_: Round, energy: Energy | None
     ) -> list[Payload]:
         state = _state_of(memory, bucket)
         memory.keeping.add(bucket.index)
         came = None if energy is None else bucket.flat.clone()
-        payloads = codec.encode(bucket.flat, state, bucket.cuts, round_)
+        payloads = codec.encode(bucket.flat, state, bucket.offsets, round_)
         self._lap("encode_s")
         if energy is not None and came is not None:
             sent = torch.zeros_like(bucket.flat)
-            _add(codec, payloads, bucket.cuts, sent)
+            _add(codec, payloads, bucket.offsets, sent)
             energy.add(came=came, sent=sent, kept=None if codec.kept is None else state[codec.kept])
             self._lap(None)
         return payloads
 
     def _exchange(
         self,
-        memory: Memory,
+        memory: CodecMemory,
         codec: SegmentCodec,
         wave: Sequence[int],
         tensors: Mapping[str, Tensor],
@@ -219,11 +227,11 @@ class BucketSums:
             self._spent.decode_s += shard.seconds - summed_s
         for index, sums in found.items():
             bucket = self._bucket(index)
-            for payload, begin, taken in zip(payloads[index], bucket.cuts, sums.accepted, strict=False):
+            for payload, begin, taken in zip(payloads[index], bucket.offsets, sums.accepted, strict=False):
                 if not taken:
                     codec.credit(payload, memory.states[index], begin)
             bucket.flat.zero_()
-            _add(codec.reply(), sums.replies, bucket.cuts, bucket.flat)
+            _add(codec.reply(), sums.replies, bucket.offsets, bucket.flat)
         self._lap("decode_s")
 
     def _hand_out(self, tensors: dict[str, Tensor], present: frozenset[str]) -> None:
@@ -245,28 +253,28 @@ class BucketSums:
             setattr(self._spent, part, getattr(self._spent, part) + now - self._lapped)
         self._lapped = now
 
-    def _memory(self, kin: Kin) -> Memory:
-        if kin not in self.memories:
-            name, bits = kin
+    def _memory(self, key: CodecKey) -> CodecMemory:
+        if key not in self.codec_memories:
+            name, bits = key
             # What the settings of the run do not say of another codec is as it is by default.
             settings = load_codecs()[name].settings(**({"bits": bits} if bits else {}))
-            self.memories[kin] = Memory(codec=make_codec(settings))
-        return self.memories[kin]
+            self.codec_memories[key] = CodecMemory(codec=make_codec(settings))
+        return self.codec_memories[key]
 
     def state(self) -> list[dict[str, Any]]:
         """Returns what each codec remembers on this rank, by the names of parameters; copies on the CPU."""
         found = []
-        for (name, bits), memory in self.memories.items():
-            kept: Pieces = {}
+        for (name, bits), memory in self.codec_memories.items():
+            kept: ParameterSlices = {}
             alike: dict[str, State] = {}
             for index, state in memory.states.items():
                 own, shared = _parted(memory.codec, state)
                 kept |= cut(self._places[index], own)
                 if shared:
                     alike[digest_of(self._places[index])] = {key: one.cpu().clone() for key, one in shared.items()}
-            of_shard: Pieces = {}
+            of_shard: ParameterSlices = {}
             for index, state in memory.shard.states.items() if memory.shard is not None else ():
-                of_shard |= cut(self._places[index], state, begin=self._layout.cuts_of(index)[self._link.rank])
+                of_shard |= cut(self._places[index], state, begin=self._layout.offsets_of(index)[self._link.rank])
             if kept or alike or of_shard:
                 found.append({"codec": name, "bits": bits, "kept": kept, "alike": alike, "shard": of_shard})
         return found
@@ -282,23 +290,23 @@ class BucketSums:
             mine: Which of them this rank takes over.
 
         Raises:
-            ReducerStateInvalid: if one is of other parameters, or another codec.
+            ResidualsInvalid: if one is of other parameters, or another codec.
         """
         self.forget()
         sizes = {name: parameter.numel() for name, parameter in self._parameters.items()}
-        for kin in dict.fromkeys((one["codec"], one["bits"]) for state in states for one in state):
-            if kin[0] not in load_codecs():
-                raise ReducerStateInvalid(f"there is no codec {kin[0]!r}, whose state was stored")
-            of_ranks = [[one for one in state if (one["codec"], one["bits"]) == kin] for state in states]
+        for key in dict.fromkeys((one["codec"], one["bits"]) for state in states for one in state):
+            if key[0] not in load_codecs():
+                raise ResidualsInvalid(f"there is no codec {key[0]!r}, whose state was stored")
+            of_ranks = [[one for one in state if (one["codec"], one["bits"]) == key] for state in states]
             everyone = [one for entries in of_ranks for one in entries]
-            memory = self._memory(kin)
+            memory = self._memory(key)
             kept = joined((one["kept"] for rank in mine for one in of_ranks[rank]), sizes)
             self._lay_kept(memory, kept, everyone[0]["alike"])
             if isinstance(memory.codec, SegmentCodec):
                 memory.shard = self._link.use(memory.codec)
                 self._lay_shard(memory, memory.codec, joined((one["shard"] for one in everyone), sizes))
 
-    def _lay_kept(self, memory: Memory, kept: Wholes, alike: Mapping[str, State]) -> None:
+    def _lay_kept(self, memory: CodecMemory, kept: ParameterTensors, alike: Mapping[str, State]) -> None:
         for index, places in enumerate(self._places):
             shared = alike.get(digest_of(places), {})
             if shared or any(place.name in kept for place in places):
@@ -307,34 +315,34 @@ class BucketSums:
                 lay(places, kept, own)
                 for name, tensor in shared.items():
                     if name not in target or target[name].numel() != tensor.numel():
-                        raise ReducerStateInvalid(f"{name} was stored by another codec")
+                        raise ResidualsInvalid(f"{name} was stored by another codec")
                     target[name].copy_(tensor)
 
-    def _lay_shard(self, memory: Memory, codec: SegmentCodec, wholes: Wholes) -> None:
+    def _lay_shard(self, memory: CodecMemory, codec: SegmentCodec, wholes: ParameterTensors) -> None:
         if memory.shard is None:
             return
         for index, places in enumerate(self._layout.buckets):
             if any(place.name in wholes for place in places):
-                left, right = self._layout.cuts_of(index)[self._link.rank :][:2]
+                left, right = self._layout.offsets_of(index)[self._link.rank :][:2]
                 state = codec.reply().new_state(self._bucket(index).flat[left:right])
                 lay(places, wholes, state, begin=left)
                 memory.shard.states[index] = state
 
 
-def _in_a_row(names: Sequence[str], parameters: Mapping[str, nn.Parameter]) -> tuple[Place, ...]:
+def _in_a_row(names: Sequence[str], parameters: Mapping[str, nn.Parameter]) -> tuple[ParameterSpan, ...]:
     """Lays parameters out one after another, each as a column."""
     ends = list(accumulate((parameters[name].numel() for name in names), initial=0))
     return tuple(
-        Place(name=name, rows=end - begin, columns=1, begin=begin)
+        ParameterSpan(name=name, rows=end - begin, columns=1, begin=begin)
         for name, begin, end in zip(names, ends, ends[1:], strict=False)
     )
 
 
-def _size_of(places: Sequence[Place]) -> int:
+def _size_of(places: Sequence[ParameterSpan]) -> int:
     return places[-1].end if places else 0
 
 
-def _state_of(memory: Memory, bucket: Bucket) -> State:
+def _state_of(memory: CodecMemory, bucket: Bucket) -> State:
     """Returns what a codec remembers of a bucket, new if there is nothing yet."""
     codec = memory.codec
     if bucket.index not in memory.states:
@@ -350,7 +358,7 @@ def _parted(codec: Codec, state: State) -> tuple[State, State]:
     return {name: tensor for name, tensor in state.items() if name not in shared}, shared
 
 
-def _add(codec: SegmentCodec, payloads: Sequence[Payload], cuts: Sequence[int], out: Tensor) -> None:
+def _add(codec: SegmentCodec, payloads: Sequence[Payload], offsets: Sequence[int], out: Tensor) -> None:
     """Adds what the payloads of its segments say to a flat tensor."""
-    for payload, (left, right) in zip(payloads, pairwise(cuts), strict=True):
+    for payload, (left, right) in zip(payloads, pairwise(offsets), strict=True):
         codec.add(payload, out[left:right])

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from fulmen_exchange.bucket_sums import BucketSums
 from fulmen_exchange.codecs.codec import Round
-from fulmen_exchange.figures import Energy, Spent
-from fulmen_exchange.gathering import Gathered, Told, gather
+from fulmen_exchange.gathering import GroupReport, RankReport, gather
 from fulmen_exchange.links.link import Link
+from fulmen_exchange.metrics import Energy, RoundCosts
 from fulmen_exchange.outer import decay_residuals
-from fulmen_exchange.policies.decision import PLAIN, RoundFigures, Seconds
+from fulmen_exchange.policies.decision import PLAIN, RoundStats, Seconds
 from fulmen_exchange.policies.policy import Policy, make_policy
-from fulmen_exchange.ranks import Exchanged, Situation
-from fulmen_exchange.reducer_state import ReducerStateInvalid
+from fulmen_exchange.ranks import ExchangeReport, StepInfo
+from fulmen_exchange.residuals import ResidualsInvalid
 from fulmen_exchange.settings import CodecSettings, OuterLoopSettings
 
 FORMAT = 1
@@ -59,7 +59,7 @@ class Exchanger:
         self._measured: dict[str, float] = {}
         self._shown: dict[str, float] = {}
         self._events: list[str] = []
-        self._spent = Spent()
+        self._spent = RoundCosts()
         self._counted = (link.sent_bytes, link.received_bytes, link.missed_sums)
 
     def _new_policy(self) -> Policy:
@@ -68,7 +68,7 @@ class Exchanger:
             optimizer=self._optimizer,
             world_size=self._link.size,
             gradient_bytes=4.0 * self._sums.compressed,
-            takes=self._sums.takes,
+            supports=self._sums.supports,
         )
 
     @property
@@ -76,28 +76,28 @@ class Exchanger:
         """Whether each rank's own part is scaled down to a norm."""
         return self._sums.local_clip is not None
 
-    def sum(self, tensors: dict[str, Tensor], situation: Situation) -> bool:
+    def sum(self, tensors: dict[str, Tensor], step_info: StepInfo) -> bool:
         """Takes a round: replaces tensors by their sums over the ranks.
 
         Args:
             tensors: See `BucketSums.sum`.
-            situation: What the policy is told.
+            step_info: What the policy is told.
 
         Returns:
             Whether there was one; False if a tensor is not finite on any rank: nothing is changed then.
         """
         self._link.begin()
-        told = self._gather(tensors, situation)
+        told = self._gather(tensors, step_info)
         if not told.finite:
             return False
         self.number += 1
-        decision = self._policy.decide(_figures_of(self.number, told))
+        decision = self._policy.decide(_round_stats(self.number, told))
         self._events += decision.events
         if isinstance(self._settings.outer, OuterLoopSettings):
-            for memory in self._sums.memories.values():
+            for memory in self._sums.codec_memories.values():
                 decay_residuals(memory.codec, memory.states.values(), self._settings.outer)
         every = self._settings.check_every
-        energy = Energy() if self._policy.watches_energy or (every and self.number % every == 0) else None
+        energy = Energy() if self._policy.needs_energy or (every and self.number % every == 0) else None
         round_ = Round(
             number=self.number,
             world_size=self._link.size,
@@ -106,21 +106,21 @@ class Exchanger:
             seed=self._seed,
             flush=decision.flush,
         )
-        way = decision.way if decision.enabled else PLAIN
-        spent = self._sums.sum(tensors, way, round_, present=told.present, energy=energy)
+        choice = decision.choice if decision.enabled else PLAIN
+        spent = self._sums.sum(tensors, choice, round_, present=told.present, energy=energy)
         self._spent += spent
         self._measured = {"codec_s": spent.encode_s + spent.decode_s, "transfer_s": spent.transfer_s}
         if energy is not None:
             self._measured |= energy.means()
         return True
 
-    def _gather(self, tensors: Mapping[str, Tensor], situation: Situation) -> Gathered:
+    def _gather(self, tensors: Mapping[str, Tensor], step_info: StepInfo) -> GroupReport:
         """Tells the others of this rank; scales its part down where the codec accumulates it: bursts are not clipped."""
         norm = float(nn.utils.get_total_norm(list(tensors.values())))
-        means = {**self._measured, "progress": situation.progress}
-        if situation.metric is not None:
-            means["metric"] = situation.metric
-        own = Told(norm=norm, compute_s=situation.compute_s, present=tensors.keys(), means=means)
+        means = {**self._measured, "progress": step_info.progress}
+        if step_info.metric is not None:
+            means["metric"] = step_info.metric
+        own = RankReport(norm=norm, compute_s=step_info.compute_s, present=tensors.keys(), means=means)
         began = perf_counter()
         told = gather(own, self._names, self._link, self._device)
         self._spent.wait_s += perf_counter() - began
@@ -131,20 +131,22 @@ class Exchanger:
                 tensor.mul_(limit / self._link.size**0.5 / norm)
         return told
 
-    def tell(self, event: str) -> None:
-        """Adds an event, the same on every rank, to what `take` returns."""
+    def emit(self, event: str) -> None:
+        """Adds an event, the same on every rank, to what `drain` returns."""
         self._events.append(event)
 
-    def take(self) -> Exchanged:
+    def drain(self) -> ExchangeReport:
         """Returns what there is to tell since it was last asked; what was measured in a round comes with the next one."""
         link, spent = self._link, self._spent
         counted = (link.sent_bytes, link.received_bytes, link.missed_sums)
         spent.sent_bytes, spent.received_bytes, spent.missed_sums = (
             now - before for now, before in zip(counted, self._counted, strict=True)
         )
-        found = Exchanged(figures=spent.figures() | self._shown if spent.rounds else {}, events=tuple(self._events))
+        found = ExchangeReport(
+            metrics=spent.metrics() | self._shown if spent.rounds else {}, events=tuple(self._events)
+        )
         if spent.rounds:
-            self._spent, self._shown, self._counted = Spent(), {}, counted
+            self._spent, self._shown, self._counted = RoundCosts(), {}, counted
         self._events = []
         return found
 
@@ -165,11 +167,11 @@ class Exchanger:
         Of n ranks, rank r takes over from those whose number is r after division by n.
 
         Raises:
-            ReducerStateInvalid: if the states are of another run.
+            ResidualsInvalid: if the states are of another run.
             PolicyStateInvalid: if they are of another policy.
         """
         if any(state.get("format") != FORMAT for state in states):
-            raise ReducerStateInvalid("the state of the exchange was stored by another version")
+            raise ResidualsInvalid("the state of the exchange was stored by another version")
         link = self._link
         mine = [place for place, state in enumerate(states) if state["rank"] % link.size == link.rank % link.size]
         self._sums.restore([state["codecs"] for state in states], mine=mine)
@@ -181,11 +183,11 @@ class Exchanger:
             self._measured = dict(states[mine[0]]["measured"]) if mine else {}
 
 
-def _figures_of(number: int, told: Gathered) -> RoundFigures:
+def _round_stats(number: int, told: GroupReport) -> RoundStats:
     means, seconds = told.means, None
     if "codec_s" in means and "transfer_s" in means:
         seconds = Seconds(compute_s=told.compute_s, codec_s=means["codec_s"], transfer_s=means["transfer_s"])
-    return RoundFigures(
+    return RoundStats(
         number=number,
         progress=means["progress"],
         gradient_norms=told.norms,

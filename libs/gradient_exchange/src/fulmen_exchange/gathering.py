@@ -33,7 +33,7 @@ LARGEST = 1e18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class RankReport:
     """What a rank tells the others.
 
     Attributes:
@@ -50,7 +50,7 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gathered:
+class GroupReport:
     """What all ranks have told, the same on each.
 
     Attributes:
@@ -68,7 +68,7 @@ class Gathered:
     means: Mapping[str, float]
 
 
-def gather(told: Told, names: Sequence[str], link: Link, device: torch.device) -> Gathered:
+def gather(told: RankReport, names: Sequence[str], link: Link, device: torch.device) -> GroupReport:
     """Sums what all ranks tell.
 
     Args:
@@ -87,7 +87,7 @@ def gather(told: Told, names: Sequence[str], link: Link, device: torch.device) -
     link.all_reduce(numbers)
     bad, *rest = numbers.tolist()
     means, rest = rest[: 2 * len(MEANS)], rest[2 * len(MEANS) :]
-    return Gathered(
+    return GroupReport(
         finite=not bad,
         norms=tuple(rest[:SLOTS]),
         compute_s=max(rest[SLOTS : 2 * SLOTS]),

@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 
 from fulmen_exchange.links.torch_link import TorchLink
-from fulmen_exchange.ranks import Exchanged, Ranks, Situation
+from fulmen_exchange.ranks import ExchangeReport, Ranks, StepInfo
 from fulmen_exchange.reducer import CodecReducer
 from fulmen_exchange.settings import CodecSettings, EveryStep, TorchLinkSettings
 
@@ -60,13 +60,13 @@ class ExchangeHook:
     """What DDP calls on one rank. Made by `register`.
 
     Attributes:
-        situation: What the settings' policy is told of the next step; to be set before its backward pass, alike on every
+        step_info: What the settings' policy is told of the next step; to be set before its backward pass, alike on every
             rank, where the policy asks for progress or a metric. Seconds of passes are measured.
     """
 
     def __init__(self, model: DistributedDataParallel, settings: CodecSettings, *, optimizer: str, seed: int) -> None:
         """See `register`; the optimiser by its kind, as for `CodecReducer.open`."""
-        self.situation = Situation()
+        self.step_info = StepInfo()
         self._model = model
         trained = _trained_by(model)
         self._names: dict[Tensor, str] = {parameter: name for name, parameter in trained.items()}
@@ -87,9 +87,9 @@ class ExchangeHook:
         """How many rounds there were; steps whose gradients were not finite have none."""
         return self._reducer.rounds
 
-    def take(self) -> Exchanged:
+    def drain(self) -> ExchangeReport:
         """Returns what there is to tell since it was last asked."""
-        return self._reducer.take()
+        return self._reducer.drain()
 
     def state(self) -> dict[str, Any]:
         """Returns what this rank goes on from: tensors, numbers and texts, for a checkpoint with the weights."""
@@ -99,7 +99,7 @@ class ExchangeHook:
         """Goes on from the states of all ranks that there were; bit for bit with as many ranks as now.
 
         Raises:
-            ReducerStateInvalid: if they are of another model, or were stored by another version.
+            ResidualsInvalid: if they are of another model, or were stored by another version.
             PolicyStateInvalid: if they are of another policy.
         """
         self._reducer.restore(states)
@@ -136,8 +136,8 @@ class ExchangeHook:
             waiting.buffer.div_(self._ranks.world_size)
             for parameter, gradient in zip(waiting.parameters, waiting.gradients, strict=True):
                 self._stand_ins[self._names[parameter]].grad = gradient
-        situation = replace(self.situation, compute_s=self._compute_s())
-        self._reducer.reduce(list(self._stand_ins.values()), self._ranks, situation)
+        step_info = replace(self.step_info, compute_s=self._compute_s())
+        self._reducer.reduce(list(self._stand_ins.values()), self._ranks, step_info)
         for waiting in self._waiting:
             for parameter, gradient in zip(waiting.parameters, waiting.gradients, strict=True):
                 sum_ = self._stand_ins[self._names[parameter]].grad

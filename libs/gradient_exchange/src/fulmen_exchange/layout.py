@@ -21,7 +21,7 @@ BUCKET_BYTES = 25 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ParameterSpan:
     """Where a parameter lies: its name, its shape as rows and columns, and where it begins in its bucket."""
 
     name: str
@@ -45,14 +45,14 @@ class Layout:
         shards: Segments of each bucket.
     """
 
-    buckets: tuple[tuple[Place, ...], ...]
+    buckets: tuple[tuple[ParameterSpan, ...], ...]
     dense: tuple[str, ...]
     shards: int
 
     @classmethod
     def of(cls, parameters: Sequence[tuple[str, nn.Parameter]], settings: CodecSettings, *, shards: int) -> Layout:
         """Lays the parameters that train out."""
-        buckets: list[list[Place]] = []
+        buckets: list[list[ParameterSpan]] = []
         dense: list[str] = []
         end = 0
         for name, parameter in parameters:
@@ -67,7 +67,7 @@ class Layout:
                 buckets.append([])
                 end = 0
             rows = parameter.shape[0]
-            buckets[-1].append(Place(name=name, rows=rows, columns=size // rows, begin=end))
+            buckets[-1].append(ParameterSpan(name=name, rows=rows, columns=size // rows, begin=end))
             end += size
         return cls(buckets=tuple(map(tuple, buckets)), dense=tuple(dense), shards=shards)
 
@@ -81,7 +81,7 @@ class Layout:
         """Elements of a bucket."""
         return self.buckets[bucket][-1].end
 
-    def cuts_of(self, bucket: int) -> list[int]:
+    def offsets_of(self, bucket: int) -> list[int]:
         """Where the segments of a bucket begin, and its end: multiples of the block, about as long as each other."""
         size = self.size_of(bucket)
         blocks = -(-size // BLOCK)
@@ -90,7 +90,7 @@ class Layout:
 
 def fill(
     flat: Tensor,
-    places: Sequence[Place],
+    places: Sequence[ParameterSpan],
     gradients: Mapping[str, Tensor],
     put: Callable[[Tensor, int, Tensor], None] | None = None,
 ) -> None:

@@ -59,7 +59,7 @@ class OuterLoop:
         self._velocity = {name: torch.zeros_like(one) for name, one in self._anchor.items() if momentum}
         self._steps = 0
 
-    def stepped(self) -> None:
+    def on_step(self) -> None:
         """Counts a step of the inner optimiser; one that was skipped by all ranks counts too."""
         self._steps += 1
 

@@ -52,7 +52,7 @@ class Ranks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
+class StepInfo:
     """What a reducer is told of the step whose gradients it sums.
 
     Attributes:
@@ -67,13 +67,13 @@ class Situation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exchanged:
+class ExchangeReport:
     """What an exchange has to tell, the same on every rank but for seconds and bytes.
 
     Attributes:
-        figures: Numbers by name (`exchange_*`), for the stream of the run.
+        metrics: Numbers by name (`exchange_*`), for the stream of the run.
         events: Texts for the history of the run.
     """
 
-    figures: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
     events: tuple[str, ...] = ()

@@ -20,7 +20,7 @@ from fulmen_exchange.errors import RanksDiverged
 from fulmen_exchange.exchanger import Exchanger
 from fulmen_exchange.links.link import Link
 from fulmen_exchange.outer import OuterLoop, OuterState
-from fulmen_exchange.ranks import Exchanged, Ranks, Situation
+from fulmen_exchange.ranks import ExchangeReport, Ranks, StepInfo
 from fulmen_exchange.settings import CodecSettings, OuterLoopSettings
 
 
@@ -35,7 +35,7 @@ class CodecReducer:
         self._parameters = parameters
         self._link = link
         self._exchanger = exchanger
-        self._situation = Situation()
+        self._situation = StepInfo()
         self._outer: OuterLoop | None = None
         if isinstance(settings.outer, OuterLoopSettings):
             self._outer = OuterLoop(settings.outer)
@@ -70,7 +70,7 @@ class CodecReducer:
         return not self._exchanger.clips
 
     @property
-    def steps_alone(self) -> bool:
+    def steps_locally(self) -> bool:
         """See `GradientReducer`."""
         return self._outer is not None
 
@@ -79,7 +79,7 @@ class CodecReducer:
         """How many rounds there were."""
         return self._exchanger.number
 
-    def reduce(self, parameters: Sequence[nn.Parameter], ranks: Ranks, situation: Situation) -> None:
+    def reduce(self, parameters: Sequence[nn.Parameter], ranks: Ranks, step_info: StepInfo) -> None:
         """See `GradientReducer`; the parameters are those that it was opened with.
 
         Raises:
@@ -90,9 +90,9 @@ class CodecReducer:
             # As large as the sum would be, for losses are normalised over the rows of all ranks.
             for gradient in gradients.values():
                 gradient.mul_(self._link.size)
-            self._situation = replace(situation, compute_s=self._situation.compute_s + situation.compute_s)
+            self._situation = replace(step_info, compute_s=self._situation.compute_s + step_info.compute_s)
             return
-        if not self._exchanger.sum(gradients, situation):
+        if not self._exchanger.sum(gradients, step_info):
             # Every rank skips the step over this.
             for gradient in gradients.values():
                 gradient.fill_(float("nan"))
@@ -101,14 +101,14 @@ class CodecReducer:
             parameter.grad = gradients.get(name)
         self._check_weights()
 
-    def stepped(self) -> None:
+    def on_step(self) -> None:
         """See `GradientReducer`."""
         if self._outer is not None:
-            self._outer.stepped()
+            self._outer.on_step()
             if self._outer.due():
                 self._step(self._outer)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """See `GradientReducer`."""
         if self._outer is not None and self._outer.moved:
             self._step(self._outer)
@@ -120,16 +120,16 @@ class CodecReducer:
             averages = {name: sum_.div_(self._link.size) for name, sum_ in moved.items()}
         else:
             averages = {name: torch.zeros_like(one) for name, one in moved.items()}
-            self._exchanger.tell(
+            self._exchanger.emit(
                 "weights of a rank were not finite: all ranks are back at those of the last outer step"
             )
         self._situation = replace(self._situation, compute_s=0.0)
         outer.apply(averages)
         self._check_weights()
 
-    def take(self) -> Exchanged:
+    def drain(self) -> ExchangeReport:
         """See `GradientReducer`."""
-        return self._exchanger.take()
+        return self._exchanger.drain()
 
     def _check_weights(self) -> None:
         """Compares a digest of the weights with that of the other ranks, every so many rounds."""
@@ -167,7 +167,7 @@ class CodecReducer:
         """See `GradientReducer`. The weights are those of the state already; without states it begins anew from them.
 
         Raises:
-            ReducerStateInvalid: if the states are of another run.
+            ResidualsInvalid: if the states are of another run.
             PolicyStateInvalid: if they are of another policy.
             OuterStateInvalid: if they are of another outer loop.
         """

@@ -58,7 +58,7 @@ class OuterLoopSettings(Strict):
     decay: float = Field(default=0.95, gt=0, le=1)
 
 
-MOST_GAIN = 20.0
+MAX_GAIN = 20.0
 """Times that an outer step may count what a codec keeps back: that of the published numbers, with which nets were stable."""
 
 OuterSettings = Annotated[EveryStep | OuterLoopSettings, Field(discriminator="kind")]
@@ -75,19 +75,19 @@ class CodecSettings(Strict):
         dense_below: So are parameters with fewer elements.
         check_every: Rounds between comparisons of all ranks' weights; 0 for never.
         full_sync_every: Rounds between those in which all that was kept back is sent; 0 for never.
-        keeps_back: Whether something of a gradient may stay in its state.
-        summed_in_place: Whether what it makes of gradients goes round in a ring, as gradients themselves do.
+        has_residual: Whether something of a gradient may stay in its state.
+        uses_ring: Whether what it makes of gradients goes round in a ring, as gradients themselves do.
         sgd_only: Whether what it keeps back makes AdamW learn badly: late gradients come in bursts, which the second
             moments take for noise (docs/exchange-convergence.md). Not where every rank has an optimiser of its own.
         holds_momentum: Whether it has the optimiser's momentum, which must have none then.
-        plain_ratio: Bytes of float32 for each byte that is sent, where neither a ratio nor a number of bits says it.
+        fixed_ratio: Bytes of float32 for each byte that is sent, where neither a ratio nor a number of bits says it.
     """
 
-    keeps_back: ClassVar[bool] = True
-    summed_in_place: ClassVar[bool] = False
+    has_residual: ClassVar[bool] = True
+    uses_ring: ClassVar[bool] = False
     sgd_only: ClassVar[bool] = False
     holds_momentum: ClassVar[bool] = False
-    plain_ratio: ClassVar[float] = 1.0
+    fixed_ratio: ClassVar[float] = 1.0
     link: LinkSettings = TorchLinkSettings()
     dense: tuple[str, ...] = Field(default=(), strict=False)
     dense_below: int = Field(default=4096, ge=1)
@@ -115,8 +115,8 @@ class CodecSettings(Strict):
             raise ValueError("outer: this codec holds the optimiser's momentum, and needs every step's gradients")
         left = (1.0 - outer.momentum) * (1.0 - outer.decay)
         # Those whose gradients are late enough to come in bursts: what others keep back goes in a round or two.
-        if self.sgd_only and outer.learning_rate > MOST_GAIN * left * (1.0 + 1e-9):
+        if self.sgd_only and outer.learning_rate > MAX_GAIN * left * (1.0 + 1e-9):
             raise ValueError(
-                f"outer: what {self.name} keeps back would be counted over {MOST_GAIN:g} times, and outer steps overshoot: with"
-                f" this momentum and decay learning_rate is at most {MOST_GAIN * left:.3g}; less of either allows more"
+                f"outer: what {self.name} keeps back would be counted over {MAX_GAIN:g} times, and outer steps overshoot: with"
+                f" this momentum and decay learning_rate is at most {MAX_GAIN * left:.3g}; less of either allows more"
             )

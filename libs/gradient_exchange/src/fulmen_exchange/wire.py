@@ -20,7 +20,7 @@ from fulmen_exchange.codecs.codec import Payload, PayloadInvalid
 MAGIC = b"FGX1"
 CHECKED_FROM = 8
 """Where what the checksum covers begins."""
-MOST_PARTS = 8
+MAX_PARTS = 8
 """Of one payload; no codec has more."""
 _FRONT = struct.Struct("<4sII")
 _KINDS = {
@@ -104,7 +104,7 @@ def decode(
     if header.element_count < 0:
         raise PayloadInvalid("its number of elements is negative")
     begin = _FRONT.size + length
-    if begin > len(view) or len(header.parts) > MOST_PARTS:
+    if begin > len(view) or len(header.parts) > MAX_PARTS:
         raise PayloadInvalid("its header is cut off, or names too many parts")
     parts: list[Tensor] = []
     for part in header.parts:

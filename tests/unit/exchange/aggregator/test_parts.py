@@ -15,24 +15,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fulmen_exchange import wire
-from fulmen_exchange.aggregator.arrivals import Arrivals
+from fulmen_exchange.aggregator.arrivals import ArrivalTimes
 from fulmen_exchange.aggregator.effects import (
-    Answer,
-    Behind,
     Chunk,
-    Claim,
-    Done,
+    CompletedSum,
     Effect,
-    Replaced,
+    PayloadStatus,
+    RankBehind,
+    RankReplaced,
     Reply,
+    Response,
+    ResumePoint,
     SumDue,
-    Verdict,
 )
 from fulmen_exchange.aggregator.membership import Key, Member, Membership
 from fulmen_exchange.aggregator.rounds import MAX_OPEN, RoundMachine
 from fulmen_exchange.aggregator.shard_sum import PayloadsRefused, ShardSum, TermsRefused, sum_payload
-from fulmen_exchange.aggregator.staging import Staged, Staging
-from fulmen_exchange.aggregator.terms import CHUNK_BYTES, MAX_RANKS, SUM, CallTerms, Patience, Terms
+from fulmen_exchange.aggregator.staging import StagedPayload, Staging
+from fulmen_exchange.aggregator.terms import CHUNK_BYTES, MAX_RANKS, SUM, CallTerms, StragglerPolicy, Terms
 from fulmen_exchange.codecs.codec import Payload, Round
 from fulmen_exchange.codecs.topk import ENTRIES as TOPK
 
@@ -40,7 +40,7 @@ SIZE = 5000
 TERMS = Terms(
     world_size=2, shard=0, shard_count=1, layout_digest="layout", codec="topk", codec_version=1,
     settings_json='{"codec": "topk"}', segment_sizes=(SIZE,),
-    patience=Patience(quorum=0.75, min_wait_s=0.5, max_wait_s=8.0, straggler_timeout_s=60.0, lease_s=10.0),
+    patience=StragglerPolicy(quorum=0.75, min_wait_s=0.5, max_wait_s=8.0, straggler_timeout_s=60.0, lease_s=10.0),
 )  # fmt: skip
 PLAIN = CallTerms(bucket=0, codec=SUM, codec_version=1, number=0, ratio=1.0, seed=0, flush=False, total_bytes=4)
 CODED = CallTerms(bucket=0, codec="topk", codec_version=1, number=1, ratio=4.0, seed=0, flush=False)
@@ -71,7 +71,7 @@ def taken(machine: RoundMachine, rank: int, key: Key, now_s: float = 0.0, terms:
 
 @given(st.lists(st.floats(0, 20), max_size=40))
 def test_a_deadline_is_the_median_and_four_deviations_of_the_last_32_arrivals(offsets_s: list[float]) -> None:
-    arrivals = Arrivals(least_s=0.5, most_s=8.0)
+    arrivals = ArrivalTimes(min_s=0.5, max_s=8.0)
     for offset_s in offsets_s:
         arrivals.note(offset_s)
 
@@ -85,7 +85,7 @@ def test_a_deadline_is_the_median_and_four_deviations_of_the_last_32_arrivals(of
 
 
 def test_one_straggler_does_not_move_the_deadline() -> None:
-    arrivals = Arrivals(least_s=0.1, most_s=100.0)
+    arrivals = ArrivalTimes(min_s=0.1, max_s=100.0)
     for offset_s in [1.0, 1.1, 0.9] * 10:
         arrivals.note(offset_s)
     before = arrivals.deadline_s()
@@ -104,10 +104,10 @@ def test_a_sum_without_a_straggler_needs_the_deadline_and_the_quorum() -> None:
     assert sorted(due.payloads) == [0, 1, 2]
 
     effects = machine.summed((1, 0), SUMMED, 8.2)
-    assert {effect.rank for effect in effects if isinstance(effect, Answer)} == {0, 1, 2}
+    assert {effect.rank for effect in effects if isinstance(effect, Response)} == {0, 1, 2}
     [late] = taken(machine, 3, (1, 0), 8.3)
-    assert isinstance(late, Answer)
-    assert late.verdict is Verdict.LATE
+    assert isinstance(late, Response)
+    assert late.verdict is PayloadStatus.LATE
     assert late.done is not None
     assert late.done.reply == SUMMED
 
@@ -121,8 +121,8 @@ def test_what_is_not_compressed_waits_for_all_until_one_is_given_up() -> None:
         assert machine.tick(float(now_s)) == []
 
     [stale] = machine.tick(60.0)
-    assert isinstance(stale, Answer)
-    assert (stale.rank, stale.verdict) == (0, Verdict.STALE_EPOCH)
+    assert isinstance(stale, Response)
+    assert (stale.rank, stale.verdict) == (0, PayloadStatus.STALE_EPOCH)
     assert machine.members.ranks == [0]
     [due] = taken(machine, 0, (1, 0), 60.0, terms=PLAIN)
     assert isinstance(due, SumDue)
@@ -132,8 +132,8 @@ def test_what_was_sent_in_another_epoch_is_sent_again() -> None:
     machine = started(0, 1)
     taken(machine, 0, (1, 0))
     _, [stale] = machine.join(2, "2", 0.0)
-    assert isinstance(stale, Answer)
-    assert (stale.rank, stale.verdict) == (0, Verdict.STALE_EPOCH)
+    assert isinstance(stale, Response)
+    assert (stale.rank, stale.verdict) == (0, PayloadStatus.STALE_EPOCH)
 
     assert taken(machine, 1, (1, 0)) == []  # who was first counts no more
     [due] = taken(machine, 0, (1, 0))
@@ -146,8 +146,8 @@ def test_a_rank_that_asks_for_a_round_that_is_not_kept_is_behind() -> None:
     for number in range(1, 5):
         taken(machine, 0, (number, 0))
         machine.summed((number, 0), SUMMED, 0.0)
-    with pytest.raises(Behind, match="in round 4"):
-        machine.join(1, "1", 0.0, Claim(round=2))
+    with pytest.raises(RankBehind, match="in round 4"):
+        machine.join(1, "1", 0.0, ResumePoint(round=2))
 
 
 def test_ranks_that_do_not_agree_on_a_sum_are_told_what_differs() -> None:
@@ -155,8 +155,8 @@ def test_ranks_that_do_not_agree_on_a_sum_are_told_what_differs() -> None:
     taken(machine, 0, (1, 0))
     [answer] = taken(machine, 1, (1, 0), terms=replace(CODED, ratio=8.0))
 
-    assert isinstance(answer, Answer)
-    assert answer.verdict is Verdict.INVALID
+    assert isinstance(answer, Response)
+    assert answer.verdict is PayloadStatus.INVALID
     assert answer.text == "ratio is 4.0 for the others and 8.0 here"
 
 
@@ -165,27 +165,27 @@ def test_a_member_has_few_payloads_put_together_at_a_time() -> None:
     answers = [taken(machine, 0, (1, call)) for call in range(MAX_OPEN + 1)]
 
     assert answers[:-1] == [[]] * MAX_OPEN
-    assert isinstance(answers[-1][0], Answer)
+    assert isinstance(answers[-1][0], Response)
     assert "at a time" in answers[-1][0].text
 
 
-def kept(rank: int, key: Key) -> Mapping[Key, tuple[CallTerms, Done]]:
+def kept(rank: int, key: Key) -> Mapping[Key, tuple[CallTerms, CompletedSum]]:
     """Returns a sum as it is read from its file."""
-    return {key: (CODED, Done(taken={rank: str(rank)}, member_count=1, reply=SUMMED))}
+    return {key: (CODED, CompletedSum(taken={rank: str(rank)}, member_count=1, reply=SUMMED))}
 
 
 def test_a_restarted_server_does_not_make_a_sum_anew_that_was_replaced_by_a_newer_one() -> None:
     machine = RoundMachine(TERMS)
     machine.restore(kept(0, (3, 0)), epoch=2, history="h")  # rank 0 had gone on without rank 1, which comes back first
-    machine.join(1, "1", 0.0, Claim(round=2, epoch=1, known=2))
-    machine.join(0, "0", 0.0, Claim(round=3, epoch=2, known=1))
+    machine.join(1, "1", 0.0, ResumePoint(round=2, epoch=1, known=2))
+    machine.join(0, "0", 0.0, ResumePoint(round=3, epoch=2, known=1))
 
     [answer] = taken(machine, 1, (2, 0))
-    assert isinstance(answer, Answer)
-    assert answer.verdict is Verdict.BEHIND
+    assert isinstance(answer, Response)
+    assert answer.verdict is PayloadStatus.BEHIND
     [again] = taken(machine, 0, (3, 0))
-    assert isinstance(again, Answer)
-    assert again.verdict is Verdict.DUPLICATE
+    assert isinstance(again, Response)
+    assert again.verdict is PayloadStatus.DUPLICATE
 
 
 def test_a_member_that_is_removed_while_its_sum_is_made_joins_again_and_gets_it() -> None:
@@ -196,13 +196,13 @@ def test_a_member_that_is_removed_while_its_sum_is_made_joins_again_and_gets_it(
     machine.join(0, "0", 9.0)
 
     [stale] = machine.tick(10.0)
-    assert isinstance(stale, Answer)
-    assert (stale.rank, stale.key, stale.verdict) == (1, (1, 0), Verdict.STALE_EPOCH)
-    machine.join(1, "1", 10.0, Claim(round=1, epoch=2, known=2))
+    assert isinstance(stale, Response)
+    assert (stale.rank, stale.key, stale.verdict) == (1, (1, 0), PayloadStatus.STALE_EPOCH)
+    machine.join(1, "1", 10.0, ResumePoint(round=1, epoch=2, known=2))
     assert taken(machine, 1, (1, 0), 10.0) == []
     told = machine.summed((1, 0), SUMMED, 11.0)
-    assert {(each.rank, each.verdict) for each in told if isinstance(each, Answer)} == {
-        (0, Verdict.ACCEPTED), (1, Verdict.ACCEPTED),
+    assert {(each.rank, each.verdict) for each in told if isinstance(each, Response)} == {
+        (0, PayloadStatus.ACCEPTED), (1, PayloadStatus.ACCEPTED),
     }  # fmt: skip
 
 
@@ -210,10 +210,10 @@ def test_a_process_whose_place_another_has_taken_does_not_take_it_back() -> None
     machine = started(0, 1)
     taken(machine, 1, (1, 0))
     _, [stale] = machine.join(1, "newer", 0.0)
-    assert isinstance(stale, Answer)
-    assert (stale.incarnation, stale.verdict) == ("1", Verdict.STALE_EPOCH)
-    with pytest.raises(Replaced, match="rank 1"):
-        machine.join(1, "1", 0.0, Claim(round=1, epoch=2, known=2))
+    assert isinstance(stale, Response)
+    assert (stale.incarnation, stale.verdict) == ("1", PayloadStatus.STALE_EPOCH)
+    with pytest.raises(RankReplaced, match="rank 1"):
+        machine.join(1, "1", 0.0, ResumePoint(round=1, epoch=2, known=2))
     assert machine.members.get(1, "newer") is not None
 
 
@@ -246,7 +246,7 @@ def test_a_chunk_that_is_none_of_the_payload_is_named(offset: int, total: int, s
 
 
 def test_terms_beyond_what_a_server_holds_are_listed_at_once() -> None:
-    bad = replace(TERMS, world_size=0, segment_sizes=(10**12,), patience=Patience(quorum=0.0, lease_s=1e9))
+    bad = replace(TERMS, world_size=0, segment_sizes=(10**12,), patience=StragglerPolicy(quorum=0.0, lease_s=1e9))
     assert {problem.field for problem in bad.problems(max_elements=2**31)} >= {
         "world_size", "segment_sizes", "quorum", "lease_s",
     }  # fmt: skip
@@ -276,7 +276,7 @@ def due_of(tensors: list[torch.Tensor], *, number: int = 1, ratio: float = 4.0) 
     for rank, tensor in enumerate(tensors):
         round_ = Round(number=number, world_size=2, ratio=ratio, rank=rank)
         [payload] = codec.encode(tensor.clone(), codec.new_state(tensor), [0, SIZE], round_)
-        payloads[rank] = Staged.of(wire.encode(payload))
+        payloads[rank] = StagedPayload.of(wire.encode(payload))
     return SumDue(
         key=(number, 0),
         terms=replace(CODED, number=number, ratio=ratio),
@@ -386,13 +386,13 @@ def test_the_rank_whose_payload_cannot_be_summed_is_named() -> None:
     damaged = bytearray(due.payloads[1].data)
     damaged[-1] ^= 1
     with pytest.raises(PayloadsRefused) as caught:
-        summed(ShardSum(TERMS), replace(due, payloads={0: due.payloads[0], 1: Staged.of(damaged)}))
+        summed(ShardSum(TERMS), replace(due, payloads={0: due.payloads[0], 1: StagedPayload.of(damaged)}))
 
     assert caught.value.reasons == {1: "its checksum is wrong"}
 
 
 def test_tensors_of_different_sizes_are_not_summed() -> None:
-    payloads = {rank: Staged.of(wire.encode(sum_payload(torch.zeros(rank + 1)))) for rank in range(2)}
+    payloads = {rank: StagedPayload.of(wire.encode(sum_payload(torch.zeros(rank + 1)))) for rank in range(2)}
     due = SumDue(key=(1, 0), terms=PLAIN, payloads=payloads, taken={0: "0", 1: "1"}, member_count=2)
     with pytest.raises(PayloadsRefused, match="another type or size"):
         summed(ShardSum(TERMS), due)

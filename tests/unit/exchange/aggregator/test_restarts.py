@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fulmen_exchange.aggregator.effects import Answer, Behind, Claim, Effect, SumDue, Verdict
+from fulmen_exchange.aggregator.effects import Effect, PayloadStatus, RankBehind, Response, ResumePoint, SumDue
 from fulmen_exchange.aggregator.rounds import RoundMachine
 from fulmen_exchange.aggregator.terms import CallTerms
 from tests.unit.exchange.aggregator.test_parts import CODED, PLAIN, SUMMED, TERMS, chunk, kept, started, taken
@@ -14,15 +14,15 @@ from tests.unit.exchange.aggregator.test_parts import CODED, PLAIN, SUMMED, TERM
 SECOND = replace(CODED, bucket=0)
 
 
-def verdicts(effects: list[Effect]) -> list[Verdict]:
-    return [effect.verdict for effect in effects if isinstance(effect, Answer)]
+def verdicts(effects: list[Effect]) -> list[PayloadStatus]:
+    return [effect.verdict for effect in effects if isinstance(effect, Response)]
 
 
 def joins_again(
     machine: RoundMachine, rank: int, *, round_: int, call: int, history: str = "of old", now_s: float = 0.0
 ) -> None:
     """Has a rank join that knew a member besides itself."""
-    claim = Claim(round=round_, call=call, epoch=1, known=2, history=history)
+    claim = ResumePoint(round=round_, call=call, epoch=1, known=2, history=history)
     machine.join(rank, str(rank), now_s, claim)
 
 
@@ -40,7 +40,7 @@ def test_a_sum_that_one_rank_has_is_not_made_anew_for_another_by_a_server_that_l
     for rank in (first, 1 - first):
         joins_again(machine, rank, round_=positions[rank][0], call=positions[rank][1])
 
-    assert verdicts(taken(machine, 1, (5, 0))) == [Verdict.BEHIND]
+    assert verdicts(taken(machine, 1, (5, 0))) == [PayloadStatus.BEHIND]
     assert taken(machine, 0, (5, 1)) == []
 
 
@@ -50,7 +50,7 @@ def test_a_rank_that_comes_after_the_others_have_gone_on_without_its_sums_is_ref
     [due] = taken(machine, 1, (5, 0))
     assert isinstance(due, SumDue)
 
-    with pytest.raises(Behind, match="have gone on without this rank"):
+    with pytest.raises(RankBehind, match="have gone on without this rank"):
         joins_again(machine, 0, round_=5, call=1)
     machine.join(0, "another process", 0.0)  # which takes over the weights of rank 1
     assert machine.members.ranks == [0, 1]
@@ -63,8 +63,8 @@ def test_a_rank_that_comes_late_to_a_server_that_has_its_files_goes_on() -> None
     joins_again(machine, 0, round_=5, call=0)
 
     assert machine.members.ranks == [0, 1]
-    with pytest.raises(Behind, match="have gone on without this rank"):
-        machine.join(2, "2", 0.0, Claim(round=5, epoch=3, known=2, history="another"))
+    with pytest.raises(RankBehind, match="have gone on without this rank"):
+        machine.join(2, "2", 0.0, ResumePoint(round=5, epoch=3, known=2, history="another"))
 
 
 def test_a_server_that_cannot_read_all_of_its_files_takes_in_whoever_comes_before_it_begins() -> None:
@@ -73,14 +73,14 @@ def test_a_server_that_cannot_read_all_of_its_files_takes_in_whoever_comes_befor
     joins_again(machine, 1, round_=5, call=0)
     joins_again(machine, 0, round_=5, call=1)
 
-    assert verdicts(taken(machine, 1, (5, 0))) == [Verdict.BEHIND]
-    with pytest.raises(Behind):
+    assert verdicts(taken(machine, 1, (5, 0))) == [PayloadStatus.BEHIND]
+    with pytest.raises(RankBehind):
         joins_again(machine, 2, round_=5, call=0)
 
 
 def test_a_member_whose_heartbeat_has_an_old_history_is_told_the_new_one() -> None:
     machine = started(0, 1)
-    joined, _ = machine.join(0, "0", 1.0, Claim(round=1, epoch=1, known=2, history="of old"))
+    joined, _ = machine.join(0, "0", 1.0, ResumePoint(round=1, epoch=1, known=2, history="of old"))
     assert joined.history == machine.history
 
 
@@ -97,15 +97,15 @@ def test_sums_are_made_in_order_whoever_is_late_with_one() -> None:
     dues = sums_of(machine, 1, 0)
     assert [due.key for due in dues if isinstance(due, SumDue)] == [(1, 0), (1, 1)]
     told = machine.summed((1, 0), SUMMED, 0.0)
-    assert {(each.rank, each.key) for each in told if isinstance(each, Answer)} == {(0, (1, 0)), (1, (1, 0))}
+    assert {(each.rank, each.key) for each in told if isinstance(each, Response)} == {(0, (1, 0)), (1, (1, 0))}
 
 
 def test_what_was_sent_ahead_is_sent_again_when_members_change_and_each_is_told() -> None:
     machine = started(0, 1)
     sums_of(machine, 0, 0, 1)
     _, effects = machine.join(2, "2", 0.0)
-    assert [(each.rank, each.key) for each in effects if isinstance(each, Answer)] == [(0, (1, 0)), (0, (1, 1))]
-    assert verdicts(effects) == [Verdict.STALE_EPOCH] * 2
+    assert [(each.rank, each.key) for each in effects if isinstance(each, Response)] == [(0, (1, 0)), (0, (1, 1))]
+    assert verdicts(effects) == [PayloadStatus.STALE_EPOCH] * 2
 
 
 def test_sums_are_kept_until_all_members_are_beyond_them() -> None:
@@ -115,5 +115,5 @@ def test_sums_are_kept_until_all_members_are_beyond_them() -> None:
             taken(machine, rank, (number, 0))
         machine.summed((number, 0), SUMMED, 0.0)
     taken(machine, 0, (3, 0))
-    assert verdicts(taken(machine, 1, (2, 0))) == [Verdict.DUPLICATE]  # it may not have come
-    assert verdicts(taken(machine, 1, (1, 0))) == [Verdict.BEHIND]
+    assert verdicts(taken(machine, 1, (2, 0))) == [PayloadStatus.DUPLICATE]  # it may not have come
+    assert verdicts(taken(machine, 1, (1, 0))) == [PayloadStatus.BEHIND]

@@ -13,28 +13,28 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from fulmen_exchange.aggregator.effects import (
-    Answer,
-    Behind,
     Chunk,
-    Claim,
-    Done,
+    CompletedSum,
     Effect,
-    Replaced,
+    PayloadStatus,
+    RankBehind,
+    RankReplaced,
     Reply,
+    Response,
+    ResumePoint,
     SumDue,
-    Verdict,
 )
 from fulmen_exchange.aggregator.membership import Key
 from fulmen_exchange.aggregator.rounds import RoundMachine
-from fulmen_exchange.aggregator.terms import CHUNK_BYTES, SUM, CallTerms, Patience, Terms
+from fulmen_exchange.aggregator.terms import CHUNK_BYTES, SUM, CallTerms, StragglerPolicy, Terms
 
 TAG = struct.Struct("<qqqq")
 CALLS = 2
 """Of every round: a sum that needs all, and one that a quorum may close."""
-PATIENCE = Patience(quorum=0.5, min_wait_s=1.0, max_wait_s=4.0, straggler_timeout_s=20.0, lease_s=10.0)
+PATIENCE = StragglerPolicy(quorum=0.5, min_wait_s=1.0, max_wait_s=4.0, straggler_timeout_s=20.0, lease_s=10.0)
 WORK = 80
 seeds = st.integers(0, 2**32)
-WITH_SUM = {Verdict.ACCEPTED, Verdict.DUPLICATE, Verdict.LATE}
+WITH_SUM = {PayloadStatus.ACCEPTED, PayloadStatus.DUPLICATE, PayloadStatus.LATE}
 
 
 def terms_of(world_size: int) -> Terms:
@@ -73,9 +73,9 @@ class Rank:
         return keys if self.is_eager else keys[:1]
 
     @property
-    def claim(self) -> Claim:
+    def claim(self) -> ResumePoint:
         call = self.awaited[0][1]
-        return Claim(round=self.round, call=call, epoch=self.epoch, known=self.known, history=self.history)
+        return ResumePoint(round=self.round, call=call, epoch=self.epoch, known=self.known, history=self.history)
 
     def tag(self, key: Key) -> bytes:
         return TAG.pack(self.rank, self.number, *key)
@@ -125,7 +125,7 @@ class Rounds(RuleBasedStateMachine):
         self.numbers = itertools.count(1)
         self.ranks: list[Rank] = []
         self.sent: list[tuple[Rank, Chunk]] = []
-        self.answers: list[Answer] = []
+        self.answers: list[Response] = []
         self.due: list[SumDue] = []
         self.sums: dict[Key, bytes] = {}
         self.files: dict[int, File] = {}
@@ -178,7 +178,7 @@ class Rounds(RuleBasedStateMachine):
         kept = {
             file.due.key: (
                 file.due.terms,
-                Done(
+                CompletedSum(
                     taken=file.due.taken,
                     member_count=file.due.member_count,
                     reply=reply_of(self.sums[file.due.key]),
@@ -258,9 +258,9 @@ class Rounds(RuleBasedStateMachine):
         effects = self.machine.take(rank.rank, rank.incarnation, chunk, self.now_s)
         if is_stale or damage:
             # One whose sum was made is told so, whatever is in it.
-            told = {Verdict.BAD_CHECKSUM, Verdict.DUPLICATE, Verdict.LATE, Verdict.BEHIND}
-            allowed = {Verdict.STALE_EPOCH} if is_stale else {Verdict.STALE_EPOCH, *told}
-            assert {effect.verdict for effect in effects if isinstance(effect, Answer)} <= allowed
+            told = {PayloadStatus.BAD_CHECKSUM, PayloadStatus.DUPLICATE, PayloadStatus.LATE, PayloadStatus.BEHIND}
+            allowed = {PayloadStatus.STALE_EPOCH} if is_stale else {PayloadStatus.STALE_EPOCH, *told}
+            assert {effect.verdict for effect in effects if isinstance(effect, Response)} <= allowed
             assert not any(isinstance(effect, SumDue) for effect in effects)
         self.do(effects)
 
@@ -294,7 +294,7 @@ class Rounds(RuleBasedStateMachine):
             both = first.passed.keys() & second.passed.keys()
             assert all(first.passed[key] == second.passed[key] for key in both), "ranks have diverged"
 
-    def hear(self, answer: Answer) -> None:
+    def hear(self, answer: Response) -> None:
         rank = next(each for each in self.ranks if each.incarnation == answer.incarnation)
         if not rank.lives or answer.key not in rank.awaited:
             return
@@ -303,21 +303,21 @@ class Rounds(RuleBasedStateMachine):
             sum_ = answer.done.reply.data()
             assert sum_ == self.sums[answer.key], "two ranks got different sums"
             inside = sum_.count(rank.tag(answer.key))
-            assert inside == (0 if answer.verdict is Verdict.LATE else 1)
+            assert inside == (0 if answer.verdict is PayloadStatus.LATE else 1)
             rank.passed[answer.key] = sum_
             rank.known = answer.done.member_count
             rank.round += not rank.awaited
-        elif answer.verdict is Verdict.STALE_EPOCH:
+        elif answer.verdict is PayloadStatus.STALE_EPOCH:
             self.join_again(rank)
-        elif answer.verdict is Verdict.BEHIND:
+        elif answer.verdict is PayloadStatus.BEHIND:
             rank.lives = False
         else:
-            assert answer.verdict is Verdict.BAD_CHECKSUM, answer
+            assert answer.verdict is PayloadStatus.BAD_CHECKSUM, answer
 
     def join_again(self, rank: Rank) -> None:
         try:
             joined, effects = self.machine.join(rank.rank, rank.incarnation, self.now_s, rank.claim)
-        except (Behind, Replaced):
+        except (RankBehind, RankReplaced):
             rank.lives = False
             return
         rank.epoch, rank.history = joined.epoch, joined.history

@@ -98,15 +98,15 @@ def test_scales_below_zero_and_other_numbers_of_bits_are_refused(name):
 def test_places_and_counts_that_do_not_fit_are_refused(name):
     codec = ALL[name]()
     payload = whole(codec)
-    counts, places = payload.parts[:2]
+    counts, indices = payload.parts[:2]
     first, last = int(counts[0]), int(counts[-1])
     assert min(first, last) > 2
     for at, value in ((0, -1), (0, -(2**15)), (first - 1, 4096), (-1, 809), (-1, 4095), (-1, 2**15 - 1)):
         assert_refused(codec, changed(payload, 1, at, value))
     # An element twice, or not in order, in the first block and in the last.
-    assert_refused(codec, changed(payload, 1, 0, int(places[1])))
-    assert_refused(codec, changed(payload, 1, -1, int(places[-2])))
-    assert_refused(codec, with_part(payload, 1, torch.cat([places[1:2], places[:1], places[2:]])))
+    assert_refused(codec, changed(payload, 1, 0, int(indices[1])))
+    assert_refused(codec, changed(payload, 1, -1, int(indices[-2])))
+    assert_refused(codec, with_part(payload, 1, torch.cat([indices[1:2], indices[:1], indices[2:]])))
     for block in range(3):
         assert_refused(codec, changed(payload, 0, block, int(counts[block]) + 1))
         assert_refused(codec, changed(payload, 0, block, int(counts[block]) - 1))

@@ -94,11 +94,11 @@ def computed(codec_name, case):
     if case.get("way", "up") == "down":
         codec = codec.reply()
     size, round_ = case["size"], {**ROUND, **case.get("round", {})}
-    cuts, which = case.get("cuts", [0, size]), case.get("segment", 0)
+    offsets, which = case.get("cuts", [0, size]), case.get("segment", 0)
     state = codec.new_state(torch.zeros(size))
     before = {name: case.get("state", {}).get(name, []) for name in state}
     state = {name: dense_of(pairs, size) for name, pairs in before.items()}
-    payload = codec.encode(dense_of(case["input"], size), state, cuts, Round(**round_))[which]
+    payload = codec.encode(dense_of(case["input"], size), state, offsets, Round(**round_))[which]
     out = torch.zeros(payload.size)
     codec.add(payload, out)
     return {
@@ -106,7 +106,7 @@ def computed(codec_name, case):
         "way": case.get("way", "up"),
         "round": round_,
         "size": size,
-        "cuts": cuts,
+        "cuts": offsets,
         "segment": which,
         "input": case["input"],
         "state_before": before,
@@ -131,11 +131,14 @@ def refused(codec_name):
         "a number that is not finite": replace(payload, parts=(*parts[:-1], torch.full_like(parts[-1], float("nan")))),
     }
     if len(parts) > 2:
-        places = {"an element that is not there": parts[1] + 20, "an element twice": parts[1][:1].expand(len(parts[1]))}
-        places["a place below zero"] = parts[1] - 1 - parts[1][:1]
-        places["places not in order"] = parts[1].flip(0)
+        indices = {
+            "an element that is not there": parts[1] + 20,
+            "an element twice": parts[1][:1].expand(len(parts[1])),
+        }
+        indices["a place below zero"] = parts[1] - 1 - parts[1][:1]
+        indices["places not in order"] = parts[1].flip(0)
         damaged.update(
-            {why: replace(payload, parts=(parts[0], each.contiguous(), *parts[2:])) for why, each in places.items()}
+            {why: replace(payload, parts=(parts[0], each.contiguous(), *parts[2:])) for why, each in indices.items()}
         )
         damaged["a count too small"] = replace(payload, parts=(parts[0] - 1, *parts[1:]))
     return {

@@ -191,12 +191,12 @@ def test_columns_become_orthonormal_and_those_that_depend_on_others_zeros(column
 
 
 def test_a_plan_sends_factors_where_they_are_enough_times_smaller():
-    plan = Plan.of(MATRICES, matrix_rank=3, least_ratio=2.0)
+    plan = Plan.of(MATRICES, matrix_rank=3, min_ratio=2.0)
     assert [(group.rows, group.columns, group.begins) for group in plan.groups] == [
         (40, 60, (0, 2412)),
         (64, 33, (4812,)),
     ]
     assert plan.dense == ((2400, 2412),)
     assert plan.right_size == 3 * (60 + 60 + 33)
-    assert Plan.of([(0, 40, 60)], matrix_rank=12, least_ratio=2.0).groups
-    assert not Plan.of([(0, 40, 60)], matrix_rank=13, least_ratio=2.0).groups
+    assert Plan.of([(0, 40, 60)], matrix_rank=12, min_ratio=2.0).groups
+    assert not Plan.of([(0, 40, 60)], matrix_rank=13, min_ratio=2.0).groups

@@ -45,7 +45,7 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[dist.ProcessGroup]:
 
 @pytest.mark.parametrize("matrix_rank", [1, 2, 4])
 def test_it_computes_what_torchs_own_hook_computes(group, matrix_rank):
-    codec, states = linear("powersgd", matrix_rank=matrix_rank, least_ratio=1.0), [{}]
+    codec, states = linear("powersgd", matrix_rank=matrix_rank, min_ratio=1.0), [{}]
     theirs = hooks.PowerSGDState(group, matrix_rank, start_powerSGD_iter=2, min_compression_rate=1.0)
     theirs.iter = 2
     begin = torch.randn(COLUMNS * matrix_rank, generator=torch.Generator().manual_seed(1))
@@ -88,7 +88,7 @@ def published(matrices, errors, right):
 
 @pytest.mark.parametrize("matrix_rank", [1, 3])
 def test_two_ranks_compute_what_the_paper_says(matrix_rank):
-    codec, states = linear("powersgd", matrix_rank=matrix_rank, least_ratio=1.0), [{}, {}]
+    codec, states = linear("powersgd", matrix_rank=matrix_rank, min_ratio=1.0), [{}, {}]
     begin = torch.randn(COLUMNS * matrix_rank, generator=torch.Generator().manual_seed(2))
     for state in states:
         state.update(residual=torch.zeros(ROWS * COLUMNS), right=begin.clone())
@@ -107,7 +107,7 @@ def test_two_ranks_compute_what_the_paper_says(matrix_rank):
 
 def test_what_ranks_keep_back_does_not_grow_where_they_differ_for_good():
     # With the sum of all in the place of the rank's own part, what differs would be kept for ever, and added to.
-    codec, states = linear("powersgd", matrix_rank=4, least_ratio=1.0), [{}, {}]
+    codec, states = linear("powersgd", matrix_rank=4, min_ratio=1.0), [{}, {}]
     generator = torch.Generator().manual_seed(4)
     part = torch.randn(ROWS, 1, generator=generator) @ torch.randn(1, COLUMNS, generator=generator)
     given = [(part + 0.5).flatten(), (-0.8 * part + 0.5).flatten()]

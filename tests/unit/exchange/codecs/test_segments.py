@@ -134,9 +134,9 @@ def test_magnitudes_of_any_kind_stay_numbers_and_nothing_of_them_is_lost(name, d
     elements = st.tuples(st.floats(-9.9, 9.9), exponents).map(lambda pair: pair[0] * 10.0 ** pair[1])
     values = torch.tensor(data.draw(st.lists(elements, min_size=1, max_size=40)), dtype=torch.float32)
     codec = ALL[name]()
-    state, cuts = codec.new_state(values), [0, values.numel()]
+    state, offsets = codec.new_state(values), [0, values.numel()]
     round_ = Round(number=1, ratio=data.draw(st.sampled_from([1.0, 5.0, 50.0])), flush=data.draw(st.booleans()))
-    found = decoded(codec, codec.encode(values.clone(), state, cuts, round_), cuts)
+    found = decoded(codec, codec.encode(values.clone(), state, offsets, round_), offsets)
     assert bool(found.isfinite().all())
     if name in KEEPING:
         total = found.double() + kept(state, values.numel()).double()

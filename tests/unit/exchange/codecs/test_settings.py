@@ -33,13 +33,13 @@ def test_settings_and_codec_say_the_same_of_what_is_kept_back(name):
     entry = load_codecs()[name]
     codec, like = make_codec(entry.settings()), torch.zeros(8192)
     if isinstance(codec, LinearCodec):
-        states = [codec.new_state(Bucket(index=0, flat=like, matrices=[(0, 128, 64)], cuts=[0, 8192]))]
+        states = [codec.new_state(Bucket(index=0, flat=like, matrices=[(0, 128, 64)], offsets=[0, 8192]))]
         assert set(codec.shared) <= set(states[0])
     else:
         states = [each.new_state(like) for each in (codec, codec.reply())]
         assert codec.reply().kept is None or codec.reply().kept in states[1]
     assert codec.kept is None or codec.kept in states[0]
-    assert any(states) == entry.settings.keeps_back
+    assert any(states) == entry.settings.has_residual
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -65,7 +65,7 @@ def test_what_codecs_do_not_know_is_an_error(name):
         ("double_quantization", {"bits_up": 3}),
         ("double_quantization", {"bits_down": 1}),
         ("powersgd", {"matrix_rank": 0}),
-        ("powersgd", {"least_ratio": 0.5}),
+        ("powersgd", {"min_ratio": 0.5}),
         ("powersgd", {"bits": 8}),
         ("lowrank_quantised", {"bits": 4}),
         ("fp16", {"limit": 65504.0}),

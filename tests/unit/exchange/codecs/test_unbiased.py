@@ -16,9 +16,9 @@ ROUNDS = 3000
 
 def errors(codec, values, rounds, rank=0):
     """Returns the error of each encoding: float64 [rounds, n]."""
-    cuts = [0, values.numel()]
+    offsets = [0, values.numel()]
     found = [
-        decoded(codec, codec.encode(values.clone(), {}, cuts, Round(number=number, rank=rank, seed=3)), cuts)
+        decoded(codec, codec.encode(values.clone(), {}, offsets, Round(number=number, rank=rank, seed=3)), offsets)
         for number in range(1, rounds + 1)
     ]
     return (torch.stack(found).double() - values.double()).numpy()
@@ -54,14 +54,14 @@ def test_the_mean_of_many_encodings_is_the_input(name):
 )
 def test_rounds_ranks_seeds_and_buckets_draw_apart(one, other):
     codec, values = segment("qsgd", bits=4), torch.randn(200_000, generator=torch.Generator().manual_seed(0))
-    cuts = [0, values.numel()]
+    offsets = [0, values.numel()]
     [first, second] = (
-        decoded(codec, codec.encode(values.clone(), {}, cuts, each), cuts) - values for each in (one, other)
+        decoded(codec, codec.encode(values.clone(), {}, offsets, each), offsets) - values for each in (one, other)
     )
     # Errors of an element are drawn each for itself, but have a common part where p is near 0 or 1: none in the mean.
     correlation = float((first * second).mean() / (first.std() * second.std()))
     assert abs(correlation) < 5 / np.sqrt(values.numel())
-    again = decoded(codec, codec.encode(values.clone(), {}, cuts, one), cuts) - values
+    again = decoded(codec, codec.encode(values.clone(), {}, offsets, one), offsets) - values
     assert torch.equal(again, first)
 
 
@@ -78,10 +78,10 @@ def test_neighbours_and_blocks_draw_apart():
 
 def test_the_errors_of_ranks_cancel_in_their_sum():
     codec, values = segment("qsgd", bits=4), gradient(50_000)
-    cuts = [0, values.numel()]
+    offsets = [0, values.numel()]
     error = []
     for rank in range(16):
-        payloads = codec.encode(values.clone(), {}, cuts, Round(number=1, rank=rank))
-        error.append(decoded(codec, payloads, cuts) - values)
+        payloads = codec.encode(values.clone(), {}, offsets, Round(number=1, rank=rank))
+        error.append(decoded(codec, payloads, offsets) - values)
     alone, together = float(error[0].norm()), float(sum(error).norm())
     assert 0.95 * 4 < together / alone < 1.05 * 4

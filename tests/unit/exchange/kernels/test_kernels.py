@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from fulmen_exchange import kernels
 from fulmen_exchange.kernels import KernelsUnavailable, reference
-from fulmen_exchange.kernels.choice import Kernels
 from fulmen_exchange.kernels.loader import COMPILERS, compile_portable, load
 from fulmen_exchange.kernels.native import NativeKernels
+from fulmen_exchange.kernels.selection import Kernels
 from tests.support.exchange.kernel_inputs import (
     SIZES,
     assert_same,
@@ -163,7 +163,7 @@ def test_nothing_gives_nothing(native: Kernels, bits: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("counts", "places"),
+    ("counts", "indices"),
     [
         ([1, 1], [0, 904]),  # behind the end of the last block
         ([1, 1], [4096, 0]),  # in the next block
@@ -175,13 +175,13 @@ def test_nothing_gives_nothing(native: Kernels, bits: int) -> None:
         ([2, 0], [7, 6]),
     ],
 )
-def test_a_payload_whose_places_are_wrong_is_refused(native: Kernels, counts: list[int], places: list[int]) -> None:
+def test_a_payload_whose_places_are_wrong_is_refused(native: Kernels, counts: list[int], indices: list[int]) -> None:
     for of in (native, reference):
         out = torch.zeros(5000)
         with pytest.raises(ValueError, match="not there"):
             of.add_sparse(
                 torch.tensor(counts, dtype=torch.int16),
-                torch.tensor(places, dtype=torch.int16),
+                torch.tensor(indices, dtype=torch.int16),
                 torch.ones(2, dtype=torch.bfloat16),
                 out,
             )
@@ -194,10 +194,10 @@ def test_what_is_taken_and_what_is_kept_are_all_there_was(size: int, seed: int, 
     gradient, state = numbers(size, seed, lowest=-60, highest=60), numbers(size, seed + 1, lowest=-60, highest=60)
     before = state.numpy() + gradient.numpy()
     threshold = kernels.threshold_of(torch.from_numpy(before), share)
-    counts, places, values = kernels.feedback_select(gradient, state, threshold)
+    counts, indices, values = kernels.feedback_select(gradient, state, threshold)
     taken = np.zeros(size)
     blocks = np.repeat(np.arange(counts.numel()), counts.numpy())
-    taken[blocks * 4096 + places.numpy()] = values.double().numpy()
+    taken[blocks * 4096 + indices.numpy()] = values.double().numpy()
     np.testing.assert_array_equal(taken + state.double().numpy(), before.astype(np.float64))
     np.testing.assert_array_equal(taken != 0, (np.abs(before) >= threshold) & (before != 0))
 
@@ -267,9 +267,9 @@ def test_tensors_of_another_kind_are_refused() -> None:
     for wrong in ((whole[:7], scales), (whole, scales[:0]), (whole.short(), scales), (whole, scales.double())):
         with pytest.raises(ValueError, match=r"these are not|integers are"):
             kernels.add_quantised(*wrong, torch.zeros(8), bits=8, block=512)
-    counts, places, values = kernels.feedback_select(torch.ones(8), torch.zeros(8), 1.0)
+    counts, indices, values = kernels.feedback_select(torch.ones(8), torch.zeros(8), 1.0)
     with pytest.raises(ValueError, match="int16"):
-        kernels.add_sparse(counts.int(), places, values, torch.zeros(8))
+        kernels.add_sparse(counts.int(), indices, values, torch.zeros(8))
 
 
 def test_the_comparison_of_bits_tells_zeros_apart() -> None:

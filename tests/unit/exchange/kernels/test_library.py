@@ -15,10 +15,10 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from fulmen_exchange.kernels import KernelsUnavailable, choice, loader, reference
-from fulmen_exchange.kernels.choice import Choice, Mode, mode_of_environment
+from fulmen_exchange.kernels import KernelsUnavailable, loader, reference, selection
 from fulmen_exchange.kernels.loader import COMPILERS, cache_folder, compile_portable, load
 from fulmen_exchange.kernels.native import NativeKernels
+from fulmen_exchange.kernels.selection import KernelSelector, Mode, mode_of_environment
 from tests.support.processes import none_holds
 
 COMPILER = next((found for name in COMPILERS if (found := shutil.which(name))), None)
@@ -56,9 +56,9 @@ def compiler(folder: Path, script: str) -> str:
     return str(folder)
 
 
-def choose(tmp_path: Path, mode: Mode, *, path: str = NOWHERE) -> Choice:
-    """Makes a choice with a folder of its own."""
-    return Choice(mode=lambda: mode, folder=lambda: tmp_path / "cache", path=path)
+def choose(tmp_path: Path, mode: Mode, *, path: str = NOWHERE) -> KernelSelector:
+    """Makes a selector with a folder of its own."""
+    return KernelSelector(mode=lambda: mode, folder=lambda: tmp_path / "cache", path=path)
 
 
 @needs_compiler
@@ -107,7 +107,7 @@ def test_without_a_compiler_the_reference_is_used_and_that_is_said_once(tmp_path
 
 
 def test_where_native_kernels_must_be_a_missing_compiler_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(KernelsUnavailable, match=r"FULMEN_ALGORITHM_KERNELS is native, but .* install one"):
+    with pytest.raises(KernelsUnavailable, match=r"FULMEN_EXCHANGE_KERNELS is native, but .* install one"):
         choose(tmp_path, Mode.NATIVE).of("cpu")
 
 
@@ -242,11 +242,11 @@ def test_libraries_are_kept_where_caches_are(tmp_path: Path, monkeypatch: pytest
 
 
 def test_the_variable_says_one_of_three(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(choice.VARIABLE, raising=False)
+    monkeypatch.delenv(selection.VARIABLE, raising=False)
     assert mode_of_environment() is Mode.AUTO
-    monkeypatch.setenv(choice.VARIABLE, "native")
+    monkeypatch.setenv(selection.VARIABLE, "native")
     assert mode_of_environment() is Mode.NATIVE
-    monkeypatch.setenv(choice.VARIABLE, "fast")
+    monkeypatch.setenv(selection.VARIABLE, "fast")
     with pytest.raises(ValueError, match=r"is 'fast', and must be one of auto, reference, native"):
         mode_of_environment()
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fulmen.algorithm.v1 import gradient_exchange_service_pb2 as pb
 from fulmen_exchange import wire
 from fulmen_exchange.aggregator.checksum import joined, without
-from fulmen_exchange.aggregator.staging import Spare, Staging
+from fulmen_exchange.aggregator.staging import BufferPool, Staging
 from fulmen_exchange.aggregator.terms import CHUNK_BYTES
 from fulmen_exchange.codecs.codec import Payload
 from fulmen_exchange.links.grpc_chunks import ReadChunk, cut, cut_bytes, read, write
@@ -109,7 +109,7 @@ def test_messages_that_are_no_chunks_go_through_as_they_are() -> None:
 @pytest.mark.parametrize("size", [1, 1000, 2 * CHUNK_BYTES + 3])
 def test_what_was_put_together_is_decoded_where_it_lies(size: int) -> None:
     payload = payload_of(size)
-    spare = Spare(most=1)
+    spare = BufferPool(most=1)
     pieces = cut(wire.front_of(payload), wire.parts_of(payload))
     head = pb.GradientChunk()
     for _ in range(2):
@@ -128,7 +128,7 @@ def test_what_was_put_together_is_decoded_where_it_lies(size: int) -> None:
 
 
 def test_buffers_are_used_again_where_they_fit() -> None:
-    spare = Spare(most=2)
+    spare = BufferPool(most=2)
     large, small = bytearray(4 * MIB), bytearray(MIB)
     spare.give(large)
     spare.give(small)

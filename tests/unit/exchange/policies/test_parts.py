@@ -19,7 +19,7 @@ from fulmen_exchange.codecs.dgc import DgcSettings
 from fulmen_exchange.codecs.qsgd import QsgdSettings
 from fulmen_exchange.codecs.topk import TopkSettings
 from fulmen_exchange.policies.choosers import Adaptive, Stages
-from fulmen_exchange.policies.decision import Choice, Way
+from fulmen_exchange.policies.decision import CodecChoice, Proposal
 from fulmen_exchange.policies.policy import make_policy, warmup_ratio
 from fulmen_exchange.policies.rollback import Rollback
 from fulmen_exchange.policies.settings import AdaptivePolicy, NoRollback, RollbackOnDrop, Stage, StagesPolicy
@@ -27,8 +27,8 @@ from fulmen_exchange.registry import load_codecs
 from fulmen_exchange.settings import CodecSettings
 from tests.support.exchange.policy_world import calm
 
-TOPK = Way(codec="topk", ratio=100.0)
-MILD = Way(codec="topk", ratio=50.0)
+TOPK = CodecChoice(codec="topk", ratio=100.0)
+MILD = CodecChoice(codec="topk", ratio=50.0)
 
 
 def test_the_ratio_grows_as_published():
@@ -47,7 +47,7 @@ def test_the_ratio_never_shrinks_in_the_warm_up_and_ends_at_its_own(ratio, round
 
 def test_stages_have_the_ratios_that_were_asked_for():
     chooser = Stages(TOPK, StagesPolicy(kind="stages"))
-    ratios = [chooser.choose(calm(1, progress=at), now=None).way.ratio for at in (0, 0.19, 0.2, 0.79, 0.8, 1.0)]
+    ratios = [chooser.choose(calm(1, progress=at), now=None).choice.ratio for at in (0, 0.19, 0.2, 0.79, 0.8, 1.0)]
     assert ratios == [75.0, 75.0, 150.0, 150.0, 50.0, 50.0]
 
 
@@ -61,51 +61,51 @@ class TestAdaptive:
         for number in range(first, first + rounds):
             phi = captured(1 / now.ratio) if now else None
             kept = residual(number) if residual else None
-            choice = chooser.choose(calm(number, captured=phi, residual=kept), now=now)
-            now = choice.way
-            found.append(choice)
+            proposal = chooser.choose(calm(number, captured=phi, residual=kept), now=now)
+            now = proposal.choice
+            found.append(proposal)
         return found
 
     @settings(deadline=None, max_examples=20)
     @given(power=st.floats(0.2, 0.6))
     def test_it_finds_a_density_at_which_the_captured_energy_is_in_its_band(self, power):
         choices = self.play(lambda density: density**power, rounds=600)
-        last = [1 / choice.way.ratio for choice in choices[-50:]]
+        last = [1 / proposal.choice.ratio for proposal in choices[-50:]]
         inside = [0.25 <= density**power <= 0.5 for density in last]
-        at_bounds = [choice.way.ratio in (10.0, 1000.0) for choice in choices[-50:]]
+        at_bounds = [proposal.choice.ratio in (10.0, 1000.0) for proposal in choices[-50:]]
         assert all(one or other for one, other in zip(inside, at_bounds, strict=True))
 
     def test_it_stands_still_within_the_band(self):
-        assert {choice.way.ratio for choice in self.play(lambda _: 0.4, rounds=50)} == {100.0}
+        assert {proposal.choice.ratio for proposal in self.play(lambda _: 0.4, rounds=50)} == {100.0}
 
     def test_it_waits_for_its_patience_and_begins_again_after_a_round_within_the_band(self):
         phis = iter([0.1, 0.1, 0.4, 0.1, 0.1, 0.1, 0.1])
-        ratios = [choice.way.ratio for choice in self.play(lambda _: next(phis), rounds=8)]
+        ratios = [proposal.choice.ratio for proposal in self.play(lambda _: next(phis), rounds=8)]
         assert ratios[:6] == [100.0] * 6
         assert ratios[6] == pytest.approx(1 / 0.011, rel=1e-4)
 
     def test_the_density_grows_by_steps_and_shrinks_by_a_factor(self):
-        grown = [1 / choice.way.ratio for choice in self.play(lambda _: 0.1, rounds=14)][1::3]
+        grown = [1 / proposal.choice.ratio for proposal in self.play(lambda _: 0.1, rounds=14)][1::3]
         assert np.diff(grown) == pytest.approx([0.001] * 4, rel=1e-2)
-        shrunk = [1 / choice.way.ratio for choice in self.play(lambda _: 0.9, rounds=14)][1::3]
+        shrunk = [1 / proposal.choice.ratio for proposal in self.play(lambda _: 0.9, rounds=14)][1::3]
         assert np.divide(shrunk[1:], shrunk[:-1]) == pytest.approx([0.8] * 4, rel=1e-2)
 
     def test_figures_of_rounds_in_another_way_do_not_count(self):
         chooser = Adaptive(TOPK, self.SETTINGS)
         for number in range(1, 30):
-            assert chooser.choose(calm(number, captured=0.01), now=MILD).way == TOPK
+            assert chooser.choose(calm(number, captured=0.01), now=MILD).choice == TOPK
 
     def test_a_density_beyond_what_is_not_zero_does_not_grow(self):
         chooser, now = Adaptive(TOPK, self.SETTINGS), TOPK
         for number in range(1, 30):
-            now = chooser.choose(calm(number, captured=0.1, sparsity=0.995), now=now).way
+            now = chooser.choose(calm(number, captured=0.1, sparsity=0.995), now=now).choice
         assert now == TOPK
 
     def test_a_residual_that_grows_without_bound_is_sent_and_most_is_sent_from_then_on(self):
         choices = self.play(lambda _: 0.4, rounds=45, residual=lambda number: 1.2**number)
-        [at] = [number for number, choice in enumerate(choices) if choice.flush]
-        assert {choice.way.ratio for choice in choices[:at]} == {100.0}
-        assert {choice.way.ratio for choice in choices[at : at + 20]} == {10.0}
+        [at] = [number for number, proposal in enumerate(choices) if proposal.flush]
+        assert {proposal.choice.ratio for proposal in choices[:at]} == {100.0}
+        assert {proposal.choice.ratio for proposal in choices[at : at + 20]} == {10.0}
 
     @pytest.mark.parametrize(
         "residual",
@@ -118,54 +118,54 @@ class TestAdaptive:
     )
     def test_a_residual_within_its_bound_is_left_alone(self, residual):
         choices = self.play(lambda _: 0.4, rounds=120, residual=residual)
-        assert not any(choice.flush for choice in choices)
+        assert not any(proposal.flush for proposal in choices)
 
 
 class TestRollback:
     SETTINGS = RollbackOnDrop(kind="rollback", drop=0.5, window=2, smoothing=1.0, cool_down=10)
 
     def play(self, rounds):
-        """Plays (metric, wanted way) of rounds; returns ways and events."""
-        guard, now, ways, events = Rollback(self.SETTINGS), None, [], []
+        """Plays (metric, wanted choice) of rounds; returns candidates and events."""
+        guard, now, candidates, events = Rollback(self.SETTINGS), None, [], []
         for number, (metric, wanted) in enumerate(rounds, start=1):
-            choice = guard.guard(calm(number, metric=metric), Choice(way=wanted, reason=""), now=now)
-            now = choice.way
-            ways.append(now)
-            events += choice.events
-        return ways, events
+            proposal = guard.guard(calm(number, metric=metric), Proposal(choice=wanted, reason=""), now=now)
+            now = proposal.choice
+            candidates.append(now)
+            events += proposal.events
+        return candidates, events
 
     def test_settings_under_which_the_metric_fell_give_way_to_the_last_good_ones(self):
-        ways, events = self.play([(1.0, MILD)] * 5 + [(1.0, TOPK)] + [(0.2, TOPK)] * 4)
-        assert ways == [MILD] * 5 + [TOPK] * 2 + [MILD] * 3
+        candidates, events = self.play([(1.0, MILD)] * 5 + [(1.0, TOPK)] + [(0.2, TOPK)] * 4)
+        assert candidates == [MILD] * 5 + [TOPK] * 2 + [MILD] * 3
         [text] = events
         assert "topk at 100x" in text
         assert "topk at 50x" in text
 
     def test_a_fall_under_the_good_settings_themselves_changes_nothing(self):
-        ways, events = self.play([(1.0, MILD)] * 5 + [(0.2, MILD)] * 10)
-        assert ways == [MILD] * 15
+        candidates, events = self.play([(1.0, MILD)] * 5 + [(0.2, MILD)] * 10)
+        assert candidates == [MILD] * 15
         assert not events
 
     @pytest.mark.parametrize("metrics", [(0.6, 0.6, 0.6), (0.2, 1.0, 0.2), (0.2, None, None)])
     def test_a_small_a_short_and_a_single_fall_change_nothing(self, metrics):
-        ways, _ = self.play([(1.0, MILD)] * 5 + [(1.0, TOPK)] + [(metric, TOPK) for metric in metrics])
-        assert ways[5:] == [TOPK] * 4
+        candidates, _ = self.play([(1.0, MILD)] * 5 + [(1.0, TOPK)] + [(metric, TOPK) for metric in metrics])
+        assert candidates[5:] == [TOPK] * 4
 
     def test_what_was_rolled_back_is_tried_again_and_stays_away_twice_as_long_the_next_time(self):
         good, bad = (1.0, TOPK), (0.2, TOPK)
-        guard, now, ways = Rollback(self.SETTINGS), None, []
+        guard, now, candidates = Rollback(self.SETTINGS), None, []
         for number in range(1, 80):
             metric = (good if now in (None, MILD) else bad)[0]
             wanted = MILD if number < 5 else TOPK
-            now = guard.guard(calm(number, metric=metric), Choice(way=wanted, reason=""), now=now).way
-            ways.append(now)
-        runs = [(way, len(list(group))) for way, group in groupby(ways)]
+            now = guard.guard(calm(number, metric=metric), Proposal(choice=wanted, reason=""), now=now).choice
+            candidates.append(now)
+        runs = [(choice, len(list(group))) for choice, group in groupby(candidates)]
         assert runs[:7] == [(MILD, 4), (TOPK, 2), (MILD, 10), (TOPK, 2), (MILD, 20), (TOPK, 2), (MILD, 39)]
 
     def test_a_metric_that_does_not_come_back_is_no_fault_of_the_compression(self):
         rounds = [(1.0, MILD)] * 5 + [(1.0, TOPK)] + [(0.2, TOPK)] * 60
-        ways, events = self.play(rounds)
-        assert ways[7:] == [MILD] * 10 + [TOPK] * 49
+        candidates, events = self.play(rounds)
+        assert candidates[7:] == [MILD] * 10 + [TOPK] * 49
         assert len(events) == 2
         assert "not at fault" in events[1]
 
@@ -173,20 +173,20 @@ class TestRollback:
         guard, now = Rollback(self.SETTINGS), None
         found = []
         for number in range(1, 20):
-            metric, way = (1.0, MILD) if number < 5 else (0.2 if now == TOPK else 1.0, TOPK)
-            wanted = Choice(way=way, reason="", flush=number % 3 == 0, events=(f"told in {number}",))
-            choice = guard.guard(calm(number, metric=metric), wanted, now=now)
-            now = choice.way
-            found.append(choice)
-        assert any(choice.way == MILD for choice in found[8:]), "it was rolled back"
-        for number, choice in enumerate(found, start=1):
-            assert choice.flush == (number % 3 == 0)
-            assert f"told in {number}" in choice.events
+            metric, choice = (1.0, MILD) if number < 5 else (0.2 if now == TOPK else 1.0, TOPK)
+            wanted = Proposal(choice=choice, reason="", flush=number % 3 == 0, events=(f"told in {number}",))
+            proposal = guard.guard(calm(number, metric=metric), wanted, now=now)
+            now = proposal.choice
+            found.append(proposal)
+        assert any(proposal.choice == MILD for proposal in found[8:]), "it was rolled back"
+        for number, proposal in enumerate(found, start=1):
+            assert proposal.flush == (number % 3 == 0)
+            assert f"told in {number}" in proposal.events
 
     def test_nothing_is_watched_unless_that_was_asked_for(self):
         guard = Rollback(NoRollback())
         for number, metric in enumerate([1.0] * 5 + [-100.0] * 20, start=1):
-            assert guard.guard(calm(number, metric=metric), Choice(way=TOPK, reason=""), now=TOPK).way == TOPK
+            assert guard.guard(calm(number, metric=metric), Proposal(choice=TOPK, reason=""), now=TOPK).choice == TOPK
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ class TestRollback:
         ({"kind": "stages", "stages": [{"until_progress": 0.5, "ratio": 2.0}]}, "the last at 1"),
         ({"kind": "stages", "stages": []}, "the last at 1"),
         ({"kind": "adaptive", "low": 0.6}, "low must be below high"),
-        ({"kind": "adaptive", "least_ratio": 100.0, "most_ratio": 10.0}, "least_ratio"),
+        ({"kind": "adaptive", "min_ratio": 100.0, "max_ratio": 10.0}, "min_ratio"),
         ({"kind": "auto", "ratios": [100.0, 50.0]}, "above the one before"),
         ({"kind": "fixed", "ratio": 3.0}, "ratio"),
         ({"kind": "fixed", "rollback": {"kind": "rollback"}}, "drop"),
@@ -237,16 +237,16 @@ def test_a_warm_up_counts_the_steps_of_an_outer_loop():
 
 def test_ways_know_of_their_codecs_what_the_registry_says(monkeypatch):
     class Mine(CodecSettings):
-        keeps_back = False
-        summed_in_place = True
-        plain_ratio = 3.0
+        has_residual = False
+        uses_ring = True
+        fixed_ratio = 3.0
         codec: Literal["mine"] = "mine"
 
     entries = {**load_codecs(), "mine": CodecEntry(settings=Mine, make=lambda _: None)}
     monkeypatch.setattr("fulmen_exchange.policies.decision.load_codecs", lambda: entries)
-    way = Way(codec="mine")
-    assert (way.keeps_back, way.summed_in_place, way.bytes_ratio) == (False, True, 3.0)
-    assert (TOPK.keeps_back, TOPK.summed_in_place, TOPK.bytes_ratio) == (True, False, 100.0)
+    choice = CodecChoice(codec="mine")
+    assert (choice.has_residual, choice.uses_ring, choice.bytes_ratio) == (False, True, 3.0)
+    assert (TOPK.has_residual, TOPK.uses_ring, TOPK.bytes_ratio) == (True, False, 100.0)
 
 
 def test_all_settings_of_a_policy_can_be_read():

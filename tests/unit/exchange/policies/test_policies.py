@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fulmen_exchange.policies.machine import PolicyStateInvalid
+from fulmen_exchange.policies.state import PolicyStateInvalid
 from tests.support.exchange.policy_world import POLICIES, calm, history, play, policy_of, stored, with_norm
 
 ROUNDS = 150
@@ -21,18 +21,18 @@ few = settings(deadline=None, max_examples=12)
 @few
 @given(kind=kinds, seed=seeds)
 def test_every_rank_that_is_told_the_same_decides_the_same(kind, seed):
-    figures = history(seed, ROUNDS)
-    assert play(policy_of(kind), figures) == play(policy_of(kind), figures)
+    stats = history(seed, ROUNDS)
+    assert play(policy_of(kind), stats) == play(policy_of(kind), stats)
 
 
 @few
 @given(kind=kinds, seed=seeds, at=st.integers(1, ROUNDS - 1))
 def test_a_policy_goes_on_from_a_stored_state_as_if_nothing_had_been(kind, seed, at):
-    figures = history(seed, ROUNDS)
+    stats = history(seed, ROUNDS)
     throughout, before, after = policy_of(kind), policy_of(kind), policy_of(kind)
-    play(before, figures[:at])
+    play(before, stats[:at])
     after.restore(stored(before))
-    assert play(after, figures[at:]) == play(throughout, figures)[at:]
+    assert play(after, stats[at:]) == play(throughout, stats)[at:]
     assert stored(after) == stored(throughout)
 
 
@@ -43,20 +43,20 @@ def test_ratios_stay_within_their_bounds(kind, seed):
         "fixed": (4, 100), "stages": (4, 150), "adaptive": (4, 1000), "auto": (4, 200)
     }[kind]  # fmt: skip
     decisions = play(policy_of(kind), history(seed, ROUNDS))
-    assert all(low <= one.ratio <= high for one in decisions if one.way.ratio is not None)
-    assert all(one.ratio == 1.0 for one in decisions if one.way.ratio is None)
+    assert all(low <= one.ratio <= high for one in decisions if one.choice.ratio is not None)
+    assert all(one.ratio == 1.0 for one in decisions if one.choice.ratio is None)
 
 
 @few
 @given(kind=kinds, seed=seeds)
 def test_all_that_was_kept_back_is_sent_before_compression_ends_or_its_codec_changes(kind, seed):
-    figures = history(seed, ROUNDS)
-    decisions = play(policy_of(kind), figures)
+    stats = history(seed, ROUNDS)
+    decisions = play(policy_of(kind), stats)
     # A round that is skipped sends nothing: the one before it is what the next one follows.
     sent = [one for one in decisions if "not finite" not in one.reason]
     for before, after in pairwise(sent):
         ends = before.enabled and not after.enabled
-        changes = before.enabled and before.way.keeps_back and before.way.kin != after.way.kin
+        changes = before.enabled and before.choice.has_residual and before.choice.key != after.choice.key
         if ends or changes:
             assert before.flush
 
@@ -66,7 +66,9 @@ def test_all_that_was_kept_back_is_sent_before_compression_ends_or_its_codec_cha
 def test_every_change_of_what_is_sent_is_told_in_the_history(kind, seed):
     decisions = play(policy_of(kind), history(seed, ROUNDS))
     for before, after in pairwise(decisions):
-        changed = before.enabled != after.enabled or (after.enabled and before.way != after.way and before.enabled)
+        changed = before.enabled != after.enabled or (
+            after.enabled and before.choice != after.choice and before.enabled
+        )
         assert bool(after.events) or not changed
 
 
@@ -91,11 +93,11 @@ def test_compression_is_off_for_a_window_after_gradients_that_explode_and_then_c
 
 
 def test_what_is_sent_as_it_is_is_not_switched_off():
-    # Nothing was measured yet, so that `auto` sends in its first way: none.
+    # Nothing was measured yet, so that `auto` sends in its first choice: none.
     policy = policy_of("auto", full_sync_every=0)
     play(policy, [calm(number, gradient_norms=(1.0,)) for number in range(1, 31)])
     decisions = play(policy, [with_norm(calm(number), 1e3) for number in range(31, 46)])
-    assert {(one.way.codec, one.enabled, one.events) for one in decisions} == {("none", True, ())}
+    assert {(one.choice.codec, one.enabled, one.events) for one in decisions} == {("none", True, ())}
 
 
 @pytest.mark.parametrize("zeros", [1, 70])
@@ -127,15 +129,15 @@ def test_gradients_that_vanish_end_compression_too():
 def test_one_gradient_that_explodes_does_nothing():
     policy = policy_of("fixed", full_sync_every=0)
     play(policy, [calm(number) for number in range(1, 31)])
-    figures = [with_norm(calm(31), 1e6), calm(32), with_norm(calm(33), 1e-9), with_norm(calm(34), 1e6), calm(35)]
-    assert all(one.enabled and not one.flush and not one.events for one in play(policy, figures))
+    stats = [with_norm(calm(31), 1e6), calm(32), with_norm(calm(33), 1e-9), with_norm(calm(34), 1e6), calm(35)]
+    assert all(one.enabled and not one.flush and not one.events for one in play(policy, stats))
 
 
 def test_one_exploding_rank_is_enough():
     policy = policy_of("fixed")
     play(policy, [calm(number) for number in range(1, 31)])
-    figures = [calm(number, gradient_norms=(1.0, 1e3)) for number in range(31, 34)]
-    assert not play(policy, figures)[-1].enabled
+    stats = [calm(number, gradient_norms=(1.0, 1e3)) for number in range(31, 34)]
+    assert not play(policy, stats)[-1].enabled
 
 
 @pytest.mark.parametrize("kind", sorted(POLICIES))
@@ -153,8 +155,8 @@ def test_after_a_round_without_finite_gradients_everything_is_sent_again_before_
     # Norms may overflow where the gradients do not: the round was not skipped then, and something kept back.
     policy = policy_of("fixed", full_sync_every=0)
     play(policy, [calm(number) for number in range(1, 31)])
-    figures = [with_norm(calm(number), norm) for number, norm in ((31, 1e4), (32, 1e4), (33, float("inf")), (33, 1e4))]
-    decisions = play(policy, [*figures, with_norm(calm(34), 1e4)])
+    stats = [with_norm(calm(number), norm) for number, norm in ((31, 1e4), (32, 1e4), (33, float("inf")), (33, 1e4))]
+    decisions = play(policy, [*stats, with_norm(calm(34), 1e4)])
     assert [one.flush for one in decisions] == [False, True, False, True, False]
     assert [one.enabled for one in decisions] == [True, True, True, True, False]
 

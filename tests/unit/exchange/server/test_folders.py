@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fulmen_exchange.aggregator.durable import make_folder
+from fulmen_exchange.aggregator.folders import make_folder
 from fulmen_exchange.server.folders import ABOUT, ExchangeFolders, Run
 
 HOUR_S = 3600.0

@@ -15,16 +15,16 @@ DEVIATIONS = 4.0
 
 
 @dataclass(slots=True, kw_only=True)
-class Arrivals:
+class ArrivalTimes:
     """How long after the first chunk of a sum payloads were complete; of the last 32.
 
     Attributes:
-        least_s: The shortest deadline.
-        most_s: The longest, and that before anything is known.
+        min_s: The shortest deadline.
+        max_s: The longest, and that before anything is known.
     """
 
-    least_s: float
-    most_s: float
+    min_s: float
+    max_s: float
     _offsets_s: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
     def note(self, offset_s: float) -> None:
@@ -34,7 +34,7 @@ class Arrivals:
     def deadline_s(self) -> float:
         """Returns how long after the first chunk a sum waits: median + 4 MAD, within the limits."""
         if not self._offsets_s:
-            return self.most_s
+            return self.max_s
         middle = median(self._offsets_s)
         spread = median(abs(offset - middle) for offset in self._offsets_s)
-        return min(self.most_s, max(self.least_s, middle + DEVIATIONS * spread))
+        return min(self.max_s, max(self.min_s, middle + DEVIATIONS * spread))

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from fulmen_exchange.aggregator.membership import Key
-from fulmen_exchange.aggregator.staging import Staged
+from fulmen_exchange.aggregator.staging import StagedPayload
 from fulmen_exchange.aggregator.terms import CHUNK_BYTES, CallTerms
 
 
-class Verdict(StrEnum):
+class PayloadStatus(StrEnum):
     """What became of a payload; as in `fulmen.algorithm.v1.SegmentStatus`, which explains them."""
 
     ACCEPTED = "ACCEPTED"
@@ -23,15 +23,15 @@ class Verdict(StrEnum):
     BEHIND = "BEHIND"
 
 
-class Behind(Exception):
+class RankBehind(Exception):
     """A rank asks for a round whose sums are not kept any more, or has others than those who go on; the text says which."""
 
 
-class Replaced(Exception):
+class RankReplaced(Exception):
     """A process that was a member asks to join, and a newer one has its rank; the text says which rank."""
 
 
-class NoRoom(Exception):
+class StagingFull(Exception):
     """A payload cannot be put together: what the server holds of others leaves too little memory for it."""
 
 
@@ -81,7 +81,7 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
+class CompletedSum:
     """A sum that was made.
 
     Attributes:
@@ -96,7 +96,7 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Response:
     """What a rank is told.
 
     Attributes:
@@ -112,10 +112,10 @@ class Answer:
     rank: int
     incarnation: str
     key: Key
-    verdict: Verdict
+    verdict: PayloadStatus
     text: str = ""
     offset: int = 0
-    done: Done | None = None
+    done: CompletedSum | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,16 +132,16 @@ class SumDue:
 
     key: Key
     terms: CallTerms
-    payloads: Mapping[int, Staged] = field(repr=False)
+    payloads: Mapping[int, StagedPayload] = field(repr=False)
     taken: Mapping[int, str]
     member_count: int
 
 
-Effect = Answer | SumDue
+Effect = Response | SumDue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class ResumePoint:
     """What a rank that joins says of itself.
 
     Attributes:
@@ -160,7 +160,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Joined:
+class JoinResult:
     """What a rank learns when it joins.
 
     Attributes:

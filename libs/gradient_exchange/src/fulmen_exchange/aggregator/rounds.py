@@ -13,29 +13,29 @@ import uuid
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from fulmen_exchange.aggregator.arrivals import Arrivals
+from fulmen_exchange.aggregator.arrivals import ArrivalTimes
 from fulmen_exchange.aggregator.checksum import crc32
 from fulmen_exchange.aggregator.effects import (
-    Answer,
-    Behind,
     Chunk,
-    Claim,
-    Done,
+    CompletedSum,
     Effect,
-    Joined,
-    NoRoom,
-    Replaced,
+    JoinResult,
+    PayloadStatus,
+    RankBehind,
+    RankReplaced,
     Reply,
+    Response,
+    ResumePoint,
     RoundRecord,
+    StagingFull,
     SumDue,
     Totals,
-    Verdict,
 )
 from fulmen_exchange.aggregator.membership import Key, Member, Membership
-from fulmen_exchange.aggregator.staging import Spare, Staging
+from fulmen_exchange.aggregator.staging import BufferPool, Staging
 from fulmen_exchange.aggregator.terms import CallTerms, Terms
 
-NEW = Claim()
+NEW = ResumePoint()
 MAX_CALLS = 2**17
 MAX_ROUND = 2**48
 MAX_OPEN = 4
@@ -52,7 +52,7 @@ class _Call:
     staged: dict[int, Staging] = field(default_factory=dict)
     waiting: dict[int, str] = field(default_factory=dict)
     due: SumDue | None = None
-    done: Done | None = None
+    done: CompletedSum | None = None
 
 
 class RoundMachine:
@@ -66,26 +66,26 @@ class RoundMachine:
         self.round = 0
         self.history = uuid.uuid4().hex
         self.members = Membership(world_size=terms.world_size, lease_s=patience.lease_s)
-        self.arrivals = Arrivals(least_s=patience.min_wait_s, most_s=patience.max_wait_s)
+        self.arrivals = ArrivalTimes(min_s=patience.min_wait_s, max_s=patience.max_wait_s)
         self.totals = Totals()
         self.removed = 0
         self.records: dict[int, RoundRecord] = {}
         self._calls: dict[Key, _Call] = {}
         self._open: dict[Key, _Call] = {}  # those of them that collect
         self._made: Key = (0, 0)  # what comes before it was made, by this process or by one before
-        self._spare = Spare()
+        self._spare = BufferPool()
         self._is_restored = False
         self._is_resumed = False
         self._next_round = 1
 
     @property
     def staged_bytes(self) -> int:
-        """Memory of payloads that come, or are summed, and of buffers that are kept for the next ones."""
+        """CodecMemory of payloads that come, or are summed, and of buffers that are kept for the next ones."""
         coming = sum(staging.size_bytes for call in self._open.values() for staging in call.staged.values())
         dues = [call.due for call in self._calls.values() if call.due is not None]
         return coming + sum(len(each.buffer) for due in dues for each in due.payloads.values()) + self._spare.size_bytes
 
-    def restore(self, kept: Mapping[Key, tuple[CallTerms, Done]], *, epoch: int, history: str) -> None:
+    def restore(self, kept: Mapping[Key, tuple[CallTerms, CompletedSum]], *, epoch: int, history: str) -> None:
         """Goes on from sums that were kept when the server ended; without a history, newer ones may have been lost."""
         self.members.epoch = max(self.members.epoch, epoch)
         if not kept:
@@ -98,7 +98,9 @@ class RoundMachine:
         self._is_restored = bool(history)
         self.history = history or self.history
 
-    def join(self, rank: int, incarnation: str, now_s: float, claim: Claim = NEW) -> tuple[Joined, list[Effect]]:
+    def join(
+        self, rank: int, incarnation: str, now_s: float, claim: ResumePoint = NEW
+    ) -> tuple[JoinResult, list[Effect]]:
         """Takes a rank in, or renews its lease.
 
         Args:
@@ -108,12 +110,12 @@ class RoundMachine:
             claim: What it says of itself.
 
         Raises:
-            Behind: if it asks for a round whose sums are not kept any more, or has sums of another history.
-            Replaced: if it was a member before, and another process has its rank now.
+            RankBehind: if it asks for a round whose sums are not kept any more, or has sums of another history.
+            RankReplaced: if it was a member before, and another process has its rank now.
         """
         # Who comes for the first time takes the place of who was there; two that took it in turn would let no sum be made.
         if claim.epoch and self.members.is_taken(rank, incarnation):
-            raise Replaced(f"another process takes part as rank {rank}")
+            raise RankReplaced(f"another process takes part as rank {rank}")
         self._listen(claim, is_member=self.members.get(rank, incarnation) is not None)
         self.members.resume(epoch=claim.epoch, known=claim.known, until_s=now_s + self.terms.patience.lease_s)
         first_round = claim.round
@@ -123,7 +125,7 @@ class RoundMachine:
         effects = (self._stale() if changed else []) + self._settle(now_s)
         member = self.members.get(rank, incarnation)
         assert member is not None
-        joined = Joined(
+        joined = JoinResult(
             epoch=self.members.epoch,
             ranks=tuple(self.members.ranks),
             round=self.round,
@@ -132,17 +134,17 @@ class RoundMachine:
         )
         return joined, effects
 
-    def _listen(self, claim: Claim, *, is_member: bool) -> None:
+    def _listen(self, claim: ResumePoint, *, is_member: bool) -> None:
         """Learns from what a rank knows; before the first round, that counts which this process has not seen."""
-        is_strange = bool(claim.history) and claim.history != self.history and not is_member
-        if is_strange and (self.members.is_started or self._is_restored):
-            raise Behind(
+        is_foreign = bool(claim.history) and claim.history != self.history and not is_member
+        if is_foreign and (self.members.is_started or self._is_restored):
+            raise RankBehind(
                 f"the others have gone on without this rank, on a server that did not have its sums any more, to round"
                 f" {self.round}"
             )
         if self.members.is_started:
             if claim.round and claim.round < self.round - 1:
-                raise Behind(f"the exchange is in round {self.round}, and this rank in round {claim.round}")
+                raise RankBehind(f"the exchange is in round {self.round}, and this rank in round {claim.round}")
             return
         self.round = max(self.round, claim.round)
         if claim.known:
@@ -158,12 +160,12 @@ class RoundMachine:
         """Takes a chunk.
 
         Raises:
-            NoRoom: if it begins a payload for which there is no memory.
+            StagingFull: if it begins a payload for which there is no memory.
         """
 
-        def answer(verdict: Verdict, text: str = "") -> list[Effect]:
+        def answer(verdict: PayloadStatus, text: str = "") -> list[Effect]:
             return [
-                Answer(
+                Response(
                     rank=rank, incarnation=incarnation, key=chunk.key, verdict=verdict, text=text, offset=chunk.offset
                 )
             ]
@@ -171,14 +173,14 @@ class RoundMachine:
         member = self.members.get(rank, incarnation)
         if member is None or chunk.epoch != self.members.epoch:
             # Only at its beginning, here and below: one answer is enough for a payload of many chunks.
-            return answer(Verdict.STALE_EPOCH) if chunk.offset == 0 else []
+            return answer(PayloadStatus.STALE_EPOCH) if chunk.offset == 0 else []
         member.seen_s = now_s
         if problem := self._problem(member, chunk):
-            return answer(Verdict.INVALID, problem)
+            return answer(PayloadStatus.INVALID, problem)
         call = self._calls.get(chunk.key)
         if call is None:
             if chunk.key < self._made:
-                return answer(Verdict.BEHIND, f"the others are in round {self.round}")
+                return answer(PayloadStatus.BEHIND, f"the others are in round {self.round}")
             call = self._calls[chunk.key] = self._open[chunk.key] = _Call(terms=chunk.terms, opened_s=now_s)
             self._begin(chunk.key, now_s)
         self._note(member, chunk.key)
@@ -190,7 +192,7 @@ class RoundMachine:
         # Not before the sum is known of: sums are made in order, and this one is not to be passed by.
         if crc32(chunk.data) != chunk.crc32:
             self.totals.bad_checksums += 1
-            return answer(Verdict.BAD_CHECKSUM)
+            return answer(PayloadStatus.BAD_CHECKSUM)
         return self._put(call, rank, chunk, now_s)
 
     def _note(self, member: Member, key: Key) -> None:
@@ -214,7 +216,7 @@ class RoundMachine:
         if size > self._room():
             self._spare.clear()
             if size > self._room():
-                raise NoRoom
+                raise StagingFull
         return Staging(size, self._spare)
 
     def summed(self, key: Key, reply: Reply, now_s: float) -> list[Effect]:
@@ -222,7 +224,7 @@ class RoundMachine:
         call = self._calls[key]
         due = call.due
         assert due is not None
-        call.due, call.done = None, Done(taken=due.taken, member_count=due.member_count, reply=reply)
+        call.due, call.done = None, CompletedSum(taken=due.taken, member_count=due.member_count, reply=reply)
         self._made = max(self._made, (key[0], key[1] + 1))
         self._count(due, reply, now_s)
         self._spare.most = MAX_OPEN * len(self.members.ranks)
@@ -239,7 +241,7 @@ class RoundMachine:
         assert due is not None
         call.due, self._open[key] = None, call
         effects: list[Effect] = [
-            Answer(rank=rank, incarnation=due.taken[rank], key=key, verdict=Verdict.INVALID, text=text)
+            Response(rank=rank, incarnation=due.taken[rank], key=key, verdict=PayloadStatus.INVALID, text=text)
             for rank, text in reasons.items()
         ]
         for rank in reasons:
@@ -350,15 +352,15 @@ class RoundMachine:
             del self._calls[key]
         self._open.clear()
         return [
-            Answer(rank=rank, incarnation=incarnation, key=key, verdict=Verdict.STALE_EPOCH)
+            Response(rank=rank, incarnation=incarnation, key=key, verdict=PayloadStatus.STALE_EPOCH)
             for key, rank, incarnation in told
         ]
 
-    def _told(self, member: Member, key: Key, done: Done, *, again: bool) -> Answer:
+    def _told(self, member: Member, key: Key, done: CompletedSum, *, again: bool) -> Response:
         inside = done.taken.get(member.rank) == member.incarnation
         self.totals.sent_bytes += done.reply.size
-        verdict = (Verdict.DUPLICATE if again else Verdict.ACCEPTED) if inside else Verdict.LATE
-        return Answer(rank=member.rank, incarnation=member.incarnation, key=key, verdict=verdict, done=done)
+        verdict = (PayloadStatus.DUPLICATE if again else PayloadStatus.ACCEPTED) if inside else PayloadStatus.LATE
+        return Response(rank=member.rank, incarnation=member.incarnation, key=key, verdict=verdict, done=done)
 
     def _begin(self, key: Key, now_s: float) -> None:
         self.round = max(self.round, key[0])

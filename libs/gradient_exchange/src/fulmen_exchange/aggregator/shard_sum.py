@@ -16,11 +16,11 @@ from pydantic import ValidationError
 from fulmen.algorithm.v1 import gradient_exchange_service_pb2 as pb
 from fulmen_exchange import wire
 from fulmen_exchange.aggregator.checksum import LONG, crc32
-from fulmen_exchange.aggregator.durable import make_folder
-from fulmen_exchange.aggregator.effects import Done, Reply, SumDue
-from fulmen_exchange.aggregator.kept_sums import BUCKET, KeptSums
+from fulmen_exchange.aggregator.effects import CompletedSum, Reply, SumDue
+from fulmen_exchange.aggregator.folders import make_folder
 from fulmen_exchange.aggregator.membership import Key
 from fulmen_exchange.aggregator.shard import Shard
+from fulmen_exchange.aggregator.sum_files import BUCKET, SumFiles
 from fulmen_exchange.aggregator.terms import MAX_RANKS, SUM, CallTerms, Problem, Terms
 from fulmen_exchange.codecs.codec import Payload, PayloadInvalid, Round, SegmentCodec
 from fulmen_exchange.links.grpc_chunks import CutPayload, cut, cut_bytes
@@ -56,7 +56,7 @@ class Restored:
         has_lost: Whether something that was kept back for later rounds is lost.
     """
 
-    sums: Mapping[Key, tuple[CallTerms, Done]] = field(default_factory=dict, repr=False)
+    sums: Mapping[Key, tuple[CallTerms, CompletedSum]] = field(default_factory=dict, repr=False)
     epoch: int = 0
     history: str = ""
     has_lost: bool = False
@@ -76,7 +76,7 @@ class ShardSum:
         Args:
             terms: What the ranks agree on.
             folder: Where sums are kept; None: nowhere.
-            is_synced: See `KeptSums`.
+            is_synced: See `SumFiles`.
 
         Raises:
             TermsRefused: if there is no such codec, or its settings are not valid.
@@ -84,7 +84,7 @@ class ShardSum:
         self._terms = terms
         self._codec = _codec_of(terms)
         self._shard = None if self._codec is None else Shard(self._codec)
-        self._files = None if folder is None else KeptSums(folder, terms, is_synced)
+        self._files = None if folder is None else SumFiles(folder, terms, is_synced)
         if folder is not None:
             make_folder(folder, is_synced=is_synced)
         crc32(bytes(LONG))  # what that needs is made ready here, and not where chunks are waited for
@@ -134,7 +134,7 @@ class ShardSum:
         sums = {
             each.key: (
                 each.terms,
-                Done(
+                CompletedSum(
                     taken=each.taken,
                     member_count=each.member_count,
                     reply=_reply(cut_bytes(each.data), each.key, each.epoch),

@@ -15,7 +15,7 @@ _HEADER_LENGTH = struct.Struct("<8xI")
 
 
 @dataclass(slots=True)
-class Spare:
+class BufferPool:
     """Buffers of payloads that were summed, for those of the next: memory that is new costs more than what is done with it.
 
     Attributes:
@@ -43,7 +43,7 @@ class Spare:
 
     @property
     def size_bytes(self) -> int:
-        """Memory of those that are kept."""
+        """CodecMemory of those that are kept."""
         return sum(map(len, self._buffers))
 
     def clear(self) -> None:
@@ -52,7 +52,7 @@ class Spare:
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class StagedPayload:
     """A payload that was put together.
 
     Attributes:
@@ -66,7 +66,7 @@ class Staged:
     buffer: bytearray = field(repr=False)
 
     @classmethod
-    def of(cls, payload: bytes | bytearray) -> Staged:
+    def of(cls, payload: bytes | bytearray) -> StagedPayload:
         """Returns one that lies somewhere in one piece."""
         return cls(memoryview(payload), crc32(memoryview(payload)[CHECKED_FROM:]), bytearray())
 
@@ -81,7 +81,7 @@ class Staging:
     """
 
     total_bytes: int
-    spare: Spare = field(default_factory=Spare)
+    spare: BufferPool = field(default_factory=BufferPool)
     _buffer: bytearray = field(init=False, repr=False)
     _data: memoryview = field(init=False, repr=False)
     _missing: set[int] = field(init=False, repr=False)
@@ -130,7 +130,7 @@ class Staging:
 
     @property
     def size_bytes(self) -> int:
-        """Memory that it takes."""
+        """CodecMemory that it takes."""
         return len(self._buffer)
 
     @property
@@ -138,7 +138,7 @@ class Staging:
         """Whether nothing is missing."""
         return not self._missing
 
-    def take(self) -> Staged:
+    def take(self) -> StagedPayload:
         """Returns the payload, which is complete."""
         first = min(CHUNK_BYTES, self.total_bytes)
         checksum = 0
@@ -148,4 +148,4 @@ class Staging:
             for offset in range(CHUNK_BYTES, self.total_bytes, CHUNK_BYTES):
                 size = min(CHUNK_BYTES, self.total_bytes - offset)
                 checksum = joined(checksum, self._checksums[offset], size)
-        return Staged(self._data, checksum, self._buffer)
+        return StagedPayload(self._data, checksum, self._buffer)

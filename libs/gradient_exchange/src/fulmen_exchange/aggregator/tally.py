@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 
-from fulmen_exchange.aggregator.effects import Verdict
+from fulmen_exchange.aggregator.effects import PayloadStatus
 from fulmen_exchange.aggregator.rounds import RoundMachine
 
 BOUNDS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
@@ -22,7 +22,7 @@ class Tally:
         seconds: Of all these rounds.
     """
 
-    verdicts: Counter[Verdict] = field(default_factory=Counter)
+    verdicts: Counter[PayloadStatus] = field(default_factory=Counter)
     rounds: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
     seconds: float = 0.0
     _counted: int = 0

@@ -32,7 +32,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class StragglerPolicy:
     """How long a sum waits for whom.
 
     Attributes:
@@ -74,7 +74,7 @@ class Terms:
     codec_version: int
     settings_json: str
     segment_sizes: tuple[int, ...]
-    patience: Patience = Patience()
+    patience: StragglerPolicy = StragglerPolicy()
 
     def problems(self, *, max_elements: int) -> list[Problem]:
         """Lists what no run may have, before anything is allocated for it."""

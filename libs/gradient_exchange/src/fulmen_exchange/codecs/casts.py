@@ -22,17 +22,17 @@ SMALLEST_EXPONENT = -100
 class NoneSettings(CodecSettings):
     """Settings of `none`: float32, as it is."""
 
-    keeps_back = False
-    summed_in_place = True
+    has_residual = False
+    uses_ring = True
     codec: Literal["none"] = "none"
 
 
 class Bf16Settings(CodecSettings):
     """Settings of `bf16`: 8 bits of the fraction; sums are rounded at every hop."""
 
-    keeps_back = False
-    summed_in_place = True
-    plain_ratio = 2.0
+    has_residual = False
+    uses_ring = True
+    fixed_ratio = 2.0
     codec: Literal["bf16"] = "bf16"
 
 
@@ -44,9 +44,9 @@ class Fp16Settings(CodecSettings):
             and the sum back. So neither are small gradients lost, nor can sums leave the format; 16384 unless given.
     """
 
-    keeps_back = False
-    summed_in_place = True
-    plain_ratio = 2.0
+    has_residual = False
+    uses_ring = True
+    fixed_ratio = 2.0
     codec: Literal["fp16"] = "fp16"
     limit: float = Field(default=16384.0, ge=1.0, le=32768.0)
 

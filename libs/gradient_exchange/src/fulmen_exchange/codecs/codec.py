@@ -94,16 +94,16 @@ class Bucket:
         index: Which one, from 0.
         flat: float32, [n].
         matrices: Where each parameter lies: begin, rows and columns.
-        cuts: Where segments begin, and the end: multiples of `BLOCK` but for the last; one more than there are segments.
+        offsets: Where segments begin, and the end: multiples of `BLOCK` but for the last; one more than there are segments.
     """
 
     index: int
     flat: Tensor
     matrices: Sequence[tuple[int, int, int]]
-    cuts: Sequence[int]
+    offsets: Sequence[int]
 
 
-class AnyCodec:
+class BaseCodec:
     """What all codecs have in common. They are stateless: what is remembered is in the `State` that they are given.
 
     Attributes:
@@ -136,7 +136,7 @@ class AnyCodec:
             state[self.kept].zero_()
 
 
-class SegmentCodec(AnyCodec, ABC):
+class SegmentCodec(BaseCodec, ABC):
     """Encodes segments that a shard can sum.
 
     Attributes:
@@ -151,13 +151,13 @@ class SegmentCodec(AnyCodec, ABC):
         """Makes the state of a bucket, on the device of `like`, which is as long."""
 
     @abstractmethod
-    def encode(self, gradient: Tensor, state: State, cuts: Sequence[int], round_: Round) -> list[Payload]:
+    def encode(self, gradient: Tensor, state: State, offsets: Sequence[int], round_: Round) -> list[Payload]:
         """Encodes a bucket, one payload for each segment, and keeps in `state` what is not in them.
 
         Args:
             gradient: float32 [n], finite; may be overwritten.
             state: Changed in place.
-            cuts: Where segments begin, and the end.
+            offsets: Where segments begin, and the end.
             round_: The round.
         """
 
@@ -178,7 +178,7 @@ class SegmentCodec(AnyCodec, ABC):
         """Returns the codec of the way back; its state is that of the shard."""
 
 
-class LinearCodec(AnyCodec, ABC):
+class LinearCodec(BaseCodec, ABC):
     """Makes tensors whose sums are those of the gradients, so that no shard has to decode what the ranks send.
 
     Attributes:

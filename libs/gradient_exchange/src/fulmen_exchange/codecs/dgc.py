@@ -15,7 +15,7 @@ from pydantic import Field
 
 from fulmen_exchange import kernels
 from fulmen_exchange.codecs.codec import CodecEntry, Payload, Round, SegmentCodec, State
-from fulmen_exchange.codecs.sparse import MOST_RATIO, Feedback, check, payloads_of, share_of
+from fulmen_exchange.codecs.sparse import MAX_RATIO, Feedback, check, payloads_of, share_of
 from fulmen_exchange.settings import CodecSettings
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class DgcSettings(CodecSettings):
     sgd_only = True
     holds_momentum = True
     codec: Literal["dgc"] = "dgc"
-    ratio: float = Field(default=100.0, ge=1, le=MOST_RATIO)
+    ratio: float = Field(default=100.0, ge=1, le=MAX_RATIO)
     momentum: float = Field(default=0.9, ge=0, lt=1)
     nesterov: bool = False
     clip: float = Field(default=1.0, gt=0)
@@ -59,7 +59,7 @@ class Dgc(SegmentCodec):
         """Keeps u and v."""
         return {VELOCITY: like.new_zeros(like.numel()), ACCUMULATED: like.new_zeros(like.numel())}
 
-    def encode(self, gradient: Tensor, state: State, cuts: Sequence[int], round_: Round) -> list[Payload]:
+    def encode(self, gradient: Tensor, state: State, offsets: Sequence[int], round_: Round) -> list[Payload]:
         """See `SegmentCodec`."""
         velocity, accumulated = state[VELOCITY], state[ACCUMULATED]
         if round_.flush:
@@ -71,10 +71,10 @@ class Dgc(SegmentCodec):
             after = v + self.momentum * (u + g) + g if self.nesterov else v + (self.momentum * u + g)
             threshold = kernels.threshold_of(after, share_of(round_.ratio))
             taken = kernels.dgc_select(gradient, velocity, accumulated, self.momentum, self.nesterov, threshold)
-        return payloads_of(self.name, self.version, taken, cuts)
+        return payloads_of(self.name, self.version, taken, offsets)
 
     def correct(self, state: State, gradient: Tensor, begin: int, out: Tensor) -> None:
-        """See `AnyCodec`: makes of g what v grows by, so that the round is a step of SGD with momentum.
+        """See `BaseCodec`: makes of g what v grows by, so that the round is a step of SGD with momentum.
 
         u is not masked where all of v is sent: that is for momentum of gradients that are long past when they are sent.
         So none of it is lost when a policy asks for rounds that send everything.

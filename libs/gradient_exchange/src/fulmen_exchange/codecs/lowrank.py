@@ -44,15 +44,15 @@ class LowRankSettings(CodecSettings):
 
     Attributes:
         matrix_rank: r, columns of the factors of each matrix; 1 to 64, 4 unless given.
-        least_ratio: A matrix whose factors have not so many times fewer elements is summed as it is; 2.0 unless given.
+        min_ratio: A matrix whose factors have not so many times fewer elements is summed as it is; 2.0 unless given.
     """
 
     matrix_rank: int = Field(default=4, ge=1, le=64)
-    least_ratio: float = Field(default=2.0, ge=1)
+    min_ratio: float = Field(default=2.0, ge=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Alike:
+class ShapeGroup:
     """Matrices of one shape in a bucket.
 
     Attributes:
@@ -90,25 +90,25 @@ class Plan:
         right_size: Elements of Q of all of them.
     """
 
-    groups: tuple[Alike, ...]
+    groups: tuple[ShapeGroup, ...]
     dense: tuple[tuple[int, int], ...]
     right_size: int
 
     @classmethod
-    def of(cls, matrices: Sequence[tuple[int, int, int]], *, matrix_rank: int, least_ratio: float) -> Plan:
+    def of(cls, matrices: Sequence[tuple[int, int, int]], *, matrix_rank: int, min_ratio: float) -> Plan:
         """Makes it; the same for the same matrices."""
         shapes: dict[tuple[int, int], list[int]] = {}
         dense: list[tuple[int, int]] = []
         for begin, rows, columns in matrices:
             rank = min(matrix_rank, rows, columns)
-            if (rows + columns) * rank * least_ratio > rows * columns:
+            if (rows + columns) * rank * min_ratio > rows * columns:
                 dense.append((begin, begin + rows * columns))
             else:
                 shapes.setdefault((rows, columns), []).append(begin)
         groups, right = [], 0
         for (rows, columns), begins in shapes.items():
             rank = min(matrix_rank, rows, columns)
-            groups.append(Alike(rows=rows, columns=columns, rank=rank, begins=tuple(begins), right=right))
+            groups.append(ShapeGroup(rows=rows, columns=columns, rank=rank, begins=tuple(begins), right=right))
             right += len(begins) * columns * rank
         return cls(groups=tuple(groups), dense=tuple(dense), right_size=right)
 
@@ -119,11 +119,11 @@ class LowRank(LinearCodec):
 
     Attributes:
         matrix_rank: r.
-        least_ratio: See `LowRankSettings`.
+        min_ratio: See `LowRankSettings`.
     """
 
     matrix_rank: int
-    least_ratio: float
+    min_ratio: float
     shared = (RIGHT,)
 
     @abstractmethod
@@ -167,7 +167,7 @@ class LowRank(LinearCodec):
                 p.addmm_(group.of(kept, which), q[which], beta=0)
         pieces = [kept[begin:end] for begin, end in plan.dense]
         *lefts, dense = self.sum_factors(lefts, joined([*pieces, kept[:0]]), all_reduce, round_)
-        for (begin, end), piece, sum_ in zip(plan.dense, pieces, parted(dense, pieces), strict=True):
+        for (begin, end), piece, sum_ in zip(plan.dense, pieces, split_like(dense, pieces), strict=True):
             flat[begin:end] = sum_
             piece.zero_()
         for group, ps, q in zip(plan.groups, lefts, rights, strict=True):
@@ -182,18 +182,18 @@ class LowRank(LinearCodec):
             q.copy_(sum_)
 
     def _plan(self, bucket: Bucket) -> Plan:
-        return Plan.of(bucket.matrices, matrix_rank=self.matrix_rank, least_ratio=self.least_ratio)
+        return Plan.of(bucket.matrices, matrix_rank=self.matrix_rank, min_ratio=self.min_ratio)
 
 
 def joined(tensors: Sequence[Tensor]) -> Tensor:
     """Copies tensors, of which there is at least one, into a flat one."""
     flat = tensors[0].new_zeros(sum(each.numel() for each in tensors))
-    for part, each in zip(parted(flat, tensors), tensors, strict=True):
+    for part, each in zip(split_like(flat, tensors), tensors, strict=True):
         part.copy_(each)
     return flat
 
 
-def parted(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+def split_like(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Returns views of a flat tensor, as long and of the shapes of others."""
     return [part.view_as(each) for part, each in zip(flat.split([t.numel() for t in like]), like, strict=True)]
 

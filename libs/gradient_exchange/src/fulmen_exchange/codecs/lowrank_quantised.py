@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from fulmen_exchange.codecs.codec import CodecEntry, Round
-from fulmen_exchange.codecs.lowrank import LowRank, LowRankSettings, joined, parted
+from fulmen_exchange.codecs.lowrank import LowRank, LowRankSettings, joined, split_like
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 MOST = {8: 127, 16: 2048}
 """Up to which whole number the format has all of them: int8, float16."""
-LEAST_STEPS = 16
+MIN_STEPS = 16
 """For a whole column; with fewer nothing is left of it."""
 ZERO = 1e-30
 """A column whose largest magnitudes sum to less is sent as zeros, and kept back: float32 has no steps for it."""
@@ -63,13 +63,13 @@ class LowRankQuantised(LowRank):
         """
         # Each rank may round up by half a step; one more for the rounding of the sum of magnitudes itself.
         top = MOST[self.bits] - round_.world_size / 2 - 1
-        if top < LEAST_STEPS:
+        if top < MIN_STEPS:
             raise ValueError(f"{self.bits} bits are too few for the sum of {round_.world_size} ranks")
         exact = [*(each.abs().amax(dim=1, keepdim=True) for each in factors), dense]
         sums = joined(exact)
         if sums.numel():
             all_reduce(sums)
-        *largest, dense = parted(sums, exact)
+        *largest, dense = split_like(sums, exact)
         if not factors:
             return [dense]
         steps = [each * (each > ZERO) / top for each in largest]
@@ -80,7 +80,7 @@ class LowRankQuantised(LowRank):
         all_reduce(whole)
         for each, step in zip(factors, steps, strict=True):
             each.mul_(step)
-        found = parted(whole.float(), factors)
+        found = split_like(whole.float(), factors)
         return [*(each * step for each, step in zip(found, steps, strict=True)), dense]
 
 
@@ -88,7 +88,7 @@ ENTRIES = (
     CodecEntry(
         settings=LowRankQuantisedSettings,
         make=lambda settings: LowRankQuantised(
-            matrix_rank=settings.matrix_rank, least_ratio=settings.least_ratio, bits=settings.bits
+            matrix_rank=settings.matrix_rank, min_ratio=settings.min_ratio, bits=settings.bits
         ),
     ),
 )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from fulmen_exchange.codecs.codec import CodecEntry, Round
-from fulmen_exchange.codecs.lowrank import LowRank, LowRankSettings, joined, parted
+from fulmen_exchange.codecs.lowrank import LowRank, LowRankSettings, joined, split_like
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,12 +38,12 @@ class PowerSgd(LowRank):
         sums = joined(together)
         if sums.numel():
             all_reduce(sums)
-        return parted(sums, together)
+        return split_like(sums, together)
 
 
 ENTRIES = (
     CodecEntry(
         settings=PowerSgdSettings,
-        make=lambda settings: PowerSgd(matrix_rank=settings.matrix_rank, least_ratio=settings.least_ratio),
+        make=lambda settings: PowerSgd(matrix_rank=settings.matrix_rank, min_ratio=settings.min_ratio),
     ),
 )

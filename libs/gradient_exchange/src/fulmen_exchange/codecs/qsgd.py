@@ -22,7 +22,7 @@ class QsgdSettings(CodecSettings):
         bits: Of each element, both ways; 4 to 8, 8 unless given.
     """
 
-    keeps_back = False
+    has_residual = False
     codec: Literal["qsgd"] = "qsgd"
     bits: int = Field(default=8, ge=4, le=8)
 

@@ -92,7 +92,7 @@ class Stochastic(SegmentCodec):
         """Keeps nothing."""
         return {}
 
-    def encode(self, gradient: Tensor, state: State, cuts: Sequence[int], round_: Round) -> list[Payload]:
+    def encode(self, gradient: Tensor, state: State, offsets: Sequence[int], round_: Round) -> list[Payload]:
         """See `SegmentCodec`; what is random is drawn from the round's seed and number, the rank, the bucket and the place."""
         seed = zlib.crc32(struct.pack("<qqq", round_.seed, round_.number, round_.rank), round_.bucket)
         return [
@@ -102,7 +102,7 @@ class Stochastic(SegmentCodec):
                 size=right - left,
                 parts=kernels.quantise(gradient[left:right], bits=self.bits, block=BLOCK, begin=left, seed=seed),
             )
-            for left, right in pairwise(cuts)
+            for left, right in pairwise(offsets)
         ]
 
     def add(self, payload: Payload, out: Tensor) -> None:
@@ -137,12 +137,12 @@ class Nearest(SegmentCodec):
         """Keeps back what is rounded away."""
         return {RESIDUAL: like.new_zeros(like.numel())}
 
-    def encode(self, gradient: Tensor, state: State, cuts: Sequence[int], round_: Round) -> list[Payload]:
+    def encode(self, gradient: Tensor, state: State, offsets: Sequence[int], round_: Round) -> list[Payload]:
         """See `SegmentCodec`."""
         residual = state[RESIDUAL]
         residual += gradient
         found = []
-        for left, right in pairwise(cuts):
+        for left, right in pairwise(offsets):
             part = residual[left:right]
             parts: tuple[Tensor, ...]
             if round_.flush:

@@ -14,15 +14,15 @@ from fulmen_exchange.codecs.parts import BFLOAT16, INT16, check_finite, check_fr
 if TYPE_CHECKING:
     from torch import Tensor
 
-PLACE_BYTES = 2
+INDEX_BYTES = 2
 """Of an element that is sent: its place in the block."""
 VALUE_BYTES = 2
 """And its value, in bfloat16."""
 COUNT_BYTES = 2
 """Of a block, whether anything of it is sent or not."""
-MOST_RATIO = 4096.0
+MAX_RATIO = 4096.0
 """Beyond it counts alone would be half of what is sent, and more."""
-LEAST_SHARE = 1e-5
+MIN_SHARE = 1e-5
 KINDS = (INT16, INT16, BFLOAT16)
 
 
@@ -35,60 +35,60 @@ def share_of(ratio: float, *, value_bytes: float = VALUE_BYTES, block_bytes: flo
         block_bytes: Of each block, whatever is sent of it.
     """
     bytes_each = 4.0 / ratio - block_bytes / BLOCK
-    return min(1.0, max(LEAST_SHARE, bytes_each / (PLACE_BYTES + value_bytes)))
+    return min(1.0, max(MIN_SHARE, bytes_each / (INDEX_BYTES + value_bytes)))
 
 
-def payloads_of(name: str, version: int, taken: tuple[Tensor, Tensor, Tensor], cuts: Sequence[int]) -> list[Payload]:
+def payloads_of(name: str, version: int, taken: tuple[Tensor, Tensor, Tensor], offsets: Sequence[int]) -> list[Payload]:
     """Cuts what was taken from a bucket into one payload for each segment."""
-    counts, places, values = taken
+    counts, indices, values = taken
     found, begin = [], 0
-    for left, right in pairwise(cuts):
+    for left, right in pairwise(offsets):
         part = counts[left // BLOCK : -(-right // BLOCK)]
         end = begin + int(part.sum())
-        parts = (part, places[begin:end], values[begin:end])
+        parts = (part, indices[begin:end], values[begin:end])
         found.append(Payload(codec=name, version=version, size=right - left, parts=parts))
         begin = end
     return found
 
 
-def check_places(payload: Payload, counts: Tensor, places: Tensor) -> None:
-    """Sees to it that places are in their blocks, each once, and in order.
+def check_indices(payload: Payload, counts: Tensor, indices: Tensor) -> None:
+    """Sees to it that indices are in their blocks, each once, and in order.
 
     Raises:
         PayloadInvalid: if they are not, or name an element that is not there.
     """
     if counts.numel() != -(-payload.size // BLOCK):
         raise PayloadInvalid(f"a payload of {payload.codec} has not one count for each block")
-    if bool(((counts < 0) | (counts > BLOCK)).any()) or int(counts.sum()) != places.numel():
-        raise PayloadInvalid(f"counts of {payload.codec} do not fit its places")
-    if not places.numel():
+    if bool(((counts < 0) | (counts > BLOCK)).any()) or int(counts.sum()) != indices.numel():
+        raise PayloadInvalid(f"counts of {payload.codec} do not fit its indices")
+    if not indices.numel():
         return
-    if bool(((places < 0) | (places >= BLOCK)).any()):
-        raise PayloadInvalid(f"a payload of {payload.codec} names places that are not in their block")
+    if bool(((indices < 0) | (indices >= BLOCK)).any()):
+        raise PayloadInvalid(f"a payload of {payload.codec} names indices that are not in their block")
     left_over = payload.size - (counts.numel() - 1) * BLOCK
-    if bool((places[places.numel() - int(counts[-1]) :] >= left_over).any()):
+    if bool((indices[indices.numel() - int(counts[-1]) :] >= left_over).any()):
         raise PayloadInvalid(f"a payload of {payload.codec} names an element that is not there")
     # Within a block they grow; where a block begins they need not.
-    grows = places[1:] > places[:-1]
+    grows = indices[1:] > indices[:-1]
     begins = counts.long().cumsum(0)
-    grows[begins[(begins > 0) & (begins < places.numel())] - 1] = True
+    grows[begins[(begins > 0) & (begins < indices.numel())] - 1] = True
     if not bool(grows.all()):
         raise PayloadInvalid(f"a payload of {payload.codec} names an element twice, or not in order")
 
 
 def check(payload: Payload, *, name: str, version: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the parts of a sparse payload: counts, places, values.
+    """Returns the parts of a sparse payload: counts, indices, values.
 
     Raises:
         PayloadInvalid: if it is of another codec or size, its parts do not fit each other, or a value is not finite.
     """
     check_frame(payload, name=name, version=version, size=size)
-    counts, places, values = check_kinds(payload, KINDS)
-    check_places(payload, counts, places)
-    if places.numel() != values.numel():
+    counts, indices, values = check_kinds(payload, KINDS)
+    check_indices(payload, counts, indices)
+    if indices.numel() != values.numel():
         raise PayloadInvalid(f"a payload of {name} has not one value for each place")
     check_finite(payload, values)
-    return counts, places, values
+    return counts, indices, values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,10 +108,10 @@ class Feedback(SegmentCodec):
         """Keeps back what is not sent."""
         return {RESIDUAL: like.new_zeros(like.numel())}
 
-    def encode(self, gradient: Tensor, state: State, cuts: Sequence[int], round_: Round) -> list[Payload]:
+    def encode(self, gradient: Tensor, state: State, offsets: Sequence[int], round_: Round) -> list[Payload]:
         """See `SegmentCodec`."""
         taken = select(gradient, state[RESIDUAL], share_of(round_.ratio), exact=self.exact, flush=round_.flush)
-        return payloads_of(self.name, self.version, taken, cuts)
+        return payloads_of(self.name, self.version, taken, offsets)
 
     def add(self, payload: Payload, out: Tensor) -> None:
         """See `SegmentCodec`."""

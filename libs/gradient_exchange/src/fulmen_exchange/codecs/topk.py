@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from fulmen_exchange.codecs.codec import CodecEntry
-from fulmen_exchange.codecs.sparse import MOST_RATIO, Feedback
+from fulmen_exchange.codecs.sparse import MAX_RATIO, Feedback
 from fulmen_exchange.settings import CodecSettings
 
 
@@ -25,7 +25,7 @@ class TopkSettings(CodecSettings):
 
     sgd_only = True
     codec: Literal["topk"] = "topk"
-    ratio: float = Field(default=100.0, ge=1, le=MOST_RATIO)
+    ratio: float = Field(default=100.0, ge=1, le=MAX_RATIO)
     exact: bool = False
 
 

@@ -33,7 +33,7 @@ from fulmen_exchange.codecs.sparse import (
     COUNT_BYTES,
     KINDS,
     check,
-    check_places,
+    check_indices,
     payloads_of,
     select,
     share_of,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 NAME = "topk_quantised"
 SCALE_BYTES = 2
 """Of a block of which anything is sent."""
-MOST_RATIO = 2048.0
+MAX_RATIO = 2048.0
 """Beyond it counts and scales alone would be half of what is sent, and more."""
 
 
@@ -61,7 +61,7 @@ class TopkQuantisedSettings(CodecSettings):
 
     sgd_only = True
     codec: Literal["topk_quantised"] = "topk_quantised"
-    ratio: float = Field(default=100.0, ge=1, le=MOST_RATIO)
+    ratio: float = Field(default=100.0, ge=1, le=MAX_RATIO)
     bits: int = Field(default=4, ge=2, le=8)
     exact: bool = False
 
@@ -86,22 +86,22 @@ class TopkQuantised(SegmentCodec):
         """Keeps back what is not sent."""
         return {RESIDUAL: like.new_zeros(like.numel())}
 
-    def encode(self, gradient: Tensor, state: State, cuts: Sequence[int], round_: Round) -> list[Payload]:
+    def encode(self, gradient: Tensor, state: State, offsets: Sequence[int], round_: Round) -> list[Payload]:
         """See `SegmentCodec`."""
         residual = state[RESIDUAL]
         share = share_of(round_.ratio, value_bytes=self.bits / 8, block_bytes=COUNT_BYTES + SCALE_BYTES)
         taken = select(gradient, residual, share, exact=self.exact, flush=round_.flush)
-        payloads = payloads_of(self.name, self.version, taken, cuts)
+        payloads = payloads_of(self.name, self.version, taken, offsets)
         if round_.flush:
             return payloads
         return [
             self._quantised(payload, residual[left:right])
-            for payload, (left, right) in zip(payloads, pairwise(cuts), strict=True)
+            for payload, (left, right) in zip(payloads, pairwise(offsets), strict=True)
         ]
 
     def _quantised(self, payload: Payload, residual: Tensor) -> Payload:
         """Rounds the values of a sparse payload; the residual of its segment gets what is rounded away."""
-        counts, places, values = payload.parts[0], payload.parts[1], payload.parts[2].float()
+        counts, indices, values = payload.parts[0], payload.parts[1], payload.parts[2].float()
         top = 2 ** (self.bits - 1)
         blocks = _blocks_of(counts)
         largest = values.new_zeros(counts.numel()).scatter_reduce_(0, blocks, values.abs(), "amax")
@@ -109,13 +109,13 @@ class TopkQuantised(SegmentCodec):
         scales = (largest / top).bfloat16()
         steps = scales.float()[blocks]
         multiples = (values / (steps + (steps == 0))).round_().clamp_(-top, top)
-        residual.index_add_(0, blocks * BLOCK + places.long(), values - multiples * steps)
+        residual.index_add_(0, blocks * BLOCK + indices.long(), values - multiples * steps)
         kept = multiples.nonzero().flatten()
         sent = multiples[kept]
         left = blocks[kept].bincount(minlength=counts.numel())
         parts = (
             left.to(counts.dtype),
-            places[kept],
+            indices[kept],
             pack((sent - (sent > 0).to(sent.dtype)).char(), self.bits),
             scales[left > 0],
         )
@@ -127,20 +127,20 @@ class TopkQuantised(SegmentCodec):
             kernels.add_sparse(*check(payload, name=self.name, version=self.version, size=out.numel()), out)
             return
         check_frame(payload, name=self.name, version=self.version, size=out.numel())
-        counts, places, packed, scales = check_kinds(payload, (INT16, INT16, kind_of(self.bits), BFLOAT16))
-        check_places(payload, counts, places)
+        counts, indices, packed, scales = check_kinds(payload, (INT16, INT16, kind_of(self.bits), BFLOAT16))
+        check_indices(payload, counts, indices)
         filled = counts > 0
-        if packed.numel() != packed_count(places.numel(), self.bits) or scales.numel() != int(filled.sum()):
+        if packed.numel() != packed_count(indices.numel(), self.bits) or scales.numel() != int(filled.sum()):
             raise PayloadInvalid(f"a payload of {self.name} lacks values, or scales of blocks that have some")
         # So that no element is beyond float32 either.
         check_finite(payload, scales.float() * 2 ** (self.bits - 1))
         if bool((scales <= 0).any()):
             raise PayloadInvalid(f"a scale of {self.name} is not above zero")
         blocks = _blocks_of(counts)
-        multiples = unpack(packed, self.bits, out.new_zeros(places.numel()))
+        multiples = unpack(packed, self.bits, out.new_zeros(indices.numel()))
         multiples += multiples >= 0
         steps = scales.float()[(filled.long().cumsum(0) - 1)[blocks]]
-        out.index_add_(0, blocks * BLOCK + places.long(), multiples * steps)
+        out.index_add_(0, blocks * BLOCK + indices.long(), multiples * steps)
 
     def credit(self, payload: Payload, state: State, begin: int) -> None:
         """Keeps it back again."""

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from fulmen_exchange.kernels.choice import Choice, Kernels
 from fulmen_exchange.kernels.loader import KernelsUnavailable
+from fulmen_exchange.kernels.selection import Kernels, KernelSelector
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +33,7 @@ __all__ = [
 
 SAMPLE = 100_000
 """Elements, at most, by which a threshold is estimated."""
-_choice = Choice()
+_selector = KernelSelector()
 
 
 def sampled(tensor: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ def sampled(tensor: Tensor) -> Tensor:
 
 def threshold_of(sample: Tensor, share: float) -> float:
     """Returns the magnitude that a share of a sample reaches; 0.0 if all of it does. See `reference.threshold_of`."""
-    return _choice.of(sample.device.type).threshold_of(sample, share)
+    return _selector.of(sample.device.type).threshold_of(sample, share)
 
 
 def feedback_select(gradient: Tensor, residual: Tensor, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -65,12 +65,12 @@ def correct(gradient: Tensor, velocity: Tensor, momentum: float, nesterov: bool,
     _of(out, velocity, gradient).correct(gradient, velocity, momentum, nesterov, out)
 
 
-def add_sparse(counts: Tensor, places: Tensor, values: Tensor, out: Tensor) -> None:
+def add_sparse(counts: Tensor, indices: Tensor, values: Tensor, out: Tensor) -> None:
     """Adds what `feedback_select` has taken to a segment, float32 [n], in place. See `reference.add_sparse`."""
-    kinds = tuple(str(part.dtype) for part in (counts, places, values))
+    kinds = tuple(str(part.dtype) for part in (counts, indices, values))
     if kinds != ("torch.int16", "torch.int16", "torch.bfloat16"):
-        raise ValueError("counts, places and values are int16, int16 and bfloat16")
-    _of(out).add_sparse(counts.contiguous(), places.contiguous(), values.contiguous(), out)
+        raise ValueError("counts, indices and values are int16, int16 and bfloat16")
+    _of(out).add_sparse(counts.contiguous(), indices.contiguous(), values.contiguous(), out)
 
 
 def quantise(values: Tensor, *, bits: int, block: int, begin: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -107,7 +107,7 @@ def checksum(data: bytes | memoryview, value: int = 0) -> int:
 def _checksum() -> Callable[[bytes | memoryview, int], int]:
     from fulmen_exchange.kernels.native import NativeKernels
 
-    found = _choice.of("cpu")
+    found = _selector.of("cpu")
     return found.checksum if isinstance(found, NativeKernels) and found.checks_quickly else zlib.crc32
 
 
@@ -118,4 +118,4 @@ def _of(first: Tensor, *others: Tensor) -> Kernels:
             raise ValueError("gradients and states are float32 and contiguous")
         if tensor.numel() != first.numel() or tensor.device != first.device:
             raise ValueError("gradients and states are of one size, on one device")
-    return _choice.of(first.device.type)
+    return _selector.of(first.device.type)

@@ -91,12 +91,12 @@ void correct_nesterov(const float* __restrict gradient, float* __restrict veloci
 // Where what is taken goes.
 struct Taken {
   int16_t* counts;
-  int16_t* places;
+  int16_t* indices;
   uint16_t* values;
   int64_t size = 0;
 
   // Takes the marked elements of a block out of `kept`, and zeroes those of `masked`, if there is one. Meanwhile the
-  // next block of some streams is fetched: memory would stand still otherwise. Behind the last block that does nothing.
+  // next block of some streams is fetched: memory would stand still otherwise. RankBehind the last block that does nothing.
   template <int kStreams>
   void take(const uint8_t* marks, float* kept, float* masked, const float* const (&streams)[kStreams]) {
     const int64_t before = size;
@@ -109,7 +109,7 @@ struct Taken {
         for (uint64_t word = words[half]; word; word &= word - 1) {
           const int64_t i = line + 8 * half + (__builtin_ctzll(word) >> 3);
           const uint16_t value = to_bfloat16(kept[i]);
-          places[size] = static_cast<int16_t>(i);
+          indices[size] = static_cast<int16_t>(i);
           values[size++] = value;
           kept[i] -= from_bfloat16(value);
           if (masked) masked[i] = 0.0f;
@@ -293,11 +293,11 @@ float fulmen_threshold_of(const float* values, int64_t size, int64_t keep) {
   return float_of(prefix);
 }
 
-// Returns how many were taken. There is room for all elements in `places` and `values`, for all blocks in `counts`.
+// Returns how many were taken. There is room for all elements in `indices` and `values`, for all blocks in `counts`.
 int64_t fulmen_feedback_select(const float* gradient, float* residual, int64_t size, float threshold, int16_t* counts,
-                               int16_t* places, uint16_t* values) {
+                               int16_t* indices, uint16_t* values) {
   alignas(64) uint8_t marks[kBlock] = {};
-  Taken taken{counts, places, values};
+  Taken taken{counts, indices, values};
   for (int64_t begin = 0; begin < size; begin += kBlock) {
     const int64_t length = smaller(kBlock, size - begin);
     memset(marks + length, 0, static_cast<size_t>(kBlock - length));
@@ -309,9 +309,9 @@ int64_t fulmen_feedback_select(const float* gradient, float* residual, int64_t s
 
 // As above.
 int64_t fulmen_dgc_select(const float* gradient, float* velocity, float* accumulated, int64_t size, float momentum,
-                          int32_t nesterov, float threshold, int16_t* counts, int16_t* places, uint16_t* values) {
+                          int32_t nesterov, float threshold, int16_t* counts, int16_t* indices, uint16_t* values) {
   alignas(64) uint8_t marks[kBlock] = {};
-  Taken taken{counts, places, values};
+  Taken taken{counts, indices, values};
   const auto step = nesterov ? correct_nesterov : correct;
   for (int64_t begin = 0; begin < size; begin += kBlock) {
     const int64_t length = smaller(kBlock, size - begin);
@@ -341,8 +341,8 @@ void fulmen_correct(const float* gradient, float* __restrict velocity, int64_t s
   }
 }
 
-// Returns 0, or -1 if places are not there or do not ascend; nothing is added then. Payloads come from other machines.
-int32_t fulmen_add_sparse(const int16_t* counts, int64_t blocks, const int16_t* places, const uint16_t* values,
+// Returns 0, or -1 if indices are not there or do not ascend; nothing is added then. Payloads come from other machines.
+int32_t fulmen_add_sparse(const int16_t* counts, int64_t blocks, const int16_t* indices, const uint16_t* values,
                           int64_t taken, float* out, int64_t size) {
   int64_t at = 0;
   for (int64_t block = 0; block < blocks; ++block) {
@@ -350,14 +350,14 @@ int32_t fulmen_add_sparse(const int16_t* counts, int64_t blocks, const int16_t* 
     const int64_t room = smaller(kBlock, size - block * kBlock);
     int64_t last = -1;
     for (const int64_t end = at + counts[block]; at < end; ++at) {
-      if (places[at] <= last || places[at] >= room) return -1;
-      last = places[at];
+      if (indices[at] <= last || indices[at] >= room) return -1;
+      last = indices[at];
     }
   }
   if (at != taken) return -1;
   at = 0;
   for (int64_t block = 0; block < blocks; ++block, out += kBlock) {
-    for (const int64_t end = at + counts[block]; at < end; ++at) out[places[at]] += from_bfloat16(values[at]);
+    for (const int64_t end = at + counts[block]; at < end; ++at) out[indices[at]] += from_bfloat16(values[at]);
   }
   return 0;
 }

@@ -58,12 +58,12 @@ class NativeKernels:
 
     def feedback_select(self, gradient: Tensor, residual: Tensor, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
         """See `reference.feedback_select`."""
-        counts, places, values = _room_for(residual.numel())
+        counts, indices, values = _room_for(residual.numel())
         taken = self._library.fulmen_feedback_select(
             *(gradient.data_ptr(), residual.data_ptr(), residual.numel(), threshold),
-            *(counts.data_ptr(), places.data_ptr(), values.data_ptr()),
+            *(counts.data_ptr(), indices.data_ptr(), values.data_ptr()),
         )
-        return counts, places[:taken].clone(), values[:taken].clone()
+        return counts, indices[:taken].clone(), values[:taken].clone()
 
     def dgc_select(
         self,
@@ -75,12 +75,12 @@ class NativeKernels:
         threshold: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See `reference.dgc_select`."""
-        counts, places, values = _room_for(accumulated.numel())
+        counts, indices, values = _room_for(accumulated.numel())
         taken = self._library.fulmen_dgc_select(
             *(gradient.data_ptr(), velocity.data_ptr(), accumulated.data_ptr(), accumulated.numel()),
-            *(momentum, nesterov, threshold, counts.data_ptr(), places.data_ptr(), values.data_ptr()),
+            *(momentum, nesterov, threshold, counts.data_ptr(), indices.data_ptr(), values.data_ptr()),
         )
-        return counts, places[:taken].clone(), values[:taken].clone()
+        return counts, indices[:taken].clone(), values[:taken].clone()
 
     def correct(self, gradient: Tensor, velocity: Tensor, momentum: float, nesterov: bool, out: Tensor) -> None:
         """See `reference.correct`."""
@@ -88,10 +88,10 @@ class NativeKernels:
             gradient.data_ptr(), velocity.data_ptr(), out.numel(), momentum, nesterov, out.data_ptr()
         )
 
-    def add_sparse(self, counts: Tensor, places: Tensor, values: Tensor, out: Tensor) -> None:
+    def add_sparse(self, counts: Tensor, indices: Tensor, values: Tensor, out: Tensor) -> None:
         """See `reference.add_sparse`."""
-        wrong = places.numel() != values.numel() or self._library.fulmen_add_sparse(
-            *(counts.data_ptr(), counts.numel(), places.data_ptr(), values.data_ptr(), values.numel()),
+        wrong = indices.numel() != values.numel() or self._library.fulmen_add_sparse(
+            *(counts.data_ptr(), counts.numel(), indices.data_ptr(), values.data_ptr(), values.numel()),
             *(out.data_ptr(), out.numel()),
         )
         if wrong:

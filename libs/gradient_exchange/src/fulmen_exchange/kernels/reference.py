@@ -28,7 +28,7 @@ def threshold_of(sample: Tensor, share: float) -> float:
 
 
 def _sparse(values: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the number of chosen elements of each block, their places in it and the values: int16, int16, bfloat16."""
+    """Returns the number of chosen elements of each block, their indices in it and the values: int16, int16, bfloat16."""
     blocks = -(-values.numel() // BLOCK)
     counts = torch.bincount(chosen // BLOCK, minlength=blocks).to(torch.int16)
     return counts, (chosen % BLOCK).to(torch.int16), values[chosen].to(torch.bfloat16)
@@ -45,7 +45,7 @@ def feedback_select(gradient: Tensor, residual: Tensor, threshold: float) -> tup
         threshold: Magnitude from which on an element is taken; elements that are 0 never are.
 
     Returns:
-        Counts by block, places in the blocks, values: int16 [ceil(n / 4096)], int16 [k], bfloat16 [k].
+        Counts by block, indices in the blocks, values: int16 [ceil(n / 4096)], int16 [k], bfloat16 [k].
     """
     residual += gradient
     chosen = ((residual.abs() >= threshold) & (residual != 0)).nonzero().flatten()
@@ -105,17 +105,17 @@ def correct(gradient: Tensor, velocity: Tensor, momentum: float, nesterov: bool,
         out.copy_(velocity.mul_(momentum).add_(gradient))
 
 
-def add_sparse(counts: Tensor, places: Tensor, values: Tensor, out: Tensor) -> None:
+def add_sparse(counts: Tensor, indices: Tensor, values: Tensor, out: Tensor) -> None:
     """Adds what `feedback_select` has taken to a segment, float32 [n], in place.
 
     Raises:
-        ValueError: if the counts are not those of the places, or places are not there or do not ascend; nothing is added then.
+        ValueError: if the counts are not those of the indices, or indices are not there or do not ascend; nothing is added then.
     """
-    if bool((counts < 0).any()) or int(counts.sum()) != places.numel() or places.numel() != values.numel():
+    if bool((counts < 0).any()) or int(counts.sum()) != indices.numel() or indices.numel() != values.numel():
         raise ValueError(SPARSE_INVALID)
     blocks = torch.arange(counts.numel(), device=out.device).repeat_interleave(counts.long())
-    where = blocks * BLOCK + places.long()
-    if bool(((places < 0) | (places >= BLOCK) | (where >= out.numel())).any()) or bool((where.diff() <= 0).any()):
+    where = blocks * BLOCK + indices.long()
+    if bool(((indices < 0) | (indices >= BLOCK) | (where >= out.numel())).any()) or bool((where.diff() <= 0).any()):
         raise ValueError(SPARSE_INVALID)
     # Not by `index_add_`, which on a GPU adds by atomics, and those take subnormal numbers for zero.
     out[where] += values.float()

@@ -82,7 +82,7 @@ def _take(  # type: ignore[no-untyped-def]
     kept,
     masked,
     begins,
-    places,
+    indices,
     values,
     size,
     threshold,
@@ -96,7 +96,7 @@ def _take(  # type: ignore[no-untyped-def]
     taken = (tl.abs(value) >= threshold) & (value != 0.0)
     at = tl.load(begins + block) + tl.cumsum(taken.to(tl.int32), 0) - 1
     rounded = value.to(tl.bfloat16)
-    tl.store(places + at, within.to(tl.int16), taken)
+    tl.store(indices + at, within.to(tl.int16), taken)
     tl.store(values + at, rounded, taken)
     tl.store(kept + offsets, value - rounded.to(tl.float32), taken)
     if MASKED:
@@ -107,7 +107,7 @@ def _take(  # type: ignore[no-untyped-def]
 def _add_taken(  # type: ignore[no-untyped-def]
     counts,
     begins,
-    places,
+    indices,
     values,
     out,
     taken,
@@ -121,7 +121,7 @@ def _add_taken(  # type: ignore[no-untyped-def]
     for start in range(0, count, CHUNK):
         index = start + tl.arange(0, CHUNK)
         live = (index < count) & (begin + index < taken)
-        place = tl.load(places + begin + index, live, 0).to(tl.int64)
+        place = tl.load(indices + begin + index, live, 0).to(tl.int64)
         where = block * LENGTH + place
         live = live & (place >= 0) & (place < LENGTH) & (where < size)
         value = tl.load(values + begin + index, live, 0.0).to(tl.float32)
@@ -201,10 +201,10 @@ def dgc_select(
     return _taken(counts, accumulated, velocity, threshold, masks=True)
 
 
-def add_sparse(counts: Tensor, places: Tensor, values: Tensor, out: Tensor) -> None:
+def add_sparse(counts: Tensor, indices: Tensor, values: Tensor, out: Tensor) -> None:
     """See `reference.add_sparse`; but what is wrong is left out and not refused: codecs have checked it, and to ask costs."""
     begins = _begins(counts)
-    arguments = (counts, begins, places, values, out, min(places.numel(), values.numel()), out.numel())
+    arguments = (counts, begins, indices, values, out, min(indices.numel(), values.numel()), out.numel())
     _launch(_add_taken, counts.numel(), *arguments, CHUNK=CHUNK, LENGTH=BLOCK)
 
 
@@ -245,10 +245,10 @@ def _taken(
     counts: Tensor, kept: Tensor, masked: Tensor, threshold: float, *, masks: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     size = int(counts.sum())
-    places, values = kept.new_empty(size, dtype=torch.int16), kept.new_empty(size, dtype=torch.bfloat16)
-    arguments = (kept, masked, _begins(counts), places, values, kept.numel(), threshold)
+    indices, values = kept.new_empty(size, dtype=torch.int16), kept.new_empty(size, dtype=torch.bfloat16)
+    arguments = (kept, masked, _begins(counts), indices, values, kept.numel(), threshold)
     _launch(_take, counts.numel(), *arguments, MASKED=masks, LENGTH=BLOCK)
-    return counts, places, values
+    return counts, indices, values
 
 
 def _launch(kernel: Any, blocks: int, first: Tensor, *others: object, **constants: object) -> None:

@@ -38,16 +38,16 @@ from fulmen_exchange.settings import CodecSettings
 
 SMALL = 65_536
 """Elements up to which a tensor is summed by one shard, so that all of it is the sum of the same ranks."""
-UNDER_WAY = MAX_OPEN
-"""Pieces of a tensor, or buckets, that are under way at a time: payloads go up while sums are made and others come down."""
+MAX_IN_FLIGHT = MAX_OPEN
+"""ParameterSlices of a tensor, or buckets, that are under way at a time: payloads go up while sums are made and others come down."""
 RETRY_S = 0.2
-CLOSE_LIMIT_S = 25.0
+CLOSE_TIMEOUT_S = 25.0
 
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GrpcRank:
+class GrpcParticipant:
     """Who takes part, and with whom it agrees on what.
 
     Attributes:
@@ -70,7 +70,7 @@ class GrpcRank:
 
     def request(self, settings: GrpcLinkSettings, shard: int) -> pb.JoinRequest:
         """Returns what a shard is joined with."""
-        cuts = [self.layout.cuts_of(bucket) for bucket in range(len(self.layout.buckets))]
+        offsets = [self.layout.offsets_of(bucket) for bucket in range(len(self.layout.buckets))]
         terms = pb.ExchangeTerms(
             world_size=self.world_size,
             shard=shard,
@@ -79,7 +79,7 @@ class GrpcRank:
             codec=self.codec.name,
             codec_version=self.codec.version,
             codec_settings_json=self.codec_settings.model_dump_json(exclude={"link"}),
-            segment_sizes=[each[shard + 1] - each[shard] for each in cuts],
+            segment_sizes=[each[shard + 1] - each[shard] for each in offsets],
             quorum=settings.quorum,
             min_wait_s=settings.min_wait_s,
             max_wait_s=settings.max_wait_s,
@@ -99,7 +99,7 @@ class GrpcLink:
 
     def __init__(
         self,
-        rank: GrpcRank,
+        rank: GrpcParticipant,
         settings: GrpcLinkSettings,
         *,
         connect: Callable[[str], FulmenChannel] = open_channel,
@@ -129,7 +129,7 @@ class GrpcLink:
     @classmethod
     def open(
         cls,
-        rank: GrpcRank,
+        rank: GrpcParticipant,
         settings: GrpcLinkSettings,
         *,
         connect: Callable[[str], FulmenChannel] = open_channel,
@@ -196,20 +196,20 @@ class GrpcLink:
         flat = tensor.detach().flatten().to(device="cpu", dtype=tensor.dtype if wire.is_known(tensor.dtype) else None)
         if not wire.is_known(flat.dtype):
             flat = flat.float()
-        under_way: deque[tuple[Sequence[Tensor], Sequence[int], Future[list[Incoming]]]] = deque()
+        in_flight: deque[tuple[Sequence[Tensor], Sequence[int], Future[list[Incoming]]]] = deque()
         try:
             for wave in _waves(flat, self.shards, self._settings.piece_bytes):
-                if len(under_way) == UNDER_WAY:
-                    self._land(*under_way.popleft())
+                if len(in_flight) == MAX_IN_FLIGHT:
+                    self._land(*in_flight.popleft())
                 # One that is alone takes turns among the shards.
                 first = self._call % self.shards if len(wave) == 1 else 0
                 shards = range(first, first + len(wave))
                 outgoing = [self._outgoing(sum_payload(piece)) for piece in wave]
-                under_way.append((wave, shards, self._start(dict(zip(shards, outgoing, strict=True)))))
-            while under_way:
-                self._land(*under_way.popleft())
+                in_flight.append((wave, shards, self._start(dict(zip(shards, outgoing, strict=True)))))
+            while in_flight:
+                self._land(*in_flight.popleft())
         finally:
-            for _, _, future in under_way:
+            for _, _, future in in_flight:
                 future.cancel()
         if flat.data_ptr() != tensor.data_ptr():
             tensor.copy_(flat.view(tensor.shape))
@@ -224,7 +224,7 @@ class GrpcLink:
             piece.copy_(part)
             link_loop().call_soon_threadsafe(self._shards[shard].recycle, incoming.sum)
 
-    def takes(self, codec: SegmentCodec) -> bool:
+    def supports(self, codec: SegmentCodec) -> bool:
         """See `Link`; the terms of a run name one codec."""
         return codec == self._rank.codec
 
@@ -238,21 +238,21 @@ class GrpcLink:
             ExchangeFailed: if a sum cannot be had.
         """
         settings = pb.CallSettings(number=round_.number, ratio=round_.ratio, seed=round_.seed, flush=round_.flush)
-        under_way: deque[tuple[int, Future[list[Incoming]]]] = deque()
+        in_flight: deque[tuple[int, Future[list[Incoming]]]] = deque()
         found: dict[int, Sums] = {}
         try:
             for bucket, segments in payloads.items():
-                if len(under_way) == UNDER_WAY:
-                    found |= self._sums(*under_way.popleft())
+                if len(in_flight) == MAX_IN_FLIGHT:
+                    found |= self._sums(*in_flight.popleft())
                 outgoing = {
                     shard: self._outgoing(payload, bucket=bucket, settings=settings)
                     for shard, payload in enumerate(segments)
                 }
-                under_way.append((bucket, self._start(outgoing)))
-            while under_way:
-                found |= self._sums(*under_way.popleft())
+                in_flight.append((bucket, self._start(outgoing)))
+            while in_flight:
+                found |= self._sums(*in_flight.popleft())
         finally:
-            for _, future in under_way:
+            for _, future in in_flight:
                 future.cancel()
         return found
 
@@ -271,7 +271,7 @@ class GrpcLink:
 
         if not self._is_ended:
             self._is_ended = True
-            self._wait(leave(), limit_s=CLOSE_LIMIT_S)
+            self._wait(leave(), limit_s=CLOSE_TIMEOUT_S)
 
     def kill(self) -> None:
         """Ends everything without a word to anybody, as a process that dies does."""
@@ -283,7 +283,7 @@ class GrpcLink:
 
         if not self._is_ended:
             self._is_ended = True
-            self._wait(stop(), limit_s=CLOSE_LIMIT_S)
+            self._wait(stop(), limit_s=CLOSE_TIMEOUT_S)
 
     def _outgoing(self, payload: Payload, *, bucket: int = 0, settings: pb.CallSettings | None = None) -> Outgoing:
         return Outgoing(

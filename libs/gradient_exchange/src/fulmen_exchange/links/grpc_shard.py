@@ -20,16 +20,16 @@ from fulmen.errors import DeadlineExceeded, FulmenError, Unavailable
 from fulmen.rpc.channel import DuplexStream, FulmenChannel
 from fulmen_exchange.aggregator.checksum import crc32
 from fulmen_exchange.aggregator.membership import Key
-from fulmen_exchange.aggregator.staging import Spare, Staged, Staging
+from fulmen_exchange.aggregator.staging import BufferPool, StagedPayload, Staging
 from fulmen_exchange.aggregator.terms import CHUNK_BYTES
 from fulmen_exchange.errors import ExchangeFailed
 from fulmen_exchange.links import grpc_chunks
 from fulmen_exchange.links.grpc_chunks import CutPayload, ReadChunk
 
 STREAM = "/fulmen.algorithm.v1.GradientExchangeService/Exchange"
-JOIN_LIMIT_S = 20.0
-FIRST_PAUSE_S = 0.05
-LONGEST_PAUSE_S = 2.0
+JOIN_TIMEOUT_S = 20.0
+INITIAL_BACKOFF_S = 0.05
+MAX_BACKOFF_S = 2.0
 HEARTBEATS_PER_LEASE = 3
 MAX_REPLY_BYTES = 2**30
 SPARE = 4
@@ -94,7 +94,7 @@ class Incoming:
         member_count: Members of whom it was expected.
     """
 
-    sum: Staged
+    sum: StagedPayload
     accepted: bool
     member_count: int
 
@@ -145,7 +145,7 @@ class ShardClient:
         self._something_awaited = asyncio.Event()
         self._orders: _Orders | None = None
         self._has_heard = False
-        self._spare = Spare(SPARE)
+        self._spare = BufferPool(SPARE)
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -165,7 +165,7 @@ class ShardClient:
         """
         async with self._joining:
             self._request.round, self._request.call = min(self._awaited, default=self._place)
-            joined: pb.JoinResponse = await self._stub.Join(self._request, timeout=JOIN_LIMIT_S)
+            joined: pb.JoinResponse = await self._stub.Join(self._request, timeout=JOIN_TIMEOUT_S)
             self._request.membership_epoch = joined.membership_epoch
             self._request.history = joined.history
             self.first_round = joined.first_round
@@ -193,7 +193,7 @@ class ShardClient:
         finally:
             self._awaited.pop(payload.key, None)
 
-    def recycle(self, staged: Staged) -> None:
+    def recycle(self, staged: StagedPayload) -> None:
         """Takes the memory of a sum that nobody reads any more."""
         self._spare.give(staged.buffer)
 
@@ -207,7 +207,7 @@ class ShardClient:
             incarnation=self._request.incarnation,
         )
         with contextlib.suppress(FulmenError):
-            await self._stub.Leave(request, timeout=JOIN_LIMIT_S)
+            await self._stub.Leave(request, timeout=JOIN_TIMEOUT_S)
 
     def stop(self) -> None:
         """Ends what goes on without saying so, as a process that dies does."""
@@ -216,7 +216,7 @@ class ShardClient:
 
     async def _serve(self) -> None:
         """Keeps a stream while sums are awaited."""
-        pause_s = FIRST_PAUSE_S
+        backoff_s = INITIAL_BACKOFF_S
         while True:
             while not self._awaited:
                 self._something_awaited.clear()
@@ -228,9 +228,9 @@ class ShardClient:
             except (Unavailable, DeadlineExceeded):
                 # The server may be another one, which knows nobody.
                 self._is_joined = False
-                pause_s = FIRST_PAUSE_S if self._has_heard else min(LONGEST_PAUSE_S, pause_s * 2)
+                backoff_s = INITIAL_BACKOFF_S if self._has_heard else min(MAX_BACKOFF_S, backoff_s * 2)
                 self._has_heard = False
-                await asyncio.sleep(pause_s)
+                await asyncio.sleep(backoff_s)
             except ExchangeFailed as error:
                 self._fail(error)
             except FulmenError as error:

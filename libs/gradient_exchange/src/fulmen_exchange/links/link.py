@@ -46,7 +46,7 @@ class Link(Protocol):
     def all_reduce(self, tensor: Tensor) -> None:
         """Sums a tensor over the ranks, in place; the same bits on each."""
 
-    def takes(self, codec: SegmentCodec) -> bool:
+    def supports(self, codec: SegmentCodec) -> bool:
         """Tells whether payloads of a codec can be summed; always, if it is the one that the link was made for."""
 
     def use(self, codec: SegmentCodec) -> Shard | None:

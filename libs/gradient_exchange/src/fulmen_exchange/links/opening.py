@@ -10,7 +10,7 @@ from torch import nn
 from fulmen.rpc.channel import FulmenChannel, open_channel
 from fulmen_exchange.layout import Layout
 from fulmen_exchange.links.access import LinkAccess
-from fulmen_exchange.links.grpc_link import GrpcLink, GrpcRank
+from fulmen_exchange.links.grpc_link import GrpcLink, GrpcParticipant
 from fulmen_exchange.links.grpc_settings import GrpcLinkSettings
 from fulmen_exchange.links.link import Link
 from fulmen_exchange.links.torch_link import TorchLink
@@ -43,7 +43,7 @@ def open_link(
         case GrpcLinkSettings() as link:
             if access is None:
                 raise AssertionError("servers of shards are called with an access")
-            who = GrpcRank(
+            who = GrpcParticipant(
                 training_run=access.training_run,
                 rank=ranks.rank,
                 world_size=ranks.world_size,

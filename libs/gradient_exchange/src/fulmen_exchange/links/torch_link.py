@@ -71,7 +71,7 @@ class TorchLink:
         for other in others:
             tensor += other
 
-    def takes(self, codec: SegmentCodec) -> bool:
+    def supports(self, codec: SegmentCodec) -> bool:
         """Takes payloads of any codec."""
         return True
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from math import log
 from statistics import median
 
-from fulmen_exchange.policies.decision import RoundFigures
-from fulmen_exchange.policies.machine import dump, load
+from fulmen_exchange.policies.decision import RoundStats
 from fulmen_exchange.policies.settings import AnomalySettings
+from fulmen_exchange.policies.state import dump, load
 
 REMEMBERED = 64
 LEAST = 20
 """With fewer norms nothing is out of the ordinary."""
-LEAST_DEVIATION = 0.1
+MIN_DEVIATION = 0.1
 """Of logarithms: norms that hardly differ would call a difference of some percent an explosion."""
 
 
@@ -43,24 +43,24 @@ class AnomalyWatch:
         self._settings = settings
         self._state = AnomalyState()
 
-    def off(self, figures: RoundFigures) -> str | None:
+    def off(self, stats: RoundStats) -> str | None:
         """Takes a round's norms in; returns why compression is to be off, or None if it is not to be."""
         state, settings = self._state, self._settings
-        norm = max(figures.gradient_norms)
+        norm = max(stats.gradient_norms)
         kind = self._kind(norm) if norm else ""
         if not settings.window:
             return None
-        if figures.number < state.off_until:
+        if stats.number < state.off_until:
             state.streak = 0
             return f"gradients {state.streak_kind}; back on in round {state.off_until}"
         if not norm:
             return None
         state.streak = state.streak + 1 if kind and kind == state.streak_kind else int(bool(kind))
         state.streak_kind = kind
-        if state.streak < settings.times or figures.number < state.quiet_until:
+        if state.streak < settings.times or stats.number < state.quiet_until:
             return None
         # One more, for the round that sends what was kept back.
-        state.off_until = figures.number + settings.window + 1
+        state.off_until = stats.number + settings.window + 1
         state.quiet_until = state.off_until + settings.cool_down
         state.streak = 0
         return f"gradients {kind} {settings.times} rounds in a row; back on in round {state.off_until}"
@@ -70,7 +70,7 @@ class AnomalyWatch:
         logs, value, found = self._state.logs, log(norm), ""
         if len(logs) >= LEAST:
             middle = median(logs)
-            deviation = max(median(abs(each - middle) for each in logs), LEAST_DEVIATION)
+            deviation = max(median(abs(each - middle) for each in logs), MIN_DEVIATION)
             if value > middle + self._settings.explodes_mads * deviation:
                 found = "explode"
             elif value < middle + log(self._settings.vanishes_below):

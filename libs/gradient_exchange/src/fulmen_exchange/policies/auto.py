@@ -1,10 +1,10 @@
-"""Measures the first rounds, predicts what a step costs in each way, and takes the cheapest that is worth it.
+"""Measures the first rounds, predicts what a step costs in each choice, and takes the cheapest that is worth it.
 
-Ways come in the order of what they lose: none first. A way is worth it if it is faster, by more than the gain that is
-asked for, than all that lose less. A way that stands gives way to one that loses more by the same rule, and to one that
+Ways come in the order of what they lose: none first. A choice is worth it if it is faster, by more than the gain that is
+asked for, than all that lose less. A choice that stands gives choice to one that loses more by the same rule, and to one that
 loses less only when its own gain over that has shrunk to half: so nothing flutters.
 
-Later only the ways that cost little are measured again; if these have become faster or slower by so much that it could
+Later only the candidates that cost little are measured again; if these have become faster or slower by so much that it could
 matter, so are all others.
 """
 
@@ -16,16 +16,16 @@ from math import inf
 from statistics import median
 
 from fulmen_exchange.policies.cost_model import Exchange, Measured, Model, Step, Topology, break_even, calibrate
-from fulmen_exchange.policies.decision import Choice, RoundFigures, Seconds, Way
-from fulmen_exchange.policies.machine import dump, load
+from fulmen_exchange.policies.decision import CodecChoice, Proposal, RoundStats, Seconds
 from fulmen_exchange.policies.settings import AutoPolicy
+from fulmen_exchange.policies.state import dump, load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What rounds in a way took, in the median."""
+    """What rounds in a choice took, in the median."""
 
-    way: Way
+    choice: CodecChoice
     seconds: Seconds
 
 
@@ -33,12 +33,12 @@ class Sample:
 class AutoState:
     """What is remembered: what is still to be measured, what was just now and before, and what was chosen."""
 
-    queue: list[Way] = field(default_factory=list)
+    queue: list[CodecChoice] = field(default_factory=list)
     seen: list[Seconds] = field(default_factory=list)
-    seen_way: Way | None = None
+    sampled_choice: CodecChoice | None = None
     fresh: list[Sample] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
-    chosen: Way | None = None
+    chosen: CodecChoice | None = None
     measure_at: int = 0
 
 
@@ -52,7 +52,7 @@ class Prediction:
         overlap: Of the settings.
         compute_s: Of a step, but for the exchange.
         model: Its slowdown is seconds per byte.
-        samples: Of every kind of way that was measured.
+        samples: Of every kind of choice that was measured.
     """
 
     gradient_bytes: float
@@ -69,7 +69,7 @@ class Prediction:
         """Fits the wire to samples, at least two."""
         points = [
             Measured(
-                step=Step(exchange=exchange_of(one.way, gradient_bytes, world_size), compute_s=0.0),
+                step=Step(exchange=exchange_for(one.choice, gradient_bytes, world_size), compute_s=0.0),
                 step_s=max(one.seconds.transfer_s, 1e-9),
             )
             for one in samples
@@ -88,83 +88,85 @@ class Prediction:
         """The bandwidth that was found; infinity if bytes took no time."""
         return 1.0 / self.model.slowdown if self.model.slowdown else inf
 
-    def step_s(self, way: Way, *, bytes_per_s: float | None = None) -> float:
+    def step_s(self, choice: CodecChoice, *, bytes_per_s: float | None = None) -> float:
         """Predicts the seconds of a step, at the bandwidth that was found or at another one.
 
-        What the model is off by in the sample of a kind of ways, it is taken to be off by in all of that kind.
+        What the model is off by in the sample of a kind of candidates, it is taken to be off by in all of that kind.
         """
-        [sample] = [one for one in self.samples if one.way.kin == way.kin]
-        fitted = self._wire_s(sample.way, self.model)
+        [sample] = [one for one in self.samples if one.choice.key == choice.key]
+        fitted = self._wire_s(sample.choice, self.model)
         off_by = sample.seconds.transfer_s / fitted if fitted > 0 else 1.0
         model = self.model if bytes_per_s is None else replace(self.model, slowdown=1.0 / bytes_per_s)
-        wire_s = self._wire_s(way, model) * off_by
+        wire_s = self._wire_s(choice, model) * off_by
         return self.compute_s + max(0.0, wire_s - self.overlap * self.compute_s) + sample.seconds.codec_s
 
-    def _wire_s(self, way: Way, model: Model) -> float:
-        return model.wire_s(Step(exchange=exchange_of(way, self.gradient_bytes, self.world_size), compute_s=0.0))
+    def _wire_s(self, choice: CodecChoice, model: Model) -> float:
+        return model.wire_s(Step(exchange=exchange_for(choice, self.gradient_bytes, self.world_size), compute_s=0.0))
 
-    def pays_below(self, ways: Sequence[Way]) -> float:
-        """Finds the bandwidth, in bytes per second, below which any of the ways but the first is faster than that."""
+    def pays_below(self, candidates: Sequence[CodecChoice]) -> float:
+        """Finds the bandwidth, in bytes per second, below which any of the candidates but the first is faster than that."""
         return max(
             (
                 break_even(
-                    lambda rate: self.step_s(ways[0], bytes_per_s=rate),
-                    lambda rate, way=way: self.step_s(way, bytes_per_s=rate),  # type: ignore[misc]  # bound early
+                    lambda rate: self.step_s(candidates[0], bytes_per_s=rate),
+                    lambda rate, choice=choice: self.step_s(choice, bytes_per_s=rate),  # type: ignore[misc]  # bound early
                 )
-                for way in ways[1:]
+                for choice in candidates[1:]
             ),
             default=0.0,
         )
 
 
-def exchange_of(way: Way, gradient_bytes: float, world_size: int) -> Exchange:
-    """Says what a way exchanges."""
-    topology = Topology.RING if way.summed_in_place else Topology.SHARDED
-    return Exchange(topology=topology, world_size=world_size, gradient_bytes=gradient_bytes, ratio=way.bytes_ratio)
+def exchange_for(choice: CodecChoice, gradient_bytes: float, world_size: int) -> Exchange:
+    """Says what a choice exchanges."""
+    topology = Topology.RING if choice.uses_ring else Topology.SHARDED
+    return Exchange(topology=topology, world_size=world_size, gradient_bytes=gradient_bytes, ratio=choice.bytes_ratio)
 
 
 class Auto:
     """Chooses by the cost model."""
 
-    watches_energy = False
+    needs_energy = False
 
-    def __init__(self, ways: Sequence[Way], settings: AutoPolicy, *, gradient_bytes: float, world_size: int) -> None:
+    def __init__(
+        self, candidates: Sequence[CodecChoice], settings: AutoPolicy, *, gradient_bytes: float, world_size: int
+    ) -> None:
         """Makes it.
 
         Args:
-            ways: From what loses nothing to what loses most; at least two kinds, the first without compression.
+            candidates: From what loses nothing to what loses most; at least two kinds, the first without compression.
             settings: Its settings.
             gradient_bytes: Of all gradients, as float32.
             world_size: Ranks.
         """
-        self._ways = tuple(ways)
+        self._candidates = tuple(candidates)
         self._settings = settings
         self._gradient_bytes = gradient_bytes
         self._world_size = world_size
-        kinds = {way.kin: way for way in reversed(self._ways)}
-        self._kinds = [kinds[kin] for kin in dict.fromkeys(way.kin for way in self._ways)]
+        kinds = {choice.key: choice for choice in reversed(self._candidates)}
+        self._kinds = [kinds[key] for key in dict.fromkeys(choice.key for choice in self._candidates)]
         self._state = AutoState(queue=list(self._kinds))
 
-    def choose(self, figures: RoundFigures, *, now: Way | None) -> Choice:
+    def choose(self, stats: RoundStats, *, now: CodecChoice | None) -> Proposal:
         """See `Chooser`."""
         state = self._state
         events: tuple[str, ...] = ()
-        if state.queue and now is not None and figures.seconds is not None and now.kin == state.queue[0].kin:
-            self._sample(now, figures.seconds)
+        if state.queue and now is not None and stats.seconds is not None and now.key == state.queue[0].key:
+            self._sample(now, stats.seconds)
             if not state.queue and self._merge():
-                events = self._decide(figures.number)
-        if not state.queue and self._settings.measure_every and figures.number >= state.measure_at:
+                events = self._decide(stats.number)
+        if not state.queue and self._settings.measure_every and stats.number >= state.measure_at:
             state.queue = self._affordable()
-            state.measure_at = figures.number + self._settings.measure_every
+            state.measure_at = stats.number + self._settings.measure_every
         if state.queue:
-            return Choice(way=state.queue[0], reason="measures what it costs", events=events)
+            return Proposal(choice=state.queue[0], reason="measures what it costs", events=events)
         assert state.chosen is not None
-        return Choice(way=state.chosen, reason="the cheapest, by what was measured", events=events)
+        return Proposal(choice=state.chosen, reason="the cheapest, by what was measured", events=events)
 
-    def _sample(self, now: Way, seconds: Seconds) -> None:
+    def _sample(self, now: CodecChoice, seconds: Seconds) -> None:
         state = self._state
-        if now != state.seen_way:
-            state.seen, state.seen_way = [], now
+        if now != state.sampled_choice:
+            state.seen, state.sampled_choice = [], now
         state.seen.append(seconds)
         if len(state.seen) < self._settings.probe_rounds:
             return
@@ -174,21 +176,21 @@ class Auto:
             codec_s=median(one.codec_s for one in counted),
             transfer_s=median(one.transfer_s for one in counted),
         )
-        state.fresh.append(Sample(way=now, seconds=found))
-        state.seen, state.seen_way = [], None
+        state.fresh.append(Sample(choice=now, seconds=found))
+        state.seen, state.sampled_choice = [], None
         state.queue.pop(0)
 
     def _merge(self) -> bool:
         """Takes what was measured just now in; false if it says that all else has to be measured, too."""
         state = self._state
-        before = {one.way.kin: one.seconds for one in state.samples}
-        fresh = {one.way.kin for one in state.fresh}
-        stale = [one for one in state.samples if one.way.kin not in fresh]
+        before = {one.choice.key: one.seconds for one in state.samples}
+        fresh = {one.choice.key for one in state.fresh}
+        stale = [one for one in state.samples if one.choice.key not in fresh]
         if stale and state.chosen is not None:
             least = self._settings.gain * self._prediction().step_s(state.chosen)
-            changes = [abs(one.seconds.transfer_s - before[one.way.kin].transfer_s) for one in state.fresh]
+            changes = [abs(one.seconds.transfer_s - before[one.choice.key].transfer_s) for one in state.fresh]
             if max(changes) > least:
-                state.queue = [way for way in self._kinds if way.kin not in fresh]
+                state.queue = [choice for choice in self._kinds if choice.key not in fresh]
                 return False
         state.samples, state.fresh = [*stale, *state.fresh], []
         return True
@@ -204,10 +206,10 @@ class Auto:
     def _decide(self, number: int) -> tuple[str, ...]:
         """Chooses; returns what is to be told of it."""
         state, prediction = self._state, self._prediction()
-        steps = {way: prediction.step_s(way) for way in self._ways}
+        steps = {choice: prediction.step_s(choice) for choice in self._candidates}
         before, state.chosen = state.chosen, self._pick(steps)
         state.measure_at = number + self._settings.measure_every
-        dense, below = self._ways[0], prediction.pays_below(self._ways)
+        dense, below = self._candidates[0], prediction.pays_below(self._candidates)
         told = (
             f"{state.chosen.text}: {steps[state.chosen]:.3g} s a step predicted, {steps[dense]:.3g} s with"
             f" {dense.text}, at {_rate(prediction.bytes_per_s)} and {prediction.compute_s:.3g} s of computing;"
@@ -215,32 +217,32 @@ class Auto:
         )
         return () if before == state.chosen else (told,)
 
-    def _pick(self, steps: dict[Way, float]) -> Way:
+    def _pick(self, steps: dict[CodecChoice, float]) -> CodecChoice:
         gain, now = self._settings.gain, self._state.chosen
-        best = self._ways[0]
-        for way in self._ways[1:]:
-            if steps[way] < (1.0 - gain) * steps[best]:
-                best = way
+        best = self._candidates[0]
+        for choice in self._candidates[1:]:
+            if steps[choice] < (1.0 - gain) * steps[best]:
+                best = choice
         if now is None or best == now:
             return best
-        if self._ways.index(best) > self._ways.index(now):
+        if self._candidates.index(best) > self._candidates.index(now):
             return best if steps[best] < (1.0 - gain) * steps[now] else now
         return best if steps[now] > (1.0 - gain / 2) * steps[best] else now
 
-    def _affordable(self) -> list[Way]:
+    def _affordable(self) -> list[CodecChoice]:
         """Returns the kinds that can be measured again in the share of time that this may take; the cheapest always."""
         assert self._state.chosen is not None
         prediction = self._prediction()
-        steps = {way: prediction.step_s(way) for way in self._kinds}
+        steps = {choice: prediction.step_s(choice) for choice in self._kinds}
         settings = self._settings
         left = settings.measure_share * settings.measure_every * prediction.step_s(self._state.chosen)
-        chosen: list[Way] = []
-        for way in sorted(steps, key=lambda each: steps[each]):
-            left -= settings.probe_rounds * steps[way]
+        chosen: list[CodecChoice] = []
+        for choice in sorted(steps, key=lambda each: steps[each]):
+            left -= settings.probe_rounds * steps[choice]
             if chosen and left < 0:
                 break
-            chosen.append(way)
-        return [way for way in self._kinds if way in chosen]
+            chosen.append(choice)
+        return [choice for choice in self._kinds if choice in chosen]
 
     def state(self) -> dict[str, object]:
         """See `Chooser`."""

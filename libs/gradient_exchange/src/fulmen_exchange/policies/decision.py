@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from fulmen_exchange.registry import load_codecs
 from fulmen_exchange.settings import CodecSettings
 
-Kin = tuple[str, int]
-"""What ways have in common that share a codec with its states, and the cost of coding: the codec's name, and bits."""
+CodecKey = tuple[str, int]
+"""What candidates have in common that share a codec with its states, and the cost of coding: the codec's name, and bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
-    """A way to send gradients.
+class CodecChoice:
+    """A choice to send gradients.
 
     Attributes:
         codec: Registered name of the codec.
-        bits: Of its elements, where that is a choice; else 0.
-        ratio: Bytes of float32 for each byte that is sent, where that is a choice; else None.
+        bits: Of its elements, where that is a proposal; else 0.
+        ratio: Bytes of float32 for each byte that is sent, where that is a proposal; else None.
     """
 
     codec: str
@@ -26,18 +26,18 @@ class Way:
     ratio: float | None = None
 
     @property
-    def keeps_back(self) -> bool:
-        """Whether something may be left in the state when this gives way to another way."""
-        return self._settings.keeps_back
+    def has_residual(self) -> bool:
+        """Whether something may be left in the state when this gives choice to another choice."""
+        return self._settings.has_residual
 
     @property
-    def summed_in_place(self) -> bool:
+    def uses_ring(self) -> bool:
         """Whether its sums go round in a ring, and not through shards."""
-        return self._settings.summed_in_place
+        return self._settings.uses_ring
 
     @property
-    def kin(self) -> Kin:
-        """What it has in common with ways that differ by the ratio alone."""
+    def key(self) -> CodecKey:
+        """What it has in common with candidates that differ by the ratio alone."""
         return self.codec, self.bits
 
     @property
@@ -48,12 +48,12 @@ class Way:
 
     @property
     def bytes_ratio(self) -> float:
-        """Bytes of float32 for each byte that is sent, of any way; what scales and counts cost is neglected."""
+        """Bytes of float32 for each byte that is sent, of any choice; what scales and counts cost is neglected."""
         if self.ratio is not None:
             return self.ratio
         if self.bits:
             return 32 / self.bits
-        return self._settings.plain_ratio
+        return self._settings.fixed_ratio
 
     @property
     def _settings(self) -> type[CodecSettings]:
@@ -61,7 +61,7 @@ class Way:
         return settings
 
 
-PLAIN = Way(codec="none")
+PLAIN = CodecChoice(codec="none")
 """Gradients as they are."""
 
 
@@ -81,7 +81,7 @@ class Seconds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundFigures:
+class RoundStats:
     """What all ranks know before a round: the caller has gathered it, so it is the same on each.
 
     Attributes:
@@ -109,17 +109,17 @@ class RoundFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Proposal:
     """What one part of a policy wants.
 
     Attributes:
-        way: The way to send.
+        choice: The choice to send.
         reason: Why, for a person.
         flush: Whether all that was kept back should be sent now.
         events: What is to be told in the history of the run.
     """
 
-    way: Way
+    choice: CodecChoice
     reason: str
     flush: bool = False
     events: tuple[str, ...] = ()
@@ -130,14 +130,14 @@ class Decision:
     """What a round does.
 
     Attributes:
-        way: The way to send, where it is enabled.
+        choice: The choice to send, where it is enabled.
         enabled: False if gradients are to be sent as they are. The round before has then sent all that was kept back.
-        flush: Whether all that was kept back is to be sent in this round, through the way's codec.
+        flush: Whether all that was kept back is to be sent in this round, through the choice's codec.
         reason: Why, for a person.
         events: Texts for the history of the run; none if nothing has changed.
     """
 
-    way: Way
+    choice: CodecChoice
     enabled: bool
     flush: bool
     reason: str
@@ -145,5 +145,5 @@ class Decision:
 
     @property
     def ratio(self) -> float:
-        """Bytes of float32 for each byte that is to be sent, where the codec has a choice; else 1."""
-        return self.way.ratio if self.way.ratio is not None else 1.0
+        """Bytes of float32 for each byte that is to be sent, where the codec has a proposal; else 1."""
+        return self.choice.ratio if self.choice.ratio is not None else 1.0

@@ -14,8 +14,7 @@ from math import isfinite
 from fulmen_exchange.policies.anomaly import AnomalyWatch
 from fulmen_exchange.policies.auto import Auto
 from fulmen_exchange.policies.choosers import Adaptive, Chooser, Fixed, Stages
-from fulmen_exchange.policies.decision import PLAIN, Choice, Decision, RoundFigures, Way
-from fulmen_exchange.policies.machine import PolicyStateInvalid, dump, load
+from fulmen_exchange.policies.decision import PLAIN, CodecChoice, Decision, Proposal, RoundStats
 from fulmen_exchange.policies.rollback import Rollback
 from fulmen_exchange.policies.settings import (
     AdaptivePolicy,
@@ -24,11 +23,12 @@ from fulmen_exchange.policies.settings import (
     FixedPolicy,
     StagesPolicy,
 )
+from fulmen_exchange.policies.state import PolicyStateInvalid, dump, load
 from fulmen_exchange.settings import CodecSettings, OuterLoopSettings
 
 FIRST_RATIO = 4.0
 WARMUP_STAGES = 4
-UNBIASED = (PLAIN, Way(codec="bf16"), Way(codec="qsgd", bits=8), Way(codec="qsgd", bits=4))
+UNBIASED = (PLAIN, CodecChoice(codec="bf16"), CodecChoice(codec="qsgd", bits=8), CodecChoice(codec="qsgd", bits=4))
 """What any optimiser stands, from what loses nothing to what loses most."""
 SAFE_SPARSE = {"adamw": frozenset[str](), "sgd": frozenset({"dgc"})}
 """Sparse codecs that an optimiser stands besides, by its name."""
@@ -38,7 +38,7 @@ SAFE_SPARSE = {"adamw": frozenset[str](), "sgd": frozenset({"dgc"})}
 class PolicyState:
     """What the last round did."""
 
-    way: Way | None = None
+    choice: CodecChoice | None = None
     enabled: bool = True
     flushed: bool = False
 
@@ -82,58 +82,66 @@ class Policy:
         self._state = PolicyState()
 
     @property
-    def watches_energy(self) -> bool:
+    def needs_energy(self) -> bool:
         """Whether it reads what was captured, kept back and zero in every round."""
-        return self._chooser.watches_energy
+        return self._chooser.needs_energy
 
-    def decide(self, figures: RoundFigures) -> Decision:
+    def decide(self, stats: RoundStats) -> Decision:
         """Says what a round does. Called once before each round; once more with the same number if it was skipped."""
         state = self._state
-        if not all(isfinite(norm) for norm in figures.gradient_norms):
-            way = state.way or self._warm(self._chooser.choose(figures, now=None), figures.number).way
+        if not all(isfinite(norm) for norm in stats.gradient_norms):
+            choice = state.choice or self._warm(self._chooser.choose(stats, now=None), stats.number).choice
             # Were it sent all the same, something would be kept back again.
             state.flushed = False
             reason = "a gradient is not finite: the round is to be skipped"
-            return Decision(way=way, enabled=state.enabled, flush=False, reason=reason)
-        # What a flush or a round without compression took and kept back says nothing about the way.
+            return Decision(choice=choice, enabled=state.enabled, flush=False, reason=reason)
+        # What a flush or a round without compression took and kept back says nothing about the choice.
         plain = state.enabled and not state.flushed
-        told = figures if plain else replace(figures, captured=None, residual=None, seconds=None)
-        now = state.way if state.enabled else None
-        choice = self._warm(self._chooser.choose(told, now=now), figures.number)
-        choice = self._rollback.guard(figures, choice, now=now)
-        off = self._anomaly.off(figures)
+        told = stats if plain else replace(stats, captured=None, residual=None, seconds=None)
+        now = state.choice if state.enabled else None
+        proposal = self._warm(self._chooser.choose(told, now=now), stats.number)
+        proposal = self._rollback.guard(stats, proposal, now=now)
+        off = self._anomaly.off(stats)
         # What is sent as it is has nothing to leave out.
-        return self._step(figures, choice, None if choice.way == PLAIN else off)
+        return self._step(stats, proposal, None if proposal.choice == PLAIN else off)
 
-    def _warm(self, choice: Choice, number: int) -> Choice:
-        ratio, at = choice.way.ratio, number * self._steps
+    def _warm(self, proposal: Proposal, number: int) -> Proposal:
+        ratio, at = proposal.choice.ratio, number * self._steps
         if ratio is None or at > self._settings.warmup_rounds:
-            return choice
+            return proposal
         warm = warmup_ratio(ratio, at, self._settings.warmup_rounds)
-        return choice if warm == ratio else replace(choice, way=replace(choice.way, ratio=warm), reason="warm-up")
+        return (
+            proposal
+            if warm == ratio
+            else replace(proposal, choice=replace(proposal.choice, ratio=warm), reason="warm-up")
+        )
 
-    def _step(self, figures: RoundFigures, choice: Choice, off: str | None) -> Decision:
-        """Goes from what the last round did to what is wanted, by way of a flush where something was kept back."""
+    def _step(self, stats: RoundStats, proposal: Proposal, off: str | None) -> Decision:
+        """Goes from what the last round did to what is wanted, by choice of a flush where something was kept back."""
         state, enabled = self._state, off is None
-        reason = choice.reason if off is None else off
-        was, was_enabled = state.way, state.enabled
-        leaves = was is not None and was_enabled and (not enabled or (was.keeps_back and was.kin != choice.way.kin))
+        reason = proposal.reason if off is None else off
+        was, was_enabled = state.choice, state.enabled
+        leaves = (
+            was is not None and was_enabled and (not enabled or (was.has_residual and was.key != proposal.choice.key))
+        )
         if leaves and not state.flushed and was is not None:
             state.flushed = True
-            what = choice.way.text if enabled else "no compression"
-            return Decision(way=was, enabled=True, flush=True, reason=f"before {what}: {reason}", events=choice.events)
+            what = proposal.choice.text if enabled else "no compression"
+            return Decision(
+                choice=was, enabled=True, flush=True, reason=f"before {what}: {reason}", events=proposal.events
+            )
         every = self._full_sync_every
-        flush = enabled and (choice.flush or (every > 0 and figures.number % every == 0))
-        state.way, state.enabled, state.flushed = choice.way, enabled, flush
-        events = choice.events
+        flush = enabled and (proposal.flush or (every > 0 and stats.number % every == 0))
+        state.choice, state.enabled, state.flushed = proposal.choice, enabled, flush
+        events = proposal.events
         if enabled != was_enabled:
             events = (
                 *events,
-                f"compression {'on again' if enabled else 'off'} from round {figures.number} on: {reason}",
+                f"compression {'on again' if enabled else 'off'} from round {stats.number} on: {reason}",
             )
-        if was is not None and enabled and choice.way != was:
-            events = (*events, f"{choice.way.text} after {was.text} from round {figures.number} on: {reason}")
-        return Decision(way=choice.way, enabled=enabled, flush=flush, reason=reason, events=events)
+        if was is not None and enabled and proposal.choice != was:
+            events = (*events, f"{proposal.choice.text} after {was.text} from round {stats.number} on: {reason}")
+        return Decision(choice=proposal.choice, enabled=enabled, flush=flush, reason=reason, events=events)
 
     def state(self) -> dict[str, object]:
         """Returns all that later decisions depend on, as values that JSON has."""
@@ -158,10 +166,10 @@ class Policy:
         self._rollback.restore(plain["rollback"])
 
 
-def own_way(settings: CodecSettings) -> Way:
-    """Returns the way that a codec's own settings name."""
+def own_choice(settings: CodecSettings) -> CodecChoice:
+    """Returns the choice that a codec's own settings name."""
     fields = settings.model_dump()
-    return Way(codec=settings.name, bits=fields.get("bits", 0), ratio=fields.get("ratio"))
+    return CodecChoice(codec=settings.name, bits=fields.get("bits", 0), ratio=fields.get("ratio"))
 
 
 def make_policy(
@@ -170,7 +178,7 @@ def make_policy(
     optimizer: str,
     world_size: int,
     gradient_bytes: float,
-    takes: Callable[[Way], bool] = lambda _: True,
+    supports: Callable[[CodecChoice], bool] = lambda _: True,
 ) -> Policy:
     """Builds the policy of a codec's settings.
 
@@ -179,9 +187,9 @@ def make_policy(
         optimizer: `adamw` or `sgd`; what another one stands is taken to be what AdamW does.
         world_size: Ranks.
         gradient_bytes: Of all gradients that are compressed, as float32.
-        takes: Whether the link can send in a way; it always can in that of the settings, and as it is.
+        supports: Whether the link can send in a choice; it always can in that of the settings, and as it is.
     """
-    own = own_way(settings)
+    own = own_choice(settings)
     chooser: Chooser
     match settings.policy:
         case FixedPolicy():
@@ -191,17 +199,17 @@ def make_policy(
         case AdaptivePolicy() as adaptive:
             chooser = Adaptive(own, adaptive)
         case AutoPolicy() as auto:
-            ways = [way for way in ways_of(own, auto, optimizer=optimizer) if takes(way)]
-            chooser = Auto(ways, auto, gradient_bytes=gradient_bytes, world_size=world_size)
+            candidates = [choice for choice in candidates_for(own, auto, optimizer=optimizer) if supports(choice)]
+            chooser = Auto(candidates, auto, gradient_bytes=gradient_bytes, world_size=world_size)
     steps = settings.outer.steps if isinstance(settings.outer, OuterLoopSettings) else 1
     return Policy(chooser, settings.policy, full_sync_every=settings.full_sync_every, steps=steps)
 
 
-def ways_of(own: Way, settings: AutoPolicy, *, optimizer: str) -> tuple[Way, ...]:
-    """Returns the ways that an optimiser stands, from what loses nothing to what loses most.
+def candidates_for(own: CodecChoice, settings: AutoPolicy, *, optimizer: str) -> tuple[CodecChoice, ...]:
+    """Returns the candidates that an optimiser stands, from what loses nothing to what loses most.
 
     Sparse ones are among them only if the settings name that codec: an optimiser is set up for it.
     """
     if own.codec not in SAFE_SPARSE.get(optimizer, frozenset()):
         return UNBIASED
-    return (*UNBIASED, *(Way(codec=own.codec, ratio=ratio) for ratio in settings.ratios))
+    return (*UNBIASED, *(CodecChoice(codec=own.codec, ratio=ratio) for ratio in settings.ratios))

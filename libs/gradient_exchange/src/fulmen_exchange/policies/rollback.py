@@ -9,22 +9,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fulmen_exchange.policies.decision import Choice, RoundFigures, Way
-from fulmen_exchange.policies.machine import dump, load
+from fulmen_exchange.policies.decision import CodecChoice, Proposal, RoundStats
 from fulmen_exchange.policies.settings import NoRollback, RollbackOnDrop
+from fulmen_exchange.policies.state import dump, load
 
-MOST_DOUBLINGS = 6
+MAX_DOUBLINGS = 6
 
 
 @dataclass(slots=True)
 class RollbackState:
-    """What is remembered: of the reward, of the good way, and of the one that stands."""
+    """What is remembered: of the reward, of the good choice, and of the one that stands."""
 
     mean: float | None = None
     best: float | None = None
-    good: Way | None = None
+    good: CodecChoice | None = None
     below: int = 0
-    held: Way | None = None
+    held: CodecChoice | None = None
     held_until: int = 0
     times: int = 0
 
@@ -36,30 +36,32 @@ class Rollback:
         self._settings = settings
         self._state = RollbackState()
 
-    def guard(self, figures: RoundFigures, wanted: Choice, *, now: Way | None) -> Choice:
+    def guard(self, stats: RoundStats, wanted: Proposal, *, now: CodecChoice | None) -> Proposal:
         """Takes a round's metric in, which came while `now` was in effect; returns what is to be done."""
         settings, state = self._settings, self._state
         if isinstance(settings, NoRollback):
             return wanted
-        if figures.metric is not None and now is not None:
-            self._learn(figures.metric, now, settings)
+        if stats.metric is not None and now is not None:
+            self._learn(stats.metric, now, settings)
         events = list(wanted.events)
         if state.held is not None:
-            if figures.number < state.held_until:
-                return replace(wanted, way=state.held, reason=f"rolled back; others from round {state.held_until} on")
+            if stats.number < state.held_until:
+                return replace(
+                    wanted, choice=state.held, reason=f"rolled back; others from round {state.held_until} on"
+                )
             events += self._end(settings)
         if state.below < settings.window or state.good is None or now is None or now == state.good:
             return replace(wanted, events=tuple(events))
-        rounds = settings.cool_down * 2 ** min(state.times, MOST_DOUBLINGS)
-        state.held, state.held_until, state.below = state.good, figures.number + rounds, 0
+        rounds = settings.cool_down * 2 ** min(state.times, MAX_DOUBLINGS)
+        state.held, state.held_until, state.below = state.good, stats.number + rounds, 0
         state.times += 1
         events.append(
             f"compression rolled back from {now.text} to {state.held.text}: the metric fell from {state.best:.4g} to"
             f" {state.mean:.4g}, by more than {settings.drop:.4g}; it stays for {rounds} rounds"
         )
-        return replace(wanted, way=state.held, reason="the metric fell", events=tuple(events))
+        return replace(wanted, choice=state.held, reason="the metric fell", events=tuple(events))
 
-    def _learn(self, metric: float, now: Way, settings: RollbackOnDrop) -> None:
+    def _learn(self, metric: float, now: CodecChoice, settings: RollbackOnDrop) -> None:
         state = self._state
         mean = metric if state.mean is None else state.mean + settings.smoothing * (metric - state.mean)
         state.mean = mean
@@ -69,7 +71,7 @@ class Rollback:
             state.below = state.below + 1 if mean < state.best - settings.drop else 0
 
     def _end(self, settings: RollbackOnDrop) -> list[str]:
-        """Ends a time in which the good way stood."""
+        """Ends a time in which the good choice stood."""
         state = self._state
         stayed, state.held, state.below = state.held, None, 0
         if stayed is None or state.mean is None or state.best is None or state.mean >= state.best - settings.drop:

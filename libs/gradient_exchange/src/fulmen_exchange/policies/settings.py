@@ -122,8 +122,8 @@ class AdaptivePolicy(CommonPolicySettings):
     Attributes:
         low: phi = |C(x)|^2 / |x|^2 of what is sent and what could have been; below it more is sent.
         high: Above it less is sent.
-        least_ratio: Of what is sent at most.
-        most_ratio: Of what is sent at least.
+        min_ratio: Of what is sent at most.
+        max_ratio: Of what is sent at least.
         increase: Added to the density, the share of bytes that is sent.
         decrease: The density is multiplied by it.
         patience: Rounds in a row that have to be out of the band.
@@ -135,8 +135,8 @@ class AdaptivePolicy(CommonPolicySettings):
     kind: Literal["adaptive"]
     low: float = Field(default=0.25, gt=0, lt=1)
     high: float = Field(default=0.5, gt=0, lt=1)
-    least_ratio: Ratio = 10.0
-    most_ratio: Ratio = 1000.0
+    min_ratio: Ratio = 10.0
+    max_ratio: Ratio = 1000.0
     increase: float = Field(default=0.001, gt=0, lt=1)
     decrease: float = Field(default=0.8, gt=0, lt=1)
     patience: int = Field(default=5, ge=1, le=10_000)
@@ -146,8 +146,8 @@ class AdaptivePolicy(CommonPolicySettings):
 
     @model_validator(mode="after")
     def _bands(self) -> Self:
-        if self.low >= self.high or self.least_ratio > self.most_ratio:
-            raise ValueError("low must be below high, and least_ratio at most most_ratio")
+        if self.low >= self.high or self.min_ratio > self.max_ratio:
+            raise ValueError("low must be below high, and min_ratio at most max_ratio")
         return self
 
 

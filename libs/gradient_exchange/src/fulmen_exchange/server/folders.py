@@ -14,7 +14,7 @@ from pathlib import Path
 
 import structlog
 
-from fulmen_exchange.aggregator.durable import make_folder
+from fulmen_exchange.aggregator.folders import make_folder
 
 ABOUT = "run.json"
 NAME_CHARACTERS = 32

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fulmen.algorithm.v1 import gradient_exchange_service_pb2 as pb
-from fulmen_exchange.aggregator.effects import Answer, Chunk, Claim, Joined, RoundRecord
+from fulmen_exchange.aggregator.effects import Chunk, JoinResult, Response, ResumePoint, RoundRecord
 from fulmen_exchange.aggregator.rounds import RoundMachine
-from fulmen_exchange.aggregator.terms import SUM, CallTerms, Patience, Terms
+from fulmen_exchange.aggregator.terms import SUM, CallTerms, StragglerPolicy, Terms
 from fulmen_exchange.links.grpc_chunks import ReadChunk
 
 MAX_TEXT = 1000
@@ -24,7 +24,7 @@ def terms_of(message: pb.ExchangeTerms) -> Terms:
         codec_version=message.codec_version,
         settings_json=message.codec_settings_json,
         segment_sizes=tuple(message.segment_sizes),
-        patience=Patience(
+        patience=StragglerPolicy(
             quorum=message.quorum,
             min_wait_s=message.min_wait_s,
             max_wait_s=message.max_wait_s,
@@ -52,9 +52,9 @@ def terms(value: Terms) -> pb.ExchangeTerms:
     )
 
 
-def claim_of(message: pb.JoinRequest) -> Claim:
+def claim_of(message: pb.JoinRequest) -> ResumePoint:
     """Decodes what a rank says of itself."""
-    return Claim(
+    return ResumePoint(
         round=max(0, message.round),
         call=max(0, message.call),
         epoch=max(0, message.membership_epoch),
@@ -63,7 +63,7 @@ def claim_of(message: pb.JoinRequest) -> Claim:
     )
 
 
-def joined(value: Joined) -> pb.JoinResponse:
+def joined(value: JoinResult) -> pb.JoinResponse:
     """Encodes what a rank learns when it joins."""
     return pb.JoinResponse(
         membership_epoch=value.epoch,
@@ -98,7 +98,7 @@ def chunk_of(message: ReadChunk) -> Chunk:
     )
 
 
-def answer(value: Answer, *, epoch: int) -> Iterator[bytes | pb.ExchangeResponse]:
+def answer(value: Response, *, epoch: int) -> Iterator[bytes | pb.ExchangeResponse]:
     """Encodes an answer: the verdict, and the chunks of the sum if there is one."""
     number, call = value.key
     done = value.done

@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from fulmen_exchange.aggregator.effects import Verdict
+from fulmen_exchange.aggregator.effects import PayloadStatus
 from fulmen_exchange.aggregator.rounds import RoundMachine
 from fulmen_exchange.aggregator.tally import BOUNDS_S, Tally
 
@@ -80,7 +80,7 @@ class ExchangeMetrics(Collector):
             }
             for name, value in done.items():
                 counters[name].add_metric(labels, value)
-            for verdict in Verdict:
+            for verdict in PayloadStatus:
                 verdicts.add_metric([*labels, verdict.value.lower()], shard.tally.verdicts[verdict])
             limits = [*(str(bound) for bound in BOUNDS_S), "+Inf"]
             counts = accumulate(list(shard.tally.rounds))

@@ -31,7 +31,7 @@ from fulmen.errors import (
     Violation,
 )
 from fulmen.ids import ALL_PROJECTS
-from fulmen_exchange.aggregator.effects import Behind, Replaced
+from fulmen_exchange.aggregator.effects import RankBehind, RankReplaced
 from fulmen_exchange.aggregator.rounds import RoundMachine
 from fulmen_exchange.aggregator.terms import CHUNK_BYTES, MAX_RANKS, Problem, Terms
 from fulmen_exchange.links import grpc_chunks
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 SERVICE = "fulmen.algorithm.v1.GradientExchangeService"
 EXCHANGE = "Exchange"
-OPEN_LIMIT_S = 15.0
+OPEN_TIMEOUT_S = 15.0
 TICK_S = 0.1
 LINGER_S = 5.0
 QUIET_S = 0.5
@@ -68,7 +68,7 @@ class ExchangeLimits:
     Attributes:
         max_shards: Shards of all runs together.
         max_elements: Elements of one shard: all its segments.
-        max_staged_bytes: Memory of payloads that wait for their sums, of all shards together.
+        max_staged_bytes: CodecMemory of payloads that wait for their sums, of all shards together.
         forget_s: How long a shard without members is kept in memory.
         keep_s: How long its files are, unless its run is over.
     """
@@ -177,8 +177,8 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
         )
         try:
             joined = shard.join(request.rank, request.incarnation, messages.claim_of(request))
-        except (Behind, Replaced) as error:
-            text = _behind(str(error)) if isinstance(error, Behind) else f"The rank's place was taken: {error}."
+        except (RankBehind, RankReplaced) as error:
+            text = _behind(str(error)) if isinstance(error, RankBehind) else f"The rank's place was taken: {error}."
             raise TrainingRunStateInvalid(text, training_run=request.training_run[:MAX_NAME]) from None
         return messages.joined(joined)
 
@@ -195,10 +195,10 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
         """Carries chunks both ways."""
         self._refuse_if_draining()
         try:
-            async with asyncio.timeout(OPEN_LIMIT_S):
+            async with asyncio.timeout(OPEN_TIMEOUT_S):
                 first = await anext(aiter(requests), None)
         except TimeoutError:
-            raise DeadlineExceeded(f"The stream was not opened within {OPEN_LIMIT_S:.0f} s.") from None
+            raise DeadlineExceeded(f"The stream was not opened within {OPEN_TIMEOUT_S:.0f} s.") from None
         if not isinstance(first, pb.ExchangeRequest) or not first.HasField("open"):
             _refuse("The stream is malformed", [Problem(field="open", description="must be the first message")])
             return

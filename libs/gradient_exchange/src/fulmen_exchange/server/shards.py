@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from fulmen.errors import Draining, InternalError, QuotaExceeded, Unavailable
-from fulmen_exchange.aggregator.effects import Answer, Chunk, Claim, Effect, Joined, NoRoom, SumDue
+from fulmen_exchange.aggregator.effects import Chunk, Effect, JoinResult, Response, ResumePoint, StagingFull, SumDue
 from fulmen_exchange.aggregator.rounds import RoundMachine
 from fulmen_exchange.aggregator.tally import Tally
 
@@ -35,10 +35,10 @@ _log = structlog.get_logger()
 class Outbox:
     """Answers on their way to one stream."""
 
-    _answers: asyncio.Queue[Answer | BaseException | None] = field(default_factory=asyncio.Queue)
+    _answers: asyncio.Queue[Response | BaseException | None] = field(default_factory=asyncio.Queue)
     _is_ended: bool = False
 
-    def put(self, answer: Answer) -> None:
+    def put(self, answer: Response) -> None:
         """Sends one; ends the stream if nobody reads it."""
         if self._answers.qsize() >= MAX_UNREAD:
             self.end(Unavailable("The rank does not read its answers."))
@@ -51,7 +51,7 @@ class Outbox:
             self._is_ended = True
             self._answers.put_nowait(error)
 
-    async def next(self) -> Answer | None:
+    async def next(self) -> Response | None:
         """Returns the next answer; None at the end.
 
         Raises:
@@ -85,7 +85,7 @@ class ServedShard:
         """Whether a sum could not be made: no more are."""
         return bool(self._error_id)
 
-    def join(self, rank: int, incarnation: str, claim: Claim) -> Joined:
+    def join(self, rank: int, incarnation: str, claim: ResumePoint) -> JoinResult:
         """See `RoundMachine.join`."""
         joined, effects = self.machine.join(rank, incarnation, self._clock(), claim)
         self._do(effects)
@@ -118,7 +118,7 @@ class ServedShard:
         """
         try:
             effects = self.machine.take(rank, incarnation, chunk, self._clock())
-        except NoRoom:
+        except StagingFull:
             raise QuotaExceeded(
                 f"The server has no room for a payload of {chunk.total_bytes} bytes beside those that it holds: see its"
                 " setting FULMEN_ALGORITHM_EXCHANGE_MAX_STAGED_BYTES."

@@ -192,7 +192,7 @@ def exchange_problems(settings: AlgorithmSettings) -> list[str]:
             else "one rank has none to sum"
         )
         found.append(f"exchange: needs parallel.kind ddp: {because}")
-    if settings.lora is not None and exchange.keeps_back:
+    if settings.lora is not None and exchange.has_residual:
         # It would move adapters of roles that the step has no rows of.
         found.append(f"exchange: {exchange.name} keeps something back of each step, which lora does not go with")
     every_step = exchange.outer.kind == "every_step"

@@ -91,7 +91,7 @@ class LocalTrainer:
 
     def logprobs(self, rows: Sequence[Row], *, settings: StepSettings) -> list[list[float]]:
         """Computes the log-probability of each token that trains."""
-        self._state.reducer.settle()
+        self._state.reducer.synchronize()
         with _roles_have_adapters():
             return logprobs_of(self._state.policy, rows, settings=settings, trained_only=True)
 
@@ -103,12 +103,12 @@ class LocalTrainer:
 
     def write_weights(self, folder: Path, order: WeightsOrder) -> WrittenWeights | None:
         """Writes the present weights for engines; rank 0 writes, and is the one that gets an answer."""
-        self._state.reducer.settle()
+        self._state.reducer.synchronize()
         return self._state.policy.publish(folder, order)
 
     def write_state(self, folder: Path) -> None:
         """Writes all that training goes on from."""
-        self._state.reducer.settle()
+        self._state.reducer.synchronize()
         with self._randomness.in_use():
             write_state(self._state, folder)
 

@@ -36,7 +36,7 @@ from fulmen_algorithm.trainers.calls import (
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import BatchSettings, StepResult, StepSettings
 from fulmen_algorithm.weights.publishing import WeightsOrder, WrittenWeights
-from fulmen_exchange.kernels.choice import VARIABLE as KERNELS_VARIABLE
+from fulmen_exchange.kernels.selection import VARIABLE as KERNELS_VARIABLE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

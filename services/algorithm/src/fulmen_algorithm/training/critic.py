@@ -28,7 +28,7 @@ from fulmen_algorithm.training.packing import MicroBatch, micro_batch
 from fulmen_algorithm.training.parallel import AllReduce, autocast, clip_gradients, layouts_of
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import PackingMode
-from fulmen_exchange.ranks import Ranks, Situation
+from fulmen_exchange.ranks import Ranks, StepInfo
 
 CRITIC = "critic.pt"
 
@@ -160,7 +160,7 @@ class Critic:
             part.backward()
             loss += float(part.detach())
         parameters = list(self.model.parameters())
-        AllReduce().reduce(parameters, self._ranks, Situation())
+        AllReduce().reduce(parameters, self._ranks, StepInfo())
         norm = clip_gradients(parameters, self._plan.critic.max_grad_norm)
         measured = self._ranks.gather((loss, norm))
         loss = sum(one for one, _ in measured)

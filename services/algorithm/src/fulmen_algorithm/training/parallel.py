@@ -22,7 +22,7 @@ from fulmen_algorithm.training.compute import ComputeSettings, Fsdp2, Precision
 from fulmen_algorithm.training.packing import Layout, plan
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import PackingMode
-from fulmen_exchange.ranks import Exchanged, Ranks, Situation
+from fulmen_exchange.ranks import ExchangeReport, Ranks, StepInfo
 
 BUCKET_BYTES = 64 * 2**20
 """Gradients are summed in pieces of this size, so that no second copy of all of them is needed."""
@@ -74,23 +74,23 @@ class GradientReducer(Protocol):
         """Whether the caller is to scale the sum to a norm; False where each rank's own part is scaled."""
 
     @property
-    def steps_alone(self) -> bool:
+    def steps_locally(self) -> bool:
         """Whether each rank takes optimiser steps of its own, and so has moments of its own."""
 
-    def reduce(self, parameters: Sequence[nn.Parameter], ranks: Ranks, situation: Situation) -> None:
+    def reduce(self, parameters: Sequence[nn.Parameter], ranks: Ranks, step_info: StepInfo) -> None:
         """Replaces each parameter's gradient by its sum over the ranks, the same bits on every rank.
 
         Called once per optimiser step, after the last micro-batch, with the same parameters in the same order. A
         parameter without gradient on any rank keeps none. Where ranks take steps of their own, gradients stay theirs.
         """
 
-    def stepped(self) -> None:
+    def on_step(self) -> None:
         """Is told that all ranks have tried an optimiser step, taken or skipped."""
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Gives all ranks the same weights: somebody asks for them."""
 
-    def take(self) -> Exchanged:
+    def drain(self) -> ExchangeReport:
         """Returns what there is to tell since it was last asked."""
 
     def state(self) -> dict[str, Any]:
@@ -104,9 +104,9 @@ class AllReduce:
     """Sums gradients as they are, in buckets."""
 
     clips_sums = True
-    steps_alone = False
+    steps_locally = False
 
-    def reduce(self, parameters: Sequence[nn.Parameter], ranks: Ranks, situation: Situation) -> None:
+    def reduce(self, parameters: Sequence[nn.Parameter], ranks: Ranks, step_info: StepInfo) -> None:
         """See `GradientReducer`."""
         if ranks.group is None:
             return
@@ -115,15 +115,15 @@ class AllReduce:
             for gradient, part in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
                 gradient.copy_(part.view_as(gradient))
 
-    def stepped(self) -> None:
+    def on_step(self) -> None:
         """See `GradientReducer`: nothing is due."""
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """See `GradientReducer`: weights are always the same."""
 
-    def take(self) -> Exchanged:
+    def drain(self) -> ExchangeReport:
         """See `GradientReducer`: nothing is told of what cannot be chosen."""
-        return Exchanged()
+        return ExchangeReport()
 
     def state(self) -> dict[str, Any]:
         """See `GradientReducer`: there is none."""

@@ -37,7 +37,7 @@ def write_state(state: TrainingState, folder: Path) -> None:
     saved = _training_dict(state)
     state.policy.save(folder / MODEL)
     kept = state.reducer.state()
-    if state.reducer.steps_alone:
+    if state.reducer.steps_locally:
         kept["moments"] = _get_moments(state, everywhere=True)
     if kept:
         # Each rank its own: what ranks keep back of their gradients may be twice as much as the weights.
@@ -65,7 +65,7 @@ def read_state(folder: Path, state: TrainingState) -> None:
     files = sorted(folder.glob(EXCHANGE.format(rank="*")))
     kept = [torch.load(file, map_location="cpu", weights_only=True) for file in files]
     own = [one.pop("moments", None) for one in kept]
-    if state.reducer.steps_alone and any(own):
+    if state.reducer.steps_locally and any(own):
         _set_moments(state, own[state.policy.ranks.rank % len(own)])
     state.reducer.restore(kept)
     of_ranks = saved["rng"]

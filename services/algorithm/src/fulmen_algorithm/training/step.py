@@ -35,7 +35,7 @@ from fulmen_algorithm.training.policy import PolicyModel, make_optimizer
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.schedule import LearningRate
 from fulmen_algorithm.training.settings import BatchSettings, OptimizerSettings, StepResult, StepSettings
-from fulmen_exchange.ranks import Situation
+from fulmen_exchange.ranks import StepInfo
 
 
 @dataclass(slots=True, kw_only=True)
@@ -286,8 +286,8 @@ def _optimise(
     if not policy.sharded:
         total = settings.total_steps or state.rate.settings.total_steps
         progress = min(planned / total, 1.0) if total else 0.0
-        situation = Situation(progress=progress, metric=settings.metric, compute_s=perf_counter() - started)
-        reducer.reduce(parameters, policy.ranks, situation)
+        step_info = StepInfo(progress=progress, metric=settings.metric, compute_s=perf_counter() - started)
+        reducer.reduce(parameters, policy.ranks, step_info)
     clips = reducer.clips_sums
     norm = clip_gradients(parameters, settings.max_grad_norm) if clips else gradient_norm(parameters)
     measured = policy.ranks.gather((loss, norm, sums))
@@ -303,8 +303,8 @@ def _optimise(
         state.optimizer.step()
         state.optimizer_steps += 1
     state.optimizer.zero_grad(set_to_none=True)
-    reducer.stepped()
-    exchanged = reducer.take()
+    reducer.on_step()
+    exchanged = reducer.drain()
     tokens = sum(len(row.token_ids) for row in rows)
     all_sums = [one for _, _, part in measured for one in part]
     seconds = perf_counter() - started
@@ -318,7 +318,7 @@ def _optimise(
         metrics=loss_metrics(all_sums, positions=tokens) if all_sums else {},
         packing_efficiency=efficiency,
         tokens_per_second=tokens / seconds,
-        exchange=exchanged.figures,
+        exchange=exchanged.metrics,
         events=exchanged.events,
     )
 

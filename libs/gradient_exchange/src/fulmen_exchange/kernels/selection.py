@@ -1,7 +1,7 @@
 """Which kernels are used: compiled ones where they can be had, else the reference; decided when they are first needed.
 
 The bits are the same, so ranks may choose differently. Each process says once in its log which kernels a kind of device
-has. A failure to compile costs speed alone, unless the variable FULMEN_ALGORITHM_KERNELS says otherwise.
+has. A failure to compile costs speed alone, unless the variable FULMEN_EXCHANGE_KERNELS says otherwise.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fulmen_exchange.kernels.loader import KernelsUnavailable, cache_folder, loa
 if TYPE_CHECKING:
     from torch import Tensor
 
-VARIABLE = "FULMEN_ALGORITHM_KERNELS"
+VARIABLE = "FULMEN_EXCHANGE_KERNELS"
 C_COMPILERS = ("cc", "gcc", "clang")
 _log = structlog.get_logger()
 
@@ -50,7 +50,7 @@ class Kernels(Protocol):
     def correct(self, gradient: Tensor, velocity: Tensor, momentum: float, nesterov: bool, out: Tensor) -> None:
         """See `reference.correct`."""
 
-    def add_sparse(self, counts: Tensor, places: Tensor, values: Tensor, out: Tensor) -> None:
+    def add_sparse(self, counts: Tensor, indices: Tensor, values: Tensor, out: Tensor) -> None:
         """See `reference.add_sparse`."""
 
     def quantise(self, values: Tensor, *, bits: int, block: int, begin: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -64,7 +64,7 @@ class Kernels(Protocol):
 
 
 class Mode(StrEnum):
-    """What FULMEN_ALGORITHM_KERNELS may say."""
+    """What FULMEN_EXCHANGE_KERNELS may say."""
 
     AUTO = "auto"
     REFERENCE = "reference"
@@ -84,7 +84,7 @@ def mode_of_environment() -> Mode:
 
 
 @dataclass(kw_only=True)
-class Choice:
+class KernelSelector:
     """Finds the kernels of a device when they are first needed, once.
 
     Attributes:

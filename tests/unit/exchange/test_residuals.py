@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fulmen_exchange.layout import Place
-from fulmen_exchange.policies.machine import PolicyStateInvalid
-from fulmen_exchange.reducer_state import ReducerStateInvalid, cut, joined, lay
+from fulmen_exchange.layout import ParameterSpan
+from fulmen_exchange.policies.state import PolicyStateInvalid
 from fulmen_exchange.registry import load_codecs
+from fulmen_exchange.residuals import ResidualsInvalid, cut, joined, lay
 from tests.support.exchange.thread_ranks import Rank, on_ranks
 
 CODECS = sorted(load_codecs())
@@ -77,7 +77,7 @@ def test_a_run_goes_on_from_within_a_window_without_compression(at: int) -> None
             reduced(rank, number)
         state = stored(rank.reducer.state())
         sums = [reduced(rank, number) for number in range(at + 1, rounds + 1)]
-        return state, sums, rank.reducer.take().events
+        return state, sums, rank.reducer.drain().events
 
     found = on_ranks(straight, "dgc", world=2, **given)
     assert any("compression off" in text for text in found[0][2])
@@ -189,7 +189,7 @@ def test_states_of_another_run_are_refused() -> None:
 
     def work(rank: Rank) -> int:
         for bad, says in damaged:
-            with pytest.raises(ReducerStateInvalid, match=says):
+            with pytest.raises(ResidualsInvalid, match=says):
                 rank.reducer.restore([bad])
         with pytest.raises(PolicyStateInvalid):
             rank.reducer.restore([{**state, "policy": {}}])
@@ -211,12 +211,12 @@ def test_what_was_cut_at_one_set_of_ends_can_be_laid_at_another(
 ) -> None:
     places, total = [], 0
     for index, size in enumerate(sizes):
-        places.append(Place(name=f"p{index}", rows=size, columns=1, begin=total))
+        places.append(ParameterSpan(name=f"p{index}", rows=size, columns=1, begin=total))
         total += size
     whole = torch.randn(total, generator=torch.Generator().manual_seed(seed))
 
-    def parts(cuts: list[int]) -> list[tuple[int, int]]:
-        at = sorted({0, total, *(min(end, total) for end in cuts)})
+    def parts(offsets: list[int]) -> list[tuple[int, int]]:
+        at = sorted({0, total, *(min(end, total) for end in offsets)})
         return list(pairwise(at))
 
     pieces = [cut(places, {"t": whole[left:right]}, begin=left) for left, right in parts(ends)]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 @dataclass(slots=True)
-class Spent:
+class RoundCosts:
     """What rounds have taken: seconds by what they went into, and bytes."""
 
     rounds: int = 0
@@ -27,13 +27,13 @@ class Spent:
         """Seconds of all that a codec does."""
         return self.encode_s + self.decode_s
 
-    def __iadd__(self, other: Spent) -> Spent:
+    def __iadd__(self, other: RoundCosts) -> RoundCosts:
         for name in self.__slots__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         return self
 
-    def figures(self) -> dict[str, float]:
-        """Names the figures; the ratio is of bytes of float32 for each byte that this rank has sent."""
+    def metrics(self) -> dict[str, float]:
+        """Names the metrics; the ratio is of bytes of float32 for each byte that this rank has sent."""
         return {
             "exchange_rounds": float(self.rounds),
             "exchange_raw_bytes": float(self.raw_bytes),

@@ -16,8 +16,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from fulmen_exchange import wire
-from fulmen_exchange.aggregator.durable import sync_folder
 from fulmen_exchange.aggregator.effects import Reply, SumDue
+from fulmen_exchange.aggregator.folders import sync_folder
 from fulmen_exchange.aggregator.membership import Key
 from fulmen_exchange.aggregator.terms import CallTerms, Terms
 from fulmen_exchange.codecs.codec import PayloadInvalid, State
@@ -29,12 +29,12 @@ BUCKET = "bucket-"
 _log = structlog.get_logger()
 
 
-class OfOtherTerms(Exception):
+class TermsMismatch(Exception):
     """A file is of a run with other settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptSum:
+class StoredSum:
     """What a file has.
 
     Attributes:
@@ -59,7 +59,7 @@ class KeptSum:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptSums:
+class SumFiles:
     """The files of one shard.
 
     Attributes:
@@ -100,31 +100,31 @@ class KeptSums:
         if self.is_synced:
             sync_folder(self.folder)
 
-    def read(self) -> tuple[list[KeptSum], list[str]]:
+    def read(self) -> tuple[list[StoredSum], list[str]]:
         """Returns what was kept, and the names of files that cannot be read."""
         kept, bad = [], []
         for path in sorted(self.folder.glob(f"*{SUFFIX}")):
             try:
                 kept.append(self._read(path))
-            except OfOtherTerms:
+            except TermsMismatch:
                 continue
             except (SafetensorError, OSError, KeyError, TypeError, ValueError, PayloadInvalid) as error:
                 _log.warning("kept_sum_not_read", file=path.name, error=type(error).__name__)
                 bad.append(path.name)
         return kept, bad
 
-    def _read(self, path: Path) -> KeptSum:
+    def _read(self, path: Path) -> StoredSum:
         with safe_open(path, framework="pt") as file:
             about = json.loads(file.metadata()[ABOUT])
             if about["run"] != _name_of(self.terms):
-                raise OfOtherTerms
+                raise TermsMismatch
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
         data = tensors.pop(REPLY).numpy().tobytes()
         size = wire.decode(data).size
         state = {name.removeprefix(STATE): value for name, value in tensors.items()}
         if any(value.numel() != size for value in state.values()):
             raise ValueError("of another size")
-        return KeptSum(
+        return StoredSum(
             key=(int(about["round"]), int(about["call"])),
             terms=CallTerms(**about["terms"]),
             taken={int(rank): str(incarnation) for rank, incarnation in about["taken"].items()},

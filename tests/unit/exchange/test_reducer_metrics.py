@@ -11,20 +11,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fulmen_exchange.figures import Energy, Spent
-from fulmen_exchange.gathering import LARGEST, SLOTS, Gathered, Told, gather
+from fulmen_exchange.gathering import LARGEST, SLOTS, GroupReport, RankReport, gather
+from fulmen_exchange.metrics import Energy, RoundCosts
 from fulmen_exchange.registry import load_codecs
 from tests.support.exchange.thread_ranks import Meeting, Rank, ThreadLink, on_ranks
 
 NAMES = ["a", "b", "c"]
-TOLD = Told(norm=1.0, compute_s=0.0, present=(), means={})
+TOLD = RankReport(norm=1.0, compute_s=0.0, present=(), means={})
 
 
-def gathered(*of_ranks: Told, numbers: tuple[int, ...] = ()) -> Gathered:
+def gathered(*of_ranks: RankReport, numbers: tuple[int, ...] = ()) -> GroupReport:
     """Gathers what ranks tell; all must be told the same."""
     meeting = Meeting(len(of_ranks))
 
-    def alone(place: int) -> Gathered:
+    def alone(place: int) -> GroupReport:
         link = ThreadLink(meeting, place)
         link.rank = numbers[place] if numbers else place
         return gather(of_ranks[place], NAMES, link, torch.device("cpu"))
@@ -94,14 +94,14 @@ def test_nothing_is_said_of_gradients_that_are_zeros() -> None:
 
 
 def test_what_rounds_took_adds_up() -> None:
-    spent = Spent(rounds=1, raw_bytes=400, encode_s=0.5)
-    spent += Spent(rounds=2, raw_bytes=600, sent_bytes=100, encode_s=0.25, wait_s=1.0)
-    figures = spent.figures()
-    assert figures["exchange_rounds"] == 3
-    assert figures["exchange_ratio"] == 10
-    assert figures["exchange_encode_seconds"] == 0.75
-    assert figures["exchange_wait_seconds"] == 1.0
-    assert Spent().figures()["exchange_ratio"] == 1.0
+    spent = RoundCosts(rounds=1, raw_bytes=400, encode_s=0.5)
+    spent += RoundCosts(rounds=2, raw_bytes=600, sent_bytes=100, encode_s=0.25, wait_s=1.0)
+    metrics = spent.metrics()
+    assert metrics["exchange_rounds"] == 3
+    assert metrics["exchange_ratio"] == 10
+    assert metrics["exchange_encode_seconds"] == 0.75
+    assert metrics["exchange_wait_seconds"] == 1.0
+    assert RoundCosts().metrics()["exchange_ratio"] == 1.0
 
 
 @pytest.mark.parametrize(("codec", "sums"), [("none", 3), ("bf16", 3), ("qsgd", 2), ("topk", 2)])
@@ -121,26 +121,26 @@ def test_a_run_is_told_of_bytes_and_seconds_and_of_what_was_measured_in_the_roun
         found = []
         for number in (1, 2, 3, 4):
             rank.reduce(number)
-            found.append(dict(rank.reducer.take().figures))
+            found.append(dict(rank.reducer.drain().metrics))
         rank.link.missed_sums = 5
         rank.reduce(5)
-        return [*found, dict(rank.reducer.take().figures)]
+        return [*found, dict(rank.reducer.drain().metrics)]
 
-    for figures in on_ranks(work, "topk", world=2, ratio=20.0, check_every=2):
+    for metrics in on_ranks(work, "topk", world=2, ratio=20.0, check_every=2):
         compressed, dense = (130 * 90 + 90 * 70) * 4, (90 + 70 + 70 * 3 + 3) * 4
-        assert [one["exchange_raw_bytes"] for one in figures] == [compressed + dense] * 5
-        assert all(one["exchange_sent_bytes"] > dense for one in figures)
+        assert [one["exchange_raw_bytes"] for one in metrics] == [compressed + dense] * 5
+        assert all(one["exchange_sent_bytes"] > dense for one in metrics)
         assert all(
-            one[f"exchange_{part}_seconds"] > 0 for one in figures for part in ("encode", "transfer", "decode", "wait")
+            one[f"exchange_{part}_seconds"] > 0 for one in metrics for part in ("encode", "transfer", "decode", "wait")
         )
-        assert ["exchange_captured" in one for one in figures] == [False, False, True, False, True]
-        sampled = figures[2]
+        assert ["exchange_captured" in one for one in metrics] == [False, False, True, False, True]
+        sampled = metrics[2]
         # Error feedback keeps back what is not sent, and a twentieth is sent.
         assert 0.05 < sampled["exchange_captured"] < 0.9
         assert sampled["exchange_gradient_cosine"] == pytest.approx(sampled["exchange_captured"] ** 0.5, rel=1e-2)
         assert sampled["exchange_relative_error"] == pytest.approx((1 - sampled["exchange_captured"]) ** 0.5, rel=1e-2)
         assert sampled["exchange_residual_norm"] > 1
-        assert [one["exchange_missed_sums"] for one in figures] == [0, 0, 0, 0, 5]
+        assert [one["exchange_missed_sums"] for one in metrics] == [0, 0, 0, 0, 5]
 
 
 @pytest.mark.parametrize("codec", sorted(load_codecs()))
@@ -159,7 +159,7 @@ def test_events_are_told_once_and_are_the_same_on_every_rank() -> None:
         found = []
         for number in range(1, 11):
             rank.reduce(number)
-            found.append(rank.reducer.take().events)
+            found.append(rank.reducer.drain().events)
         return found
 
     policy = {"kind": "stages", "stages": [{"until_progress": 1.0, "ratio": 50.0}], "warmup_rounds": 8}
