@@ -22,7 +22,7 @@ from torch import Tensor
 from benchmarks.outcome import Claim, claim, save, show
 from fulmen_exchange import kernels
 from fulmen_exchange.kernels import reference
-from fulmen_exchange.kernels.selection import Choice, Kernels, Mode
+from fulmen_exchange.kernels.selection import KernelSelector, Kernels, Mode
 
 METHOD = """Normal numbers (mean 0, standard deviation 1) in tensors that are there before; what a function returns it allocates
 itself, as in use. On a CPU one thread of torch. GB/s are 4 bytes of each element over the CPU time of that thread, so that
@@ -145,7 +145,7 @@ def run(*, short: bool, device: str) -> tuple[dict[str, object], list[Claim]]:
     size = SIZE[device]
     gradient = torch.randn(size, generator=torch.Generator().manual_seed(1)).to(device)
     states = [torch.zeros_like(gradient), torch.zeros_like(gradient)]
-    native = Choice(mode=lambda: Mode.NATIVE).of(device)
+    native = KernelSelector(mode=lambda: Mode.NATIVE).of(device)
     timed = [
         Timed(name="copy", by=TORCH, call=lambda: states[0].copy_(gradient), moved=8.0),
         Timed(name="topk 1 %", by=TORCH, call=lambda: gradient.abs().topk(size // 100, sorted=False)),
