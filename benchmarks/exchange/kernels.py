@@ -22,7 +22,7 @@ from torch import Tensor
 from benchmarks.outcome import Claim, claim, save, show
 from fulmen_exchange import kernels
 from fulmen_exchange.kernels import reference
-from fulmen_exchange.kernels.selection import KernelSelector, Kernels, Mode
+from fulmen_exchange.kernels.selection import Kernels, KernelSelector, Mode
 
 METHOD = """Normal numbers (mean 0, standard deviation 1) in tensors that are there before; what a function returns it allocates
 itself, as in use. On a CPU one thread of torch. GB/s are 4 bytes of each element over the CPU time of that thread, so that
