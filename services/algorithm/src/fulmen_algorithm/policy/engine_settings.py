@@ -50,7 +50,7 @@ SET_BY_FULMEN = frozenset(
 
 
 class SwapMode(StrEnum):
-    """What becomes of the calls that are under way when the weights are replaced."""
+    """How calls in flight are treated when the weights are replaced."""
 
     FREEZE = "freeze"
     DRAIN = "drain"
@@ -91,7 +91,7 @@ class VllmEngine(Strict):
 
     Attributes:
         kind: `vllm`.
-        max_model_len: Longest prompt and answer together, in tokens; null for what the model allows.
+        max_model_len: Maximum length of prompt and answer together, in tokens; null for the model's own limit.
         dtype: Number format that it computes in: `auto` is the model's own.
         gpu_memory_utilization: Share of each GPU's memory that it may take, weights included; leave the rest to a
             trainer on the same GPU.
@@ -101,13 +101,13 @@ class VllmEngine(Strict):
         enable_lora: Serves a policy that is trained as adapters as just these, beside the base model, and loads new ones
             while it runs; false: a single adapter is merged into the base model.
         tool_call_parser: vLLM's parser of tool calls, such as `hermes`; empty for agents without tools.
-        cpu_cache_gib: Memory for the key-value cache where there is no GPU.
-        swap: What becomes of calls under way at a swap: `freeze` stops them where they are and goes on with the new
+        cpu_cache_gib: Size of the key-value cache on a machine without a GPU, in GiB.
+        swap: How calls in flight are treated at a swap: `freeze` pauses them and resumes with the new
             weights; `drain` lets them end first while new ones wait in the proxy.
         drain_limit_s: Longest wait of `drain` for the calls under way; beyond it they are frozen.
-        recompute_cache: Whether calls that go on after a swap compute their key-value cache anew with the new weights;
+        recompute_cache: Whether calls that resume after a swap recompute their key-value cache with the new weights;
             if not, nothing is recomputed, and later calls may reuse prefixes of the old weights.
-        args: Further options of `vllm serve` by name, such as `{ max-num-batched-tokens = 8192 }`; true stands for the
+        args: Further options of `vllm serve` by name, such as `{ max-num-batched-tokens = 8192 }`; true is the
             option alone, false for `--no-` in front of it.
     """
 
@@ -128,7 +128,7 @@ class VllmEngine(Strict):
 
 
 class ExternalEngine(Strict):
-    """A vLLM that somebody else runs, in development mode, with the weights' folder mounted at the same path.
+    """A vLLM server run by someone else, in development mode, with the folder of the weights mounted at the same path.
 
     Attributes:
         kind: `external`.

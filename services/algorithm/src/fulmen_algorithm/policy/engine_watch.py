@@ -1,4 +1,4 @@
-"""Watches whether the engine samples what the trainer takes it to sample.
+"""Monitors whether the engine samples from the distribution that the trainer assumes.
 
 A wrong answer here is quiet everywhere else: a temperature that the engine leaves out, other weights than it was given,
 a chat template of another model all train, and train wrongly.
@@ -12,7 +12,7 @@ from fulmen_algorithm.runs.ports import Notify
 
 
 class MismatchMonitor:
-    """Looks at the metrics of one run, step by step."""
+    """Checks the metrics of one run after each step."""
 
     def __init__(self, check: MismatchSettings, notify: Notify) -> None:
         self._check = check
@@ -20,7 +20,7 @@ class MismatchMonitor:
         self._told: int | None = None
 
     def check(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Tells of a difference that is too large, once in so many steps.
+        """Warns about a mismatch above the threshold, at most once every `every` steps.
 
         Raises:
             RunFailed: if it is larger than the run allows.

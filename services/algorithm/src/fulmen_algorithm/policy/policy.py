@@ -2,8 +2,8 @@
 
 Publishing goes: save the weights, whole or as what changed; publish the resource version, whose number is the policy
 version; swap the engine's weights, which it reads and checks before it pauses; promote the version at the proxy. A crash before the resource leaves a folder that is pruned later; a crash
-after it leaves a version that nobody serves, and the run goes on from its checkpoint with the next number. A proxy
-that was not told yet mislabels nothing: the engine itself says which version sampled which token.
+after it leaves a version that is never served, and the run resumes from its checkpoint with the next number. A proxy
+without the new version mislabels nothing: the engine itself reports which version sampled each token.
 """
 
 import json
@@ -41,10 +41,10 @@ FULL_WEIGHTS = FullWeights()
 
 
 class Policy:
-    """What an algorithm may do with the policy.
+    """The policy as an algorithm sees it.
 
     Attributes:
-        publish_metrics: What the last publication took: `publish_seconds`, `publish_bytes` that the engine had to read,
+        publish_metrics: Cost of the last publication: `publish_seconds`, `publish_bytes` that the engine had to read,
             `publish_bytes_full` that all weights would have been, `publish_pause_ms` during which it sampled nothing,
             and `delta_changed_share` of the weights if a delta was written.
     """
@@ -67,20 +67,20 @@ class Policy:
         base_model: Path | None = None,
         optimizer_steps_per_step: int = 1,
     ) -> None:
-        """Makes it; see the settings of the run.
+        """Initializes the policy of a run.
 
         Args:
             run: The run.
             trainer: Holds the weights.
             recorder: Keeps the run's progress.
-            control: Tells that it is to stop.
+            control: The run's stop requests.
             resources: Where versions are published.
             storage: Where the run keeps weights and notes.
             serving: Where agents reach the policy.
-            notify: Tells a person.
+            notify: Appends a notice to the run's events.
             update_run: Shows metrics of the run.
             keep_models: How many of the newest versions' weights are kept.
-            weights: What versions are made of.
+            weights: Format of published versions.
             lora: Adapters that are trained instead of all weights.
             base_model: The folder that adapters are trained on, for a run with `lora`.
             optimizer_steps_per_step: How many of them a step of the run takes, at most.
@@ -115,7 +115,7 @@ class Policy:
         return self._recorder.progress.policy_version
 
     def step_of(self, version: int) -> int | None:
-        """Tells after which step of this run a version was published; None if it was not by this run."""
+        """Returns the step after which this run published a version; None for a version of another run."""
         record = self._versions.records.get(version)
         return None if record is None else record.step
 
@@ -161,7 +161,7 @@ class Policy:
         return result
 
     def _tell_exchanges(self, results: Sequence[StepResult]) -> None:
-        """Books the time of exchanges apart from that of training, and tells what was decided on them."""
+        """Accounts the time of exchanges separately from training, and emits their events as notices."""
         seconds = sum(result.exchange_s for result in results)
         if seconds:
             self._recorder.spend("exchange", seconds)
@@ -170,7 +170,7 @@ class Policy:
             self._notify("info", f"exchange: {text}")
 
     def _placed(self, settings: StepSettings) -> StepSettings:
-        """Says where in the run a step is: the learning rate goes by that, whatever was skipped before."""
+        """Adds the position of the step in the run; the learning rate depends on it, whatever was skipped before."""
         progress, steps, per_step = self._recorder.progress, self._recorder.steps, self._per_step
         metric = progress.rewards[-1] if progress.rewards else None
         return replace(settings, planned_steps=progress.step * per_step, total_steps=steps * per_step, metric=metric)
@@ -182,7 +182,7 @@ class Policy:
             The policy version.
 
         Raises:
-            Interrupted: if the run was asked to stop; the next `publish` begins anew.
+            Interrupted: if the run was asked to stop; the next `publish` starts over.
         """
         self.publish_metrics = {}
         if not self.version:
@@ -224,9 +224,9 @@ class Policy:
         self._served = True
 
     async def rollback(self, version: int) -> PublishedPolicy:
-        """Publishes the weights of an older version as a new one, which says what it equals, and swaps them in.
+        """Publishes the weights of an older version as a new version that names the one it equals, and swaps them in.
 
-        What is trained stays as it is: the next step publishes its weights again.
+        The trained weights are unchanged: the next step publishes them again.
 
         Raises:
             RunFailed: if the weights of the version are gone.
@@ -323,7 +323,7 @@ class Policy:
         progress = self._recorder.progress
         version = progress.parent_version
         if not version:
-            # The run was put back to its very beginning, whose checkpoint is older than its first version.
+            # The run was rolled back to its first checkpoint, which is older than its first version.
             version = min((v for v in self._versions.records if self.step_of(v) == progress.step), default=0)
         return self._versions.records[version].name if version else ""
 

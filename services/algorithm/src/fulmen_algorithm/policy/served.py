@@ -1,4 +1,4 @@
-"""What is served, as it is kept over restarts of the service."""
+"""The served versions, kept across restarts of the service."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class ServedPolicy:
     Attributes:
         policy: The version.
         overrides: Request fields as JSON, by rollout mode.
-        engine: What it is served with.
+        engine: Engine that serves it.
     """
 
     policy: PublishedPolicy
@@ -24,10 +24,10 @@ class ServedPolicy:
 
 
 class ServedFile(Protocol):
-    """Where it is kept what is served."""
+    """Storage of the served versions."""
 
     def save(self, served: Sequence[ServedPolicy]) -> None:
-        """Replaces what is kept."""
+        """Replaces the stored list."""
 
     def load(self) -> list[ServedPolicy]:
-        """Returns what was kept last; what cannot be served any more is left out."""
+        """Returns the stored list without the versions that can no longer be served."""

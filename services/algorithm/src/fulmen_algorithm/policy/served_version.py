@@ -17,7 +17,7 @@ REMEMBERED = "served_version"
 
 
 class ServedVersion:
-    """What an algorithm that trains no weights may do with the policy that its run names."""
+    """The policy named by a run of an algorithm that trains no weights."""
 
     def __init__(self, *, published: PublishedPolicy, serving: Serving, control: RunControl, notify: Notify) -> None:
         self.published = published

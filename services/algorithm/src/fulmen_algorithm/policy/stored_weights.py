@@ -1,6 +1,6 @@
-"""Weights of versions that others have published: what a resource of kind `policy` says they are made of.
+"""Weights of versions published by other runs, as described by resources of kind `policy`.
 
-The folders are on this machine, or on a disk that it shares with whoever wrote them.
+The folders are on this machine or on a disk shared with the publisher.
 """
 
 import json

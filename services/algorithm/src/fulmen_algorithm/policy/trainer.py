@@ -1,4 +1,4 @@
-"""Who trains the weights of one run: in this process, or in a group of ranks; nobody above sees the difference.
+"""The trainer of one run's weights: in this process or in a group of ranks, behind one interface.
 
 Rows, settings and metrics are plain values, so that the service itself never loads torch.
 """
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerSetup:
-    """What a trainer begins with.
+    """Initial state and settings of a trainer.
 
     Attributes:
         model_dir: A folder in the format of `transformers`, with tokenizer.
         optimizer: Optimiser and schedule.
         seed: Seed of everything random in the trainer.
         compute: One process or a group of ranks, and the precision.
-        reference_dir: The frozen policy of a KL penalty; None where there is no penalty.
+        reference_dir: Frozen reference policy of a KL penalty; None without a penalty.
         critic: How a critic makes the advantages; None where the rows have them.
         lora: Fresh adapters are trained beside the weights in `model_dir`; None: the weights themselves.
         exchange: How the ranks of `compute` exchange gradients; None: as they are.
@@ -55,7 +55,7 @@ class Trainer(Protocol):
     """The weights of one run and their optimiser. One call at a time; a call is never stopped in the middle.
 
     Every call raises `TrainerLost` if what trains has ended or does not answer: all that it held is lost then, and the
-    run goes on with another trainer from its newest checkpoint.
+    run resumes with another trainer from its newest checkpoint.
     """
 
     @property
@@ -80,13 +80,13 @@ class Trainer(Protocol):
         """Writes the present weights for engines: whole, as what changed, or their adapters; see `WeightsOrder`."""
 
     async def write_state(self, folder: Path) -> None:
-        """Writes all that training goes on from, the model folder `model` included."""
+        """Writes the complete training state, including the model folder `model`."""
 
     async def read_state(self, folder: Path) -> None:
-        """Goes on from what `write_state` wrote, bit for bit."""
+        """Restores the state written by `write_state`, bit for bit."""
 
     async def close(self) -> None:
-        """Gives up what it holds; nothing is asked of it afterwards."""
+        """Releases all resources; the trainer is not used afterwards."""
 
 
 OpenTrainer = Callable[[TrainerSetup], Awaitable[Trainer]]

@@ -1,7 +1,7 @@
 """The versions of a run's policy on this machine: what each is made of, how the next is written, how one is got back.
 
 A version is a complete folder, adapters, or a delta against the version before. Invariant: of every version that is kept
-its whole chain is kept, back to a complete folder; and what is put together from a chain has the checksum of the version,
+its whole chain is kept, back to a complete folder; and weights rebuilt from a chain have the checksum of the version,
 or it is not used.
 """
 
@@ -27,8 +27,8 @@ class VersionRecord:
         version: Its number.
         name: `resources/policy.{policy}/versions/{n}`.
         step: Training step of the run after which its weights were as they are.
-        path: Folder of what was written.
-        kind: What is in the folder.
+        path: Folder with the weights.
+        kind: Content of the folder.
         sha256: Of the weights in the dtype in which they are served; empty in records of earlier releases.
         base: delta: version that it applies to; 0 for others.
         adapters: lora: names of the adapters.
@@ -92,7 +92,7 @@ class Versions:
         self.records = {record.version: record for record in map(VersionRecord.read, storage.versions())}
 
     async def write(self, step: int, *, whole: bool = False) -> SavedModel:
-        """Writes the present weights: a delta against the version that is served, where there is one and it pays.
+        """Writes the present weights, as a delta against the served version where there is one and it is small enough.
 
         Args:
             step: Of which they are.
@@ -116,7 +116,7 @@ class Versions:
         return replace(saved, base=base.version if base and saved.kind is WeightsKind.DELTA else 0)
 
     def describe(self, saved: SavedModel) -> dict[str, object]:
-        """Says what a version is made of, for its resource."""
+        """Returns the description of a version's weights for its resource."""
         description: dict[str, object] = {
             "kind": saved.kind.value,
             "path": str(saved.path),
@@ -150,7 +150,7 @@ class Versions:
 
     @contextmanager
     def publishing(self, version: int) -> Iterator[None]:
-        """Says that the trainer has the weights of a version, and does nothing with them, for as long as it is entered."""
+        """Marks a version as being published: within the context, its weights can be rewritten from the trainer."""
         self._at_hand = version
         try:
             yield
@@ -162,10 +162,10 @@ class Versions:
         self._base = self.records[version] if self.records[version].sha256 else None
 
     def chain(self, version: int) -> list[VersionRecord]:
-        """Lists what a version is put together from: a complete folder first, then deltas in order.
+        """Lists the folders that a version is rebuilt from: a complete folder first, then deltas in order.
 
         Raises:
-            RunFailed: if there is no such version, or one that it needs is unknown.
+            RunFailed: if the version, or one that it depends on, is unknown.
         """
         links: list[VersionRecord] = []
         number = version
@@ -178,10 +178,10 @@ class Versions:
         return links[::-1]
 
     def published(self, version: int) -> PublishedPolicy:
-        """Says to engines what a version is.
+        """Returns a version as engines need it.
 
         Raises:
-            RunFailed: if there is no such version.
+            RunFailed: if the version is unknown.
         """
         record = self.chain(version)[-1]
         base = self.records.get(record.base)
@@ -199,10 +199,10 @@ class Versions:
         )
 
     async def materialise(self, version: int) -> Path:
-        """Returns a complete folder of a version, put together from its chain and checked if there is none yet.
+        """Returns a complete folder of a version, rebuilt from its chain and verified if necessary.
 
         Raises:
-            RunFailed: if what it needs is gone or damaged, or it has adapters.
+            RunFailed: if a dependency is gone or damaged, or the version consists of adapters.
         """
         links = self.chain(version)
         if links[0].kind is WeightsKind.LORA:

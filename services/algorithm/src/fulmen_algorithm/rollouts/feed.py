@@ -27,7 +27,7 @@ VALIDATION_PRIORITY = 10
 
 
 class Rollouts:
-    """What an algorithm sees of the store's queue and feed."""
+    """The run's view of the store's queue and completion feed."""
 
     def __init__(self, *, queue: RolloutQueue, control: RunControl) -> None:
         self._queue = queue
@@ -41,7 +41,7 @@ class Rollouts:
         self._feed_error: BaseException | None = None
 
     async def recover(self, progress: Progress) -> None:
-        """Learns what the store knows of this run already."""
+        """Loads the state of this run at the store."""
         self._branch = progress.branch
         known = await self._queue.known_train_groups(below=progress.consumed.below, branch=progress.branch)
         self._submissions = Submissions.recovered(progress, known)
@@ -58,7 +58,7 @@ class Rollouts:
 
     @property
     def waiting(self) -> int:
-        """Finished training groups that nobody took yet."""
+        """Finished training groups not yet polled."""
         return len(self._train)
 
     async def submit(self, task: bytes, *, size: int) -> None:
@@ -89,7 +89,7 @@ class Rollouts:
         """Runs every task once in validation mode and returns the finished groups in the order of the tasks.
 
         Raises:
-            Interrupted: if the run was asked to stop; asking again with the same version goes on where it was.
+            Interrupted: if the run was asked to stop; a repeated call with the same version resumes.
         """
         names = [validation_group_id(version, index) for index in range(len(tasks))]
         groups = [
@@ -102,7 +102,7 @@ class Rollouts:
         """Runs groups that are no training groups, and returns them finished, in the order in which they are given.
 
         Raises:
-            Interrupted: if the run was asked to stop; asking again for the same groups goes on where it was.
+            Interrupted: if the run was asked to stop; a repeated call with the same groups resumes.
         """
         finished = {group.group_id: group async for group in self.stream(groups)}
         return [finished[group.group_id] for group in groups]
@@ -110,7 +110,7 @@ class Rollouts:
     async def stream(self, groups: Sequence[GroupSpec]) -> AsyncIterator[FinishedGroup]:
         """Yields the same groups as `run_groups`, each as soon as it has finished.
 
-        A group is handed out once: whoever needs it again after a restart asks for it again.
+        Each group is yielded once; after a restart, call again with the groups that are still needed.
 
         Raises:
             ValueError: if one of them has the id of a training group.
@@ -121,7 +121,7 @@ class Rollouts:
         missing = dict.fromkeys(g.group_id for g in groups)
         await self._control.unless_stopped(self._queue.submit(self._stored(groups)))
         while missing:
-            # Before the look, so that what is delivered while the wait begins ends it.
+            # Read before the check, so that a group delivered in between ends the wait.
             arrived = self._arrived
             ready = [name for name in missing if name in self._measured]
             if not ready:
@@ -132,7 +132,7 @@ class Rollouts:
                 yield self._measured.pop(name)
 
     async def trajectories(self, groups: Sequence[FinishedGroup]) -> dict[str, RolloutTrajectory]:
-        """Reads what the policy did in the successful rollouts of groups, by rollout name."""
+        """Reads the trajectories of the successful rollouts of groups, by rollout name."""
         attempts = {r.attempt: r.name for g in groups for r in g.rollouts if r.succeeded and r.attempt}
         found = await self._control.unless_stopped(self._queue.trajectories(list(attempts)))
         return {attempts[attempt]: trajectory for attempt, trajectory in found.items()}

@@ -1,6 +1,6 @@
 """Groups of rollouts on their way out to the store and back.
 
-Invariant: the id of a training group is its index, that of any other says what it measures (a validation group the
+Invariant: the id of a training group is its index, that of any other group names its purpose (a validation group the
 policy version); so whatever comes back is recognised, also by a service that was restarted.
 """
 
@@ -13,13 +13,13 @@ from fulmen.agent import FINAL_DIMENSION, RewardKey
 TRAIN_PREFIX = "train/"
 VALIDATION_PREFIX = "validation/"
 BRANCH_PREFIX = "branch-"
-"""A run that was put back to a checkpoint submits groups under new ids, so that what was sampled since does not come back."""
+"""After a rollback, a run submits groups under new ids, so that groups of the abandoned branch are ignored."""
 INFRASTRUCTURE = frozenset({"INFRA", "LEASE_LOST"})
 """Failures that say nothing about the agent."""
 
 
 class Mode(StrEnum):
-    """What a rollout is for."""
+    """Purpose of a rollout."""
 
     TRAIN = "train"
     VALIDATION = "validation"
@@ -31,7 +31,7 @@ class GroupSpec:
     """A group to submit.
 
     Attributes:
-        group_id: `train/<index>`, `validation/<version>/<index>`, or what the algorithm calls what it measures.
+        group_id: `train/<index>`, `validation/<version>/<index>`, or an id chosen by the algorithm.
         task: The agent's input, JSON, UTF-8.
         size: Number of rollouts.
         mode: Train, validation or test.
@@ -54,12 +54,12 @@ class FinishedRollout:
 
     Attributes:
         name: `rollouts/{uuid}`.
-        attempt: Name of the attempt that decided the state; empty if there was none.
+        attempt: Name of the attempt that decided the state; empty if none did.
         succeeded: Whether the agent ended well.
-        reward: The final reward, unitless; None if there is none, which is never taken for zero.
-        rewards: All rewards by dimension, step and span; empty if there is but the final one.
+        reward: Final reward, unitless; None if missing, which is never treated as zero.
+        rewards: All rewards by dimension, step and span; empty if the final reward is the only one.
         failure: Why it did not succeed; empty if it did.
-        output: What the agent returned, as text for a person.
+        output: Text of the agent's result, for display.
     """
 
     name: str
@@ -79,7 +79,7 @@ class FinishedRollout:
 
     @property
     def scored(self) -> bool:
-        """Tells whether the reward says something about the policy."""
+        """Whether the reward is evidence about the policy."""
         return self.succeeded and self.reward is not None
 
 
@@ -154,6 +154,6 @@ def rewards_of(group: FinishedGroup) -> Mapping[str, float]:
 
 
 def failed_one(groups: Iterable[FinishedGroup]) -> str:
-    """Says how to look at one of the rollouts that failed, as the end of a message; empty if none did."""
+    """Returns a hint for the end of a message: the command that shows a failed rollout; empty if none failed."""
     name = next((rollout.name for group in groups for rollout in group.rollouts if rollout.failure), "")
     return f" See why: `fulmen rollout show {name}`." if name else ""

@@ -27,7 +27,7 @@ class ScoredGroups:
 
 
 def read_scored_groups(content: bytes, *, field: str) -> tuple[ScoredGroups | None, list[Violation]]:
-    """Reads scores and sorts them by group; None, with what is wrong, if they cannot be trained on."""
+    """Reads scores and groups them; returns None and the violations if nothing can be trained on."""
     try:
         scores = read_scores(content)
     except ScoresInvalid as error:

@@ -5,23 +5,23 @@ from collections.abc import Mapping
 from fulmen_algorithm.runs.ports import Notify
 
 STEPS = 3
-"""After so many steps without a difference from the beginning on, a person is told."""
+"""Warn after this many initial steps without any difference in rewards."""
 
 
 class SignalMonitor:
-    """Looks at the metrics of one run, step by step.
+    """Checks the metrics of one run after each step.
 
-    Only until the first step that trained: a policy that has learned all there is ends without differences, too.
+    Only until the first step that trained: a policy that has converged also produces no differences.
     """
 
     def __init__(self, notify: Notify, *, over: bool = False) -> None:
-        """`over` says that the run has trained before: it goes on from a checkpoint."""
+        """`over`: whether the run has trained before, because it resumes from a checkpoint."""
         self._notify = notify
         self._without = 0
         self._over = over
 
     def check(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Tells once of a run whose rollouts all get the same reward."""
+        """Warns once if all rollouts of every group so far got the same reward."""
         if self._over:
             return
         if metrics["groups_trained"]:

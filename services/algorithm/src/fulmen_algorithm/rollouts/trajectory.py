@@ -1,4 +1,4 @@
-"""What the policy did in one rollout, token by token, before it has an advantage."""
+"""The tokens, log-probabilities and calls of one rollout, before it has an advantage."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,10 +33,10 @@ class CreditRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallCredits:
-    """What the steps of a rollout earned.
+    """Credit assigned to the steps of a rollout.
 
     Attributes:
-        credits: One number for each call of each sequence; 0.0 where no reward says anything.
+        credits: One number for each call of each sequence; 0.0 where no reward applies.
         rewards: R(u), what each unit itself earned; the final reward in the last.
     """
 
@@ -82,7 +82,7 @@ class RolloutTrajectory:
     """All sequences of a rollout's deciding attempt.
 
     Attributes:
-        sequences: One or more; none if there was no captured call.
+        sequences: One or more; empty if no call was captured.
         truncated: Whether a call ended at its token limit.
         unusable: Why the rollout cannot be trained on; empty if it can.
         prompt_text: The last user message of the first call, for a person.

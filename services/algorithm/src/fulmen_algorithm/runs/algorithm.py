@@ -1,4 +1,4 @@
-"""What an algorithm is, and what its settings have in common."""
+"""The interface of an algorithm, and the settings that all algorithms share."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ from fulmen_exchange.registry import ExchangeSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutLimits:
-    """What the store is asked to allow a rollout.
+    """Limits of a rollout at the store.
 
     Attributes:
         timeout_s: Limit of one attempt, in seconds.
@@ -42,7 +42,7 @@ class RunSettings(Strict):
         steps: Steps of the run.
         seed: Seed of everything random in the run: tasks' order, shuffling, the model's build.
         checkpoint_every: Steps between checkpoints; the last step always has one.
-        engine: What serves the policy, such as `{kind = "embedded"}`.
+        engine: Engine that serves the policy, such as `{kind = "embedded"}`.
     """
 
     steps: int = Field(default=100, ge=1, le=1_000_000)
@@ -83,8 +83,8 @@ class AlgorithmSettings(RunSettings):
         max_grad_norm: Gradients are scaled down to this global norm.
         explosion_factor: An optimiser step whose gradient norm is more than so many times the median of the last 64 is
             skipped and counted; `"none"` for never.
-        collapse: What becomes of a run whose reward collapses: `{kind = "none"}`, or
-            `{kind = "rollback", window = 20, drop = 0.3, max_rollbacks = 2}` to go on from its best checkpoint.
+        collapse: Reaction to a collapsing reward: `{kind = "none"}`, or
+            `{kind = "rollback", window = 20, drop = 0.3, max_rollbacks = 2}` to resume from the best checkpoint.
         token_budget: Positions of a micro-batch; bounds memory, not the result.
         parallel: Who trains: `{kind = "none"}`, the service's own process; `{kind = "ddp", ranks = 2}`, each rank with all
             weights; `{kind = "fsdp2", ranks = 2}`, each with a part of them.
@@ -114,7 +114,7 @@ class AlgorithmSettings(RunSettings):
     @model_validator(mode="after")
     def _adapters_are_published_whole(self) -> Self:
         if self.lora is not None and self.weights.kind != "full":
-            raise ValueError("weights: must be full with lora: adapters are small, there is no delta of them")
+            raise ValueError("weights: must be full with lora; adapters have no deltas")
         return self
 
     @property
@@ -157,7 +157,7 @@ class AlgorithmSettings(RunSettings):
 
     @property
     def critic_plan(self) -> CriticPlan | None:
-        """How a critic makes the advantages; None if there is none."""
+        """Settings of a critic that computes the advantages; None without a critic."""
         return None
 
     @property
@@ -180,7 +180,7 @@ class AlgorithmSettings(RunSettings):
 
 
 def exchange_problems(settings: AlgorithmSettings) -> list[str]:
-    """Says why the ranks of a run cannot exchange gradients, or would not learn, the way that its settings ask for."""
+    """Returns the reasons why the ranks of a run cannot exchange gradients, or would not converge, with its settings."""
     exchange, optimizer = settings.exchange, settings.optimizer
     if exchange is None:
         return []
@@ -194,11 +194,11 @@ def exchange_problems(settings: AlgorithmSettings) -> list[str]:
         found.append(f"exchange: needs parallel.kind ddp: {because}")
     if settings.lora is not None and exchange.has_residual:
         # It would move adapters of roles that the step has no rows of.
-        found.append(f"exchange: {exchange.name} keeps something back of each step, which lora does not go with")
+        found.append(f"exchange: {exchange.name} keeps a residual of each step, which does not work with lora")
     every_step = exchange.outer.kind == "every_step"
     if exchange.sgd_only and every_step and isinstance(optimizer, AdamW):
         found.append(
-            f"optimizer: {exchange.name} needs kind sgd, and a higher learning rate with it: what it keeps back comes in"
+            f"optimizer: {exchange.name} needs kind sgd and a higher learning rate: its residuals arrive in"
             " bursts, which AdamW's moments take for noise. qsgd, bf16 and double_quantization go with adamw"
         )
     if exchange.holds_momentum and isinstance(optimizer, Sgd) and optimizer.momentum:
@@ -213,11 +213,11 @@ class Algorithm(Protocol):
     """One way to train. Everything that must survive a crash is in the context's progress, not in the object."""
 
     async def run(self, ctx: RunContext) -> None:
-        """Goes on from `ctx.progress` to the end.
+        """Runs from `ctx.progress` to the end.
 
         Raises:
             Interrupted: if the run was asked to stop.
-            RunFailed: if it cannot go on.
+            RunFailed: if it cannot continue.
         """
 
 
@@ -226,7 +226,7 @@ class AlgorithmEntry(Generic[Settings]):
     """An algorithm as the registry knows it.
 
     Attributes:
-        name: What a run names it by; 1 to 63 of [a-z0-9_], beginning with a letter.
+        name: Name in the settings of a run; 1 to 63 of [a-z0-9_], beginning with a letter.
         settings: Its settings class.
         make: Builds it from its settings.
         needs: Inputs that a run must name.
@@ -251,7 +251,7 @@ class AlgorithmEntry(Generic[Settings]):
 
     @property
     def optional_inputs(self) -> tuple[str, ...]:
-        """What it takes, and a prompt for the agent if it runs one."""
+        """Optional inputs; a prompt is added if the algorithm runs an agent."""
         runs_agent = "agent" in (*self.needs, *self.takes)
         return (*self.takes, PROMPT) if runs_agent and PROMPT not in (*self.needs, *self.takes) else self.takes
 

@@ -31,7 +31,7 @@ class ChatAnswer:
     """One answer.
 
     Attributes:
-        text: What the model said; empty if nothing.
+        text: Text of the answer; may be empty.
         prompt_tokens: As the endpoint counts; 0 if it does not say.
         completion_tokens: As the endpoint counts; 0 if it does not say.
     """

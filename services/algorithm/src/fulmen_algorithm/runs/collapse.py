@@ -1,7 +1,7 @@
-"""Watches the rewards of a run: one that falls far below its own best is put back to its best checkpoint.
+"""Monitors the rewards of a run, which is rolled back to its best checkpoint if they fall far below their best.
 
-What is compared are means over as many steps as the setting says, so that one bad step does nothing. The threshold is in
-units of the reward, which only whoever wrote the grader knows; so nothing is watched unless a run asks for it.
+Averages over `window` steps are compared, so that one bad step has no effect. The threshold is in units of the reward,
+which only the author of the grader knows; so nothing is monitored unless a run asks for it.
 """
 
 from collections.abc import Sequence
@@ -36,9 +36,9 @@ class RollbackOnCollapse(Strict):
 
     Attributes:
         kind: `rollback`.
-        window: Steps over which rewards are averaged; it begins to watch when there are so many.
+        window: Steps over which rewards are averaged; monitoring begins after this many.
         drop: How far the average may be below the best one before it, in units of the reward.
-        max_rollbacks: How often a run is put back; if it collapses once more, it fails.
+        max_rollbacks: Maximum number of rollbacks; the run fails at the next collapse.
     """
 
     kind: Literal["rollback"]
@@ -51,7 +51,7 @@ CollapseSettings = Annotated[NoCollapse | RollbackOnCollapse, Field(discriminato
 
 
 class RewardCollapsed(Exception):
-    """Ends a turn of a run that is to go on from an earlier checkpoint; the text is for a person."""
+    """Ends the execution of a run that resumes from an earlier checkpoint; the text is shown to users."""
 
     def __init__(self, message: str, *, sequence: int, step: int) -> None:
         super().__init__(message)
@@ -70,7 +70,7 @@ def rewarded(progress: Progress, reward: float, *, window: int) -> Progress:
 
 
 def collapsed(progress: Progress, settings: RollbackOnCollapse) -> bool:
-    """Tells whether the average of the last steps is too far below the best one."""
+    """Returns whether the average reward of the last steps is too far below the best one."""
     full = len(progress.rewards) == settings.window and progress.best_reward is not None
     return full and fmean(progress.rewards) < (progress.best_reward or 0.0) - settings.drop
 

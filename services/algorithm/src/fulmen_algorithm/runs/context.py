@@ -1,4 +1,4 @@
-"""What an algorithm works with: everything that is not the algorithm itself."""
+"""The services that an algorithm works with."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class RunContext:
     """The parts of one running run.
 
     Attributes:
-        run: What was asked for.
+        run: The run as it was created.
         inputs: Data sets.
         rollouts: Submits groups; delivers them whole and once.
         trained: The policy; None for an algorithm that trains no weights.
@@ -52,8 +52,8 @@ class RunContext:
         chat: Asks models for the algorithm itself: critics, editors, judges.
         resources: Versioned resources of the run's project: prompts, data sets, policies.
         recorder: Progress, checkpoints, metrics, time.
-        control: Tells that the run is to stop; every wait on something else goes through `control.unless_stopped`.
-        notify: Tells a person something.
+        control: Stop requests; every wait for something else goes through `control.unless_stopped`.
+        notify: Appends a notice to the run's events.
     """
 
     run: TrainingRun
@@ -72,7 +72,7 @@ class RunContext:
         """Trains, publishes, serves.
 
         Raises:
-            LookupError: if the algorithm's entry says that it trains no weights.
+            LookupError: if the algorithm's entry declares that it trains no weights.
         """
         if self.trained is None:
             raise LookupError(f"{self.run.algorithm!r} is registered as one that trains no weights.")

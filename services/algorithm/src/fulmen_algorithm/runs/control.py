@@ -1,4 +1,4 @@
-"""How a run is told to stop, and the only places where it listens: waits. Training is never cut in the middle."""
+"""Stop requests of a run. A run honours them only where it waits: an optimiser step is never interrupted."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -16,7 +16,7 @@ class StopReason(StrEnum):
 
 
 class Interrupted(Exception):
-    """Raised inside a run that was told to stop; weights and progress agree wherever it is raised."""
+    """Raised inside a run that was asked to stop; weights and progress agree wherever it is raised."""
 
     def __init__(self, reason: StopReason) -> None:
         super().__init__(reason.value)
@@ -43,12 +43,12 @@ class RunControl:
 
     @property
     def requested(self) -> bool:
-        """Tells whether the run was asked to stop."""
+        """Whether the run was asked to stop."""
         return self._requested.is_set()
 
     @property
     def pausing(self) -> bool:
-        """Tells whether it was asked to stop by a pause."""
+        """Whether the run was asked to pause."""
         return self.requested and self._reason is StopReason.PAUSE
 
     def check(self) -> None:
@@ -79,6 +79,6 @@ class RunControl:
 
 
 async def _ended(task: "asyncio.Task[Any]") -> None:
-    """Cancels a task and waits for its end; what it raises is of no interest any more."""
+    """Cancels a task and waits for its end; its exception is ignored."""
     task.cancel()
     await asyncio.wait({task})

@@ -1,4 +1,4 @@
-"""Checks a run before it exists: every problem is found and reported at once, and nothing is created."""
+"""Validates a run before it is created: all problems are reported at once, and nothing is stored."""
 
 import asyncio
 import hashlib
@@ -33,9 +33,9 @@ ROLLOUTS = "rollouts"
 
 
 Unavailable = Callable[[EngineSettings], str]
-"""Says why an engine is not to be had; empty if it is."""
+"""Returns the reason why an engine is unavailable; empty if it is available."""
 KnowsRun = Callable[[str, str], bool]
-"""Tells whether a run of a project, by name and project, is one of the service's."""
+"""Returns whether the service has a run, by name and project."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class RunDraft:
 
 
 def digest(draft: RunDraft) -> str:
-    """Tells whether two drafts ask for the same run; the request id does not count."""
+    """Computes a digest that is equal for drafts of the same run; the request id is not included."""
     parts = [draft.project, draft.display_name, draft.algorithm, draft.settings_json, sorted(draft.inputs.items())]
     policy = [draft.policy.name, draft.policy.origin.value, draft.policy.source]
     return hashlib.sha256(json.dumps([*parts, policy]).encode()).hexdigest()
@@ -97,12 +97,12 @@ async def checked_run(
     Args:
         draft: The run.
         registry: The algorithms.
-        resources: What the store keeps of the draft's project.
+        resources: Resources of the draft's project.
         now: When the run is created.
-        unavailable: Says why this service cannot start an engine.
+        unavailable: Returns the reason why this service cannot start an engine.
         endpoints: Addresses that the run itself may ask.
         exchange_targets: Addresses of services through which its ranks may exchange gradients.
-        knows_run: Tells which runs there are, those that have no rollouts yet too.
+        knows_run: Returns whether a run exists, including runs without rollouts.
 
     Raises:
         SettingsInvalid: with every problem, bad lines of data sets included.
@@ -169,7 +169,7 @@ async def read_inputs(inputs: Mapping[str, str], resources: ResourceStore) -> tu
     """Reads the data sets that a run names.
 
     Returns:
-        What could be read, and what is wrong with the rest.
+        The inputs that could be read, and the violations of the others.
 
     Raises:
         ResourceNotFound: if one is unknown.
@@ -189,7 +189,7 @@ async def read_inputs(inputs: Mapping[str, str], resources: ResourceStore) -> tu
     scored: ScoredGroups | None = None
     if "scores" in inputs:
         content = (await resources.get(inputs["scores"])).data
-        # Up to half a gigabyte unpacked: in a thread, so that rpcs go on.
+        # Up to half a gigabyte unpacked: in a thread, so that rpcs are not blocked.
         scored, bad = await asyncio.to_thread(read_scored_groups, content, field="inputs.scores")
         violations += bad
     prompt: Content | None = None

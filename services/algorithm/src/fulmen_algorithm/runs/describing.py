@@ -1,4 +1,4 @@
-"""What an algorithm is and takes, for people and tools: read from its settings class, its only definition."""
+"""Descriptions of algorithms and their settings, read from the docstrings of the settings classes."""
 
 import inspect
 import re
@@ -18,7 +18,7 @@ _VARIANT = re.compile(r"Settings of `\w+` \((?P<source>[^)]+)\): (?P<text>.+)\."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingText:
-    """One setting: its key, its default as JSON (empty if it has none), and what it is."""
+    """One setting: its key, its default as JSON (empty if required), and its description."""
 
     name: str
     default_json: str
@@ -26,7 +26,7 @@ class SettingText:
 
 
 def summary(entry: AlgorithmEntry[Any]) -> str:
-    """Returns what a variant's settings say of its paper, or what makes the algorithm says of itself, or its file does."""
+    """Returns the summary of an algorithm: from its settings class, its implementation or its module, in this order."""
     settings = _first_paragraph(entry.settings.__dict__.get("__doc__"))
     if variant := _VARIANT.fullmatch(settings):
         text = variant["text"]

@@ -1,7 +1,7 @@
 """A run's events: numbered from 1 without gaps, durable before anyone sees them, and never changed.
 
-The log is the run's history: after a crash the steps that are done again appear again, after a notice that says so. Those of
-a run that goes on are in memory; when it has ended they are on disk alone, and read by whoever asks for them.
+The log is the run's history: steps that are repeated after a crash appear again, after a notice. Events of active
+runs are in memory; those of ended runs are only on disk, and read on request.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ READ_AT_ONCE = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMetrics:
-    """What one step measured; step 0 is what was measured before the first."""
+    """Metrics of one step; step 0 holds the measurements before the first."""
 
     step: int
     values: Mapping[str, float]
@@ -46,7 +46,7 @@ class Event:
 
     @property
     def last(self) -> bool:
-        """Tells whether it says that the run has ended; what follows are messages, until a roll back."""
+        """Whether the run ended with this event; only notices follow, until a rollback."""
         return self.run is not None and self.run.state.final
 
 
@@ -68,7 +68,7 @@ class EventFile(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Held:
-    """What is in memory; replaced as a whole, so that a thread sees it whole.
+    """The events in memory; replaced as a whole, so that threads see a consistent value.
 
     Attributes:
         before: How many events are on disk alone, older than these.
@@ -87,7 +87,7 @@ class EventLog:
     """The events of one run; `steps`, `steps_between` and `notices` read the disk and may be called in a thread."""
 
     def __init__(self, file: EventFile, clock: Clock, *, ended: bool = False) -> None:
-        """Reads what is there; of a run that has `ended` the newest event alone."""
+        """Reads the existing events; only the newest one of a run that has `ended`."""
         self._file = file
         self._clock = clock
         self._newest: Mapping[str, float] = {}
@@ -138,12 +138,12 @@ class EventLog:
 
     @property
     def last_sequence(self) -> int:
-        """Sequence of the newest event; 0 if there is none."""
+        """Sequence of the newest event; 0 without events."""
         return self._held.last_sequence
 
     @property
     def latest_metrics(self) -> Mapping[str, float]:
-        """The newest value of every metric; none of a run that had ended when the service started."""
+        """The newest value of every metric; empty for a run that had ended when the service started."""
         return self._newest
 
     def notices(self) -> list[Notice]:
@@ -153,7 +153,7 @@ class EventLog:
     async def follow(self, after_sequence: int) -> AsyncIterator[Event]:
         """Yields the events after a sequence, waits for more, and ends when the run has.
 
-        The wait has no deadline of its own: it ends with the caller's.
+        The wait has no timeout of its own; the caller's applies.
         """
         position = min(max(after_sequence, 0), self.last_sequence)
         while True:
@@ -169,7 +169,7 @@ class EventLog:
             await grown.wait()
 
     def _between(self, after: int, upto: int) -> Iterator[Event]:
-        """Yields the events after a sequence, up to another: from the disk what is not in memory."""
+        """Yields the events after a sequence, up to another, from memory or disk."""
         held = self._held
         if after < held.before:
             yield from self._file.read_between(after, min(upto, held.before))

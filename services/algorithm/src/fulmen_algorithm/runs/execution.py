@@ -32,7 +32,7 @@ from fulmen_algorithm.training.settings import OptimizerSettings, Schedule
 
 CLEAN_UP_DEADLINE_S = 30.0
 MAX_TRAINERS_LOST = 3
-"""A run fails when so many trainers in a row were lost before they had trained a step more than the one before."""
+"""Trainers that may be lost in a row without a step in between, before the run fails."""
 
 
 class RunFolder(RunStorage, Protocol):
@@ -56,7 +56,7 @@ class RunFolder(RunStorage, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connections:
-    """How a run reaches other services; `notify` of each hears about outages.
+    """Factories of a run's connections to other services; `notify` reports outages.
 
     Attributes:
         queue: Makes the queue and feed of a run.
@@ -76,8 +76,8 @@ class Connections:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Turn:
-    """One turn of a run: what was asked for, and the ways to everything outside."""
+class _Execution:
+    """One execution of a run: its settings and its connections."""
 
     run: TrainingRun
     settings: Any  # those of its algorithm
@@ -101,32 +101,32 @@ class RunExecutor:
     keep_checkpoints: int
     keep_models: int
     machine: Mapping[str, str]
-    """What is recorded of the machine with each run, such as `device`."""
+    """Facts about the machine that are recorded with each run, such as `device`."""
 
     async def execute(self, run: TrainingRun, events: EventLog, control: RunControl) -> None:
-        """Goes on with a run to its end, with another trainer where one is lost; see `worker.Executor`."""
+        """Resumes a run and carries it to its end, with a new trainer if one is lost; see `worker.Executor`."""
         lost, furthest = 0, run.step
         while True:
             try:
-                await self._go_on(self.runs.entry(run.name).run, events, control)
+                await self._resume(self.runs.entry(run.name).run, events, control)
             except TrainerLost as error:
                 step = self.runs.entry(run.name).run.step
                 lost, furthest = (1, step) if step > furthest else (lost + 1, furthest)
                 if lost == MAX_TRAINERS_LOST:
-                    raise RunFailed(f"{error.message} That happened {lost} times without a step in between.") from error
-                events.notify("warning", f"{error.message} The run goes on from its newest checkpoint.")
+                    raise RunFailed(f"{error.message} {lost} trainers were lost without a step in between.") from error
+                events.notify("warning", f"{error.message} The run resumes from its newest checkpoint.")
                 control.check()
             else:
                 return
 
-    async def _go_on(self, run: TrainingRun, events: EventLog, control: RunControl) -> None:
-        """Goes on with a run from its newest checkpoint to its end, or to that of its trainer."""
+    async def _resume(self, run: TrainingRun, events: EventLog, control: RunControl) -> None:
+        """Resumes a run from its newest checkpoint and carries it to its end, or until its trainer is lost."""
         started = time.monotonic()
         entry = self.registry.get(run.algorithm)
         if entry is None:
             raise RunFailed(f"This service has no algorithm {run.algorithm!r} any more.")
         settings = parse_settings(entry, run.settings_json)
-        turn = _Turn(
+        execution = _Execution(
             run=run,
             settings=settings,
             folder=self.open_folder(run.run_id),
@@ -137,63 +137,65 @@ class RunExecutor:
             events=events,
             update_run=lambda changes: self.runs.update(run.name, changes),
         )
-        checkpoints = CheckpointStore(directory=turn.folder.checkpoints, keep=self.keep_checkpoints)
-        recorder = self._recorder(turn, checkpoints)
-        inputs, problems = await control.unless_stopped(read_inputs(run.inputs, turn.resources))
+        checkpoints = CheckpointStore(directory=execution.folder.checkpoints, keep=self.keep_checkpoints)
+        recorder = self._recorder(execution, checkpoints)
+        inputs, problems = await control.unless_stopped(read_inputs(run.inputs, execution.resources))
         if problems:
             raise RunFailed(f"{problems[0].field}: {problems[0].description}")
         start = await control.unless_stopped(asyncio.to_thread(starting_point, checkpoints, run.branch_points))
-        model, base = await self._model_to_train(turn, start, trains=entry.trains)
+        model, base = await self._model_to_train(execution, start, trains=entry.trains)
         if model is not None:
             events.notify("info", "The trainer starts and loads the model.")
-        trainer = await self._open_trainer(model, turn) if model is not None else None
+        trainer = await self._open_trainer(model, execution) if model is not None else None
         try:
             await recorder.recover(
                 trainer,
                 start,
                 branch_points=run.branch_points,
-                discard=(lambda: control.unless_stopped(turn.queue.cancel_all())) if run.uses_rollouts else None,
+                discard=(lambda: control.unless_stopped(execution.queue.cancel_all())) if run.uses_rollouts else None,
             )
-            turn.update_run({"step": recorder.progress.step})
+            execution.update_run({"step": recorder.progress.step})
             recorder.spend("start", time.monotonic() - started)
-            context = await self._context(turn, inputs, recorder, trainer, base)
+            context = await self._context(execution, inputs, recorder, trainer, base)
             await self._run(context, entry.make(settings), uses_rollouts=run.uses_rollouts)
         finally:
-            turn.serving.release()
+            execution.serving.release()
             if trainer is not None:
                 await trainer.close()
 
-    def _recorder(self, turn: _Turn, checkpoints: CheckpointStore) -> Recorder:
-        settings = turn.settings
+    def _recorder(self, execution: _Execution, checkpoints: CheckpointStore) -> Recorder:
+        settings = execution.settings
         return Recorder(
-            storage=turn.folder,
+            storage=execution.folder,
             checkpoints=checkpoints,
-            events=turn.events,
-            control=turn.control,
-            update_run=turn.update_run,
+            events=execution.events,
+            control=execution.control,
+            update_run=execution.update_run,
             steps=settings.steps,
             checkpoint_every=settings.checkpoint_every,
             collapse=settings.collapse if isinstance(settings, AlgorithmSettings) else NoCollapse(),
-            collapses=turn.run.collapses,
+            collapses=execution.run.collapses,
         )
 
     async def _model_to_train(
-        self, turn: _Turn, start: StartingPoint, *, trains: bool
+        self, execution: _Execution, start: StartingPoint, *, trains: bool
     ) -> tuple[Path | None, Path | None]:
-        """Returns the model folder that the run goes on from, and the one that its adapters are trained on.
+        """Returns the model folder from which the run resumes, and the base model of its adapters.
 
         Of a checkpoint's only the architecture matters: its state is read when the trainer is there.
         """
-        run, settings, folder = turn.run, turn.settings, turn.folder
+        run, settings, folder = execution.run, execution.settings, execution.folder
         model = start.checkpoint.model_dir if trains and start.checkpoint is not None else None
         if trains and model is None:
             if run.policy.origin is PolicyOrigin.BUILD and not run.provenance:
-                turn.events.notify("info", f"The first weights are built by {run.policy.source}.")
-            model = await turn.control.unless_stopped(self._first_weights(run, settings, folder, turn.resources))
+                execution.events.notify("info", f"The first weights are built by {run.policy.source}.")
+            model = await execution.control.unless_stopped(
+                self._first_weights(run, settings, folder, execution.resources)
+            )
         if not run.provenance:
-            made_with = provenance(run, resources=turn.resources, first_weights=model, machine=self.machine)
+            made_with = provenance(run, resources=execution.resources, first_weights=model, machine=self.machine)
             try:
-                turn.update_run({"provenance": await turn.control.unless_stopped(made_with)})
+                execution.update_run({"provenance": await execution.control.unless_stopped(made_with)})
             except FileNotFoundError as error:
                 raise RunFailed(f"The folder {model} holds no model with weights.") from error
         if model is None or settings.lora is None:
@@ -203,10 +205,10 @@ class RunExecutor:
         return base, base
 
     async def _context(
-        self, turn: _Turn, inputs: RunInputs, recorder: Recorder, trainer: Trainer | None, base: Path | None
+        self, execution: _Execution, inputs: RunInputs, recorder: Recorder, trainer: Trainer | None, base: Path | None
     ) -> RunContext:
-        """Puts together what the algorithm works with."""
-        run, control, notify = turn.run, turn.control, turn.events.notify
+        """Builds the context of the algorithm."""
+        run, control, notify = execution.run, execution.control, execution.events.notify
         policy, served = None, None
         if trainer is not None:
             policy = Policy(
@@ -214,23 +216,23 @@ class RunExecutor:
                 trainer=trainer,
                 recorder=recorder,
                 control=control,
-                resources=turn.resources,
-                storage=turn.folder,
-                serving=turn.serving,
+                resources=execution.resources,
+                storage=execution.folder,
+                serving=execution.serving,
                 notify=notify,
-                update_run=turn.update_run,
+                update_run=execution.update_run,
                 keep_models=self.keep_models,
-                weights=turn.settings.weights,
-                lora=turn.settings.lora,
+                weights=execution.settings.weights,
+                lora=execution.settings.lora,
                 base_model=base,
-                optimizer_steps_per_step=turn.settings.optimizer_steps_per_step,
+                optimizer_steps_per_step=execution.settings.optimizer_steps_per_step,
             )
         else:
             served = await served_version(
                 run,
-                resources=turn.resources,
-                storage=turn.folder,
-                serving=turn.serving,
+                resources=execution.resources,
+                storage=execution.folder,
+                serving=execution.serving,
                 recorder=recorder,
                 control=control,
                 notify=notify,
@@ -238,18 +240,18 @@ class RunExecutor:
         return RunContext(
             run=run,
             inputs=inputs,
-            rollouts=Rollouts(queue=turn.queue, control=control),
+            rollouts=Rollouts(queue=execution.queue, control=control),
             trained=policy,
             served=served,
             chat=self.connections.chat(notify),
-            resources=turn.resources,
+            resources=execution.resources,
             recorder=recorder,
             control=control,
             notify=notify,
         )
 
-    async def _open_trainer(self, model: Path, turn: _Turn) -> Trainer:
-        settings, folder = turn.settings, turn.folder
+    async def _open_trainer(self, model: Path, execution: _Execution) -> Trainer:
+        settings, folder = execution.settings, execution.folder
         reference = await asyncio.to_thread(folder.keep_reference, model) if settings.uses_reference else None
         optimizer = OptimizerSettings(
             learning_rate=settings.learning_rate,
@@ -269,16 +271,16 @@ class RunExecutor:
                 reference_dir=reference,
                 lora=settings.lora,
                 exchange=settings.exchange,
-                training_run=turn.run.name,
-                project=turn.run.project,
+                training_run=execution.run.name,
+                project=execution.run.project,
             )
         )
 
     async def cancel_rollouts(self, run: TrainingRun, events: EventLog) -> None:
-        """Cancels what is left in the queue; see `worker.Executor`."""
+        """Cancels the run's rollouts that remain in the queue; see `worker.Executor`."""
         if not run.uses_rollouts:
             return
-        # Its own settings may be what the run has failed over.
+        # Default settings: the run may have failed because of its own.
         queue = self.connections.queue(run, RunSettings(), events.notify)
         try:
             async with asyncio.timeout(CLEAN_UP_DEADLINE_S):
@@ -310,7 +312,7 @@ class RunExecutor:
         """Returns the model folder that the run begins with.
 
         Raises:
-            RunFailed: if there is none.
+            RunFailed: if they do not exist.
         """
         match run.policy.origin:
             case PolicyOrigin.PATH:

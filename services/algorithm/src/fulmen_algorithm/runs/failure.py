@@ -1,4 +1,4 @@
-"""Why a run could not go on, or not with the trainer it had."""
+"""Errors that end a run, or one execution of it."""
 
 
 class RunFailed(Exception):
@@ -10,7 +10,7 @@ class RunFailed(Exception):
 
 
 class TrainerLost(Exception):
-    """What trained the run's weights has ended, or does not answer; the text is for a person and goes to clients."""
+    """The trainer has ended or does not answer; the text is shown to users."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)

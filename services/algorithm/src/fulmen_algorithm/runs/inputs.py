@@ -36,7 +36,7 @@ def read_demonstrations(content: bytes, *, field: str) -> tuple[list[Demonstrati
 
 
 def prompt_problems(content: bytes, *, field: str) -> list[Violation]:
-    """Says what is wrong with a prompt: it is text, UTF-8, and not empty."""
+    """Returns the problems of a prompt, which must be non-empty UTF-8 text."""
     try:
         text = content.decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""What the domain needs of other services: the real implementations are in `clients`, a model of the store in the tests."""
+"""Interfaces of the run's rules to storage, the store and the engines."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +37,7 @@ class PublishedPolicy:
     Attributes:
         name: `resources/policy.{policy}/versions/{n}`.
         version: The number in the name.
-        kind: What `path` holds.
+        kind: Content of `path`.
         path: full: a complete model folder in the format of `transformers`. delta: a folder with `delta.safetensors`,
             what differs from the version `base_version`. lora: a folder with a folder in peft's format for each adapter.
         sha256: Of the version's weights in the dtype in which they are served (`training.tensor_files.Weights`);
@@ -46,8 +46,8 @@ class PublishedPolicy:
         base_sha256: delta: of the weights of `base_version`.
         base_model: lora: the complete folder that the adapters were trained on.
         adapters: lora: folder by role; a single adapter without role is called `default`.
-        rebuild: Makes and returns a complete folder, for an engine that starts anew or takes no deltas or adapters;
-            ask `model_folder`. lora: with the adapter merged, if there is one.
+        rebuild: Builds and returns a complete folder, for an engine that restarts or takes no deltas or adapters;
+            call `model_folder` instead. lora: with the adapter merged, if available.
     """
 
     name: str
@@ -76,7 +76,7 @@ class PublishedPolicy:
         """Returns a complete model folder with these weights.
 
         Raises:
-            RunFailed: if what it is made from is gone or damaged.
+            RunFailed: if a dependency is gone or damaged.
         """
         if self.kind is WeightsKind.FULL:
             return self.path
@@ -92,10 +92,10 @@ class RolloutQueue(Protocol):
         """Adds groups, idempotently by run and group id; waits out an outage of the store."""
 
     def watch(self, cursor: str) -> AsyncIterator[FinishedGroup]:
-        """Yields finished groups from a cursor on, for ever; goes on by itself after an outage."""
+        """Yields finished groups from a cursor on, without end; reconnects after an outage."""
 
     async def trajectories(self, attempts: Sequence[str]) -> dict[str, RolloutTrajectory]:
-        """Reads what the policy did in attempts, by attempt name."""
+        """Reads the trajectories of attempts, by attempt name."""
 
     async def known_train_groups(self, *, below: int, branch: int) -> set[int]:
         """Lists the indices of the training groups that were submitted in a branch, those under `below` left out."""
@@ -108,16 +108,16 @@ class RolloutQueue(Protocol):
 
 
 class ResourceStore(Protocol):
-    """What the store keeps for one project that runs are made of."""
+    """The resources of one project at the store."""
 
     async def has_rollouts(self, training_run: str) -> bool:
-        """Tells whether a run has rollouts, whoever made it."""
+        """Returns whether a run has rollouts, whichever service created it."""
 
     async def get(self, name: str) -> Content:
         """Reads a version.
 
         Raises:
-            ResourceNotFound: if there is none.
+            ResourceNotFound: if it does not exist.
         """
 
     async def publish(
@@ -135,10 +135,10 @@ class SavedModel:
 
     Attributes:
         path: The folder; a complete one is in the format of `transformers`.
-        sha256: Of the weights that it stands for, hexadecimal.
+        sha256: Of the complete weights, hexadecimal.
         size_bytes: Of the tensors' files.
-        kind: What is in it.
-        full_bytes: What all weights would take.
+        kind: Content of the folder.
+        full_bytes: Size of the complete weights.
         changed_share: Share of the elements that differ from the base; 1 without one.
         base: delta: version that it applies to.
         adapters: lora: names of the folders in it.
@@ -170,16 +170,16 @@ class ChainLink:
 
 
 class RunStorage(Protocol):
-    """What a run keeps on disk, besides its checkpoints and its events."""
+    """A run's files, besides its checkpoints and its events."""
 
     def append_consumed(self, records: Sequence[Mapping[str, object]]) -> int:
-        """Appends what a step consumed, durably; returns the size of the file in bytes."""
+        """Durably appends the groups consumed by a step; returns the size of the file in bytes."""
 
     def truncate_consumed(self, size_bytes: int) -> None:
-        """Takes back what was appended after a checkpoint."""
+        """Removes the records appended after a checkpoint."""
 
     def set_aside_consumed(self, size_bytes: int, branch: int) -> list[dict[str, object]]:
-        """Does the same, and keeps what is taken back in a file of the branch that begins; returns it."""
+        """Moves the records appended after a checkpoint to a file of the new branch, and returns them."""
 
     def append_version(self, record: Mapping[str, object]) -> None:
         """Notes a published version."""
@@ -194,13 +194,13 @@ class RunStorage(Protocol):
         """Returns the notes."""
 
     async def save_model(self, write: Callable[[Path], Awaitable[WrittenWeights]], step: int) -> SavedModel:
-        """Lets `write` fill a folder of its own, whose name then says step and checksum; the folder appears whole."""
+        """Calls `write` with a new folder, which is then named by step and checksum; it appears atomically."""
 
     async def rebuild_model(self, chain: Sequence[ChainLink], step: int) -> Path:
         """Puts a complete folder together from one and the deltas that follow it, checks it, and returns it.
 
         Raises:
-            RunFailed: if something of it is gone, damaged, or does not fit.
+            RunFailed: if a folder is gone, damaged, or does not match.
         """
 
     async def prune_models(self, keep: Sequence[Path]) -> None:
@@ -209,11 +209,11 @@ class RunStorage(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapStats:
-    """What replacing an engine's weights took.
+    """Cost of replacing an engine's weights.
 
     Attributes:
-        pause_s: How long no token was sampled, in seconds; 0 if the engine was started anew instead.
-        size_bytes: What it had to read.
+        pause_s: Time without sampling, in seconds; 0 if the engine was restarted instead.
+        size_bytes: Bytes read by the engine.
     """
 
     pause_s: float = 0.0
@@ -230,7 +230,7 @@ class Serving(Protocol):
         """Replaces the weights by another version of the policy that is served."""
 
     async def sampled_tokens(self) -> int:
-        """Returns how many tokens the policy has sampled so far, for whomever; never fewer than before."""
+        """Returns the number of tokens sampled from the policy so far, by all callers; it never decreases."""
 
     def release(self) -> None:
-        """Tells that the run is over: what is served stays, until something else needs its place."""
+        """Marks the run as ended; its policy remains served until the engine is needed elsewhere."""

@@ -1,4 +1,4 @@
-"""What a run has consumed: the part of a checkpoint that makes training exactly-once.
+"""The groups that a run has consumed: the part of a checkpoint that makes training exactly-once.
 
 Invariant: a group's index is in `consumed` if and only if the weights in the same checkpoint were made with it (or it
 was given up by then), and the cursor lies just after the last of them in the feed. Nothing here changes between
@@ -14,7 +14,7 @@ from fulmen_algorithm.rollouts.groups import FinishedGroup
 
 
 class Outcome(StrEnum):
-    """What became of a finished group."""
+    """Outcome of a finished group."""
 
     TRAINED = "trained"
     NO_VARIANCE = "no_variance"
@@ -23,7 +23,7 @@ class Outcome(StrEnum):
 
     @property
     def dropped(self) -> bool:
-        """Tells whether the group was given up, and is to be refilled."""
+        """Whether the group was dropped and must be refilled."""
         return self is not Outcome.TRAINED
 
 
@@ -86,15 +86,15 @@ class Progress:
         consumed: Indices of the groups that were dealt with.
         dropped: How many of them were given up.
         consumed_bytes: Size of `consumed.jsonl`.
-        branch: How often the run had been put back to a checkpoint.
-        parent_version: Version that the weights in the same checkpoint descend from or are; 0 if there is none.
+        branch: Number of rollbacks so far.
+        parent_version: Version of the weights in the same checkpoint, or the one they were trained from; 0 if none.
         policy_version: Version of the weights in the same checkpoint; 0 if they were not published yet.
         validated_step: Last step that was validated; -1 before the first validation.
         rewards: Mean rewards of the last steps, as many as are averaged.
-        best_reward: The best average of them so far; None while there is none.
+        best_reward: Best of these averages so far; None before the first.
         results: Metrics of the run.
-        spent_s: Wall time by what it was spent on, in seconds.
-        memory: What the algorithm itself must know to go on, as JSON.
+        spent_s: Wall time by activity, in seconds.
+        memory: State of the algorithm itself, as JSON.
     """
 
     step: int = 0
@@ -137,7 +137,7 @@ def committed(progress: Progress, *, step: int, consumed: Sequence[Consumed], co
 class Submissions:
     """Which training groups the store knows.
 
-    Groups are submitted in order of their index; what the store knew already when the service started (submitted by
+    Groups are submitted in order of their index; groups that the store had when the service started (submitted by
     the process before, after its last checkpoint) is `ahead` until its index comes up, and is not submitted again.
     """
 

@@ -1,4 +1,4 @@
-"""What a run was made with: enough to do it again, and to see afterwards what was different."""
+"""Provenance of a run: what is needed to repeat it, and to explain differences afterwards."""
 
 import asyncio
 import hashlib
@@ -30,13 +30,13 @@ PACKAGES = (
 async def provenance(
     run: TrainingRun, *, resources: ResourceStore, first_weights: Path | None, machine: Mapping[str, str]
 ) -> dict[str, str]:
-    """Collects what is recorded with a run when it first runs.
+    """Collects the provenance of a run at its first start.
 
     Args:
         run: The run.
         resources: Where its inputs are.
         first_weights: The model folder that it begins with; None if it trains no weights.
-        machine: What only the service knows, such as `device`.
+        machine: Facts about the machine, such as `device`.
 
     Raises:
         ResourceNotFound: if an input is gone.
@@ -65,7 +65,7 @@ def _files_digest(model_dir: Path) -> str:
     """Computes the SHA-256 over the safetensors files of a model folder, in the order of their names.
 
     Raises:
-        FileNotFoundError: if there is none.
+        FileNotFoundError: if there are none.
     """
     files = sorted(model_dir.glob("*.safetensors"))
     if not files:

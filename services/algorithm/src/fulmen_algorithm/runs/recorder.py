@@ -1,6 +1,6 @@
 """The run's book: progress, checkpoints, metrics and time; nothing else changes them.
 
-Invariant: `progress` is what the weights were made with. Both change in `commit` and nowhere else, and a checkpoint
+Invariant: `progress` describes the training of the weights. Both change in `commit` and nowhere else, and a checkpoint
 holds both; so a crash, a pause or a stop at any wait loses work but never agreement.
 """
 
@@ -62,17 +62,17 @@ class Recorder:
         collapse: CollapseSettings,
         collapses: int,
     ) -> None:
-        """Makes it.
+        """Initializes the recorder.
 
         Args:
-            storage: Where the run keeps what is no checkpoint.
+            storage: The run's files besides its checkpoints.
             checkpoints: Its checkpoints.
             events: Its history.
-            control: Tells that it is to stop.
+            control: The run's stop requests.
             update_run: Shows metrics of the run.
             steps: Steps of the run; 0 if its algorithm will `plan` them.
             checkpoint_every: Steps between checkpoints.
-            collapse: What becomes of the run if its reward collapses.
+            collapse: Reaction to a collapsing reward.
             collapses: How often that has happened.
         """
         self.progress = Progress()
@@ -99,24 +99,24 @@ class Recorder:
         branch_points: Sequence[int] = (),
         discard: Discard | None = None,
     ) -> bool:
-        """Puts a checkpoint into the trainer and takes back what came after it.
+        """Restores a checkpoint and discards everything recorded after it.
 
-        Where the run was put back to it, a checkpoint that begins the branch is written.
+        After a rollback, a first checkpoint of the new branch is written.
 
         Args:
             trainer: None for an algorithm that trains no weights: its checkpoints hold its progress alone.
             start: The checkpoint.
-            branch_points: Sequences of the checkpoints that the run was put back to.
-            discard: Gives up the rollouts of the branch that is left.
+            branch_points: Sequences of the checkpoints that the run was rolled back to.
+            discard: Cancels the rollouts of the abandoned branch.
 
         Returns:
-            Whether there was one; without, the first checkpoint is written, so that the run's beginning is pinned.
+            Whether a checkpoint was found; if not, the first one is written, so that the run's beginning is pinned.
         """
         self._trainer = trainer
         self._branch_points = tuple(branch_points)
         self._damaged = frozenset(damage.path for damage in start.damaged)
         for damage in start.damaged:
-            self._events.notify("warning", f"Checkpoint {damage.path.name} is damaged and was passed over.")
+            self._events.notify("warning", f"Checkpoint {damage.path.name} is damaged and was skipped.")
         if start.checkpoint is None:
             self._storage.truncate_consumed(0)
             await self.checkpoint()
@@ -129,7 +129,7 @@ class Recorder:
         self.progress = _PROGRESS.validate_python(dict(start.checkpoint.progress))
         self._storage.truncate_consumed(self.progress.consumed_bytes)
         self._saved = self.progress
-        self._events.notify("info", f"Goes on from the checkpoint of step {self.progress.step}.")
+        self._events.notify("info", f"Resuming from the checkpoint of step {self.progress.step}.")
         return True
 
     async def _begin_branch(self, checkpoint: Checkpoint, discard: Discard | None) -> None:
@@ -141,19 +141,19 @@ class Recorder:
             await self._trainer.read_state(checkpoint.path)
         progress = _PROGRESS.validate_python(dict(checkpoint.progress))
         self.progress = replace(progress, branch=branch, policy_version=0)
-        taken_back = self._storage.set_aside_consumed(progress.consumed_bytes, branch)
+        discarded = self._storage.set_aside_consumed(progress.consumed_bytes, branch)
         await self.checkpoint()
-        trained = sum(record["outcome"] == Outcome.TRAINED for record in taken_back)
+        trained = sum(record["outcome"] == Outcome.TRAINED for record in discarded)
         self._update_run({"results": progress.results})
         self._events.notify(
             "warning",
-            f"Was put back to checkpoint {checkpoint.sequence} (step {progress.step}). {len(taken_back)} groups are taken back, "
+            f"Rolled back to checkpoint {checkpoint.sequence} (step {progress.step}). {len(discarded)} groups are discarded, "
             f"{trained} of which had been trained on; their prompts are sampled anew.",
         )
         self.section(
             f"branch_{branch:04d}",
-            title=f"Taken back when the run was put back to step {progress.step}",
-            markdown=_taken_back_table(taken_back),
+            title=f"Discarded by the rollback to step {progress.step}",
+            markdown=_discarded_table(discarded),
         )
 
     def commit(self, consumed: Sequence[Consumed] = ()) -> None:
@@ -190,13 +190,13 @@ class Recorder:
         self.note(f"{SECTION_PREFIX}{name}", {"title": title, "markdown": markdown})
 
     def spend(self, kind: str, seconds: float) -> None:
-        """Books wall time."""
+        """Adds wall time to an activity."""
         spent = {**self.progress.spent_s, kind: self.progress.spent_s.get(kind, 0.0) + seconds}
         self.progress = replace(self.progress, spent_s=spent)
 
     @contextmanager
     def spending(self, kind: str) -> Iterator[None]:
-        """Books the wall time of its body."""
+        """Adds the wall time of its body to an activity."""
         started = time.monotonic()
         try:
             yield
@@ -204,11 +204,11 @@ class Recorder:
             self.spend(kind, time.monotonic() - started)
 
     async def end_step(self, values: Mapping[str, float]) -> None:
-        """Announces the metrics of the present step, writes a checkpoint if it is time, and listens for a stop.
+        """Emits the metrics of the present step, writes a checkpoint if one is due, and honours stop requests.
 
         Raises:
             Interrupted: if the run was asked to stop.
-            RewardCollapsed: if the run is to go on from an earlier checkpoint.
+            RewardCollapsed: if the run is to resume from an earlier checkpoint.
             RunFailed: if it has done so too often.
         """
         step = self.progress.step
@@ -230,10 +230,10 @@ class Recorder:
             f"after {self.progress.best_reward:.4g} at best."
         )
         if self._collapses >= settings.max_rollbacks:
-            raise RunFailed(f"{text} The run was put back {self._collapses} times already (collapse.max_rollbacks).")
+            raise RunFailed(f"{text} The run was rolled back {self._collapses} times already (collapse.max_rollbacks).")
         best = await asyncio.to_thread(self._best_whole)
         if best is None:
-            raise RunFailed(f"{text} There is no checkpoint to go back to.")
+            raise RunFailed(f"{text} There is no checkpoint to roll back to.")
         raise RewardCollapsed(text, sequence=best.sequence, step=int(best.progress["step"]))
 
     def _best_whole(self) -> Checkpoint | None:
@@ -247,16 +247,16 @@ class Recorder:
         return None
 
     def _own_past(self, checkpoint: Checkpoint) -> bool:
-        """Tells whether a checkpoint was not left behind by a roll back."""
+        """Returns whether a checkpoint belongs to the present branch or its ancestors."""
         return all(checkpoint.sequence <= point for point in self._branch_points[branch_of(checkpoint) :])
 
     def plan(self, steps: int) -> None:
-        """Says how many steps the run has, where that was not known before its data were read."""
+        """Sets the number of steps, where it depends on the data of the run."""
         self.steps = steps
         self._update_run({"step_count": steps})
 
     async def end_quiet_step(self) -> None:
-        """Does the same without announcing anything.
+        """Ends a step without emitting metrics.
 
         Raises:
             Interrupted: if the run was asked to stop.
@@ -289,13 +289,13 @@ class Recorder:
             best = best_of([each for each in listed if self._own_past(each)], window=self._collapse.window)
             kept |= {best.sequence} if best is not None else set()
         own = [e for e in listed if branch_of(e) == len(self._branch_points) and e.path not in self._damaged]
-        # With the one that is being written. Until there are enough, those that a roll back left are among the newest.
+        # Including the one being written. Until there are enough, checkpoints of the abandoned branch are among the newest.
         if self._branch_points and len(own) + 1 < self._checkpoints.keep:
             kept.add(self._branch_points[-1])
         return kept
 
     def _eta(self) -> dict[str, float]:
-        """Estimates the rest from the steps since the first report of this process, if there is anything to go by."""
+        """Estimates the remaining time from the steps since the first report of this process."""
         step, now = self.progress.step, time.monotonic()
         if self._first is None:
             self._first = (step, now)
@@ -304,7 +304,7 @@ class Recorder:
         return {"eta_seconds": (now - self._first[1]) / done * left if done else 0.0} if done or not left else {}
 
 
-def _taken_back_table(records: Sequence[Mapping[str, object]]) -> str:
+def _discarded_table(records: Sequence[Mapping[str, object]]) -> str:
     """Lists the groups that are not in the weights any more, step by step."""
     steps: dict[int, list[str]] = {}
     for record in records:

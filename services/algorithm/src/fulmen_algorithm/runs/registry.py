@@ -1,7 +1,7 @@
 """The runs of the service: all of them in memory, each change on disk before anyone sees it.
 
 Invariant: at most `max_concurrent` runs are active at a time, and no two of them train the same policy; the others
-wait for their turn. A turn goes to the project with the fewest active runs, and there to the oldest run.
+wait for a slot. A free slot goes to the project with the fewest active runs, and there to the oldest run.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ class RunFile(EventFile, Protocol):
     """Where a run and its events are kept."""
 
     def save_run(self, run: TrainingRun) -> None:
-        """Replaces what is kept of the run."""
+        """Replaces the stored run."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Entry:
 
 @dataclass(slots=True, kw_only=True)
 class ActiveRun:
-    """A run whose turn it is."""
+    """A run that occupies a slot."""
 
     name: str
     project: str
@@ -82,7 +82,7 @@ class RunRegistry:
         return None
 
     def add(self, run: TrainingRun) -> None:
-        """Keeps a new run; it waits for its turn from now on."""
+        """Stores a new run, which then waits for a slot."""
         file = self._open_file(run.run_id)
         file.save_run(run)
         self.restore(run, file)
@@ -93,14 +93,14 @@ class RunRegistry:
         """Returns a run with its events.
 
         Raises:
-            TrainingRunNotFound: if there is none.
+            TrainingRunNotFound: if it does not exist.
         """
         if name not in self._entries:
             raise TrainingRunNotFound("There is no such training run.", training_run=name[:128])
         return self._entries[name]
 
     def has(self, name: str, project: str) -> bool:
-        """Tells whether there is a run of this name in a project."""
+        """Returns whether a project has a run of this name."""
         return name in self._entries and self._entries[name].run.project == project
 
     def entries(self) -> list[Entry]:
@@ -138,7 +138,7 @@ class RunRegistry:
         return entry.run
 
     def rollback(self, name: str, *, sequence: int, step: int, collapsed: bool = False) -> TrainingRun:
-        """Lets a run go on from a checkpoint, when it is its turn; see `run.rolled_back`.
+        """Rolls a run back to a checkpoint, from which it resumes when it gets a slot; see `run.rolled_back`.
 
         Raises:
             TrainingRunStateInvalid: if its state does not allow it.
@@ -151,7 +151,7 @@ class RunRegistry:
         return entry.run
 
     async def next_runnable(self) -> TrainingRun:
-        """Waits for a run that may go on; one that was running when the service stopped goes first."""
+        """Waits for a run that can start; runs interrupted by a restart of the service come first."""
         while True:
             changed = self._changed
             waiting = [e for e in self._entries.values() if e.run.runnable and e.run.name not in self.active]
@@ -159,23 +159,21 @@ class RunRegistry:
             if free and len(self.active) < self._max_concurrent:
                 return min(free, key=self._order)
             for run in free:
-                text = (
-                    f"Waits for its turn: {len(self.active)} runs are active, the most at a time (max_concurrent_runs)."
-                )
+                text = f"Waiting for a run slot: {len(self.active)} runs are active (max_concurrent_runs)."
                 self._notify_waiting(self._entries[run.name], "", text)
             await changed.wait()
 
     def begin(self, active: ActiveRun) -> None:
-        """Notes that a run has its turn."""
+        """Marks a run as active."""
         self.active[active.name] = active
 
     def end(self, name: str) -> None:
-        """Notes that a run's turn is over."""
+        """Releases the slot of a run."""
         del self.active[name]
         self._wake()
 
     async def idle(self) -> None:
-        """Waits until no run has its turn; what bounds the wait is up to the caller."""
+        """Waits until no run is active; the caller sets the timeout."""
         while self.active:
             await self._changed.wait()
 
@@ -185,7 +183,7 @@ class RunRegistry:
         return run.state is not RunState.RUNNING, siblings, run.create_time, run.name
 
     def _policy_taken(self, waiting: Entry) -> bool:
-        """Tells whether an active run trains the same policy; the run that waits says so once."""
+        """Returns whether an active run trains the same policy; the waiting run is notified once."""
         policy = waiting.run.policy.name
         other = next((active.name for active in self.active.values() if policy and active.policy == policy), None)
         if other is None:
@@ -195,13 +193,13 @@ class RunRegistry:
         return True
 
     def _notify_waiting(self, waiting: Entry, behind: str, text: str) -> None:
-        """Tells a run once what it waits for: another run, or any turn if `behind` is empty."""
+        """Notifies a run once that it waits: for another run, or for any slot if `behind` is empty."""
         if (waiting.run.name, behind) not in self._notified:
             self._notified.add((waiting.run.name, behind))
             waiting.events.notify("info", text)
 
     def pause(self, name: str) -> TrainingRun:
-        """Asks an active run to stop at a checkpoint; one that waits is paused at once, a paused one stays as it is.
+        """Asks an active run to stop at a checkpoint; a waiting run is paused at once, a paused run is unchanged.
 
         Raises:
             TrainingRunStateInvalid: if it has ended.
@@ -216,7 +214,7 @@ class RunRegistry:
         return self.entry(name).run
 
     def resume(self, name: str) -> TrainingRun:
-        """Lets a paused run wait for its turn; takes back a pause that is not there yet.
+        """Lets a paused run wait for a slot; withdraws a pause that has not taken effect.
 
         Raises:
             TrainingRunStateInvalid: if it has ended.

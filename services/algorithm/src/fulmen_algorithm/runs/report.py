@@ -1,4 +1,4 @@
-"""The report of a run: what it reached, step by step, where the time went, and one answer before and after."""
+"""The report of a run: results by step, where the time went, and one answer before and after training."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ _SPENT = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Markdown, and a picture (PNG; empty if there is nothing to draw)."""
+    """Markdown, and a chart (PNG; empty without data)."""
 
     markdown: str
     curve_png: bytes
@@ -69,7 +69,7 @@ def report(
 
 
 def curve(steps: Sequence[StepMetrics]) -> bytes:
-    """Draws reward and validation by step, or the loss where there is no reward, and below it where the time went."""
+    """Plots reward and validation by step, or the loss of runs without rewards, above a bar of the wall time."""
     rewards = _series(steps, "reward_mean")
     lines = {"reward (training, sampled)": rewards, "accuracy (validation)": _series(steps, "validation_accuracy")}
     if not rewards:
@@ -103,7 +103,7 @@ def curve(steps: Sequence[StepMetrics]) -> bytes:
 
 
 def _draw_time(axes: "Axes", spent: Mapping[str, float]) -> None:
-    """Draws one bar, cut into what the run's wall time went into."""
+    """Draws one bar of the run's wall time by activity."""
     total, left = sum(spent.values()), 0.0
     for kind, seconds in spent.items():
         axes.barh(0, seconds, left=left, label=f"{_SPENT.get(kind, kind)} {seconds / total:.0%}")
@@ -142,7 +142,7 @@ def _results(run: TrainingRun) -> str:
 
 
 def _sections(notes: Mapping[str, Mapping[str, object]]) -> list[str]:
-    """Shows what the algorithm itself has to say."""
+    """Returns the sections added by the algorithm."""
     own = [note for name, note in notes.items() if name.startswith(SECTION_PREFIX)]
     return [f"## {note['title']}\n\n{note['markdown']}" for note in own]
 
@@ -166,7 +166,7 @@ def _number(value: float | None) -> str:
 
 
 def _spent(steps: Sequence[StepMetrics]) -> dict[str, float]:
-    """Returns the wall time in seconds by what it went into, most first; the steps carry sums since the beginning."""
+    """Returns the wall time in seconds by activity, longest first; the steps carry cumulative sums."""
     spent: dict[str, float] = {}
     for step in steps:
         for key, value in step.values.items():

@@ -24,7 +24,7 @@ class RunState(StrEnum):
 
     @property
     def final(self) -> bool:
-        """Tells whether the run has ended; only a roll back lets it go on."""
+        """Whether the run has ended; only a rollback resumes it."""
         return not _NEXT[self]
 
 
@@ -50,10 +50,10 @@ class PolicyOrigin(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySpec:
-    """What a run trains.
+    """Policy of a run and source of its first weights.
 
     Attributes:
-        name: Name of the policy and of its public model; empty if there is none.
+        name: Name of the policy and of its public model; empty for a run without a policy.
         origin: Where the first weights come from.
         source: Version name, folder or `file.py:function`; empty for the newest version.
     """
@@ -75,11 +75,11 @@ class TrainingRun:
         name: `trainingRuns/{id}`.
         settings_json: The algorithm's settings with every default filled in, as JSON.
         inputs: Pinned resource versions by use.
-        provenance: What it takes to do the run again; see `TrainingRun.provenance` of the contract. Empty before it runs.
-        branch_points: Sequences of the checkpoints that it was put back to, in order. Each began a branch.
+        provenance: Data needed to repeat the run; see `TrainingRun.provenance` in the protos. Empty before its first start.
+        branch_points: Sequences of the checkpoints that it was rolled back to, in order. Each began a branch.
         collapses: How many of them the anomaly watch asked for.
-        request_id: Of the request that created it; empty if it had none.
-        request_digest: Tells a repeated request from a different one with the same name.
+        request_id: Of the request that created it; may be empty.
+        request_digest: Distinguishes a repeated request from a different one with the same name.
     """
 
     name: str
@@ -112,16 +112,16 @@ class TrainingRun:
 
     @property
     def uses_rollouts(self) -> bool:
-        """Tells whether it runs an agent."""
+        """Whether it runs an agent."""
         return "agent" in self.inputs
 
     @property
     def runnable(self) -> bool:
-        """Tells whether the run may take its turn now."""
+        """Whether the run may occupy a slot now."""
         return self.state in (RunState.PENDING, RunState.RUNNING)
 
     def descends_from(self, *, branch: int, sequence: int) -> bool:
-        """Tells whether a checkpoint belongs to the run's own past, or was left behind by a roll back.
+        """Returns whether a checkpoint belongs to the run's present branch or its ancestors.
 
         Args:
             branch: In which it was written.
@@ -150,7 +150,7 @@ def moved(run: TrainingRun, state: RunState, *, now: datetime, failure_message: 
 
 
 def rolled_back(run: TrainingRun, *, sequence: int, step: int, collapsed: bool = False) -> TrainingRun:
-    """Returns the run as it goes on from a checkpoint: it waits for its turn, or has it still if its reward collapsed.
+    """Returns the run rolled back to a checkpoint: pending, or still running if its reward collapsed.
 
     Args:
         run: Paused, succeeded or failed; or running, if its own watch asks for it.

@@ -1,4 +1,4 @@
-"""What is wrong with settings, in words for whoever wrote them."""
+"""Validation errors of settings, in words for their author."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from fulmen.errors import Violation
 
 _CHOICE = re.compile(r"\^\(([a-z0-9_|]+)\)\$")
 _KINDS = ("kind", "codec")
-"""Fields that tell settings of one place apart."""
+"""Discriminator fields of unions of settings."""
 _FOLLOWS = "default_factory_not_called"
 """The library's word for a default that other settings decide, where one of those is wrong."""
 
@@ -56,7 +56,7 @@ def _key(context: dict[str, Any]) -> str:
 
 
 def _models_at(settings: type[BaseModel], place: Sequence[int | str]) -> list[type[BaseModel]]:
-    """Follows a place, names of fields and kinds in turn, to the settings that are there."""
+    """Resolves a path of field names and kinds to the settings classes found there."""
     models = [settings]
     for part in place:
         nested = [each for model in models for name, kind in _fields(model) if name == part for each in _models(kind)]

@@ -1,4 +1,4 @@
-"""Where a run goes on: its newest checkpoint, or the one that it was put back to.
+"""The checkpoint from which a run resumes: its newest one, or the one that it was rolled back to.
 
 Reading a checkpoint whole takes minutes where it is large. So it is done here, once for each start, and of the one
 checkpoint that is needed; more are read only where that one is damaged.
@@ -16,9 +16,9 @@ class StartingPoint:
     """A checkpoint whose files were checked.
 
     Attributes:
-        checkpoint: From which the run goes on; None: it begins.
+        checkpoint: Checkpoint to resume from; None at the beginning.
         damaged: Newer ones that were passed over.
-        begins_branch: Whether the run was put back to the checkpoint, and its branch has not begun yet.
+        begins_branch: Whether the run was rolled back to the checkpoint and its new branch has not begun.
     """
 
     checkpoint: Checkpoint | None = None
@@ -27,14 +27,14 @@ class StartingPoint:
 
 
 def starting_point(checkpoints: CheckpointStore, branch_points: Sequence[int]) -> StartingPoint:
-    """Finds where a run goes on; blocks for as long as its checkpoint takes to be read.
+    """Finds the checkpoint from which a run resumes; blocks while the checkpoint is read.
 
     Args:
         checkpoints: Of the run.
-        branch_points: Sequences of the checkpoints that the run was put back to.
+        branch_points: Sequences of the checkpoints that the run was rolled back to.
 
     Raises:
-        RunFailed: if the checkpoint that the run was put back to is gone or damaged.
+        RunFailed: if the checkpoint that the run was rolled back to is gone or damaged.
     """
     newest = checkpoints.listed()[-1:]
     if newest and branch_of(newest[0]) < len(branch_points):
@@ -52,5 +52,5 @@ def starting_point(checkpoints: CheckpointStore, branch_points: Sequence[int]) -
 
 
 def branch_of(checkpoint: Checkpoint) -> int:
-    """Tells how often the run had been put back when a checkpoint was written."""
+    """Returns the number of rollbacks before a checkpoint was written."""
     return int(checkpoint.progress.get("branch", 0))

@@ -23,20 +23,20 @@ class Executor(Protocol):
     """Carries one run out."""
 
     async def execute(self, run: TrainingRun, events: EventLog, control: RunControl) -> None:
-        """Goes on with a run to its end.
+        """Resumes a run and carries it to its end.
 
         Raises:
             Interrupted: if it was asked to stop; its checkpoint is written.
-            RunFailed: if it cannot go on.
+            RunFailed: if it cannot continue.
             FulmenError: if another service refused.
         """
 
     async def cancel_rollouts(self, run: TrainingRun, events: EventLog) -> None:
-        """Cancels what the run has left in the queue; an outage of the store is not waited out for long."""
+        """Cancels the run's remaining rollouts; an outage of the store is waited out only briefly."""
 
 
 class RunWorker:
-    """Works on as many runs as `RunRegistry` lets have their turn."""
+    """Executes as many runs at a time as `RunRegistry` has slots."""
 
     def __init__(self, runs: RunRegistry, executor: Executor) -> None:
         self._runs = runs
@@ -45,18 +45,18 @@ class RunWorker:
 
     async def run(self) -> None:
         """Works until cancelled."""
-        async with asyncio.TaskGroup() as turns:
+        async with asyncio.TaskGroup() as slots:
             while True:
                 run = await self._runs.next_runnable()
                 if self._draining:
                     await asyncio.Event().wait()  # until the role is cancelled
-                turns.create_task(self._turn(self._begun(run)), name=f"turn {run.name}")
+                slots.create_task(self._supervise(self._start(run)), name=f"run {run.name}")
 
     async def cancel(self, name: str) -> TrainingRun:
         """Ends a run and cancels its rollouts; idempotent.
 
         Raises:
-            TrainingRunNotFound: if there is no such run.
+            TrainingRunNotFound: if the run does not exist.
         """
         entry = self._runs.entry(name)
         active = self._runs.active.get(name)
@@ -70,14 +70,14 @@ class RunWorker:
         return entry.run
 
     async def drain(self) -> None:
-        """Stops the active runs at checkpoints; they stay RUNNING and go on when the service is back."""
+        """Stops the active runs at checkpoints; they stay RUNNING and resume when the service restarts."""
         self._draining = True
         for active in self._runs.active.values():
             active.control.request(StopReason.DRAIN)
         await self._runs.idle()
 
-    def _begun(self, run: TrainingRun) -> ActiveRun:
-        """Begins the turn of a run."""
+    def _start(self, run: TrainingRun) -> ActiveRun:
+        """Starts a run."""
         entry = self._runs.entry(run.name)
         if run.state is not RunState.RUNNING:
             run = self._runs.move(run.name, RunState.RUNNING)
@@ -87,8 +87,8 @@ class RunWorker:
         self._runs.begin(active)
         return active
 
-    async def _turn(self, active: ActiveRun) -> None:
-        """Sees a turn through."""
+    async def _supervise(self, active: ActiveRun) -> None:
+        """Waits for the end of a run and releases its slot."""
         entry = self._runs.entry(active.name)
         try:
             await asyncio.wait({active.task})
@@ -101,7 +101,7 @@ class RunWorker:
             self._runs.end(active.name)
 
     async def _settle(self, run: TrainingRun, events: EventLog, active: ActiveRun) -> None:
-        """Moves a run whose task has ended to its next state, or lets it go on from an earlier checkpoint."""
+        """Moves a run whose task has ended to its next state, or rolls it back after a collapse."""
         error = None if active.task.cancelled() else active.task.exception()
         if isinstance(error, RewardCollapsed) and not active.cancelled:
             events.notify("warning", error.message)
@@ -109,7 +109,7 @@ class RunWorker:
             if active.control.pausing:  # the task ended before it listened
                 self._runs.move(run.name, RunState.PAUSED)
             return
-        state, message = _verdict(active)
+        state, message = _next_state(active)
         if state is None:
             return
         if state.final:
@@ -120,7 +120,7 @@ class RunWorker:
         _log.info("run_settled", run=run.name, state=state.value)
 
 
-def _verdict(active: ActiveRun) -> tuple[RunState | None, str]:
+def _next_state(active: ActiveRun) -> tuple[RunState | None, str]:
     """Returns the run's next state, None for staying as it is, and why it failed."""
     if active.cancelled:
         return RunState.CANCELLED, ""
@@ -130,7 +130,7 @@ def _verdict(active: ActiveRun) -> tuple[RunState | None, str]:
             return RunState.SUCCEEDED, ""
         case Interrupted(reason=StopReason.PAUSE) if active.control.requested:
             return RunState.PAUSED, ""
-        case Interrupted():  # by a drain, or by a pause that was taken back while the checkpoint was written
+        case Interrupted():  # by a drain, or by a pause withdrawn while the checkpoint was written
             return None, ""
         case RunFailed() | FulmenError():
             return RunState.FAILED, error.message
