@@ -41,7 +41,7 @@ PARAPHRASED = "The same in other words."
 
 
 class Apo:
-    """Improves the prompt of an agent: a critic says what is wrong, an editor rewrites, the better prompts survive."""
+    """Improves the prompt of an agent: a critic criticises it, an editor rewrites it, the best prompts survive."""
 
     def __init__(self, settings: ApoSettings) -> None:
         self._settings = settings
@@ -66,7 +66,7 @@ class _Search:
         self._ctx = ctx
         self._settings = settings
         # Of the round that is under way. They become part of the state when it ends, so that a round that is done
-        # again begins with what it began with.
+        # repeated from the checkpoint begins in the same state.
         self._made: dict[str, Candidate] = {}
         self._rollouts = 0
         self._over = ""
@@ -81,7 +81,7 @@ class _Search:
         self.state = SearchState(candidates={FIRST: first}, beam=[FIRST])
 
     async def save(self) -> None:
-        """Makes what is known durable."""
+        """Checkpoints the state of the search."""
         async with self._saving:
             self._ctx.recorder.remember(**{MEMORY: self.state.as_memory()})
             await self._ctx.recorder.checkpoint()
@@ -176,7 +176,7 @@ class _Search:
         askers = [asyncio.create_task(ask_in_turn()) for _ in range(min(settings.concurrency, len(affordable)))]
         for asker in askers:
             asker.add_done_callback(lambda ended: failed.set() if ended.cancelled() or ended.exception() else None)
-        # All end by themselves, and what was paid for is saved, before one's failure is told.
+        # Let all of them end and save the paid answers before raising an error.
         outcomes = await asyncio.gather(*askers, return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
@@ -267,7 +267,7 @@ class _Search:
                 content=candidate.text.encode(),
                 content_type="text/plain; charset=utf-8",
                 parent=parent,
-                # A search that was put back makes other prompts; the same request would give the ones before.
+                # After a rollback the search makes other prompts; the same request id would return the earlier ones.
                 request_id=in_branch(f"{ctx.run.run_id}/{request}", ctx.progress.branch),
             )
         )
@@ -294,7 +294,7 @@ class _Search:
     async def _measured(
         self, names: Sequence[str], key: str, tasks: Sequence[bytes], mode: Mode
     ) -> dict[str, list[FinishedGroup]]:
-        """Runs candidates on tasks, all at once; the ids say who and what, so that asking again finds the same."""
+        """Runs candidates on tasks, all at once; ids are derived from candidate and task, so that a repeated call resumes."""
         groups = [
             GroupSpec(
                 group_id=f"apo/{name}/{key}/{index}",
@@ -374,7 +374,7 @@ class _Search:
         return [reward for group in groups if (reward := self._reward(group)) is not None]
 
     def _reward(self, group: FinishedGroup) -> float | None:
-        """Returns what a rollout counts; None if it was lost to the machines."""
+        """Returns the reward of a rollout; None if it was lost to the infrastructure."""
         rollout = group.rollouts[0]
         if rollout.scored:
             return rollout.reward

@@ -1,4 +1,4 @@
-"""Settings of `apo`, and what it knows while it searches."""
+"""Settings and state of `apo`."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -57,7 +57,7 @@ class Ucb(Strict):
 
 
 class Budget(Strict):
-    """What a search may use up; when it has, it ends with what it has found.
+    """Limits of a search, which ends with its best result when one is reached.
 
     Attributes:
         calls: Calls of critic and editor.
@@ -75,23 +75,23 @@ class ApoSettings(RunSettings):
 
     Attributes:
         steps: Rounds of the search.
-        critic: The model that says what is wrong with a prompt, such as `{model = "gpt-x"}`.
+        critic: Model that criticises a prompt, such as `{model = "gpt-x"}`.
         editor: The model that rewrites it; left out: the critic.
         beam_width: Prompts that survive a round.
         branch_factor: Edits of each of them in a round.
         paraphrases: Rewordings of each edit that are candidates too, as in the paper; each is a call and its rollouts.
         concurrency: Edits that are asked for at a time; a process that is killed loses as many answers, at most.
-        gradient_tasks: Training tasks on which a prompt is tried to find what it does badly.
+        gradient_tasks: Training tasks on which a prompt is run to find its weaknesses.
         gradient_examples: Of these, how many one criticism sees.
-        good_reward: A rollout with at least this reward is no example of what is wrong.
+        good_reward: A rollout with at least this reward is not shown to the critic.
         selection: How the beam is chosen: `{kind = "halving", tasks = 8}` or `{kind = "ucb", pulls = 32}`.
-        budget: What the search may use up.
+        budget: Limits of the search.
         patience: Rounds with the same prompt at the head after which it ends; 0 for never.
         target_reward: Ends it when the head's mean reward on training tasks gets there; left out: never.
-        failure_reward: What a rollout counts that the agent failed.
+        failure_reward: Reward of a rollout that the agent failed.
         max_prompt_chars: Longest prompt.
         temperature: Sampling temperature of a policy that the run names; other models are asked as the agent asks.
-        max_tokens: Longest answer of one model call of such a policy, in tokens; None for what the agent asks for.
+        max_tokens: Maximum length of an answer of such a policy, in tokens; None for the agent's own limit.
         rollout_timeout_s: Limit of one attempt, in seconds.
         rollout_attempts: Attempts of one rollout, where the failure is not the agent's.
     """
@@ -137,7 +137,7 @@ class ApoSettings(RunSettings):
 
 @dataclass(slots=True, kw_only=True)
 class SearchState:
-    """What the search knows; all of it is in `progress.memory`.
+    """State of a search, kept in `progress.memory`.
 
     Attributes:
         candidates: By id, in the order in which they were made.
@@ -148,7 +148,7 @@ class SearchState:
         tokens: Paid for so far.
         rollouts: On training tasks so far.
         same_head: Rounds in which the head of the beam stayed the same.
-        over: Why the search is over; empty while it goes on.
+        over: Why the search is over; empty while it runs.
     """
 
     candidates: dict[str, Candidate]

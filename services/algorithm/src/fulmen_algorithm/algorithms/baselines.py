@@ -1,4 +1,4 @@
-"""Variants of `grpo` that differ in what a reward is compared with: the same loop and the same settings, other defaults."""
+"""Variants of `grpo` with another baseline: the same loop and settings, other defaults."""
 
 from pydantic import Field
 
@@ -41,7 +41,7 @@ class PpoSettings(GrpoSettings):
     """Settings of `ppo` (arXiv:1707.06347): a critic learns what to expect, and GAE makes the advantages.
 
     Attributes:
-        group_size: One rollout of each task, because the critic is what a reward is compared with.
+        group_size: One rollout of each task, because the critic provides the baseline.
     """
 
     advantage: AdvantageSettings = GaeAdvantage()

@@ -1,4 +1,4 @@
-"""Makes the rows of a training step out of finished groups, and says what became of each group.
+"""Builds the rows of a training step from finished groups, and records the outcome of each group.
 
 Groups come from a source: the feed of the run's own rollouts, or what is stored. Rules: a rollout that failed, was cut
 off, or was not captured whole is masked, which means that it is left out and never scored; a group with too few
@@ -25,33 +25,33 @@ from fulmen_algorithm.runs.progress import Consumed, Outcome
 from fulmen_algorithm.training.rows import NO_VERSION, Row
 
 LOST_TO_TELL = 16
-"""After so many groups in a row that the infrastructure failed, a person is told."""
+"""Warn after this many groups in a row that were lost to infrastructure failures."""
 LOST_STEPS = 10
-"""After so many steps' worth of groups in a row that the infrastructure failed, the run fails, told of it before."""
+"""The run fails after this many steps' worth of groups in a row were lost to infrastructure failures."""
 
 
 class GroupSource(Protocol):
     """Where finished groups come from, each once."""
 
     async def poll(self, *, limit: int) -> list[FinishedGroup]:
-        """Waits for at least one group and returns up to `limit`; none if there are no more for this step.
+        """Waits for at least one group and returns up to `limit`; returns none at the end of the step's groups.
 
         Raises:
             Interrupted: if the run was asked to stop.
         """
 
     async def trajectories(self, groups: Sequence[FinishedGroup]) -> dict[str, RolloutTrajectory]:
-        """Reads what the policy did in the successful rollouts of groups, by rollout name."""
+        """Reads the trajectories of the successful rollouts of groups, by rollout name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What one training step works on.
+    """The batch of one training step.
 
     Attributes:
         rows: Rows with advantages.
         consumed: Every group that was dealt with, in the order of the source.
-        metrics: What was measured on the way.
+        metrics: Metrics of its collection.
     """
 
     rows: Sequence[Row]
@@ -74,7 +74,7 @@ class _Tally:
     """Groups that count against the refill limit: those that the infrastructure failed do not."""
     lost_in_a_row: int = 0
     lost_to: Counter[str] = field(default_factory=Counter)
-    """What the infrastructure failed rollouts by, in the groups that were lost in a row."""
+    """Failures of rollouts in the groups that were lost in a row."""
 
 
 class BatchBuilder:
@@ -94,19 +94,19 @@ class BatchBuilder:
         policy: str = "",
         penalty: ReferencePenalty | None = None,
     ) -> None:
-        """Makes it.
+        """Initializes the builder.
 
         Args:
             ctx: The run.
             source: Where groups come from.
             groups: How many a step trains on.
-            max_groups: How many a step looks at, at most.
+            max_groups: Maximum number of groups that a step examines.
             max_staleness: Steps that a row's policy may lag behind; None for any number.
             mask_truncated: Whether rollouts that were cut off are left out.
             token_budget: Longer rows are left out.
             scoring: How rewards become advantages.
-            policy: Name of the one whose sequences train; empty: those of all, whoever sampled them.
-            penalty: What is taken from rewards for leaving the reference policy; None for nothing.
+            policy: Policy whose sequences train; empty for all policies.
+            penalty: KL penalty against the reference policy, subtracted from rewards; None for none.
         """
         self._ctx = ctx
         self._source = source
@@ -140,7 +140,7 @@ class BatchBuilder:
         """Takes groups from the source until enough of them can be trained on, or it has no more for this step.
 
         Args:
-            refill: Called after groups were dropped: it submits others in their place. None: there are no others.
+            refill: Called after groups were dropped to submit replacements; None if there are no further groups.
 
         Raises:
             Interrupted: if the run was asked to stop; nothing is consumed then.
@@ -180,7 +180,7 @@ class BatchBuilder:
         )
 
     def _enough(self, tally: _Tally) -> bool:
-        """Tells whether the refill limit is reached; groups that the infrastructure failed do not count.
+        """Returns whether the refill limit is reached; groups lost to infrastructure failures do not count.
 
         Raises:
             RunFailed: if it is reached, and all that the agents did was to fail.
@@ -211,7 +211,7 @@ class BatchBuilder:
         tally.lost_to.update(r.failure for r in group.rollouts)
         lost = ", ".join(f"{cause}: {count}" for cause, count in tally.lost_to.most_common())
         what = f"The infrastructure failed {tally.lost_in_a_row} groups in a row ({lost})"
-        where = f"Look at the runners: `fulmen runners`.{failed_one([group])}"
+        where = f"Check the runners: `fulmen runners`.{failed_one([group])}"
         if tally.lost_in_a_row >= max(LOST_STEPS * self._groups, 2 * LOST_TO_TELL):
             raise RunFailed(f"{what}, and none between them worked. {where}")
         if tally.lost_in_a_row == LOST_TO_TELL:
@@ -249,12 +249,12 @@ class BatchBuilder:
         return usable if outcome is Outcome.TRAINED else []
 
     def _check_models(self, scored: Sequence[ScoredRollout]) -> None:
-        if self._max_staleness is not None:  # what others sampled asked for models of theirs
+        if self._max_staleness is not None:  # rollouts of other policies called models of their own
             for sequence in (s for rollout in scored for s in rollout.sequences):
                 self._ctx.policy.check_model(sequence.role, sequence.model)
 
     def _cut(self, trajectory: RolloutTrajectory) -> str:
-        """Says why a trajectory is left out; empty if it is not."""
+        """Returns the reason why a trajectory is left out; empty if it is used."""
         if trajectory.unusable:
             return trajectory.unusable
         if any(len(s.token_ids) > self._token_budget for s in trajectory.sequences if self._scorer.trains(s)):
@@ -264,7 +264,7 @@ class BatchBuilder:
         return self._scorer.problem(trajectory)
 
     def _useless(self, rollout: FinishedRollout, found: Mapping[str, RolloutTrajectory]) -> str:
-        """Says why a rollout could not be used."""
+        """Returns the reason why a rollout could not be used."""
         if missing := self._scorer.missing(rollout):
             return missing
         trajectory = found.get(rollout.name)
@@ -296,7 +296,7 @@ class BatchBuilder:
             numbers.rollout.name,
             sequence,
             advantages=numbers.advantages,
-            # Counted in steps of this run: versions also count what others published, and what a crash took back.
+            # Counted in steps of this run: versions also count those of other runs and those discarded by a crash.
             versions=tuple(next(steps) if sampled else NO_VERSION for sampled in sequence.loss_mask),
             group=numbers.rollout.group,
             rewards=numbers.rewards,

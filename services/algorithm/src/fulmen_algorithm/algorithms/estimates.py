@@ -1,4 +1,4 @@
-"""What an evaluation may claim: pass@k without bias, means, and how far chance alone would move them."""
+"""Statistics of an evaluation: unbiased pass@k, means, and confidence intervals."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from statistics import NormalDist
 import numpy as np
 
 CHUNK = 256
-"""Resamples that are drawn at once: bounds memory."""
+"""Bootstrap resamples drawn per batch; bounds memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

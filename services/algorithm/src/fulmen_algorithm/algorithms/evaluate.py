@@ -20,7 +20,7 @@ from fulmen_algorithm.runs.context import RunContext
 from fulmen_algorithm.runs.failure import RunFailed
 
 REPORTS = 20
-"""How often the metrics so far are told."""
+"""Number of interim metric reports."""
 
 
 class EvaluateSettings(RunSettings):
@@ -31,10 +31,10 @@ class EvaluateSettings(RunSettings):
         samples: n, rollouts of each task.
         pass_at: The k of each pass@k; none is greater than `samples`.
         success_reward: A rollout passes with this reward or a greater one.
-        failure_reward: What a rollout that the agent failed counts in the mean reward; no more than the worst reward, or
+        failure_reward: Reward of a rollout that the agent failed, in the mean reward; at most the worst reward, or
             failures raise it.
         temperature: Sampling temperature of a policy that the run names; other models are asked as the agent asks.
-        max_tokens: Longest answer of one model call of such a policy, in tokens; None for what the agent asks for.
+        max_tokens: Maximum length of an answer of such a policy, in tokens; None for the agent's own limit.
         confidence: Of the intervals.
         resamples: Of the bootstrap.
         rollout_timeout_s: Limit of one attempt, in seconds.
@@ -72,12 +72,12 @@ class EvaluateSettings(RunSettings):
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """What was seen of the rollouts of one set of tasks.
+    """Results of the rollouts of one set of tasks.
 
     Attributes:
-        passed: For each task, how many rollouts passed and how many there were, those lost left out.
+        passed: For each task, the number of passed rollouts and the number of rollouts, without lost ones.
         rewards: For each task with a rollout that was not lost, the mean reward.
-        rollouts: How many there were in all.
+        rollouts: Number of rollouts.
         failures: How often each kind of failure came.
     """
 

@@ -2,10 +2,10 @@
 
 How this differs from the paper (arXiv:2402.03300): advantages are not divided by the standard deviation
 (arXiv:2503.20783), the upper clip is higher than the lower one and groups without variance are refilled (DAPO,
-arXiv:2503.14476), there is no KL penalty, and importance weights against the sampler are truncated.
+arXiv:2503.14476), no KL penalty, and truncated importance weights against the sampler.
 
-Every turn of the loop begins with what is still due for the present step, so that a run that was stopped anywhere
-goes on where it was.
+Each iteration first completes the present step, so that a run stopped anywhere
+resumes exactly there.
 """
 
 import time

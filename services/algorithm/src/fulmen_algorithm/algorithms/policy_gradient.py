@@ -1,4 +1,4 @@
-"""What algorithms have in common that follow the gradient of a policy on groups: their settings, and their metrics."""
+"""Settings and metrics shared by the algorithms that follow a policy gradient on groups."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -57,8 +57,8 @@ class PolicyGradientSettings(SamplingSettings):
     Attributes:
         epochs: Passes over the rows of a step.
         minibatches: Optimiser steps per pass.
-        loss: What is minimised per token: `clip`, `gspo`, `cispo`, `sapo`, `dppo`, `reinforce` or `importance`.
-        correction: What is done about rows that an older policy sampled: `none`, `token`, `sequence`, `sequence_mask`,
+        loss: Loss per token: `clip`, `gspo`, `cispo`, `sapo`, `dppo`, `reinforce` or `importance`.
+        correction: Off-policy correction of rows sampled by an older policy: `none`, `token`, `sequence`, `sequence_mask`,
             `geometric`, `icepop` or `decoupled`.
         kl: Penalty against the first weights: `none`, `loss` or `reward`.
         aggregation: `token_mean` for single-turn agents, `per_rollout_mean` for multi-turn ones;
@@ -70,7 +70,7 @@ class PolicyGradientSettings(SamplingSettings):
             rollouts meet it only if `mask_truncated` is off.
         critic: Learns the values that `gae` needs.
         credit: Whether a `rollout` has one advantage, or each step (`step_return`, `step_groups`).
-        roles: Which agents of a rollout train, and whether each has an advantage of its own.
+        roles: Agents of a rollout that train, and whether each has its own baseline.
         mask_truncated: Leaves rollouts out whose answer ended at the token limit, instead of scoring them.
     """
 
@@ -116,14 +116,14 @@ class PolicyGradientSettings(SamplingSettings):
 
     @property
     def critic_plan(self) -> CriticPlan | None:
-        """What the trainer needs for `gae`."""
+        """Settings of the critic for `gae`."""
         if not isinstance(self.advantage, GaeAdvantage):
             return None
         return CriticPlan(critic=self.critic, advantage=self.advantage)
 
     @property
     def objective(self) -> Objective:
-        """What an optimiser step minimises."""
+        """Objective of an optimiser step."""
         aggregation = self.aggregation
         if isinstance(aggregation, SequenceMeanTokenSumNorm) and aggregation.length is None:
             aggregation = SequenceMeanTokenSumNorm(length=self.max_tokens)
@@ -163,7 +163,7 @@ class PolicyGradientSettings(SamplingSettings):
         return BatchSettings(minibatches=self.minibatches, epochs=self.epochs)
 
     def reference_penalty(self, ctx: RunContext) -> ReferencePenalty | None:
-        """What is taken from rewards for leaving the first weights; None for nothing."""
+        """KL penalty subtracted from rewards; None for none."""
         if not isinstance(self.kl, RewardKl):
             return None
         return ReferencePenalty(ctx, kl=self.kl, settings=self.step_settings)
@@ -174,7 +174,7 @@ class PolicyGradientSettings(SamplingSettings):
 
 
 def exchanged(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Sums what exchanges have cost, and averages what was measured in some rounds over those."""
+    """Sums the costs of exchanges; averages metrics measured in some rounds over those rounds."""
     found: dict[str, float] = {}
     for name in dict.fromkeys(name for each in metrics for name in each):
         values = [each[name] for each in metrics if name in each]

@@ -1,4 +1,4 @@
-"""Candidates of a prompt search, how they are told apart, and which of them survive; pure.
+"""Candidates of a prompt search: identity, validity and selection; pure.
 
 Source: Pryzant et al. 2023, "Automatic Prompt Optimization with Gradient Descent and Beam Search" (arXiv:2305.03495).
 """
@@ -24,7 +24,7 @@ class Candidate:
         text: The template.
         version: The resource version that rollouts get: `resources/{id}/versions/{n}`.
         parent: The candidate that it was edited from; empty for the first.
-        gradient: What the critic found wrong with the parent.
+        gradient: The critic's criticism of the parent.
         round: When it was made; 0 for the first.
         rewards: Of its rollouts on training tasks.
         validation: Mean reward on the validation tasks; None if it was not validated.
@@ -51,7 +51,7 @@ def placeholders(template: str) -> frozenset[str]:
 
 
 def flaw(text: str, *, first: str, others: Mapping[str, str], max_chars: int) -> str:
-    """Says why an edited prompt cannot be used; empty if it can.
+    """Returns the reason why an edited prompt is invalid; empty if it is valid.
 
     Args:
         text: The edited prompt.
@@ -67,7 +67,7 @@ def flaw(text: str, *, first: str, others: Mapping[str, str], max_chars: int) ->
     if missing := wanted - found:
         return f"the placeholder {', '.join(sorted(missing))} is gone"
     if new := found - wanted:
-        return f"there is no placeholder {', '.join(sorted(new))}"
+        return f"unknown placeholder {', '.join(sorted(new))}"
     if wanted and _formats(first) and not _formats(text):
         return "a brace in it is neither a placeholder nor doubled"
     if same := [other for other, known in others.items() if known == text]:
@@ -76,7 +76,7 @@ def flaw(text: str, *, first: str, others: Mapping[str, str], max_chars: int) ->
 
 
 def _formats(template: str) -> bool:
-    """Tells whether `str.format` can read a template."""
+    """Returns whether `str.format` can parse a template."""
     try:
         list(Formatter().parse(template))
     except ValueError:

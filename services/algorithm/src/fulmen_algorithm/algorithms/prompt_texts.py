@@ -1,4 +1,4 @@
-"""What the critic and the editor of a prompt search are asked, how their answers are read, and how the search is shown."""
+"""Prompts of the critic and the editor, parsers of their answers, and the report of a search."""
 
 import difflib
 import json
@@ -28,9 +28,9 @@ class Example:
     """A rollout that went badly.
 
     Attributes:
-        task: What the agent was given, JSON.
-        output: What it returned, or why it failed.
-        reward: What it earned.
+        task: Input of the agent, JSON.
+        output: Its result, or its failure.
+        reward: Its reward.
     """
 
     task: str
@@ -39,7 +39,7 @@ class Example:
 
 
 def critic_messages(template: str, examples: Sequence[Example]) -> list[dict[str, str]]:
-    """Asks what is wrong with a prompt: the textual gradient."""
+    """Returns the request for criticism of a prompt: the textual gradient."""
     shown = "\n\n".join(
         f"<example>\n<task>{each.task[:SHOWN_CHARS]}</task>\n<output>{each.output[:SHOWN_CHARS]}</output>\n"
         f"<reward>{each.reward:g}</reward>\n</example>"
@@ -68,7 +68,7 @@ def _rule(template: str) -> str:
 
 
 def edited_prompt(answer: str) -> str:
-    """Takes the prompt out of an editor's answer; empty if there is none."""
+    """Extracts the prompt from an editor's answer; empty if it has none."""
     found = _ANSWER.findall(answer)
     return str(found[-1]).strip() if found else ""
 
@@ -97,7 +97,7 @@ def difference(first: str, best: str) -> str:
     """Shows what has become of the first prompt, as a unified diff in Markdown."""
     lines = difflib.unified_diff(first.splitlines(), best.splitlines(), "first", "best", lineterm="", n=3)
     text = "\n".join(lines)
-    # A prompt may hold fences of its own.
+    # A prompt may itself contain code fences.
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
     return f"{fence}diff\n{text}\n{fence}" if text else "The first prompt is still the best one."
 

@@ -1,6 +1,6 @@
 """Takes the divergence from the frozen first weights from the reward of each token, before advantages are made.
 
-What is taken is coefficient * (log mu - log reference) of each sampled token, mu being the policy that sampled it: the k1
+The penalty is coefficient * (log mu - log reference) of each sampled token, mu being the policy that sampled it: the k1
 estimate of KL(mu || reference), unbiased however old mu is. Estimators that work by token (`reinforce_pp`, `gae`) have it
 at its token; those that compare rollouts have the sum over the rollout.
 """
@@ -18,7 +18,7 @@ from fulmen_algorithm.training.settings import StepSettings
 
 
 def penalty_conflict(kl: Kl, scoring: ScoringSettings) -> str:
-    """Says why rewards cannot bear the penalty; empty if they can."""
+    """Returns the reason why rewards cannot have the penalty; empty if they can."""
     if not isinstance(kl, RewardKl):
         return ""
     advantage = scoring.advantage.kind
@@ -35,7 +35,7 @@ class ReferencePenalty:
     """Penalises the rollouts of a batch."""
 
     def __init__(self, ctx: RunContext, *, kl: RewardKl, settings: StepSettings) -> None:
-        """Makes it; `settings` say at which temperature the rollouts were sampled."""
+        """`settings` have the temperature at which the rollouts were sampled."""
         self._ctx = ctx
         self._kl = kl
         self._settings = settings

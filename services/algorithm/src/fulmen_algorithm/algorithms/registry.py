@@ -1,6 +1,6 @@
 """The algorithms by name: this package's own, those of installed packages, and those of files that a setting names.
 
-Each is one file, which says in `ENTRIES` what it offers; nothing else has to be changed for it to be found.
+Each is one file, which lists its algorithms in `ENTRIES`; no other registration is needed.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
 
 class AlgorithmsInvalid(Exception):
-    """An algorithm cannot be had; the text names the file or package that is at fault."""
+    """An algorithm cannot be loaded; the text names its file or package."""
 
 
 def load_registry(files: Iterable[Path] = ()) -> Registry:
@@ -68,7 +68,7 @@ def _entries(origin: str, module: object) -> tuple[AlgorithmEntry[Any], ...]:
     """Returns the entries of a module, or of an entry point that names them itself.
 
     Raises:
-        AlgorithmsInvalid: if there are none, or something else is among them.
+        AlgorithmsInvalid: if the module has no valid `ENTRIES`.
     """
     entries = getattr(module, ENTRIES, None) if isinstance(module, ModuleType) else module
     if isinstance(entries, AlgorithmEntry):
@@ -85,14 +85,14 @@ def _entries(origin: str, module: object) -> tuple[AlgorithmEntry[Any], ...]:
 
 
 def _module(path: Path) -> ModuleType:
-    """Loads a file as a module of its own.
+    """Loads a file as a module with a unique name.
 
     Raises:
-        AlgorithmsInvalid: if there is none, or its code raises.
+        AlgorithmsInvalid: if it does not exist, or its code raises.
     """
     if not path.is_file():
         raise AlgorithmsInvalid(f"{path}: there is no such file")
-    # A name of its own, so that two files called algorithm.py are two modules.
+    # A unique name, so that two files called algorithm.py are two modules.
     name = f"fulmen_algorithm_file_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:

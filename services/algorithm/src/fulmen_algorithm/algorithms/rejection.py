@@ -27,7 +27,7 @@ from fulmen_algorithm.training.settings import StepResult
 from fulmen_algorithm.training.strict import Strict
 
 LOST_STEPS = 10
-"""After so many steps in a row without a usable rollout the run fails, told of each before."""
+"""The run fails after this many steps in a row without a usable rollout."""
 
 
 class KeepBest(Strict):
@@ -49,8 +49,8 @@ class KeepThreshold(Strict):
     """Keeps the rollouts whose reward reaches a threshold.
 
     Attributes:
-        min_reward: The threshold.
-        max_per_group: No more than so many of each group, the best ones, so that easy tasks do not outweigh the others.
+        min_reward: Minimum reward.
+        max_per_group: Maximum number per group, best first, so that easy tasks do not outweigh the others.
     """
 
     kind: Literal["threshold"]
@@ -150,7 +150,7 @@ class Rejection:
         return {rollout.name: rows[rollout.name] for rollout in self._settings.keep.chosen(ranked)}
 
     def _check(self, ctx: RunContext, groups: Sequence[FinishedGroup]) -> None:
-        """Tells of a step without a usable rollout that the infrastructure had a part in.
+        """Warns about a step without a usable rollout because of infrastructure failures.
 
         Raises:
             RunFailed: if all that the agents of a step did was to fail, or the infrastructure failed so many steps.
@@ -165,7 +165,7 @@ class Rejection:
         if not causes.keys() & INFRASTRUCTURE:
             raise RunFailed(f"{text}{failed_one(groups)}")
         self._lost_steps += 1
-        where = f"Look at the runners: `fulmen runners`.{failed_one(groups)}"
+        where = f"Check the runners: `fulmen runners`.{failed_one(groups)}"
         if self._lost_steps == LOST_STEPS:
             raise RunFailed(f"{text} So it was in {LOST_STEPS} steps in a row. {where}")
         ctx.notify("warning", f"{text} The step trains on nothing. {where}")

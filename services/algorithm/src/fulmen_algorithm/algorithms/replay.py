@@ -38,7 +38,7 @@ class Replay:
             ctx,
             source=source,
             groups=settings.prompts_per_step,
-            # All there are: what cannot be used of a whole epoch never can.
+            # All of them: groups that are unusable in one epoch are unusable in every epoch.
             max_groups=len(scored.groups),
             max_staleness=None,
             mask_truncated=settings.mask_truncated,
@@ -93,10 +93,10 @@ class Replay:
 
 
 def _scored(ctx: RunContext) -> ScoredGroups:
-    """Returns the groups to train on, and says how many were left out.
+    """Returns the groups to train on, and reports how many were left out.
 
     Raises:
-        RunFailed: if there are none; a run is not created without.
+        RunFailed: if none is left; creation refuses such a run.
     """
     scored = ctx.inputs.scored
     if scored is None or not scored.groups:

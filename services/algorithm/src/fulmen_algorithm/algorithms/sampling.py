@@ -35,8 +35,8 @@ class SamplingSettings(AlgorithmSettings):
         prompts_per_step: B, groups of one training step.
         temperature: Sampling temperature of the rollouts that are trained on.
         max_tokens: Longest answer of one model call that this run samples, in tokens.
-        validate_every: Steps between validations; there is always one at the start and one at the end.
-        failure_reward: What a failed rollout counts in a validation; no more than the worst reward, or failures raise it.
+        validate_every: Steps between validations, in addition to one at the start and one at the end.
+        failure_reward: Reward of a failed rollout in a validation; at most the worst reward, or failures raise the mean.
         rollout_timeout_s: Limit of one attempt, in seconds.
         rollout_attempts: Attempts of one rollout, where the failure is not the agent's.
     """
@@ -67,7 +67,7 @@ class SamplingSettings(AlgorithmSettings):
         return {
             # All that is left out of the distribution here would be there in the trainer's.
             "train": {"temperature": self.temperature, "top_p": 1.0, **common},
-            # What is measured is what is trained.
+            # The validated policy is the trained one.
             "validation": {"temperature": GREEDY, **common},
             "test": {"temperature": GREEDY, **common},
         }
@@ -107,7 +107,7 @@ async def submit_next(ctx: RunContext, *, size: int, seed: int) -> None:
 
 
 async def sample_groups(ctx: RunContext, *, count: int, size: int, seed: int) -> list[FinishedGroup]:
-    """Returns so many finished groups that no step has consumed, in the order of the feed; submits what is missing.
+    """Returns `count` finished groups that no step has consumed, in the order of the feed; submits missing ones.
 
     Args:
         ctx: The run.
@@ -127,12 +127,12 @@ async def sample_groups(ctx: RunContext, *, count: int, size: int, seed: int) ->
 
 
 def supervised_rows(name: str, trajectory: RolloutTrajectory | None, *, policy: str = "") -> list[Row]:
-    """Makes rows for imitation of what a policy did: the very tokens that it sampled, never tokenised again.
+    """Builds rows that imitate a rollout: the sampled tokens themselves, never tokenised again.
 
     Args:
         name: The rollout.
-        trajectory: What `rollouts.trajectories` has of it; None, or one that cannot be used, gives no rows.
-        policy: Only what this policy sampled; empty: whoever did.
+        trajectory: Trajectory of the rollout; None or an unusable one gives no rows.
+        policy: Policy whose sequences are used; empty for all policies.
     """
     if trajectory is None or trajectory.unusable:
         return []

@@ -31,7 +31,7 @@ from fulmen_algorithm.runs.failure import RunFailed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredRollout:
-    """A rollout that can be trained on, with what it earned.
+    """A rollout that can be trained on, with its rewards.
 
     Attributes:
         name: `rollouts/{uuid}`.
@@ -40,8 +40,8 @@ class ScoredRollout:
         role_rewards: Final rewards of roles that have their own.
         sequences: Those that train.
         credits: Credit of each call of each sequence; empty if credit is by rollout.
-        unit_rewards: What each step of the rollout itself earned; empty if credit is by rollout.
-        penalties: What is taken from the reward of each token of each sequence; empty for nothing.
+        unit_rewards: Reward of each step of the rollout; empty if credit is by rollout.
+        penalties: Penalty subtracted from the reward of each token of each sequence; may be empty.
     """
 
     name: str
@@ -66,7 +66,7 @@ class ScoredRollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenNumbers:
-    """What a row gets; the three have one entry per token, `rewards` and `steps` none without a critic."""
+    """Per-token values of a row; `rewards` and `steps` are empty without a critic."""
 
     rollout: ScoredRollout
     sequence: TokenSequence
@@ -88,7 +88,7 @@ class _Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """What one advantage is computed of, and where its tokens are."""
+    """The sample of one advantage, and the positions of its tokens."""
 
     rollout: int
     sample: Sample
@@ -99,7 +99,7 @@ class Scorer:
     """Scores the rollouts of a run by its settings."""
 
     def __init__(self, settings: ScoringSettings, *, policy: str = "") -> None:
-        """Makes it; sequences that another policy than `policy` sampled do not train, unless it is empty."""
+        """`policy`: only sequences sampled by it train; empty for all policies."""
         self._settings = settings
         self._policy = policy
         self._by_step = not isinstance(settings.credit, RolloutCredit)
@@ -118,7 +118,7 @@ class Scorer:
         return sum(value * (1.0 if weights is None else weights[name]) for name, value in finals.items())
 
     def missing(self, rollout: FinishedRollout) -> str:
-        """Says why a rollout is not scored; empty if it is."""
+        """Returns the reason why a rollout is not scored; empty if it is."""
         if not rollout.succeeded:
             return rollout.failure or "no reward"
         if self._finals(rollout) is not None:
@@ -128,7 +128,7 @@ class Scorer:
         return f"no reward in {', '.join(lacks)}" if lacks else "no reward"
 
     def may_train(self, rollouts: Sequence[FinishedRollout]) -> bool:
-        """Tells, before it is known what they did, whether the rollouts of a group may have different advantages."""
+        """Returns whether rollouts of a group may have different advantages, judged by their rewards alone."""
         scored = [(finals, self._role_rewards(r)) for r in rollouts if (finals := self._finals(r)) is not None]
         if len(scored) < self.min_rollouts:
             return False
@@ -136,7 +136,7 @@ class Scorer:
         return later or any(one != scored[0] for one in scored)
 
     def problem(self, trajectory: RolloutTrajectory) -> str:
-        """Says why a trajectory cannot be scored; empty if it can."""
+        """Returns the reason why a trajectory cannot be scored; empty if it can."""
         if not any(self._of_policy(s) for s in trajectory.sequences):
             return f"no call of the policy {self._policy}"
         if not any(self.trains(s) for s in trajectory.sequences):
@@ -146,7 +146,7 @@ class Scorer:
         return ""
 
     def trains(self, sequence: TokenSequence) -> bool:
-        """Tells whether a sequence is of the policy, and of a role that trains."""
+        """Returns whether a sequence is of the policy and of a role that trains."""
         roles = self._settings.roles.train
         return self._of_policy(sequence) and (not roles or sequence.role in roles)
 
@@ -178,7 +178,7 @@ class Scorer:
         return found.only(self.trains)
 
     def has_signal(self, rollouts: Sequence[ScoredRollout]) -> bool:
-        """Tells whether the rollouts of one group can move the policy."""
+        """Returns whether the rollouts of one group have any non-zero advantage."""
         samples = [part.sample for part in self._parts(rollouts)]
         try:
             return bool(samples) and has_signal(samples, self._settings)
@@ -205,7 +205,7 @@ class Scorer:
         return [self._numbers(rollouts[r], s, tuple(filled[r, s])) for r, s in sorted(filled)]
 
     def metrics(self, rollouts: Sequence[ScoredRollout]) -> dict[str, float]:
-        """Measures what is trained on: by dimension if rewards have weights, by role if there are several."""
+        """Returns metrics of the batch: by dimension if rewards have weights, by role if there are several."""
         found: dict[str, float] = {}
         names = set(self._settings.rewards.weights or ()) | ({OVERLONG} if self._settings.overlong else set())
         for name in sorted(names):
@@ -317,7 +317,7 @@ class Scorer:
             case StepGroupsCredit(gamma=gamma):
                 return rewards, CreditRule(option="discounted", gamma=gamma, weights=weights)
             case RolloutCredit():
-                raise AssertionError("there are no steps")
+                raise AssertionError("credit is not by step")
 
 
 def _segments(place: int, sequence: TokenSequence, earned: Sequence[float]) -> list[_Segment]:
@@ -346,7 +346,7 @@ def _segments(place: int, sequence: TokenSequence, earned: Sequence[float]) -> l
 def _steps(segments: Sequence[_Segment], unit_rewards: Sequence[float]) -> tuple[Step, ...]:
     """Makes a step of each segment; a unit that is not there (stale, of another role) leaves its reward to the one before.
 
-    The first that is there also gets what came before it.
+    The first remaining unit also gets the rewards of the units before it.
     """
     rewards = [0.0] * len(segments)
     for unit, reward in enumerate(unit_rewards):

@@ -1,4 +1,4 @@
-"""From what a policy did to a row that trains: the very tokens that it sampled, never tokenised again."""
+"""Converts a sampled sequence to a training row: the sampled tokens themselves, never tokenised again."""
 
 from fulmen_algorithm.rollouts.trajectory import TokenSequence
 from fulmen_algorithm.training.rows import NO_VERSION, Row
@@ -14,7 +14,7 @@ def sequence_row(
     rewards: tuple[float, ...] = (),
     steps: tuple[int, ...] = (),
 ) -> Row:
-    """Makes the row of a sequence; see `Row` for what it is given.
+    """Builds the row of a sequence; see `Row` for the arguments.
 
     Args:
         name: The rollout.

@@ -1,6 +1,6 @@
 """Supervised fine-tuning on demonstrations, or on what went well in another run; publishes one version, at the end.
 
-What is held out (`validation_demonstrations`) is never trained on; its loss is measured before the first step and with
+Held-out data (`validation_demonstrations`) are never trained on; their loss is measured before the first step and with
 every report.
 """
 
@@ -35,8 +35,8 @@ class SftSettings(AlgorithmSettings):
         epochs: Passes over the demonstrations, whole or not, instead of `steps`; the last step may begin another one.
         batch_size: Demonstrations per step; each epoch is a new permutation by the seed.
         report_every: Steps between two reports of metrics.
-        min_reward: Of another run's rollouts, those with at least this reward are learned from.
-        max_per_task: Of one group, no more than so many, the best ones.
+        min_reward: Minimum reward of another run's rollouts to be learned from.
+        max_per_task: Maximum number of rollouts of one group, best first.
     """
 
     steps: int = Field(default=200, ge=0, le=1_000_000)
@@ -130,7 +130,7 @@ class Sft:
         tokenised again, by the policy's own chat template.
 
         Raises:
-            RunFailed: if there are none.
+            RunFailed: if it has none.
         """
         name = ctx.run.inputs.get("rollouts")
         if not name:
@@ -157,7 +157,7 @@ class Sft:
     def _imitable(
         self, ctx: RunContext, chosen: Mapping[str, str], found: Mapping[str, RolloutTrajectory]
     ) -> tuple[list[Row], int]:
-        """Makes the rows of rollouts, whose groups are given; also tells how many were tokenised again."""
+        """Builds the rows of rollouts by group; also returns how many had to be tokenised again."""
         rows, seen, again = list[Row](), set[tuple[str, tuple[int, ...]]](), 0
         for rollout, group_id in chosen.items():
             trajectory = found.get(rollout)
@@ -203,7 +203,7 @@ class Sft:
 
 
 def _reads(tokenizer: "PreTrainedTokenizerBase", trajectory: RolloutTrajectory) -> bool:
-    """Tells whether a tokenizer reads the sampled tokens as the text that was answered."""
+    """Returns whether the tokenizer maps the sampled tokens to the text of the answer."""
     last = trajectory.sequences[-1]
     if max(last.token_ids) >= len(tokenizer):
         return False

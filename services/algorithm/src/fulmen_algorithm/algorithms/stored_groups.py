@@ -18,7 +18,7 @@ class StoredGroups:
     """Hands stored groups out, in a new order each epoch."""
 
     def __init__(self, groups: Sequence[tuple[FinishedRollout, ...]], *, seed: int, read: Read) -> None:
-        """Makes it; `read` gets the trajectories of groups."""
+        """`read` loads the trajectories of groups."""
         self._groups = groups
         self._seed = seed
         self._read = read
@@ -26,7 +26,7 @@ class StoredGroups:
         self._end = 0
 
     def begin_step(self, position: int) -> None:
-        """Goes on after so many groups; the step ends with the epoch that this is in."""
+        """Continues after `consumed` groups; the step ends with their epoch."""
         self._next = position
         self._end = (position // len(self._groups) + 1) * len(self._groups)
 
@@ -37,11 +37,11 @@ class StoredGroups:
         return [self._group(position) for position in positions]
 
     async def trajectories(self, groups: Sequence[FinishedGroup]) -> dict[str, RolloutTrajectory]:
-        """Reads what the policies of back then did."""
+        """Reads the stored trajectories."""
         return await self._read(groups)
 
     def _group(self, position: int) -> FinishedGroup:
         epoch, offset = divmod(position, len(self._groups))
         order = permutation(len(self._groups), self._seed, epoch)
-        # No feed stands behind these groups, so there is no cursor.
+        # These groups come from no feed, so they have no cursor.
         return FinishedGroup(group_id=train_group_id(position), rollouts=self._groups[order[offset]], cursor="")

@@ -11,12 +11,12 @@ SAMPLE = 0
 
 
 def own_reward(rollout: FinishedRollout) -> float | None:
-    """Returns the final reward; None if it says nothing about the policy."""
+    """Returns the final reward; None if it is no evidence about the policy."""
     return rollout.reward if rollout.scored else None
 
 
 def no_parts(_: FinishedRollout) -> Mapping[str, float]:
-    """Returns nothing: there is one reward."""
+    """Returns no parts: there is a single reward."""
     return {}
 
 
@@ -31,13 +31,13 @@ class Validator:
         parts: Callable[[FinishedRollout], Mapping[str, float]] = no_parts,
         failure_reward: float = 0.0,
     ) -> None:
-        """Makes it.
+        """Runs the validation tasks and returns their metrics.
 
         Args:
             ctx: The run.
             score: Gives a rollout the number that is averaged, and None to one that cannot be scored.
             parts: Gives it further numbers by name, each of which is averaged likewise.
-            failure_reward: What one that cannot be scored counts, in each of these means.
+            failure_reward: Reward of a rollout that cannot be scored, in each of these means.
         """
         self._ctx = ctx
         self._score = score
@@ -48,7 +48,7 @@ class Validator:
         """Runs every validation task once, unless the present step was validated.
 
         A rollout that failed counts `failure_reward` here, because an accuracy must not rise by failures; their number
-        is a metric of its own.
+        is a separate metric.
 
         Args:
             last: Whether this is the validation at the end.
@@ -78,7 +78,7 @@ class Validator:
         if failed:
             ctx.notify("warning", f"{failed} of {len(groups)} validation rollouts failed; they count as {missing:g}.")
         parts = [self._parts(g.rollouts[0]) for g in groups]
-        # What is not there of a rollout that did well is no failure.
+        # A missing part of a successful rollout is no failure.
         otherwise = [missing if score is None else 0.0 for score in scores]
         means = {
             f"validation_{name}": sum(part.get(name, none) for part, none in zip(parts, otherwise, strict=True))

@@ -1,6 +1,6 @@
 """Variants of `grpo` by the names of their papers: the same loop and the same settings, with other defaults.
 
-What a paper leaves open stays as in `grpo`, the truncated importance weights against the sampler above all.
+Choices that a paper leaves open are those of `grpo`, above all the truncated importance weights against the sampler.
 """
 
 from typing import Annotated

@@ -16,7 +16,7 @@ class GroupAdvantage(Strict):
     """The reward minus the group's mean: GRPO (arXiv:2402.03300), without division Dr. GRPO (arXiv:2503.20783).
 
     Attributes:
-        std: What is divided by: nothing, the standard deviation of the group, or that of the batch.
+        std: Divisor: none, the standard deviation of the group, or that of the batch.
     """
 
     kind: Literal["group"] = "group"
@@ -80,7 +80,7 @@ class RewardSettings(Strict):
 
     Attributes:
         weights: Weight by dimension; a rollout without one of them is left out, never taken for 0. None: the dimension
-            `reward` with weight 1, or where there is none the only one there is.
+            `reward` with weight 1, or the only dimension if there is no `reward`.
         normalise: `gdpo` brings every dimension to the same scale within its group before they are added (GDPO,
             arXiv:2601.05242), so that one with a wide range does not drown the others.
     """
@@ -108,7 +108,7 @@ class OverlongSettings(Strict):
     Attributes:
         max_tokens: L_max, sampled tokens of a rollout beyond which the whole penalty applies.
         buffer_tokens: L_cache, tokens before it over which the penalty grows.
-        penalty: What is subtracted from the reward beyond L_max.
+        penalty: Amount subtracted from the reward beyond L_max.
     """
 
     max_tokens: int = Field(ge=1)
@@ -134,7 +134,7 @@ class Overlong(Strict):
         max_tokens: L_max; left out: `max_tokens` of the run, the longest answer of one call. Set it where a rollout makes
             several calls.
         buffer_tokens: L_cache; left out: a fifth of L_max, 4096 of 20480 tokens in the paper.
-        penalty: What is subtracted from the reward beyond L_max.
+        penalty: Amount subtracted from the reward beyond L_max.
     """
 
     max_tokens: int | None = Field(default=None, ge=1)
@@ -142,7 +142,7 @@ class Overlong(Strict):
     penalty: float = Field(default=1.0, gt=0)
 
     def settings(self, longest_answer: int) -> OverlongSettings:
-        """Fills in what was left out.
+        """Fills in defaults.
 
         Raises:
             ValueError: if the buffer is larger than L_max.

@@ -323,11 +323,11 @@ class Proximal(StrEnum):
 
 
 class Objective(Strict):
-    """All that says what a policy-gradient step minimises; the defaults are the vetted ones.
+    """The objective of a policy-gradient step; the defaults are the vetted ones.
 
     Attributes:
         loss: Term of each token.
-        correction: What is done about the sampler being another policy than the proximal one.
+        correction: Off-policy correction for rows sampled by another policy than the proximal one.
         kl: Penalty against the frozen first weights.
         aggregation: How the terms of tokens become one number.
         proximal: Which policy the ratio is against.
@@ -347,7 +347,7 @@ class Objective(Strict):
 
 
 def conflict(loss: Loss, correction: Correction, proximal: Proximal) -> str:
-    """Says which settings would do nothing, or twice the same, beside each other; empty if they fit."""
+    """Returns which settings have no effect, or the same effect twice, in combination; empty if they fit."""
     if isinstance(correction, DecoupledCorrection) and not isinstance(loss, ClipLoss):
         return f"correction: decoupled is for the loss clip, not {loss.kind}"
     if isinstance(correction, NoCorrection):

@@ -1,4 +1,4 @@
-"""What the service and the ranks of a trainer say to each other over a Unix socket: calls, answers, and their bytes.
+"""Messages between the service and the ranks of a trainer over a Unix socket: calls, answers, and their encoding.
 
 A frame is its length in eight bytes and a msgpack message. Arguments and results are JSON in it, checked against the
 types of `Trainer`'s own methods; rows, which are most of the bytes, are msgpack. Nothing is unpickled, and nobody here
@@ -24,7 +24,7 @@ OPEN = "open"
 ERRORS: Mapping[str, type[Exception]] = {
     error.__name__: error for error in (RunFailed, OtherArchitecture, ValueError, OSError)
 }
-"""What a call may raise, by the name that travels; after anything else a rank is of no more use."""
+"""Errors of a call by their name on the wire; after any other error a rank is ended."""
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +54,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         result: As JSON; empty with an error, and from other ranks than the first.
         error: A key of `ERRORS`, another name if the rank ends over it, or empty.
-        text: What the error says, if it is one of `ERRORS`; else it stays in the rank's own log.
+        text: Text of the error, if it is one of `ERRORS`; others stay in the rank's log.
     """
 
     result: bytes = b""
@@ -63,7 +63,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def takes_rows(method: str) -> bool:
-    """Tells whether a method of `Trainer` is called with rows."""
+    """Returns whether a method of `Trainer` takes rows."""
     return "rows" in _hints(method)
 
 
@@ -122,7 +122,7 @@ def known_error(error: Exception) -> str:
 
 
 def public_message(error: Exception) -> str:
-    """Returns what of an error's text travels: that of others may name what is nobody's business."""
+    """Returns the part of an error's text that may be shown to users."""
     return str(error) if isinstance(error, (*ERRORS.values(), ExchangeFailed)) else ""
 
 

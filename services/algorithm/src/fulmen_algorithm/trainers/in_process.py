@@ -64,15 +64,15 @@ class InProcessTrainer:
         return written
 
     async def write_state(self, folder: Path) -> None:
-        """Writes all that training goes on from."""
+        """Writes the complete training state."""
         await self._thread.run(self._trainer.write_state, folder)
 
     async def read_state(self, folder: Path) -> None:
-        """Goes on from what `write_state` wrote."""
+        """Restores the state written by `write_state`."""
         await self._thread.run(self._trainer.read_state, folder)
 
     async def close(self) -> None:
-        """Gives its memory back, after the work at hand and before the next trainer is opened; waits for neither."""
+        """Releases the memory after the current call and before the next trainer opens; waits for neither."""
         del self._trainer
         self._thread.soon(_free)
 

@@ -1,4 +1,4 @@
-"""Training in this very process, for whoever calls from the thread that torch has: the service's, or a rank's."""
+"""Training in this process, called from the thread that owns torch: the service's, or a rank's."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ from fulmen_exchange.ranks import Ranks
 
 
 class LocalTrainer:
-    """What `domain.trainer.Trainer` describes, one blocking call after another; all ranks of a group call alike."""
+    """Blocking implementation of `policy.trainer.Trainer`; all ranks of a group make the same calls."""
 
     def __init__(
         self, state: TrainingState, *, randomness: OwnRandomness, reference: PolicyModel | None = None
@@ -45,7 +45,7 @@ class LocalTrainer:
         transformers_logging.disable_progress_bar()
         # The same on every rank until the weights are there, then one sequence of random numbers for each.
         randomness = OwnRandomness(setup.seed)
-        # What is spread over ranks goes to its device a layer at a time.
+        # A sharded model is moved to its device one layer at a time.
         device = "cpu" if isinstance(setup.compute.parallel, Fsdp2) else str(ranks.device)
         with randomness.in_use():
             policy = _load(setup.model_dir, device, setup.lora)
@@ -107,13 +107,13 @@ class LocalTrainer:
         return self._state.policy.publish(folder, order)
 
     def write_state(self, folder: Path) -> None:
-        """Writes all that training goes on from."""
+        """Writes the complete training state."""
         self._state.reducer.synchronize()
         with self._randomness.in_use():
             write_state(self._state, folder)
 
     def read_state(self, folder: Path) -> None:
-        """Goes on from what `write_state` wrote."""
+        """Restores the state written by `write_state`."""
         with self._randomness.in_use():
             read_state(folder, self._state)
 

@@ -1,4 +1,4 @@
-"""One rank of a trainer: `torchrun` starts some of these, each does what the service calls, and all do the same.
+"""One rank of a trainer: `torchrun` starts several, each executes the service's calls, and all do the same.
 
 Invariant: a rank never outlives the service, whatever becomes of the launcher between them: its socket ends with the
 service, and so does the process, in the middle of whatever it does.
@@ -69,7 +69,7 @@ class Worker:
         self._trainer: object = None
 
     def answer(self, call: Call) -> Answer:
-        """Does what a call says; its error, if any, is the answer."""
+        """Executes a call; an error is returned as its answer."""
         try:
             given = decode_arguments(call)
             if call.method == OPEN:
@@ -83,7 +83,7 @@ class Worker:
         except Exception as error:  # noqa: BLE001  (whatever it is, the service is public_message, and the process ends over it)
             name = known_error(error)
             if not isinstance(error, RunFailed):
-                # The service only learns what it says, not where it comes from.
+                # The service learns the message, not the traceback.
                 traceback.print_exc()
             return Answer(error=name, text=public_message(error))
 

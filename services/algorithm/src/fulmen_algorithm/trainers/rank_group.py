@@ -50,10 +50,10 @@ ERROR_GRACE_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupOptions:
-    """What the machine decides about a group of ranks.
+    """Settings of a group of ranks that depend on the machine.
 
     Attributes:
-        device: `cpu` or `cuda`; a number behind it has no meaning here, since each rank has a GPU of its own.
+        device: `cpu` or `cuda`, without an index, since each rank has its own GPU.
         torch_threads: Threads of one torch operation in one rank.
         call_deadline_s: How long one call may take.
     """
@@ -120,7 +120,7 @@ class RankGroupTrainer:
         """Starts the ranks, which load the model and build a fresh optimiser.
 
         Raises:
-            RunFailed: if the folder holds no model with tokenizer, or there are fewer GPUs than ranks.
+            RunFailed: if the folder holds no model with tokenizer, or the machine has fewer GPUs than ranks.
             TrainerLost: if they do not start.
         """
         child, links = await _start(setup.compute.parallel.ranks, options)
@@ -174,11 +174,11 @@ class RankGroupTrainer:
         return written
 
     async def write_state(self, folder: Path) -> None:
-        """Writes all that training goes on from."""
+        """Writes the complete training state."""
         await self._call("write_state", folder=folder.resolve())
 
     async def read_state(self, folder: Path) -> None:
-        """Goes on from what `write_state` wrote."""
+        """Restores the state written by `write_state`."""
         await self._call("read_state", folder=folder.resolve())
 
     async def close(self) -> None:
@@ -190,7 +190,7 @@ class RankGroupTrainer:
         if self._lost:
             raise TrainerLost(self._lost)
         call = await asyncio.to_thread(encode_call, method, rows, arguments)
-        # Until all have answered: whoever gives a call up leaves ranks behind that are in the middle of it.
+        # Wait until all have answered: cancelling a call would leave ranks in the middle of it.
         self._lost = "A call to the trainer was given up."
         try:
             async with asyncio.timeout(self._options.call_deadline_s):
@@ -270,7 +270,7 @@ async def _start(ranks: int, options: GroupOptions) -> tuple[Child, list[_Link]]
         if child is not None:
             await _end(child, links)
         if isinstance(error, OSError | TimeoutError | _RankEnded):
-            raise TrainerLost("The ranks of the trainer did not start; the log of the service says why.") from error
+            raise TrainerLost("The ranks of the trainer did not start; see the log of the service.") from error
         raise
     finally:
         if server is not None:
@@ -321,7 +321,7 @@ def _environment(options: GroupOptions) -> dict[str, str]:
     inherited = {
         key: value for key, value in os.environ.items() if key == KERNELS_VARIABLE or not key.startswith(HIDDEN_PREFIX)
     }
-    # What lies in the folder that the service was started in is nobody's module.
+    # Modules in the service's working directory must not shadow others.
     inherited |= {"OMP_NUM_THREADS": str(options.torch_threads), "TQDM_DISABLE": "1", "PYTHONSAFEPATH": "1"}
     if sys.platform == "linux":
         # Ranks of one machine need no other network.

@@ -16,7 +16,7 @@ def open_on_rank(setup: TrainerSetup, *, device: str, threads: int, deadline_s: 
     """Opens a trainer on this rank.
 
     Raises:
-        RunFailed: if the folder holds no model with tokenizer, or there are fewer GPUs than ranks.
+        RunFailed: if the folder holds no model with tokenizer, or the machine has fewer GPUs than ranks.
     """
     torch.set_num_threads(threads)
     place = torch.device(device)

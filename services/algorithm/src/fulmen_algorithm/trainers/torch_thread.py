@@ -32,5 +32,5 @@ class TorchThread:
         self._executor.submit(work)
 
     def close(self) -> None:
-        """Waits for the work at hand and drops the rest."""
+        """Waits for the current call and drops queued ones."""
         self._executor.shutdown(wait=True, cancel_futures=True)

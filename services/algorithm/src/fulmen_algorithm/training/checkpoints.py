@@ -24,11 +24,11 @@ _TEMPORARY = ".writing-"
 
 
 class CheckpointDamaged(Exception):
-    """A checkpoint directory is incomplete, or a file in it is not what the manifest says."""
+    """A checkpoint directory is incomplete, or a file does not match the manifest."""
 
 
 class OtherArchitecture(RuntimeError):
-    """A checkpoint holds a model or an optimiser of another architecture than the one that is to go on from it."""
+    """A checkpoint holds a model or an optimiser of another architecture than the trainer's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Checkpoint:
     Attributes:
         path: Its directory; `path / "model"` is an ordinary model directory that an engine can load.
         sequence: Position in the order of saves.
-        progress: The caller's blob: cursor, consumed ids, versions, whatever it needs to go on.
+        progress: The caller's state: cursor, consumed ids, versions and so on.
         size_bytes: Size of all files.
     """
 
@@ -66,7 +66,7 @@ class Search:
     """Result of looking for the newest valid checkpoint.
 
     Attributes:
-        checkpoint: The newest valid one, None if there is none.
+        checkpoint: The newest valid one; None if no valid one exists.
         damaged: Newer ones that are damaged, newest first; the caller reports them.
     """
 
@@ -105,7 +105,7 @@ class CheckpointStore:
         return folder
 
     def complete(self, folder: Path, progress: Mapping[str, Any], *, keep_also: Collection[int] = ()) -> Checkpoint:
-        """Makes a checkpoint of what was written into the folder of `begin`, and removes those beyond `keep`.
+        """Completes the checkpoint in the folder of `begin`, and removes those beyond `keep`.
 
         Args:
             folder: Holds the model and the training state; empty for an algorithm that trains no weights.
@@ -113,7 +113,7 @@ class CheckpointStore:
             keep_also: Sequences of older ones that stay.
 
         Raises:
-            TypeError: if `progress` is not JSON-serialisable (there is no checkpoint then).
+            TypeError: if `progress` is not JSON-serialisable (no checkpoint is made then).
             OSError: if the disk is full; the checkpoints before are untouched.
         """
         blob = json.dumps(progress, sort_keys=True)
@@ -142,14 +142,14 @@ class CheckpointStore:
         """Reads one checkpoint.
 
         Raises:
-            CheckpointDamaged: if it is gone, or a file in it is not what the manifest says.
+            CheckpointDamaged: if it is gone, or a file does not match the manifest.
         """
         return read_checkpoint(self.directory / f"checkpoint-{sequence:08d}")
 
     def listed(self) -> list[Checkpoint]:
         """Lists the checkpoints, oldest first; no large file is read, so one may be damaged unseen.
 
-        Those in which a file is missing, or that cannot tell their progress, are left out; `newest` reports them.
+        Those with a missing file or without readable progress are left out; `newest` reports them.
         """
         found = []
         for sequence in sorted(self._sequences()):

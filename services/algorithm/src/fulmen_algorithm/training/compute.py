@@ -1,4 +1,4 @@
-"""On what a policy is trained: how many ranks, how they share the work, and in which precision. No torch is needed."""
+"""Compute settings: number of ranks, how they share the work, and precision. Importable without torch."""
 
 from enum import StrEnum
 from typing import Annotated, Literal
@@ -52,7 +52,7 @@ ParallelSettings = Annotated[OneProcess | Ddp | Fsdp2, Field(discriminator="kind
 
 
 class Precision(StrEnum):
-    """In what the forward and backward passes compute; weights, moments and log-probabilities are float32 always."""
+    """Precision of forward and backward passes; weights, moments and log-probabilities are always float32."""
 
     AUTO = "auto"
     FP32 = "fp32"
@@ -60,7 +60,7 @@ class Precision(StrEnum):
 
 
 class ComputeSettings(Strict):
-    """Where and how a policy is trained; none of it changes what is computed, but for rounding.
+    """Where and how a policy is trained; results are the same up to rounding.
 
     Attributes:
         parallel: One process, or a group of ranks.

@@ -1,5 +1,5 @@
 # ruff: noqa: N803, N806 (tensor names end with their shape)
-"""The critic of PPO: what a rollout will still earn, at every token; from it come the advantages of a batch.
+"""The critic of PPO: it estimates the remaining return at every token, from which come the advantages of a batch.
 
 It is a copy of the policy's trunk with a value head (`AutoModelForTokenClassification`), whole on every rank, with an
 optimiser of its own. The head begins at 0, so that the first advantages are the returns themselves. Invariant: a step
@@ -57,12 +57,12 @@ def value_loss(values: Tensor, old: Tensor, targets: Tensor, *, clip: float | No
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticTargets:
-    """What the critic has to learn from a batch.
+    """Regression targets of the critic for a batch.
 
     Attributes:
         rows: The batch's rows, now with advantages.
-        values: What the critic expected at each token.
-        targets: What came: advantage plus value.
+        values: Values predicted at each token.
+        targets: Value targets: advantage plus value.
     """
 
     rows: tuple[Row, ...]
@@ -112,7 +112,7 @@ class Critic:
         return cls(model.to(ranks.device), plan, ranks=ranks, pad_token_id=pad_token_id, bf16=bf16)
 
     def assess(self, rows: Sequence[Row], *, token_budget: int, mode: PackingMode) -> CriticTargets:
-        """Turns the rewards of rows into advantages, and into what there is to learn."""
+        """Computes advantages and value targets from the rewards of rows."""
         values = self._values(rows, token_budget=token_budget, mode=mode)
         advantages = [np.zeros(len(row.token_ids)) for row in rows]
         chains = _chains(rows)
@@ -145,7 +145,7 @@ class Critic:
         mode: PackingMode,
         explosion_factor: float | None = None,
     ) -> dict[str, float]:
-        """Takes one step on some of a critic_targets's rows, unless its gradient explodes; returns the metrics of it."""
+        """Takes one step on a minibatch, unless its gradient explodes; returns its metrics."""
         rows = [critic_targets.rows[i] for i in indices]
         tokens = sum(row.trained_tokens for row in rows)
         loss = 0.0
@@ -180,7 +180,7 @@ class Critic:
         }
 
     def state(self) -> dict[str, Any]:
-        """Returns all that it goes on from."""
+        """Returns the complete state."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -188,7 +188,7 @@ class Critic:
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
-        """Goes on from what `state` returned, bit for bit.
+        """Restores a state returned by `state`, bit for bit.
 
         Raises:
             RuntimeError: if it is of another architecture.
@@ -209,7 +209,7 @@ class Critic:
         return [everything[index] for index in range(len(rows))]
 
     def _values_of(self, micro: MicroBatch) -> Tensor:
-        """Computes V before each token: what the state is worth in which it was sampled; float32 [B, T]."""
+        """Computes V before each token, the value of the state in which it was sampled; float32 [B, T]."""
         device, attention = self._ranks.device, micro.attention_mask_BT
         with autocast(device, bf16=self._bf16):
             output = self.model(
@@ -246,7 +246,7 @@ def _laid_out(micro: MicroBatch, values: Sequence[Sequence[float]]) -> Tensor:
 
 
 def _explained(rows: Sequence[Row], critic_targets: CriticTargets, indices: Sequence[int]) -> float:
-    """Computes the share of the targets' variance that the values explained before the step; 0 where there is none."""
+    """Computes the explained variance of the targets before the step; 0 if they have none."""
     pairs = [
         (critic_targets.values[i][t], critic_targets.targets[i][t])
         for row, i in zip(rows, indices, strict=True)

@@ -15,13 +15,13 @@ LARGEST_EXPONENT = 80.0
 
 
 def is_fresh(row: Row, *, current_version: int) -> bool:
-    """Tells whether the present version sampled everything in a row that was sampled."""
+    """Returns whether the present version sampled every sampled token of a row."""
     pairs = zip(row.loss_mask, row.policy_versions, strict=True)
     return row.trained_tokens > 0 and all(version == current_version for sampled, version in pairs if sampled)
 
 
 def engine_mismatch(rows: Sequence[Row], logprobs: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Compares what the engine said with what the trainer computes; nothing without a token to compare.
+    """Compares the engine's log-probabilities with the trainer's; empty without a token to compare.
 
     KL(engine || trainer) in nats per token by k3 = e^d - d - 1 with d = trainer - engine, which is never negative and
     has the KL as its mean over tokens that the engine sampled (J. Schulman, "Approximating KL divergence", 2020).

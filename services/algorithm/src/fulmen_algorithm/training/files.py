@@ -1,4 +1,4 @@
-"""Files on disk: made durable, and told apart by their content."""
+"""Durable files and their checksums."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""Tells an exploding gradient from a large one: by the median of the norms before it."""
+"""Detects exploding gradients by comparison with the median of earlier norms."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -19,18 +19,18 @@ class NormWatch:
     """
 
     def __init__(self, norms: Iterable[float] = ()) -> None:
-        """Goes on from `norms`, the newest last."""
+        """Restores `norms`, newest last."""
         self._norms = deque(norms, maxlen=REMEMBERED)
 
     @property
     def norms(self) -> list[float]:
-        """What is remembered."""
+        """The remembered norms, newest last."""
         return list(self._norms)
 
     def explodes(self, norm: float, factor: float | None) -> bool:
-        """Tells whether a norm is more than `factor` times the median, and remembers it; None for never."""
+        """Records a norm; returns whether it is more than `factor` times the median. `factor` None: never."""
         if not isfinite(norm) or not norm:
-            return False  # what is not finite is skipped for another reason
+            return False  # a norm that is not finite is skipped by the caller
         exploding = factor is not None and len(self._norms) >= MIN_NORMS and norm > factor * median(self._norms)
         self._norms.append(norm)
         return exploding

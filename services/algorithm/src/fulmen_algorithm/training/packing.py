@@ -24,7 +24,7 @@ class MicroBatch:
     Attributes:
         input_ids_BT: int64 token ids; padding holds the padding id.
         position_ids_BT: int64 positions, restarting at 0 with every row.
-        attention_mask_BT: int64, 1 for tokens and 0 for padding; None if packed (positions tell the rows apart).
+        attention_mask_BT: int64, 1 for tokens and 0 for padding; None if packed (positions separate the rows).
         loss_mask_BT: bool, true where the token trains.
         old_logprobs_BT: float32 log-probabilities under the sampling policy.
         advantages_BT: float32 advantage of each token, 0 where it does not train.
@@ -43,7 +43,7 @@ class MicroBatch:
 
     @property
     def empty(self) -> bool:
-        """Tells whether it holds no row: a rank computes it only to keep the others company."""
+        """Whether it holds no row: an empty micro-batch, run so that every rank enters the same collectives."""
         return bool((self.row_index_BT < 0).all())
 
 

@@ -58,7 +58,7 @@ def layouts_of(rows: Sequence[Row], ranks: Ranks, *, token_budget: int, mode: Pa
         layouts = plan(rows, token_budget=min(token_budget, smaller), mode=mode)
     shares: list[list[Layout]] = [[] for _ in range(ranks.world_size)]
     for layout in sorted(layouts, key=lambda one: -one.size_tokens):
-        # The largest first, to whoever has the least: at most 4/3 of the best distribution (Graham, 1969).
+        # Largest first, each to the rank with the least load: at most 4/3 of the best distribution (Graham, 1969).
         min(shares, key=lambda share: sum(one.size_tokens for one in share)).append(layout)
     return shares
 
@@ -75,7 +75,7 @@ class GradientReducer(Protocol):
 
     @property
     def steps_locally(self) -> bool:
-        """Whether each rank takes optimiser steps of its own, and so has moments of its own."""
+        """Whether each rank takes local optimiser steps, and so has its own moments."""
 
     def reduce(self, parameters: Sequence[nn.Parameter], ranks: Ranks, step_info: StepInfo) -> None:
         """Replaces each parameter's gradient by its sum over the ranks, the same bits on every rank.
@@ -85,19 +85,19 @@ class GradientReducer(Protocol):
         """
 
     def on_step(self) -> None:
-        """Is told that all ranks have tried an optimiser step, taken or skipped."""
+        """Called after all ranks have tried an optimiser step, whether taken or skipped."""
 
     def synchronize(self) -> None:
-        """Gives all ranks the same weights: somebody asks for them."""
+        """Gives all ranks the same weights, before they are read."""
 
     def drain(self) -> ExchangeReport:
-        """Returns what there is to tell since it was last asked."""
+        """Returns metrics and events since the last call."""
 
     def state(self) -> dict[str, Any]:
-        """Returns what this rank goes on from: tensors, numbers and texts in dicts and lists; empty if there is nothing."""
+        """Returns the state of this rank: tensors, numbers and strings in dicts and lists; may be empty."""
 
     def restore(self, states: Sequence[dict[str, Any]]) -> None:
-        """Goes on from the states of all ranks that there were; bit for bit with as many ranks as now."""
+        """Restores the states of all former ranks; bit for bit with the same number of ranks."""
 
 
 class AllReduce:
@@ -122,15 +122,15 @@ class AllReduce:
         """See `GradientReducer`: weights are always the same."""
 
     def drain(self) -> ExchangeReport:
-        """See `GradientReducer`: nothing is told of what cannot be chosen."""
+        """See `GradientReducer`: no metrics."""
         return ExchangeReport()
 
     def state(self) -> dict[str, Any]:
-        """See `GradientReducer`: there is none."""
+        """See `GradientReducer`: no state."""
         return {}
 
     def restore(self, states: Sequence[dict[str, Any]]) -> None:
-        """See `GradientReducer`: there is nothing to restore."""
+        """See `GradientReducer`: no state."""
 
 
 def shared_gradients(parameters: Sequence[nn.Parameter], ranks: Ranks) -> list[Tensor]:
@@ -160,7 +160,7 @@ def _buckets(gradients: Sequence[Tensor]) -> list[list[Tensor]]:
 
 
 def wants_bf16(compute: ComputeSettings, device: torch.device) -> bool:
-    """Tells whether passes compute in bf16."""
+    """Returns whether passes compute in bf16."""
     if compute.precision is Precision.AUTO:
         return device.type == "cuda"
     return compute.precision is Precision.BF16
@@ -185,7 +185,7 @@ def shard(module: nn.Module, layers: Sequence[nn.Module], ranks: Ranks, settings
 
 
 def spread_again(module: nn.Module) -> None:
-    """Gives up what a module that is spread over ranks has gathered of the other ranks' weights."""
+    """Frees the parameters of other ranks that a sharded module has gathered."""
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.reshard()

@@ -69,7 +69,7 @@ class PolicyModel:
         return cls(model, tokenizer, lora=lora)
 
     def prepare(self, compute: ComputeSettings, ranks: Ranks) -> None:
-        """Makes it ready to be trained by some ranks; called once, by each of them, before an optimiser is built.
+        """Prepares the model for training by some ranks; called once by each, before an optimiser is built.
 
         The weights may be on the CPU still if they are to be spread over the ranks.
         """
@@ -131,7 +131,7 @@ class PolicyModel:
         """Returns the adapter that a row trains; empty if the weights themselves train.
 
         Raises:
-            UnknownRole: if there are adapters by role, and none of the row's.
+            UnknownRole: if adapters are by role, and the row's role has none.
         """
         return "" if self.adapters is None else self.adapters.of_role(row.role)
 
@@ -147,7 +147,7 @@ class PolicyModel:
 
     @property
     def sharded(self) -> bool:
-        """Tells whether the weights are spread over ranks, so that every pass is one of all ranks."""
+        """Whether the weights are sharded, so that every pass involves all ranks."""
         return self._sharded
 
     def packing(self, wanted: PackingMode) -> PackingMode:

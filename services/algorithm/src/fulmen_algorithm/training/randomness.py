@@ -1,6 +1,6 @@
 """Random numbers of a trainer: torch has one generator per device and process, and several runs train in one process.
 
-Only torch draws numbers here (adapters, what they drop out); shuffling has generators of its own.
+Only torch draws numbers here (initial adapters and dropout); shuffling has generators of its own.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,11 +13,11 @@ import torch
 class OwnRandomness:
     """The generators as one trainer left them.
 
-    Invariant: what a trainer draws is a function of its seed and of what it drew before, whoever else drew in between.
+    Invariant: a trainer's random numbers are a function of its seed and of its earlier draws, whatever else draws in between.
     """
 
     def __init__(self, seed: int) -> None:
-        """Begins with a seed; nothing is drawn, and nobody else is seeded."""
+        """Initializes the generators with a seed, without drawing or touching other generators."""
         outside = generators()
         torch.manual_seed(seed)
         self._own = generators()

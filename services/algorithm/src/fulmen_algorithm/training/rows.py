@@ -32,7 +32,7 @@ class Row:
         policy_versions: T versions of the policy that sampled each token; `NO_VERSION` where the mask is false.
         group: The prompt's group that the rollout belongs to; aggregation by prompt counts groups by it. Empty stands for
             a group of this rollout alone.
-        role: Name of the agent whose sequence it is; empty for the only one there is.
+        role: Name of the agent whose sequence it is; empty without roles.
         rewards: T rewards, for a critic that computes the advantages; 0.0 where the mask is false. Empty without one.
         steps: T numbers that order the tokens of a rollout over its rows: the agent step in which each was sampled.
             Empty if rows follow each other.
@@ -63,7 +63,7 @@ class Row:
             if len(getattr(self, name)) != length:
                 raise ValueError(f"{name} has {len(getattr(self, name))} entries for {length} tokens.")
         if len(self.rewards) not in (0, length) or len(self.steps) not in (0, length):
-            raise ValueError(f"rewards or steps have not as many entries as there are tokens ({length}).")
+            raise ValueError(f"rewards and steps need one entry per token ({length}).")
         if self.loss_mask[0]:
             raise ValueError("The first token of a row has no prediction and cannot train.")
         if not all(map(math.isfinite, (*self.old_logprobs, *self.advantages, *self.rewards))):

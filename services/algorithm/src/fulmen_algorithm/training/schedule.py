@@ -32,7 +32,7 @@ class LearningRate:
 
         Args:
             taken: Optimiser steps that have changed the weights.
-            planned: Optimiser steps that the run had planned before this one.
+            planned: Optimiser steps planned before this one.
             total: Those of the whole run; None for the settings' own number.
         """
         settings = self.settings

@@ -1,5 +1,5 @@
 # ruff: noqa: N803, N806 (tensor names end with their shape)
-"""Log-probabilities of given tokens as a module of its own: what is spread over ranks, and where memory is saved.
+"""Log-probabilities of given tokens as a module: the unit of sharding, and where memory is saved.
 
 Logits are the largest tensor of training: V numbers for each position. They are computed for the positions that are
 asked for and no others, some positions at a time, and computed again in the backward pass, so that those of one piece
@@ -25,7 +25,7 @@ _RELATIVE, _ABSOLUTE = 1e-3, 1e-4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTraits:
-    """What was found out about a model by trying it.
+    """Traits of a model, determined by trial.
 
     Attributes:
         plain_head: Whether logits are the output embedding applied to the decoder's last state, and nothing more.
@@ -98,7 +98,7 @@ def _pick(logits_NV: Tensor, targets_N: Tensor, temperature: float) -> Tensor:
 
 def _width(head: nn.Module) -> int:
     weight = getattr(head, "weight", None)
-    # A head in a wrapper of adapters; its width then only sets how many pieces there are.
+    # A head wrapped by adapters; its width only determines the number of chunks.
     return int(weight.shape[0]) if isinstance(weight, Tensor) else int(getattr(head, "out_features", LOGITS_AT_ONCE))
 
 
@@ -108,7 +108,7 @@ def parts_of(model: PreTrainedModel) -> tuple[Callable[..., Any], nn.Module]:
     Raises:
         AttributeError: if it has none under the usual names.
     """
-    # A model with adapters answers for the one inside; what it wraps there, it has put there.
+    # A wrapper of adapters delegates to the inner model, whose layers it has replaced.
     inner: Any = getattr(model, "get_base_model", lambda: model)()
     return inner.get_decoder(), inner.get_output_embeddings()
 
@@ -125,7 +125,7 @@ def try_out(model: PreTrainedModel) -> ModelTraits:
     positions = torch.tensor([[n for a, b in cuts for n in range(b - a)]], device=model.device)
     packed = model(input_ids=line, position_ids=positions, use_cache=False).logits
     alone = [model(input_ids=line[:, a:b], use_cache=False).logits for a, b in cuts]
-    # With another first row, nothing at all may change in the others: a mixture may be too small yet to tell otherwise.
+    # Exact comparison: an untrained model's attention may leak only slightly between rows.
     line_2 = torch.cat([line[:, : cuts[0][1]].roll(1, dims=1), line[:, cuts[0][1] :]], dim=1)
     packed_2 = model(input_ids=line_2, position_ids=positions, use_cache=False).logits
     packs = torch.allclose(packed, torch.cat(alone, dim=1), rtol=_RELATIVE, atol=_ABSOLUTE) and torch.equal(
@@ -155,7 +155,7 @@ def checkpoint_layers(model: PreTrainedModel) -> None:
     The library does so in training mode alone, in which layers drop out too; so the layers themselves are put into it
     and nothing inside them, and what they would drop of their own is 0.
     """
-    # The newer of the library's two names for it, where there is one.
+    # The newer of the library's two names, if available.
     enable: Any = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": False})
     for layer in layers_of(model):

@@ -1,4 +1,4 @@
-"""Settings and results of training, as plain values: whoever only names them need not load torch."""
+"""Settings and results of training, as plain values importable without torch."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -19,7 +19,7 @@ class PackingMode(StrEnum):
 
 
 class Schedule(StrEnum):
-    """How the learning rate goes on after the warm-up."""
+    """Shape of the learning rate after the warm-up."""
 
     CONSTANT = "constant"
     LINEAR = "linear"
@@ -62,7 +62,7 @@ class OptimizerSettings:
     Attributes:
         learning_rate: Peak learning rate.
         weight_decay: Decoupled weight decay, of AdamW alone.
-        rule: What a step does with a gradient.
+        rule: Update rule.
         schedule: Shape after the warm-up.
         warmup_steps: Optimiser steps of linear warm-up from 0; those that are skipped do not count.
         total_steps: Optimiser steps, skipped ones too, at which a linear or cosine schedule reaches 0, unless a step says
@@ -82,15 +82,15 @@ class StepSettings:
     """Settings of an optimiser step.
 
     Attributes:
-        objective: What is minimised: loss, correction, KL penalty, aggregation.
+        objective: Objective: loss, correction, KL penalty, aggregation.
         temperature: Temperature at which the rollouts were sampled.
         max_grad_norm: Gradients are scaled down to this global norm.
         explosion_factor: A step is skipped whose norm is more than so many times the median of those before it; None:
             none is.
         token_budget: Positions per micro-batch.
         packing: Padded or packed micro-batches; a model in which rows of one line would see each other is padded.
-        planned_steps: Optimiser steps that the run had planned before this one, by which a learning rate decays; None: those
-            that were tried.
+        planned_steps: Optimiser steps planned before this one, by which the learning rate decays; None: the number of
+                attempted steps.
         total_steps: Optimiser steps of the whole run, where it decays to 0; None: as the optimiser's settings say.
         metric: Reward that came since the step before, the higher the better, by which the exchange of gradients may be
             judged; None if none did.
@@ -142,7 +142,7 @@ class StepResult:
         exploded: Whether the gradient exploded.
         tokens_per_second: Tokens of the rows, those that do not train included, by wall time.
         exchange: Metrics of the exchange of gradients, as rank 0 has them.
-        events: What the exchange has to tell, for the history of the run.
+        events: Events of the exchange, for the history of the run.
     """
 
     loss: float
@@ -172,7 +172,7 @@ class StepResult:
 
 
 class WeightsKind(StrEnum):
-    """What a published version is made of."""
+    """Format of a published version."""
 
     FULL = "full"
     DELTA = "delta"

@@ -28,7 +28,7 @@ EXCHANGE = "exchange-{rank}.pt"
 
 
 def write_state(state: TrainingState, folder: Path) -> None:
-    """Writes everything that training goes on from; the process-wide random generators go with it.
+    """Writes the complete training state, including the process-wide random generators.
 
     Raises:
         OSError: if the disk is full.
@@ -106,7 +106,7 @@ def _training_dict(state: TrainingState) -> dict[str, Any]:
 def _get_moments(state: TrainingState, *, everywhere: bool = False) -> dict[str, dict[str, Tensor]]:
     """Collects the optimiser's moments by the name of their weight, whole and on the CPU of rank 0, or of every rank.
 
-    The library's own function would take a step of its own where there are none yet.
+    The library's own function would take a step where it has no moments yet.
     """
     found: dict[str, dict[str, Tensor]] = {}
     for name, parameter in state.policy.model.named_parameters():

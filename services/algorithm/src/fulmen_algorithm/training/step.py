@@ -40,7 +40,7 @@ from fulmen_exchange.ranks import StepInfo
 
 @dataclass(slots=True, kw_only=True)
 class TrainingState:
-    """What a training run changes: the policy, its optimiser, its schedule and its counters."""
+    """The mutable state of training: policy, optimiser, schedule and counters."""
 
     policy: PolicyModel
     optimizer: torch.optim.Optimizer
@@ -201,7 +201,7 @@ def _engine_mismatch(
     settings: StepSettings,
     current_version: int,
 ) -> dict[str, float]:
-    """Compares the sampler with the policy as it is now; a few rows do where there is no pass over all of them."""
+    """Compares the sampler with the present policy; a few rows suffice where training needs no pass over all of them."""
     fresh = [index for index, row in enumerate(rows) if is_fresh(row, current_version=current_version)]
     if known is not None:
         return engine_mismatch([rows[i] for i in fresh], [known[i] for i in fresh])
@@ -229,7 +229,7 @@ def logprobs_of(
 
 
 def _share(policy: PolicyModel, rows: Sequence[Row], settings: StepSettings) -> tuple[Iterator[MicroBatch], float]:
-    """Makes this rank's micro-batches of some rows, and tells which share of all ranks' positions are tokens.
+    """Builds this rank's micro-batches of some rows; also returns the share of tokens in all ranks' positions.
 
     Each holds rows of one adapter, which is in use when the micro-batch is taken.
 

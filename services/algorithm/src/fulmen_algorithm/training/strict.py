@@ -1,4 +1,4 @@
-"""What all settings of runs have in common."""
+"""Base class of all settings of runs."""
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 

@@ -1,4 +1,4 @@
-"""What differs between two weights, without loss: positions and new values of the elements whose bits changed.
+"""Lossless differences of two sets of weights: positions and new values of the elements whose bits changed.
 
 Between two policy versions few elements of 16 bits change: a step of a small learning rate is less than half of the
 distance to the next number. Those that do mostly move to a neighbour. So, for each tensor that changed:
@@ -54,7 +54,7 @@ class DeltaError(Exception):
 
 
 class TensorsDiffer(DeltaError):
-    """Two weights have not the same names, types and shapes: there is no delta between them."""
+    """Two sets of weights differ in names, types or shapes, so that they have no delta."""
 
 
 class WrongBase(DeltaError):
@@ -90,7 +90,7 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaHeader:
-    """What a delta says of itself.
+    """Header of a delta.
 
     Attributes:
         base_sha256: Of the weights that it applies to.
@@ -109,7 +109,7 @@ class DeltaHeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaSize:
-    """What a delta came to.
+    """Statistics of a written delta.
 
     Attributes:
         changed: Elements whose bits changed.
@@ -174,7 +174,7 @@ def encode(base: Weights, new: Weights, path: Path) -> DeltaSize:
 
 
 def read_header(path: Path) -> DeltaHeader:
-    """Reads what a delta says of itself.
+    """Reads the header of a delta.
 
     Raises:
         DeltaDamaged: if it is cut off, altered, or of another format.
@@ -197,10 +197,10 @@ def apply(base: Weights, path: Path) -> Weights:
     changed = {name: _decoded(name, entry, base, parts) for name, entry in header.tensors.items()}
     digests = {name: base.digest_of(name) for name in base.tensors} | {n: t.digest() for n, t in changed.items()}
     if any(digests[name] != entry.sha256 for name, entry in header.tensors.items()):
-        raise DeltaDamaged("A tensor of the delta has not the checksum that its header says.")
+        raise DeltaDamaged("A tensor of the delta does not match the checksum in its header.")
     if combined_digest(digests) != header.sha256:
-        raise DeltaDamaged("The weights have not the checksum that the delta's header says.")
-    # What did not change is not even looked at: an engine would have to make it first.
+        raise DeltaDamaged("The weights do not match the checksum in the delta's header.")
+    # Unchanged tensors are not read: an engine would have to materialise them first.
     return Weights(tensors=_Overlaid(changed, base.tensors), digests=digests)
 
 
@@ -227,7 +227,7 @@ def layout(tensors: Mapping[str, RawTensor]) -> dict[str, tuple[str, tuple[int, 
 
 
 def _smallest(old: Words, new: Words, positions: np.ndarray) -> tuple[dict[str, Bytes], dict[str, Any]]:
-    """Chooses how a tensor is written; returns the streams, and what they are."""
+    """Chooses the encoding of a tensor; returns its streams and their kinds."""
     gaps = np.diff(positions, prepend=-1) - 1
     where, values = pack_varints(gaps.astype(np.uint64)), pack_varints(_steps(old[positions], new[positions]))
     kinds = {"positions": GAPS, "values": STEPS}
@@ -288,7 +288,7 @@ def _positions(where: Bytes, entry: Encoded, elements: int) -> np.ndarray:
     """Reads positions, ascending and within the tensor.
 
     Raises:
-        ValueError: if they are not, or not as many as the header says.
+        ValueError: if they are invalid, or their number differs from the header's.
     """
     if entry.positions == BITMAP:
         positions = np.flatnonzero(np.unpackbits(where, count=elements))
@@ -324,7 +324,7 @@ def _deflated(stream: Bytes) -> Bytes | None:
 
 
 def _inflated(part: RawTensor, size: int | None) -> Bytes:
-    """Inflates a stream that was deflated, to just the size that the header says.
+    """Inflates a stream to exactly the size in the header.
 
     Raises:
         ValueError: if it has another size.

@@ -45,7 +45,7 @@ class Adapters:
         self._settings = settings
         linear = {name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, nn.Linear)}
         with warnings.catch_warnings():
-            # That there are several adapters is what is wanted.
+            # Several adapters are intended.
             warnings.filterwarnings("ignore", message="Already found a `peft_config`", category=UserWarning)
             try:
                 for name in settings.adapters:
@@ -68,7 +68,7 @@ class Adapters:
         """Returns the adapter that the rows of a role train.
 
         Raises:
-            UnknownRole: if there are adapters by role, and none of this one.
+            UnknownRole: if adapters are by role, and this role has none.
         """
         if not self._settings.roles:
             return self.names[0]

@@ -1,4 +1,4 @@
-"""What a trainer is asked to publish, and what it then wrote; plain values, without torch."""
+"""The request to publish weights and its result, as plain values importable without torch."""
 
 from dataclasses import dataclass
 
@@ -26,14 +26,14 @@ class WeightsOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenWeights:
-    """What was written.
+    """Result of writing weights.
 
     Attributes:
-        kind: `full` also where a delta was asked for, but its base is not at hand or it was not worth it.
+        kind: `full` also where a delta was requested, but its base is unavailable or it would be too large.
         sha256: Of the weights in the dtype of the order; the same for a delta and for all of them.
         size_bytes: Of the tensors' files.
-        full_bytes: What all tensors would take.
-        changed_share: Share of the elements that differ from the base; 1 if there was none to compare with.
+        full_bytes: Size of the complete weights.
+        changed_share: Share of the elements that differ from the base; 1 without a base.
         base_sha256: delta: of the weights that it applies to.
         adapters: Names of the adapters' folders.
     """

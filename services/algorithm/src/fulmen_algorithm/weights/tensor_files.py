@@ -33,7 +33,7 @@ _WORDS: dict[int, np.dtype[np.unsignedinteger]] = {
 
 
 class TensorFileDamaged(Exception):
-    """A file is not what it should be: cut off, altered, or of another format."""
+    """A file is truncated, altered, or of another format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class Weights:
 
     Attributes:
         tensors: The tensors; never changed in place.
-        digests: What is known of their checksums.
+        digests: Known checksums.
     """
 
     tensors: Mapping[str, RawTensor]
@@ -114,7 +114,7 @@ def word_type(dtype: str) -> np.dtype[np.unsignedinteger]:
     """Returns the unsigned integer that is as wide as an element.
 
     Raises:
-        TensorFileDamaged: if there is no such type.
+        TensorFileDamaged: if the type is unknown.
     """
     if dtype not in _ITEM_BYTES:
         raise TensorFileDamaged(f"{dtype!r} is no type of tensor that is known.")
@@ -199,7 +199,7 @@ def read_folder(folder: Path) -> Weights:
     """Maps the weights of a model folder into memory, from one file or several.
 
     Raises:
-        TensorFileDamaged: if there is none, or one is cut off.
+        TensorFileDamaged: if there is no file, or one is truncated.
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files:

@@ -1,4 +1,4 @@
-"""Integers as bytes, many at once: LEB128, seven bits to a byte, the lowest first; no loop goes over elements."""
+"""Vectorised LEB128: arrays of integers as bytes, seven bits to a byte, lowest first."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -74,7 +74,7 @@ class WeightWriter:
             tensors: As `published_tensors` gives them.
             save: Writes a complete folder.
             folder: Is made.
-            order: What is asked for.
+            order: The request.
 
         Raises:
             OSError: if the disk is full.
@@ -82,7 +82,7 @@ class WeightWriter:
         dtype = getattr(torch, order.dtype)
         cast = {name: t.detach().to("cpu", dtype) if t.is_floating_point() else t for name, t in tensors.items()}
         if order.keep:
-            # What stays in memory must not change with the next step.
+            # A copy, because the next step changes the weights in place.
             cast = {name: t.clone() if t.data_ptr() == tensors[name].data_ptr() else t for name, t in cast.items()}
         new = Weights(tensors={name: raw_tensor(tensor) for name, tensor in cast.items()})
         base = self._kept.get(order.base_sha256)
