@@ -89,7 +89,7 @@ async def test_two_runs_whose_service_is_killed_at_random_points_use_every_group
             await check(short_tmp_path, client, watcher, run)
             assert {"validation_accuracy_before", "validation_accuracy_after"} <= set(run.results)
             assert (Path(run.model_path) / "model.safetensors").exists()
-        assert any(text.startswith("Goes on from the checkpoint") for text in watchers[0].notices())
+        assert any(text.startswith("Resuming from the checkpoint") for text in watchers[0].notices())
         await _comes_back_without_a_run(stack, runs)
         await _rolled_back(short_tmp_path, client, watchers[0], runs[0])
 
@@ -119,7 +119,7 @@ async def _rolled_back(folder: Path, client: Client, watcher: Watcher, ended: pb
     assert told == f"{ended.name}: pending (goes on from step 2 when it is its turn)\n"
     with pytest.raises(TrainingRunStateInvalid):
         await client.training_runs.RollbackTrainingRun(service_pb.RollbackTrainingRunRequest(checkpoint=target.name))
-    await watcher.until_notice("Was put back to checkpoint")
+    await watcher.until_notice("Rolled back to checkpoint")
     # Not from the command line, whose start may take longer than the rest of the run.
     await client.training_runs.PauseTrainingRun(service_pb.PauseTrainingRunRequest(name=ended.name))
     await watcher.until_state(pb.TRAINING_RUN_STATE_PAUSED)

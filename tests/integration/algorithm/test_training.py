@@ -170,7 +170,7 @@ async def test_a_run_in_ranks_goes_on_after_store_proxy_and_its_own_service_were
         await stack.kill_service("algorithm")
         await asyncio.to_thread(check_ended, first)
         await stack.start_service("algorithm")
-        await watcher.until_notice("Goes on from the checkpoint of step")
+        await watcher.until_notice("Resuming from the checkpoint of step")
         second = group_of(stack)
         run = await watcher.end()
         assert run.state == pb.TRAINING_RUN_STATE_SUCCEEDED, watcher.story()

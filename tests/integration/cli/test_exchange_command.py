@@ -76,7 +76,7 @@ def tell_of_an_exchange(runs: RunRegistry) -> None:
         values = {"loss": 1.0, "exchange_ratio": ratio, "exchange_sent_bytes": 1_234_567.0}
         values |= {"spent_exchange_seconds": 3.0, "spent_train_seconds": 9.0}
         events.step_done(StepMetrics(step=step, values=values | ({"exchange_cosine": 0.5} if step == 3 else {})))
-    events.notify("info", "Goes on from the checkpoint of step 3.")
+    events.notify("info", "Resuming from the checkpoint of step 3.")
     events.notify("info", "exchange: compression off from round 4 on: gradients explode")
 
 

@@ -144,7 +144,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     )
 
     revocations = RevocationFollower(revoked=revoked, fetch=revoked_at_store(store))
-    # Runs wait for a store that is away, and go on.
+    # Runs wait while the store is unavailable, and resume.
     server.readiness.add("store", lambda: revocations.problem, is_needed=False)
 
     async def drain() -> None:
@@ -312,7 +312,7 @@ def _engine_options(settings: AlgorithmServiceSettings) -> EngineOptions:
         log_folder=settings.state_dir.absolute() / "engines",
         vllm_command=settings.vllm_command,
         vllm_start_deadline_s=settings.vllm_start_deadline_s,
-        # vLLM sends them without TLS, whatever the address says.
+        # vLLM exports traces without TLS, whatever the scheme of the address.
         otlp_endpoint=settings.otlp_endpoint if settings.otlp_endpoint.startswith("http:") else "",
         external_keys=_by_address(settings.external_engines),
     )

@@ -1,4 +1,4 @@
-"""What an algorithm of your own needs, in one place; see docs/extending.md and examples/best_of_n."""
+"""The public names for custom algorithms; see docs/extending.md and examples/best_of_n."""
 
 from fulmen_algorithm.algorithms.sampling import (
     SamplingSettings,

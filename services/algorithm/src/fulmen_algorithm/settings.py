@@ -13,7 +13,7 @@ METRICS_PORT = 7302
 
 
 class AlgorithmServiceSettings(KeyHolderSettings):
-    """Where the service keeps its runs, whom it talks to, and how it serves the policy."""
+    """State folder, connections, engines and limits of the algorithm service."""
 
     model_config = settings_config("FULMEN_ALGORITHM_")
     service_name: ClassVar[str] = "algorithm"

@@ -1,6 +1,6 @@
 """Tiny untrained models over a vocabulary of one's own, for `make_model.py` files: nothing is downloaded.
 
-An example says which tokens there are and how a text becomes them; all else is the same for all and is here.
+An example supplies its tokens and how a text is split into them; the rest is common and is here.
 """
 
 import argparse
@@ -35,10 +35,10 @@ def make_tokenizer(
     phrases: Sequence[str] = (),
     chat_template: str = CHAT_TEMPLATE,
 ) -> PreTrainedTokenizerFast:
-    """Builds a tokenizer in which each role marker and the end of a turn is one token, and a piece of text another.
+    """Builds a tokenizer with one token for each role marker, the end of a turn, and each piece of text.
 
     Args:
-        tokens: What a piece of text may be; any other piece is unknown.
+        tokens: Known pieces of text; any other piece is unknown.
         pre_tokenizer: Cuts a text into pieces.
         decoder: Joins pieces again; left out, one follows the other.
         roles: Markers of the roles that the chat template writes.
@@ -105,7 +105,7 @@ def save_model(
 
 
 def run_command_line(build: Callable[[str, int], None], description: str | None) -> None:
-    """Calls a `build` function with what the command line says."""
+    """Calls a `build` function with the arguments of the command line."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("output_dir")
     parser.add_argument("--seed", type=int, default=0)

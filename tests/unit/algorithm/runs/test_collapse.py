@@ -59,7 +59,7 @@ async def test_a_collapse_puts_the_run_back_to_its_best_checkpoint_and_says_so(
     story = [text for text in notices if "collapsed" in text or "put back" in text]
     assert len(story) == 2
     assert story[0].startswith("The reward collapsed: 0.5")
-    assert story[1].startswith("Was put back to checkpoint")
+    assert story[1].startswith("Rolled back to checkpoint")
     assert "step 5" in story[1], "the last checkpoint before the first bad step is the best"
     steps = events.steps()
     assert [s.step for s in steps] == list(range(STEPS + 1))

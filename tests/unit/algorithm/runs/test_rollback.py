@@ -68,7 +68,7 @@ async def test_a_finished_run_goes_on_from_a_checkpoint_with_new_samples(
     assert all(line["branch"] == 1 for line in lines[len(kept) :])
     taken_back = (tmp_path / "state/runs/small/taken_back-0001.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in taken_back] == before[len(kept) :]
-    assert any(text.startswith("Was put back to checkpoint") and "step 2" in text for text in notices)
+    assert any(text.startswith("Rolled back to checkpoint") and "step 2" in text for text in notices)
     published = {name: json.loads(world.requests[key].data) for key, name in world.names.items()}
     first_of_branch = min((name for key, name in world.names.items() if key.startswith("branch-1/")), key=version_of)
     original = f"resources/policy.tiny/versions/{target.progress['policy_version']}"

@@ -99,7 +99,7 @@ async def test_turns_go_to_the_project_with_the_fewest_active_runs_and_there_to_
     await asyncio.sleep(0)
     assert not waiting.done(), "more runs than are allowed had a turn"
     waits = runs.entry("trainingRuns/r2").events.notices()
-    assert [each.message.partition(":")[0] for each in waits] == ["Waits for its turn"]
+    assert [each.message.partition(":")[0] for each in waits] == ["Waiting for a run slot"]
     runs.move("trainingRuns/r0", RunState.RUNNING)
     runs.move("trainingRuns/r0", RunState.SUCCEEDED)
     runs.end("trainingRuns/r0")

@@ -1,4 +1,4 @@
-"""A run outlives its trainer: it goes on from its newest checkpoint, and no group is skipped or used twice."""
+"""A run outlives its trainer: it resumes from its newest checkpoint, and no group is skipped or used twice."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ async def test_a_run_goes_on_when_a_rank_is_killed_in_the_middle_of_a_step(
     assert [setup.compute.parallel.ranks for setup in opened] == [2, 2]
     check(tmp_path, world)
     texts = [notice.message for notice in entry.events.notices()]
-    assert sum("goes on from its newest checkpoint" in text for text in texts) == 1
-    assert "Goes on from the checkpoint of step 2." in texts
+    assert sum("resumes from its newest checkpoint" in text for text in texts) == 1
+    assert "Resuming from the checkpoint of step 2." in texts
 
 
 async def test_a_run_whose_trainers_are_all_lost_fails_and_says_why(

@@ -1,4 +1,4 @@
-"""Asks models for an algorithm: through the LLM proxy over gRPC, or an endpoint of its own over HTTP.
+"""Chat models for algorithms: through the LLM proxy over gRPC, or another endpoint over HTTP.
 
 Invariant: an answer that has come is never asked for again; what failed without an answer is, a limited number of times.
 """
@@ -33,7 +33,7 @@ ROUTE_HINT = " `fulmen proxy route put` gives it a route (docs/routing.md)."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reply:
-    """An HTTP answer, wherever it came from; status 0 if there was none."""
+    """An HTTP answer of either path; status 0 without one."""
 
     status: int
     body: bytes = b""
@@ -46,13 +46,13 @@ class ChatClient:
     def __init__(
         self, proxy: FulmenChannel, *, endpoints: Mapping[str, str], outage_limit_s: float, notify: Notify
     ) -> None:
-        """Makes it.
+        """Initializes the client.
 
         Args:
             proxy: The LLM proxy.
             endpoints: Keys of the endpoints that may be asked, by address; empty for none.
             outage_limit_s: How long one question is asked again before it is an error, in seconds.
-            notify: Is told of waits.
+            notify: Receives notices about waits.
         """
         self._stub = CompletionServiceStub(proxy)
         self._endpoints = endpoints
@@ -100,7 +100,7 @@ class ChatClient:
         try:
             async with (
                 aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
-                # A redirection would take the key to an address that nobody named.
+                # Following a redirect would send the key to an unconfigured address.
                 session.post(url, data=_body(request), allow_redirects=False) as response,
             ):
                 after = response.headers.get("Retry-After", "")
@@ -143,7 +143,7 @@ def _answer(body: bytes) -> ChatAnswer:
 
 
 def _problem(reply: _Reply) -> str:
-    """Says what went wrong, in the endpoint's words if it has any."""
+    """Returns the error message of the endpoint, or a description of the failure."""
     if not reply.status:
         return "it does not answer."
     try:

@@ -16,7 +16,7 @@ from typing import IO
 
 
 class Child:
-    """One child process, leader of a process group of its own."""
+    """A child process, the leader of its own process group."""
 
     def __init__(self, process: subprocess.Popen[bytes], ended: "asyncio.Future[int]") -> None:
         """Use `start`."""
@@ -43,7 +43,7 @@ class Child:
         )
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[int] = loop.create_future()
-        # A thread of its own, since a wait in the shared pool would hold a place there for the process' whole life.
+        # A dedicated thread: in the shared pool it would occupy a worker for the life of the process.
         reaper = threading.Thread(target=_reap, args=(process, loop, ended), name=f"reaper-{process.pid}", daemon=True)
         reaper.start()
         return cls(process, ended)
@@ -54,7 +54,7 @@ class Child:
         return self._process.pid
 
     async def first_line(self) -> bytes:
-        """Reads one line of its output; empty if it ends before. A reader that gives up must end the process."""
+        """Reads one line of its output; empty at its end. A reader that times out must end the process."""
         if self._process.stdout is None:
             return b""
         return await asyncio.to_thread(self._process.stdout.readline)

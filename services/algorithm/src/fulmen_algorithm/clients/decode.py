@@ -46,7 +46,7 @@ def _rollout(message: rollout_pb2.Rollout) -> FinishedRollout:
 
 
 def rollout_trajectory(chunks: Iterable[SpanChunk]) -> RolloutTrajectory:
-    """Turns the spans of one attempt into sequences; what cannot be trained on says why."""
+    """Converts the spans of one attempt to sequences; an unusable trajectory has its reason."""
     try:
         found = trajectory(chunks)
         prompt, answer = _texts(found)

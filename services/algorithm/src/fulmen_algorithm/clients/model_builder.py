@@ -1,4 +1,4 @@
-"""Runs the model-building function of a bundle in a process of its own.
+"""Runs the model-building function of a bundle in a child process.
 
 Invariant: the bundle's code never runs in the service's process and never sees its settings; nothing is unpacked outside
 the given folder.
@@ -69,7 +69,7 @@ class ModelBuilder:
 
 
 def _unpack(bundle: bytes, folder: Path) -> None:
-    """Unpacks a tar.gz anew.
+    """Unpacks a tar.gz into a new folder.
 
     Raises:
         RunFailed: if it is not one, is too large unpacked, or a member would leave the folder.

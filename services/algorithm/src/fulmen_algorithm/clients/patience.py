@@ -1,4 +1,4 @@
-"""Waits out the outages of another service: a call is repeated until it is answered, and people are told.
+"""Waits out outages of another service: a call is retried until it is answered, and the wait is reported.
 
 Only calls that are idempotent may go through here.
 """
@@ -17,7 +17,7 @@ Notify = Callable[[str, str], None]
 FIRST_WAIT_S = 0.2
 LONGEST_WAIT_S = 5.0
 AWAY: tuple[type[Exception], ...] = (Unavailable, DeadlineExceeded, TimeoutError, OSError)
-"""What a call raises while the other side is away."""
+"""Errors of a call to an unavailable service."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Patience:
 
         Raises:
             Unavailable: if it is still away after `limit_s`, or whatever else the last call raised.
-            FulmenError: what the service answers otherwise.
+            FulmenError: if the service answers with another error.
         """
         outage = Outage(patience=self)
         while True:
@@ -64,11 +64,11 @@ class Outage:
 
     @property
     def too_long(self) -> bool:
-        """Tells whether the limit has passed."""
+        """Whether the outage limit has passed."""
         return self.began is not None and time.monotonic() - self.began > self.patience.limit_s
 
     async def wait(self) -> None:
-        """Waits before the next call, longer each time; the first time, people are told."""
+        """Waits before the next retry, longer each time; the first wait is reported."""
         if self.began is None:
             self.began = time.monotonic()
             self.patience.notify("warning", f"The {self.patience.service} does not answer; the run waits for it.")

@@ -18,7 +18,7 @@ from fulmen_algorithm.rollouts.trajectory import CallCredits, CreditRule
 
 @dataclass(frozen=True, slots=True)
 class StepCredit:
-    """See `domain.trajectory.CreditOf`; it holds the calls' records, so nobody should keep it long."""
+    """See `rollouts.trajectory.CreditOf`; it keeps the calls' records in memory until it is released."""
 
     trajectory: Trajectory
 

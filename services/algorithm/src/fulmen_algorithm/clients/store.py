@@ -39,7 +39,7 @@ _MODES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRequest:
-    """What all rollouts of a run have in common.
+    """Fields shared by all rollouts of a run.
 
     Attributes:
         project: `projects/{project}`.
@@ -73,7 +73,7 @@ class StoreQueue:
     async def submit(self, groups: Sequence[GroupSpec]) -> None:
         """Adds groups to the queue, each at most once however often it is asked for.
 
-        A training group is a request of its own, so that its request id does not depend on what is sent with it;
+        Each training group is a separate request, so that its request id does not depend on other groups;
         other groups are always the same in one call and go together.
         """
         singles = [g for g in groups if g.mode is Mode.TRAIN]
@@ -106,7 +106,7 @@ class StoreQueue:
         )
 
     async def watch(self, cursor: str) -> AsyncIterator[FinishedGroup]:
-        """Yields finished groups in feed order, for ever; after an outage it goes on after the last one yielded."""
+        """Yields finished groups in feed order, without end; after an outage it resumes after the last one yielded."""
         outage = Outage(patience=self._patience)
         while True:
             stream = self._rollouts.WatchRollouts(
@@ -142,7 +142,7 @@ class StoreQueue:
         )
         found: list[FinishedGroup] = []
         try:
-            # The first message without groups says that the feed is read to its end.
+            # The first message without groups marks the end of the stored feed.
             while (message := await _read(stream)) is not None and message.groups:
                 found += [finished_group(group) for group in message.groups]
         finally:
@@ -150,7 +150,7 @@ class StoreQueue:
         return found
 
     async def trajectories(self, attempts: Sequence[str]) -> dict[str, RolloutTrajectory]:
-        """Reads what the policy did in attempts, by attempt name; an attempt without a captured call is unusable."""
+        """Reads the trajectories of attempts, by attempt name; an attempt without a captured call is unusable."""
         found: dict[str, RolloutTrajectory] = {}
         for names in _chunked(attempts, ATTEMPTS_PER_REQUEST):
             chunks = await self._patience.call(partial(self._chunks, names))
@@ -158,7 +158,7 @@ class StoreQueue:
             for chunk in chunks:
                 if chunk.attempt in by_attempt:
                     by_attempt[chunk.attempt].append(chunk)
-            # Decoding holds the interpreter for milliseconds: a thread lets feeds and rpcs go on.
+            # Decoding holds the GIL for milliseconds; in a thread it does not delay feeds and rpcs.
             found |= await asyncio.to_thread(_decoded, by_attempt)
         return found
 
@@ -205,7 +205,7 @@ class StoreResources:
         self._patience = patience
 
     async def has_rollouts(self, training_run: str) -> bool:
-        """Tells whether a run has rollouts; see `ports.ResourceStore`."""
+        """Returns whether a run has rollouts; see `ports.ResourceStore`."""
         message = rollout_service_pb2.ListRolloutsRequest(project=self._project, training_run=training_run, page_size=1)
         answer = await self._patience.call(lambda: self._rollouts.ListRollouts(message, timeout=CALL_DEADLINE_S))
         return bool(answer.rollouts)

@@ -1,4 +1,4 @@
-"""What an engine is to the service: something that answers under the OpenAI API and takes new weights in place."""
+"""The interface of an engine: an OpenAI-compatible server that takes new weights in place."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ class EngineOptions:
         torch_threads: Threads of one torch operation.
         device: `cpu` or `cuda`.
         max_batch_size: Requests that are generated together by the embedded engine.
-        log_folder: Where engines that are programs of others write what they print.
+        log_folder: Folder for the output of engines in other programs.
         vllm_command: The vLLM program.
         vllm_start_deadline_s: How long a vLLM may take to start.
         otlp_endpoint: Where vLLM sends its traces by OTLP/gRPC, without TLS; empty for nowhere.
@@ -51,7 +51,7 @@ class EngineOptions:
 
 
 class EngineKind(StrEnum):
-    """What an engine is to the proxy."""
+    """Engine types known to the proxy."""
 
     FULMEN = "fulmen"
     VLLM = "vllm"
@@ -59,11 +59,11 @@ class EngineKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineAddress:
-    """What the proxy has to know of an engine.
+    """Address and type of an engine, for the proxy.
 
     Attributes:
         base_url: Where its OpenAI API begins.
-        kind: What runs there.
+        kind: Type of the engine.
         key_name: Entry of the proxy's `backend_keys` with its key; empty for none.
         model: The name under which it serves the policy; empty for the policy's own.
     """
@@ -75,7 +75,7 @@ class EngineAddress:
 
 
 class SwapGate(Protocol):
-    """What the proxy does for a swap; every call waits out an outage of the proxy."""
+    """The proxy's part of a swap; every call waits out an outage of the proxy."""
 
     async def hold(self, ttl_s: float) -> None:
         """Lets new calls wait in the proxy, so long at most."""
@@ -84,10 +84,10 @@ class SwapGate(Protocol):
         """Waits until the proxy has no call at the engine; false if there still is one after so long."""
 
     async def promote(self) -> None:
-        """Says that tokens are of the new version from now on."""
+        """Attributes tokens to the new version from now on."""
 
     async def release(self) -> None:
-        """Lets calls go on to the engine."""
+        """Releases held calls to the engine."""
 
 
 class Engine(Protocol):
@@ -108,10 +108,10 @@ class Engine(Protocol):
         """Returns how many tokens it has sampled since it started."""
 
     async def healthy(self) -> bool:
-        """Tells whether it answers; never raises."""
+        """Returns whether it answers; never raises."""
 
     async def swap(self, policy: PublishedPolicy, gate: SwapGate) -> SwapStats:
-        """Replaces the weights in place and has them promoted; answers under way go on, none fails."""
+        """Replaces the weights in place and has them promoted; calls in flight continue, none fails."""
 
     async def stop(self) -> None:
         """Ends it."""
@@ -129,14 +129,14 @@ class StartEngine(Protocol):
         notify: Notify,
         promote: Callable[[], Awaitable[None]],
     ) -> Engine:
-        """Returns an engine that listens and serves a policy version.
+        """Starts an engine and returns when it serves a policy version.
 
         Args:
             options: How engines are started.
             policy: The version.
             engine: Which engine, and its numbers.
-            notify: Hears what it waits for.
-            promote: Says that tokens are of this version from now on, if the proxy knows the policy already; for an
+            notify: Receives notices about waits.
+            promote: Attributes tokens to this version from now on, if the proxy knows the policy already; for an
                 engine that was there before and may have calls under way.
 
         Raises:

@@ -1,4 +1,4 @@
-"""A vLLM that somebody else runs: given weights, never started or ended.
+"""A vLLM server run by someone else: it gets weights, and is never started or stopped.
 
 It must be in development mode (`VLLM_SERVER_DEV_MODE=1`), and see the folder of models at the same path as this
 service. Only addresses that the operator names are used, so that no run can have this service call others.
@@ -63,13 +63,13 @@ class ExternalVllm:
         )
 
     async def ended(self) -> int:
-        """Waits for ever: only its health tells."""
+        """Waits without end: only health checks detect its failure."""
         return await asyncio.get_running_loop().create_future()
 
     async def sampled_tokens(self) -> int:
-        """Returns how many tokens it has sampled since this was first asked, for whomever.
+        """Returns the number of tokens sampled since the first call, for all callers.
 
-        What it sampled before it was attached to, maybe for the second time, is not counted again.
+        Tokens sampled before it was attached, possibly again, are not counted.
 
         Raises:
             EngineFailed: if it does not answer.
@@ -80,7 +80,7 @@ class ExternalVllm:
         return tokens - self._tokens_before
 
     async def healthy(self) -> bool:
-        """Tells whether it answers."""
+        """Returns whether it answers."""
         return await self._api.healthy()
 
     async def swap(self, policy: PublishedPolicy, gate: SwapGate) -> SwapStats:
@@ -107,7 +107,7 @@ class ExternalVllm:
 
 
 class _AttachGate:
-    """Before the proxy knows the engine there is nothing to hold."""
+    """Does nothing: the proxy does not know the engine yet."""
 
     def __init__(self, promote: Callable[[], Awaitable[None]]) -> None:
         self._promote = promote
@@ -120,7 +120,7 @@ class _AttachGate:
         return True
 
     async def promote(self) -> None:
-        """Says that tokens are of the new version from now on."""
+        """Attributes tokens to the new version from now on."""
         await self._promote()
 
     async def release(self) -> None:

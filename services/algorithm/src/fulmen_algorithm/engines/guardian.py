@@ -1,4 +1,4 @@
-"""Runs a program, and sees to it that nothing of it is left: a small script of its own, `python guardian.py LOG ARGV`.
+"""Runs a program and ends all its descendants: a standalone script, `python guardian.py LOG ARGV`.
 
 Invariant: when the program ends, when the one who started this script ends (however: its standard input closes then),
 or when it is told to end, every process of its group is ended, this one last; should this one be killed, the kernel
@@ -58,10 +58,10 @@ def _until_closed(ending: threading.Event) -> None:
 
 
 def _end_group(program: "subprocess.Popen[bytes]") -> None:
-    """Asks the group to end, waits, kills what is left; this process itself only hears the first."""
+    """Terminates the group, waits, then kills the rest; this process itself ignores the repeated signals."""
     own = os.getpid()
     _signal(signal.SIGTERM, own)
-    # What a program leaves that has died has nobody to end for, and someone waits to start it anew.
+    # After the program has died, its descendants are killed at once, so that it can be restarted.
     give_up_at = time.monotonic() + (GRACE_S if program.poll() is None else ORPHANS_GRACE_S)
     while _members(own, program) and time.monotonic() < give_up_at:
         time.sleep(POLL_S)
@@ -79,7 +79,7 @@ def _signal(number: int, own: int) -> None:
 
 
 def _members(own: int, program: "subprocess.Popen[bytes]") -> bool:
-    """Tells whether there are others in the group, and takes the exit status of those that have ended."""
+    """Returns whether the group has other members, and reaps those that have ended."""
     program.poll()
     for pid in _group(own):
         if pid != program.pid:

@@ -1,4 +1,4 @@
-"""Background role: one engine for each policy that is served, as many as there is room for.
+"""Background role: one engine for each served policy, up to the limit of engines.
 
 Invariant: an engine whose run is active is never given up. The engine of an ended run keeps serving until its place is
 needed; then the one that was not used for the longest time goes. What is served is kept on disk, and comes back without
@@ -50,13 +50,13 @@ class EnginePool:
         max_engines: int,
         outage_limit_s: float,
     ) -> None:
-        """Makes it.
+        """Initializes the pool.
 
         Args:
             options: How engines are started; a port is that of the first place, others follow it.
             start: Starts an engine of the kind that a run asks for.
             admin: Makes the proxy's administration for the backend of a policy.
-            file: Where it is kept what is served.
+            file: Storage of the served versions.
             max_engines: Places.
             outage_limit_s: How long the proxy is waited for.
         """
@@ -75,7 +75,7 @@ class EnginePool:
         return RunServing(self, run, engine, notify)
 
     async def run(self) -> None:
-        """Brings back what was served before, and watches all engines until cancelled."""
+        """Restores the engines of the previous process, and supervises all engines until cancelled."""
         async with asyncio.TaskGroup() as watching:
             for served in self._file.load():
                 watching.create_task(self._restore(served), name=f"restore {served.policy.policy}")
@@ -106,7 +106,7 @@ class EnginePool:
             place.supervisor.leave()
 
     def keep(self) -> None:
-        """Writes down what is served."""
+        """Stores the served versions."""
         self._file.save([served for p in self._places.values() if (served := p.supervisor.served) is not None])
 
     def _new_place(self, policy: str) -> _Place:
@@ -132,7 +132,7 @@ class EnginePool:
         try:
             await supervisor.retire()
         finally:
-            # Also where whoever wanted the place is cancelled meanwhile: a retired engine is watched by nobody.
+            # Shielded from the caller's cancellation: a retired engine has no supervisor.
             if supervisor.retired:
                 del self._places[policy]
                 self.keep()
@@ -168,7 +168,7 @@ class RunServing:
         """Makes a policy version answer under the policy's name.
 
         Raises:
-            RunFailed: if there is no room for an engine, or it cannot be started with these weights.
+            RunFailed: if the limit of engines is reached, or it cannot be started with these weights.
         """
         self._policy = policy.policy
         self._supervisor = await self._pool.place(policy.policy, self._run)
@@ -192,5 +192,5 @@ class RunServing:
         return 0 if self._supervisor is None else await self._supervisor.sampled_tokens()
 
     def release(self) -> None:
-        """Tells that the run is over."""
+        """Marks the run as ended."""
         self._pool.release(self._policy, self._run)

@@ -1,4 +1,4 @@
-"""The engine as a child process: started, asked, told to swap, ended.
+"""The embedded engine as a child process.
 
 Invariant: the child never outlives this process, since its standard input ends with it; it never sees this service's
 settings, which hold the signing key.
@@ -44,7 +44,7 @@ class EngineRefused(EngineFailed):
 
 
 class EngineRunner(Protocol):
-    """What an engine runs in: a child process, or this one."""
+    """Host of an engine: a child process, or this process."""
 
     @property
     def pid(self) -> int:
@@ -83,7 +83,7 @@ class EngineProcess:
             port = int(json.loads(line)["port"])
         except (TimeoutError, ValueError, KeyError) as error:
             await child.end(grace_s=0)
-            raise EngineFailed("The engine did not start; its own log says why.") from error
+            raise EngineFailed("The engine did not start; see its log.") from error
         except asyncio.CancelledError:
             await child.end(grace_s=0)
             raise
@@ -116,7 +116,7 @@ class EngineProcess:
         return int(stats["tokens"])
 
     async def healthy(self) -> bool:
-        """Tells whether the engine answers."""
+        """Returns whether the engine answers."""
         try:
             await self._ask("GET", "/health", None, HEALTH_DEADLINE_S)
         except EngineFailed:
@@ -124,7 +124,7 @@ class EngineProcess:
         return True
 
     async def swap(self, policy: PublishedPolicy, gate: SwapGate) -> SwapStats:
-        """Replaces the weights in place; answers under way go on and say which version sampled which token.
+        """Replaces the weights in place; calls in flight continue and report which version sampled which token.
 
         Raises:
             EngineFailed: if the engine refuses or does not answer.
@@ -201,7 +201,7 @@ async def whole_folder(policy: PublishedPolicy) -> Path:
     """Returns a complete folder of a version.
 
     Raises:
-        EngineFailed: if there is none and none can be made.
+        EngineFailed: if it does not exist and cannot be built.
     """
     try:
         return await policy.model_folder()

@@ -37,7 +37,7 @@ class ProxyAdmin:
         self._backend = f"backends/{backend_id}"
 
     async def register(self, engine: EngineAddress) -> None:
-        """Says where the engine is; a hold that was left behind ends."""
+        """Registers the address of the engine; releases a hold left from an earlier swap."""
         backend = backend_pb2.Backend(
             name=self._backend,
             base_url=engine.base_url,
@@ -88,7 +88,7 @@ class ProxyAdmin:
             )
 
     async def promote(self, policy: str, version: int) -> None:
-        """Says which version the engine serves."""
+        """Sets the version that the engine serves."""
         request = route_service_pb2.PromoteVersionRequest(policy=policy, policy_version=version)
         await self._routes.PromoteVersion(request, timeout=CALL_DEADLINE_S)
 

@@ -1,4 +1,4 @@
-"""Which program serves a run: the one place where the kinds of engines are told apart."""
+"""Selects the program that serves a run; the only place that distinguishes kinds of engines."""
 
 import shutil
 from collections.abc import Awaitable, Callable
@@ -15,7 +15,7 @@ StartEmbedded = Callable[[EngineOptions, PublishedPolicy], Awaitable[Engine]]
 
 
 def unavailable(options: EngineOptions, engine: EngineSettings) -> str:
-    """Says why no run can have such an engine here, and what would change that; empty if one can."""
+    """Returns why no run can have such an engine here, with the remedy; empty if one can."""
     if isinstance(engine, VllmEngine) and shutil.which(options.vllm_command) is None:
         return (
             f"there is no program {options.vllm_command!r}: install vLLM, or name it by the service's setting "
@@ -30,7 +30,7 @@ class EngineStarter:
     """Starts the engine that a run asks for; see `clients.engine.StartEngine`."""
 
     def __init__(self, embedded: StartEmbedded = EngineProcess.start) -> None:
-        """`embedded` starts the embedded engine: in a process of its own, or in this one."""
+        """`embedded` starts the embedded engine: as a child process, or in this process."""
         self._embedded = embedded
 
     async def __call__(

@@ -1,7 +1,7 @@
 """Keeps the engine of one policy alive with the right weights, and the proxy informed.
 
-Invariant: what the proxy's route points to is registered after it listens; after a death the engine comes back with
-the same weights and the same version, on a port that is registered anew. It goes on when the run that served it is over.
+Invariant: the proxy's route points to an engine that listens; after a crash the engine is restarted with
+the same weights and version, and its new port is registered. It keeps running after the run that started it.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ REFUSED_OR_AWAY: tuple[type[Exception], ...] = (FulmenError, *AWAY)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Served:
-    """What is to be served."""
+    """The policy to serve."""
 
     policy: PublishedPolicy
     overrides: Mapping[str, str]
@@ -78,7 +78,7 @@ class EngineSupervisor:
 
     @property
     def served(self) -> ServedPolicy | None:
-        """What is served, or to be served while the engine is away."""
+        """The served policy, also while the engine is being restarted."""
         served = self._served
         if served is None:
             return None
@@ -96,7 +96,7 @@ class EngineSupervisor:
             )
             self.last_used = time.monotonic()
             if self._engine is not None and self._started_with == served.engine:
-                # Calls that are under way, of rollouts from before a restart of the service, go on. The version is
+                # Calls in flight, of rollouts from before a restart of the service, continue. The version is
                 # named when the engine has it, not before: their next tokens are of the old one.
                 await self._register()
                 if self._loaded == served.policy:
@@ -109,7 +109,7 @@ class EngineSupervisor:
             await self._tell_proxy()
 
     async def restore(self, served: ServedPolicy) -> None:
-        """Serves what was served before the service was started again, unless a run has served something meanwhile.
+        """Serves the policy of the previous process, unless a run has served another one meanwhile.
 
         Raises:
             RunFailed: if the engine cannot be started with these weights.
@@ -124,7 +124,7 @@ class EngineSupervisor:
         self.last_used = time.monotonic()
 
     async def swap(self, policy: PublishedPolicy) -> SwapStats:
-        """Replaces the weights in place; an engine that will not take them is started anew with them.
+        """Replaces the weights in place; an engine that rejects them is restarted with them.
 
         Raises:
             RunFailed: if it cannot be started with these weights.
@@ -144,7 +144,7 @@ class EngineSupervisor:
         promote: Callable[[], Awaitable[None]] | None = None,
     ) -> SwapStats:
         assert self._served is not None
-        self._loaded = None  # whoever is stopped in the middle does not know what the engine has
+        self._loaded = None  # after a cancellation the engine's weights are unknown
         try:
             if engine is None:
                 raise EngineFailed("The engine is being restarted.")
@@ -177,7 +177,7 @@ class EngineSupervisor:
     async def run(self) -> None:
         """Watches the engine until it is retired or cancelled, then stops it.
 
-        What fails is logged, and begun again after a wait: it ends no other engine, and not the service.
+        Failures are logged and retried after a wait; they end neither other engines nor the service.
         """
         failed, wait_s = False, FIRST_RESTART_WAIT_S
         try:
@@ -210,10 +210,10 @@ class EngineSupervisor:
                         _log.warning("route_left_behind", model=name, reason=type(error).__name__)
             finally:
                 await self._stop_engine()
-                self._started.set()  # whoever waits to watch shall see that there is nothing more
+                self._started.set()  # wake the supervisor's loop, which then ends
 
     def _log_failure(self, error: Exception, *, first: bool) -> None:
-        """Logs why the engine could not be watched or replaced; its run is told when it begins."""
+        """Logs why the engine could not be supervised or replaced; its run is notified at its start."""
         error_id = uuid.uuid4().hex[:12]
         served = self._served
         policy = served.policy.policy if served is not None else ""
@@ -223,7 +223,7 @@ class EngineSupervisor:
             served.notify("warning", text)
 
     async def _begin_again(self) -> None:
-        """Does what a failure has left undone: there is to be an engine, and the proxy is to know it."""
+        """Completes what a failure has interrupted: starts the engine and registers it at the proxy."""
         if self._engine is None:
             await self._replace(None)
             return
@@ -254,8 +254,8 @@ class EngineSupervisor:
         while True:
             async with self._changing:
                 if self._engine is not dead or self._served is None:
-                    return  # somebody else has replaced it
-                self._served.notify("warning", "The engine ended; it is started anew with the same weights.")
+                    return  # it has been replaced meanwhile
+                self._served.notify("warning", "The engine ended; restarting it with the same weights.")
                 await self._hold_calls()
                 await self._stop_engine()
                 try:
@@ -289,7 +289,7 @@ class EngineSupervisor:
         _log.info("engine_started", pid=self._engine.pid if self._engine else 0, version=policy.version)
 
     async def _hold_calls(self) -> None:
-        """Lets calls wait in the proxy until the engine is registered anew; an outage of the proxy is not waited out.
+        """Holds calls in the proxy until the engine is registered again; an outage of the proxy is not waited out.
 
         A large engine takes minutes to start, and every call that fails meanwhile costs a rollout an attempt.
         """
@@ -327,7 +327,7 @@ class EngineSupervisor:
         served, address = self._served, self._engine.address
         patience = self._patience()
         for name in served.policy.model_names:
-            # What an engine calls by another name is the policy; adapters of roles have the same name everywhere.
+            # The policy's own model name differs by engine; adapters of roles have the same name everywhere.
             model = address.model if name == served.policy.policy else ""
             await patience.call(
                 partial(

@@ -1,4 +1,4 @@
-"""What the proxy does while an engine gets new weights, with patience for an outage of the proxy."""
+"""Holds calls in the proxy while an engine gets new weights; waits out outages of the proxy."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -42,7 +42,7 @@ class ProxyGate:
         return True
 
     async def promote(self) -> None:
-        """Says that tokens are of the new version from now on."""
+        """Attributes tokens to the new version from now on."""
         if self._promote is not None:
             await self._promote()
             return
@@ -50,5 +50,5 @@ class ProxyGate:
         await self._patience.call(lambda: self._proxy.promote(policy.policy, policy.version))
 
     async def release(self) -> None:
-        """Lets calls go on to the engine."""
+        """Releases held calls to the engine."""
         await self._patience.call(self._proxy.release)

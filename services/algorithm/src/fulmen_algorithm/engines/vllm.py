@@ -1,4 +1,4 @@
-"""vLLM as a child process: started, asked, told to swap, ended.
+"""vLLM as a child process.
 
 Invariant: no process of it outlives this service, however this one or vLLM ends: all are in one group under a guardian
 (`clients.guardian`), which ends with this process. vLLM never sees this service's settings, which hold the signing key.
@@ -37,7 +37,7 @@ LOG_LINES = 12
 MAX_LOG_BYTES = 50_000_000
 TAIL_BYTES = 8000
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM takes for `--max-lora-rank`."""
+"""Values that vLLM accepts for `--max-lora-rank`."""
 
 
 class VllmProcess:
@@ -58,7 +58,7 @@ class VllmProcess:
     async def start(
         cls, options: EngineOptions, policy: PublishedPolicy, engine: VllmEngine, notify: Notify
     ) -> "VllmProcess":
-        """Starts vLLM and waits until it serves; tells now and then that it waits.
+        """Starts vLLM and waits until it serves; reports the wait at intervals.
 
         Raises:
             EngineFailed: if it ends before that, or does not get there in time; has the end of its log.
@@ -113,11 +113,11 @@ class VllmProcess:
         return await self._api.sampled_tokens()
 
     async def healthy(self) -> bool:
-        """Tells whether it answers."""
+        """Returns whether it answers."""
         return await self._api.healthy()
 
     async def swap(self, policy: PublishedPolicy, gate: SwapGate) -> SwapStats:
-        """Replaces the weights in place; answers under way go on and say which version sampled which token.
+        """Replaces the weights in place; calls in flight continue and report which version sampled which token.
 
         Raises:
             EngineFailed: if the weights are damaged, or vLLM refuses or does not answer.
@@ -190,7 +190,7 @@ def _command(
         "enforce-eager": engine.enforce_eager or None,
         # On a CPU vLLM 0.32 ends when a call with a seed is prefilled in parts: "CPU Generator does not use offset".
         "enable-chunked-prefill": False if options.device == "cpu" else None,
-        # What is trained on are the probabilities that were sampled from, temperature and all.
+        # Training needs the probabilities of the sampling distribution, after temperature.
         "logprobs-mode": "processed_logprobs",
         "middleware": "fulmen_vllm.FulmenMiddleware",
         "worker-extension-cls": "fulmen_vllm.FulmenWorker",
@@ -222,7 +222,7 @@ def _rendered(flags: Mapping[str, str | int | float | bool | None]) -> list[str]
 
 
 def _rank(policy: PublishedPolicy) -> int:
-    """Returns the least rank that vLLM can be told which every adapter fits in."""
+    """Returns the lowest rank accepted by vLLM that fits every adapter."""
     try:
         wanted = max(json.loads((f / "adapter_config.json").read_bytes())["r"] for f in policy.adapters.values())
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -52,19 +52,19 @@ class VllmApi:
     """One server."""
 
     def __init__(self, root: str, key: str, *, reload_method: str = "reload_weights") -> None:
-        """Makes it.
+        """Initializes the client.
 
         Args:
             root: The server's address without `/v1`.
             key: Empty if it asks for none.
-            reload_method: What its workers reload with; Fulmen's own is `fulmen_reload` (`vllm_plugin`).
+            reload_method: Method with which its workers reload; Fulmen's own is `fulmen_reload` (`vllm_plugin`).
         """
         self._root = root
         self._reload_method = reload_method
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     async def healthy(self) -> bool:
-        """Tells whether it answers."""
+        """Returns whether it answers."""
         try:
             await self._ask("GET", "/health", deadline_s=HEALTH_DEADLINE_S)
         except EngineFailed:
@@ -82,7 +82,7 @@ class VllmApi:
         return int(sum(float(line.rpartition(" ")[2]) for line in lines))
 
     async def name_version(self, version: int) -> None:
-        """Says which version the weights are that it has.
+        """Sets the version of its present weights.
 
         Raises:
             EngineFailed: if it refuses or does not answer.
@@ -102,7 +102,7 @@ class VllmApi:
             await self.load_adapter(folder, name)
 
     async def load_adapter(self, folder: Path, name: str) -> None:
-        """Serves an adapter in peft's format under a model name, in place of the one that had it.
+        """Serves an adapter in peft's format under a model name, replacing the present one.
 
         Raises:
             EngineFailed: if it refuses or does not answer.
@@ -122,9 +122,9 @@ class VllmApi:
     ) -> SwapStats:
         """Replaces the weights; no call fails.
 
-        Frozen calls go on with the new weights where they stopped. The version is promoted before that, so that no
-        token of the new weights counts as the old version's even where the server does not tell versions itself.
-        Calls go on after a failure too: a server of others must not stay paused for ever.
+        Frozen calls resume with the new weights. The version is promoted before that, so that no
+        token of the new weights counts as the old version's, even if the server does not report versions.
+        Calls resume after a failure too: an external server must not stay paused.
 
         Raises:
             EngineFailed: if it refuses or does not answer: what it has then is not known, and it must start anew, or be
@@ -146,7 +146,7 @@ class VllmApi:
     async def _replace(self, weights: Weights, version: int, gate: SwapGate, *, recompute_cache: bool) -> None:
         loaded, anew = True, "true" if recompute_cache else "false"
         try:
-            # vLLM 0.32 drops what calls have computed at the pause itself, unless it is told not to.
+            # vLLM 0.32 by default drops the computed cache of calls at the pause.
             await self._ask("POST", f"/pause?mode=keep&clear_cache={anew}", deadline_s=LOAD_DEADLINE_S)
             loaded = weights.folder is None
             await self.load(weights)
@@ -163,7 +163,7 @@ class VllmApi:
         await self._ask("POST", "/resume")
 
     async def _put_back(self) -> None:
-        """Makes it able to go on after weights that it would not load.
+        """Makes it continue after weights that it failed to load.
 
         After a failure vLLM 0.32 leaves its layers without memory (`model_executor/model_loader/reload`), and would end
         at the next token. Being given no weights at all it puts back what layers had that got none. If it cannot do
@@ -197,7 +197,7 @@ async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
     except asyncio.CancelledError:
         await asyncio.wait({task}, timeout=CANCELLED_WAIT_S)
         task.cancel()
-        await asyncio.gather(task, return_exceptions=True)  # whoever has cancelled it does not ask how it went
+        await asyncio.gather(task, return_exceptions=True)  # cancelled: its result is ignored
         raise
 
 
@@ -242,7 +242,7 @@ def _read_folder(folder: Path) -> int:
 
 
 def _read_file(path: Path) -> int:
-    """Reads a file and checks that it is as long as its header says (the format: 8 bytes of length, JSON, tensors)."""
+    """Checks that a file has the length in its header (format: 8 bytes of length, JSON, tensors)."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")

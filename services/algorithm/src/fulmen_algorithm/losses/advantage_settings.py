@@ -199,7 +199,7 @@ CreditSettings = Annotated[RolloutCredit | StepReturnCredit | StepGroupsCredit, 
 
 
 class RoleSettings(Strict):
-    """What agents of several roles train on.
+    """Roles that train, and their baselines and rewards.
 
     Attributes:
         train: Roles (agent names) that train; empty for all of them.
@@ -237,7 +237,7 @@ class CriticSettings(Strict):
 
 
 class CriticPlan(Strict):
-    """What a trainer needs to have a critic.
+    """Settings of a trainer's critic.
 
     Attributes:
         critic: The critic itself.
@@ -280,7 +280,7 @@ def check_scoring(
     """Checks settings against each other.
 
     Raises:
-        ValueError: if they do not fit together; the text says which.
+        ValueError: if they are inconsistent; the text names them.
     """
     kind = advantage.kind
     if rewards.normalise == "gdpo" and (kind != "group" or credit.kind != "rollout" or roles.rewards):

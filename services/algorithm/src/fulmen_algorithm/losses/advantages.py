@@ -1,7 +1,7 @@
 # ruff: noqa: N803, N806 (array names end with their shape)
 """Advantages are computed once per sample, over whole groups; the rows that a rollout was cut into only inherit them.
 
-A sample is a rollout, or the part of one role in it. Everything is float64, and what is equal in all samples of a group
+A sample is a rollout, or the part of one role in it. Everything is float64; values equal in all samples of a group
 gives exactly 0, because the mean of equal floats may differ from them in the last bit.
 
 Legend: S samples or steps, N trained tokens of a sample in the order in which they were sampled.
@@ -27,7 +27,7 @@ from fulmen_algorithm.losses.advantage_settings import (
 )
 
 STD_EPSILON = 1e-6
-"""Added to every standard deviation (population, ddof 0) that something is divided by."""
+"""Added to every standard deviation (population, ddof 0) used as a divisor."""
 
 MIN_COMPARED = 2
 """Rollouts of a group that is compared within itself."""
@@ -43,7 +43,7 @@ class Step:
         unit: Number of the step in the rollout, from 0.
         tokens: How many tokens the policy sampled in it.
         reward: R(u), the rewards that the step itself earned; the final one in the last.
-        credit: What its calls are credited with.
+        credit: Credit of its calls.
         anchor: Equal for steps that began alike.
     """
 
@@ -56,7 +56,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What one advantage is computed of.
+    """The data from which one advantage is computed.
 
     Attributes:
         key: Of the sample, unique.
@@ -79,7 +79,7 @@ class Sample:
         return float(sum(value * _weight(weights, name) for name, value in self.rewards.items()))
 
     def total(self, weights: Mapping[str, float] | None) -> float:
-        """Returns what is left of what was earned after the penalties of all tokens."""
+        """Returns the reward minus the penalties of all tokens."""
         return self.earned(weights) - float(sum(self.penalties))
 
 
@@ -89,7 +89,7 @@ def token_advantages(samples: Sequence[Sample], settings: ScoringSettings) -> li
     With a critic (`gae`) these are the token rewards instead: the advantages need the critic's values.
 
     Raises:
-        ValueError: if there is no sample, two have the same key, a reward is not finite, or the estimator is not
+        ValueError: if samples are empty, two have the same key, a reward is not finite, or the estimator is not
             defined for the rewards (`maxrl` below 0).
     """
     _check(samples)
@@ -109,7 +109,7 @@ def token_advantages(samples: Sequence[Sample], settings: ScoringSettings) -> li
 
 
 def has_signal(samples: Sequence[Sample], settings: ScoringSettings) -> bool:
-    """Tells whether the samples of one group can move the policy: whether any of their advantages is not 0.
+    """Returns whether any advantage of a group's samples is non-zero.
 
     Estimators that do not compare within the group see a signal in every group.
 
@@ -122,7 +122,7 @@ def has_signal(samples: Sequence[Sample], settings: ScoringSettings) -> bool:
 
 
 def compares_groups(settings: ScoringSettings) -> bool:
-    """Tells whether the estimator's baseline is made of the group, which then needs two samples at least."""
+    """Returns whether the baseline is computed from the group, which then needs at least two samples."""
     match settings.advantage:
         case GaeAdvantage():
             return False
@@ -152,7 +152,7 @@ def centred(values_S: Floats, groups: Sequence[Hashable], *, std: str = "none") 
 
 
 def leave_one_out(rewards_S: Floats, groups: Sequence[Hashable]) -> Floats:
-    """Subtracts from each reward the mean of the others of its group; 0 where there are no others.
+    """Subtracts from each reward the mean of the others of its group; 0 for a group of one.
 
     Source: RLOO (arXiv:2402.14740), which is G / (G - 1) times the centred reward.
     """
@@ -185,7 +185,7 @@ def relative(rewards_S: Floats, groups: Sequence[Hashable]) -> Floats:
         ValueError: if a reward is below 0, where the mean has no such meaning.
     """
     if np.any(rewards_S < 0):
-        raise ValueError("maxrl needs rewards from 0 up; there is one below.")
+        raise ValueError("maxrl needs rewards of 0 or more.")
     result_S = centred(rewards_S, groups)
     for members in _members(groups):
         if result_S[members].any():

@@ -36,7 +36,7 @@ from fulmen_algorithm.losses.objectives import (
 )
 
 LOG_RATIO_LIMIT = 20.0
-"""e^20 is 4.9e8: far beyond any ratio that means something, and its square still fits into float32."""
+"""e^20 is 4.9e8: far beyond any meaningful ratio, and its square still fits into float32."""
 
 
 class TokenBatch:
@@ -64,7 +64,7 @@ class TokenBatch:
         row_index_BT: Tensor,
         reference_BT: Tensor | None = None,
     ) -> None:
-        """Makes it; `row_index_BT` tells which row a token belongs to, and is negative at padding."""
+        """`row_index_BT` is the row of each token, negative at padding."""
 
         def trained(values_BT: Tensor) -> Tensor:
             return torch.where(mask_BT, values_BT, torch.zeros((), dtype=values_BT.dtype, device=values_BT.device))
@@ -99,7 +99,7 @@ class LossTerms:
     """Terms of a policy loss.
 
     Attributes:
-        terms_BT: What is minimised, per token.
+        terms_BT: Loss term per token.
         clipped_BT: True where the clip took the token's gradient, or, for `cispo`, bounded its weight.
     """
 
@@ -109,7 +109,7 @@ class LossTerms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """What an off-policy correction multiplies the terms by, without gradient.
+    """Weights of an off-policy correction, which multiply the terms without gradient.
 
     Attributes:
         weights_BT: Factor per token, 0 where the correction leaves it out.
@@ -154,7 +154,7 @@ def loss_terms(batch: TokenBatch, loss: Loss) -> LossTerms:
 
 @torch.no_grad()
 def correction_weights(batch: TokenBatch, correction: Correction) -> Weights:
-    """Computes what the terms of each token count; the formulas are those of the settings' docstrings."""
+    """Computes the correction weight of each token; the formulas are those of the settings' docstrings."""
     log_w_BT = batch.proximal_BT - batch.mu_BT
     match correction:
         case NoCorrection():
@@ -224,7 +224,7 @@ def _truncated(weights_BT: Tensor, cap: float) -> Weights:
 
 
 def _within(weights_BT: Tensor, *, low: float | None = None, high: float | None = None) -> Weights:
-    """Leaves out what is beyond the bounds."""
+    """Masks weights beyond the bounds."""
     dropped_BT = torch.zeros_like(weights_BT, dtype=torch.bool)
     if low is not None:
         dropped_BT |= weights_BT < low

@@ -38,7 +38,7 @@ def token_weights(rows: Sequence[Row], aggregation: Aggregation) -> list[float]:
 
     Args:
         rows: *All* rows of the optimiser step, of every rank and micro-batch.
-        aggregation: What counts the same as what.
+        aggregation: How tokens are weighted.
 
     Raises:
         ValueError: if the aggregation lacks its `length`.

@@ -1,4 +1,4 @@
-"""What is minimised: settings of the loss, the off-policy correction, the KL penalty and the aggregation.
+"""The objective: settings of the loss, the off-policy correction, the KL penalty and the aggregation.
 
 Each is one of several kinds, and each kind has its own numbers, so that a number which would not be used is an error.
 Torch is not needed to name them. Three policies: the trained one (pi), the *proximal* one (the trained one when the
@@ -126,7 +126,7 @@ Loss = Annotated[
 
 
 class NoCorrection(Strict):
-    """Rows count as if the proximal policy had sampled them."""
+    """No correction: rows count as if the proximal policy had sampled them."""
 
     kind: Literal["none"] = "none"
 

@@ -49,7 +49,7 @@ def _append(path: Path, content: bytes) -> int:
                 left = left[file.write(left) :]
             os.fsync(file.fileno())
         except OSError:
-            # On a full disk it may be there in part, and whoever appends next would make one line of the two.
+            # On a full disk a part may be written; the next append would continue that line.
             file.truncate(before)
             raise
         return before + len(content)
@@ -59,7 +59,7 @@ def truncate(path: Path, size_bytes: int) -> None:
     """Cuts a file to a size, creating it if needed.
 
     Raises:
-        ValueError: if the file is shorter: it lost what was acknowledged as durable.
+        ValueError: if the file is shorter, which means that acknowledged data were lost.
     """
     with path.open("ab") as file:
         actual = file.tell()
@@ -71,7 +71,7 @@ def truncate(path: Path, size_bytes: int) -> None:
 
 
 def last_line(path: Path) -> bytes | None:
-    """Reads the last whole line, from the end; removes what a crash cut off behind it. None if there is none."""
+    """Reads the last complete line, from the end; removes a truncated line behind it. None if the file has none."""
     if not path.exists():
         return None
     tail, start = b"", path.stat().st_size
@@ -90,7 +90,7 @@ def last_line(path: Path) -> bytes | None:
 def read_lines(path: Path, parse: Callable[[bytes], Parsed], *, repair: bool = True) -> list[Parsed]:
     """Reads all whole lines; removes a last line that a crash cut off.
 
-    With `repair` false it leaves the file alone: for whoever reads beside the one who appends.
+    `repair` false leaves the file unchanged, for readers beside a writer.
 
     Raises:
         ValueError: if a whole line does not parse.

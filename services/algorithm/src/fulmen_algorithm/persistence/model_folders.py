@@ -26,7 +26,7 @@ class ModelFolders:
         self._folder = folder
 
     async def save(self, write: Callable[[Path], Awaitable[WrittenWeights]], step: int) -> SavedModel:
-        """Lets `write` fill a folder, whose name then says step, checksum and what it is."""
+        """Calls `write` with a new folder, which is then named by step, checksum and kind."""
         aside = self._folder / ".writing"
         await asyncio.to_thread(self._make_room, aside)
         written = await write(aside)
@@ -45,7 +45,7 @@ class ModelFolders:
         """Puts a complete folder together from one and the deltas that follow it.
 
         Raises:
-            RunFailed: if something of it is gone, damaged, or does not fit.
+            RunFailed: if a file is gone, damaged, or does not match.
         """
         path = self._folder / f"{step:06d}-{chain[-1].sha256[:12]}"
         if path.exists():

@@ -61,7 +61,7 @@ class RunFiles:
         return self.folder / "initial"
 
     def keep_reference(self, first_weights: Path) -> Path:
-        """Copies the first weights to `reference`, once: what the run began with may be gone when it goes on.
+        """Copies the first weights to `reference`, once, because their source may be gone when the run resumes.
 
         Raises:
             RunFailed: if the run is past its first weights, and the copy is lost.
@@ -120,7 +120,7 @@ class RunFiles:
         return append_json_lines(self._consumed, list(records))
 
     def truncate_consumed(self, size_bytes: int) -> None:
-        """Cuts `consumed.jsonl` back to what a checkpoint counts."""
+        """Truncates `consumed.jsonl` to the size in a checkpoint."""
         truncate(self._consumed, size_bytes)
 
     def set_aside_consumed(self, size_bytes: int, branch: int) -> list[dict[str, object]]:
@@ -165,5 +165,5 @@ class RunFiles:
 
 
 def _json(kind: TypeAdapter[Any], value: object, *, indent: int | None = None) -> bytes:
-    """Makes the JSON of a value, in which a metric that is not finite stays what it is: pydantic would write null."""
+    """Encodes a value as JSON with non-finite numbers, for which pydantic would write null."""
     return json.dumps(kind.dump_python(value, mode="json", exclude_none=True), indent=indent).encode()

@@ -1,4 +1,4 @@
-"""`served.json` in the state folder: what the engines serve, so that it comes back when the service does."""
+"""`served.json` in the state folder: the served versions, restored when the service restarts."""
 
 import json
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class ServedPolicies:
 
     def save(self, served: Sequence[ServedPolicy]) -> None:
         """Replaces the file."""
-        # What rebuilds a folder is a function of the process that published the version.
+        # The function that rebuilds a folder belongs to the process that published the version.
         plain = [replace(each, policy=replace(each.policy, rebuild=None)) for each in served]
         replace_file(self._path, json.dumps(_SERVED.dump_python(plain, mode="json"), indent=1).encode())
 

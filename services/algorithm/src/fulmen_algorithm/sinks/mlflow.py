@@ -45,7 +45,7 @@ class MlflowSink:
             self._client.log_batch(self._id, metrics=metrics[start : start + BATCH])
 
     def close(self, run: TrainingRun) -> None:
-        """Says how the run ended; one that goes on stays running."""
+        """Sets the final status; a run that continues stays running."""
         if run.state.final:
             status = {RunState.SUCCEEDED: RunStatus.FINISHED, RunState.CANCELLED: RunStatus.KILLED}
             self._client.set_terminated(self._id, status=RunStatus.to_string(status.get(run.state, RunStatus.FAILED)))

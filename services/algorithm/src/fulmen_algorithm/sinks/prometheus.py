@@ -13,7 +13,7 @@ _RUN = ["project", "run"]
 
 
 class RunMetrics(Collector):
-    """Looks at the runs when it is scraped; of runs that ended it shows nothing but their number.
+    """Collects metrics of runs when scraped; ended runs are only counted.
 
     `fulmen_algorithm_runs{state}`; for each run that is not final `fulmen_algorithm_run_state{state}`, `..._run_step`,
     `..._run_steps_planned` and `fulmen_algorithm_run_metric{metric}`, where metrics are named as in
@@ -24,7 +24,7 @@ class RunMetrics(Collector):
         self._runs = runs
 
     def describe(self) -> Iterable[Metric]:
-        """Says that nothing is to be asked at registration."""
+        """Returns nothing, so that nothing is collected at registration."""
         return ()
 
     def collect(self) -> Iterable[Metric]:

@@ -1,7 +1,7 @@
 """Background role: carries the metrics of every run from its event log to the metric sinks.
 
 The event log is the truth; a sink that is away or broken never holds training up. How far a run's metrics were carried
-is kept in its folder, so that a restarted service goes on there: metrics of the last moments before a crash may be
+is stored in its folder, so that a restarted service resumes there: metrics of the last moments before a crash may be
 written twice, none are left out. A sink that never answers is given up: it keeps neither the other sinks and runs from
 theirs, nor the service from ending.
 """
@@ -56,7 +56,7 @@ class MetricPublisher:
         self._carried: dict[str, _Carried] = {}
 
     async def run(self) -> None:
-        """Carries until cancelled, and then what is left."""
+        """Publishes until cancelled, and then once more."""
         try:
             while True:
                 await self.carry()
@@ -67,7 +67,7 @@ class MetricPublisher:
                 await self._close(self._runs.entry(name), carried)
 
     async def carry(self) -> None:
-        """Writes what is new to every sink."""
+        """Writes new metrics to every sink."""
         for entry in self._runs.entries():
             carried = self._carried.get(entry.run.name) or await self._begun(entry)
             if entry.events.last_sequence > carried.sequence:
@@ -130,7 +130,7 @@ def _position(path: Path) -> int:
 async def _in_own_thread(work: Callable[[], Result], *, name: str) -> Result:
     """Calls a function in a thread that holds no place in the shared pool, and that the process does not wait for."""
     answer: Future[Result] = Future()
-    answer.set_running_or_notify_cancel()  # whoever gives it up leaves it alone
+    answer.set_running_or_notify_cancel()  # cannot be cancelled from now on
 
     def call() -> None:
         try:

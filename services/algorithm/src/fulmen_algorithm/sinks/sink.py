@@ -1,4 +1,4 @@
-"""What a metric sink is, and which ones there are."""
+"""The interface of a metric sink, and the available sinks."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -16,14 +16,14 @@ class MetricSink(Protocol):
         """Writes metrics, in order; those of a step that was done again replace nothing, they come after."""
 
     def close(self, run: TrainingRun) -> None:
-        """Writes out what is buffered; `run` is as it ended, or as it is when the service stops."""
+        """Flushes buffers; `run` has its final state, or its present one when the service stops."""
 
 
 class OpenSink(Protocol):
     """Opens the sink of a run."""
 
     def __call__(self, run: TrainingRun, folder: Path, settings: Mapping[str, Any]) -> MetricSink:
-        """`folder` is the run's own, `settings` its settings; may raise what the library raises."""
+        """`folder` is the run's own, `settings` its settings; raises the library's errors."""
 
 
 _SINKS = {
@@ -35,7 +35,7 @@ NAMES = tuple(_SINKS)
 
 
 def load_sink(name: str) -> OpenSink:
-    """Imports a sink by name: only what is used is loaded.
+    """Imports a sink by name; other libraries are not loaded.
 
     Raises:
         ImportError: if its library is not installed.

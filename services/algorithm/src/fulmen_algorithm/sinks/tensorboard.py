@@ -24,7 +24,7 @@ class TensorBoardSink:
         self._last: int | None = None
 
     def write(self, steps: list[StepMetrics]) -> None:
-        """Writes metrics; a step that is done again takes back what was drawn from it on."""
+        """Writes metrics; a repeated step purges the points from it on."""
         now = time.time()
         for step in steps:
             if self._last is None or step.step < self._last:

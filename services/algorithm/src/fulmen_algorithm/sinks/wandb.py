@@ -11,7 +11,7 @@ from fulmen_algorithm.runs.run import RunState, TrainingRun
 
 
 class WandbSink:
-    """One W&B run for each training run, with its id; a restarted service goes on with the same one."""
+    """One W&B run for each training run, with its id; a restarted service continues the same one."""
 
     def __init__(self, run: TrainingRun, folder: Path, settings: Mapping[str, Any]) -> None:
         """Raises what `wandb.init` raises: no key, no network."""
@@ -37,6 +37,6 @@ class WandbSink:
             self._run.log({**step.values, "step": step.step})
 
     def close(self, run: TrainingRun) -> None:
-        """Sends what is left."""
+        """Sends buffered metrics."""
         self._run.summary.update({f"result/{name}": value for name, value in run.results.items()})
         self._run.finish(exit_code=1 if run.state is RunState.FAILED else 0)

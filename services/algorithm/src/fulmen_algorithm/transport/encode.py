@@ -78,7 +78,7 @@ def event(value: Event) -> pb.TrainingRunEvent:
 
 
 def algorithm(entry: AlgorithmEntry[Any]) -> algorithm_pb2.Algorithm:
-    """Encodes what an algorithm is and takes."""
+    """Encodes the description of an algorithm."""
     return algorithm_pb2.Algorithm(
         name=entry.name,
         summary=summary(entry),

@@ -143,7 +143,7 @@ class TrainingRunServicer(TrainingRunServiceServicer):
     async def ResumeTrainingRun(
         self, request: pb.ResumeTrainingRunRequest, context: grpc.aio.ServicerContext
     ) -> pb.ResumeTrainingRunResponse:
-        """Lets a paused run go on."""
+        """Resumes a paused run."""
         run = self._runs.resume(self._entry(request.name).run.name)
         return pb.ResumeTrainingRunResponse(training_run=encode.training_run(run))
 
@@ -181,7 +181,7 @@ class TrainingRunServicer(TrainingRunServiceServicer):
         parent, _, sequence = request.checkpoint.partition("/checkpoints/")
         run = self._entry(parent).run
         store = CheckpointStore(directory=self._open_files(run.run_id).checkpoints)
-        # It is read whole when it is its turn, and then once: that may take minutes, for which nobody waits here.
+        # Verified only when the run resumes, because that may take minutes.
         listed = {str(value.sequence): value for value in await asyncio.to_thread(store.listed)}
         found = listed.get(sequence)
         run = self._entry(parent).run  # as it is after the wait
@@ -207,12 +207,12 @@ class TrainingRunServicer(TrainingRunServiceServicer):
 
 
 def _report(run: TrainingRun, events: EventLog, files: RunFiles) -> Report:
-    """Reads all that a report needs, which may be long, and makes it; the run may go on meanwhile."""
+    """Reads the data of a report and renders it, which may take a while; the run may continue meanwhile."""
     return report(run, events.steps(), events.notices(), files.notes(), files.versions(repair=False))
 
 
 def own_past(run: TrainingRun, checkpoint: Checkpoint) -> bool:
-    """Tells whether a run may be put back to a checkpoint, or has left it behind by an earlier roll back."""
+    """Returns whether a run may be rolled back to a checkpoint, which an earlier rollback may have abandoned."""
     branch = int(checkpoint.progress.get("branch", 0))
     return run.descends_from(branch=branch, sequence=checkpoint.sequence)
 

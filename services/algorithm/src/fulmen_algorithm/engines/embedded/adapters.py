@@ -31,7 +31,7 @@ def add_adapters(model: Any, adapters: Mapping[str, Path]) -> None:
     from peft import LoraConfig  # it takes half a second, which most engines need not wait for
 
     with warnings.catch_warnings():
-        # That there are several adapters is what is wanted.
+        # Several adapters are intended.
         warnings.filterwarnings("ignore", message="Already found a `peft_config`", category=UserWarning)
         for name, folder in adapters.items():
             model.add_adapter(LoraConfig.from_pretrained(str(folder)), adapter_name=name)

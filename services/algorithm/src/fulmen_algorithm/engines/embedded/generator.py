@@ -1,7 +1,7 @@
 """The model and the one thread that may touch it.
 
 Requests are batched naturally: whatever waits when a batch ends forms the next one. Within a batch `generate` runs all
-rows together; a row that ends early is answered at once, though the batch goes on for the others.
+rows together; a row that ends early is answered at once, while the batch continues for the others.
 
 Weights are swapped at token boundaries, also in mid-answer. Invariant: a token's version is that of the weights whose
 forward pass gave its logits. (Keys and values cached before a swap stay as they are.)
@@ -135,7 +135,7 @@ class Generator:
     async def __aexit__(self, *_: object) -> None:
         """Refuses what waits, ends the running batch at the next token, stops the thread."""
         self.batcher.cancel()
-        # gather() hands its exception over as a value; it was raised, if at all, to whoever watches the batcher.
+        # With return_exceptions, because the watcher of the batcher has raised its exception.
         await asyncio.gather(self.batcher, return_exceptions=True)
         for job in self._waiting:
             _refuse(job, Overloaded("The engine is shutting down."))
@@ -245,7 +245,7 @@ class Generator:
             self.stats.refused += 1
             _refuse(job, Overloaded(f"The request waited for {self.limits.queue_deadline_s:g} s."))
 
-    # What follows runs in the model thread.
+    # The methods below run in the model thread.
 
     def _apply_swaps(self, in_mid_batch: bool) -> None:
         while not self._swaps.empty():

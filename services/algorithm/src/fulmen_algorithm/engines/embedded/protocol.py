@@ -1,4 +1,4 @@
-"""What a caller may ask: OpenAI chat-completion bodies become checked requests here, or a typed refusal.
+"""Requests of the engine: OpenAI chat-completion bodies are parsed into typed requests, or refused with a typed error.
 
 Invariant: a parameter that would change the answer is either honoured or refused with 400; parameters that this engine
 does not know are ignored, as OpenAI-compatible servers do.
@@ -16,7 +16,7 @@ MAX_STOP_STRINGS = 16
 
 
 class EngineError(Exception):
-    """Root of what the engine answers with an error status, in OpenAI's error shape."""
+    """Base class of errors that the engine returns with an error status, in OpenAI's error shape."""
 
     status = 500
     kind = "server_error"
@@ -68,7 +68,7 @@ class WeightsRejected(EngineError):
 
 
 class WeightsConflict(EngineError):
-    """What was sent changes other weights than the engine holds; the caller must send all of them."""
+    """A delta does not apply to the engine's weights; the caller must send complete weights."""
 
     status = 409
     kind = "invalid_request_error"
@@ -126,7 +126,7 @@ class LoadOrder:
 
     Attributes:
         version: Policy version that they are.
-        kind: What is at `path`: a model folder, or a folder with a delta; adapters have folders of their own.
+        kind: Content of `path`: a model folder, or a folder with a delta; adapters have their own folders.
         path: A folder; not used for adapters.
         adapters: Folder of each adapter, by its name.
         sha256: Checksum that the weights must have afterwards; empty: any.

@@ -88,7 +88,7 @@ class PerRequestSampler(LogitsProcessor):
 
 
 class TokenTap(StoppingCriteria):
-    """Hands every drawn token on at once, and ends the rows that the receiver calls finished."""
+    """Passes every sampled token on at once, and ends the rows that the receiver finishes."""
 
     def __init__(self, sampler: PerRequestSampler, on_tokens: Callable[[list[SampledToken]], list[bool]]) -> None:
         """Connects to the sampler.
@@ -102,7 +102,7 @@ class TokenTap(StoppingCriteria):
         self._on_tokens = on_tokens
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **_: object) -> Tensor:
-        """Tells which rows are finished; bool [B]."""
+        """Returns which rows are finished; bool [B]."""
         drawn_B = input_ids[:, -1]
         logprobs = self._sampler.logprobs_BV.gather(-1, drawn_B[:, None]).squeeze(-1).tolist()
         version = self._sampler.version_used

@@ -107,7 +107,7 @@ class EngineServer:
         order = parse_weights_order(await _read_json(request))
         async with self.swap_lock, asyncio.timeout(SWAP_DEADLINE_S):
             started = perf_counter()
-            # Read aside, before the pause; a thread of its own, since the model thread is generating.
+            # Read before the pause, in a separate thread, since the model thread is generating.
             weights = await asyncio.to_thread(self._prepare, order)
             load_seconds = perf_counter() - started
             pause_seconds = await self.generator.swap(weights, order.version)

@@ -1,11 +1,11 @@
-"""Text of a completion as it grows: detokenised, stopped, held back where it may still turn into something else.
+"""Incremental text of a completion: detokenised, stopped, held back while ambiguous.
 
 Tool calls have one documented form, which a chat template can render back exactly:
 
     <tool_call>{"name":"NAME","arguments":{...}}</tool_call>
 
-Invariant: text that was emitted never has to be taken back: a possible beginning of a stop string or of a tool call
-waits until it is known what it is. The arguments of a parsed call are the very characters that were sampled.
+Invariant: emitted text is never retracted: a possible beginning of a stop string or of a tool call
+is held back until it is decided. The arguments of a parsed call are exactly the sampled characters.
 """
 
 import json

@@ -34,7 +34,7 @@ _UPPER_HALF = np.uint32(16)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What the published weights are that a model holds.
+    """Identity of the published weights that a model holds.
 
     Attributes:
         layout: Type and shape of each published tensor.
@@ -46,7 +46,7 @@ class Served:
 
     @property
     def sha256(self) -> str:
-        """Checksum of the weights; of a model that was never told, one that no weights have."""
+        """Checksum of the weights; one that matches none before the first update."""
         return combined_digest(self.digests) if self.digests else ""
 
 
@@ -56,7 +56,7 @@ class Prepared:
 
     Attributes:
         tensors: Those that change, by name, in the type of the model's own.
-        served: What the model holds afterwards; None for adapters, which leave its own weights as they are.
+        served: Weights of the model afterwards; None for adapters, which leave its own weights unchanged.
         size_bytes: Of the files.
     """
 
@@ -74,12 +74,12 @@ def prepare_full(model: nn.Module, folder: Path, sha256: str = "") -> Prepared:
     """Reads the safetensors files of a folder and checks them against the model.
 
     Args:
-        model: Only names, types and shapes are read, so generation may go on meanwhile.
+        model: Only names, types and shapes are read, so generation may continue meanwhile.
         folder: Holds one or more `*.safetensors` files of the full model.
         sha256: Checksum that they must have; empty: any.
 
     Raises:
-        WeightsRejected: if there is no such folder or file, a file is damaged, or names or shapes differ.
+        WeightsRejected: if a folder or file is missing or damaged, or names or shapes differ.
     """
     try:
         weights = read_folder(folder)
@@ -105,7 +105,7 @@ def prepare_full(model: nn.Module, folder: Path, sha256: str = "") -> Prepared:
 
 
 def prepare_delta(model: nn.Module, served: Served, folder: Path, sha256: str = "") -> Prepared:
-    """Applies a delta to what the model holds, aside, and checks the result.
+    """Applies a delta to a copy of the model's weights, and verifies the result.
 
     Raises:
         WeightsConflict: if the delta belongs to other weights than these: all of them have to be sent.
@@ -113,7 +113,7 @@ def prepare_delta(model: nn.Module, served: Served, folder: Path, sha256: str = 
     """
     present = published_tensors(model)
     if not _recoverable(present, served.layout):
-        raise WeightsConflict("The engine holds the weights in a form that they cannot be had back from.")
+        raise WeightsConflict("The published weights cannot be recovered from the engine's own format.")
     base = Weights(tensors=_Recovered(present, served.layout), digests=dict(served.digests))
     try:
         new = apply(base, folder / DELTA_FILE)
@@ -164,7 +164,7 @@ class _Recovered(Mapping[str, RawTensor]):
 
 
 def _recoverable(present: Mapping[str, Tensor], served: Layout) -> bool:
-    """Tells whether the published words can be had from what the model holds."""
+    """Returns whether the published bits can be recovered from the model's weights."""
     pairs = [(DTYPES[t.dtype], served.get(name, ("", ()))[0]) for name, t in present.items()]
     return set(present) == set(served) and all(own == sent or (own, sent) == ("F32", "BF16") for own, sent in pairs)
 

@@ -75,7 +75,7 @@ def tell_versions() -> None:
 
         whole, streamed = Chat.chat_completion_full_generator, Chat.chat_completion_stream_generator
     except (ImportError, AttributeError):
-        logger.warning("This vLLM is not as Fulmen expects: its answers do not tell the versions of their tokens.")
+        logger.warning("This version of vLLM is not supported: its answers do not report the versions of their tokens.")
         return
     if hasattr(whole, "__wrapped__"):
         return
