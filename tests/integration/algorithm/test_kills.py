@@ -133,5 +133,5 @@ async def _rolled_back(folder: Path, client: Client, watcher: Watcher, ended: pb
     assert again.policy_version != ended.policy_version
     report = await client.training_runs.GetTrainingRunReport(service_pb.GetTrainingRunReportRequest(name=ended.name))
     assert "Where the time went" in report.markdown
-    assert "Taken back when the run was put back to step 2" in report.markdown
+    assert "Discarded by the rollback to step 2" in report.markdown
     assert report.curve_png.startswith(b"\x89PNG")

@@ -80,7 +80,7 @@ async def test_a_run_that_collapses_too_often_fails_and_says_why(
         done = await service.runs.wait_final(run.name, timeout_s=WAIT_S)
     assert done.state is RunState.FAILED
     assert done.failure_message.startswith("The reward collapsed")
-    assert "put back 1 times already" in done.failure_message
+    assert "rolled back 1 times already" in done.failure_message
     assert done.collapses == 1
 
 

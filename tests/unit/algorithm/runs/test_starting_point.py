@@ -142,5 +142,5 @@ async def test_the_newest_checkpoint_that_is_whole_is_gone_on_from(tmp_path: Pat
     recorder = await book.begun()
     assert recorder.progress.step == 0
     assert [n.message for n in book.events.notices() if n.severity == "warning"] == [
-        "Checkpoint checkpoint-00000002 is damaged and was passed over."
+        "Checkpoint checkpoint-00000002 is damaged and was skipped."
     ]
