@@ -14,6 +14,7 @@ import pytest
 
 from fulmen.ids import uuid7
 from fulmen_store.database.database import connect
+from fulmen_store.events import QueueEvents
 from fulmen_store.leases.attempt_ends import AttemptEnds
 from fulmen_store.leases.leases import AttemptEnd, AttemptReport, CompletionStatus, Grant, LeaseTable, SessionOwner
 from fulmen_store.leases.table import PgLeaseTable, SessionTable
@@ -259,7 +260,7 @@ async def test_both_attempts_reported_at_once_end_the_rollout_once(subject: Subj
 
 async def test_reports_are_applied_once_and_told_apart(subject: Subject) -> None:
     grant = await _leased(subject)
-    ends = AttemptEnds(table=subject.table, requeued=lambda _items: None, finished=lambda _projects: None)
+    ends = AttemptEnds(table=subject.table, events=QueueEvents())
     role = asyncio.create_task(ends.committer.run())
     good = AttemptReport(
         rollout_id=grant.rollout_id, session_id=grant.session_id, epoch=1, kind=FailureKind.NONE, report=b"r"
@@ -274,7 +275,7 @@ async def test_reports_are_applied_once_and_told_apart(subject: Subject) -> None
 
 async def test_reports_of_one_attempt_in_one_commit_are_applied_once(subject: Subject) -> None:
     grant = await _leased(subject)
-    ends = AttemptEnds(table=subject.table, requeued=lambda _items: None, finished=lambda _projects: None)
+    ends = AttemptEnds(table=subject.table, events=QueueEvents())
     good, again, other = (
         AttemptReport(rollout_id=grant.rollout_id, session_id=grant.session_id, epoch=1, kind=kind, report=report)
         for kind, report in ((FailureKind.NONE, b"r"), (FailureKind.NONE, b"r"), (FailureKind.INFRA, b""))
@@ -331,7 +332,7 @@ async def _hedged(subject: Subject) -> dict[int, Grant]:
 
 @asynccontextmanager
 async def _ends(subject: Subject) -> AsyncIterator[AttemptEnds]:
-    ends = AttemptEnds(table=subject.table, requeued=lambda _items: None, finished=lambda _projects: None)
+    ends = AttemptEnds(table=subject.table, events=QueueEvents())
     role = asyncio.create_task(ends.committer.run())
     yield ends
     role.cancel()

@@ -45,7 +45,7 @@ async def connection(database_url: str) -> AsyncIterator[Any]:
 
 def collector(database: Database) -> ResourceGarbageCollector:
     """Makes a collector."""
-    return ResourceGarbageCollector(table=GarbageTable(database), interval_s=60.0)
+    return ResourceGarbageCollector(table=GarbageTable(database))
 
 
 async def publish(stubs: Stubs, resource: str, *, needs: list[str] | None = None, ttl: bool = True) -> str:

@@ -23,6 +23,7 @@ from fulmen_store.database.queries import SQL
 from fulmen_store.runners import registry as runner_registry
 from fulmen_store.runners.registry import FleetChanges, FleetWatcher
 from fulmen_store.runners.table import RunnerView
+from tests.support.store.manual_clock import ManualClock
 from tests.support.store.running import LIMIT_S, Runner, StoreHandle, Stubs, create, running_store
 
 BUSY = lease_pb2.RunnerLoad(
@@ -293,16 +294,16 @@ async def test_watchers_are_told_when_the_fleet_cannot_be_looked_at() -> None:
 
 async def test_a_quiet_fleet_is_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner_registry, "KEEP_ALIVE_S", 5.0)
-    now = [0.0]
+    clock = ManualClock()
     table = CountedTable()
-    board = FleetWatcher(table=table, interval_s=0.001, clock=lambda: now[0])
+    board = FleetWatcher(table=table, interval_s=0.001, clock=clock)
     role = asyncio.create_task(board.run())
     watcher = watch(board)
     assert (await anext(watcher)).snapshot_complete
     waiting = asyncio.create_task(anext(watcher))
     await table.until(looks=5)
     assert not waiting.done()
-    now[0] = 5.0
+    clock.now_s = 5.0
     async with asyncio.timeout(LIMIT_S):
         empty = await waiting
     assert not empty.snapshot_complete
