@@ -18,7 +18,7 @@ from fulmen_store.events import QueueEvents
 from fulmen_store.leases.attempt_ends import AttemptEnds
 from fulmen_store.leases.leases import AttemptEnd, AttemptReport, CompletionStatus, Grant, LeaseTable, SessionOwner
 from fulmen_store.leases.table import PgLeaseTable, SessionTable
-from fulmen_store.rollouts.records import NewItem
+from fulmen_store.rollouts.requests import NewRollout
 from fulmen_store.rollouts.table import RolloutTable
 from fulmen_store.rollouts.transitions import FailureKind, RetryPolicy, RolloutState
 from fulmen_store.scheduling.fair_queue import ReadyItem
@@ -53,7 +53,7 @@ async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
     rollouts, sessions = RolloutTable(database), SessionTable(database)
 
     async def add(items: Sequence[ReadyItem], hedged: bool) -> None:
-        await rollouts.create([_new(item, hedged) for item in items], [None] * len(items))
+        await rollouts.create([_new(item, hedged) for item in items])
 
     async def open_session() -> UUID:
         session_id = uuid7()
@@ -361,17 +361,13 @@ def _end(
     return AttemptEnd(report=report, cancel_requested=False, rollout_state=state, delay_s=0.0, charge=1)
 
 
-def _new(item: ReadyItem, hedged: bool) -> NewItem:
-    return NewItem(
-        rollout_id=item.rollout_id,
+def _new(item: ReadyItem, hedged: bool) -> NewRollout:
+    return NewRollout(
+        id=item.rollout_id,
         project_id=item.project_id,
-        run_id=None,
-        group_key=None,
-        group_size=1,
-        sort_priority=item.sort_priority,
-        not_before=None,
-        policy=POLICY,
-        labels=(),
+        priority=-item.sort_priority,
+        max_attempts=POLICY.max_attempts,
+        retry_backoff_s=POLICY.backoff_ms / 1000,
         request=b"request",
         hedged=hedged,
     )

@@ -126,8 +126,8 @@ async def test_every_field_and_operator_can_be_prepared(connection: Any) -> None
 
 async def test_lists_walk_an_index_and_look_at_one_window(connection: Any) -> None:
     await connection.execute(
-        "insert into rollout (id, project_id, run_id, sort_priority, max_attempts, retry_mask, backoff_ms, request)"
-        " select gen_random_uuid(), 1 + n % 2, n % 3, 0, 3, 0, 0, '' from generate_series(1, 20000) n"
+        "insert into rollout (id, project_id, run_id, sort_priority, mode, request)"
+        " select gen_random_uuid(), 1 + n % 2, n % 3, 0, 1, '' from generate_series(1, 20000) n"
     )
     await connection.execute(
         "insert into rollout_end (rollout_id, project_id, run_id, group_size, state, failure_kind)"
@@ -280,8 +280,8 @@ def _random_rollout(chance: random.Random) -> tuple[UUID, Facts]:
 
 async def _insert(connection: Any, rollout_id: UUID, facts: Facts, names: dict[str, int | None]) -> None:
     await connection.execute(
-        "insert into rollout (id, project_id, sort_priority, max_attempts, retry_mask, backoff_ms, request, mode, group_id,"
-        " task_type, agent, created_at) values ($1, 1, $2, 3, 0, 0, '', $3, nullif($4, ''), $5, $6, $7)",
+        "insert into rollout (id, project_id, sort_priority, request, mode, group_id,"
+        " task_type, agent, created_at) values ($1, 1, $2, '', $3, nullif($4, ''), $5, $6, $7)",
         rollout_id, -facts[Field.PRIORITY], facts[Field.MODE], facts[Field.GROUP_ID],
         names[facts[Field.TASK_TYPE]], names[facts[Field.AGENT]], facts[Field.CREATE_TIME],
     )  # fmt: skip
@@ -295,8 +295,8 @@ async def _insert(connection: Any, rollout_id: UUID, facts: Facts, names: dict[s
     else:
         session = uuid7() if state is RolloutState.RUNNING else None
         await connection.execute(
-            "insert into item (id, project_id, sort_priority, group_size, max_attempts, retry_mask, backoff_ms, epoch, session,"
-            " leased_at, run_at) values ($1, 1, 0, 1, 3, 0, 0, $2, $3::uuid, case when $3::uuid is null then null else"
+            "insert into item (id, project_id, sort_priority, group_size, max_attempts, retry_mask, backoff_ms, timeout_ms, epoch,"
+            " session, leased_at, run_at) values ($1, 1, 0, 1, 3, 0, 0, 1000, $2, $3::uuid, case when $3::uuid is null then null else"
             " now() end, now() + $4 * interval '1 hour')",
             rollout_id, 0 if state is RolloutState.QUEUED else 1, session, int(state is RolloutState.RETRY_WAIT),
         )  # fmt: skip

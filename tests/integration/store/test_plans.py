@@ -32,14 +32,15 @@ GROUPS = [uuid7() for _ in range(10)]
 # Waiting, leased, ended and hedged rows, in one project; the waiting ones of five priorities.
 GROW = (
     """
-    insert into item (id, project_id, sort_priority, run_id, group_size, max_attempts, retry_mask, backoff_ms, run_at)
-    select gen_random_uuid(), 1, n % 5, n % 3, 1, 3, 24, 0, now() from generate_series(1, $1::int) n
+    insert into item (id, project_id, sort_priority, run_id, group_size, max_attempts, retry_mask, backoff_ms, timeout_ms, run_at)
+    select gen_random_uuid(), 1, n % 5, n % 3, 1, 3, 24, 0, 1000, now() from generate_series(1, $1::int) n
     """,
     """
     insert into item (
-        id, project_id, sort_priority, group_size, max_attempts, retry_mask, backoff_ms, run_at, session, leased_at, epoch, hedged
+        id, project_id, sort_priority, group_size, max_attempts, retry_mask, backoff_ms, timeout_ms, run_at, session, leased_at,
+        epoch, hedged
     )
-    select gen_random_uuid(), 1, n % 5, 1, 3, 24, 0, now(), s.id, now() - interval '1 minute', 1, n <= 100
+    select gen_random_uuid(), 1, n % 5, 1, 3, 24, 0, 1000, now(), s.id, now() - interval '1 minute', 1, n <= 100
     from generate_series(1, $1::int) n
     cross join lateral (select q.id from runner_session q order by q.id offset n % $2 limit 1) s
     """,
@@ -184,8 +185,8 @@ def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 async def _grow(connection: Any) -> None:
     await connection.execute("update project set max_running = 1000, max_queued = $1 where id = 1", ASKED)
     await connection.executemany(
-        "insert into runner_session (id, subject, host, info, lease_until)"
-        " values ($1, 'tests', 'host', '', now() + interval '1 hour')",
+        "insert into runner_session (id, subject, project, host, info, lease_until)"
+        " values ($1, 'tests', 'projects/*', 'host', '', now() + interval '1 hour')",
         [(one,) for one in SESSION_IDS],
     )
     await connection.execute(GROW[0], WAITING)

@@ -207,8 +207,8 @@ async def test_the_look_for_uses_does_not_read_the_backlog(connection: Any) -> N
         " values (1, 1, '', '', sha256(''), '', '{}')"
     )
     await connection.execute(
-        "insert into item (id, project_id, sort_priority, group_size, max_attempts, retry_mask, backoff_ms, run_at)"
-        " select gen_random_uuid(), 1, 0, 1, 3, 24, 0, now() from generate_series(1, 20000)"
+        "insert into item (id, project_id, sort_priority, group_size, max_attempts, retry_mask, backoff_ms, timeout_ms, run_at)"
+        " select gen_random_uuid(), 1, 0, 1, 3, 24, 0, 1000, now() from generate_series(1, 20000)"
     )
     await connection.execute("insert into resource_use select 1, 1, id from item")
     await connection.execute(f"prepare look as {SQL['forget_uses_of_version']}")

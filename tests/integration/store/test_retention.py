@@ -193,21 +193,6 @@ async def test_a_group_goes_when_its_project_has_no_rollout_as_old(
     assert await groups(connection) == [(DEFAULT, 3), ("projects/kept", 2), ("projects/kept", 3)]
 
 
-async def test_a_group_that_the_last_release_made_goes_when_no_project_has_a_rollout_as_old(
-    connection: Any, store: StoreHandle, stubs: Stubs
-) -> None:
-    await aged(connection, stubs, days=10)
-    await keep(connection, 7)
-    await connection.execute(
-        "insert into rollout_group (group_key, size, created, touched_at)"
-        " values ($1, 1, 1, now() - interval '15 days'), ($2, 1, 1, now() - interval '9 days')",
-        uuid7(),
-        uuid7(),
-    )
-    await work(store)
-    assert await groups(connection) == [(None, 1)]
-
-
 async def groups(connection: Any) -> list[tuple[str | None, int]]:
     """Returns project and number of members of the groups that there are."""
     rows = await connection.fetch(

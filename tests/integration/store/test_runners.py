@@ -159,8 +159,8 @@ async def test_a_bad_measurement_is_brought_into_range(stubs: Stubs) -> None:
 async def test_runners_are_listed_page_by_page_and_a_large_page_ends_early(stubs: Stubs, database_url: str) -> None:
     connection = await asyncpg.connect(database_url)
     await connection.execute(
-        "insert into runner_session (id, subject, host, info, lease_until)"
-        " select gen_random_uuid(), 's', 'h', '', now() + interval '1 hour' from generate_series(1, 5)"
+        "insert into runner_session (id, subject, project, host, info, lease_until)"
+        " select gen_random_uuid(), 's', 'projects/*', 'h', '', now() + interval '1 hour' from generate_series(1, 5)"
     )
     listed, token = [], ""
     while True:
@@ -317,12 +317,12 @@ async def test_the_registry_and_renewals_probe_indexes_only(database_url: str) -
     await connection.execute(f"prepare listing as {SQL['list_runners']}")
     await connection.execute(f"prepare renewing as {SQL['renew_sessions']}")
     await connection.execute(
-        "insert into item (id, project_id, sort_priority, group_size, max_attempts, retry_mask, backoff_ms, run_at)"
-        " select gen_random_uuid(), 1, 0, 1, 3, 24, 0, now() from generate_series(1, 20000)"
+        "insert into item (id, project_id, sort_priority, group_size, max_attempts, retry_mask, backoff_ms, timeout_ms, run_at)"
+        " select gen_random_uuid(), 1, 0, 1, 3, 24, 0, 1000, now() from generate_series(1, 20000)"
     )
     await connection.execute(
-        "insert into runner_session (id, subject, host, info, lease_until, ended_at)"
-        " select gen_random_uuid(), 's', 'h', '', now(), case when n > 50 then now() end"
+        "insert into runner_session (id, subject, project, host, info, lease_until, ended_at)"
+        " select gen_random_uuid(), 's', 'projects/*', 'h', '', now(), case when n > 50 then now() end"
         " from generate_series(1, 5000) n"
     )
     ids = [row["id"] for row in await connection.fetch("select id from runner_session where ended_at is null")]

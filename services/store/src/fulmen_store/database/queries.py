@@ -1,19 +1,27 @@
 """The store's SQL, by name: every statement lives in a `.sql` file beside its table, under a line `-- name: ...`.
 
 The expressions of which filters are made live in `rollouts/fragments/*.sql`, in the same form.
+
+A table's columns are listed once, with their types, under a line `-- columns: NAME`. Statements refer to one or more
+lists, joined by `+`: `{NAME}` stands for the names, `{x.NAME}` for the names qualified by x, and `{NAME[n]}` for array
+parameters from `$n` on, as `unnest` takes them. `arguments` makes the arrays from records with attributes of these names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import resources
+from operator import attrgetter
 from typing import Final
 
-__all__ = ["FRAGMENTS", "SQL", "filtered"]
+__all__ = ["FRAGMENTS", "SQL", "arguments", "filtered"]
 
 _MARK: Final = "-- name: "
 _FILTER_MARK: Final = "true /* filter */"
+_COLUMNS: Final = re.compile(r"^-- columns: (\w+)\n((?:--   .*\n)+)", re.M)
+_REFERENCE: Final = re.compile(r"\{(?:(\w+)\.)?([a-z_]+(?:\+[a-z_]+)*)(?:\[(\d+)\])?\}")
 
 
 @cache
@@ -22,11 +30,49 @@ def _load(*folders: str) -> Mapping[str, str]:
     files = [file for folder in folders for file in package.joinpath(folder).iterdir() if file.name.endswith(".sql")]
     found: dict[str, str] = {}
     for file in sorted(files, key=lambda entry: entry.name):
-        for name, statement in _statements(file.read_text(encoding="utf-8")):
+        text = file.read_text(encoding="utf-8")
+        for name, statement in _statements(_expanded(_COLUMNS.sub("", text), _columns(text))):
             if name in found:
                 raise ValueError(f"two statements are called {name}")
             found[name] = statement
     return found
+
+
+def _columns(text: str) -> Mapping[str, Sequence[tuple[str, str]]]:
+    """Returns the listed columns of a file, each with its type, by list."""
+    lists = {}
+    for match in _COLUMNS.finditer(text):
+        entries = match[2].replace("--", "").replace("\n", " ").split(",")
+        lists[match[1]] = [(entry.split()[0], entry.split()[1]) for entry in entries]
+    return lists
+
+
+def _expanded(text: str, lists: Mapping[str, Sequence[tuple[str, str]]]) -> str:
+    """Replaces the references to lists of columns."""
+
+    def expand(match: re.Match[str]) -> str:
+        qualifier, names, first = match.groups()
+        parts = names.split("+")
+        if any(name not in lists for name in parts):
+            return match[0]
+        columns = [column for name in parts for column in lists[name]]
+        if first is not None:
+            return ", ".join(f"${number}::{kind}[]" for number, (_, kind) in enumerate(columns, int(first)))
+        prefix = f"{qualifier}." if qualifier else ""
+        return ", ".join(prefix + name for name, _ in columns)
+
+    return _REFERENCE.sub(expand, text)
+
+
+@cache
+def _getters(file: str, names: str) -> Sequence[Callable[[object], object]]:
+    lists = _columns(resources.files("fulmen_store").joinpath(file).read_text(encoding="utf-8"))
+    return [attrgetter(column) for name in names.split("+") for column, _ in lists[name]]
+
+
+def arguments(file: str, names: str, records: Sequence[object]) -> list[list[object]]:
+    """Returns one array per listed column, with the attribute of that name of every record."""
+    return [list(map(getter, records)) for getter in _getters(file, names)]
 
 
 def _statements(text: str) -> Iterator[tuple[str, str]]:

@@ -167,9 +167,8 @@ insert into runner_session (id, subject, host, info, lease_until, project)
 values ($1, $2, $3, $4, now() + $5 * interval '1 second', $6);
 
 -- name: resume_session
--- A session of the last release has no project ('') until somebody goes on with it.
-update runner_session s set lease_until = now() + $2 * interval '1 second', project = $4
-where s.id = $1 and s.ended_at is null and s.subject = $3 and s.project in ($4, '')
+update runner_session s set lease_until = now() + $2 * interval '1 second'
+where s.id = $1 and s.ended_at is null and s.subject = $3 and s.project = $4
 returning s.id;
 
 -- name: session_projects

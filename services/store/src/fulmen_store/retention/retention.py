@@ -70,8 +70,7 @@ class Retention:
         expiring = await self._table.expiring_projects()
         for project_id in expiring:
             await self._remove_rows(project_id)
-        for scope in (*expiring, None) if expiring else ():
-            await self._remove_groups(scope)
+            await self._remove_groups(project_id)
 
     async def _remove_rows(self, project_id: int) -> None:
         removed = 0
@@ -91,7 +90,7 @@ class Retention:
         if removed:
             _log.info("retention_removed_rollouts", project_id=project_id, count=removed)
 
-    async def _remove_groups(self, project_id: int | None) -> None:
+    async def _remove_groups(self, project_id: int) -> None:
         removed = GROUPS_PER_BATCH
         while removed == GROUPS_PER_BATCH:
             removed = await self._table.remove_groups(project_id, GROUPS_PER_BATCH)

@@ -49,19 +49,16 @@ delete from rollout_end e where e.rollout_id = any ($1::uuid[]);
 delete from rollout r where r.id = any ($1::uuid[]);
 
 -- name: remove_groups
--- Of a project, or of none: those that got their last member a day before the oldest rollout that there is.
+-- Of a project: those that got their last member a day before its oldest rollout.
 with o as (
     select coalesce(
-        to_timestamp(('x' || left(replace(min(x.id)::text, '-', ''), 12))::bit(48)::bigint / 1000.0), now()
+        to_timestamp(('x' || left(replace(min(x.id::text), '-', ''), 12))::bit(48)::bigint / 1000.0), now()
     ) - interval '1 day' as oldest_at
-    from (
-        select (select q.id from rollout q where q.project_id = p.id order by q.id limit 1)::text as id
-        from project p where $1::int is null or p.id = $1
-    ) x
+    from (select q.id from rollout q where q.project_id = $1 order by q.id limit 1) x
 )
 delete from rollout_group g where g.ctid = any (array(
     select q.ctid from rollout_group q
-    where q.project_id is not distinct from $1 and q.touched_at < (select o.oldest_at from o)
+    where q.project_id = $1 and q.touched_at < (select o.oldest_at from o)
     limit $2 for update skip locked
 ))
 returning g.group_key;

@@ -53,8 +53,8 @@ class RetentionTable:
         """Returns the projects that have a retention."""
         return [row["id"] for row in await self._database.fetch("expiring_projects")]
 
-    async def remove_groups(self, project_id: int | None, limit: int) -> int:
-        """Removes so many groups at most of a project, or of none, that are older than every rollout; returns how many."""
+    async def remove_groups(self, project_id: int, limit: int) -> int:
+        """Removes at most `limit` groups of a project that are older than its oldest rollout; returns their number."""
         async with self._database.transaction() as transaction:
             lock = await transaction.fetch_row("lock_retention", LOCK_KEY)
             if lock is None or not lock["is_mine"]:

@@ -3,55 +3,42 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
 from dataclasses import replace
+from typing import cast
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from fulmen.errors import ArgumentInvalid, Violation
-from fulmen.ids import DEFAULT_PROJECT, rollout_name
+from fulmen.ids import rollout_name
 from fulmen.store.v1 import rollout_pb2
 from fulmen_store.rollouts.records import RolloutView
-from fulmen_store.rollouts.requests import RETRY_OF, NewRollout
+from fulmen_store.rollouts.requests import NONE, RETRY_OF, NewRollout
 
 __all__ = [
     "new_rollout",
     "repeated_rollout",
 ]
 
-DEFAULT_MAX_ATTEMPTS = 3
 
-
-DEFAULT_TIMEOUT_S = 900
-
-
-DEFAULT_BACKOFF_S = 1
-
-
-DEFAULT_CONTENT_TYPE = "application/json"
-
-
-NONE: Mapping[str, str] = {}
-
-
+DEFAULTS = NewRollout(request=b"")
 OUTPUT_ONLY = ("name", "state", "failure_kind", "create_time", "end_time", "attempts", "ended_attempt_count")
 
 
 def new_rollout(message: rollout_pb2.Rollout) -> NewRollout:
-    """Reads a rollout to create; fills the message's unset fields with their defaults."""
+    """Decodes a rollout to create; sets the message's unset fields to their defaults."""
     name = message.name
     for field in OUTPUT_ONLY:
         message.ClearField(field)
-    message.project = message.project or DEFAULT_PROJECT
-    message.group_size = message.group_size or 1
-    message.mode = message.mode or rollout_pb2.ROLLOUT_MODE_TRAIN
-    message.input_content_type = message.input_content_type or DEFAULT_CONTENT_TYPE
+    message.project = message.project or DEFAULTS.project
+    message.group_size = message.group_size or DEFAULTS.group_size
+    message.mode = message.mode or cast("rollout_pb2.RolloutMode", DEFAULTS.mode)
+    message.input_content_type = message.input_content_type or DEFAULTS.content_type
     policy = message.policy
-    policy.max_attempts = policy.max_attempts or DEFAULT_MAX_ATTEMPTS
+    policy.max_attempts = policy.max_attempts or DEFAULTS.max_attempts
     if not policy.HasField("attempt_timeout"):
-        policy.attempt_timeout.seconds = DEFAULT_TIMEOUT_S
+        policy.attempt_timeout.FromMilliseconds(DEFAULTS.timeout_ms)
     if not policy.HasField("retry_backoff"):
-        policy.retry_backoff.seconds = DEFAULT_BACKOFF_S
+        policy.retry_backoff.FromMilliseconds(DEFAULTS.backoff_ms)
     return NewRollout(
         request=message.SerializeToString(deterministic=True),
         name=name,
@@ -62,7 +49,7 @@ def new_rollout(message: rollout_pb2.Rollout) -> NewRollout:
         mode=message.mode,
         input_size=len(message.input),
         content_type=message.input_content_type,
-        agent=message.agent,
+        agent_name=message.agent,
         resource_versions=dict(message.resource_versions) if message.resource_versions else NONE,
         priority=message.priority,
         not_before=_moment(message.not_before_time, path="not_before_time")
@@ -74,7 +61,7 @@ def new_rollout(message: rollout_pb2.Rollout) -> NewRollout:
         attempt_timeout_s=policy.attempt_timeout.seconds + policy.attempt_timeout.nanos / 1e9,
         retry_on=list(policy.retry_on),
         retry_backoff_s=policy.retry_backoff.seconds + policy.retry_backoff.nanos / 1e9,
-        task_type=message.task_type,
+        task_type_name=message.task_type,
         deadline=_moment(message.deadline_time, path="deadline_time") if message.HasField("deadline_time") else None,
         hedged=policy.hedged,
         model_token_budget=policy.model_token_budget,
@@ -82,7 +69,7 @@ def new_rollout(message: rollout_pb2.Rollout) -> NewRollout:
 
 
 def repeated_rollout(view: RolloutView) -> NewRollout:
-    """Makes the request of a rollout that runs a final one again; it is a group of its own."""
+    """Returns the request that runs a final rollout again, as a group of its own."""
     message = rollout_pb2.Rollout.FromString(view.request)
     message.metadata[RETRY_OF] = rollout_name(view.rollout_id)
     for field in ("group_id", "group_size", "not_before_time", "deadline_time"):

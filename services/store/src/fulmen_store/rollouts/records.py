@@ -10,8 +10,7 @@ from typing import Final
 from uuid import UUID
 
 from fulmen.errors import FulmenError
-from fulmen_store.resources.versions import VersionKey
-from fulmen_store.rollouts.transitions import FailureKind, RetryPolicy, RolloutState
+from fulmen_store.rollouts.transitions import FailureKind, RolloutState
 
 __all__ = [
     "NO_RUN",
@@ -19,7 +18,6 @@ __all__ = [
     "Cancelled",
     "DeadRollout",
     "NameKind",
-    "NewItem",
     "RolloutAppeared",
     "RolloutRetried",
     "RolloutView",
@@ -44,40 +42,6 @@ class NameKind(IntEnum):
 
     TASK_TYPE = 1
     AGENT = 2
-
-
-# Not frozen: one is made for every rollout, and freezing makes that four times as slow. Never changed.
-@dataclass(slots=True, kw_only=True)
-class NewItem:
-    """A row to create.
-
-    Attributes:
-        uses: those of its `versions` that have a ttl.
-        retry_of: the rollout that it runs again, which is marked in the same commit; with `retry_once` only if it
-            is not marked yet.
-    """
-
-    rollout_id: UUID
-    project_id: int
-    run_id: int | None
-    group_key: UUID | None
-    group_size: int
-    sort_priority: int
-    not_before: datetime.datetime | None
-    policy: RetryPolicy
-    labels: tuple[str, ...]
-    request: bytes
-    mode: int = 1
-    group_id: str = ""
-    task_type: int | None = None
-    agent: int | None = None
-    deadline: datetime.datetime | None = None
-    timeout_ms: int = 900_000
-    hedged: bool = False
-    versions: tuple[str, ...] = ()
-    uses: tuple[VersionKey, ...] = ()
-    retry_of: UUID | None = None
-    retry_once: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

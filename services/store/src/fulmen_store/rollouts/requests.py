@@ -9,15 +9,17 @@ import datetime
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
+from types import MappingProxyType
 from typing import Final
 from uuid import UUID
 
 from fulmen.errors import ArgumentInvalid, Violation
-from fulmen.ids import parse_rollout_name, uuid7_unix_ms
+from fulmen.ids import DEFAULT_PROJECT, parse_rollout_name, uuid7_unix_ms
 from fulmen_store.malformed import malformed
+from fulmen_store.resources.versions import VersionKey
 from fulmen_store.rollouts.transitions import FailureKind, RetryPolicy
 
 __all__ = ["RETRY_OF", "NewRollout", "check_rollouts", "group_key_of", "require_training_run"]
@@ -42,6 +44,9 @@ MAX_TOKEN_BUDGET: Final = 10**12
 MAX_ID_AGE_MS: Final = 3600 * 1000
 MAX_ID_SKEW_MS: Final = 300 * 1000
 MAX_MODE: Final = 3
+LABEL_SEPARATOR: Final = "\x1f"
+NONE: Final[Mapping[str, str]] = MappingProxyType({})
+UNRESOLVED: Final = UUID(int=0)
 
 _PROJECT: Final = re.compile(r"projects/[a-z0-9-]{1,63}")
 _TRAINING_RUN: Final = re.compile(r"trainingRuns/[A-Za-z0-9._-]{1,128}")
@@ -49,74 +54,107 @@ _RESOURCE_VERSION: Final = re.compile(r"resources/[a-z0-9._-]{1,128}/versions/[1
 _LABEL_KEY: Final = re.compile(r"[A-Za-z0-9._/-]{1,63}")
 
 
-# Not frozen: one is made for every rollout, and freezing makes that four times as slow. Never changed.
+# Not frozen: one is created for every rollout, and freezing makes that four times as slow.
 @dataclass(slots=True, kw_only=True)
 class NewRollout:
-    """A rollout as a caller asks for it, unset values already replaced by their defaults.
+    """A rollout to create: first as requested, then with the numbers that the store resolves its names to.
+
+    The defaults of a request are declared here alone. Attributes named like a column of `rollouts.sql` are written to it.
 
     Attributes:
-        name: `rollouts/{uuid7}`, or empty to have one minted.
-        request: what is stored and later handed to the runner, opaque here; holds neither name nor state.
-        retry_on: numbers of failure kinds.
-        retry_of: the dead rollout that it runs again; with `retry_once` only if that was not done yet.
+        request: The serialized rollout, which is stored and handed to the runner; holds neither name nor state.
+        name: Name chosen by the caller; empty to have one generated.
+        retry_on: Numbers of failure kinds.
+        retry_of: The final rollout that this one runs again, which is marked in the same commit.
+        retry_once: Whether creation fails if `retry_of` is already marked.
+        id: Resolved from `name`, or generated.
+        task_type: Number of `task_type_name`, which is the agent's resource by default.
+        agent: Number of `agent_name`.
+        uses: Pinned versions with a ttl.
+        matched: Runner session that gets the first lease in the commit that creates the rollout.
     """
 
     request: bytes
     name: str = ""
-    project: str = "projects/default"
+    project: str = DEFAULT_PROJECT
     training_run: str = ""
     group_id: str = ""
     group_size: int = 1
     mode: int = 1
     input_size: int = 0
     content_type: str = "application/json"
-    agent: str = ""
-    resource_versions: Mapping[str, str] = field(default_factory=dict)
+    agent_name: str = ""
+    resource_versions: Mapping[str, str] = NONE
     priority: int = 0
     not_before: datetime.datetime | None = None
-    required_labels: Mapping[str, str] = field(default_factory=dict)
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    required_labels: Mapping[str, str] = NONE
+    metadata: Mapping[str, str] = NONE
     max_attempts: int = 3
     attempt_timeout_s: float = 900.0
     retry_on: Sequence[int] = ()
     retry_backoff_s: float = 1.0
-    task_type: str = ""
+    task_type_name: str = ""
     deadline: datetime.datetime | None = None
     hedged: bool = False
     model_token_budget: int = 0
     retry_of: UUID | None = None
     retry_once: bool = False
 
+    id: UUID = UNRESOLVED
+    project_id: int = 0
+    run_id: int | None = None
+    group_key: UUID | None = None
+    task_type: int | None = None
+    agent: int | None = None
+    uses: Sequence[VersionKey] = ()
+    matched: UUID | None = None
+
     @property
-    def agent_id(self) -> str:
-        """The resource id of the agent, `agent.x` of `resources/agent.x/versions/3`; empty if it names none."""
-        return self.agent.split("/")[1] if self.agent else ""
+    def sort_priority(self) -> int:
+        """The negated priority: lower values go first."""
+        return -self.priority
+
+    @property
+    def timeout_ms(self) -> int:
+        """The timeout of an attempt, milliseconds."""
+        return max(1, round(self.attempt_timeout_s * 1000))
+
+    @property
+    def backoff_ms(self) -> int:
+        """The wait before the second attempt, milliseconds."""
+        return round(self.retry_backoff_s * 1000)
+
+    @property
+    def retry_mask(self) -> int:
+        """The mask of a `RetryPolicy`."""
+        return _mask(tuple(self.retry_on))
+
+    @property
+    def labels(self) -> frozenset[str]:
+        """The required labels as `key=value` strings."""
+        return frozenset(f"{key}={value}" for key, value in self.required_labels.items())
+
+    @property
+    def label_text(self) -> str:
+        """The required labels, sorted and joined by `LABEL_SEPARATOR`."""
+        return LABEL_SEPARATOR.join(sorted(self.labels)) if self.required_labels else ""
+
+    @property
+    def default_task_type(self) -> str:
+        """The resource id of the agent, such as `agent.x` of `resources/agent.x/versions/3`; empty without an agent."""
+        return self.agent_name.split("/")[1] if self.agent_name else ""
 
     @property
     def versions(self) -> tuple[str, ...]:
-        """The names of all resource versions that it pins, each once."""
+        """The names of all pinned resource versions, without duplicates."""
         if not self.resource_versions:
-            return (self.agent,) if self.agent else ()
-        return tuple(sorted({*self.resource_versions.values(), *([self.agent] if self.agent else ())}))
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The required labels as sorted `key=value` strings."""
-        return tuple(sorted(f"{key}={value}" for key, value in self.required_labels.items()))
+            return (self.agent_name,) if self.agent_name else ()
+        return tuple(sorted({*self.resource_versions.values(), *([self.agent_name] if self.agent_name else ())}))
 
     @property
     def scope(self) -> tuple[str, str, str, str]:
-        """The names that it refers to: project, training run, task type and agent."""
-        return self.project, self.training_run, self.task_type, self.agent
-
-    @property
-    def policy(self) -> RetryPolicy:
-        """The retry policy."""
-        return _policy(self.max_attempts, tuple(self.retry_on), round(self.retry_backoff_s * 1000))
-
-    def group_key(self, project_id: int) -> UUID | None:
-        """The key of its group, the same for all members; None if it names no group."""
-        return group_key_of(project_id, self.training_run, self.group_id) if self.group_id else None
+        """The names to resolve: project, training run, task type and agent."""
+        return self.project, self.training_run, self.task_type_name, self.agent_name
 
 
 def group_key_of(project_id: int, training_run: str, group_id: str) -> UUID:
@@ -125,9 +163,8 @@ def group_key_of(project_id: int, training_run: str, group_id: str) -> UUID:
 
 
 @lru_cache(maxsize=1024)
-def _policy(max_attempts: int, retry_on: tuple[int, ...], backoff_ms: int) -> RetryPolicy:
-    mask = RetryPolicy.mask_of(frozenset(map(FailureKind, retry_on)))
-    return RetryPolicy(max_attempts=max_attempts, retry_mask=mask, backoff_ms=backoff_ms)
+def _mask(retry_on: tuple[int, ...]) -> int:
+    return RetryPolicy.mask_of(frozenset(map(FailureKind, retry_on)))
 
 
 def check_rollouts(rollouts: Sequence[NewRollout], *, request_id: str, now_ms: int | None) -> None:
@@ -185,7 +222,7 @@ def _problems(rollout: NewRollout, now_ms: int | None) -> Iterator[tuple[str, st
         yield "input", f"has {rollout.input_size} bytes, at most {MAX_INPUT_BYTES} are allowed"
     if len(rollout.content_type) > MAX_TEXT:
         yield "input_content_type", "is longer than 128 characters"
-    if rollout.agent and not _RESOURCE_VERSION.fullmatch(rollout.agent):
+    if rollout.agent_name and not _RESOURCE_VERSION.fullmatch(rollout.agent_name):
         yield "agent", "is not of the form resources/{id}/versions/{n}"
     yield from _schedule_problems(rollout, now_ms)
     if rollout.resource_versions or rollout.required_labels or rollout.metadata:
@@ -196,7 +233,7 @@ def _problems(rollout: NewRollout, now_ms: int | None) -> Iterator[tuple[str, st
 def _schedule_problems(rollout: NewRollout, now_ms: int | None) -> Iterator[tuple[str, str]]:
     if not -MAX_PRIORITY <= rollout.priority <= MAX_PRIORITY:
         yield "priority", f"is {rollout.priority}, allowed are -100 to 100"
-    if len(rollout.task_type) > MAX_TASK_TYPE:
+    if len(rollout.task_type_name) > MAX_TASK_TYPE:
         yield "task_type", f"is longer than {MAX_TASK_TYPE} characters"
     if now_ms is not None and rollout.deadline is not None and rollout.deadline.timestamp() * 1000 <= now_ms:
         yield "deadline_time", "has passed already"

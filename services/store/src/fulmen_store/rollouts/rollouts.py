@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
 from fulmen.errors import ArgumentInvalid, DatabaseUnavailable, FulmenError, RolloutExists, Violation
-from fulmen.ids import rollout_name, uuid7s
+from fulmen.ids import parse_rollout_name, rollout_name, uuid7s
 from fulmen_store.clock import Clock
 from fulmen_store.database.group_commit import GroupCommitter
 from fulmen_store.events import QueueEvents
@@ -23,10 +23,9 @@ from fulmen_store.rollouts.records import (
     Cancelled,
     CancelOutcome,
     NameKind,
-    NewItem,
     RolloutAppeared,
 )
-from fulmen_store.rollouts.requests import NewRollout, check_rollouts
+from fulmen_store.rollouts.requests import NewRollout, check_rollouts, group_key_of
 from fulmen_store.rollouts.table import RolloutTable
 from fulmen_store.rollouts.transitions import FINAL_STATES
 from fulmen_store.scheduling.dispatcher import Dispatcher
@@ -77,7 +76,9 @@ class Rollouts:
         self._events = events
         self._clock = clock or Clock()
         self._cancel_grace_s = cancel_grace_s
-        self.creations: GroupCommitter[NewItem, bool] = GroupCommitter("create_rollouts", self._create, metrics=metrics)
+        self.creations: GroupCommitter[NewRollout, bool] = GroupCommitter(
+            "create_rollouts", self._create, metrics=metrics
+        )
 
     async def create(self, rollouts: Sequence[NewRollout], *, request_id: str = "", method: str = CREATE) -> list[UUID]:
         """Creates rollouts, all or none, and returns their ids in order once they are durable.
@@ -95,17 +96,18 @@ class Rollouts:
             if not first:
                 raise
             return first
-        items = await self._items(rollouts)
+        await self._resolve(rollouts)
+        items = rollouts
         named = any(rollout.name for rollout in rollouts)
         if not request_id:
             await self._create_missing(items, doubted=named)
-            return [item.rollout_id for item in items]
-        project_id, ids = items[0].project_id, [item.rollout_id for item in items]
+            return [item.id for item in items]
+        project_id, ids = items[0].project_id, [item.id for item in items]
         first = await self._table.log_request(project_id, method, request_id, ids)
         if first != ids:
             if await self._all_stored(first):
                 return first
-            items = _with_ids(items, first)
+            _set_ids(items, first)
         try:
             await self._create_missing(items, doubted=named or first != ids)
         except DatabaseUnavailable:
@@ -129,17 +131,19 @@ class Rollouts:
             check_rollouts(rollouts, request_id=request_id, now_ms=None)
         except ArgumentInvalid:
             return []
-        items = await self._items(rollouts)
+        await self._resolve(rollouts)
+        items = rollouts
         if request_id:
             first, created = await self.first_result(items[0].project_id, request_id, method=method)
             return first if created else []
-        return [] if await self._missing(items) else [item.rollout_id for item in items]
+        return [] if await self._missing(items) else [item.id for item in items]
 
-    async def _create_missing(self, items: Sequence[NewItem], *, doubted: bool) -> None:
+    async def _create_missing(self, items: Sequence[NewRollout], *, doubted: bool) -> None:
         """Creates those that do not exist, in one commit; `doubted` if some may."""
         missing = await self._missing(items) if doubted else list(items)
         uses = await self._versions.uses_of([(item.project_id, item.versions) for item in missing])
-        missing = [replace(item, uses=keys) if keys else item for item, keys in zip(missing, uses, strict=True)]
+        for item, keys in zip(missing, uses, strict=True):
+            item.uses = keys
         await self._quotas.admit(item.project_id for item in missing)
         for _ in range(MAX_CREATE_ROUNDS):
             try:
@@ -147,8 +151,8 @@ class Rollouts:
                 return
             except RolloutAppeared:
                 # Somebody created one of them just now: nothing of this request was written.
-                there = {item.rollout_id for item in items} - {item.rollout_id for item in await self._missing(items)}
-                missing = [item for item in missing if item.rollout_id not in there]
+                there = {item.id for item in items} - {item.id for item in await self._missing(items)}
+                missing = [item for item in missing if item.id not in there]
         raise DatabaseUnavailable("Rollouts of the same names kept appearing while these were created.")
 
     async def _all_stored(self, rollout_ids: Sequence[UUID]) -> bool:
@@ -189,55 +193,59 @@ class Rollouts:
             after = page[-1]
         return CancelOutcome(cancelled=cancelled, cancelling=cancelling)
 
-    async def _items(self, rollouts: Sequence[NewRollout]) -> list[NewItem]:
+    async def _resolve(self, rollouts: Sequence[NewRollout]) -> None:
+        """Resolves the names of rollouts to numbers, and gives ids to those without a name."""
         scopes: dict[tuple[str, str, str, str], _Scope] = {}
+        new_ids = iter(uuid7s(sum(not rollout.name for rollout in rollouts)))
         for rollout in rollouts:
-            key = rollout.scope
-            if key not in scopes:
-                scopes[key] = await self._scope(rollout)
-        fresh = iter(uuid7s(sum(not rollout.name for rollout in rollouts)))
-        return [
-            _item(rollout, scopes[rollout.scope], UUID(rollout.name.partition("/")[2]) if rollout.name else next(fresh))
-            for rollout in rollouts
-        ]
+            scope = scopes.get(rollout.scope)
+            if scope is None:
+                scope = scopes[rollout.scope] = await self._scope(rollout)
+            rollout.id = parse_rollout_name(rollout.name) if rollout.name else next(new_ids)
+            rollout.project_id, rollout.run_id = scope.project_id, scope.run_id
+            rollout.task_type, rollout.agent = scope.task_type, scope.agent
+            if rollout.group_id:
+                rollout.group_key = group_key_of(scope.project_id, rollout.training_run, rollout.group_id)
 
     async def _scope(self, rollout: NewRollout) -> _Scope:
         table = self._table
         project_id = await table.project_id(rollout.project)
-        task_type = rollout.task_type or rollout.agent_id
+        task_type = rollout.task_type_name or rollout.default_task_type
+        agent = rollout.agent_name
         return _Scope(
             project_id=project_id,
             run_id=await table.run_id(project_id, rollout.training_run) if rollout.training_run else None,
             task_type=await table.name_id(project_id, NameKind.TASK_TYPE, task_type) if task_type else None,
-            agent=await table.name_id(project_id, NameKind.AGENT, rollout.agent) if rollout.agent else None,
+            agent=await table.name_id(project_id, NameKind.AGENT, agent) if agent else None,
         )
 
-    async def _missing(self, items: Sequence[NewItem]) -> list[NewItem]:
-        stored = await self._table.stored([item.rollout_id for item in items])
+    async def _missing(self, items: Sequence[NewRollout]) -> list[NewRollout]:
+        stored = await self._table.stored([item.id for item in items])
         for item in items:
-            if item.rollout_id in stored and stored[item.rollout_id] != (item.project_id, item.request):
-                raise RolloutExists("The name is taken by a different rollout.", rollout=rollout_name(item.rollout_id))
-        return [item for item in items if item.rollout_id not in stored]
+            if item.id in stored and stored[item.id] != (item.project_id, item.request):
+                raise RolloutExists("The name is taken by a different rollout.", rollout=rollout_name(item.id))
+        return [item for item in items if item.id not in stored]
 
-    async def _create(self, items: Sequence[NewItem]) -> list[bool]:
+    async def _create(self, items: Sequence[NewRollout]) -> list[bool]:
         now = self._clock.utc_now()
         waiting = [(_ready(item), _delay_s(item, now)) for item in items]
         # A runner that waits gets the rollout in the commit that creates it.
         matches = self._dispatcher.match_new([ready for ready, delay_s in waiting if delay_s <= 0])
-        sessions = [matches[item.rollout_id].session_id if item.rollout_id in matches else None for item in items]
+        for item in items:
+            item.matched = matches[item.id].session_id if item.id in matches else None
         try:
-            created = await self._table.create(items, sessions)
+            created = await self._table.create(items)
         except DatabaseUnavailable:
             self._dispatcher.mark_in_doubt(matches)
             raise
         except FulmenError:
             self._dispatcher.unmatch(matches)
             raise
-        self._dispatcher.deliver_new(matches, _first_grants(items, sessions, created))
+        self._dispatcher.deliver_new(matches, _first_grants(items, created))
         rest = [one for one in waiting if one[0].rollout_id in created and one[0].rollout_id not in matches]
         if rest:
             self._events.work_ready.emit(rest)
-        return [item.rollout_id in created for item in items]
+        return [item.id in created for item in items]
 
     def _announce_cancelled(self, done: Sequence[Cancelled]) -> None:
         finished = frozenset(one.project_id for one in done if one.session_id is None)
@@ -262,66 +270,42 @@ class _Scope:
     agent: int | None
 
 
-def _item(rollout: NewRollout, scope: _Scope, rollout_id: UUID) -> NewItem:
-    return NewItem(
-        rollout_id=rollout_id,
-        project_id=scope.project_id,
-        run_id=scope.run_id,
-        group_key=rollout.group_key(scope.project_id) if rollout.group_id else None,
-        group_size=rollout.group_size,
-        sort_priority=-rollout.priority,
-        not_before=rollout.not_before,
-        policy=rollout.policy,
-        labels=rollout.labels if rollout.required_labels else (),
-        request=rollout.request,
-        mode=rollout.mode,
-        group_id=rollout.group_id,
-        task_type=scope.task_type,
-        agent=scope.agent,
-        deadline=rollout.deadline,
-        timeout_ms=max(1, round(rollout.attempt_timeout_s * 1000)),
-        hedged=rollout.hedged,
-        versions=rollout.versions,
-        retry_of=rollout.retry_of,
-        retry_once=rollout.retry_once,
-    )
-
-
-def _with_ids(items: Sequence[NewItem], rollout_ids: Sequence[UUID]) -> list[NewItem]:
-    """Gives rollouts the ids that the first request of the same id was given.
+def _set_ids(rollouts: Sequence[NewRollout], ids: Sequence[UUID]) -> None:
+    """Gives rollouts the ids that the first request of the same request id was given.
 
     Raises:
-        ArgumentInvalid: if there were more or fewer of them then.
+        ArgumentInvalid: If that request had another number of rollouts.
     """
-    if len(items) != len(rollout_ids):
-        text = f"was used by a request with {len(rollout_ids)} rollouts that has not come to an end"
+    if len(rollouts) != len(ids):
+        text = f"was used by an unfinished request with {len(ids)} rollouts"
         raise ArgumentInvalid(
-            "The request's id belongs to another request.", violations=[Violation(field="request_id", description=text)]
+            "The request id belongs to another request.", violations=[Violation(field="request_id", description=text)]
         )
-    return [replace(item, rollout_id=rollout_id) for item, rollout_id in zip(items, rollout_ids, strict=True)]
+    for rollout, rollout_id in zip(rollouts, ids, strict=True):
+        rollout.id = rollout_id
 
 
-def _ready(item: NewItem) -> ReadyItem:
+def _ready(item: NewRollout) -> ReadyItem:
     run_at_s = item.not_before.timestamp() if item.not_before is not None else None
     return ReadyItem(
-        rollout_id=item.rollout_id,
+        rollout_id=item.id,
         project_id=item.project_id,
         sort_priority=item.sort_priority,
-        labels=frozenset(item.labels),
+        labels=item.labels if item.required_labels else frozenset(),
         group_key=item.group_key,
         task_type=item.task_type,
         agent=item.agent,
-        since_s=waits_since(item.rollout_id, run_at_s),
+        since_s=waits_since(item.id, run_at_s),
     )
 
 
-def _delay_s(item: NewItem, now: datetime.datetime) -> float:
+def _delay_s(item: NewRollout, now: datetime.datetime) -> float:
     return (item.not_before - now).total_seconds() if item.not_before is not None else 0.0
 
 
-def _first_grants(items: Sequence[NewItem], sessions: Sequence[UUID | None], created: Set[UUID]) -> list[Grant]:
+def _first_grants(items: Sequence[NewRollout], created: Set[UUID]) -> list[Grant]:
     return [
-        Grant(rollout_id=item.rollout_id, session_id=session, epoch=1, project_id=item.project_id, request=item.request)
-        for item, session in zip(items, sessions, strict=True)
-        if session is not None and item.rollout_id in created
+        Grant(rollout_id=item.id, session_id=item.matched, epoch=1, project_id=item.project_id, request=item.request)
+        for item in items
+        if item.matched is not None and item.id in created
     ]

@@ -14,32 +14,28 @@ returning id;
 -- name: find_training_run
 select id from training_run where project_id = $1 and name = $2;
 
+-- The columns of a new rollout, in order. Columns of live rows alone are listed under `item`; a scheduling field is one.
+-- columns: rollout
+--   id uuid, project_id int, run_id int, sort_priority smallint, mode smallint, task_type int, agent int, request bytea
+-- columns: item
+--   group_key uuid, group_size smallint, max_attempts smallint, retry_mask int, backoff_ms int, timeout_ms int,
+--   deadline timestamptz, hedged boolean
+-- columns: derived
+--   group_id text, label_text text, not_before timestamptz, matched uuid
+
 -- name: create_rollouts
-with r as (
-    insert into rollout (
-        id, project_id, run_id, group_key, group_size, sort_priority, run_at, max_attempts, retry_mask, backoff_ms, labels,
-        request, mode, group_id, task_type, agent, deadline, timeout_ms, matched
-    )
-    select
-        x.id, x.project_id, x.run_id, x.group_key, x.group_size, x.sort_priority,
-        coalesce(x.run_at, now()), x.max_attempts, x.retry_mask, x.backoff_ms,
-        case when x.labels = '' then null else string_to_array(x.labels, e'\x1f') end, x.request,
-        x.mode, nullif(x.group_id, ''), x.task_type, x.agent, x.deadline, x.timeout_ms, x.matched
-    from unnest(
-        $1::uuid[], $2::int[], $3::int[], $4::uuid[], $5::smallint[], $6::smallint[], $7::timestamptz[],
-        $8::smallint[], $9::int[], $10::int[], $11::text[], $12::bytea[], $13::smallint[], $14::text[], $15::int[],
-        $16::int[], $17::timestamptz[], $18::int[], $19::uuid[]
-    ) as x (
-        id, project_id, run_id, group_key, group_size, sort_priority, run_at, max_attempts, retry_mask, backoff_ms, labels,
-        request, mode, group_id, task_type, agent, deadline, timeout_ms, matched
-    )
-    returning
-        id, project_id, run_id, group_key, group_size, sort_priority, run_at, max_attempts, retry_mask, backoff_ms, labels,
-        task_type, agent, deadline, timeout_ms, matched
+-- matched: the waiting runner session that gets the first lease, in the commit that creates the rollout.
+with n as (
+    select {x.rollout+item+derived}
+    from unnest({rollout+item+derived[4]}) as x ({rollout+item+derived})
+), r as (
+    insert into rollout ({rollout}, group_id)
+    select {n.rollout}, nullif(n.group_id, '') from n
 ), g as (
     insert into rollout_group as old (group_key, size, created, project_id)
-    select r.group_key, max(r.group_size), count(*), min(r.project_id) from r where r.group_key is not null group by r.group_key
-    order by r.group_key
+    select n.group_key, max(n.group_size), count(*), min(n.project_id) from n where n.group_key is not null
+    group by n.group_key
+    order by n.group_key
     on conflict (group_key) do update set
         created = old.created + excluded.created,
         touched_at = excluded.touched_at,
@@ -47,18 +43,17 @@ with r as (
 ), w as (
     insert into resource_use (resource_id, version, rollout_id)
     select x.resource_id, x.version, x.rollout_id
-    from unnest($21::int[], $22::bigint[], $23::uuid[]) as x (resource_id, version, rollout_id)
+    from unnest($1::int[], $2::bigint[], $3::uuid[]) as x (resource_id, version, rollout_id)
     on conflict do nothing
 )
 insert into item (
-    id, project_id, run_id, group_key, group_size, sort_priority, run_at, max_attempts, retry_mask, backoff_ms, labels,
-    task_type, agent, deadline, timeout_ms, session, leased_at, epoch, hedged
+    id, project_id, run_id, sort_priority, task_type, agent, {item}, labels, run_at, session, leased_at, epoch
 )
 select
-    r.id, r.project_id, r.run_id, r.group_key, r.group_size, r.sort_priority, r.run_at, r.max_attempts, r.retry_mask,
-    r.backoff_ms, r.labels, r.task_type, r.agent, r.deadline, r.timeout_ms, r.matched,
-    case when r.matched is not null then now() end, (r.matched is not null)::int, r.id = any ($20::uuid[])
-from r
+    n.id, n.project_id, n.run_id, n.sort_priority, n.task_type, n.agent, {n.item},
+    string_to_array(nullif(n.label_text, ''), e'\x1f'), coalesce(n.not_before, now()), n.matched,
+    case when n.matched is not null then now() end, (n.matched is not null)::int
+from n
 returning id;
 
 -- name: stored_requests

@@ -11,19 +11,19 @@ from uuid import UUID
 import asyncpg
 
 from fulmen_store.database.database import Database, Transaction, columns
+from fulmen_store.database.queries import arguments
 from fulmen_store.projects.projects import is_project_name, unknown_project
 from fulmen_store.rollouts.feed_cursor import Cursor, Selection
 from fulmen_store.rollouts.records import (
     NO_RUN,
     Cancelled,
     NameKind,
-    NewItem,
     RolloutAppeared,
     RolloutRetried,
     RolloutView,
     RunningAttempt,
 )
-from fulmen_store.rollouts.requests import require_training_run
+from fulmen_store.rollouts.requests import NewRollout, require_training_run
 from fulmen_store.rollouts.transitions import AttemptState, FailureKind, RolloutState
 
 __all__ = [
@@ -34,10 +34,10 @@ __all__ = [
     "view_of",
 ]
 
-LABEL_SEPARATOR = "\x1f"
 NAMES_REMEMBERED = 10_000
 ID_BYTES = 16
 RETRY_TABLE = "rollout_retry"
+ITEM_TABLE = "item"
 ROLLOUT_PARTITION = "rollout_"
 
 
@@ -122,37 +122,27 @@ class RolloutTable:
                 self._names.popitem(last=False)
         return known
 
-    async def create(self, items: Sequence[NewItem], sessions: Sequence[UUID | None]) -> set[UUID]:
-        """Creates all of them in one commit, each with its lease if it has a session.
+    async def create(self, rollouts: Sequence[NewRollout]) -> set[UUID]:
+        """Creates rollouts in one commit, those with a matched session together with its lease; returns their ids.
 
         Raises:
-            RolloutAppeared: if one of them exists.
-            RolloutRetried: if one is to run a dead rollout again for the first time, which was already.
+            RolloutAppeared: If one of them exists.
+            RolloutRetried: If one may run a rollout again only once and that rollout was run again.
         """
-        rows = [
-            (
-                item.rollout_id, item.project_id, item.run_id, item.group_key, item.group_size, item.sort_priority,
-                item.not_before, item.policy.max_attempts, item.policy.retry_mask, item.policy.backoff_ms,
-                LABEL_SEPARATOR.join(item.labels), item.request, item.mode, item.group_id, item.task_type, item.agent,
-                item.deadline, item.timeout_ms, session,
-            )
-            for item, session in zip(items, sessions, strict=True)
-        ]  # fmt: skip
-        hedged = [item.rollout_id for item in items if item.hedged]
-        uses = columns([(*key, item.rollout_id) for item in items for key in item.uses], 3)
-        arguments = (*columns(rows, 19), hedged, *uses)
-        retries = [item for item in items if item.retry_of is not None]
+        uses = columns([(*key, one.id) for one in rollouts for key in one.uses], 3)
+        values = arguments("rollouts/rollouts.sql", "rollout+item+derived", rollouts)
+        retries = [one for one in rollouts if one.retry_of is not None]
         try:
             if not retries:
-                created = await self._database.fetch("create_rollouts", *arguments)
+                created = await self._database.fetch("create_rollouts", *uses, *values)
             else:
                 async with self._database.transaction() as transaction:
                     await _mark_retried(transaction, retries)
-                    created = await transaction.fetch("create_rollouts", *arguments)
+                    created = await transaction.fetch("create_rollouts", *uses, *values)
         except asyncpg.UniqueViolationError as error:
             if error.table_name == RETRY_TABLE:
                 raise RolloutRetried("A rollout was run again at the same moment.") from error
-            if error.table_name is None or not error.table_name.startswith(ROLLOUT_PARTITION):
+            if error.table_name != ITEM_TABLE and not (error.table_name or "").startswith(ROLLOUT_PARTITION):
                 raise
             raise RolloutAppeared("A rollout of the same name was created at the same moment.") from error
         return {row["id"] for row in created}
@@ -218,9 +208,9 @@ class RolloutTable:
         await self._database.fetch("forget_request", project_id, method, request_id, _packed(rollout_ids))
 
 
-async def _mark_retried(transaction: Transaction, items: Sequence[NewItem]) -> None:
+async def _mark_retried(transaction: Transaction, rollouts: Sequence[NewRollout]) -> None:
     for name, once in (("mark_retried_once", True), ("mark_retried", False)):
-        rows = [(item.retry_of, item.rollout_id) for item in items if item.retry_once is once]
+        rows = [(one.retry_of, one.id) for one in rollouts if one.retry_once is once]
         if rows:
             await transaction.fetch(name, *columns(rows, 2))
 
