@@ -25,8 +25,8 @@ import asyncpg
 from fulmen_cli.local.postgres import EmbeddedPostgres
 from fulmen_store.database.database import connect
 from fulmen_store.database.migrations import migrate
+from fulmen_store.retention.maintenance import Maintenance
 from fulmen_store.retention.table import UpkeepTable
-from fulmen_store.retention.upkeep import Maintenance
 from tests.support import docker
 
 __all__ = ["PostgresServer", "postgres_kind", "shared_server"]

@@ -18,8 +18,8 @@ from fulmen.store.v1 import resource_pb2, rollout_pb2, rollout_service_pb2
 from fulmen.store.v1 import resource_service_pb2 as pb
 from fulmen_store.database.database import Database, connect
 from fulmen_store.database.queries import SQL
-from fulmen_store.resources.garbage import ResourceGarbageCollector
-from fulmen_store.resources.garbage_table import GarbageTable
+from fulmen_store.resources.garbage_collection import ResourceGarbageCollector
+from fulmen_store.resources.table import GarbageTable
 from tests.support.store.running import LIMIT_S, Stubs, create
 
 OVER = "update resource_version set expires_at = now() - interval '1 second' where ttl_ms is not null"

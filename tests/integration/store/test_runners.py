@@ -20,8 +20,8 @@ from fulmen.store.v1 import runner_registry_service_pb2 as pb
 from fulmen_service_kit.tokens import Role
 from fulmen_store.database.database import HOT_SETTINGS
 from fulmen_store.database.queries import SQL
-from fulmen_store.runners import registry as runner_registry
-from fulmen_store.runners.registry import FleetChanges, FleetWatcher
+from fulmen_store.runners import fleet as runner_registry
+from fulmen_store.runners.fleet import FleetChanges, FleetWatcher
 from fulmen_store.runners.table import RunnerView
 from tests.support.store.manual_clock import ManualClock
 from tests.support.store.running import LIMIT_S, Runner, StoreHandle, Stubs, create, running_store

@@ -50,23 +50,21 @@ from fulmen_store.replicas.notifier import NotificationReceiver, NotificationSen
 from fulmen_store.replicas.peer_client import PeerClient
 from fulmen_store.replicas.table import ReplicaTable
 from fulmen_store.replicas.wakeups import Wakeups
-from fulmen_store.resources.garbage import ResourceGarbageCollector
-from fulmen_store.resources.garbage_table import GarbageTable
+from fulmen_store.resources.garbage_collection import ResourceGarbageCollector
 from fulmen_store.resources.lifetimes import ExpiringVersions
 from fulmen_store.resources.resources import Resources
-from fulmen_store.resources.table import ResourceTable
+from fulmen_store.resources.table import GarbageTable, ResourceTable
 from fulmen_store.resources.watch import ResourceWatcher
+from fulmen_store.retention.maintenance import Maintenance
 from fulmen_store.retention.retention import Retention
 from fulmen_store.retention.table import RetentionTable, UpkeepTable
-from fulmen_store.retention.upkeep import Maintenance
 from fulmen_store.rollouts.dead_letters import DeadLetters
-from fulmen_store.rollouts.dead_letters_table import DeadLetterTable
 from fulmen_store.rollouts.feed import FeedFollower
 from fulmen_store.rollouts.lists import RolloutLists
 from fulmen_store.rollouts.rollouts import Rollouts
-from fulmen_store.rollouts.table import FeedTable, RolloutTable
+from fulmen_store.rollouts.table import DeadLetterTable, FeedTable, RolloutTable
+from fulmen_store.runners.fleet import FleetWatcher
 from fulmen_store.runners.fleet_demand import FleetDemand
-from fulmen_store.runners.registry import FleetWatcher
 from fulmen_store.runners.session_updates import SessionUpdates
 from fulmen_store.runners.table import RunnerTable
 from fulmen_store.scheduling.dispatcher import Dispatcher
@@ -92,9 +90,9 @@ from fulmen_store.transport.rollout_service import RolloutService
 from fulmen_store.transport.scaler_service import ScalerService
 from fulmen_store.transport.span_service import SpanService, add_trace_service
 from fulmen_store.transport.usage_service import UsageService
+from fulmen_store.usage.retention import UsageRetention
 from fulmen_store.usage.sync import UsageSync
 from fulmen_store.usage.table import UsageTable
-from fulmen_store.usage.usage_keeper import UsageRetention
 
 __all__ = ["build"]
 

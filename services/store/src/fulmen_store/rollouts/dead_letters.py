@@ -14,11 +14,10 @@ from uuid import UUID
 from fulmen.errors import DatabaseUnavailable, RolloutNotFound, RolloutStateInvalid
 from fulmen.ids import rollout_name
 from fulmen_store.rollouts.codec import repeated_rollout
-from fulmen_store.rollouts.dead_letters_table import DeadLetterTable
 from fulmen_store.rollouts.filter import Expression
 from fulmen_store.rollouts.records import DeadRollout, RolloutRetried
 from fulmen_store.rollouts.rollouts import Rollouts
-from fulmen_store.rollouts.table import RolloutTable
+from fulmen_store.rollouts.table import DeadLetterTable, RolloutTable
 from fulmen_store.rollouts.transitions import FINAL_STATES
 
 __all__ = [

@@ -1,18 +1,29 @@
-"""Leases, acknowledgements and standings of attempts between protobuf and the domain."""
+"""Leases, acknowledgements, attempt checks and runners as messages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import cast
 from uuid import UUID
 
-from fulmen.ids import attempt_name, parse_attempt_name
+from fulmen.ids import attempt_name, parse_attempt_name, runner_name
 from fulmen.store.v1 import attempt_pb2, lease_pb2, rollout_pb2
 from fulmen.store.v1 import lease_service_pb2 as pb
+from fulmen.store.v1 import runner_registry_service_pb2 as registry_pb
 from fulmen_store.leases.attempt_checks import Standing
+from fulmen_store.runners.table import RunnerView
 from fulmen_store.scheduling.runner_streams import Acknowledgement
 
-__all__ = ["acks_of", "attempts_of", "names_of", "standing_message"]
+__all__ = [
+    "acks_of",
+    "attempts_of",
+    "has_labels",
+    "names_of",
+    "packed_load",
+    "runner_of",
+    "standing_message",
+]
 
 
 def acks_of(answers: Sequence[Acknowledgement]) -> list[lease_pb2.CompletionAck]:
@@ -52,3 +63,67 @@ def standing_message(attempt: str, standing: Standing) -> pb.AttemptCheckResult:
         mode=cast("rollout_pb2.RolloutMode", standing.mode),
         current_epoch=standing.current_epoch,
     )
+
+
+MAX_GPUS = 64
+
+
+MAX_MODEL = 64
+
+
+def packed_load(load: lease_pb2.RunnerLoad) -> bytes:
+    """Writes what is kept of a runner's load; what is out of range is brought into it.
+
+    A load is a measurement: a bad one is no reason to refuse the renewal that it came with.
+    """
+    kept = lease_pb2.RunnerLoad(
+        cpu_ratio=_ratio(load.cpu_ratio),
+        memory_bytes=max(0, load.memory_bytes),
+        memory_limit_bytes=max(0, load.memory_limit_bytes),
+    )
+    for gpu in load.gpus[:MAX_GPUS]:
+        kept.gpus.add(
+            model=gpu.model[:MAX_MODEL],
+            utilization_ratio=_ratio(gpu.utilization_ratio),
+            memory_bytes=max(0, gpu.memory_bytes),
+            memory_limit_bytes=max(0, gpu.memory_limit_bytes),
+        )
+    if load.HasField("slots"):
+        kept.slots.configured_count = max(0, load.slots.configured_count)
+        kept.slots.in_use_count = max(0, load.slots.in_use_count)
+        kept.slots.limit_count = max(0, load.slots.limit_count)
+        kept.slots.automatic = load.slots.automatic
+    return kept.SerializeToString(deterministic=True)
+
+
+def runner_of(view: RunnerView) -> registry_pb.Runner:
+    """Writes a runner as it is now."""
+    runner = registry_pb.Runner(
+        name=runner_name(view.session_id),
+        info=lease_pb2.RunnerInfo.FromString(view.info),
+        running_count=view.running,
+        attempts=[attempt_name(rollout_id, epoch) for rollout_id, epoch in view.attempts],
+        ended_count=view.ended,
+        failed_count=view.failed,
+    )
+    if view.load is not None:
+        runner.load.ParseFromString(view.load)
+    runner.create_time.FromDatetime(view.opened_at)
+    runner.lease_expire_time.FromDatetime(view.lease_until)
+    return runner
+
+
+def has_labels(labels: Mapping[str, str]) -> Callable[[RunnerView], bool]:
+    """Makes the filter of runners that have all these labels."""
+
+    def wanted(view: RunnerView) -> bool:
+        if not labels:
+            return True
+        own = lease_pb2.RunnerInfo.FromString(view.info).labels
+        return all(key in own and own[key] == value for key, value in labels.items())
+
+    return wanted
+
+
+def _ratio(value: float) -> float:
+    return min(1.0, max(0.0, value)) if math.isfinite(value) else 0.0

@@ -38,9 +38,8 @@ from fulmen_store.scheduling.runner_streams import (
     StreamClosed,
 )
 from fulmen_store.transport.access import project_limit, require_count, require_project, require_range
-from fulmen_store.transport.lease_codec import acks_of, attempts_of, names_of, standing_message
+from fulmen_store.transport.lease_codec import acks_of, attempts_of, names_of, packed_load, standing_message
 from fulmen_store.transport.rollout_codec import write_assignment
-from fulmen_store.transport.runner_codec import packed_load
 
 __all__ = ["LeaseService"]
 

@@ -1,17 +1,32 @@
-"""Queue statistics to protobuf."""
+"""Queue statistics and fleet demand, from and to messages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 from google.protobuf.duration_pb2 import Duration
 
+from fulmen.errors import PermissionDenied
+from fulmen.ids import ALL_PROJECTS
 from fulmen.store.v1 import rollout_service_pb2 as pb
+from fulmen.store.v1 import runner_registry_service_pb2 as registry_pb
+from fulmen_service_kit.auth import current_caller
+from fulmen_service_kit.tokens import Caller
+from fulmen_store.malformed import malformed
+from fulmen_store.runners.demand import Demand, DemandQuery
 from fulmen_store.scheduling.fair_queue import Labels
 from fulmen_store.scheduling.rules_codec import rules_message
 from fulmen_store.scheduling.table import QueueStats
+from fulmen_store.transport.access import require_range
 
-__all__ = ["stats_message"]
+__all__ = [
+    "checked_query",
+    "demand_message",
+    "demand_project",
+    "demand_query",
+    "stats_message",
+]
 
 MAX_UNMATCHED = 100
 
@@ -52,3 +67,112 @@ def stats_message(
 
 def _set(field: Duration, seconds: float) -> None:
     field.FromNanoseconds(max(0, round(seconds * 1e9)))
+
+
+DAY_S: Final = 86_400.0
+
+
+MIN_DURATION_S: Final = 0.001
+
+
+MAX_SLOTS: Final = 10_000
+
+
+MAX_RUNNERS: Final = 10_000
+
+
+MAX_LABELS: Final = 64
+
+
+MAX_NAME: Final = 128
+
+
+DEFAULTS: Final = DemandQuery()
+
+
+def demand_project(name: str, caller: Caller) -> str | None:
+    """Returns the project to count, None for all; unset means what the caller's token is bound to.
+
+    Raises:
+        PermissionDenied: if the caller is bound to another project.
+    """
+    project = name or caller.project
+    if not caller.may_access(project):
+        raise PermissionDenied("The token belongs to another project.", role=caller.role, project=project[:MAX_NAME])
+    return None if project == ALL_PROJECTS else project
+
+
+def checked_query(
+    *,
+    project: str | None,
+    labels: Mapping[str, str],
+    target_drain_s: float | None,
+    slots_per_runner: float | None,
+    default_duration_s: float | None,
+    names: tuple[str, str, str],
+    min_runners: int = DEFAULTS.min_runners,
+    max_runners: int = DEFAULTS.max_runners,
+) -> DemandQuery:
+    """Makes a question of what was given, None for what was not; `names` are those of the three numbers in errors.
+
+    Raises:
+        ArgumentInvalid: if something is out of its range.
+    """
+    drain_s = DEFAULTS.target_drain_s if target_drain_s is None else target_drain_s
+    slots = DEFAULTS.slots_per_runner if slots_per_runner is None else slots_per_runner
+    duration_s = DEFAULTS.default_duration_s if default_duration_s is None else default_duration_s
+    require_range(names[0], drain_s, 1, DAY_S)
+    require_range(names[1], slots, 1, MAX_SLOTS)
+    require_range(names[2], duration_s, MIN_DURATION_S, DAY_S)
+    require_range("labels", len(labels), 0, MAX_LABELS)
+    require_range("min_runners", min_runners, 0, MAX_RUNNERS)
+    require_range("max_runners", max_runners, 1, MAX_RUNNERS)
+    if min_runners > max_runners:
+        raise malformed("min_runners", "is greater than max_runners")
+    if slots != int(slots):
+        raise malformed(names[1], "is no whole number")
+    return DemandQuery(
+        project=project,
+        labels=frozenset(f"{key}={value}" for key, value in labels.items()),
+        target_drain_s=drain_s,
+        slots_per_runner=int(slots),
+        default_duration_s=duration_s,
+        min_runners=min_runners,
+        max_runners=max_runners,
+    )
+
+
+def demand_query(request: registry_pb.GetFleetDemandRequest) -> DemandQuery:
+    """Reads a request.
+
+    Raises:
+        ArgumentInvalid: if something is out of its range.
+        PermissionDenied: if the caller is bound to another project.
+    """
+    return checked_query(
+        project=demand_project(request.project, current_caller()),
+        labels=dict(request.labels),
+        target_drain_s=_seconds(request.target_drain) if request.HasField("target_drain") else None,
+        slots_per_runner=request.slots_per_runner or None,
+        default_duration_s=_seconds(request.default_duration) if request.HasField("default_duration") else None,
+        names=("target_drain", "slots_per_runner", "default_duration"),
+        min_runners=request.min_runners,
+        max_runners=request.max_runners or MAX_RUNNERS,
+    )
+
+
+def demand_message(demand: Demand, age_s: float) -> registry_pb.GetFleetDemandResponse:
+    """Writes the answer; `age_s` is how old its figures are, in seconds."""
+    message = registry_pb.GetFleetDemandResponse(
+        desired_runner_count=demand.runners,
+        desired_slot_count=demand.slots,
+        queued_count=demand.queued,
+        running_count=demand.running,
+    )
+    message.predicted_work.FromNanoseconds(round(demand.predicted_work_s * 1e9))
+    message.age.FromNanoseconds(round(age_s * 1e9))
+    return message
+
+
+def _seconds(duration: Duration) -> float:
+    return duration.seconds + duration.nanos / 1e9

@@ -14,13 +14,13 @@ from fulmen.ids import parse_runner_name, runner_name
 from fulmen.store.v1 import runner_registry_service_pb2 as pb
 from fulmen.store.v1 import runner_registry_service_pb2_grpc
 from fulmen_store.malformed import malformed
+from fulmen_store.runners.fleet import FleetChanges, FleetWatcher
 from fulmen_store.runners.fleet_demand import FleetDemand
-from fulmen_store.runners.registry import FleetChanges, FleetWatcher
 from fulmen_store.runners.table import RunnerTable, RunnerView
 from fulmen_store.transport.access import project_limit
-from fulmen_store.transport.demand_codec import demand_message, demand_query
+from fulmen_store.transport.lease_codec import has_labels, runner_of
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
-from fulmen_store.transport.runner_codec import has_labels, runner_of
+from fulmen_store.transport.queue_codec import demand_message, demand_query
 
 __all__ = ["RunnerRegistryService"]
 

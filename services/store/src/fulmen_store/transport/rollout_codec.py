@@ -1,23 +1,29 @@
-"""Rollouts and attempts between protobuf and the domain."""
+"""Rollouts, attempts, assignments and the completion feed as messages."""
 
 from __future__ import annotations
 
 import datetime
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Final
+from uuid import UUID
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from fulmen.ids import attempt_name, parse_attempt_name, rollout_name, runner_name
 from fulmen.store.v1 import attempt_pb2, lease_pb2, rollout_pb2
+from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_service_kit.tokens import TokenSigner
 from fulmen_store.leases.leases import Grant
+from fulmen_store.rollouts.feed import FeedPage, FinishedGroup
+from fulmen_store.rollouts.feed_cursor import Selection
 from fulmen_store.rollouts.records import RolloutView
-from fulmen_store.rollouts.table import AttemptView
+from fulmen_store.rollouts.table import AttemptView, RolloutTable
 from fulmen_store.rollouts.transitions import FINAL_STATES, AttemptState, FailureKind
 
 __all__ = [
+    "feed_messages",
     "finished_rollout",
     "rollout_of",
     "write_assignment",
@@ -116,3 +122,61 @@ def _attempt(view: AttemptView) -> attempt_pb2.Attempt:
 
 def _set(field: Timestamp, moment: datetime.datetime) -> None:
     field.FromDatetime(moment)
+
+
+MESSAGE_BYTES: Final = 1024 * 1024
+
+
+BATCH_MEMBERS: Final = 256
+
+
+async def feed_messages(
+    page: FeedPage, selection: Selection, table: RolloutTable
+) -> AsyncIterator[pb.WatchRolloutsResponse]:
+    """Yields the messages of a page; the next batch is read when the messages of the one before were taken."""
+    message, size_bytes = pb.WatchRolloutsResponse(), 0
+    for batch in _batches(page.groups):
+        for finished in await _read(batch, selection, table):
+            size_bytes += finished.ByteSize()
+            if message.groups and size_bytes > MESSAGE_BYTES:
+                yield message
+                message, size_bytes = pb.WatchRolloutsResponse(), finished.ByteSize()
+            message.groups.append(finished)
+            message.cursor = finished.cursor
+    message.cursor = page.cursor.encode(selection)
+    yield message
+
+
+def _batches(groups: Sequence[FinishedGroup]) -> Iterator[list[FinishedGroup]]:
+    """Splits groups so that each batch has few members, unless one group alone has many."""
+    batch: list[FinishedGroup] = []
+    members = 0
+    for group in groups:
+        members += len(group.rollout_ids)
+        if batch and members > BATCH_MEMBERS:
+            yield batch
+            batch, members = [], len(group.rollout_ids)
+        batch.append(group)
+    if batch:
+        yield batch
+
+
+async def _read(groups: Sequence[FinishedGroup], selection: Selection, table: RolloutTable) -> list[pb.FinishedGroup]:
+    ids = [rollout_id for group in groups for rollout_id in group.rollout_ids]
+    views = {view.rollout_id: view for view in await table.view(ids)}
+    attempts: dict[UUID, list[AttemptView]] = {}
+    for attempt in await table.attempts(ids):
+        attempts.setdefault(attempt.rollout_id, []).append(attempt)
+    read = []
+    for group in groups:
+        members = [
+            finished_rollout(views[rollout_id], attempts.get(rollout_id, [])) for rollout_id in group.rollout_ids
+        ]
+        read.append(
+            pb.FinishedGroup(
+                group_id=members[0].group_id or members[0].name,
+                rollouts=members,
+                cursor=group.cursor.encode(selection),
+            )
+        )
+    return read

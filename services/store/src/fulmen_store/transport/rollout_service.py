@@ -29,11 +29,10 @@ from fulmen_store.rollouts.table import RolloutTable
 from fulmen_store.scheduling.dispatcher import Dispatcher
 from fulmen_store.scheduling.queue_stats import StatsCache
 from fulmen_store.transport.access import is_own_attempt, project_limit, require_count, require_project
-from fulmen_store.transport.feed_codec import feed_messages
 from fulmen_store.transport.in_order import answered_in_order
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
 from fulmen_store.transport.queue_codec import stats_message
-from fulmen_store.transport.rollout_codec import finished_rollout, rollout_of
+from fulmen_store.transport.rollout_codec import feed_messages, finished_rollout, rollout_of
 
 __all__ = ["RolloutService"]
 

@@ -24,7 +24,7 @@ from fulmen_store.access_policy import SCALER
 from fulmen_store.malformed import malformed
 from fulmen_store.runners.demand import DemandQuery
 from fulmen_store.runners.fleet_demand import FleetDemand
-from fulmen_store.transport.demand_codec import checked_query, demand_project
+from fulmen_store.transport.queue_codec import checked_query, demand_project
 
 __all__ = ["ScalerService"]
 

@@ -15,7 +15,7 @@ from uuid import UUID
 import structlog
 
 from fulmen.errors import DatabaseUnavailable
-from fulmen_store.resources.garbage_table import GarbageTable, UseKey
+from fulmen_store.resources.table import GarbageTable, UseKey
 from fulmen_store.resources.versions import VersionKey
 
 __all__ = [
