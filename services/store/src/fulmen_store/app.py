@@ -60,9 +60,9 @@ from fulmen_store.retention.retention import Retention
 from fulmen_store.retention.table import RetentionTable, UpkeepTable
 from fulmen_store.rollouts.dead_letters import DeadLetters
 from fulmen_store.rollouts.feed import FeedFollower
-from fulmen_store.rollouts.lists import RolloutLists
+from fulmen_store.rollouts.lists import DeadLetterTable, RolloutLists
 from fulmen_store.rollouts.rollouts import Rollouts
-from fulmen_store.rollouts.table import DeadLetterTable, FeedTable, RolloutTable
+from fulmen_store.rollouts.table import FeedTable, RolloutTable
 from fulmen_store.runners.fleet import FleetWatcher
 from fulmen_store.runners.fleet_demand import FleetDemand
 from fulmen_store.runners.session_updates import SessionUpdates

@@ -15,9 +15,10 @@ from fulmen.errors import DatabaseUnavailable, RolloutNotFound, RolloutStateInva
 from fulmen.ids import rollout_name
 from fulmen_store.rollouts.codec import repeated_rollout
 from fulmen_store.rollouts.filter import Expression
+from fulmen_store.rollouts.lists import DeadLetterTable
 from fulmen_store.rollouts.records import DeadRollout, RolloutRetried
 from fulmen_store.rollouts.rollouts import Rollouts
-from fulmen_store.rollouts.table import DeadLetterTable, RolloutTable
+from fulmen_store.rollouts.table import RolloutTable
 from fulmen_store.rollouts.transitions import FINAL_STATES
 
 __all__ = [

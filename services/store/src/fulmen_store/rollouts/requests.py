@@ -9,7 +9,7 @@ import datetime
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
 from types import MappingProxyType
@@ -84,11 +84,11 @@ class NewRollout:
     input_size: int = 0
     content_type: str = "application/json"
     agent_name: str = ""
-    resource_versions: Mapping[str, str] = NONE
+    resource_versions: Mapping[str, str] = field(default_factory=dict)
     priority: int = 0
     not_before: datetime.datetime | None = None
-    required_labels: Mapping[str, str] = NONE
-    metadata: Mapping[str, str] = NONE
+    required_labels: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
     max_attempts: int = 3
     attempt_timeout_s: float = 900.0
     retry_on: Sequence[int] = ()

@@ -6,7 +6,6 @@ import datetime
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 from uuid import UUID
 
 import asyncpg
@@ -15,12 +14,9 @@ from fulmen_store.database.database import Database, Transaction, columns
 from fulmen_store.database.queries import arguments
 from fulmen_store.projects.projects import is_project_name, unknown_project
 from fulmen_store.rollouts.feed_cursor import Cursor, Selection
-from fulmen_store.rollouts.filter import Expression
-from fulmen_store.rollouts.lists import compiled
 from fulmen_store.rollouts.records import (
     NO_RUN,
     Cancelled,
-    DeadRollout,
     NameKind,
     RolloutAppeared,
     RolloutRetried,
@@ -32,7 +28,6 @@ from fulmen_store.rollouts.transitions import AttemptState, FailureKind, Rollout
 
 __all__ = [
     "AttemptView",
-    "DeadLetterTable",
     "FeedRow",
     "FeedTable",
     "RolloutTable",
@@ -316,41 +311,3 @@ class FeedRow:
     cursor: Cursor
     group_key: UUID | None
     completes: bool
-
-
-WINDOW_ROWS: Final = 5000
-
-
-LOWEST_ID: Final = UUID(int=0)
-
-
-HIGHEST_ID: Final = UUID(int=2**128 - 1)
-
-
-class DeadLetterTable:
-    """Implements `DeadLetterTable`."""
-
-    def __init__(self, database: Database, *, window_rows: int = WINDOW_ROWS) -> None:
-        """Takes the database; `window_rows` is how many rows one statement looks at, at most."""
-        self._database = database
-        self._window_rows = window_rows
-
-    async def retryable(
-        self, project_id: int, run_id: int | None, *, where: Expression | None, limit: int
-    ) -> list[DeadRollout]:
-        """Returns the oldest dead rollouts that `where` selects and that were not run again."""
-        found: list[DeadRollout] = []
-        lower: UUID | None = LOWEST_ID
-        while lower is not None and len(found) < limit:
-            row = await self._database.fetch_row("retryable_window", project_id, lower, self._window_rows - 1)
-            upper = None if row is None else row["id"]
-            arguments = (project_id, lower, upper or HIGHEST_ID, limit - len(found), run_id)
-            condition, values = compiled(where, first=len(arguments) + 1)
-            found += [
-                DeadRollout(rollout_id=row["id"], size_bytes=row["size_bytes"])
-                for row in await self._database.fetch_filtered(
-                    "list_retryable_rollouts", condition, *arguments, *values
-                )
-            ]
-            lower = upper
-        return found
