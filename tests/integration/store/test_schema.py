@@ -10,14 +10,14 @@ from typing import Any
 import asyncpg
 import pytest
 
+import fulmen_store
 from fulmen.errors import DatabaseUnavailable
 from fulmen.ids import uuid7
-from fulmen_store.database import queries
 from fulmen_store.database.database import HOT_SETTINGS, connect
 from fulmen_store.database.queries import SQL
 from fulmen_store.rollouts.transitions import ATTEMPT_ENDS, AttemptState, FailureKind, RolloutState
 
-PERSISTENCE = Path(queries.__file__).parent
+STORE = Path(fulmen_store.__file__).parent
 FETCHES = frozenset({"fetch", "fetch_row", "fetch_filtered"})
 
 
@@ -41,7 +41,7 @@ async def test_every_statement_can_be_prepared(connection: Any) -> None:
 
 def test_every_statement_is_used_and_every_one_that_is_used_exists() -> None:
     used, mentioned = set(), set()
-    for path in PERSISTENCE.rglob("*.py"):
+    for path in STORE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 mentioned.add(node.value)
@@ -55,7 +55,7 @@ def test_every_statement_is_used_and_every_one_that_is_used_exists() -> None:
 
 def test_no_statement_waits_for_a_name_that_is_made_of_a_text() -> None:
     """Statements are constants: what callers bring in are values, or conditions of the fragments."""
-    for path in PERSISTENCE.rglob("*.py"):
+    for path in STORE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in FETCHES:
                 assert not any(isinstance(one, ast.JoinedStr | ast.BinOp) for one in node.args[:1]), path

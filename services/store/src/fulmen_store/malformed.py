@@ -10,10 +10,10 @@ __all__ = ["malformed", "malformed_request"]
 
 
 def malformed(field: str, description: str) -> ArgumentInvalid:
-    """Makes the error of a request with one problem."""
+    """Returns the error of a request with one problem."""
     return malformed_request([Violation(field=field, description=description)])
 
 
 def malformed_request(problems: Sequence[Violation]) -> ArgumentInvalid:
-    """Makes the error of a request with some problems."""
+    """Returns the error of a request with some problems."""
     return ArgumentInvalid("The request is malformed.", violations=problems)

@@ -23,7 +23,6 @@ class StoreMetrics:
     """The store's instruments; without a provider they do nothing."""
 
     def __init__(self) -> None:
-        """Makes the instruments."""
         self._meter = metrics.get_meter("fulmen.store")
         self._batches = self._meter.create_histogram(
             "fulmen.store.commit.rows",
@@ -61,29 +60,29 @@ class StoreMetrics:
             counter.add(0)
 
     def spans_rejected(self, count: int) -> None:
-        """Notes spans of exports that were not kept."""
+        """Records spans of exports that were not kept."""
         if count:
             self._spans_rejected.add(count)
 
     def spans_repeated(self, count: int) -> None:
-        """Notes stored spans that a reader dropped as repeats."""
+        """Records stored spans that a reader dropped as repeats."""
         if count:
             self._spans_repeated.add(count)
 
     def chunk_unreadable(self) -> None:
-        """Notes a chunk whose payload cannot be unpacked."""
+        """Records a chunk whose payload cannot be unpacked."""
         self._chunks_unreadable.add(1)
 
     def claims_lost(self, count: int) -> None:
-        """Notes claims that found their row taken."""
+        """Records claims that found their row taken."""
         self._claims_lost.add(count)
 
     def batch(self, name: str, rows: int) -> None:
-        """Notes one group commit."""
+        """Records one group commit."""
         self._batches.record(rows, {"work": name})
 
     def dispatched(self, count: int, latency_s: float | None) -> None:
-        """Notes that work was handed out, and how long after its match; None: as it was created."""
+        """Records that work was handed out, and how long after its match; None: as it was created."""
         self._dispatched.add(count)
         if latency_s is not None:
             self._claims.record(latency_s)

@@ -23,7 +23,6 @@ class RolloutTraces:
     """Adds the spans under which those of runners, proxies and backends lie."""
 
     def __init__(self, traces: OwnTraces) -> None:
-        """Takes where spans go."""
         self._traces = traces
 
     def ended(self, attempts: Sequence[EndedAttempt]) -> None:

@@ -73,7 +73,6 @@ class Database:
     """Runs named statements; each is one commit unless it runs inside `transaction`."""
 
     def __init__(self, pool: asyncpg.Pool) -> None:
-        """Takes an open pool."""
         self._pool: asyncpg.Pool | None = pool
         self._under_way: set[asyncio.Timeout] = set()
         self.suspected = asyncio.Event()
@@ -102,7 +101,7 @@ class Database:
         """Runs a named statement and returns its rows.
 
         Raises:
-            DatabaseUnavailable: if the outcome is not known.
+            DatabaseUnavailable: If the outcome is unknown.
         """
         async with self._connection() as connection:
             return await connection.fetch(SQL[name], *arguments, timeout=STATEMENT_LIMIT_S)
@@ -111,7 +110,7 @@ class Database:
         """Runs a named statement with a condition of `rollout_filters` where it has a place for one.
 
         Raises:
-            DatabaseUnavailable: if the outcome is not known.
+            DatabaseUnavailable: If the outcome is unknown.
         """
         async with self._connection() as connection:
             return await connection.fetch(filtered(name, condition), *arguments, timeout=STATEMENT_LIMIT_S)
@@ -195,12 +194,12 @@ async def connect(dsn: str, *, connections: int, start_limit_s: float) -> Databa
     """Opens the pool; a database that is not there yet is waited for.
 
     Args:
-        dsn: the connection URL.
-        connections: how many connections are kept.
-        start_limit_s: how long to wait for the database, seconds.
+        dsn: Connection URL.
+        connections: Number of connections are kept.
+        start_limit_s: How long to wait for the database, seconds.
 
     Raises:
-        DatabaseUnavailable: if it did not answer in time.
+        DatabaseUnavailable: If it did not answer in time.
     """
     deadline = time.monotonic() + start_limit_s
     while True:
@@ -216,7 +215,7 @@ async def open_pool(dsn: str, *, connections: int, limit_s: float = CONNECT_LIMI
     """Opens a pool with one connection, which opens up to `connections` as they are needed.
 
     Raises:
-        DatabaseUnavailable: if PostgreSQL did not let it in within the limit.
+        DatabaseUnavailable: If PostgreSQL did not let it in within the limit.
     """
     with mapped_errors():
         return await asyncpg.create_pool(
@@ -235,7 +234,7 @@ def _closed_if_confused(connection: Any) -> Iterator[None]:
     """Closes a connection of which the driver does not know the state any more, so that nobody gets it again.
 
     Raises:
-        DatabaseUnavailable: if it was closed between two steps of a statement: the driver asks after what is not there.
+        DatabaseUnavailable: If it was closed between two steps of a statement: the driver asks after what is not there.
     """
     try:
         yield
@@ -253,8 +252,8 @@ def mapped_errors() -> Iterator[None]:
     """Turns errors of the database into the store's.
 
     Raises:
-        DatabaseUnavailable: for everything that may pass.
-        ArgumentInvalid: for a caller's mistake that only the database can see.
+        DatabaseUnavailable: Foreverything that may pass.
+        ArgumentInvalid: For a caller's mistake that only the database can see.
     """
     try:
         yield

@@ -61,9 +61,9 @@ class Migrated:
     """What was done.
 
     Attributes:
-        applied: names of the files that were applied just now.
-        waiting: names of those that wait for `with_post`.
-        caught_up: transaction numbers that were taken, of a database that was restored into a younger server.
+        applied: Names of the files that were applied just now.
+        waiting: Names of those that wait for `with_post`.
+        caught_up: Transaction numbers that were taken, of a database that was restored into a younger server.
     """
 
     applied: Sequence[str]
@@ -91,14 +91,14 @@ async def migrate(
     """Applies what is missing, and mends the transaction counter after a restore.
 
     Args:
-        dsn: the database.
-        with_post: whether no older store runs any more.
-        migrations: all files in order; those of this version unless given.
-        told: is given how far the transaction counter has caught up, and how far it has to.
+        dsn: Database.
+        with_post: Whether no older store runs any more.
+        migrations: All files in order; those of this version unless given.
+        told: Is given how far the transaction counter has caught up, and how far it has to.
 
     Raises:
-        DatabaseUnavailable: if the database cannot be reached.
-        MigrationError: if an applied file differs from this version's, or the schema is newer; nothing was applied.
+        DatabaseUnavailable: If the database cannot be reached.
+        MigrationError: If an applied file differs from this version's, or the schema is newer; nothing was applied.
     """
     known = all_migrations() if migrations is None else migrations
     with mapped_errors():

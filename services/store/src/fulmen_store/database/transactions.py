@@ -25,8 +25,8 @@ async def catch_up(connection: asyncpg.Connection, *, told: Callable[[int, int],
     """Takes transaction numbers until the next one is newer than all that are stored; some 200,000 a second.
 
     Args:
-        connection: to a database with the store's whole schema; nobody else works on it.
-        told: is given how many were taken, and how many there are to take, after every batch.
+        connection: To a database with the store's whole schema; nobody else works on it.
+        told: Is given how many were taken, and how many there are to take, after every batch.
 
     Returns:
         How many were taken: 0 unless the database was restored from a dump into a younger server.

@@ -44,10 +44,10 @@ class DatabaseWatch:
         """Wires the role.
 
         Args:
-            database: what is told.
-            dsn: the connection URL.
-            connections: how many connections a pool has at most.
-            changed: called at the start, and whenever the database is lost or back.
+            database: What is told.
+            dsn: Connection URL.
+            connections: Number of connections a pool has at most.
+            changed: Called at the start, and whenever the database is lost or back.
         """
         self._database = database
         self._dsn = dsn
@@ -56,7 +56,7 @@ class DatabaseWatch:
         self._own: Any = None
 
     async def run(self) -> None:
-        """Watches until it is cancelled."""
+        """Watches until cancelled."""
         await self._changed()
         try:
             while True:
@@ -85,7 +85,7 @@ class DatabaseWatch:
             await asyncio.sleep(MIN_PAUSE_S)
 
     def _answers_others(self) -> bool:
-        """Tells whether statements were answered while the probe was not: then it is only slow, or this process is."""
+        """Returns whether statements were answered while the probe was not: then it is only slow, or this process is."""
         return time.monotonic() - self._database.answered_at < PROBE_LIMIT_S
 
     async def _until_back(self) -> None:
@@ -107,7 +107,7 @@ class DatabaseWatch:
         """Asks over the own connection, then over a new one, then over the pool's if there is no room for a new one.
 
         Raises:
-            DatabaseUnavailable: if none of them is answered.
+            DatabaseUnavailable: If none of them is answered.
         """
         if self._own is not None:
             try:

@@ -34,8 +34,8 @@ class RolloutLeases:
 
     Attributes:
         project: `projects/{project}`.
-        mode: the number of the rollout's mode, as in `fulmen.store.v1`.
-        ended: how the attempt ended; None if it has not, or never was.
+        mode: Number of the rollout's mode, as in `fulmen.store.v1`.
+        ended: How the attempt ended; None if it has not, or never was.
     """
 
     project: str
@@ -62,9 +62,9 @@ def standing_of(known: RolloutLeases | None, *, number: int, epoch: int) -> Stan
     """Decides how an attempt stands.
 
     Args:
-        known: what the tables know; None if there is no such rollout, or the caller may not know of it.
-        number: the attempt's number, which is the epoch of its lease.
-        epoch: the epoch that the caller knows; 0: it knows none.
+        known: What the tables know; None if there is no such rollout, or the caller may not know of it.
+        number: Attempt's number, which is the epoch of its lease.
+        epoch: Epoch that the caller knows; 0: it knows none.
     """
     if known is None:
         return _NOT_FOUND

@@ -20,15 +20,15 @@ _KINDS = {kind.value: kind for kind in FailureKind}
 
 
 def explained(text: str) -> bytes:
-    """Writes the stored report of an attempt that the store itself ended."""
+    """Encodes the stored report of an attempt that the store itself ended."""
     return attempt_pb2.Attempt(failure_message=text).SerializeToString(deterministic=True)
 
 
 def report_of(result: lease_pb2.AttemptResult) -> AttemptReport | str:
-    """Reads a runner's report; returns what is wrong with it if it is malformed.
+    """Decodes a runner's report; returns what is wrong with it if it is malformed.
 
     Raises:
-        ArgumentInvalid: if the attempt's name is malformed.
+        ArgumentInvalid: If the attempt's name is malformed.
     """
     attempt = parse_attempt_name(result.attempt, field="results[].attempt")
     rewards = [

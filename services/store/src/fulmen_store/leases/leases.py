@@ -43,8 +43,8 @@ class Grant:
     """A lease that was granted: one attempt of one rollout for one session.
 
     Attributes:
-        epoch: the attempt's number and fencing epoch.
-        request: the stored request, opaque here.
+        epoch: Attempt's number and fencing epoch.
+        request: Stored request, opaque here.
     """
 
     rollout_id: UUID
@@ -68,9 +68,9 @@ class QuotaClaim:
     """What a claim within a quota did.
 
     Attributes:
-        tried: how many of the choices, the first ones, the quota left room for.
-        grants: those of them that were given.
-        room: how many more may run.
+        tried: Number of of the choices, the first ones, the quota left room for.
+        grants: Those of them that were given.
+        room: Number of more may run.
     """
 
     tried: int
@@ -83,8 +83,8 @@ class HeldLease:
     """A lease as the table knows it, with what is needed to decide its attempt's end.
 
     Attributes:
-        time_left_s: seconds until the rollout's deadline, below 0 if it has passed; None if it has none.
-        hedged: whether another session holds a lease on the same rollout beside this one.
+        time_left_s: Seconds until the rollout's deadline, below 0 if it has passed; None if it has none.
+        hedged: Whether another session holds a lease on the same rollout beside this one.
     """
 
     rollout_id: UUID
@@ -104,8 +104,8 @@ class AttemptReport:
     """What a lease holder, or the store for it, says about the end of an attempt.
 
     Attributes:
-        kind: why it failed; NONE if it succeeded.
-        report: rewards, output and message, opaque here.
+        kind: Why it failed; NONE if it succeeded.
+        report: Rewards, output and message, opaque here.
     """
 
     rollout_id: UUID
@@ -133,8 +133,8 @@ class EndedAttempt:
     """An end that was written.
 
     Attributes:
-        duration_s: how long the lease was held, seconds.
-        superseded: session and epoch of the attempt beside it that ended with it; None if there was none.
+        duration_s: How long the lease was held, seconds.
+        superseded: Session and epoch of the attempt beside it that ended with it; None if there was none.
     """
 
     item: ReadyItem
@@ -230,7 +230,7 @@ class SessionOwner:
     """Whose a session is: only a token of the same subject and the same reach may go on with it.
 
     Attributes:
-        subject: who the token was issued for.
+        subject: Who the token was issued for.
         project: `projects/{project}`, or `projects/*`.
     """
 

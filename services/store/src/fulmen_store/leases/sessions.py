@@ -192,7 +192,6 @@ class LeaseRenewer:
         updates: SessionUpdates,
         lease_ttl_s: float,
     ) -> None:
-        """Wires the role, which runs three times per TTL."""
         self._sessions = sessions
         self._leases = leases
         self._streams = streams

@@ -53,7 +53,6 @@ class PgLeaseTable:
     """Implements `LeaseTable`."""
 
     def __init__(self, database: Database) -> None:
-        """Takes the database."""
         self._database = database
 
     async def claim(self, choices: Sequence[tuple[UUID, UUID]]) -> list[Grant]:
@@ -159,7 +158,6 @@ class SessionTable:
     """Implements `SessionTable`."""
 
     def __init__(self, database: Database) -> None:
-        """Takes the database."""
         self._database = database
 
     async def open(self, session_id: UUID, *, owner: SessionOwner, host: str, info: bytes, ttl_s: float) -> None:
@@ -254,7 +252,6 @@ class AttemptCheckTable:
     """Implements `AttemptCheckTable`."""
 
     def __init__(self, database: Database) -> None:
-        """Takes the database."""
         self._database = database
 
     async def look(self, attempts: Sequence[tuple[UUID, int]]) -> list[RolloutLeases | None]:
@@ -275,7 +272,6 @@ class OverdueTable:
     """Implements `OverdueTable`."""
 
     def __init__(self, database: Database) -> None:
-        """Takes the database."""
         self._database = database
 
     async def overdue(self, *, attempt_grace_s: float, limit: int) -> list[OverdueAttempt]:

@@ -54,8 +54,8 @@ class Projects:
         """Creates a project.
 
         Raises:
-            ArgumentInvalid: with every problem.
-            ProjectExists: if the name is taken, unless by the same request.
+            ArgumentInvalid: With every problem.
+            ProjectExists: If the name is taken, unless by the same request.
         """
         violations = list(_problems(draft))
         if not is_project_name(draft.name):
@@ -73,7 +73,7 @@ class Projects:
         """Returns a project.
 
         Raises:
-            ProjectNotFound: if it is not there.
+            ProjectNotFound: If it is not there.
         """
         view = await self._table.find(name) if is_project_name(name) else None
         if view is None:
@@ -84,9 +84,9 @@ class Projects:
         """Replaces every field of a project.
 
         Raises:
-            ArgumentInvalid: with every problem.
-            EtagMismatch: if it changed since it was read.
-            ProjectNotFound: if it is not there.
+            ArgumentInvalid: With every problem.
+            EtagMismatch: If it changed since it was read.
+            ProjectNotFound: If it is not there.
         """
         violations = list(_problems(draft))
         if not etag:
@@ -116,7 +116,7 @@ class ProjectFollower:
         self._known: dict[int, Project] = {}
 
     async def run(self) -> None:
-        """Follows until it is cancelled."""
+        """Follows until cancelled."""
         while True:
             seen = self._wakeups.count(PROJECTS_CHANGED)
             with contextlib.suppress(DatabaseUnavailable):
@@ -132,12 +132,12 @@ class ProjectFollower:
 
 
 def is_project_name(name: str) -> bool:
-    """Tells whether a name is of the form `projects/{project}`."""
+    """Returns whether a name is of the form `projects/{project}`."""
     return _NAME.fullmatch(name) is not None
 
 
 def unknown_project(name: str) -> ProjectNotFound:
-    """Makes the error that names a project that is not there, or that the caller may not see."""
+    """Returns the error that names a project that is not there, or that the caller may not see."""
     return ProjectNotFound(
         "There is no such project: `fulmen project create` (CreateProject) makes one.", project=name[:MAX_TEXT]
     )

@@ -30,7 +30,6 @@ class ProjectTable:
     """Implements `ProjectTable`, and the reads of the transport."""
 
     def __init__(self, database: Database) -> None:
-        """Takes the database."""
         self._database = database
 
     async def add(self, draft: ProjectDraft, *, request_id: str) -> ProjectView | None:
@@ -78,7 +77,6 @@ class TokenTable:
     """Implements `TokenTable`, and the reads of the transport."""
 
     def __init__(self, database: Database) -> None:
-        """Takes the database."""
         self._database = database
 
     async def add(self, token_id: str, draft: TokenDraft, *, ttl_s: float) -> IssuedToken:
@@ -128,13 +126,13 @@ class ProjectDraft:
     """A project as a caller wants it.
 
     Attributes:
-        max_running: how many of its rollouts may run at once; None: any number.
-        max_queued: how many of them may wait at once; None: any number.
-        retention_s: how long final rollouts and spans are kept, seconds; None: for ever.
-        rules: a serialized `fulmen.store.v1.QueueRules`, opaque here; None: the defaults.
-        ageing_interval_s: what the rules say of ageing, seconds; 0 is off.
-        model_limits: a serialized `fulmen.store.v1.ModelLimits`, opaque here; None: no limits.
-        limits: the numbers in it by their paths, such as `project.tokens_per_minute`; 0: no limit.
+        max_running: Number of of its rollouts may run at once; None: any number.
+        max_queued: Number of of them may wait at once; None: any number.
+        retention_s: How long final rollouts and spans are kept, seconds; None: forever.
+        rules: A serialized `fulmen.store.v1.QueueRules`, opaque here; None: the defaults.
+        ageing_interval_s: What the rules say of ageing, seconds; 0 is off.
+        model_limits: A serialized `fulmen.store.v1.ModelLimits`, opaque here; None: no limits.
+        limits: Numbers in it by their paths, such as `project.tokens_per_minute`; 0: no limit.
     """
 
     name: str
@@ -174,9 +172,9 @@ class TokenDraft:
 
     Attributes:
         project: `projects/{project}` or `projects/*`.
-        role: the number of a `fulmen.store.v1.TokenRole`.
-        subject: who or what it is for.
-        ttl_s: how long it is valid, seconds; None: 30 days.
+        role: Number of a `fulmen.store.v1.TokenRole`.
+        subject: Who or what it is for.
+        ttl_s: How long it is valid, seconds; None: 30 days.
     """
 
     project: str

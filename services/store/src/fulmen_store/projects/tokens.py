@@ -56,7 +56,7 @@ class Tokens:
         """Checks what is asked for.
 
         Raises:
-            ArgumentInvalid: with every problem.
+            ArgumentInvalid: With every problem.
         """
         violations = [Violation(field=path, description=text) for path, text in _problems(draft)]
         if violations:
@@ -76,10 +76,10 @@ class Tokens:
         return token, issued
 
     async def revoke(self, token_id: str, *, project: str | None) -> None:
-        """Revokes a token, for ever.
+        """Revokes a token, forever.
 
         Raises:
-            TokenNotFound: if none has this id, or it is of another project than `project`.
+            TokenNotFound: If none has this id, or it is of another project than `project`.
         """
         well_formed = len(token_id) == TOKEN_ID_CHARS and token_id.isascii() and token_id.isprintable()
         if not well_formed or not await self._table.revoke(token_id, project=project):

@@ -26,9 +26,9 @@ class Replica:
     """A store process.
 
     Attributes:
-        replica_id: minted by the process, never used again.
+        replica_id: Minted by the process, never used again.
         address: `host:port` at which the other replicas reach it.
-        runner_count: runners that are connected to it.
+        runner_count: Runners that are connected to it.
     """
 
     replica_id: UUID
@@ -44,7 +44,7 @@ class Shares:
     """
 
     def __init__(self, own_id: UUID, others: Sequence[Replica] = ()) -> None:
-        """Ranks the replicas for every bucket and keeps this replica's place in each."""
+        """Ranks the replicas forevery bucket and keeps this replica's place in each."""
         self._places = [0] * BUCKETS
         for rival in others:
             if not rival.runner_count:
@@ -62,7 +62,6 @@ class LiveReplicas:
     """What this replica knows of the others."""
 
     def __init__(self, own_id: UUID) -> None:
-        """Begins alone."""
         self.own_id = own_id
         self.others: tuple[Replica, ...] = ()
         self.shares = Shares(own_id)

@@ -50,7 +50,7 @@ class MembershipRenewer:
         self._turn = asyncio.Lock()
 
     async def run(self) -> None:
-        """Renews until it is cancelled."""
+        """Renews until cancelled."""
         while True:
             # Without the database the others are taken to live on: they lost the same one.
             with contextlib.suppress(DatabaseUnavailable):

@@ -28,11 +28,11 @@ class Notification:
     """What happened at a replica; projects by their number in the database.
 
     Attributes:
-        ready: projects in which rollouts wait that the sender had no runner for.
-        finished: projects in which rollouts became final.
-        resources: projects whose resources changed.
-        projects_changed: whether a project is new or has changed.
-        cancels: attempts that were asked to stop; beyond 1,000 they are left to the runners' renewals.
+        ready: Projects in which rollouts wait that the sender had no runner for.
+        finished: Projects in which rollouts became final.
+        resources: Projects whose resources changed.
+        projects_changed: Whether a project is new or has changed.
+        cancels: Attempts that were asked to stop; beyond 1,000 they are left to the runners' renewals.
     """
 
     ready: set[int] = field(default_factory=set)
@@ -42,7 +42,7 @@ class Notification:
     cancels: list[CancelHint] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        """Tells whether there is anything to say."""
+        """Returns whether there is anything to say."""
         return bool(self.ready or self.finished or self.resources or self.projects_changed or self.cancels)
 
     def add(self, later: Notification) -> None:

@@ -62,12 +62,12 @@ class NotificationSender:
         self._lines: dict[UUID, _Line] = {}
 
     def work_unmatched(self, projects: Iterable[int]) -> None:
-        """Notes that rollouts wait in projects that no runner here has credit for."""
+        """Records that rollouts wait in projects that no runner here has credit for."""
         self._news.ready.update(projects)
         self._arrived.set()
 
     def announced(self, keys: Iterable[Hashable]) -> None:
-        """Notes what was announced to those who wait here: keys of finished rollouts, resources and projects."""
+        """Records what was announced to those who wait here: keys of finished rollouts, resources and projects."""
         for key in keys:
             match key:
                 case ("finished", int(project_id)):
@@ -94,7 +94,7 @@ class NotificationSender:
                 self._arrived.set()
 
     async def run(self) -> None:
-        """Tells until it is cancelled."""
+        """Tells until cancelled."""
         async with asyncio.TaskGroup() as tellers:
             while True:
                 await self._arrived.wait()
@@ -143,9 +143,9 @@ class NotificationReceiver:
 
         Args:
             dispatcher: Reads the waiting work of projects.
-            wakeups: wakes feeds and watchers.
-            leases: where a cancel is checked.
-            streams: the runners that sit here.
+            wakeups: Wakes feeds and watchers.
+            leases: Where a cancel is checked.
+            streams: Runners that sit here.
         """
         self._dispatcher = dispatcher
         self._wakeups = wakeups
@@ -156,7 +156,7 @@ class NotificationReceiver:
         """Acts on news.
 
         Raises:
-            DatabaseUnavailable: if a cancel could not be checked.
+            DatabaseUnavailable: If a cancel could not be checked.
         """
         if news.ready:
             self._dispatcher.hint(frozenset(news.ready))

@@ -37,7 +37,7 @@ class PeerClient:
         """Takes what returns the token to show, and with what the others are called.
 
         Raises:
-            OSError: if a file of `tls` cannot be read.
+            OSError: If a file of `tls` cannot be read.
         """
         self._token = token
         self._tls = tls
@@ -48,7 +48,7 @@ class PeerClient:
         """Tells the replica at an address, once.
 
         Raises:
-            PeerUnreachableError: if it did not take the news in time.
+            PeerUnreachableError: If it did not take the news in time.
         """
         stub = peer_service_pb2_grpc.PeerServiceStub(await self._channel(address))
         metadata = (("authorization", f"Bearer {self._token()}"),)

@@ -14,7 +14,6 @@ class ReplicaTable:
     """Implements `ReplicaTable`."""
 
     def __init__(self, database: Database) -> None:
-        """Takes the database."""
         self._database = database
 
     async def renew(self, replica: Replica, *, ttl_s: float) -> list[Replica]:

@@ -1,7 +1,7 @@
-"""Wake-ups inside one replica: whoever waits for news of a key is told at once, without a database round trip.
+"""Wake-ups inside one replica: whoever waits for news of a key is woken at once, without a database round trip.
 
 A wake-up is a hint and may be missed (news of other replicas may get lost), so every waiter also looks by itself
-now and then.
+periodically.
 """
 
 from __future__ import annotations

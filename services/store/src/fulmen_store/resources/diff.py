@@ -29,8 +29,8 @@ class Comparison:
     """A difference.
 
     Attributes:
-        unified_diff: empty if the contents are equal, are no text, or are too large or too different to compare.
-        truncated: whether there is more difference than `unified_diff` tells.
+        unified_diff: Empty if the contents are equal, are no text, or are too large or too different to compare.
+        truncated: Whether there is more difference than `unified_diff` tells.
     """
 
     unified_diff: str = ""
@@ -45,11 +45,11 @@ def compare(base: bytes, target: bytes, *, base_name: str, target_name: str, is_
     """Compares two contents.
 
     Args:
-        base: the older content.
-        target: the newer content.
-        base_name: what the older one is called in the difference.
-        target_name: likewise.
-        is_json: whether both are said to be JSON; they are compared as text if they are not, or if only their
+        base: Older content.
+        target: Newer content.
+        base_name: What the older one is called in the difference.
+        target_name: Likewise.
+        is_json: Whether both are said to be JSON; they are compared as text if they are not, or if only their
             formatting differs.
     """
     if base == target:
@@ -114,7 +114,7 @@ class _CountingMatcher(difflib.SequenceMatcher[str]):
         """Finds the longest equal stretch.
 
         Raises:
-            _TooDifferent: if the steps are used up.
+            _TooDifferent: If the steps are used up.
         """
         self._left -= self._visits[len(self.a) if ahi is None else ahi] - self._visits[alo]
         if self._left < 0:

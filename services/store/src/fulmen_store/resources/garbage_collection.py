@@ -43,7 +43,7 @@ class ResourceGarbageCollector:
         self._table = table
 
     async def run(self) -> None:
-        """Collects until it is cancelled."""
+        """Collects until cancelled."""
         rounds = 0
         while True:
             try:

@@ -34,7 +34,7 @@ class ExpiringVersions:
         A version that was never published is left out: nobody checks here what a rollout is to run.
 
         Raises:
-            ArgumentInvalid: if a version has been removed, with every such name of a project.
+            ArgumentInvalid: If a version has been removed, with every such name of a project.
         """
         named: dict[int, set[str]] = {}
         for project_id, names in pinned:

@@ -19,7 +19,6 @@ class Resources:
     """Publishes versions and moves aliases."""
 
     def __init__(self, *, table: ResourceTable, wakeups: Wakeups) -> None:
-        """Wires the use cases."""
         self._table = table
         self._wakeups = wakeups
 
@@ -27,8 +26,8 @@ class Resources:
         """Publishes versions, all or none.
 
         Raises:
-            ArgumentInvalid: with every problem of every version.
-            EtagMismatch: if the latest version of a resource is not the expected one.
+            ArgumentInvalid: With every problem of every version.
+            EtagMismatch: If the latest version of a resource is not the expected one.
         """
         _check(publication)
         published = await self._table.publish(project_id, publication)
@@ -39,9 +38,9 @@ class Resources:
         """Points an alias to a version.
 
         Raises:
-            ArgumentInvalid: if the name is not that of an alias that can be set.
-            EtagMismatch: if the alias moved since it was read.
-            ResourceNotFound: if there is no such version.
+            ArgumentInvalid: If the name is not that of an alias that can be set.
+            EtagMismatch: If the alias moved since it was read.
+            ResourceNotFound: If there is no such version.
         """
         ref = parse_ref(name, field="name")
         if not ref.alias or ref.alias == LATEST:

@@ -42,15 +42,14 @@ class ResourceTable:
     """Implements `ResourceTable`, and the reads of the transport."""
 
     def __init__(self, database: Database) -> None:
-        """Takes the database."""
         self._database = database
 
     async def publish(self, project_id: int, publication: Publication) -> list[Version]:
         """Adds versions in one commit; a repeat of the request id returns the first result.
 
         Raises:
-            ArgumentInvalid: if a kind differs from the resource's, or a dependency is not there.
-            EtagMismatch: if the latest version of a resource is not the expected one.
+            ArgumentInvalid: If a kind differs from the resource's, or a dependency is not there.
+            EtagMismatch: If the latest version of a resource is not the expected one.
         """
         request = (project_id, PUBLISH, publication.request_id)
         try:
@@ -80,7 +79,7 @@ class ResourceTable:
         """Returns one version with its content.
 
         Raises:
-            ResourceNotFound: if it is not there.
+            ResourceNotFound: If it is not there.
         """
         if ref.version is not None:
             row = await self._database.fetch_row("version_by_number", project_id, ref.resource, ref.version)
@@ -123,8 +122,8 @@ class ResourceTable:
         """Moves an alias, if it is still at `revision`.
 
         Raises:
-            EtagMismatch: if it is not.
-            ResourceNotFound: if there is no such version.
+            EtagMismatch: If it is not.
+            ResourceNotFound: If there is no such version.
         """
         async with self._database.transaction() as transaction:
             await transaction.fetch("lock_resources", project_id, [ref.resource])
@@ -302,10 +301,10 @@ class Lifetime:
     """How long a version lasts.
 
     Attributes:
-        name: its full name.
-        key: its key.
-        removed: whether it was there and is no more.
-        expiring: whether it has a ttl.
+        name: Its full name.
+        key: Its key.
+        removed: Whether it was there and is no more.
+        expiring: Whether it has a ttl.
     """
 
     name: str
@@ -318,7 +317,6 @@ class GarbageTable:
     """Implements `GarbageTable`."""
 
     def __init__(self, database: Database) -> None:
-        """Takes the database."""
         self._database = database
 
     async def expired(self, *, after: tuple[datetime.datetime, int, int], limit: int) -> list[ExpiredVersion]:
@@ -361,7 +359,7 @@ class ExpiredVersion:
     """A version whose ttl is over.
 
     Attributes:
-        referred_to: whether an alias points to it, or a version that is still there needs it.
+        referred_to: Whether an alias points to it, or a version that is still there needs it.
     """
 
     key: VersionKey

@@ -75,8 +75,8 @@ class NewVersion:
     """A version to publish.
 
     Attributes:
-        dependencies: the versions that it needs, by name.
-        ttl_s: how long it is kept at least, seconds; None means for ever.
+        dependencies: Versions that it needs, by name.
+        ttl_s: How long it is kept at least, seconds; None means forever.
     """
 
     resource: str
@@ -94,8 +94,8 @@ class Publication:
     """Versions that are published together, all or none.
 
     Attributes:
-        request_id: the caller's id of the request; may be empty.
-        expected: the number that `latest` of a resource must have now, by resource id; 0 if there must be none.
+        request_id: Caller's id of the request; may be empty.
+        expected: Number that `latest` of a resource must have now, by resource id; 0 if there must be none.
     """
 
     versions: Sequence[NewVersion]
@@ -136,10 +136,10 @@ class Alias:
 
 
 def parse_ref(name: str, *, field: str) -> ResourceRef:
-    """Takes `resources/{id}`, `.../versions/{n}` or `.../aliases/{alias}` apart.
+    """Parses `resources/{id}`, `.../versions/{n}` or `.../aliases/{alias}`.
 
     Raises:
-        ArgumentInvalid: if the name is malformed.
+        ArgumentInvalid: If the name is malformed.
     """
     match = _REF.fullmatch(name)
     if match is None:
@@ -153,12 +153,12 @@ def parse_ref(name: str, *, field: str) -> ResourceRef:
 
 
 def not_found(name: str) -> ResourceNotFound:
-    """Makes the error that names a resource, version or alias that is not there."""
+    """Returns the error that names a resource, version or alias that is not there."""
     return ResourceNotFound("There is no such resource, version or alias.", resource=name)
 
 
 def publish_problem(violations: Sequence[Violation]) -> ArgumentInvalid:
-    """Makes the error that tells everything that is wrong with a publication."""
+    """Returns the error that tells everything that is wrong with a publication."""
     return ArgumentInvalid("The resources cannot be published.", violations=violations)
 
 
@@ -218,7 +218,7 @@ VersionKey = tuple[int, int]
 
 
 def version_was_removed(names: Sequence[str] = ()) -> ArgumentInvalid:
-    """Makes the error of rollouts that name versions which are no more."""
+    """Returns the error of rollouts that name versions which are no more."""
     texts = [f"{name} has been removed, its ttl is over" for name in names] or ["a version has been removed"]
     return ArgumentInvalid(
         "The rollouts cannot be created.",

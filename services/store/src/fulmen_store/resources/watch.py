@@ -111,8 +111,8 @@ class ResourceWatcher:
         A message with only a cursor comes when there was nothing to tell for 15 s.
 
         Raises:
-            ArgumentInvalid: if the selection is malformed.
-            CursorInvalid: if the cursor is of another selection, or of another database's future.
+            ArgumentInvalid: If the selection is malformed.
+            CursorInvalid: If the cursor is of another selection, or of another database's future.
         """
         selection.check()
         floor = decode_cursor(cursor, selection) if cursor else None

@@ -43,7 +43,7 @@ class WatchSelection:
         """Checks its size.
 
         Raises:
-            ArgumentInvalid: if it names too much.
+            ArgumentInvalid: If it names too much.
         """
         problems = []
         if len(self.kinds) > MAX_KINDS:
@@ -64,8 +64,8 @@ class WatchedChange:
     """A new version, or a move of an alias: then `alias` holds it.
 
     Attributes:
-        transaction: the id of the transaction that wrote it.
-        size_bytes: the size of the version's content, 0 for a move.
+        transaction: Id of the transaction that wrote it.
+        size_bytes: Size of the version's content, 0 for a move.
     """
 
     transaction: int
@@ -84,7 +84,7 @@ def decode_cursor(text: str, selection: WatchSelection) -> int:
     """Returns the transaction below which everything was told.
 
     Raises:
-        CursorInvalid: if the cursor is malformed or of another selection.
+        CursorInvalid: If the cursor is malformed or of another selection.
     """
     try:
         packed = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)

@@ -27,7 +27,7 @@ class Maintenance:
         self._clock = clock or Clock()
 
     async def run(self) -> None:
-        """Works until it is cancelled."""
+        """Works until cancelled."""
         while True:
             try:
                 await self.run_once()
@@ -37,7 +37,7 @@ class Maintenance:
             await asyncio.sleep(INTERVAL_S)
 
     async def run_once(self) -> None:
-        """Makes the partitions of today and the next days, and forgets old requests."""
+        """Creates the partitions of today and the next days, and forgets old requests."""
         for ahead in range(DAYS_AHEAD + 1):
             await self._table.create_partitions(self._clock.utc_today() + datetime.timedelta(days=ahead))
         await self._table.forget_requests()

@@ -44,7 +44,7 @@ class Retention:
         self._clock = clock or Clock()
 
     async def run(self) -> None:
-        """Works until it is cancelled."""
+        """Works until cancelled."""
         while True:
             try:
                 await self.run_once()
@@ -58,8 +58,8 @@ class Retention:
         """Drops whole days first, which costs nothing, and removes row by row what is left in the others.
 
         Raises:
-            DatabaseUnavailable: if the database is away.
-            BlobStorageUnavailable: if blobs could not be removed.
+            DatabaseUnavailable: If the database is away.
+            BlobStorageUnavailable: If blobs could not be removed.
         """
         for day in await self._table.expired_days(self._clock.utc_today()):
             if not await self._table.drop_day(day):

@@ -24,11 +24,10 @@ class RetentionTable:
     """Implements `RetentionTable`. Who does not get the lock finds nothing to do: another replica is at it."""
 
     def __init__(self, database: Database) -> None:
-        """Takes the database."""
         self._database = database
 
     async def expired_days(self, before: datetime.date) -> list[datetime.date]:
-        """Returns days before a date that nobody needs any more and that have partitions, oldest first."""
+        """Returns days before a date that no project needs any more and that have partitions, oldest first."""
         return [row["day"] for row in await self._database.fetch("expired_days", before)]
 
     async def drop_day(self, day: datetime.date) -> bool:
@@ -80,11 +79,10 @@ class UpkeepTable:
     """Implements `UpkeepTable`."""
 
     def __init__(self, database: Database) -> None:
-        """Takes the database."""
         self._database = database
 
     async def create_partitions(self, day: datetime.date) -> None:
-        """Makes one day's partitions; does nothing for those that exist."""
+        """Creates one day's partitions; does nothing for those that exist."""
         await self._database.fetch("create_partitions", day)
 
     async def forget_requests(self) -> None:

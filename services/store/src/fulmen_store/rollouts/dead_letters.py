@@ -58,8 +58,8 @@ class DeadLetters:
         """Runs each of these final rollouts again.
 
         Raises:
-            RolloutNotFound: if a name is unknown.
-            RolloutStateInvalid: if one is not final.
+            RolloutNotFound: If a name is unknown.
+            RolloutStateInvalid: If one is not final.
         """
         views = {view.rollout_id: view for view in await self._table.view(rollout_ids)}
         for rollout_id in rollout_ids:
@@ -79,7 +79,7 @@ class DeadLetters:
         """Runs the oldest dead rollouts again that `where` selects and that were not yet.
 
         Raises:
-            QuotaExceeded: if the project may not have so many waiting.
+            QuotaExceeded: If the project may not have so many waiting.
         """
         for _ in range(MAX_ROUNDS):
             found = await self._find(project_id, run_id, where, MAX_RETRIED + 1)

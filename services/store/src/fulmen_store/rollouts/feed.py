@@ -1,4 +1,4 @@
-"""The completion feed: finished groups, each whole, exactly once per cursor chain, in one order for everybody.
+"""The completion feed: finished groups, each whole, exactly once per cursor chain, in one order foreverybody.
 
 The order is (transaction id, rollout id) of the row that completed the group. Rows are read only below the oldest
 transaction that still runs, so none can appear behind a cursor although transactions commit out of order.
@@ -64,7 +64,7 @@ class FeedFollower:
         A page is read only after the one before was taken: however slow the watcher, one page waits for it.
 
         Raises:
-            CursorInvalid: if the cursor is of another database's future.
+            CursorInvalid: If the cursor is of another database's future.
         """
         if cursor.xid and cursor.xid > await self._table.newest_transaction():
             raise CursorInvalid("The cursor is not of this database.")
@@ -91,9 +91,9 @@ class FeedFollower:
         """Looks for a training run until it is there: yields its number then, and before that `NO_RUN` at least every 15 s.
 
         Args:
-            project_id: the project.
-            find: returns the number, or `NO_RUN` while nothing was ever created for the run.
-            stopping: ends the looking.
+            project_id: Project.
+            find: Returns the number, or `NO_RUN` while nothing was ever created for the run.
+            stopping: Ends the looking.
         """
         key = ("finished", project_id)
         quiet_s = 0.0

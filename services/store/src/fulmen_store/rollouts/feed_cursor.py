@@ -57,7 +57,7 @@ class Cursor:
         """Unpacks a client's cursor; empty text is the beginning.
 
         Raises:
-            CursorInvalid: if it is malformed or belongs to another selection.
+            CursorInvalid: If it is malformed or belongs to another selection.
         """
         if not text:
             return Cursor()

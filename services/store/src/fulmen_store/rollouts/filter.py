@@ -117,7 +117,7 @@ def both(left: Expression | None, right: Expression | None) -> Expression | None
 
 
 def requires_state(expression: Expression | None, state: RolloutState) -> bool:
-    """Tells whether a rollout must be in this state to be selected, as far as that is plain to see."""
+    """Returns whether a rollout must be in this state to be selected, as far as that is plain to see."""
     wanted = Comparison(field=Field.STATE, operator=Operator.EQUAL, value=state.value)
     return any(
         one == wanted or (isinstance(one, Disjunction) and one.operands == (wanted,)) for one in _required(expression)

@@ -51,10 +51,10 @@ _ENUMS: Final[Mapping[Field, Mapping[str, int]]] = MappingProxyType(
 
 
 def parse_filter(text: str) -> Expression | None:
-    """Reads a filter; None if it is empty and selects everything.
+    """Decodes a filter; None if it is empty and selects everything.
 
     Raises:
-        ArgumentInvalid: with every problem of the filter, each with the position of its character, from 1.
+        ArgumentInvalid: With every problem of the filter, each with the position of its character, from 1.
     """
     if len(text) > MAX_FILTER_CHARS:
         raise _refused([(0, f"has {len(text)} characters, at most {MAX_FILTER_CHARS} are allowed")])

@@ -59,8 +59,8 @@ class RolloutView:
     """A rollout as it is now.
 
     Attributes:
-        running: the attempts that run now, by number: one, two of a hedged rollout, or none.
-        ended_attempts: how many attempts have ended; counted in lists only.
+        running: Attempts that run now, by number: one, two of a hedged rollout, or none.
+        ended_attempts: Number of attempts have ended; counted in lists only.
     """
 
     rollout_id: UUID

@@ -1,6 +1,6 @@
 """What a caller asks for when it creates a rollout, and everything that can be wrong with it.
 
-Every problem of every rollout is found before anything is written, and all of them are told at once.
+Every problem of every rollout is found before anything is written, and all of them are woken at once.
 """
 
 from __future__ import annotations
@@ -171,12 +171,12 @@ def check_rollouts(rollouts: Sequence[NewRollout], *, request_id: str, now_ms: i
     """Checks a whole request.
 
     Args:
-        rollouts: what is asked for.
-        request_id: the caller's id of the request; may be empty.
-        now_ms: the store's clock, Unix milliseconds; None leaves the times of names and deadlines unchecked.
+        rollouts: What is asked for.
+        request_id: Caller's id of the request; may be empty.
+        now_ms: Store's clock, Unix milliseconds; None leaves the times of names and deadlines unchecked.
 
     Raises:
-        ArgumentInvalid: with every problem of every rollout.
+        ArgumentInvalid: With every problem of every rollout.
     """
     violations = [
         Violation(field=f"rollouts[{index}].{path}", description=text)
@@ -201,7 +201,7 @@ def require_training_run(name: str) -> None:
     """Checks the name of a training run.
 
     Raises:
-        ArgumentInvalid: if it is malformed.
+        ArgumentInvalid: If it is malformed.
     """
     if not _TRAINING_RUN.fullmatch(name):
         raise malformed("training_run", "is not of the form trainingRuns/{training_run}")

@@ -84,9 +84,9 @@ class Rollouts:
         """Creates rollouts, all or none, and returns their ids in order once they are durable.
 
         Raises:
-            ArgumentInvalid: with every problem of every rollout.
-            RolloutExists: if a supplied name is taken by different content.
-            QuotaExceeded: if the project may not have so many waiting.
+            ArgumentInvalid: With every problem of every rollout.
+            RolloutExists: If a supplied name is taken by different content.
+            QuotaExceeded: If the project may not have so many waiting.
         """
         try:
             check_rollouts(rollouts, request_id=request_id, now_ms=round(self._clock.utc_now().timestamp() * 1000))

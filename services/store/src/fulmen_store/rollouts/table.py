@@ -71,7 +71,7 @@ class RolloutTable:
         """Returns a project's number.
 
         Raises:
-            ProjectNotFound: if there is no such project.
+            ProjectNotFound: If there is no such project.
         """
         known = self._projects.get(name)
         if known is None:
@@ -85,7 +85,7 @@ class RolloutTable:
         """Returns a training run's number; a new run is recorded.
 
         Raises:
-            ArgumentInvalid: if the name is malformed.
+            ArgumentInvalid: If the name is malformed.
         """
         known = self._runs.get((project_id, name))
         if known is None:
@@ -99,7 +99,7 @@ class RolloutTable:
         """Returns a training run's number without recording anything; `NO_RUN` if it is unknown.
 
         Raises:
-            ArgumentInvalid: if the name is malformed.
+            ArgumentInvalid: If the name is malformed.
         """
         known = self._runs.get((project_id, name))
         if known is None:
@@ -199,7 +199,7 @@ class RolloutTable:
         return await self.logged_request(project_id, method, request_id) or list(rollout_ids)
 
     async def logged_request(self, project_id: int, method: str, request_id: str) -> list[UUID]:
-        """Returns the recorded ids of a request; none if it is not known."""
+        """Returns the recorded ids of a request; none If it is unknown."""
         row = await self._database.fetch_row("logged_request", project_id, method, request_id)
         return [] if row is None else _unpacked(row["result"])
 
@@ -264,7 +264,6 @@ class FeedTable:
     """Implements `FeedTable`."""
 
     def __init__(self, database: Database) -> None:
-        """Takes the database."""
         self._database = database
 
     async def scan(self, selection: Selection, *, after: Cursor, limit: int) -> list[FeedRow]:
@@ -304,8 +303,8 @@ class FeedRow:
     """One final rollout in feed order.
 
     Attributes:
-        group_key: the key of its group; None if it is a group of its own.
-        completes: whether it was the last member of its group to end.
+        group_key: Key of its group; None if it is a group of its own.
+        completes: Whether it was the last member of its group to end.
     """
 
     cursor: Cursor

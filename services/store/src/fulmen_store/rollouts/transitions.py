@@ -106,9 +106,9 @@ class RetryPolicy:
     """When an attempt is followed by another.
 
     Attributes:
-        max_attempts: how many counted attempts may be made, 1 to 100.
-        retry_mask: bit `1 << kind` for each failure kind that is retried.
-        backoff_ms: the wait before the second attempt, 0 to 60,000 ms; it doubles with each further one.
+        max_attempts: Number of counted attempts may be made, 1 to 100.
+        retry_mask: Bit `1 << kind` for each failure kind that is retried.
+        backoff_ms: Wait before the second attempt, 0 to 60,000 ms; it doubles with each further one.
     """
 
     max_attempts: int
@@ -123,7 +123,7 @@ class RetryPolicy:
         return sum(1 << kind for kind in kinds - _NEVER_LISTED)
 
     def retries(self, kind: FailureKind) -> bool:
-        """Tells whether this kind is followed by another attempt while the budget lasts."""
+        """Returns whether this kind is followed by another attempt while the budget lasts."""
         return bool(self.retry_mask & (1 << kind))
 
 
@@ -133,8 +133,8 @@ class Decision:
 
     Attributes:
         rollout_state: RETRY_WAIT, a final state, or RUNNING if another attempt goes on.
-        delay_s: seconds until the rollout may run again; 0 if it is final.
-        charge: how much of the budget of attempts this one used, 0 or 1.
+        delay_s: Seconds until the rollout may run again; 0 if it is final.
+        charge: How much of the budget of attempts this one used, 0 or 1.
     """
 
     rollout_state: RolloutState
@@ -155,14 +155,14 @@ def decide(
     """Decides what an ended attempt means for its rollout.
 
     Args:
-        kind: why the attempt failed; NONE if it succeeded.
-        policy: the rollout's policy.
-        charged: attempts already counted against the budget, without this one.
-        cancel_requested: whether a caller asked to cancel the rollout while the attempt ran.
-        hedged: whether another attempt of the rollout runs beside this one. A failure then decides nothing and costs
-            nothing: of the two, the last one to fail counts for both.
-        jitter: a number in [-1, 1] that spreads the back-off by up to 25 %.
-        time_left_s: seconds until the rollout's deadline, below 0 if it has passed; None if it has none. No retry
+        kind: Why the attempt failed; NONE if it succeeded.
+        policy: Rollout's policy.
+        charged: Attempts already counted against the budget, without this one.
+        cancel_requested: Whether a caller asked to cancel the rollout while the attempt ran.
+        hedged: Whether another attempt of the rollout runs beside this one. A failure then decides nothing and costs
+            nothing: Of the two, the last one to fail counts for both.
+        jitter: A number in [-1, 1] that spreads the back-off by up to 25 %.
+        time_left_s: Seconds until the rollout's deadline, below 0 if it has passed; None if it has none. No retry
             is scheduled past it.
     """
     if cancel_requested or kind is FailureKind.CANCELLED:

@@ -28,10 +28,10 @@ class WaitingWork:
     """The live rollouts of one project, one set of labels and one task type.
 
     Attributes:
-        max_running: how many of the project may run at once; None: any number.
-        match_labels: whether they go only to runners that have their labels.
+        max_running: Number of of the project may run at once; None: any number.
+        match_labels: Whether they go only to runners that have their labels.
         task_type: None: they named none.
-        queued: how many wait for a runner now.
+        queued: Number of wait for a runner now.
     """
 
     project: str
@@ -48,8 +48,8 @@ class QueueCensus:
     """All live rollouts at one moment, and how long attempts of their task types take on average, seconds.
 
     Attributes:
-        samples: how many attempts each average is of.
-        counted_at: monotonic seconds.
+        samples: Number of attempts each average is of.
+        counted_at: Monotonic seconds.
     """
 
     work: Sequence[WaitingWork]
@@ -64,9 +64,9 @@ class DemandQuery:
 
     Attributes:
         project: None: all.
-        labels: those of the runners that are to be started.
-        target_drain_s: within what time the queue is to be worked off.
-        default_duration_s: what an attempt takes of whose kind nothing is known.
+        labels: Those of the runners that are to be started.
+        target_drain_s: Within what time the queue is to be worked off.
+        default_duration_s: What an attempt takes of whose kind nothing is known.
     """
 
     project: str | None = None

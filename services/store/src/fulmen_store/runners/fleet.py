@@ -65,7 +65,7 @@ class FleetWatcher:
         self._watched = asyncio.Event()
 
     async def run(self) -> None:
-        """Looks until it is cancelled."""
+        """Looks until cancelled."""
         while True:
             await self._watched.wait()
             for project, fleet in list(self._fleets.items()):
@@ -80,7 +80,7 @@ class FleetWatcher:
         What happens while the last answer is not taken is looked at again, not queued.
 
         Raises:
-            DatabaseUnavailable: if the fleet could not be looked at.
+            DatabaseUnavailable: If the fleet could not be looked at.
         """
         fleet = self._fleets.setdefault(project, _Fleet())
         fleet.watchers += 1

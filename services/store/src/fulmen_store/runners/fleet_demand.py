@@ -29,10 +29,9 @@ TYPES_LOOKED_UP: Final = 1000
 
 
 class FleetDemand:
-    """Background role: counts now and then for the metrics, and for whoever asks."""
+    """Background role: counts periodically for the metrics, and for whoever asks."""
 
     def __init__(self, *, table: DemandTable, durations: DurationTable, clock: Clock | None = None) -> None:
-        """Takes the tables, and monotonic seconds."""
         self._table = table
         self._durations = durations
         self._clock = (clock or Clock()).monotonic_s
@@ -41,7 +40,7 @@ class FleetDemand:
         self._stale_at = -math.inf
 
     async def run(self) -> None:
-        """Counts until it is cancelled."""
+        """Counts until cancelled."""
         while True:
             try:
                 await self.census()
@@ -57,7 +56,7 @@ class FleetDemand:
         """Counts, or returns what was counted a moment ago.
 
         Raises:
-            DatabaseUnavailable: if the rollouts cannot be counted.
+            DatabaseUnavailable: If the rollouts cannot be counted.
         """
         async with self._lock:
             began = self._clock()
@@ -71,7 +70,7 @@ class FleetDemand:
         """Returns how many runners the work wants, and how old the figures are, seconds.
 
         Raises:
-            DatabaseUnavailable: if the rollouts cannot be counted.
+            DatabaseUnavailable: If the rollouts cannot be counted.
         """
         census = await self.census()
         return demand_of(census, query), max(0.0, self._clock() - census.counted_at)

@@ -23,10 +23,10 @@ class SessionUpdate:
     """What is written down of a session at once.
 
     Attributes:
-        active: whether the runner was active, which extends the session.
-        load: what it said of its load, opaque here; None leaves what it said before.
-        ended: how many of its attempts ended since the last time.
-        failed: how many of these failed.
+        active: Whether the runner was active, which extends the session.
+        load: What it said of its load, opaque here; None leaves what it said before.
+        ended: Number of of its attempts ended since the last time.
+        failed: Number of of these failed.
     """
 
     session_id: UUID
@@ -50,7 +50,7 @@ class SessionUpdates:
         self._notes: dict[UUID, _Note] = {}
 
     def load(self, session_id: UUID, load: bytes) -> None:
-        """Notes how busy a runner says it is."""
+        """Records how busy a runner says it is."""
         self._notes.setdefault(session_id, _Note()).load = load
 
     def ended(self, attempts: Iterable[EndedAttempt]) -> None:
@@ -78,7 +78,7 @@ class SessionUpdates:
         ]
 
     def restore(self, signs: Iterable[SessionUpdate]) -> None:
-        """Notes again what could not be written; what was said since then is newer."""
+        """Restores updates that could not be written; newer values win."""
         for sign in signs:
             if sign.load is None and not sign.ended:
                 continue

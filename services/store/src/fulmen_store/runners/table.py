@@ -21,7 +21,6 @@ class RunnerTable:
     """Implements `RunnerTable`, and the reads of the transport."""
 
     def __init__(self, database: Database) -> None:
-        """Takes the database."""
         self._database = database
 
     async def page(self, *, after: UUID, limit: int, project: str | None) -> list[RunnerView]:
@@ -53,12 +52,12 @@ class RunnerView:
     """A live runner session. That it was renewed is no change of it.
 
     Attributes:
-        info: how it described itself, opaque here.
-        running: how many attempts it runs.
-        attempts: the first of them, as (rollout, epoch).
-        load: what it said last of its load, opaque here; None if it never did.
-        ended: how many of its attempts have ended.
-        failed: how many of these failed.
+        info: How it described itself, opaque here.
+        running: Number of attempts it runs.
+        attempts: First of them, as (rollout, epoch).
+        load: What it said last of its load, opaque here; None if it never did.
+        ended: Number of of its attempts have ended.
+        failed: Number of of these failed.
     """
 
     session_id: UUID

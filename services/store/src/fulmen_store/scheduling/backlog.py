@@ -164,7 +164,7 @@ class Backlog:
         self._hinted.update(projects)
 
     def poll_soon(self) -> None:
-        """Makes the next refill a poll."""
+        """Creates the next refill a poll."""
         self._next_poll = 0.0
 
     def poll_is_due(self) -> bool:
@@ -183,7 +183,7 @@ class Backlog:
         """Reads unknown rows where due: after a start, of other replicas, beyond the window.
 
         Raises:
-            DatabaseUnavailable: if the table cannot be read.
+            DatabaseUnavailable: If the table cannot be read.
         """
         due = self.poll_is_due()
         if not (due or self._hinted or any(map(self._runs_low, self._more))):
@@ -224,7 +224,7 @@ class Backlog:
         """Adds work of other replicas for which credit waits here, once due; returns whether there is any.
 
         Raises:
-            DatabaseUnavailable: if the table cannot be read.
+            DatabaseUnavailable: If the table cannot be read.
         """
         found = False
         for project_id in self._others.due() if self._streams.open_credit() else ():

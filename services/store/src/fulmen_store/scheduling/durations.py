@@ -37,7 +37,6 @@ class DurationTracker:
     """
 
     def __init__(self, table: DurationTable, *, clock: Clock | None = None) -> None:
-        """Takes the table, and monotonic seconds."""
         self._table = table
         self._clock = (clock or Clock()).monotonic_s
         self._unwritten: Counter[tuple[int, int]] = Counter()
@@ -60,7 +59,7 @@ class DurationTracker:
         return known
 
     def predicted_s(self, task_type: int | None) -> float:
-        """Returns the median of a task type, seconds; 0 if it is not known."""
+        """Returns the median of a task type, seconds; 0 If it is unknown."""
         if task_type is None:
             return 0.0
         median = self._medians.get(task_type)
@@ -70,7 +69,7 @@ class DurationTracker:
         return median
 
     async def run(self) -> None:
-        """Writes and reads until it is cancelled."""
+        """Writes and reads until cancelled."""
         while True:
             await asyncio.sleep(WRITE_INTERVAL_S)
             try:
@@ -79,7 +78,7 @@ class DurationTracker:
                 continue
 
     async def run_once(self) -> None:
-        """Writes what was learned; reads what was asked for, and now and then everything that is in use."""
+        """Writes what was learned; reads what was asked for, and periodically everything that is in use."""
         if self._unwritten:
             counts, self._unwritten = self._unwritten, Counter()
             try:

@@ -41,13 +41,13 @@ class ReadyItem:
     """A rollout that may run.
 
     Attributes:
-        rollout_id: its id, a UUIDv7.
-        project_id: the database's number of its project.
-        sort_priority: the negated priority; lower goes first.
+        rollout_id: Its id, a UUIDv7.
+        project_id: Database's number of its project.
+        sort_priority: Negated priority; lower goes first.
         labels: `key=value` strings that the runner must have.
-        group_key: the key of its group; None if it has none.
-        task_type: the number of its task type; None if it has none.
-        agent: the number of its agent's version; None if it names none.
+        group_key: Key of its group; None if it has none.
+        task_type: Number of its task type; None if it has none.
+        agent: Number of its agent's version; None if it names none.
         since_s: Unix seconds from which it waits, where that is not the time inside its id.
     """
 
@@ -215,15 +215,15 @@ class FairQueue:
         self._ids: set[UUID] = set()
 
     def __len__(self) -> int:
-        """Counts the waiting items."""
+        """Returns the number of waiting items."""
         return len(self._ids)
 
     def __contains__(self, rollout_id: UUID) -> bool:
-        """Tells whether a rollout waits here."""
+        """Returns whether a rollout waits here."""
         return rollout_id in self._ids
 
     def count_of(self, project_id: int) -> int:
-        """Counts the waiting items of one project."""
+        """Returns the number of waiting items of one project."""
         queue = self._queues.get(project_id)
         return queue.count if queue is not None else 0
 
@@ -285,8 +285,8 @@ class FairQueue:
         """Takes the next item that a runner with these labels may run; None if there is none.
 
         Args:
-            offered: the runner's labels.
-            projects: the projects that the runner serves; None means all.
+            offered: Runner's labels.
+            projects: Projects that the runner serves; None means all.
         """
         candidates: list[tuple[_ProjectQueue, _Line]] = []
         for project_id, queue in self._queues.items():

@@ -28,7 +28,7 @@ PAGE: Final = 1000
 
 
 class Hedger:
-    """Looks once a second, in projects whose hedging rule is on and while credit is unused."""
+    """Polls once a second, in projects whose hedging rule is on and while credit is unused."""
 
     def __init__(self, *, table: LeaseTable, dispatcher: Dispatcher, durations: DurationTracker) -> None:
         self._table = table
@@ -36,7 +36,7 @@ class Hedger:
         self._durations = durations
 
     async def run(self) -> None:
-        """Hedges until it is cancelled."""
+        """Hedges until cancelled."""
         while True:
             await asyncio.sleep(POLL_INTERVAL_S)
             try:
@@ -45,7 +45,7 @@ class Hedger:
                 continue
 
     async def hedge_once(self) -> int:
-        """Starts second attempts where they are due and a runner has nothing else to do; returns how many."""
+        """Starts second attempts where they are due and a runner has nothing else to do; returns their number."""
         projects = self._dispatcher.hedging_projects()
         if not projects:
             return 0

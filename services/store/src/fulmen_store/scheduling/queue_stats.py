@@ -29,7 +29,7 @@ class _Answer:
 
 
 class StatsCache:
-    """Answers with the last count for as long as making it anew would cost too much."""
+    """Answers with the last count for as long as making it again would cost too much."""
 
     def __init__(self, table: QueueStatsTable, *, clock: Clock | None = None) -> None:
         self._table = table
@@ -40,7 +40,7 @@ class StatsCache:
         """Counts, or returns what was counted a moment ago.
 
         Raises:
-            DatabaseUnavailable: if the rollouts cannot be counted.
+            DatabaseUnavailable: If the rollouts cannot be counted.
         """
         if len(self._answers) >= ANSWERS_REMEMBERED and (project_id, run_id) not in self._answers:
             self._answers = {scope: answer for scope, answer in self._answers.items() if answer.lock.locked()}

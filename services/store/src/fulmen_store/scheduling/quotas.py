@@ -39,7 +39,6 @@ class RunningQuotas:
     """Claims what the queue chose; projects with a quota get no more than it leaves room for."""
 
     def __init__(self, table: LeaseTable, ready: FairQueue) -> None:
-        """Takes the table, and the queue that is told how much room there is."""
         self._table = table
         self._ready = ready
 
@@ -47,7 +46,7 @@ class RunningQuotas:
         """Claims choices; what a quota refused goes back into the queue.
 
         Raises:
-            DatabaseUnavailable: if it is not known what was claimed.
+            DatabaseUnavailable: If it is unknown what was claimed.
         """
         free: list[Choice] = []
         limited: dict[int, list[Choice]] = {}
@@ -74,7 +73,7 @@ class RunningQuotas:
         return claim.tried, claim.grants, claim.room
 
     def ended(self, projects: Iterable[int]) -> bool:
-        """Takes note of attempts that ended, each by its project; returns whether one of these has a quota."""
+        """Records attempts that ended, each by its project; returns whether one of these has a quota."""
         return sum(self._ready.allow_more(project_id, count) for project_id, count in Counter(projects).items()) > 0
 
     def probe_again(self) -> None:
@@ -109,8 +108,8 @@ class QueueQuotas:
         """Admits new rollouts, each named by its project, all or none.
 
         Raises:
-            QuotaExceeded: if one of the projects may not have so many waiting.
-            DatabaseUnavailable: if they cannot be counted.
+            QuotaExceeded: If one of the projects may not have so many waiting.
+            DatabaseUnavailable: If they cannot be counted.
         """
         wanted = Counter(projects)
         for project_id, count in wanted.items():

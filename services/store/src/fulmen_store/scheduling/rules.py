@@ -16,12 +16,12 @@ class QueueRules:
     """What a project can switch; docs/queue-rules.md says what each rule does.
 
     Attributes:
-        ageing_interval_s: a waiting rollout counts as one priority higher for each such interval; 0 is off.
-        match_labels: whether a rollout goes only to runners that have its labels.
-        affinity: whether, among waiting runners, one that ran the same group or agent last goes first.
-        longest_first: whether the members of a group that are predicted to take longest go first.
-        hedging: whether rollouts that ask for it are hedged.
-        weighted_share: whether the project's weight counts; otherwise it counts as 100.
+        ageing_interval_s: A waiting rollout counts as one priority higher for each such interval; 0 is off.
+        match_labels: Whether a rollout goes only to runners that have its labels.
+        affinity: Whether, among waiting runners, one that ran the same group or agent last goes first.
+        longest_first: Whether the members of a group that are predicted to take longest go first.
+        hedging: Whether rollouts that ask for it are hedged.
+        weighted_share: Whether the project's weight counts; otherwise it counts as 100.
     """
 
     ageing_interval_s: float = DEFAULT_AGEING_INTERVAL_S
@@ -40,10 +40,10 @@ class QueueTerms:
     """A project's place against others: its weight, its quotas and its rules.
 
     Attributes:
-        weight: its share.
-        max_running: how many of its rollouts may run at once; None means any number.
-        max_queued: how many of them may wait at once; None means any number.
-        rules: how its rollouts are handed out.
+        weight: Its share.
+        max_running: Number of of its rollouts may run at once; None means any number.
+        max_queued: Number of of them may wait at once; None means any number.
+        rules: How its rollouts are handed out.
     """
 
     weight: float = DEFAULT_WEIGHT

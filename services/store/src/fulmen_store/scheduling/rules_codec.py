@@ -11,12 +11,12 @@ _SWITCHES = ("match_labels", "affinity", "longest_first", "hedging", "weighted_s
 
 
 def decode_rules(stored: bytes | None) -> QueueRules:
-    """Reads stored rules."""
+    """Decodes stored rules."""
     return DEFAULT_RULES if stored is None else rules_of(pb.QueueRules.FromString(stored))
 
 
 def rules_of(message: pb.QueueRules) -> QueueRules:
-    """Reads rules; what is unset has its default."""
+    """Decodes rules; what is unset has its default."""
     given = {name: getattr(message, name) for name in _SWITCHES if message.HasField(name)}
     interval = message.ageing_interval
     if message.HasField("ageing_interval"):
@@ -25,7 +25,7 @@ def rules_of(message: pb.QueueRules) -> QueueRules:
 
 
 def rules_message(rules: QueueRules) -> pb.QueueRules:
-    """Writes rules with every field set."""
+    """Encodes rules with every field set."""
     message = pb.QueueRules(**{name: getattr(rules, name) for name in _SWITCHES})
     message.ageing_interval.FromNanoseconds(round(rules.ageing_interval_s * 1e9))
     return message

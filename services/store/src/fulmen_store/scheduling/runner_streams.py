@@ -193,7 +193,7 @@ class RunnerStreams:
         self._active: set[UUID] = set()
 
     def __len__(self) -> int:
-        """Counts the open streams."""
+        """Returns the number of open streams."""
         return len(self._streams)
 
     def attach(self, stream: RunnerStream) -> None:

@@ -34,18 +34,17 @@ class QueueStatsTable:
     """Counts queues."""
 
     def __init__(self, database: Database) -> None:
-        """Takes the database."""
         self._database = database
 
     async def queued(self, project_id: int) -> QueueCount:
-        """Counts the waiting rollouts of a project, up to its limit and one more."""
+        """Returns the number of waiting rollouts of a project, up to its limit and one more."""
         row = await self._database.fetch_row("count_queued", project_id)
         if row is None:
             return QueueCount(max_queued=None, queued=0)
         return QueueCount(max_queued=row["max_queued"], queued=row["queued"])
 
     async def stats(self, project_id: int, run_id: int | None) -> QueueStats:
-        """Counts the live rollouts of a project or a training run; looks at each of them."""
+        """Returns the number of live rollouts of a project or a training run; looks at each of them."""
         terms = await self._database.fetch_row("queue_terms", project_id)
         assert terms is not None
         rows = await self._database.fetch("count_by_priority", project_id, run_id)
@@ -71,7 +70,6 @@ class DemandTable:
     """Implements `DemandTable`."""
 
     def __init__(self, database: Database) -> None:
-        """Takes the database."""
         self._database = database
 
     async def work(self) -> list[WaitingWork]:
@@ -94,7 +92,6 @@ class DurationTable:
     """Implements `DurationTable`."""
 
     def __init__(self, database: Database) -> None:
-        """Takes the database."""
         self._database = database
 
     async def add(self, counts: Mapping[tuple[int, int], int]) -> None:
@@ -155,9 +152,9 @@ class QueueStats:
     """How full a queue is, and by which terms it is served.
 
     Attributes:
-        priorities: highest first.
-        task_types: most frequent first.
-        runners: live runner sessions.
+        priorities: Highest first.
+        task_types: Most frequent first.
+        runners: Live runner sessions.
     """
 
     priorities: Sequence[PriorityCount]

@@ -21,7 +21,7 @@ class BlobRef:
     """Where content lies: all that a row keeps of it.
 
     Attributes:
-        digest: the SHA-256 of the content, 32 bytes.
+        digest: The SHA-256 of the content, 32 bytes.
     """
 
     folder: str

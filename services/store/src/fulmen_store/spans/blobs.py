@@ -51,7 +51,6 @@ class Blobs:
     """Puts content away and gets it back; at most so many calls of each kind at once."""
 
     def __init__(self, storage: BlobStorage) -> None:
-        """Takes the storage."""
         self._storage = storage
         self._writing = asyncio.Semaphore(MAX_CONCURRENT)
         self._reading = asyncio.Semaphore(MAX_CONCURRENT)
@@ -60,7 +59,7 @@ class Blobs:
         """Stores content durably under its digest; repeats change nothing.
 
         Raises:
-            BlobStorageUnavailable: if the storage failed or took too long.
+            BlobStorageUnavailable: If the storage failed or took too long.
         """
         digest = await asyncio.to_thread(lambda: hashlib.sha256(content).digest())
         ref = BlobRef(folder=folder, digest=digest, size_bytes=len(content))
@@ -76,8 +75,8 @@ class Blobs:
         """Returns content.
 
         Raises:
-            BlobMissing: if it is gone, or is not what was stored.
-            BlobStorageUnavailable: if the storage failed or took too long.
+            BlobMissing: If it is gone, or is not what was stored.
+            BlobStorageUnavailable: If the storage failed or took too long.
         """
         async with self._reading:
             try:
@@ -95,7 +94,7 @@ class Blobs:
         """Removes content that no row names any more.
 
         Raises:
-            BlobStorageUnavailable: if the storage failed or took too long.
+            BlobStorageUnavailable: If the storage failed or took too long.
         """
         try:
             async with asyncio.timeout(CALL_LIMIT_S):
@@ -107,7 +106,7 @@ class Blobs:
         """Removes everything in a folder; the caller limits the time.
 
         Raises:
-            BlobStorageUnavailable: if the storage failed.
+            BlobStorageUnavailable: If the storage failed.
         """
         try:
             await self._storage.remove_folder(folder)
@@ -179,7 +178,7 @@ def open_storage(url: str) -> BlobStorage:
     """Opens the storage that a URL names: `file:///folder`, or `s3://`, `gs://` or `az://` with bucket and prefix.
 
     Raises:
-        StartupError: if the URL is of another kind or malformed, or the extra that it needs is not installed.
+        StartupError: If the URL is of another kind or malformed, or the extra that it needs is not installed.
     """
     parts = urlsplit(url)
     if parts.scheme == "file":

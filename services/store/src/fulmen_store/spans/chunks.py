@@ -40,11 +40,11 @@ class Chunk:
     """A batch of spans of one attempt.
 
     Attributes:
-        codec: the number of a `fulmen.store.v1.SpanCodec`.
+        codec: Number of a `fulmen.store.v1.SpanCodec`.
         start_ns: Unix time of the earliest start, nanoseconds.
         end_ns: Unix time of the latest end, nanoseconds.
-        payload: a compressed `SpanBatch`, opaque here; empty while it lies in a blob.
-        blob: where the payload lies if it is not in the row.
+        payload: A compressed `SpanBatch`, opaque here; empty while it lies in a blob.
+        blob: Where the payload lies if it is not in the row.
     """
 
     rollout_id: UUID
@@ -71,7 +71,7 @@ class LooseSpans:
     """Spans of one attempt that came by themselves, to be packed with whatever else of the attempt comes now.
 
     Attributes:
-        raw: a serialised `SpanBatch`, not compressed; two of them joined are one.
+        raw: A serialised `SpanBatch`, not compressed; two of them joined are one.
     """
 
     rollout_id: UUID
@@ -117,5 +117,5 @@ ZSTD_LEVEL: Final = 1
 
 
 def compress(raw: bytes) -> bytes:
-    """Makes a zstd frame with its content size."""
+    """Creates a zstd frame with its content size."""
     return zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(raw)

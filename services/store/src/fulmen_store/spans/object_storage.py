@@ -25,7 +25,6 @@ class ObjectStorage:
     """Implements `BlobStorage` over one bucket and prefix. An object is durable when its upload is acknowledged."""
 
     def __init__(self, store: ObjectStore) -> None:
-        """Takes an open bucket."""
         self._store = store
 
     @classmethod
@@ -33,7 +32,7 @@ class ObjectStorage:
         """Opens a bucket; nothing is sent yet.
 
         Raises:
-            StartupError: if the URL or what the environment says is not usable.
+            StartupError: If the URL or what the environment says is not usable.
         """
         try:
             return cls(from_url(url))

@@ -15,7 +15,7 @@ class SpanFacts:
     """What of a span is compared; times are Unix times in nanoseconds.
 
     Attributes:
-        attributes: returns the attributes that have a single value; called only if a filter asks for some.
+        attributes: Returns the attributes that have a single value; called only if a filter asks for some.
     """
 
     name: str
@@ -40,7 +40,7 @@ class SpanFilter:
     model_calls_only: bool = False
 
     def matches(self, span: SpanFacts) -> bool:
-        """Tells whether a span fulfils every condition."""
+        """Returns whether a span fulfils every condition."""
         return (
             (not self.names or span.name in self.names)
             and span.name.startswith(self.name_prefix)
@@ -52,7 +52,7 @@ class SpanFilter:
         )
 
     def may_match_chunk(self, *, start_ns: int, end_ns: int) -> bool:
-        """Tells whether a chunk of these times can hold a span that matches; 0 means that a time is not known."""
+        """Returns whether a chunk of these times can hold a span that matches; 0 means that a time is not known."""
         return (self.end_min_ns is None or end_ns == 0 or end_ns >= self.end_min_ns) and (
             self.start_max_ns is None or start_ns == 0 or start_ns < self.start_max_ns
         )

@@ -64,8 +64,8 @@ class Spans:
         """Stores chunks; returns, after the commit, which are kept (repeats included).
 
         Raises:
-            DatabaseUnavailable: if the outcome is not known; the same chunks may be sent again.
-            BlobStorageUnavailable: if a large payload could not be put away; likewise.
+            DatabaseUnavailable: If the outcome is unknown; the same chunks may be sent again.
+            BlobStorageUnavailable: If a large payload could not be put away; likewise.
         """
         start_ns = time.time_ns()
         if self._blobs is not None:
@@ -82,8 +82,8 @@ class Spans:
         dropped when they are read.
 
         Raises:
-            DatabaseUnavailable: if the outcome is not known; the same spans may be sent again.
-            BlobStorageUnavailable: if a large payload could not be put away; likewise.
+            DatabaseUnavailable: If the outcome is unknown; the same spans may be sent again.
+            BlobStorageUnavailable: If a large payload could not be put away; likewise.
         """
         return await self.packer.submit(spans, size_bytes=sum(len(part.raw) + 64 for part in spans))
 

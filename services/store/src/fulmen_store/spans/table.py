@@ -40,7 +40,6 @@ class SpanTable:
     """Implements `SpanTable`, and the reads of the transport."""
 
     def __init__(self, database: Database, *, blobs: Blobs | None = None) -> None:
-        """Takes the database, and where large payloads are."""
         self._database = database
         self._blobs = blobs
 
@@ -68,8 +67,8 @@ class SpanTable:
         """Yields chunks with their payloads, in the order given, a few MiB at a time.
 
         Raises:
-            BlobMissing: if a payload that was put away cannot be found any more.
-            BlobStorageUnavailable: if it cannot be read now.
+            BlobMissing: If a payload that was put away cannot be found any more.
+            BlobStorageUnavailable: If it cannot be read now.
         """
         for part in _by_size(heads):
             keys = [(head.rollout_id, head.attempt, head.chunk_id) for head in part]

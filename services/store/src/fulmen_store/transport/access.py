@@ -27,7 +27,7 @@ def require_project(name: str) -> str:
     """Returns the project to work in; unset means the token's own, or the default one with a token for all.
 
     Raises:
-        PermissionDenied: if the caller is bound to another project. The token alone says so: whether there is such a
+        PermissionDenied: If the caller is bound to another project. The token alone says so: whether there is such a
             project is not looked at.
     """
     caller = current_caller()
@@ -41,7 +41,7 @@ def require_all_projects() -> None:
     """Checks that the caller reaches every project, for what concerns the whole deployment.
 
     Raises:
-        PermissionDenied: if its token is bound to one.
+        PermissionDenied: If its token is bound to one.
     """
     if project_limit() is not None:
         raise PermissionDenied("A token for all projects is needed.", role=current_caller().role)
@@ -54,7 +54,7 @@ def project_limit() -> str | None:
 
 
 def is_own_attempt(rollout_id: UUID, number: int | None = None) -> bool:
-    """Tells whether an attempt key reaches a rollout (or one attempt of it); true for every other role."""
+    """Returns whether an attempt key reaches a rollout (or one attempt of it); true forevery other role."""
     caller = current_caller()
     if caller.role is not Role.ATTEMPT:
         return True
@@ -66,7 +66,7 @@ def require_count(items: Sequence[object], *, field: str, most: int) -> None:
     """Checks how many entries a repeated field has.
 
     Raises:
-        ArgumentInvalid: if there are none, or more than `most`.
+        ArgumentInvalid: If there are none, or more than `most`.
     """
     if not 1 <= len(items) <= most:
         raise malformed(field, f"has {len(items)} entries, allowed are 1 to {most}")
@@ -76,7 +76,7 @@ def require_range(field: str, value: float, least: float, most: float) -> None:
     """Checks a number of a request.
 
     Raises:
-        ArgumentInvalid: if it is outside its range, limits included.
+        ArgumentInvalid: If it is outside its range, limits included.
     """
     if not least <= value <= most:
         raise malformed(field, f"is {value:g}, allowed are {least:g} to {most:g}")

@@ -20,12 +20,12 @@ async def answered_in_order(
     """Works on several requests at once and yields their answers in the order of the requests.
 
     Args:
-        requests: the client's stream; it is read no further while `in_flight` answers are outstanding.
-        answer: makes one answer.
-        in_flight: how many requests are worked on at once.
+        requests: Client's stream; it is read no further while `in_flight` answers are outstanding.
+        answer: Makes one answer.
+        in_flight: Number of requests are worked on at once.
 
     Raises:
-        FulmenError: what the first failed request, or the client's stream, raised; later requests are abandoned.
+        FulmenError: What the first failed request, or the client's stream, raised; later requests are abandoned.
     """
     answers: asyncio.Queue[asyncio.Future[ResponseT] | None] = asyncio.Queue(in_flight)
 

@@ -27,7 +27,7 @@ __all__ = [
 
 
 def acks_of(answers: Sequence[Acknowledgement]) -> list[lease_pb2.CompletionAck]:
-    """Writes what was done with reports."""
+    """Encodes the outcomes of reports."""
     return [
         lease_pb2.CompletionAck(
             attempt=answer.attempt,
@@ -44,17 +44,17 @@ def names_of(attempts: Iterable[tuple[UUID, int]]) -> list[str]:
 
 
 def attempts_of(names: Iterable[str], *, field: str) -> frozenset[tuple[UUID, int]]:
-    """Takes names of attempts apart.
+    """Parses names of attempts.
 
     Raises:
-        ArgumentInvalid: if one is malformed.
+        ArgumentInvalid: If one is malformed.
     """
     parsed = [parse_attempt_name(name, field=field) for name in names]
     return frozenset((name.rollout_id, name.number) for name in parsed)
 
 
 def standing_message(attempt: str, standing: Standing) -> pb.AttemptCheckResult:
-    """Writes how an attempt stands."""
+    """Encodes the result of an attempt check."""
     return pb.AttemptCheckResult(
         attempt=attempt,
         status=cast("pb.AttemptStatus", standing.status.value),
@@ -72,7 +72,7 @@ MAX_MODEL = 64
 
 
 def packed_load(load: lease_pb2.RunnerLoad) -> bytes:
-    """Writes what is kept of a runner's load; what is out of range is brought into it.
+    """Encodes what is kept of a runner's load; what is out of range is brought into it.
 
     A load is a measurement: a bad one is no reason to refuse the renewal that it came with.
     """
@@ -97,7 +97,7 @@ def packed_load(load: lease_pb2.RunnerLoad) -> bytes:
 
 
 def runner_of(view: RunnerView) -> registry_pb.Runner:
-    """Writes a runner as it is now."""
+    """Encodes a runner as it is now."""
     runner = registry_pb.Runner(
         name=runner_name(view.session_id),
         info=lease_pb2.RunnerInfo.FromString(view.info),
@@ -114,7 +114,7 @@ def runner_of(view: RunnerView) -> registry_pb.Runner:
 
 
 def has_labels(labels: Mapping[str, str]) -> Callable[[RunnerView], bool]:
-    """Makes the filter of runners that have all these labels."""
+    """Creates the filter of runners that have all these labels."""
 
     def wanted(view: RunnerView) -> bool:
         if not labels:

@@ -155,7 +155,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         """Refuses new streams during a shutdown, which would have to wait for them.
 
         Raises:
-            Draining: if it does.
+            Draining: If it does.
         """
         if self._stopping.is_set():
             raise Draining("The store is shutting down: another replica, or this one after its restart, has the work.")

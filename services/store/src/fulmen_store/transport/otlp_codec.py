@@ -41,7 +41,7 @@ _PACKAGE: Final = "fulmen.otlp.outline"
 
 
 def _outline() -> dict[str, Any]:
-    """Makes message classes with the field numbers of OTLP that keep the inner messages as bytes."""
+    """Creates message classes with the field numbers of OTLP that keep the inner messages as bytes."""
     file = FileDescriptorProto(name="fulmen/otlp/outline.proto", package=_PACKAGE, syntax="proto3")
     one, many = FieldDescriptorProto.LABEL_OPTIONAL, FieldDescriptorProto.LABEL_REPEATED
     octets, number = FieldDescriptorProto.TYPE_BYTES, FieldDescriptorProto.TYPE_FIXED64
@@ -95,18 +95,18 @@ class _Parts:
 
 
 def loose_spans(body: bytes, *, own: AttemptName | None, project_id: int | None) -> tuple[list[LooseSpans], int, int]:
-    """Takes an OTLP export apart.
+    """Splits an OTLP export into spans by attempt.
 
     Args:
-        body: a serialised `ExportTraceServiceRequest`.
-        own: the attempt that every span belongs to; None: as the spans' or resources' attributes say.
-        project_id: the only project that the writer may write to; None if it may write to all.
+        body: A serialised `ExportTraceServiceRequest`.
+        own: Attempt that every span belongs to; None: as the spans' or resources' attributes say.
+        project_id: Only project that the writer may write to; None if it may write to all.
 
     Returns:
         The spans by attempt, how many name no attempt, and how many are too large to be kept.
 
     Raises:
-        ArgumentInvalid: if it is not a well-formed export.
+        ArgumentInvalid: If it is not a well-formed export.
     """
     try:
         trace_service_pb2.ExportTraceServiceRequest.FromString(body)
@@ -146,7 +146,7 @@ def export_from_json(body: bytes) -> bytes:
     """Turns an OTLP/JSON export into the binary one: ids are hexadecimal there, enums are numbers.
 
     Raises:
-        ArgumentInvalid: if it is not a well-formed export.
+        ArgumentInvalid: If it is not a well-formed export.
     """
     # Imported here: it takes 4 MB, and few writers send JSON.
     from google.protobuf import json_format

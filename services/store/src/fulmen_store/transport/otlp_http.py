@@ -74,9 +74,9 @@ class OtlpHttpApp:
         """Takes what stores exports, and what knows callers.
 
         Args:
-            ingest: stores exports.
-            authenticator: that of the gRPC server.
-            max_body_bytes: of a body, as it comes and unpacked.
+            ingest: Stores exports.
+            authenticator: That of the gRPC server.
+            max_body_bytes: Of a body, as it comes and unpacked.
             database: The database, whose state /healthz reports.
         """
         self._ingest = ingest
@@ -163,8 +163,8 @@ def _unpacked(body: bytes, limit_bytes: int) -> bytes:
     """Unpacks gzip, never more than the limit.
 
     Raises:
-        MessageTooLarge: if there is more in it.
-        ArgumentInvalid: if it is no gzip, or breaks off.
+        MessageTooLarge: If there is more in it.
+        ArgumentInvalid: If it is no gzip, or breaks off.
     """
     parts: list[bytes] = []
     size_bytes = 0

@@ -29,7 +29,6 @@ class OtlpIngest:
     """Stores exports of the caller that is bound to the context."""
 
     def __init__(self, *, spans: Spans, rollouts: RolloutTable, metrics: StoreMetrics) -> None:
-        """Takes the use case, what knows the numbers of projects, and the instruments."""
         self._spans = spans
         self._rollouts = rollouts
         self._metrics = metrics
@@ -39,9 +38,9 @@ class OtlpIngest:
         """Stores the spans of an export; returns, after their commit, how many were refused and why.
 
         Raises:
-            ArgumentInvalid: if it is not a well-formed export.
-            QuotaExceeded: if too much is being taken in already; the same export may be sent again a moment later.
-            DatabaseUnavailable: if the outcome is not known; likewise.
+            ArgumentInvalid: If it is not a well-formed export.
+            QuotaExceeded: If too much is being taken in already; the same export may be retried a moment later.
+            DatabaseUnavailable: If the outcome is unknown; likewise.
         """
         if self._bytes_in_flight and self._bytes_in_flight + len(body) > MAX_BYTES_IN_FLIGHT:
             raise QuotaExceeded(

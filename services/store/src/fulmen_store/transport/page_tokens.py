@@ -23,7 +23,7 @@ def decode_token(token: str, *, listed: str, key_bytes: int) -> bytes | None:
     """Returns the key of a token, None for the first page.
 
     Raises:
-        PageTokenInvalid: if it is malformed or of another list.
+        PageTokenInvalid: If it is malformed or of another list.
     """
     if not token:
         return None
@@ -40,7 +40,7 @@ def page_size(requested: int, *, default: int) -> int:
     """Returns the page size to use; larger than 1000 is 1000.
 
     Raises:
-        ArgumentInvalid: if it is negative.
+        ArgumentInvalid: If it is negative.
     """
     if requested < 0:
         raise ArgumentInvalid(

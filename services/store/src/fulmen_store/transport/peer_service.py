@@ -23,7 +23,6 @@ class PeerService(peer_service_pb2_grpc.PeerServiceServicer):
     """Hears the news of other replicas."""
 
     def __init__(self, receiver: NotificationReceiver) -> None:
-        """Takes the use case."""
         self._receiver = receiver
 
     async def Notify(self, request: pb.NotifyRequest, context: grpc.aio.ServicerContext) -> pb.NotifyResponse:

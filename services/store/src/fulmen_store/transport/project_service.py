@@ -57,7 +57,6 @@ class ProjectService(project_service_pb2_grpc.ProjectServiceServicer):
         token_table: TokenTable,
         verifier: TokenVerifier,
     ) -> None:
-        """Takes the use cases, the tables that are read, and who knows tokens."""
         self._verifier = verifier
         self._projects = projects
         self._tokens = tokens
@@ -157,7 +156,7 @@ def _visible(name: str) -> str:
     """Returns a project's name if the caller may see it; any other is as if it did not exist.
 
     Raises:
-        ProjectNotFound: if it may not.
+        ProjectNotFound: If it may not.
     """
     if not current_caller().may_access(name):
         raise unknown_project(name)

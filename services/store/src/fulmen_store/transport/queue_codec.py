@@ -34,7 +34,7 @@ MAX_UNMATCHED = 100
 def stats_message(
     stats: QueueStats, *, open_credit: int, unmatched: Iterable[tuple[Labels, int]]
 ) -> pb.GetQueueStatsResponse:
-    """Writes how full a queue is; `unmatched` are label sets that no runner has, and how many wait for them."""
+    """Encodes queue statistics; `unmatched` are label sets that no runner has, and how many wait for them."""
     terms = stats.terms
     message = pb.GetQueueStatsResponse(
         queued_count=sum(each.queued for each in stats.priorities),
@@ -94,7 +94,7 @@ def demand_project(name: str, caller: Caller) -> str | None:
     """Returns the project to count, None for all; unset means what the caller's token is bound to.
 
     Raises:
-        PermissionDenied: if the caller is bound to another project.
+        PermissionDenied: If the caller is bound to another project.
     """
     project = name or caller.project
     if not caller.may_access(project):
@@ -113,10 +113,10 @@ def checked_query(
     min_runners: int = DEFAULTS.min_runners,
     max_runners: int = DEFAULTS.max_runners,
 ) -> DemandQuery:
-    """Makes a question of what was given, None for what was not; `names` are those of the three numbers in errors.
+    """Creates a question of what was given, None for what was not; `names` are those of the three numbers in errors.
 
     Raises:
-        ArgumentInvalid: if something is out of its range.
+        ArgumentInvalid: If something is out of its range.
     """
     drain_s = DEFAULTS.target_drain_s if target_drain_s is None else target_drain_s
     slots = DEFAULTS.slots_per_runner if slots_per_runner is None else slots_per_runner
@@ -143,11 +143,11 @@ def checked_query(
 
 
 def demand_query(request: registry_pb.GetFleetDemandRequest) -> DemandQuery:
-    """Reads a request.
+    """Decodes a request.
 
     Raises:
-        ArgumentInvalid: if something is out of its range.
-        PermissionDenied: if the caller is bound to another project.
+        ArgumentInvalid: If something is out of its range.
+        PermissionDenied: If the caller is bound to another project.
     """
     return checked_query(
         project=demand_project(request.project, current_caller()),
@@ -162,7 +162,7 @@ def demand_query(request: registry_pb.GetFleetDemandRequest) -> DemandQuery:
 
 
 def demand_message(demand: Demand, age_s: float) -> registry_pb.GetFleetDemandResponse:
-    """Writes the answer; `age_s` is how old its figures are, in seconds."""
+    """Encodes the answer; `age_s` is how old its figures are, in seconds."""
     message = registry_pb.GetFleetDemandResponse(
         desired_runner_count=demand.runners,
         desired_slot_count=demand.slots,

@@ -39,7 +39,7 @@ MODE_CLAIMS: Mapping[int, str] = {
 
 
 def rollout_of(view: RolloutView, *, with_input: bool = True) -> rollout_pb2.Rollout:
-    """Writes a rollout as it is now, without its ended attempts."""
+    """Encodes a rollout as it is now, without its ended attempts."""
     message = rollout_pb2.Rollout.FromString(view.request)
     message.name = rollout_name(view.rollout_id)
     message.state = view.state.value
@@ -54,7 +54,7 @@ def rollout_of(view: RolloutView, *, with_input: bool = True) -> rollout_pb2.Rol
 
 
 def finished_rollout(view: RolloutView, attempts: Sequence[AttemptView]) -> rollout_pb2.Rollout:
-    """Writes a rollout with its attempts, oldest first."""
+    """Encodes a rollout with its attempts, oldest first."""
     message = rollout_of(view)
     message.ended_attempt_count = len(attempts)
     for attempt in attempts:
@@ -74,7 +74,7 @@ def finished_rollout(view: RolloutView, attempts: Sequence[AttemptView]) -> roll
 
 
 def write_assignment(message: lease_pb2.Assignment, grant: Grant, signer: TokenSigner) -> None:
-    """Writes an assignment, with the key that lets the agent call models and report spans."""
+    """Encodes an assignment, with the key that lets the agent call models and report spans."""
     lease_id, epoch = str(grant.session_id), grant.epoch
     rollout = message.rollout
     rollout.ParseFromString(grant.request)

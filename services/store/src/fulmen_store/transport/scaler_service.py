@@ -58,7 +58,7 @@ class ScalerService(externalscaler_pb2_grpc.ExternalScalerServicer):
         self._stopping = stopping
 
     async def IsActive(self, request: pb.ScaledObjectRef, context: grpc.aio.ServicerContext) -> pb.IsActiveResponse:
-        """Tells whether any runner is wanted."""
+        """Returns whether any runner is wanted."""
         query = self._query("IsActive", request, context)
         demand, _ = await self._demand.demand(query)
         return pb.IsActiveResponse(result=demand.slots > 0)
@@ -66,7 +66,7 @@ class ScalerService(externalscaler_pb2_grpc.ExternalScalerServicer):
     async def StreamIsActive(
         self, request: pb.ScaledObjectRef, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.IsActiveResponse]:
-        """Tells at once, at every change and now and then, whether any runner is wanted."""
+        """Tells at once, at every change and periodically, whether any runner is wanted."""
         told: bool | None = None
         told_at = -math.inf
         while not self._stopping.is_set():
@@ -103,10 +103,10 @@ class ScalerService(externalscaler_pb2_grpc.ExternalScalerServicer):
         """Checks who asks, then what for.
 
         Raises:
-            TokenInvalid: there is no good token.
-            TooManyInvalidTokens: likewise, and its address has shown too many that were not made here.
-            PermissionDenied: its role may not ask, or not for this project.
-            ArgumentInvalid: a key is unknown, or its value malformed.
+            TokenInvalid: There is no good token.
+            TooManyInvalidTokens: Likewise, and its address has shown too many that were not made here.
+            PermissionDenied: Its role may not ask, or not for this project.
+            ArgumentInvalid: A key is unknown, or its value malformed.
         """
         given = _named(request.scalerMetadata)
         caller = self._caller(f"/{SCALER}/{rpc}", given.get(TOKEN, ""), address_of(context.peer()))
@@ -133,7 +133,7 @@ def _named(metadata: Mapping[str, str]) -> dict[str, str]:
     """Returns the metadata under the keys of the contract.
 
     Raises:
-        ArgumentInvalid: a key is given twice, once as it is and once from the environment.
+        ArgumentInvalid: A key is given twice, once as it is and once from the environment.
     """
     given: dict[str, str] = {}
     for key, value in metadata.items():

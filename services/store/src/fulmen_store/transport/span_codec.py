@@ -65,12 +65,11 @@ class Listing:
     go through it.
 
     Attributes:
-        duplicates: how many spans came again.
-        is_cut: whether spans were left out because of their size.
+        duplicates: Number of spans came again.
+        is_cut: Whether spans were left out because of their size.
     """
 
     def __init__(self, *, after: bytes | None, limit: int, max_bytes: int, wanted: SpanFilter | None) -> None:
-        """Takes the key after which the page begins."""
         self._after = after
         self._limit = limit
         self._max_bytes = max_bytes
@@ -85,7 +84,7 @@ class Listing:
         """Takes the spans of a chunk; chunks come in order of their ids.
 
         Raises:
-            ChunkUnreadable: if it cannot be unpacked.
+            ChunkUnreadable: If it cannot be unpacked.
         """
         attempt = AttemptName(rollout_id=chunk.rollout_id, number=chunk.attempt)
         for record, span in _spans(chunk):
@@ -114,7 +113,7 @@ class Listing:
 
 
 def read_chunk(message: span_pb2.SpanChunk) -> Chunk | str:
-    """Reads a chunk; returns what is wrong with it if it is malformed."""
+    """Decodes a chunk; returns what is wrong with it if it is malformed."""
     try:
         attempt = parse_attempt_name(message.attempt)
         chunk_id = UUID(message.chunk_id)
@@ -141,7 +140,7 @@ def read_chunk(message: span_pb2.SpanChunk) -> Chunk | str:
 
 
 def chunk_message(chunk: Chunk) -> span_pb2.SpanChunk:
-    """Writes a stored chunk, its payload untouched."""
+    """Encodes a stored chunk, its payload untouched."""
     return span_pb2.SpanChunk(
         attempt=attempt_name(chunk.rollout_id, chunk.attempt),
         chunk_id=str(chunk.chunk_id),
@@ -167,10 +166,10 @@ def model_call_problem(chunk: Chunk) -> str:
 
 
 def read_filter(message: span_service_pb2.SpanFilter) -> SpanFilter | None:
-    """Reads a filter; None if it asks for everything.
+    """Decodes a filter; None if it asks foreverything.
 
     Raises:
-        ArgumentInvalid: if it has too many conditions, or times out of range.
+        ArgumentInvalid: If it has too many conditions, or times out of range.
     """
     violations = []
     for name, count, most in (
@@ -205,13 +204,13 @@ def read_filter(message: span_service_pb2.SpanFilter) -> SpanFilter | None:
 def filtered_chunk(
     chunk: Chunk, wanted: SpanFilter, seen: set[tuple[int, bytes]]
 ) -> tuple[span_pb2.SpanChunk | None, int]:
-    """Packs the spans of a chunk that match anew; those in `seen` are left out, the others added to it.
+    """Packs the spans of a chunk that match again; those in `seen` are left out, the others added to it.
 
     Returns:
         The chunk, None if nothing is left, and how many spans were left out as duplicates.
 
     Raises:
-        ChunkUnreadable: if it cannot be unpacked.
+        ChunkUnreadable: If it cannot be unpacked.
     """
     records, duplicates = [], 0
     for record, span in _spans(chunk):

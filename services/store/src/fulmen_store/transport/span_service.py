@@ -66,7 +66,6 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
     """Serves chunks of spans."""
 
     def __init__(self, *, spans: Spans, table: SpanTable, rollouts: RolloutTable, metrics: StoreMetrics) -> None:
-        """Takes the use case, the tables that are read, and the instruments."""
         self._spans = spans
         self._table = table
         self._rollouts = rollouts
@@ -173,7 +172,7 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
         self._metrics.spans_repeated(listing.duplicates)
 
     def _skip(self, chunk: Chunk) -> None:
-        """Notes a chunk that a service wrote and nobody can read: it is stored unseen."""
+        """Records a chunk that a service wrote and nobody can read: it is stored unseen."""
         self._metrics.chunk_unreadable()
         _log.warning(
             "chunk_unreadable", attempt=attempt_name(chunk.rollout_id, chunk.attempt), chunk_id=str(chunk.chunk_id)
@@ -240,7 +239,7 @@ def _possible(heads: Sequence[ChunkHead], wanted: SpanFilter) -> list[ChunkHead]
 
 
 def _place(key: bytes | None) -> tuple[int, bytes | None]:
-    """Takes a page token's key apart: which parent, and after which of its spans."""
+    """Decodes a page token's key: the parent, and the span after which the page starts."""
     if key is None:
         return 0, None
     position, after = int.from_bytes(key[:PARENT_BYTES]), key[PARENT_BYTES:]

@@ -45,7 +45,6 @@ class UsageService(usage_service_pb2_grpc.UsageServiceServicer):
     """Serves usage."""
 
     def __init__(self, *, sync: UsageSync, table: UsageTable, rollouts: RolloutTable) -> None:
-        """Takes the use case, and the tables that are read."""
         self._sync = sync
         self._table = table
         self._rollouts = rollouts

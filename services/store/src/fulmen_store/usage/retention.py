@@ -23,11 +23,10 @@ class UsageRetention:
     """Forgets what is past its time, once an hour."""
 
     def __init__(self, *, table: UsageTable) -> None:
-        """Takes the table."""
         self._table = table
 
     async def run(self) -> None:
-        """Works until it is cancelled."""
+        """Works until cancelled."""
         while True:
             try:
                 await self.run_once()
@@ -40,7 +39,7 @@ class UsageRetention:
         """Forgets everything that is past its time now.
 
         Raises:
-            DatabaseUnavailable: if the database is away.
+            DatabaseUnavailable: If the database is away.
         """
         await self._table.forget_instances()
         removed = ROWS_PER_BATCH

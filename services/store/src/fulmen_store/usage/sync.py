@@ -49,8 +49,8 @@ class UsageSync:
         """Counts usage once and keeps the windows; returns how many entries were dropped.
 
         Raises:
-            ArgumentInvalid: with every problem; nothing was counted.
-            DatabaseUnavailable: if it is not known whether it was counted; send the same again.
+            ArgumentInvalid: With every problem; nothing was counted.
+            DatabaseUnavailable: If it is unknown whether it was counted; send the same again.
         """
         problems = list(_problems(exchange))
         if problems:

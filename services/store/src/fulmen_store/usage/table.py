@@ -19,7 +19,6 @@ class UsageTable:
     """Implements `UsageTable` and `UsageTable`, and the reads of the transport."""
 
     def __init__(self, database: Database) -> None:
-        """Takes the database."""
         self._database = database
 
     async def add(self, instance_id: str, sequence: int, rows: Sequence[StoredUsage]) -> bool:
@@ -76,7 +75,7 @@ class UsageTable:
         return [_group(row) for row in rows]
 
     async def forget_usage(self, limit: int) -> int:
-        """Removes so many rows at most, of each kind, that are past the retention of their project; returns how many."""
+        """Removes at most that many rows, of each kind, that are past the retention of their project; returns their number."""
         minutes = await self._database.fetch("forget_usage_minutes", limit)
         attempts = await self._database.fetch("forget_usage_attempts", limit)
         return len(minutes) + len(attempts)

@@ -76,11 +76,11 @@ class Exchange:
     """What a process tells.
 
     Attributes:
-        scope: the project of its token, or `projects/*`.
-        windows: its limits, serialized as they are stored.
-        window_count: how many these are.
-        slot: their newest, in slots since 1970.
-        attempts: those among its limits.
+        scope: Project of its token, or `projects/*`.
+        windows: Its limits, serialized as they are stored.
+        window_count: Number of these are.
+        slot: Their newest, in slots since 1970.
+        attempts: Those among its limits.
     """
 
     instance_id: str
@@ -118,8 +118,8 @@ class Selection:
     """The usage to sum up.
 
     Attributes:
-        run_id: only this training run.
-        after: only groups whose name is above.
+        run_id: Only this training run.
+        after: Only groups whose name is above.
     """
 
     project_id: int
@@ -166,9 +166,9 @@ def merged(others: Iterable[OtherWindows], *, slot: int, wanted: Callable[[Limit
     """Sums up what other processes said, as of a slot.
 
     Args:
-        others: what each said last.
-        slot: the present one.
-        wanted: tells which limits are asked for.
+        others: What each said last.
+        slot: Present one.
+        wanted: Tells which limits are asked for.
     """
     sums: dict[LimitKey, Window] = {}
     for other in others:
