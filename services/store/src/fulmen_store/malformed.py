@@ -1,4 +1,4 @@
-"""The error of a request that cannot be meant: which fields, and what is wrong with each."""
+"""The error of a malformed request: its invalid fields."""
 
 from __future__ import annotations
 

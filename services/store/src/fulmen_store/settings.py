@@ -15,7 +15,7 @@ _WILDCARD_HOSTS: Final = frozenset({"0.0.0.0", "::", "[::]"})  # noqa: S104  # c
 
 
 class StoreSettings(KeyHolderSettings):
-    """What the store can be told."""
+    """Settings of the store."""
 
     model_config = settings_config("FULMEN_STORE_")
     service_name: ClassVar[str] = "store"

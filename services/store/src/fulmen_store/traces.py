@@ -1,4 +1,4 @@
-"""What the store knows of a rollout's course, for the operator's traces: how long it waited, its attempts, its spans."""
+"""Spans of rollouts for the operator's traces: time in the queue, attempts, stored spans."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class RolloutTraces:
         failure = "" if one.kind is FailureKind.NONE else one.kind.name
         trace_id, parent_id = trace_id_of(rollout), span_id_of(rollout)
         if one.epoch == 1:
-            # The id of a rollout tells when it was created; of later attempts it is not known when they could begin.
+            # The id of a rollout holds its creation time; when later attempts could begin is unknown.
             created_ns = min(uuid7_unix_ms(rollout_id) * _MS, leased_ns)
             self._traces.add(
                 "fulmen.store.queue", trace_id=trace_id, parent_id=parent_id, start_ns=created_ns, end_ns=leased_ns

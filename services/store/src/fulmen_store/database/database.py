@@ -1,7 +1,7 @@
 """The connections to PostgreSQL, and the one place where its errors become the store's.
 
-Invariant: while PostgreSQL is known to be away every statement fails at once, also those that were under way; nobody
-waits for a time limit. `DatabaseWatch` decides what is known.
+Invariant: while PostgreSQL is known to be unavailable, every statement fails immediately, including those in progress.
+`DatabaseWatch` decides what is known.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class HotConnection(asyncpg.Connection):
     """A connection that is given back to the pool without a round trip: no statement here leaves session state."""
 
     def get_reset_query(self) -> str:
-        """Returns what cleans a session: nothing."""
+        """Returns the query that resets a session: none."""
         return ""
 
 
@@ -84,7 +84,7 @@ class Database:
         return self._pool is not None
 
     def lose(self) -> None:
-        """Fails everything that is under way, and every statement until `regain`."""
+        """Fails everything in progress, and every statement until `regain`."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.terminate()
@@ -94,7 +94,7 @@ class Database:
         self._under_way = set()
 
     def regain(self, pool: asyncpg.Pool) -> None:
-        """Takes a new pool: PostgreSQL is back."""
+        """Replaces the pool after PostgreSQL is back."""
         self._pool = pool
 
     async def fetch(self, name: str, *arguments: object) -> list[asyncpg.Record]:
@@ -231,10 +231,10 @@ async def open_pool(dsn: str, *, connections: int, limit_s: float = CONNECT_LIMI
 
 @contextmanager
 def _closed_if_confused(connection: Any) -> Iterator[None]:
-    """Closes a connection of which the driver does not know the state any more, so that nobody gets it again.
+    """Closes a connection whose state the driver no longer knows, so that it is not reused.
 
     Raises:
-        DatabaseUnavailable: If it was closed between two steps of a statement: the driver asks after what is not there.
+        DatabaseUnavailable: If it was closed between two steps of a statement: the driver accesses an attribute that is gone.
     """
     try:
         yield
@@ -280,5 +280,5 @@ def mapped_errors() -> Iterator[None]:
 
 
 def columns(rows: Sequence[tuple[Any, ...]], count: int) -> list[Sequence[Any]]:
-    """Turns rows into the column arrays that `unnest` takes."""
+    """Transposes rows into column arrays for `unnest`."""
     return list(zip(*rows, strict=True)) if rows else [()] * count

@@ -1,9 +1,8 @@
-"""Brings the schema up to date: numbered files, forward only, one after the other under an advisory lock.
+"""Migrations of the schema: numbered files, forward only, applied in order under an advisory lock.
 
-`NNNN_pre_*.sql` runs before the new program version, also by itself when a store starts. `NNNN_post_*.sql` takes away
-what only the last release needs: it runs when somebody says that no older store runs any more, and no file before or
-after it may need it. So the last release works on the new schema. A file that was applied never changes: its digest is
-kept.
+`NNNN_pre_*.sql` runs before the new version starts, automatically when a store starts. `NNNN_post_*.sql` removes what
+only the previous release needs: it runs on request, when no older store runs, and no other file may depend on it. So the
+previous release works on the new schema. An applied file never changes: its digest is stored.
 """
 
 from __future__ import annotations
@@ -88,13 +87,13 @@ async def migrate(
     migrations: Sequence[Migration] | None = None,
     told: Callable[[int, int], None] | None = None,
 ) -> Migrated:
-    """Applies what is missing, and mends the transaction counter after a restore.
+    """Applies the missing migrations, and advances the transaction counter after a restore.
 
     Args:
         dsn: Database.
         with_post: Whether no older store runs any more.
         migrations: All files in order; those of this version unless given.
-        told: Is given how far the transaction counter has caught up, and how far it has to.
+        told: Called with the transaction numbers consumed so far, and their total.
 
     Raises:
         DatabaseUnavailable: If the database cannot be reached.

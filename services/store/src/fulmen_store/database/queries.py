@@ -1,6 +1,6 @@
 """The store's SQL, by name: every statement lives in a `.sql` file beside its table, under a line `-- name: ...`.
 
-The expressions of which filters are made live in `rollouts/fragments/*.sql`, in the same form.
+Expressions for filters live in `rollouts/fragments/*.sql`, in the same form.
 
 A table's columns are listed once, with their types, under a line `-- columns: NAME`. Statements refer to one or more
 lists, joined by `+`: `{NAME}` stands for the names, `{x.NAME}` for the names qualified by x, and `{NAME[n]}` for array

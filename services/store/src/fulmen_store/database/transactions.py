@@ -1,9 +1,9 @@
 """Keeps the server's transaction counter ahead of the transaction numbers that the database holds.
 
-The feeds of finished rollouts and of resources go by PostgreSQL's transaction numbers, and show what is older than the oldest
-transaction that still runs. A dump that was restored into another server brings numbers that this server has not come to yet:
-everything from before would be as if not committed, and feeds would stand still, for as long as the server takes to catch up.
-So it is made to catch up. Order and cursors stay as they were.
+The feeds of finished rollouts and of resources are ordered by PostgreSQL's transaction numbers and show rows older than
+the oldest running transaction. A dump restored into another server contains numbers that this server has not reached yet:
+its rows would count as not committed and feeds would stall until the server catches up. So its counter is advanced. Order
+and cursors stay as they were.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ BATCH: Final = 500_000
 
 
 async def catch_up(connection: asyncpg.Connection, *, told: Callable[[int, int], None] | None = None) -> int:
-    """Takes transaction numbers until the next one is newer than all that are stored; some 200,000 a second.
+    """Consumes transaction numbers until the next one is newer than all stored ones; about 200,000 per second.
 
     Args:
-        connection: To a database with the store's whole schema; nobody else works on it.
-        told: Is given how many were taken, and how many there are to take, after every batch.
+        connection: Connection to a database with the complete schema that is not otherwise in use.
+        told: Called after every batch with the numbers consumed so far, and their total.
 
     Returns:
         How many were taken: 0 unless the database was restored from a dump into a younger server.

@@ -1,8 +1,8 @@
-"""Background role: knows whether PostgreSQL is there, and says so.
+"""Background role: detects whether PostgreSQL is available.
 
-It asks once a second, and at once when a statement failed, over a connection of its own. When PostgreSQL does not
-answer, or takes no writes, everything under way fails and every statement fails at once, until a new pool is open: a
-pool that lived through the end of its server holds connections of which nobody knows the state.
+It probes once a second, and immediately after a failed statement, over its own connection. While PostgreSQL does not
+answer or is read-only, everything in progress and every statement fails immediately, until a new pool is open: a pool that
+outlives its server holds connections in an unknown state.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["DatabaseWatch"]
 
 PROBE_INTERVAL_S: Final = 1.0
 PROBE_LIMIT_S: Final = 2.0
-# Between two looks, also when every statement fails.
+# Between two probes, even if every statement fails.
 MIN_PAUSE_S: Final = 0.1
 RETRY_PAUSE_S: Final = 0.2
 
@@ -44,7 +44,7 @@ class DatabaseWatch:
         """Wires the role.
 
         Args:
-            database: What is told.
+            database: Database whose pool is replaced.
             dsn: Connection URL.
             connections: Number of connections a pool has at most.
             changed: Called at the start, and whenever the database is lost or back.
@@ -104,7 +104,7 @@ class DatabaseWatch:
             return
 
     async def _probe(self) -> None:
-        """Asks over the own connection, then over a new one, then over the pool's if there is no room for a new one.
+        """Probes over the own connection, then a new one, then one of the pool if the server accepts no more.
 
         Raises:
             DatabaseUnavailable: If none of them is answered.

@@ -1,4 +1,4 @@
-"""How attempts stand: whether whoever holds their keys may still act for them."""
+"""Checks of attempts: whether the holder of an attempt key may still act."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def standing_of(known: RolloutLeases | None, *, number: int, epoch: int) -> Stan
     """Decides how an attempt stands.
 
     Args:
-        known: What the tables know; None if there is no such rollout, or the caller may not know of it.
+        known: State in the tables; None if the rollout does not exist or is not visible to the caller.
         number: Attempt's number, which is the epoch of its lease.
-        epoch: Epoch that the caller knows; 0: it knows none.
+        epoch: Epoch known to the caller; 0 if none.
     """
     if known is None:
         return _NOT_FOUND

@@ -33,7 +33,7 @@ class RewardValue:
 
 
 def result_problem(*, kind: int, rewards: Sequence[RewardValue], output_size: int) -> str:
-    """Returns what is wrong with a report, for a person; empty if nothing is."""
+    """Returns what is wrong with a report; empty if it is valid."""
     if kind not in _KNOWN:
         return f"failure_kind {kind} is not known"
     if kind in _REFUSED:

@@ -80,11 +80,11 @@ class QuotaClaim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldLease:
-    """A lease as the table knows it, with what is needed to decide its attempt's end.
+    """A lease in the table, with the fields that decide how its attempt ends.
 
     Attributes:
         time_left_s: Seconds until the rollout's deadline, below 0 if it has passed; None if it has none.
-        hedged: Whether another session holds a lease on the same rollout beside this one.
+        hedged: Whether another session holds a second lease on the same rollout.
     """
 
     rollout_id: UUID
@@ -101,7 +101,7 @@ class HeldLease:
 # Not frozen: one is made for every rollout, and freezing makes that four times as slow. Never changed.
 @dataclass(slots=True, kw_only=True)
 class AttemptReport:
-    """What a lease holder, or the store for it, says about the end of an attempt.
+    """A report of an attempt's end, by the lease holder or by the store on its behalf.
 
     Attributes:
         kind: Why it failed; NONE if it succeeded.
@@ -148,7 +148,7 @@ class EndedAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedReport:
-    """The stored end of an attempt, to tell a repeated report from a stale one."""
+    """The stored end of an attempt, which distinguishes a repeated report from a stale one."""
 
     rollout_id: UUID
     epoch: int
@@ -170,11 +170,11 @@ class LeaseTable(Protocol):
     """Where leases live: PostgreSQL, or the memory of a test."""
 
     async def claim(self, choices: Sequence[tuple[UUID, UUID]]) -> list[Grant]:
-        """Gives each (rollout, session) pair a lease if the rollout waits; returns those that were given."""
+        """Grants a lease to each (rollout, session) pair whose rollout waits; returns the grants."""
         ...
 
     async def claim_within(self, project_id: int, choices: Sequence[tuple[UUID, UUID]]) -> QuotaClaim:
-        """Claims rollouts of one project in order, as many as its quota leaves room for."""
+        """Claims rollouts of one project in order, up to its quota."""
         ...
 
     async def held(self, rollout_ids: Sequence[UUID]) -> list[HeldLease]:
@@ -186,7 +186,7 @@ class LeaseTable(Protocol):
         ...
 
     async def orphaned(self, limit: int) -> list[HeldLease]:
-        """Returns leases whose session is over."""
+        """Returns leases whose session has ended."""
         ...
 
     async def end(self, ends: Sequence[AttemptEnd]) -> list[EndedAttempt]:
@@ -194,18 +194,18 @@ class LeaseTable(Protocol):
         ...
 
     async def end_hedged(self, ends: Sequence[AttemptEnd]) -> list[EndedAttempt]:
-        """Writes ends of attempts beside which another one runs, at most one per rollout, in one commit.
+        """Writes ends of hedged attempts, at most one per rollout, in one commit.
 
         An end that leaves the rollout RUNNING leaves the other lease as it is; any other supersedes it.
         """
         ...
 
     async def hedgeable(self, project_ids: Sequence[int], limit: int) -> list[HedgeCandidate]:
-        """Returns attempts of rollouts that ask to be hedged and are not, the oldest first."""
+        """Returns attempts that may be hedged and are not yet, oldest first."""
         ...
 
     async def claim_hedges(self, choices: Sequence[tuple[UUID, UUID, float]]) -> list[Grant]:
-        """Gives each (rollout, session) a second lease if the first one is still held, by another, for so many seconds."""
+        """Grants each (rollout, session) a second lease if another session has held the first one for the given seconds."""
         ...
 
     async def ended(self, keys: Sequence[tuple[UUID, int]]) -> list[EndedReport]:
@@ -227,7 +227,7 @@ class LeaseTable(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOwner:
-    """Whose a session is: only a token of the same subject and the same reach may go on with it.
+    """The owner of a session: only a token of the same subject and project may resume it.
 
     Attributes:
         subject: Who the token was issued for.

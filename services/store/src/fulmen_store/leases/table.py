@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 
-# A look into a dictionary costs a third of a call of the enumeration.
+# A dictionary lookup costs a third of calling the enumeration.
 _STATES: Final = {state.value: state for state in RolloutState}
 _KINDS: Final = {kind.value: kind for kind in FailureKind}
 
@@ -56,11 +56,11 @@ class PgLeaseTable:
         self._database = database
 
     async def claim(self, choices: Sequence[tuple[UUID, UUID]]) -> list[Grant]:
-        """Gives each (rollout, session) pair a lease if the rollout waits; returns those that were given."""
+        """Grants a lease to each (rollout, session) pair whose rollout waits; returns the grants."""
         return [grant_of(row) for row in await self._database.fetch("claim_rollouts", *columns(choices, 2))]
 
     async def claim_within(self, project_id: int, choices: Sequence[tuple[UUID, UUID]]) -> QuotaClaim:
-        """Claims rollouts of one project in order, as many as its quota leaves room for."""
+        """Claims rollouts of one project in order, up to its quota."""
         async with self._database.transaction() as transaction:
             # Whoever claims for this project waits here until the claim before it is committed, and then sees it.
             await transaction.fetch("lock_project_quota", QUOTA_LOCK, project_id)
@@ -79,7 +79,7 @@ class PgLeaseTable:
         return [_held(row) for row in await self._database.fetch("session_leases", session_ids)]
 
     async def orphaned(self, limit: int) -> list[HeldLease]:
-        """Returns leases whose session is over."""
+        """Returns leases whose session has ended."""
         return [_held(row) for row in await self._database.fetch("orphaned_leases", limit)]
 
     async def end(self, ends: Sequence[AttemptEnd]) -> list[EndedAttempt]:
@@ -95,7 +95,7 @@ class PgLeaseTable:
         return [ended_of(row) for row in await self._database.fetch("end_attempts", *columns(rows, 10))]
 
     async def end_hedged(self, ends: Sequence[AttemptEnd]) -> list[EndedAttempt]:
-        """Writes ends of attempts beside which another one runs, at most one per rollout, in one commit."""
+        """Writes ends of hedged attempts, at most one per rollout, in one commit."""
         rows = [
             (
                 end.report.rollout_id, end.report.session_id, end.report.epoch, end.cancel_requested,
@@ -113,14 +113,14 @@ class PgLeaseTable:
         ]
 
     async def hedgeable(self, project_ids: Sequence[int], limit: int) -> list[HedgeCandidate]:
-        """Returns attempts of rollouts that ask to be hedged and are not, the oldest first."""
+        """Returns attempts that may be hedged and are not yet, oldest first."""
         return [
             HedgeCandidate(item=item_of(row), session_id=row["session"], age_s=row["age_s"])
             for row in await self._database.fetch("hedgeable_attempts", project_ids, limit)
         ]
 
     async def claim_hedges(self, choices: Sequence[tuple[UUID, UUID, float]]) -> list[Grant]:
-        """Gives each (rollout, session) a second lease if the first one is still held, by another, for so many seconds."""
+        """Grants each (rollout, session) a second lease if another session has held the first one for the given seconds."""
         return [grant_of(row) for row in await self._database.fetch("claim_hedges", *columns(choices, 3))]
 
     async def ended(self, keys: Sequence[tuple[UUID, int]]) -> list[EndedReport]:
@@ -165,16 +165,16 @@ class SessionTable:
         await self._database.fetch("open_session", session_id, owner.subject, host, info, ttl_s, owner.project)
 
     async def resume(self, session_id: UUID, *, owner: SessionOwner, ttl_s: float) -> bool:
-        """Extends a session of this owner; returns False if it is unknown, over or another's."""
+        """Extends a session; returns False if it is unknown, has ended or belongs to another owner."""
         return bool(await self._database.fetch("resume_session", session_id, ttl_s, owner.subject, owner.project))
 
     async def projects_of(self, session_ids: Sequence[UUID]) -> dict[UUID, str]:
-        """Returns what the tokens of sessions are bound to, also of those that are over."""
+        """Returns the projects of sessions' tokens, including ended sessions."""
         rows = await self._database.fetch("session_projects", session_ids)
         return {row["id"]: row["project"] for row in rows}
 
     async def renew(self, signs: Sequence[SessionUpdate], *, ttl_s: float) -> list[UUID]:
-        """Extends the sessions that were heard, and writes down what is noted; returns those that are alive."""
+        """Extends active sessions and writes their updates; returns the sessions that are alive."""
         rows = [(sign.session_id, sign.active, sign.load, sign.ended, sign.failed) for sign in signs]
         ids, *noted = columns(rows, 5)
         return [row["id"] for row in await self._database.fetch("renew_sessions", ids, ttl_s, *noted)]
@@ -184,14 +184,14 @@ class SessionTable:
         return [row["id"] for row in await self._database.fetch("end_sessions", session_ids)]
 
     async def end_expired(self) -> list[UUID]:
-        """Ends every session whose time is over; returns them."""
+        """Ends expired sessions; returns them."""
         return [row["id"] for row in await self._database.fetch("end_expired_sessions")]
 
 
 def ended_of(row: asyncpg.Record) -> EndedAttempt:
     """Reads an end that was written."""
     state = _STATES[row["rollout_state"]]
-    # Where nothing waits again, most of the item is of no use.
+    # Unless the rollout waits again, most of the item is not needed.
     item = (
         item_of(row)
         if state is RolloutState.RETRY_WAIT
@@ -255,7 +255,7 @@ class AttemptCheckTable:
         self._database = database
 
     async def look(self, attempts: Sequence[tuple[UUID, int]]) -> list[RolloutLeases | None]:
-        """Returns what is known of each attempt (rollout, number), in order; None where there is no such rollout."""
+        """Returns the state of each attempt (rollout, number), in order; None for an unknown rollout."""
         found: list[RolloutLeases | None] = [None] * len(attempts)
         for row in await self._database.fetch("check_attempts", *columns(attempts, 2)):
             held = [epoch for epoch in (row["lease_epoch"], row["hedge_epoch"]) if epoch is not None]
@@ -292,7 +292,7 @@ class OverdueTable:
 
 
 class OverdueReason(IntEnum):
-    """Why an attempt is over."""
+    """Why an attempt is overdue."""
 
     CANCEL_GRACE = 1
     DEADLINE = 2
@@ -301,7 +301,7 @@ class OverdueReason(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverdueAttempt:
-    """A lease whose attempt has to end now."""
+    """A lease whose attempt is overdue."""
 
     rollout_id: UUID
     session_id: UUID

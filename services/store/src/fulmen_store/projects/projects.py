@@ -1,4 +1,4 @@
-"""Tenants: their weight, quotas, retention, rules and model limits, changed only by who has read what is there.
+"""Projects (tenants): weight, quotas, retention, rules and model limits, updated under an etag.
 
 Invariant: a project is never removed, and its name never changes.
 """
@@ -101,7 +101,7 @@ class Projects:
 
 
 class ProjectFollower:
-    """Background role: tells this replica of every project, new and changed ones within a second."""
+    """Background role: passes new and changed projects to the dispatcher, within a second."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class ProjectFollower:
 
 
 def is_project_name(name: str) -> bool:
-    """Returns whether a name is of the form `projects/{project}`."""
+    """Returns whether a name has the form `projects/{project}`."""
     return _NAME.fullmatch(name) is not None
 
 

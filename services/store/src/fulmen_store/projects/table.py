@@ -48,7 +48,7 @@ class ProjectTable:
             row = None
         if row is not None:
             return _project(row)
-        # Of two equal requests at once, the second has waited for the first at its name or at its id.
+        # Of two concurrent equal requests, the second has waited for the first at its name or its id.
         repeated = await self._logged(request_id)
         return None if repeated is None else await self.find(repeated)
 
@@ -123,14 +123,14 @@ def _token(row: asyncpg.Record) -> IssuedToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProjectDraft:
-    """A project as a caller wants it.
+    """A project as requested.
 
     Attributes:
-        max_running: Number of of its rollouts may run at once; None: any number.
-        max_queued: Number of of them may wait at once; None: any number.
+        max_running: Maximum number of running rollouts; None: unlimited.
+        max_queued: Maximum number of waiting rollouts; None: unlimited.
         retention_s: How long final rollouts and spans are kept, seconds; None: forever.
         rules: A serialized `fulmen.store.v1.QueueRules`, opaque here; None: the defaults.
-        ageing_interval_s: What the rules say of ageing, seconds; 0 is off.
+        ageing_interval_s: Ageing interval of the rules, seconds; 0: off.
         model_limits: A serialized `fulmen.store.v1.ModelLimits`, opaque here; None: no limits.
         limits: Numbers in it by their paths, such as `project.tokens_per_minute`; 0: no limit.
     """
@@ -168,12 +168,12 @@ class ProjectView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenDraft:
-    """A token as a caller wants it.
+    """A token as requested.
 
     Attributes:
         project: `projects/{project}` or `projects/*`.
         role: Number of a `fulmen.store.v1.TokenRole`.
-        subject: Who or what it is for.
+        subject: User or program that the token identifies.
         ttl_s: How long it is valid, seconds; None: 30 days.
     """
 

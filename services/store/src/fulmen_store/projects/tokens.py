@@ -1,7 +1,7 @@
-"""Issued tokens: made once, shown once, listed and revoked by their ids. The token itself is never stored.
+"""Issued tokens: returned once, listed and revoked by id. The token itself is never stored.
 
-Tokens that were signed with the deployment's key outside the store (to set a deployment up) are good as well, but are
-not known here: they cannot be listed or revoked, only expire.
+Tokens signed with the deployment's key outside the store (to set up a deployment) are valid too, but unknown here: they
+cannot be listed or revoked, only expire.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Tokens:
         self._revoked = revoked
 
     def check(self, draft: TokenDraft) -> None:
-        """Checks what is asked for.
+        """Checks a request.
 
         Raises:
             ArgumentInvalid: With every problem.
@@ -88,7 +88,7 @@ class Tokens:
 
 
 def reach_problem(project: str) -> str:
-    """Returns what is wrong with what a token is to be bound to; empty if nothing is."""
+    """Returns what is wrong with the project of a token; empty if it is valid."""
     if project == ALL_PROJECTS or is_project_name(project):
         return ""
     return "is neither of the form projects/{project} nor projects/*"

@@ -37,14 +37,14 @@ class Replica:
 
 
 class Shares:
-    """Who is preferred for which waiting rollout: rendezvous hashing (Thaler and Ravishankar, 1998) of 256 buckets.
+    """The preferred replica of every waiting rollout: rendezvous hashing (Thaler and Ravishankar, 1998) of 256 buckets.
 
-    A replica that comes or goes moves only its own share. Replicas without runners have none, except in their own
-    eyes: they look only when a runner has just come to them.
+    A replica that joins or leaves moves only its own share. Replicas without runners have none, except in their own view,
+    which they use only once a runner has connected.
     """
 
     def __init__(self, own_id: UUID, others: Sequence[Replica] = ()) -> None:
-        """Ranks the replicas forevery bucket and keeps this replica's place in each."""
+        """Ranks the replicas for every bucket and keeps this replica's place in each."""
         self._places = [0] * BUCKETS
         for rival in others:
             if not rival.runner_count:
@@ -59,7 +59,7 @@ class Shares:
 
 
 class LiveReplicas:
-    """What this replica knows of the others."""
+    """The other replicas, as of the last poll."""
 
     def __init__(self, own_id: UUID) -> None:
         self.own_id = own_id
@@ -72,7 +72,7 @@ class LiveReplicas:
         return self.shares.place(key)
 
     def learn(self, others: Sequence[Replica]) -> None:
-        """Takes in what the table says."""
+        """Replaces the known replicas."""
         self.looks += 1
         if tuple(others) == self.others:
             return

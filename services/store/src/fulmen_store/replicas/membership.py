@@ -1,7 +1,7 @@
 """The replicas that live now, and how they share the backlog.
 
 Invariant: all of this is a hint. A replica that is wrongly listed, or missing, costs time and lost claims, never safety:
-who gets a rollout is decided by the compare-and-set of its row.
+the compare-and-set of a rollout's row decides who gets it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _log = structlog.get_logger()
 
 
 class MembershipRenewer:
-    """Background role: says that this replica lives, and learns who else does."""
+    """Background role: renews this replica's membership and reads the others."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class MembershipRenewer:
         self._streams = streams
         self._interval_s = interval_s
         self._left = False
-        # A renewal that is under way must not bring back what `leave` removes.
+        # A renewal in progress must not undo `leave`.
         self._turn = asyncio.Lock()
 
     async def run(self) -> None:
@@ -66,7 +66,7 @@ class MembershipRenewer:
             self._replicas.learn(await self._table.renew(own, ttl_s=MEMBERSHIP_TTL_S))
 
     async def leave(self) -> None:
-        """Says at once that this replica is going; the others take its share at their next look."""
+        """Removes this replica; the others take over its share at their next poll."""
         async with self._turn:
             self._left = True
             try:

@@ -42,11 +42,11 @@ class Notification:
     cancels: list[CancelHint] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        """Returns whether there is anything to say."""
+        """Returns whether the notification has content."""
         return bool(self.ready or self.finished or self.resources or self.projects_changed or self.cancels)
 
     def add(self, later: Notification) -> None:
-        """Takes in what happened later."""
+        """Merges a later notification."""
         self.ready |= later.ready
         self.finished |= later.finished
         self.resources |= later.resources

@@ -1,9 +1,9 @@
-"""Notification between replicas, so that none has to wait for its next look into the database.
+"""Notifications between replicas, so that none has to wait for its next poll.
 
-Invariant: news is a hint. It may be lost, doubled or false; it decides when a replica looks, never what it finds.
+Invariant: a notification is a hint. It may be lost, repeated or wrong; it decides when a replica polls, never the result.
 
-What happens while a peer is told goes with the next telling, at most one at a time; nothing to say is nothing sent. A
-telling is never repeated, and a peer that did not hear one is left alone until the next look at who lives.
+Events during a notification are sent with the next one; at most one is in flight per peer, and empty ones are not sent. A
+notification is never retried, and a peer that missed one is skipped until the next membership poll.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
     "NotificationSender",
 ]
 
-# Under load this many seconds of news go together: a telling costs both sides about as much CPU as twenty rollouts.
+# Under load, events of this many seconds share a notification, which costs as much CPU as about twenty rollouts.
 TELLING_PACE_S: Final = 0.01
 
 # The wake-up key of whoever keeps projects and tokens in memory.
@@ -39,7 +39,7 @@ _log = structlog.get_logger()
 
 @dataclass(slots=True, kw_only=True)
 class _Line:
-    """What one peer is still to be told."""
+    """The pending notification of one peer."""
 
     news: Notification = field(default_factory=Notification)
     teller: asyncio.Task[None] | None = None
@@ -47,12 +47,12 @@ class _Line:
 
 
 class NotificationSender:
-    """Background role: collects this replica's news and tells every live peer."""
+    """Background role: collects this replica's events and notifies every live peer."""
 
     def __init__(
         self, *, replicas: LiveReplicas, client: PeerClient, streams: RunnerStreams, enabled: bool = True
     ) -> None:
-        """Wires the role; not `enabled`, nothing is told and the peers find out by their own looks."""
+        """Wires the role; unless `enabled`, nothing is sent and the peers rely on their polls."""
         self._replicas = replicas
         self._client = client
         self._streams = streams
@@ -67,7 +67,7 @@ class NotificationSender:
         self._arrived.set()
 
     def announced(self, keys: Iterable[Hashable]) -> None:
-        """Records what was announced to those who wait here: keys of finished rollouts, resources and projects."""
+        """Records wake-up keys announced here: finished rollouts, resources and projects."""
         for key in keys:
             match key:
                 case ("finished", int(project_id)):
@@ -81,7 +81,7 @@ class NotificationSender:
             self._arrived.set()
 
     def send_each(self, notices: Sequence[tuple[UUID, Notice]]) -> None:
-        """Passes notices on to the runners that sit here; cancels for other sessions are news for the peers."""
+        """Sends notices to the runners connected here; cancellations for other sessions go to the peers."""
         for session_id, notice in notices:
             stream = self._streams.find(session_id)
             if stream is not None:
@@ -94,7 +94,7 @@ class NotificationSender:
                 self._arrived.set()
 
     async def run(self) -> None:
-        """Tells until cancelled."""
+        """Sends until cancelled."""
         async with asyncio.TaskGroup() as tellers:
             while True:
                 await self._arrived.wait()
@@ -129,7 +129,7 @@ class NotificationSender:
 
 
 class NotificationReceiver:
-    """Acts on the news of other replicas: wakes who waits for such news, and looks for itself before it tells a runner."""
+    """Handles notifications of other replicas: wakes waiters, and reads the table before it cancels an attempt."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class NotificationReceiver:
         self._streams = streams
 
     async def receive(self, news: Notification) -> None:
-        """Acts on news.
+        """Handles a notification.
 
         Raises:
             DatabaseUnavailable: If a cancel could not be checked.

@@ -34,7 +34,7 @@ class PeerClient:
     """Implements `PeerClient`; keeps one connection per address."""
 
     def __init__(self, token: Callable[[], str], *, tls: TlsFiles | None = None) -> None:
-        """Takes what returns the token to show, and with what the others are called.
+        """Opens no connection yet; `token` returns the token to present.
 
         Raises:
             OSError: If a file of `tls` cannot be read.
@@ -45,10 +45,10 @@ class PeerClient:
         self._channels: dict[str, tuple[grpc.aio.Channel, TlsMaterial | None]] = {}
 
     async def notify(self, address: str, news: Notification) -> None:
-        """Tells the replica at an address, once.
+        """Notifies the replica at an address, without a retry.
 
         Raises:
-            PeerUnreachableError: If it did not take the news in time.
+            PeerUnreachableError: If it did not accept the notification in time.
         """
         stub = peer_service_pb2_grpc.PeerServiceStub(await self._channel(address))
         metadata = (("authorization", f"Bearer {self._token()}"),)
@@ -97,4 +97,4 @@ def _request(news: Notification) -> pb.NotifyRequest:
 
 
 class PeerUnreachableError(Exception):
-    """A replica did not take the news in time."""
+    """A replica did not accept a notification in time."""

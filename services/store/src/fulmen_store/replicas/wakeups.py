@@ -1,6 +1,6 @@
-"""Wake-ups inside one replica: whoever waits for news of a key is woken at once, without a database round trip.
+"""Wake-ups inside one replica: waiters of a key wake immediately, without a database round trip.
 
-A wake-up is a hint and may be missed (news of other replicas may get lost), so every waiter also looks by itself
+A wake-up is a hint and may be missed (notifications of other replicas can be lost), so every waiter also polls
 periodically.
 """
 
@@ -18,7 +18,7 @@ PROJECTS_CHANGED: Final = ("projects",)
 
 
 class Wakeups:
-    """Broadcasts news by key."""
+    """Wakes waiters by key."""
 
     def __init__(self) -> None:
         self.announced: Event[list[Hashable]] = Event()
@@ -30,7 +30,7 @@ class Wakeups:
         return self._counts.setdefault(key, 0)
 
     def announce(self, keys: Iterable[Hashable]) -> None:
-        """Wakes everybody who waits for one of these keys, for something that happened at this replica."""
+        """Wakes the waiters of keys for an event at this replica, which is announced to the others."""
         happened = list(keys)
         self.wake(happened)
         self.announced.emit(happened)
@@ -40,7 +40,7 @@ class Wakeups:
         self.announce(("finished", project) for project in projects)
 
     def wake(self, keys: Iterable[Hashable]) -> None:
-        """Wakes everybody who waits for one of these keys; keys that nobody has asked for are not remembered."""
+        """Wakes the waiters of keys; keys without a waiter so far are not remembered."""
         for key in keys:
             if key not in self._counts:
                 continue
@@ -49,7 +49,7 @@ class Wakeups:
                 event.set()
 
     def announce_all(self) -> None:
-        """Wakes everybody, to look whether the replica is stopping."""
+        """Wakes all waiters, to check whether the replica is shutting down."""
         self.wake(list(self._waiting))
 
     async def wait(self, key: Hashable, *, since: int, limit_s: float) -> bool:

@@ -1,8 +1,8 @@
 """The difference of two contents, line by line.
 
-JSON is compared with sorted keys and one value per line, other text as it is; what is no text is not compared. The
+JSON is compared with sorted keys and one value per line, other text as it is; binary content is not compared. The
 algorithm (`difflib`) is quadratic at worst, so its steps are counted: a pair of contents that would take too long is
-told as too different instead.
+reported as too different instead.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Comparison:
 
     Attributes:
         unified_diff: Empty if the contents are equal, are no text, or are too large or too different to compare.
-        truncated: Whether there is more difference than `unified_diff` tells.
+        truncated: Whether `unified_diff` is incomplete.
     """
 
     unified_diff: str = ""
@@ -49,7 +49,7 @@ def compare(base: bytes, target: bytes, *, base_name: str, target_name: str, is_
         target: Newer content.
         base_name: What the older one is called in the difference.
         target_name: Likewise.
-        is_json: Whether both are said to be JSON; they are compared as text if they are not, or if only their
+        is_json: Whether both are declared as JSON; they are compared as text if they are not, or if only their
             formatting differs.
     """
     if base == target:
@@ -97,7 +97,7 @@ def _lines(text: str) -> list[str]:
 
 
 class _CountingMatcher(difflib.SequenceMatcher[str]):
-    """Gives up after so many steps."""
+    """Stops after a number of steps."""
 
     a: Sequence[str]
     b2j: dict[str, list[int]]
@@ -124,7 +124,7 @@ class _CountingMatcher(difflib.SequenceMatcher[str]):
 
 def _unified(before: Sequence[str], after: Sequence[str]) -> Iterator[str]:
     """Yields the lines of a unified diff, without the names."""
-    # What both begin and end with, but for the context, costs nothing.
+    # Common prefixes and suffixes, except for the context, cost nothing.
     skipped = max(0, _common(before, after) - CONTEXT_LINES)
     before, after = before[skipped:], after[skipped:]
     same = max(0, _common(before[::-1], after[::-1]) - CONTEXT_LINES)

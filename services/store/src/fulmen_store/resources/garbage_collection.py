@@ -1,7 +1,7 @@
-"""Background role: removes versions whose ttl is over and that nothing uses.
+"""Background role: removes expired versions that are not in use.
 
 Invariant: a version that an alias points to, that a version which is still there needs, or that a live rollout uses, is
-never removed. Foreign keys hold it; this role only finds out what may go. Any number of replicas may look at once. Why
+never removed. Foreign keys guarantee it; this role only finds candidates. Any number of replicas may run it. Why
 it is safe against rollouts that are created at the same moment: docs/decisions/0007.
 """
 

@@ -31,7 +31,7 @@ class ExpiringVersions:
     async def uses_of(self, pinned: Sequence[tuple[int, Sequence[str]]]) -> list[tuple[VersionKey, ...]]:
         """Returns for each rollout, given its project and the names that it pins, the versions that have a ttl.
 
-        A version that was never published is left out: nobody checks here what a rollout is to run.
+        Versions that were never published are skipped: what a rollout runs is not checked here.
 
         Raises:
             ArgumentInvalid: If a version has been removed, with every such name of a project.

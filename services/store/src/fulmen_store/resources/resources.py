@@ -40,7 +40,7 @@ class Resources:
         Raises:
             ArgumentInvalid: If the name is not that of an alias that can be set.
             EtagMismatch: If the alias moved since it was read.
-            ResourceNotFound: If there is no such version.
+            ResourceNotFound: If the version does not exist.
         """
         ref = parse_ref(name, field="name")
         if not ref.alias or ref.alias == LATEST:

@@ -123,7 +123,7 @@ class ResourceTable:
 
         Raises:
             EtagMismatch: If it is not.
-            ResourceNotFound: If there is no such version.
+            ResourceNotFound: If the version does not exist.
         """
         async with self._database.transaction() as transaction:
             await transaction.fetch("lock_resources", project_id, [ref.resource])
@@ -242,7 +242,7 @@ async def _publish(transaction: Transaction, project_id: int, versions: Sequence
 async def _dependencies(
     transaction: Transaction, project_id: int, versions: Sequence[NewVersion]
 ) -> dict[str, tuple[int, int]]:
-    """Returns the versions that these need, by name, and keeps them from being removed meanwhile."""
+    """Returns the dependencies of versions by name, locked against removal."""
     names = sorted({name for new in versions for name in new.dependencies})
     if not names:
         return {}
@@ -303,7 +303,7 @@ class Lifetime:
     Attributes:
         name: Its full name.
         key: Its key.
-        removed: Whether it was there and is no more.
+        removed: Whether it existed and was removed.
         expiring: Whether it has a ttl.
     """
 
@@ -320,7 +320,7 @@ class GarbageTable:
         self._database = database
 
     async def expired(self, *, after: tuple[datetime.datetime, int, int], limit: int) -> list[ExpiredVersion]:
-        """Returns a page of the versions whose ttl is over, in the order of that time."""
+        """Returns a page of expired versions, by expiry time."""
         return [
             ExpiredVersion(
                 key=(row["resource_id"], row["version"]),
@@ -342,9 +342,9 @@ class GarbageTable:
         return None if row is None else ((row["resource_id"], row["version"], row["rollout_id"]), row["seen"])
 
     async def remove(self, keys: Sequence[VersionKey]) -> list[VersionKey]:
-        """Removes those versions that nothing uses, in one commit; returns them."""
+        """Removes unused versions in one commit; returns them."""
         async with self._database.transaction() as transaction:
-            # Two statements: what is checked under the locks must be seen as it is after they were taken.
+            # Two statements: the checks must see the state after the locks were taken.
             locked = await transaction.fetch("lock_versions", *columns(keys, 2))
             rows = [(row["resource_id"], row["version"]) for row in locked]
             removed = await transaction.fetch("remove_versions", *columns(rows, 2))
@@ -356,7 +356,7 @@ UseKey = tuple[int, int, UUID]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpiredVersion:
-    """A version whose ttl is over.
+    """An expired version.
 
     Attributes:
         referred_to: Whether an alias points to it, or a version that is still there needs it.

@@ -158,7 +158,7 @@ def not_found(name: str) -> ResourceNotFound:
 
 
 def publish_problem(violations: Sequence[Violation]) -> ArgumentInvalid:
-    """Returns the error that tells everything that is wrong with a publication."""
+    """Returns the error that lists every problem of a publication."""
     return ArgumentInvalid("The resources cannot be published.", violations=violations)
 
 

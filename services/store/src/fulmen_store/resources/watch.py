@@ -1,8 +1,8 @@
 """The watch of resources: a snapshot, then every new version and every move of an alias.
 
 The order is that of the transactions that wrote them. Rows are read only below the oldest transaction that still runs,
-so none can appear behind a place that was told although transactions commit out of order. A cursor says that
-everything below a transaction was told; what lies at it is told again when a watch goes on from there.
+so none can appear behind a position although transactions commit out of order. A cursor means that everything below a
+transaction was sent; changes at the cursor are sent again when a watch resumes there.
 
 Only a bounded part is in memory: names and sizes are read by the page, contents for one message at a time, and the
 next only when the last message was taken.
@@ -29,7 +29,7 @@ __all__ = [
 KEEP_ALIVE_S: Final = 15.0
 PAGE_ROWS: Final = 256
 MESSAGE_BYTES: Final = 1024 * 1024
-# After a wake-up the new row may be hidden for an instant by another transaction: look again soon, then ever less.
+# After a wake-up the new row may be hidden briefly by another transaction: poll again soon, then ever less often.
 FIRST_POLL_S: Final = 0.005
 POLL_GROWTH: Final = 2.0
 
@@ -46,12 +46,12 @@ class Changes:
 
 @dataclass(slots=True, kw_only=True)
 class _Follower:
-    """One watch: the place up to which everything was told."""
+    """One watch: the position up to which everything was sent."""
 
     table: ResourceTable
     selection: WatchSelection
     floor: int = 0
-    # What the snapshot told of transactions that the changes will bring again.
+    # Changes of the snapshot that the following changes will repeat.
     told: set[tuple[int, int, int, str]] = field(default_factory=set)
 
     def cursor(self) -> str:
@@ -75,7 +75,7 @@ class _Follower:
             page = await self.table.changes(self.selection, after=place, below=below, limit=PAGE_ROWS)
             parts = list(_messages([change for change in page if change.place not in self.told]))
             for index, part in enumerate(parts):
-                # Of the message's last transaction there may be more to tell: whoever goes on begins with all of it.
+                # The message's last transaction may have further changes: a resumed watch starts with all of it.
                 is_last = index == len(parts) - 1 and len(page) < PAGE_ROWS
                 self.floor = max(self.floor, below if is_last else part[-1].transaction)
                 yield await self._message(part, cursor=self.cursor())
@@ -98,7 +98,7 @@ class ResourceWatcher:
     """Follows resources for watchers."""
 
     def __init__(self, *, table: ResourceTable, wakeups: Wakeups, poll_interval_s: float) -> None:
-        """Wires the watcher; the poll finds what other replicas wrote."""
+        """Wires the watcher; polls find changes of other replicas."""
         self._table = table
         self._wakeups = wakeups
         self._poll_interval_s = poll_interval_s
@@ -108,7 +108,7 @@ class ResourceWatcher:
     ) -> AsyncIterator[Changes]:
         """Yields changes from a cursor on, without one the snapshot first, until `stopping`.
 
-        A message with only a cursor comes when there was nothing to tell for 15 s.
+        After 15 s without a change a message holds only a cursor.
 
         Raises:
             ArgumentInvalid: If the selection is malformed.

@@ -54,7 +54,7 @@ class WatchSelection:
             raise malformed_request(problems)
 
     def digest(self) -> bytes:
-        """Returns 8 bytes that tell selections apart."""
+        """Returns 8 bytes that identify the selection."""
         text = "\0".join([str(self.project_id), self.id_prefix, *sorted(set(self.kinds))])
         return hashlib.sha256(text.encode()).digest()[:8]
 
@@ -81,7 +81,7 @@ class WatchedChange:
 
 
 def decode_cursor(text: str, selection: WatchSelection) -> int:
-    """Returns the transaction below which everything was told.
+    """Returns the transaction below which everything was sent.
 
     Raises:
         CursorInvalid: If the cursor is malformed or of another selection.

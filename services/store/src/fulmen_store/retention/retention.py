@@ -1,6 +1,6 @@
 """Background role: removes rollouts, with their spans, that their project no longer keeps.
 
-Invariants: what is live, and everything of a project without a retention, stays. A rollout is kept for the retention of
+Invariants: live rollouts and projects without a retention keep everything. A rollout is kept for the retention of
 its project, counted from its end. One replica removes at a time.
 """
 
@@ -35,7 +35,7 @@ _log = structlog.get_logger()
 
 
 class Retention:
-    """Removes what is past its time, once an hour."""
+    """Removes expired rollouts, once an hour."""
 
     def __init__(self, *, table: RetentionTable, blobs: Blobs | None, clock: Clock | None = None) -> None:
         """Wires the role; without blob storage `blobs` is None."""
@@ -55,7 +55,7 @@ class Retention:
             await asyncio.sleep(INTERVAL_S)
 
     async def run_once(self) -> None:
-        """Drops whole days first, which costs nothing, and removes row by row what is left in the others.
+        """Drops whole days first, which is cheap, and removes the remaining rows of other days one by one.
 
         Raises:
             DatabaseUnavailable: If the database is away.

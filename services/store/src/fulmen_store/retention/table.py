@@ -21,7 +21,7 @@ TABLES: Final = ("rollout", "attempt", "rollout_end", "span_chunk")
 
 
 class RetentionTable:
-    """Implements `RetentionTable`. Who does not get the lock finds nothing to do: another replica is at it."""
+    """Removal of expired rows. Without the lock there is nothing to do: another replica holds it."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -31,9 +31,9 @@ class RetentionTable:
         return [row["day"] for row in await self._database.fetch("expired_days", before)]
 
     async def drop_day(self, day: datetime.date) -> bool:
-        """Drops a day's partitions unless somebody needs it after all; tells whether all are gone.
+        """Drops a day's partitions unless the day is still needed; returns whether all are gone.
 
-        One table per commit: whoever reads holds locks on several.
+        One table per commit: readers hold locks on several.
         """
         dropped = False
         for table in TABLES:
@@ -61,7 +61,7 @@ class RetentionTable:
             return len(await transaction.fetch("remove_groups", project_id, limit))
 
     async def remove_batch(self, project_id: int, limit: int) -> RemovedBatch:
-        """Removes so many expired rollouts of a project at most, in one commit."""
+        """Removes at most `limit` expired rollouts of a project, in one commit."""
         async with self._database.transaction() as transaction:
             lock = await transaction.fetch_row("lock_retention", LOCK_KEY)
             if lock is None or not lock["is_mine"]:
@@ -86,7 +86,7 @@ class UpkeepTable:
         await self._database.fetch("create_partitions", day)
 
     async def forget_requests(self) -> None:
-        """Removes request ids older than 24 hours, and what is known of tokens that have expired."""
+        """Removes request ids older than 24 hours and expired tokens."""
         await self._database.fetch("forget_requests")
         await self._database.fetch("forget_tokens")
 

@@ -79,16 +79,16 @@ class DeadLetters:
         """Runs the oldest dead rollouts again that `where` selects and that were not yet.
 
         Raises:
-            QuotaExceeded: If the project may not have so many waiting.
+            QuotaExceeded: If the project's quota of waiting rollouts is exceeded.
         """
         for _ in range(MAX_ROUNDS):
             found = await self._find(project_id, run_id, where, MAX_RETRIED + 1)
-            # Asked for after the search: what the same request ran meanwhile is missing there, but known here.
+            # Read after the search: rollouts that the same request has run since are missing there, but known here.
             first, created = await self._first_result(project_id, request_id)
             if created:
                 return Rerun(rollout_ids=first, more=bool(await self._find(project_id, run_id, where, 1)))
             if len(first) > len(found):
-                # The first try failed before it wrote anything, and fewer are left: it counts for nothing.
+                # The first try failed before it wrote anything, and fewer rollouts are left: it is forgotten.
                 await self._table.forget_request(project_id, RETRY, request_id, first)
                 first = []
             chosen = _bounded(found)[: len(first) or None]
@@ -97,7 +97,7 @@ class DeadLetters:
             try:
                 new_ids = await self._run_again(chosen, request_id)
             except RolloutRetried:
-                # Somebody else ran one of them again: choose anew.
+                # Another caller ran one of them again: choose others.
                 continue
             return Rerun(rollout_ids=new_ids, more=len(found) > len(chosen))
         raise DatabaseUnavailable("The same rollouts kept being run again by others.")

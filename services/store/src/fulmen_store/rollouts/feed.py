@@ -1,4 +1,4 @@
-"""The completion feed: finished groups, each whole, exactly once per cursor chain, in one order foreverybody.
+"""The completion feed: finished groups, each whole, exactly once per cursor chain, in one order for everybody.
 
 The order is (transaction id, rollout id) of the row that completed the group. Rows are read only below the oldest
 transaction that still runs, so none can appear behind a cursor although transactions commit out of order.
@@ -26,7 +26,7 @@ __all__ = [
 SCAN_ROWS: Final = 512
 MAX_GROUPS: Final = 256
 KEEP_ALIVE_S: Final = 15.0
-# After a wake-up the new row may be hidden for an instant by another transaction: look again soon, then ever less.
+# After a wake-up the new row may be hidden briefly by another transaction: poll again soon, then ever less often.
 FIRST_POLL_S: Final = 0.005
 POLL_GROWTH: Final = 2.0
 
@@ -92,7 +92,7 @@ class FeedFollower:
 
         Args:
             project_id: Project.
-            find: Returns the number, or `NO_RUN` while nothing was ever created for the run.
+            find: Returns the number, or `NO_RUN` while the run is unknown.
             stopping: Ends the looking.
         """
         key = ("finished", project_id)

@@ -35,7 +35,7 @@ class Selection:
     group_key: UUID | None = None
 
     def digest(self) -> bytes:
-        """Returns 4 bytes that tell selections apart."""
+        """Returns 4 bytes that identify the selection."""
         group = "" if self.group_key is None else f"/{self.group_key}"
         return hashlib.sha256(f"{self.project_id}/{self.run_id}{group}".encode()).digest()[:4]
 

@@ -101,7 +101,7 @@ def operators_of(field: Field) -> frozenset[Operator]:
 
 
 def states_filter(states: frozenset[int]) -> Expression | None:
-    """Returns the expression that a rollout is in one of these states; None if there are none."""
+    """Returns an expression that selects rollouts in one of these states; None for no states."""
     if not states:
         return None
     return Disjunction(
@@ -110,7 +110,7 @@ def states_filter(states: frozenset[int]) -> Expression | None:
 
 
 def both(left: Expression | None, right: Expression | None) -> Expression | None:
-    """Joins two filters, each of which may select everything."""
+    """Combines two filters; None selects everything."""
     if left is None or right is None:
         return left or right
     return Conjunction((left, right))

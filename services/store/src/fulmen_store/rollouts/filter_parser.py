@@ -94,7 +94,7 @@ class _Token:
 
     @property
     def shown(self) -> str:
-        """What a person is told was found."""
+        """The token as quoted in a problem."""
         if self.kind is _Kind.END:
             return "the end"
         return f"`{self.text}`" if len(self.text) <= MAX_SHOWN else f"`{self.text[:MAX_SHOWN]}...`"
@@ -124,7 +124,7 @@ def _tokens(text: str) -> list[_Token]:
 
 
 class _Parser:
-    """Reads tokens from left to right; goes on after a problem so that all of them are found."""
+    """Reads tokens from left to right, and continues after a problem to find them all."""
 
     def __init__(self, text: str) -> None:
         self.problems: list[tuple[int, str]] = []
@@ -236,7 +236,7 @@ class _Parser:
         return self._checked(name, operator, value)
 
     def _skip(self) -> None:
-        """Goes to where the next term may begin; what is between was the problem just noted."""
+        """Skips to where the next term may begin."""
         while self._peek().kind not in (_Kind.END, _Kind.CLOSE) and self._peek().text not in ("AND", "OR"):
             self._take()
 
@@ -280,7 +280,7 @@ class _Parser:
 
 
 def _joined(kind: type[Conjunction] | type[Disjunction], operands: list[Expression | None]) -> Expression | None:
-    """Joins what could be read; one operand stands for itself."""
+    """Combines the operands that could be parsed."""
     known = tuple(operand for operand in operands if operand is not None)
     if len(known) > 1:
         return kind(known)

@@ -1,7 +1,7 @@
 """Lists of rollouts in PostgreSQL, in time that does not depend on how few of them a filter selects.
 
-A list walks an index by id in windows of rows. It goes on until the page is full, the rows are at an end or its time is
-up; a page may therefore be short, or even empty, although more follows (AIP-158).
+A list walks an index by id in windows of rows, until the page is full, the rows end or its time is up. A page may
+therefore be short, or even empty, although more follows (AIP-158).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class RolloutLists:
     """Reads lists of rollouts."""
 
     def __init__(self, database: Database, *, window_rows: int = WINDOW_ROWS, clock: Clock | None = None) -> None:
-        """Takes the database; `window_rows` is how many rows one statement looks at, at most."""
+        """Wires the lists; a statement reads at most `window_rows` rows."""
         self._database = database
         self._window_rows = window_rows
         self._clock = (clock or Clock()).monotonic_s
@@ -198,7 +198,7 @@ class DeadLetterTable:
     """Implements `DeadLetterTable`."""
 
     def __init__(self, database: Database, *, window_rows: int = WINDOW_ROWS) -> None:
-        """Takes the database; `window_rows` is how many rows one statement looks at, at most."""
+        """Wires the lists; a statement reads at most `window_rows` rows."""
         self._database = database
         self._window_rows = window_rows
 

@@ -30,11 +30,11 @@ NO_RUN: Final = 0
 
 
 class RolloutAppeared(FulmenError):
-    """A rollout of the same id was created at the same moment; nothing of the commit was written."""
+    """A rollout of the same id was created concurrently; nothing was written."""
 
 
 class RolloutRetried(FulmenError):
-    """A dead rollout was run again at the same moment; nothing of the commit was written."""
+    """A dead rollout was run again concurrently; nothing was written."""
 
 
 class NameKind(IntEnum):
@@ -86,7 +86,7 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelOutcome:
-    """How many rollouts were cancelled at once, and how many were asked to stop."""
+    """The number of rollouts cancelled immediately, and of those whose runners were asked to stop."""
 
     cancelled: int
     cancelling: int
@@ -94,7 +94,7 @@ class CancelOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadRollout:
-    """A rollout that failed and was not run again; its request has so many bytes."""
+    """A failed rollout that was not run again, and the size of its request."""
 
     rollout_id: UUID
     size_bytes: int

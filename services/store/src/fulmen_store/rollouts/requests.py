@@ -1,6 +1,6 @@
-"""What a caller asks for when it creates a rollout, and everything that can be wrong with it.
+"""Requests to create rollouts, and their validation.
 
-Every problem of every rollout is found before anything is written, and all of them are woken at once.
+Every problem of every rollout is found before anything is written, and all are reported together.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fulmen_store.rollouts.transitions import FailureKind, RetryPolicy
 
 __all__ = ["RETRY_OF", "NewRollout", "check_rollouts", "group_key_of", "require_training_run"]
 
-# The key under which the metadata of a rollout names the one that it runs again; it comes on top of the caller's own.
+# Metadata key that names the rollout that this one runs again; it does not count against the caller's limit.
 RETRY_OF: Final = "fulmen.retry_of"
 
 MAX_ROLLOUTS: Final = 1000

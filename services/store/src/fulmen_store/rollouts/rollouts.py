@@ -1,6 +1,6 @@
 """Use cases of the queue: create and cancel.
 
-Invariant: creation is idempotent twice over, by the caller's rollout ids and by its request id.
+Invariant: creation is idempotent, by the caller's rollout names and by its request id.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Rollouts:
         Raises:
             ArgumentInvalid: With every problem of every rollout.
             RolloutExists: If a supplied name is taken by different content.
-            QuotaExceeded: If the project may not have so many waiting.
+            QuotaExceeded: If the project's quota of waiting rollouts is exceeded.
         """
         try:
             check_rollouts(rollouts, request_id=request_id, now_ms=round(self._clock.utc_now().timestamp() * 1000))
@@ -150,7 +150,7 @@ class Rollouts:
                 await self.creations.submit(missing, size_bytes=sum(len(item.request) + 128 for item in missing))
                 return
             except RolloutAppeared:
-                # Somebody created one of them just now: nothing of this request was written.
+                # One of them was created concurrently: nothing of this request was written.
                 there = {item.id for item in items} - {item.id for item in await self._missing(items)}
                 missing = [item for item in missing if item.id not in there]
         raise DatabaseUnavailable("Rollouts of the same names kept appearing while these were created.")
@@ -159,7 +159,7 @@ class Rollouts:
         return len(await self._table.stored(rollout_ids)) == len(set(rollout_ids))
 
     async def cancel(self, rollout_ids: Sequence[UUID]) -> CancelOutcome:
-        """Cancels rollouts: waiting ones at once, running ones by asking their runners; final ones stay.
+        """Cancels waiting rollouts immediately and asks the runners of running ones to stop; final ones stay.
 
         The caller has checked that all of them exist.
         """

@@ -61,7 +61,7 @@ class RolloutTable:
     """Implements `RolloutTable`, and the reads of the transport."""
 
     def __init__(self, database: Database) -> None:
-        """Takes the database; numbers of projects and runs are remembered, they never change."""
+        """Wires the table; numbers of projects and runs never change and are cached."""
         self._database = database
         self._projects: dict[str, int] = {}
         self._runs: dict[tuple[int, str], int] = {}
@@ -71,7 +71,7 @@ class RolloutTable:
         """Returns a project's number.
 
         Raises:
-            ProjectNotFound: If there is no such project.
+            ProjectNotFound: If the project does not exist.
         """
         known = self._projects.get(name)
         if known is None:
@@ -195,7 +195,7 @@ class RolloutTable:
         row = await self._database.fetch_row("log_request", project_id, method, request_id, _packed(rollout_ids))
         if row is not None:
             return list(rollout_ids)
-        # It can only be gone if it was forgotten this instant.
+        # It can be missing only if it has just expired.
         return await self.logged_request(project_id, method, request_id) or list(rollout_ids)
 
     async def logged_request(self, project_id: int, method: str, request_id: str) -> list[UUID]:

@@ -1,4 +1,4 @@
-"""What may follow what: the one table of rollout states, and the one rule that ends an attempt.
+"""The state machine: the transitions of rollouts, and the rule that decides how an attempt ends.
 
 Invariant: a final state never changes. The numbers are those of `fulmen.store.v1`; the CHECK constraint
 `attempt_end_is_legal` of the schema states the same set as `ATTEMPT_ENDS`, which a test compares.
@@ -132,7 +132,7 @@ class Decision:
     """What becomes of a rollout when an attempt ends.
 
     Attributes:
-        rollout_state: RETRY_WAIT, a final state, or RUNNING if another attempt goes on.
+        rollout_state: RETRY_WAIT, a final state, or RUNNING if another attempt continues.
         delay_s: Seconds until the rollout may run again; 0 if it is final.
         charge: How much of the budget of attempts this one used, 0 or 1.
     """
@@ -159,8 +159,8 @@ def decide(
         policy: Rollout's policy.
         charged: Attempts already counted against the budget, without this one.
         cancel_requested: Whether a caller asked to cancel the rollout while the attempt ran.
-        hedged: Whether another attempt of the rollout runs beside this one. A failure then decides nothing and costs
-            nothing: Of the two, the last one to fail counts for both.
+        hedged: Whether another attempt of the rollout runs. A failure then decides and costs nothing; of the two, the
+            last one to fail counts for both.
         jitter: A number in [-1, 1] that spreads the back-off by up to 25 %.
         time_left_s: Seconds until the rollout's deadline, below 0 if it has passed; None if it has none. No retry
             is scheduled past it.

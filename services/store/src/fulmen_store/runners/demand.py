@@ -28,7 +28,7 @@ class WaitingWork:
     """The live rollouts of one project, one set of labels and one task type.
 
     Attributes:
-        max_running: Number of of the project may run at once; None: any number.
+        max_running: Maximum number of running rollouts of the project; None: unlimited.
         match_labels: Whether they go only to runners that have their labels.
         task_type: None: they named none.
         queued: Number of wait for a runner now.
@@ -48,7 +48,7 @@ class QueueCensus:
     """All live rollouts at one moment, and how long attempts of their task types take on average, seconds.
 
     Attributes:
-        samples: Number of attempts each average is of.
+        samples: Number of attempts behind each mean.
         counted_at: Monotonic seconds.
     """
 
@@ -60,13 +60,13 @@ class QueueCensus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemandQuery:
-    """Whose work, for which runners, and how fast.
+    """The work and the runners of a demand.
 
     Attributes:
-        project: None: all.
-        labels: Those of the runners that are to be started.
-        target_drain_s: Within what time the queue is to be worked off.
-        default_duration_s: What an attempt takes of whose kind nothing is known.
+        project: Project to count; None for all.
+        labels: Labels of the runners to be started.
+        target_drain_s: Time in which the queue should drain, seconds.
+        default_duration_s: Duration of attempts of unknown task types, seconds.
     """
 
     project: str | None = None
@@ -80,7 +80,7 @@ class DemandQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """The answer; `predicted_work_s` is what the queued ones take one after the other."""
+    """The demand; `predicted_work_s` is the sum of the durations of the queued rollouts."""
 
     runners: int
     slots: int
@@ -108,10 +108,10 @@ class _Sum:
     max_running: int | None = None
 
     def slots(self, target_drain_s: float) -> int:
-        """Returns the slots that this work wants.
+        """Returns the number of slots for this work.
 
-        What runs keeps its slot. Of what waits, as many run side by side as it takes to be done in time, each in a slot
-        of its own at most; beyond its quota a project uses none.
+        Running rollouts keep their slots. Waiting ones get as many as drain the queue in time, at most one each, within the
+        project's quota.
         """
         side_by_side = min(self.queued, math.ceil(self.work_s / target_drain_s))
         wanted = self.running + side_by_side
@@ -119,7 +119,7 @@ class _Sum:
 
 
 def demand_of(census: QueueCensus, query: DemandQuery) -> Demand:
-    """Computes how many runners the work wants."""
+    """Returns the number of runners for the work."""
     duration_s = _predictor(census, query.default_duration_s)
     projects: defaultdict[str, _Sum] = defaultdict(_Sum)
     for work in census.work:
@@ -160,7 +160,7 @@ def _add(total: _Sum, work: WaitingWork, duration_s: float) -> None:
 
 
 def _predictor(census: QueueCensus, default_s: float) -> Callable[[WaitingWork], float]:
-    """Returns what tells how long an attempt takes: its task type's mean, or its project's, or the default."""
+    """Returns a predictor of attempt durations: the mean of the task type, or of the project, or the default."""
     weights: defaultdict[str, int] = defaultdict(int)
     totals: defaultdict[str, float] = defaultdict(float)
     for project, task_type in {(work.project, work.task_type) for work in census.work}:

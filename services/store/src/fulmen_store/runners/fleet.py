@@ -1,7 +1,6 @@
-"""Who runs: what runners say of themselves, written down with their renewals, and the watch of the fleet.
+"""The watch of the fleet: live runner sessions and their changes.
 
-Presence is the lease session itself; nothing here keeps a runner alive. Loads and counts wait in memory for the next
-renewal: a replica that is killed loses those of a few seconds.
+Presence is the lease session itself: nothing here keeps a runner alive.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ KEEP_ALIVE_S: Final = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetChanges:
-    """What a watcher is told; empty in a keep-alive."""
+    """A message to a watcher; empty in a keep-alive."""
 
     runners: Sequence[RunnerView] = ()
     removed: Sequence[UUID] = ()
@@ -38,7 +37,7 @@ class FleetChanges:
 
 @dataclass(slots=True)
 class _Fleet:
-    """The sessions that the watchers of one project see, as they were at the last look."""
+    """The sessions visible to the watchers of one project, as of the last poll."""
 
     watchers: int = 0
     looks: int = 0
@@ -48,7 +47,7 @@ class _Fleet:
 
 
 class FleetWatcher:
-    """Background role: looks at the fleet for all watchers of this replica, once a second while there are any."""
+    """Background role: polls the fleet for all watchers of this replica, once a second while there are any."""
 
     def __init__(
         self,
@@ -77,10 +76,10 @@ class FleetWatcher:
     ) -> AsyncGenerator[FleetChanges, None]:
         """Yields the fleet, a mark of its end, then changes, until `stopping`; something at least every 15 s.
 
-        What happens while the last answer is not taken is looked at again, not queued.
+        Changes are not queued while a watcher is slow: it gets the state of the next poll.
 
         Raises:
-            DatabaseUnavailable: If the fleet could not be looked at.
+            DatabaseUnavailable: If the fleet could not be read.
         """
         fleet = self._fleets.setdefault(project, _Fleet())
         fleet.watchers += 1
@@ -140,7 +139,7 @@ class FleetWatcher:
 def _changes(
     told: dict[UUID, RunnerView], views: Mapping[UUID, RunnerView], wanted: Callable[[RunnerView], bool]
 ) -> FleetChanges:
-    """Returns what a watcher does not know yet, and notes that it is told."""
+    """Returns the changes since the last message, and records them as sent."""
     removed = [session_id for session_id in told if session_id not in views]
     for session_id in removed:
         del told[session_id]

@@ -1,6 +1,6 @@
-"""How much work there is, and how many runners it wants.
+"""Fleet demand: counts of live rollouts, cached.
 
-Counting looks at every live row, so a long queue is counted rarely, whoever asks: for its metrics every replica counts
+Counting reads every live row, so a long queue is counted rarely: for its metrics every replica counts
 every 15 s, and never for more than a twentieth of its time.
 """
 
@@ -24,12 +24,12 @@ __all__ = [
 FRESH_S: Final = 1.0
 TTL_PER_COST: Final = 20.0
 COUNT_INTERVAL_S: Final = 15.0
-# DurationTracker of so many kinds are looked up, those with the most waiting rollouts; the rest take what the project's do.
+# Durations are read for the task types with the most waiting rollouts; the others use their project's mean.
 TYPES_LOOKED_UP: Final = 1000
 
 
 class FleetDemand:
-    """Background role: counts periodically for the metrics, and for whoever asks."""
+    """Background role: counts periodically for the metrics, and on request."""
 
     def __init__(self, *, table: DemandTable, durations: DurationTable, clock: Clock | None = None) -> None:
         self._table = table
@@ -49,11 +49,11 @@ class FleetDemand:
             await asyncio.sleep(COUNT_INTERVAL_S)
 
     def shown(self) -> list[LabelDemand]:
-        """Returns what was counted last, for the metrics; nothing if it could not be."""
+        """Returns the latest counts for the metrics; empty if counting failed."""
         return [] if self._census is None else by_labels(self._census)
 
     async def census(self) -> QueueCensus:
-        """Counts, or returns what was counted a moment ago.
+        """Counts, or returns a recent count.
 
         Raises:
             DatabaseUnavailable: If the rollouts cannot be counted.
@@ -67,7 +67,7 @@ class FleetDemand:
             return self._census
 
     async def demand(self, query: DemandQuery) -> tuple[Demand, float]:
-        """Returns how many runners the work wants, and how old the figures are, seconds.
+        """Returns the demand and the age of its counts, seconds.
 
         Raises:
             DatabaseUnavailable: If the rollouts cannot be counted.

@@ -1,4 +1,4 @@
-"""Load and attempt counts of runner sessions, held until the next renewal writes them."""
+"""Load and attempt counts of runner sessions, held until the next renewal writes them: a killed replica loses a few seconds."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _NOT_COUNTED: Final = frozenset({FailureKind.CANCELLED, FailureKind.RELEASED, Fa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionUpdate:
-    """What is written down of a session at once.
+    """A pending update of a session.
 
     Attributes:
         active: Whether the runner was active, which extends the session.
-        load: What it said of its load, opaque here; None leaves what it said before.
+        load: Reported load, opaque here; None keeps the previous one.
         ended: Number of of its attempts ended since the last time.
         failed: Number of of these failed.
     """
@@ -50,11 +50,11 @@ class SessionUpdates:
         self._notes: dict[UUID, _Note] = {}
 
     def load(self, session_id: UUID, load: bytes) -> None:
-        """Records how busy a runner says it is."""
+        """Records the load that a runner reported."""
         self._notes.setdefault(session_id, _Note()).load = load
 
     def ended(self, attempts: Iterable[EndedAttempt]) -> None:
-        """Counts ended attempts; those that were given back, cancelled or superseded say nothing of the runner."""
+        """Counts ended attempts; released, cancelled and superseded ones do not count."""
         for attempt in attempts:
             if attempt.kind not in _NOT_COUNTED:
                 note = self._notes.setdefault(attempt.session_id, _Note())
@@ -62,7 +62,7 @@ class SessionUpdates:
                 note.failed += attempt.kind is not FailureKind.NONE
 
     def drain(self, active: Iterable[UUID]) -> list[SessionUpdate]:
-        """Returns what there is to write of the sessions that were active, and of those with notes."""
+        """Removes and returns the updates of active sessions and of those with pending counts."""
         notes, self._notes = self._notes, {}
         alive = set(active)
         empty = _Note()

@@ -55,7 +55,7 @@ class RunnerView:
         info: How it described itself, opaque here.
         running: Number of attempts it runs.
         attempts: First of them, as (rollout, epoch).
-        load: What it said last of its load, opaque here; None if it never did.
+        load: Load that it last reported, opaque here; None if it never did.
         ended: Number of of its attempts have ended.
         failed: Number of of these failed.
     """

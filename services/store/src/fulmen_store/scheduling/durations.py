@@ -31,9 +31,9 @@ TYPES_REMEMBERED: Final = 1000
 
 
 class DurationTracker:
-    """Background role: learns durations at the ends of attempts, and knows what to expect of a task type.
+    """Background role: collects durations of ended attempts, and predicts them by task type.
 
-    What it knows of a type is at most some seconds old, and nothing at first: the first question makes it look.
+    Its data are a few seconds old; an unknown type is read after the first request for it.
     """
 
     def __init__(self, table: DurationTable, *, clock: Clock | None = None) -> None:
@@ -52,7 +52,7 @@ class DurationTracker:
                 self._unwritten[one.item.task_type, bucket_of(one.duration_s)] += 1
 
     def sketch(self, task_type: int) -> DurationSketch | None:
-        """Returns what is known here of a task type."""
+        """Returns the sketch of a task type, if it is known here."""
         known = self._known.get(task_type)
         if known is None and len(self._unread) < TYPES_REMEMBERED:
             self._unread.add(task_type)
@@ -78,7 +78,7 @@ class DurationTracker:
                 continue
 
     async def run_once(self) -> None:
-        """Writes what was learned; reads what was asked for, and periodically everything that is in use."""
+        """Writes new durations; reads requested task types, and periodically all in use."""
         if self._unwritten:
             counts, self._unwritten = self._unwritten, Counter()
             try:

@@ -31,7 +31,7 @@ Labels = frozenset[str]
 
 UNIX_MS_SHIFT: Final = 80
 MAX_SORT_PRIORITY: Final = 32767
-# Ids are minted elsewhere: a run-at time this close to the id's own is that of an item that was never delayed.
+# Ids may come from clients: a run-at time this close to the time in the id means that the item was not delayed.
 CLOCK_TOLERANCE_S: Final = 60.0
 
 
@@ -86,8 +86,8 @@ _Members = dict[int | None, list[tuple[int, ReadyItem]]]
 class _Line:
     """A project's waiting items with the same required labels.
 
-    The heap holds one place per item. The members of a group share their places: who of them takes the next one is
-    decided when it comes up.
+    The heap holds one place per item. The members of a group share their places: the next member is chosen when a place
+    comes up.
     """
 
     labels: Labels
@@ -136,7 +136,7 @@ class _Line:
 
 @dataclass(slots=True)
 class _ProjectQueue:
-    """One project's waiting items. What the hot path asks of the terms is kept at hand."""
+    """One project's waiting items, with the terms that the hot path needs."""
 
     project_id: int
     terms: InitVar[QueueTerms]
@@ -247,23 +247,23 @@ class FairQueue:
             queue.learn(terms)
 
     def allow(self, project_id: int, count: int) -> None:
-        """Hands out so many more items of a project and no more; until this is called, any number."""
+        """Limits the further items of a project; without a call there is no limit."""
         self._allowed[project_id] = count
 
     def allow_more(self, project_id: int, count: int) -> bool:
-        """Adds to what a project is allowed; returns whether it is limited."""
+        """Raises the limit of a project; returns whether it has one."""
         if project_id not in self._allowed:
             return False
         self._allowed[project_id] += count
         return True
 
     def allow_at_least(self, count: int) -> None:
-        """Raises what limited projects are allowed."""
+        """Raises the limits of all limited projects to at least `count`."""
         for project_id, allowed in self._allowed.items():
             self._allowed[project_id] = max(allowed, count)
 
     def push(self, item: ReadyItem) -> None:
-        """Adds an item; one that is already there is left as it is."""
+        """Adds an item unless it is already in the queue."""
         if item.rollout_id in self._ids:
             return
         self._ids.add(item.rollout_id)
@@ -274,7 +274,7 @@ class FairQueue:
         queue.push(item)
 
     def forget(self, project_id: int) -> None:
-        """Drops a project's waiting items: what is known of them is out of date."""
+        """Drops a project's waiting items, which are out of date."""
         queue = self._queues.pop(project_id, None)
         if queue is not None:
             self._ids -= {item.rollout_id for line in queue.lines.values() for _, _, item in line.heap}
@@ -282,7 +282,7 @@ class FairQueue:
                 self._passes.clear()
 
     def pop(self, offered: Labels = frozenset(), projects: Iterable[int] | None = None) -> ReadyItem | None:
-        """Takes the next item that a runner with these labels may run; None if there is none.
+        """Removes and returns the next item that a runner with these labels may run, or None.
 
         Args:
             offered: Runner's labels.
@@ -304,7 +304,7 @@ class FairQueue:
         if not queue.count:
             del self._queues[queue.project_id]
             if not self._queues:
-                # Nobody waits: nobody owes anything.
+                # An empty queue has no debts.
                 self._passes.clear()
         return item
 
@@ -349,7 +349,7 @@ class FairQueue:
         return at_level, level
 
     def _enter(self, level: int, passes: dict[int, float], newcomers: list[_ProjectQueue]) -> None:
-        """Lets projects begin at a level: whoever was away there neither lags nor owes more than one turn."""
+        """Enters projects at a level with a pass at most one turn away from those of its members."""
         members = [passes[queue.project_id] for queue in self._queues.values() if queue.level == level]
         own = {queue.project_id: passes.get(queue.project_id, 0.0) for queue in newcomers}
         for queue in newcomers:

@@ -1,7 +1,7 @@
-"""Background role: starts a second attempt beside one that takes longer than nearly all of its kind.
+"""Background role: starts a second attempt for one that takes longer than nearly all of its task type.
 
 Both run the same rollout under leases of their own; the first that succeeds decides, the other is superseded. A hedge
-uses only credit that nothing else waits for. Source: Dean and Barroso, The Tail at Scale (CACM 56(2), 2013), hedged
+uses only idle credit. Source: Dean and Barroso, The Tail at Scale (CACM 56(2), 2013), hedged
 requests after the 95th percentile of the expected latency.
 """
 
@@ -45,7 +45,7 @@ class Hedger:
                 continue
 
     async def hedge_once(self) -> int:
-        """Starts second attempts where they are due and a runner has nothing else to do; returns their number."""
+        """Starts second attempts where they are due and credit is idle; returns their number."""
         projects = self._dispatcher.hedging_projects()
         if not projects:
             return 0

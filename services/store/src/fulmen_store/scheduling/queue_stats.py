@@ -1,4 +1,4 @@
-"""How full a queue is. Counting looks at every waiting row, so a long backlog is counted rarely, whoever asks."""
+"""Queue statistics, cached. Counting reads every waiting row, so a long backlog is counted rarely."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = [
     "StatsCache",
 ]
 
-# Below this a count costs nothing that matters and is made for every question.
+# A cheaper count is repeated for every request.
 CHEAP_S: Final = 0.05
 TTL_PER_COST: Final = 20.0
 ANSWERS_REMEMBERED: Final = 1000
@@ -37,7 +37,7 @@ class StatsCache:
         self._answers: dict[Scope, _Answer] = {}
 
     async def stats(self, project_id: int, run_id: int | None) -> QueueStats:
-        """Counts, or returns what was counted a moment ago.
+        """Counts, or returns a recent count.
 
         Raises:
             DatabaseUnavailable: If the rollouts cannot be counted.

@@ -1,8 +1,8 @@
 """A project's quotas: how many of its rollouts may run at once, and how many may wait.
 
 Invariant: more than `max_running` never run, whatever the number of replicas; the claim counts under the project's
-lock. `max_queued` is a limit of what a producer may pile up: it is held against a count of at most a moment ago, to
-which this replica adds what it created since, so that no request ever counts a backlog.
+lock. `max_queued` bounds what a producer may pile up: it is compared with a recent count plus what this replica created
+since, so that no request counts a backlog.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 COUNT_TTL_S: Final = 1.0
-# A refusal is based on a count that is younger, so that a producer goes on soon after its queue has room.
+# A refusal needs a more recent count, so that a producer continues soon after its queue has room.
 REFUSAL_TTL_S: Final = 0.1
 # A count of a long backlog is repeated so seldom that it takes at most a twentieth of a connection's time.
 COUNT_TTL_PER_COST: Final = 20.0
@@ -36,17 +36,17 @@ PROBE: Final = 16
 
 
 class RunningQuotas:
-    """Claims what the queue chose; projects with a quota get no more than it leaves room for."""
+    """Claims the queue's choices, within the quotas of their projects."""
 
     def __init__(self, table: LeaseTable, ready: FairQueue) -> None:
         self._table = table
         self._ready = ready
 
     async def claim(self, choices: Sequence[Choice]) -> list[Grant]:
-        """Claims choices; what a quota refused goes back into the queue.
+        """Claims choices; items refused by a quota return to the queue.
 
         Raises:
-            DatabaseUnavailable: If it is unknown what was claimed.
+            DatabaseUnavailable: If the outcome is unknown.
         """
         free: list[Choice] = []
         limited: dict[int, list[Choice]] = {}
@@ -97,7 +97,7 @@ class _Known:
 
 
 class QueueQuotas:
-    """Refuses what would make too many rollouts wait."""
+    """Limits the number of waiting rollouts."""
 
     def __init__(self, table: QueueStatsTable, *, clock: Clock | None = None) -> None:
         self._table = table
@@ -108,13 +108,13 @@ class QueueQuotas:
         """Admits new rollouts, each named by its project, all or none.
 
         Raises:
-            QuotaExceeded: If one of the projects may not have so many waiting.
+            QuotaExceeded: If the quota of waiting rollouts of a project is exceeded.
             DatabaseUnavailable: If they cannot be counted.
         """
         wanted = Counter(projects)
         for project_id, count in wanted.items():
             await self._count_if_needed(self._known.setdefault(project_id, _Known()), project_id, count)
-        # Nothing is awaited from here on: what is checked is what is taken.
+        # No await from here on: check and update are atomic.
         for project_id, count in wanted.items():
             self._check(self._known[project_id], count)
         for project_id, count in wanted.items():

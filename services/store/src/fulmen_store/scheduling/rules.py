@@ -13,14 +13,14 @@ DEFAULT_WEIGHT: Final = 100.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueRules:
-    """What a project can switch; docs/queue-rules.md says what each rule does.
+    """Rules that a project can switch; described in docs/queue-rules.md.
 
     Attributes:
         ageing_interval_s: A waiting rollout counts as one priority higher for each such interval; 0 is off.
         match_labels: Whether a rollout goes only to runners that have its labels.
         affinity: Whether, among waiting runners, one that ran the same group or agent last goes first.
         longest_first: Whether the members of a group that are predicted to take longest go first.
-        hedging: Whether rollouts that ask for it are hedged.
+        hedging: Whether rollouts that request it are hedged.
         weighted_share: Whether the project's weight counts; otherwise it counts as 100.
     """
 
@@ -41,8 +41,8 @@ class QueueTerms:
 
     Attributes:
         weight: Its share.
-        max_running: Number of of its rollouts may run at once; None means any number.
-        max_queued: Number of of them may wait at once; None means any number.
+        max_running: Maximum number of running rollouts; None: unlimited.
+        max_queued: Maximum number of waiting rollouts; None: unlimited.
         rules: How its rollouts are handed out.
     """
 

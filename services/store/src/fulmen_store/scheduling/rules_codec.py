@@ -16,7 +16,7 @@ def decode_rules(stored: bytes | None) -> QueueRules:
 
 
 def rules_of(message: pb.QueueRules) -> QueueRules:
-    """Decodes rules; what is unset has its default."""
+    """Decodes rules; unset fields have their defaults."""
     given = {name: getattr(message, name) for name in _SWITCHES if message.HasField(name)}
     interval = message.ageing_interval
     if message.HasField("ageing_interval"):

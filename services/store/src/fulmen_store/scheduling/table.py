@@ -25,7 +25,7 @@ __all__ = [
     "terms_of",
 ]
 
-# A project may have very many task types: of the newest so many, the most frequent are shown.
+# A project may have very many task types: the most frequent of the newest are shown.
 TASK_TYPES_CONSIDERED: Final = 1000
 TASK_TYPES_SHOWN: Final = 100
 
@@ -44,7 +44,7 @@ class QueueStatsTable:
         return QueueCount(max_queued=row["max_queued"], queued=row["queued"])
 
     async def stats(self, project_id: int, run_id: int | None) -> QueueStats:
-        """Returns the number of live rollouts of a project or a training run; looks at each of them."""
+        """Counts the live rollouts of a project or a training run; reads each of them."""
         terms = await self._database.fetch_row("queue_terms", project_id)
         assert terms is not None
         rows = await self._database.fetch("count_by_priority", project_id, run_id)
@@ -73,7 +73,7 @@ class DemandTable:
         self._database = database
 
     async def work(self) -> list[WaitingWork]:
-        """Counts all live rollouts; looks at each of them."""
+        """Counts all live rollouts; reads each of them."""
         return [
             WaitingWork(
                 project=row["project"],
@@ -100,7 +100,7 @@ class DurationTable:
         await self._database.fetch("add_durations", *columns(rows, 3))
 
     async def read(self, task_types: Sequence[int]) -> Mapping[int, DurationSketch]:
-        """Returns what is known of task types."""
+        """Returns the sketches of task types."""
         found: dict[int, DurationSketch] = {}
         for row in await self._database.fetch("read_durations", task_types):
             found.setdefault(row["task_type"], DurationSketch()).add(row["bucket"], row["count"])
@@ -165,7 +165,7 @@ class QueueStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueCount:
-    """A project's limit of waiting rollouts, None for none, and how many wait; 0 if there is no limit."""
+    """A project's quota of waiting rollouts (None: unlimited) and their number (0 without a quota)."""
 
     max_queued: int | None
     queued: int

@@ -48,7 +48,7 @@ class BlobStorage(Protocol):
 
 
 class Blobs:
-    """Puts content away and gets it back; at most so many calls of each kind at once."""
+    """Stores and reads content, with a limit on concurrent calls of each kind."""
 
     def __init__(self, storage: BlobStorage) -> None:
         self._storage = storage
@@ -75,7 +75,7 @@ class Blobs:
         """Returns content.
 
         Raises:
-            BlobMissing: If it is gone, or is not what was stored.
+            BlobMissing: If it is missing or damaged.
             BlobStorageUnavailable: If the storage failed or took too long.
         """
         async with self._reading:
@@ -118,7 +118,7 @@ class FolderStorage:
     """A folder of this machine, or one that all replicas mount. Content is synced to the disk before it is named."""
 
     def __init__(self, root: Path) -> None:
-        """Takes the folder; it is made when first written to."""
+        """Wires the storage; the folder is created by the first write."""
         self._root = root
 
     async def write(self, key: str, content: bytes) -> None:

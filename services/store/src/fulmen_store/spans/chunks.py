@@ -68,7 +68,7 @@ class NewChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LooseSpans:
-    """Spans of one attempt that came by themselves, to be packed with whatever else of the attempt comes now.
+    """Spans of one attempt outside of a chunk, to be packed with others of the attempt that arrive now.
 
     Attributes:
         raw: A serialised `SpanBatch`, not compressed; two of them joined are one.
@@ -102,7 +102,7 @@ def _groups(spans: Sequence[LooseSpans]) -> Iterator[list[int]]:
 
 
 def chunk_problem(*, span_count: int, codec: int, payload_size: int) -> str:
-    """Returns what is wrong with a chunk, for a person; empty if nothing is."""
+    """Returns what is wrong with a chunk; empty if it is valid."""
     if not 1 <= span_count <= MAX_SPANS:
         return f"span_count is {span_count}, allowed are 1 to {MAX_SPANS}"
     if codec not in CODECS:

@@ -29,10 +29,10 @@ class ObjectStorage:
 
     @classmethod
     def open(cls, url: str) -> ObjectStorage:
-        """Opens a bucket; nothing is sent yet.
+        """Opens a bucket without sending a request.
 
         Raises:
-            StartupError: If the URL or what the environment says is not usable.
+            StartupError: If the URL or the environment is invalid.
         """
         try:
             return cls(from_url(url))

@@ -1,4 +1,4 @@
-"""Which spans a reader wants: every condition that is given must hold."""
+"""The filter of spans: all given conditions must hold."""
 
 from __future__ import annotations
 

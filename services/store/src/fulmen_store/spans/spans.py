@@ -1,7 +1,7 @@
-"""Spans: taken in as bytes, committed in groups, handed out as they came.
+"""Spans: accepted as bytes, committed in groups, returned unchanged.
 
 Invariant: a chunk is stored once however often it is sent; spans of an ended attempt are kept and change no state.
-What is inside a payload is never looked at here.
+Payloads are opaque here.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Spans:
 
         Raises:
             DatabaseUnavailable: If the outcome is unknown; the same chunks may be sent again.
-            BlobStorageUnavailable: If a large payload could not be put away; likewise.
+            BlobStorageUnavailable: If a large payload could not be stored; likewise.
         """
         start_ns = time.time_ns()
         if self._blobs is not None:
@@ -78,12 +78,12 @@ class Spans:
     async def append_loose(self, spans: Sequence[LooseSpans]) -> list[bool]:
         """Packs and stores spans; those of one attempt that arrive together share chunks.
 
-        Spans that come alone make the same chunk when they come again. Otherwise a repeat is stored, and its spans are
+        Spans that arrive alone form the same chunk when they are repeated. Otherwise a repeat is stored, and its spans are
         dropped when they are read.
 
         Raises:
             DatabaseUnavailable: If the outcome is unknown; the same spans may be sent again.
-            BlobStorageUnavailable: If a large payload could not be put away; likewise.
+            BlobStorageUnavailable: If a large payload could not be stored; likewise.
         """
         return await self.packer.submit(spans, size_bytes=sum(len(part.raw) + 64 for part in spans))
 

@@ -67,7 +67,7 @@ class SpanTable:
         """Yields chunks with their payloads, in the order given, a few MiB at a time.
 
         Raises:
-            BlobMissing: If a payload that was put away cannot be found any more.
+            BlobMissing: If a stored payload is missing.
             BlobStorageUnavailable: If it cannot be read now.
         """
         for part in _by_size(heads):

@@ -1,4 +1,4 @@
-"""Who may see what: the project and the attempt that a token is bound to."""
+"""Access checks: the project and the attempt that a token is bound to."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def require_project(name: str) -> str:
     """Returns the project to work in; unset means the token's own, or the default one with a token for all.
 
     Raises:
-        PermissionDenied: If the caller is bound to another project. The token alone says so: whether there is such a
-            project is not looked at.
+        PermissionDenied: If the caller is bound to another project. The token alone decides: whether the
+            project exists is not checked.
     """
     caller = current_caller()
     project = name or caller.own_project
@@ -38,7 +38,7 @@ def require_project(name: str) -> str:
 
 
 def require_all_projects() -> None:
-    """Checks that the caller reaches every project, for what concerns the whole deployment.
+    """Checks that the caller may access all projects.
 
     Raises:
         PermissionDenied: If its token is bound to one.
@@ -54,7 +54,7 @@ def project_limit() -> str | None:
 
 
 def is_own_attempt(rollout_id: UUID, number: int | None = None) -> bool:
-    """Returns whether an attempt key reaches a rollout (or one attempt of it); true forevery other role."""
+    """Returns whether an attempt key reaches a rollout (or one attempt of it); true for every other role."""
     caller = current_caller()
     if caller.role is not Role.ATTEMPT:
         return True

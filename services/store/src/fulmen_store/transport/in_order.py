@@ -1,4 +1,4 @@
-"""Streams on which every request is answered by one response, in order."""
+"""Streams with one response per request, in order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def answered_in_order(
     Args:
         requests: Client's stream; it is read no further while `in_flight` answers are outstanding.
         answer: Makes one answer.
-        in_flight: Number of requests are worked on at once.
+        in_flight: Maximum number of concurrent requests.
 
     Raises:
         FulmenError: What the first failed request, or the client's stream, raised; later requests are abandoned.

@@ -72,9 +72,9 @@ MAX_MODEL = 64
 
 
 def packed_load(load: lease_pb2.RunnerLoad) -> bytes:
-    """Encodes what is kept of a runner's load; what is out of range is brought into it.
+    """Encodes a runner's load; values out of range are clamped.
 
-    A load is a measurement: a bad one is no reason to refuse the renewal that it came with.
+    An invalid measurement is no reason to refuse the renewal.
     """
     kept = lease_pb2.RunnerLoad(
         cpu_ratio=_ratio(load.cpu_ratio),

@@ -51,7 +51,7 @@ MAX_PROJECTS = 1000
 MAX_WAIT_S = 60.0
 ACKS_IN_FLIGHT = 64
 MESSAGE_BYTES = 3 * 1024 * 1024
-# What an assignment holds beside its request: names, key and limits.
+# Size of an assignment without its request: names, key and limits.
 ASSIGNMENT_BYTES = 1024
 FIRST_MESSAGE_LIMIT_S = 30.0
 
@@ -118,7 +118,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
     async def AcquireLeases(
         self, request: pb.AcquireLeasesRequest, context: grpc.aio.ServicerContext
     ) -> pb.AcquireLeasesResponse:
-        """Takes leases, waiting for the first."""
+        """Acquires leases, waiting for the first."""
         self._require_service()
         wait_s = request.wait.seconds + request.wait.nanos / 1e9
         require_range("max_count", request.max_count, 1, MAX_REPORTS)
@@ -324,7 +324,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         ]
 
     async def _foreign(self, session_ids: Collection[UUID]) -> frozenset[UUID]:
-        """Returns the sessions on whose leases the caller's token has no say."""
+        """Returns the sessions whose leases the caller's token may not touch."""
         limit = project_limit()
         return frozenset() if limit is None else await self._sessions.foreign(session_ids, project=limit)
 

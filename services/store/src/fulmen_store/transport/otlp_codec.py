@@ -99,7 +99,7 @@ def loose_spans(body: bytes, *, own: AttemptName | None, project_id: int | None)
 
     Args:
         body: A serialised `ExportTraceServiceRequest`.
-        own: Attempt that every span belongs to; None: as the spans' or resources' attributes say.
+        own: Attempt of every span; None to read it from the attributes of spans or resources.
         project_id: Only project that the writer may write to; None if it may write to all.
 
     Returns:
@@ -160,7 +160,7 @@ def export_from_json(body: bytes) -> bytes:
         message = trace_service_pb2.ExportTraceServiceRequest()
         json_format.ParseDict(document, message, ignore_unknown_fields=True)
     except (ValueError, TypeError, AttributeError, RecursionError, binascii.Error, json_format.ParseError):
-        # What the parsers say quotes the body, which may hold anything.
+        # The parsers' messages quote the body, which may contain secrets.
         raise ArgumentInvalid("The body is not an ExportTraceServiceRequest in the JSON form of OTLP.") from None
     serialised: bytes = message.SerializeToString()
     return serialised

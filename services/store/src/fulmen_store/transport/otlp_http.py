@@ -32,7 +32,7 @@ PROTOBUF: Final = b"application/x-protobuf"
 JSON: Final = b"application/json"
 BODY_LIMIT_S: Final = 30.0
 DEFAULT_RETRY_AFTER_S: Final = 1.0
-# Unpacking what is larger would keep others waiting for longer than the thread costs.
+# Unpacking larger bodies would block others for longer than a thread costs.
 INLINE_GUNZIP_BYTES: Final = 32 * 1024
 
 _METHODS: Final = {TRACES: "POST", HEALTH: "GET"}
@@ -52,7 +52,7 @@ _log = structlog.get_logger()
 
 
 class _Refused(Exception):
-    """A refusal that only HTTP knows: a path, a method, an encoding."""
+    """An error specific to HTTP: a path, a method, an encoding."""
 
     def __init__(self, status: int, message: str, *extra: Header) -> None:
         super().__init__(message)
@@ -71,12 +71,12 @@ class OtlpHttpApp:
         max_body_bytes: int,
         database: Database,
     ) -> None:
-        """Takes what stores exports, and what knows callers.
+        """Wires the application.
 
         Args:
             ingest: Stores exports.
             authenticator: That of the gRPC server.
-            max_body_bytes: Of a body, as it comes and unpacked.
+            max_body_bytes: Maximum size of a body, compressed and uncompressed, bytes.
             database: The database, whose state /healthz reports.
         """
         self._ingest = ingest
@@ -163,7 +163,7 @@ def _unpacked(body: bytes, limit_bytes: int) -> bytes:
     """Unpacks gzip, never more than the limit.
 
     Raises:
-        MessageTooLarge: If there is more in it.
+        MessageTooLarge: If the content is larger.
         ArgumentInvalid: If it is no gzip, or breaks off.
     """
     parts: list[bytes] = []

@@ -1,4 +1,4 @@
-"""What OTLP/gRPC and OTLP/HTTP have in common: an export goes in, and what became of its spans comes out."""
+"""Ingest of OTLP exports, shared by OTLP/gRPC and OTLP/HTTP."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fulmen_store.transport.otlp_codec import export_from_json, loose_spans
 
 __all__ = ["OtlpIngest"]
 
-# Taking apart what is larger would keep others waiting for longer than the thread costs.
+# Decoding larger exports would block others for longer than a thread costs.
 INLINE_DECODE_BYTES: Final = 1024 * 1024
 INLINE_JSON_BYTES: Final = 16 * 1024
 MAX_BYTES_IN_FLIGHT: Final = 128 * 1024 * 1024

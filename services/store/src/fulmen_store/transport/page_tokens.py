@@ -1,4 +1,4 @@
-"""Opaque page tokens: the last key of a page, bound to what was listed."""
+"""Opaque page tokens: the last key of a page, bound to the request."""
 
 from __future__ import annotations
 

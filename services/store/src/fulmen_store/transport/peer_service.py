@@ -1,4 +1,4 @@
-"""`PeerService` over gRPC: what other replicas of this store say."""
+"""`PeerService` over gRPC: notifications of other replicas."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ MAX_PROJECTS = 10_000
 
 
 class PeerService(peer_service_pb2_grpc.PeerServiceServicer):
-    """Hears the news of other replicas."""
+    """Receives the notifications of other replicas."""
 
     def __init__(self, receiver: NotificationReceiver) -> None:
         self._receiver = receiver
 
     async def Notify(self, request: pb.NotifyRequest, context: grpc.aio.ServicerContext) -> pb.NotifyResponse:
-        """Acts on news."""
+        """Handles a notification."""
         require_all_projects()
         for field in ("ready_projects", "finished_projects", "resource_projects"):
             _check_length(field, getattr(request, field), MAX_PROJECTS)

@@ -1,4 +1,4 @@
-"""`ProjectService` over gRPC: tenants and the tokens that reach them."""
+"""`ProjectService` over gRPC: projects and their tokens."""
 
 from __future__ import annotations
 

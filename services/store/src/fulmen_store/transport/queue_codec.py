@@ -91,7 +91,7 @@ DEFAULTS: Final = DemandQuery()
 
 
 def demand_project(name: str, caller: Caller) -> str | None:
-    """Returns the project to count, None for all; unset means what the caller's token is bound to.
+    """Returns the project to count, None for all; by default that of the caller's token.
 
     Raises:
         PermissionDenied: If the caller is bound to another project.
@@ -113,7 +113,7 @@ def checked_query(
     min_runners: int = DEFAULTS.min_runners,
     max_runners: int = DEFAULTS.max_runners,
 ) -> DemandQuery:
-    """Creates a question of what was given, None for what was not; `names` are those of the three numbers in errors.
+    """Builds a query from optional values; `names` are the names of the three numbers in errors.
 
     Raises:
         ArgumentInvalid: If something is out of its range.
@@ -162,7 +162,7 @@ def demand_query(request: registry_pb.GetFleetDemandRequest) -> DemandQuery:
 
 
 def demand_message(demand: Demand, age_s: float) -> registry_pb.GetFleetDemandResponse:
-    """Encodes the answer; `age_s` is how old its figures are, in seconds."""
+    """Encodes the demand; `age_s` is the age of its counts, seconds."""
     message = registry_pb.GetFleetDemandResponse(
         desired_runner_count=demand.runners,
         desired_slot_count=demand.slots,

@@ -1,4 +1,4 @@
-"""`RunnerRegistryService` over gRPC: who runs, from the sessions of the lease service."""
+"""`RunnerRegistryService` over gRPC: live runners, from the sessions of the lease service."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class RunnerRegistryService(runner_registry_service_pb2_grpc.RunnerRegistryServi
     async def GetFleetDemand(
         self, request: pb.GetFleetDemandRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetFleetDemandResponse:
-        """Tells how many runners the work wants."""
+        """Returns the number of runners for the work."""
         return demand_message(*await self._demand.demand(demand_query(request)))
 
 

@@ -68,7 +68,7 @@ def finished_rollout(view: RolloutView, attempts: Sequence[AttemptView]) -> roll
         )
         _set(running.start_time, live.started_at)
     if view.running and attempts:
-        # A hedged attempt may have ended before the one beside which it was started.
+        # A second attempt may have ended before the first.
         message.attempts.sort(key=lambda each: parse_attempt_name(each.name).number)
     return message
 

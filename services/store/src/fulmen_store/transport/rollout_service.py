@@ -157,7 +157,7 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
             async for found in self._feed.await_run(project_id, find, stopping=self._stopping.is_set):
                 selection = replace(selection, run_id=found)
                 if found == NO_RUN:
-                    # A keep-alive; who goes on from it begins at the beginning.
+                    # A keep-alive without a cursor.
                     yield pb.WatchRolloutsResponse()
         async for page in self._feed.follow(selection, cursor, stopping=self._stopping.is_set):
             async for message in feed_messages(page, selection, self._table):

@@ -1,7 +1,7 @@
-"""KEDA's external scaler: tells KEDA how many slots the work wants, and how many one runner has.
+"""KEDA's external scaler: the wanted number of slots, and the slots per runner.
 
-KEDA knows no authorization header of ours: the token is part of the trigger's metadata. It is checked as every other
-token, before anything else is looked at, and never logged or repeated.
+KEDA sends no authorization header: the token is part of the trigger's metadata. It is checked like every other token,
+before anything else, and never logged or returned.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TOKEN: Final = "token"  # noqa: S105  # the name of a key, no secret
 OWN_KEYS: Final = frozenset(
     {TOKEN, "project", "labels", "targetDrainSeconds", "slotsPerRunner", "defaultDurationSeconds"}
 )
-# KEDA passes on the whole metadata of the trigger, with what it reads itself.
+# KEDA passes on the complete metadata of the trigger, including its own keys.
 KEDA_KEYS: Final = frozenset(
     {"scalerAddress", "tlsCertFile", "caCert", "tlsClientCert", "tlsClientKey", "enableTLS", "unsafeSsl"}
 )
@@ -52,7 +52,7 @@ class ScalerService(externalscaler_pb2_grpc.ExternalScalerServicer):
     """Serves the external scaler."""
 
     def __init__(self, *, demand: FleetDemand, identify: Identify, stopping: asyncio.Event) -> None:
-        """Takes the figures; who tells the caller of an rpc from an authorization and an address; and when streams are to end."""
+        """Wires the servicer; `identify` authenticates a caller by rpc, authorization and address."""
         self._demand = demand
         self._identify = identify
         self._stopping = stopping
@@ -66,11 +66,11 @@ class ScalerService(externalscaler_pb2_grpc.ExternalScalerServicer):
     async def StreamIsActive(
         self, request: pb.ScaledObjectRef, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.IsActiveResponse]:
-        """Tells at once, at every change and periodically, whether any runner is wanted."""
+        """Streams whether any runner is wanted: immediately, at every change and periodically."""
         told: bool | None = None
         told_at = -math.inf
         while not self._stopping.is_set():
-            # Each time anew: a token may be revoked or run out meanwhile.
+            # Checked every time: a token may be revoked or expire.
             query = self._query("StreamIsActive", request, context)
             demand, _ = await self._demand.demand(query)
             is_active, now = demand.slots > 0, time.monotonic()
@@ -83,7 +83,7 @@ class ScalerService(externalscaler_pb2_grpc.ExternalScalerServicer):
     async def GetMetricSpec(
         self, request: pb.ScaledObjectRef, context: grpc.aio.ServicerContext
     ) -> pb.GetMetricSpecResponse:
-        """Names the metric: the slots that are wanted, of which one runner has so many."""
+        """Returns the metric: wanted slots, with the slots per runner as the target."""
         slots = self._query("GetMetricSpec", request, context).slots_per_runner
         spec = pb.MetricSpec(metricName=METRIC, targetSize=slots, targetSizeFloat=slots)
         return pb.GetMetricSpecResponse(metricSpecs=[spec])
@@ -100,7 +100,7 @@ class ScalerService(externalscaler_pb2_grpc.ExternalScalerServicer):
         return pb.GetMetricsResponse(metricValues=[value])
 
     def _query(self, rpc: str, request: pb.ScaledObjectRef, context: grpc.aio.ServicerContext) -> DemandQuery:
-        """Checks who asks, then what for.
+        """Authenticates the caller, then decodes the query.
 
         Raises:
             TokenInvalid: There is no good token.

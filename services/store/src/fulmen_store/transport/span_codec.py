@@ -42,7 +42,7 @@ _NS: Final = 1_000_000_000
 
 
 class ChunkUnreadable(Exception):
-    """A chunk's payload is not what its codec says; only a broken writer makes one."""
+    """A chunk's payload does not match its codec, which only a broken writer causes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,13 +59,13 @@ class ListedSpan:
 
 
 class Listing:
-    """The first spans of one rollout after a place, in order of start time, each once.
+    """The first spans of one rollout after a position, by start time, without duplicates.
 
     Holds `limit` spans of about `max_bytes` at most, one span at least, and the ids of the others, however many chunks
     go through it.
 
     Attributes:
-        duplicates: Number of spans came again.
+        duplicates: Number of repeated spans.
         is_cut: Whether spans were left out because of their size.
     """
 
@@ -81,7 +81,7 @@ class Listing:
         self.is_cut = False
 
     def add(self, chunk: Chunk) -> None:
-        """Takes the spans of a chunk; chunks come in order of their ids.
+        """Adds the spans of a chunk; chunks must be added in order of their ids.
 
         Raises:
             ChunkUnreadable: If it cannot be unpacked.
@@ -108,7 +108,7 @@ class Listing:
             self.is_cut = True
 
     def spans(self) -> list[ListedSpan]:
-        """Returns what was found, in order."""
+        """Returns the spans of the page, in order."""
         return sorted(self._heap, key=lambda listed: listed.key)
 
 
@@ -166,7 +166,7 @@ def model_call_problem(chunk: Chunk) -> str:
 
 
 def read_filter(message: span_service_pb2.SpanFilter) -> SpanFilter | None:
-    """Decodes a filter; None if it asks foreverything.
+    """Decodes a filter; None if it selects everything.
 
     Raises:
         ArgumentInvalid: If it has too many conditions, or times out of range.
@@ -207,7 +207,7 @@ def filtered_chunk(
     """Packs the spans of a chunk that match again; those in `seen` are left out, the others added to it.
 
     Returns:
-        The chunk, None if nothing is left, and how many spans were left out as duplicates.
+        The chunk, None if nothing is left, and the number of duplicates that were dropped.
 
     Raises:
         ChunkUnreadable: If it cannot be unpacked.

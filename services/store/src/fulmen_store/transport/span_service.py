@@ -107,7 +107,7 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
     async def StreamSpans(
         self, request: pb.StreamSpansRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.StreamSpansResponse]:
-        """Streams the chunks of many rollouts as they were written, or what a filter leaves of them."""
+        """Streams the chunks of many rollouts as they were written, or filtered."""
         wanted = read_filter(request.filter)
         message, size_bytes = pb.StreamSpansResponse(), 0
         async for parents, project_id in self._streamed_parents(request):
@@ -124,7 +124,7 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
     async def _streamed_parents(
         self, request: pb.StreamSpansRequest
     ) -> AsyncIterator[tuple[list[tuple[UUID, int]], int | None]]:
-        """Yields what is to be streamed in small portions, and the only project that it may be of."""
+        """Yields parents in small batches, each with the only project that they may belong to."""
         if not request.training_run:
             require_count(request.parents, field="parents", most=MAX_PARENTS)
             parents = [_parent(name) for name in request.parents]
@@ -172,7 +172,7 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
         self._metrics.spans_repeated(listing.duplicates)
 
     def _skip(self, chunk: Chunk) -> None:
-        """Records a chunk that a service wrote and nobody can read: it is stored unseen."""
+        """Records a chunk that cannot be decoded; chunks of services are stored unread."""
         self._metrics.chunk_unreadable()
         _log.warning(
             "chunk_unreadable", attempt=attempt_name(chunk.rollout_id, chunk.attempt), chunk_id=str(chunk.chunk_id)

@@ -1,4 +1,4 @@
-"""`UsageService` over gRPC: what model calls used, and the limits that the proxy's processes share."""
+"""`UsageService` over gRPC: usage of model calls, and the rate limits that proxies share."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class UsageService(usage_service_pb2_grpc.UsageServiceServicer):
         self._rollouts = rollouts
 
     async def SyncUsage(self, request: pb.SyncUsageRequest, context: grpc.aio.ServicerContext) -> pb.SyncUsageResponse:
-        """Takes what a proxy process counted, and answers with what the others count."""
+        """Stores the counts of a proxy process, and returns those of the others."""
         windows = [each for each in request.windows if current_caller().may_access(each.project)]
         told = _exchange(request, windows)
         rejected = await self._sync.sync(told, may_access=current_caller().may_access)
@@ -163,7 +163,7 @@ def _window(window: Window) -> pb.LimitWindow:
 def _group(group: UsageGroup, grouping: Grouping) -> pb.UsageGroup:
     name = group.name
     if grouping is Grouping.ATTEMPT:
-        # Its number is padded, so that attempts are in order.
+        # The attempt number is padded, so that names sort in order.
         rollout, _, number = name.rpartition("/")
         name = f"{rollout}/{int(number)}"
     requests, failures, prompt, cached, completion, cost = group.counts

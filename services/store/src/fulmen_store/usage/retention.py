@@ -1,4 +1,4 @@
-"""Background role: removes usage that its project no longer keeps, and processes that are long gone."""
+"""Background role: removes expired usage, and proxy processes not seen for a day."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAUSE_S: Final = 0.05
 
 
 class UsageRetention:
-    """Forgets what is past its time, once an hour."""
+    """Removes expired usage, once an hour."""
 
     def __init__(self, *, table: UsageTable) -> None:
         self._table = table
@@ -36,7 +36,7 @@ class UsageRetention:
             await asyncio.sleep(INTERVAL_S)
 
     async def run_once(self) -> None:
-        """Forgets everything that is past its time now.
+        """Removes everything that has expired.
 
         Raises:
             DatabaseUnavailable: If the database is away.

@@ -38,7 +38,7 @@ _INSTANCE: Final = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 
 class UsageSync:
-    """Takes what processes tell."""
+    """Stores what proxy processes report."""
 
     def __init__(self, *, table: UsageTable, rollouts: RolloutTable) -> None:
         """Wires the use case; `rollouts` knows the numbers of projects."""
@@ -64,7 +64,7 @@ class UsageSync:
         if rows:
             await self._table.add(exchange.instance_id, exchange.sequence, rows)
         if exchange.window_count:
-            # What it said before loses its weight by itself.
+            # Its previous windows expire on their own.
             await self._table.keep_windows(exchange)
         return len(exchange.entries) - len(rows)
 

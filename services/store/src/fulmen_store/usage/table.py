@@ -33,7 +33,7 @@ class UsageTable:
         return True
 
     async def keep_windows(self, exchange: Exchange) -> None:
-        """Replaces what an instance said of its limits."""
+        """Replaces the windows of a process."""
         values = (exchange.instance_id, exchange.scope, exchange.slot, exchange.windows)
         await self._database.fetch("keep_windows", *values)
 
@@ -44,7 +44,7 @@ class UsageTable:
         return row["store_time"]
 
     async def other_windows(self, instance_id: str, *, project: str | None) -> list[OtherWindows]:
-        """Returns what other instances said within a minute; of one project and of all if one is given."""
+        """Returns the windows that other processes reported within a minute, optionally of one project."""
         rows = await self._database.fetch("other_windows", instance_id, project)
         return [
             OtherWindows(slot=row["slot"], is_live=row["is_live"], windows=_windows(row["windows"])) for row in rows
@@ -53,7 +53,7 @@ class UsageTable:
     async def attempt_tokens(
         self, attempts: Sequence[tuple[UUID, int]], *, project: str | None
     ) -> list[tuple[UUID, int, int]]:
-        """Returns what attempts, of one project if one is given, have used: rollout, number and tokens."""
+        """Returns the tokens used by attempts, optionally of one project: rollout, number and tokens."""
         rows = await self._database.fetch("attempt_tokens", *columns(attempts, 2), project) if attempts else []
         return [(row["rollout_id"], row["attempt"], row["token_count"]) for row in rows]
 
@@ -81,7 +81,7 @@ class UsageTable:
         return len(minutes) + len(attempts)
 
     async def forget_instances(self) -> None:
-        """Removes processes that were not heard of for a day."""
+        """Removes processes not seen for a day."""
         await self._database.fetch("forget_usage_instances")
         await self._database.fetch("forget_windows")
 

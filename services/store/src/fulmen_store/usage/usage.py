@@ -1,7 +1,7 @@
-"""What model calls used, and the limits that the proxy's processes hold together.
+"""Usage of model calls, and the rate limits that proxy processes share.
 
-Invariants: usage counts exactly once, by the sequence of the process that tells it; windows are states that replace one
-another, so that a lost or doubled exchange leaves nothing behind.
+Invariants: usage counts exactly once, by the sequence of the reporting process; windows replace one another, so that a lost
+or repeated request leaves no trace.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ StoredUsage = tuple[int, UUID | None, int | None, str, str, int, int, int, int, 
 
 
 class Grouping(IntEnum):
-    """By what usage is summed up."""
+    """The grouping of usage."""
 
     NONE = 0
     MODEL = 1
@@ -55,7 +55,7 @@ class Grouping(IntEnum):
 
     @property
     def is_by_attempt(self) -> bool:
-        """Whether only the calls of attempts have what it groups by."""
+        """Whether it applies to calls of attempts only."""
         return self >= Grouping.TRAINING_RUN
 
 
@@ -73,7 +73,7 @@ class UsageEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """What a process tells.
+    """A report of a proxy process.
 
     Attributes:
         scope: Project of its token, or `projects/*`.
@@ -106,7 +106,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherWindows:
-    """What another process said last; `is_live` if that was within the last seconds."""
+    """The latest windows of another process; `is_live` if they are a few seconds old at most."""
 
     slot: int
     is_live: bool
@@ -132,12 +132,12 @@ class Selection:
 
     @property
     def is_by_attempt(self) -> bool:
-        """Whether it is about attempts; the calls of nobody in particular are then left out."""
+        """Whether it selects attempts; calls without an attempt are then left out."""
         return self.grouping.is_by_attempt or self.run_id is not None or self.rollout_id is not None
 
     @property
     def rollouts(self) -> tuple[UUID, UUID]:
-        """The first and the last rollout that it may be about: ids are in order of creation (UUID version 7)."""
+        """The first and the last rollout in the selection: ids are ordered by creation (UUID version 7)."""
         first = 0 if self.start is None else _unix_ms(self.start) << UUID_TIME_SHIFT
         last = (1 << 128 if self.end is None else max(1, _unix_ms(self.end) << UUID_TIME_SHIFT)) - 1
         if self.rollout_id is not None:
@@ -163,10 +163,10 @@ def slot_of(moment: datetime.datetime) -> int:
 
 
 def merged(others: Iterable[OtherWindows], *, slot: int, wanted: Callable[[LimitKey], bool]) -> list[Window]:
-    """Sums up what other processes said, as of a slot.
+    """Sums up the windows of other processes, as of a slot.
 
     Args:
-        others: What each said last.
+        others: Latest windows of each process.
         slot: Present one.
         wanted: Tells which limits are asked for.
     """
