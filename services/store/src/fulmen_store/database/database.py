@@ -195,7 +195,7 @@ async def connect(dsn: str, *, connections: int, start_limit_s: float) -> Databa
 
     Args:
         dsn: Connection URL.
-        connections: Number of connections are kept.
+        connections: Maximum number of connections.
         start_limit_s: How long to wait for the database, seconds.
 
     Raises:

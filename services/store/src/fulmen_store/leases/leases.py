@@ -68,7 +68,7 @@ class QuotaClaim:
     """What a claim within a quota did.
 
     Attributes:
-        tried: Number of of the choices, the first ones, the quota left room for.
+        tried: Number of choices, from the first on, within the quota.
         grants: Those of them that were given.
         room: Number of more may run.
     """

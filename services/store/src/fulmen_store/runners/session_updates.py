@@ -25,8 +25,8 @@ class SessionUpdate:
     Attributes:
         active: Whether the runner was active, which extends the session.
         load: Reported load, opaque here; None keeps the previous one.
-        ended: Number of of its attempts ended since the last time.
-        failed: Number of of these failed.
+        ended: Number of its attempts that ended since the last update.
+        failed: Number of those that failed.
     """
 
     session_id: UUID

@@ -56,8 +56,8 @@ class RunnerView:
         running: Number of attempts it runs.
         attempts: First of them, as (rollout, epoch).
         load: Load that it last reported, opaque here; None if it never did.
-        ended: Number of of its attempts have ended.
-        failed: Number of of these failed.
+        ended: Number of its ended attempts.
+        failed: Number of those that failed.
     """
 
     session_id: UUID

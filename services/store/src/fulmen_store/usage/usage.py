@@ -78,7 +78,7 @@ class Exchange:
     Attributes:
         scope: Project of its token, or `projects/*`.
         windows: Its limits, serialized as they are stored.
-        window_count: Number of these are.
+        window_count: Number of windows.
         slot: Their newest, in slots since 1970.
         attempts: Those among its limits.
     """
