@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from fulmen_cli.exits import Exit
 from fulmen_cli.main import app
 from fulmen_service_kit.tokens import Role
-from tests.integration.store.test_spans import append
 from tests.support.store.running import Runner, StoreHandle, Stubs, create
+from tests.support.store.spans import append
 from tests.unit.sdk.trajectory_cases import FIRST_SPAN, PlainSpan, chunk_of, plain, records_of, span_id
 
 RUN = "trainingRuns/exported"

@@ -21,8 +21,8 @@ from fulmen.store.v1 import lease_service_pb2, resource_service_pb2
 from fulmen_cli.exits import Exit
 from fulmen_cli.main import app
 from fulmen_service_kit.tokens import Role
-from tests.integration.store.test_spans import append
 from tests.support.store.running import Runner, StoreHandle, Stubs, create, results_of
+from tests.support.store.spans import append
 from tests.unit.sdk.trajectory_cases import chunk_of, plain, records_of
 
 RUN = "trainingRuns/stored"

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from fulmen.ids import uuid7
 from fulmen.store.v1 import span_pb2
 from fulmen_cli.exits import Exit
 from fulmen_cli.main import app
 from fulmen_service_kit.tokens import Role
-from tests.integration.store.test_spans import append, uuid7
-from tests.integration.store.test_spans_reading import packed, span
 from tests.support.store.running import StoreHandle, Stubs, create
+from tests.support.store.span_payloads import packed, span
+from tests.support.store.spans import append
 
 RUN = "trainingRuns/exported"
 

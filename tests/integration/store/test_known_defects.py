@@ -17,7 +17,6 @@ from fulmen.store.v1 import failure_pb2, lease_pb2, lease_service_pb2, rollout_p
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_store.scheduling import backlog
 from fulmen_store.settings import StoreSettings
-from tests.integration.store.test_spans import append, chunk_of, stored
 from tests.support.rollouts import moment, renewing
 from tests.support.store.running import (
     LIMIT_S,
@@ -30,6 +29,7 @@ from tests.support.store.running import (
     running_store,
     until_state,
 )
+from tests.support.store.spans import append, chunk_of, stored
 
 RUNNING = rollout_pb2.ROLLOUT_STATE_RUNNING
 SUCCEEDED = rollout_pb2.ROLLOUT_STATE_SUCCEEDED

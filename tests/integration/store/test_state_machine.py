@@ -29,15 +29,15 @@ from fulmen.ids import parse_rollout_name, runner_name
 from fulmen.store.v1 import lease_pb2, lease_service_pb2, rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_store.rollouts.transitions import FINAL_STATES, FailureKind, RolloutState
-from tests.integration.store.test_replicas import replicas
-from tests.integration.store.test_spans import append, chunk_of, stored
-from tests.support.model_world import World
 from tests.support.postgres import shared_server
 from tests.support.soak import SEED_VARIABLE, SOAK, given_seed, long_after
 from tests.support.soak import seed as soak_seed
+from tests.support.store.model_world import World
 from tests.support.store.queue_machine import QueueClients, kinds, pick, picks, replica_numbers, when
+from tests.support.store.replica_group import replicas
 from tests.support.store.rollout_model import APPLIED, DUPLICATE, LEASE_LOST, Lease
 from tests.support.store.running import StoreHandle
+from tests.support.store.spans import append, chunk_of, stored
 
 SEED = soak_seed()
 FEW_EXAMPLES, EXAMPLES, STEPS = 12, 50, 70

@@ -17,9 +17,9 @@ from fulmen.ids import parse_rollout_name, parse_runner_name, rollout_name, runn
 from fulmen.store.v1 import lease_service_pb2, rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_store.rollouts.transitions import FailureKind, RolloutState
-from tests.support.model_client import SeatClient
-from tests.support.model_world import World
 from tests.support.rollouts import moment
+from tests.support.store.model_client import StreamClient
+from tests.support.store.model_world import World
 from tests.support.store.rollout_model import Lease, Modelled
 from tests.support.store.running import LIMIT_S
 
@@ -95,7 +95,7 @@ class QueueClients(RuleBasedStateMachine):
 
     # What there is.
 
-    def streams(self) -> list[SeatClient]:
+    def streams(self) -> list[StreamClient]:
         return [stream for stream in self.world.streams if not stream.closed]
 
     def sessions(self) -> list[str]:
@@ -206,7 +206,7 @@ class QueueClients(RuleBasedStateMachine):
     @rule(replica=replica_numbers)
     @when(lambda self: len(self.streams()) < 4)
     def open_session(self, replica: int) -> None:
-        stream = SeatClient(replica, self.world.news)
+        stream = StreamClient(replica, self.world.news)
         self.world.run(stream.open(self.world.stubs[replica]))
         self.world.streams.append(stream)
 
@@ -226,7 +226,7 @@ class QueueClients(RuleBasedStateMachine):
         assert runner_name(given.lease_id) == response.runner
         self.model.leased(Lease(given.rollout.name, given.lease_id, given.epoch))
         # Its stream is given up with the answer.
-        self.world.streams.append(SeatClient.of_a_call(replica, str(parse_runner_name(response.runner))))
+        self.world.streams.append(StreamClient.of_a_call(replica, str(parse_runner_name(response.runner))))
 
     @rule(replica=replica_numbers, number=picks)
     @when(lambda self: self.sessions())
@@ -272,7 +272,7 @@ class QueueClients(RuleBasedStateMachine):
         busy = [lease for lease in held if lease in self.world.slow]
         kept = [lease for lease in held if lease not in busy][forgotten:] + busy
         past = [lease for lease in self.model.past() if lease.session == session][:2] if knows_past else []
-        stream = SeatClient(replica, self.world.news)
+        stream = StreamClient(replica, self.world.news)
         opening = stream.open(
             self.world.stubs[replica], session=session, running=[lease.attempt for lease in (*kept, *past)]
         )

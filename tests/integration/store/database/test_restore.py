@@ -18,10 +18,10 @@ from fulmen.store.v1 import resource_service_pb2 as res
 from fulmen.store.v1.span_service_pb2 import AppendSpansRequest
 from fulmen_cli.local.postgres import find_binaries
 from fulmen_store.database.transactions import catch_up
-from tests.integration.store.test_spans import chunk_of, stored
 from tests.support.postgres import PostgresServer
 from tests.support.rollouts import renewing
 from tests.support.store.running import Runner, create, get, read_feed, running_store
+from tests.support.store.spans import chunk_of, stored
 
 LIMIT_S = 60
 USED_UP = 300_000

@@ -13,8 +13,8 @@ import pytest
 from fulmen.ids import parse_rollout_name, rollout_name, uuid7
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_store.retention.table import LOCK_KEY
-from tests.integration.store.test_spans import append, chunk_of, stored
 from tests.support.store.running import Runner, StoreHandle, Stubs, create, running_store
+from tests.support.store.spans import append, chunk_of, stored
 
 NOW = datetime.datetime.now(datetime.UTC)
 DEFAULT = "projects/default"

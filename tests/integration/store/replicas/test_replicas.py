@@ -6,7 +6,6 @@ import asyncio
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 from uuid import UUID
 
@@ -33,6 +32,7 @@ from fulmen_store.leases.table import PgLeaseTable
 from fulmen_store.replicas.live_replicas import LiveReplicas, Replica
 from fulmen_store.scheduling.dispatcher import Dispatcher
 from fulmen_store.scheduling.runner_streams import Assigned, RunnerStream, RunnerStreams
+from tests.support.store.replica_group import meet, replicas
 from tests.support.store.running import (
     LIMIT_S,
     Runner,
@@ -53,22 +53,6 @@ NEVER_POLLS: dict[str, Any] = {"poll_interval_s": 60.0, "lease_ttl_s": 180.0}
 LOST_CLAIMS_LIMIT = 0.03
 # A machine that stands still for a moment makes replicas meet at the end: the best of so many tries counts.
 TRIES = 3
-
-
-@asynccontextmanager
-async def replicas(dsn: str, count: int, **settings: Any) -> AsyncIterator[list[StoreHandle]]:
-    """Runs several stores that know one another."""
-    async with AsyncExitStack() as stack:
-        handles = [await stack.enter_async_context(running_store(dsn, **settings)) for _ in range(count)]
-        await meet(*handles)
-        yield handles
-
-
-async def meet(*handles: StoreHandle) -> None:
-    """Lets replicas look at who lives, twice, so that the first knows the last and how many runners each has."""
-    for _ in range(2):
-        for handle in handles:
-            await handle.parts.roles["membership-renewer"].renew_once()
 
 
 @pytest.fixture

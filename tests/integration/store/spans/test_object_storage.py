@@ -14,8 +14,8 @@ from fulmen.errors import BlobMissing, BlobStorageUnavailable
 from fulmen_service_kit.errors import StartupError
 from fulmen_store.spans.blob_refs import BlobRef
 from fulmen_store.spans.blobs import Blobs, open_storage
-from tests.integration.store.test_spans import append, chunk_of, stored
 from tests.support.store.running import create, running_store
+from tests.support.store.spans import append, chunk_of, stored
 
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 

@@ -13,8 +13,8 @@ import asyncpg
 import pytest
 
 from fulmen_store.database.migrations import Migration, MigrationError, all_migrations, migrate
-from tests.integration.store.test_process import StoreProcess
 from tests.support.postgres import shared_server
+from tests.support.store.process import StoreProcess
 from tests.support.store.running import LIMIT_S, create, running_store
 from tests.support.store.schema import catalog
 

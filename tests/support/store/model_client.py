@@ -14,10 +14,10 @@ from fulmen.store.v1 import rollout_service_pb2 as pb
 from tests.support.store.rollout_model import Lease
 from tests.support.store.running import LIMIT_S, Stubs
 
-__all__ = ["SeatClient", "Watcher"]
+__all__ = ["StreamClient", "Watcher"]
 
 
-class SeatClient:
+class StreamClient:
     """A lease stream; counts the credit that it has granted."""
 
     def __init__(self, replica: int, news: asyncio.Event) -> None:
@@ -33,11 +33,11 @@ class SeatClient:
         self._acks: asyncio.Queue[lease_pb2.CompletionAck] = asyncio.Queue()
 
     @classmethod
-    def of_a_call(cls, replica: int, session: str) -> SeatClient:
-        """Makes the seat that a call of AcquireLeases had for as long as it lasted."""
-        seat = cls(replica, asyncio.Event())
-        seat.session, seat.closed = session, True
-        return seat
+    def of_a_call(cls, replica: int, session: str) -> StreamClient:
+        """Makes the stream that a call of AcquireLeases had for as long as it lasted."""
+        stream = cls(replica, asyncio.Event())
+        stream.session, stream.closed = session, True
+        return stream
 
     async def open(self, stubs: Stubs, *, session: str = "", running: Sequence[str] = ()) -> None:
         """Opens the stream, or resumes a session."""
@@ -50,7 +50,7 @@ class SeatClient:
         await self._stream.write(lease_service_pb2.StreamLeasesRequest(open=opening))
         opened = (await self._stream.read()).opened
         self.session, self.lost = str(parse_runner_name(opened.runner)), sorted(opened.lost_attempts)
-        self._reader = asyncio.create_task(self._read(), name=f"seat-{self.session}")
+        self._reader = asyncio.create_task(self._read(), name=f"stream-{self.session}")
 
     async def demand(self, count: int) -> None:
         """Grants credit."""
@@ -74,7 +74,7 @@ class SeatClient:
         await self.release(["rollouts/01900000-0000-7000-8000-000000000000/attempts/1"])
 
     async def leave(self) -> None:
-        """Closes the stream; comes back when the store has given up the seat."""
+        """Closes the stream; comes back when the store has given up the stream."""
         if not self.closed:
             await self._stream.done_writing()
         await self.gone()

@@ -13,7 +13,7 @@ from fulmen.rpc.channel import FulmenChannel, open_channel
 from fulmen.store.v1 import rollout_pb2
 from fulmen_store.database.queries import SQL
 from fulmen_store.rollouts.transitions import FINAL_STATES, FailureKind, RolloutState
-from tests.support.model_client import SeatClient, Watcher
+from tests.support.store.model_client import StreamClient, Watcher
 from tests.support.store.rollout_model import Lease, Modelled, RolloutModel
 from tests.support.store.running import LIMIT_S, StoreHandle, Stubs, create_project, get
 
@@ -49,7 +49,7 @@ class World:
         self.replicas = replicas
         self.project = project
         self.model = RolloutModel()
-        self.seats: list[SeatClient] = []
+        self.streams: list[StreamClient] = []
         self.stubs: list[Stubs] = []
         self.watchers: list[Watcher] = []
         self.news = asyncio.Event()
@@ -79,7 +79,7 @@ class World:
         """Leaves nothing behind that other projects could notice."""
         for connection, _ in self.slow.values():
             await connection.close()
-        for client in (*self.seats, *self.watchers):
+        for client in (*self.streams, *self.watchers):
             await client.drop()
         for channel in self._channels:
             await channel.close()
@@ -112,17 +112,17 @@ class World:
             return
 
     def _hear(self) -> None:
-        for seat in self.seats:
-            while seat.told:
-                assert seat.credit > 0, f"{seat.session} was given more than it asked for"
-                seat.credit -= 1
-                self.model.leased(seat.told.pop(0))
-            seat.check()
+        for stream in self.streams:
+            while stream.told:
+                assert stream.credit > 0, f"{stream.session} was given more than it asked for"
+                stream.credit -= 1
+                self.model.leased(stream.told.pop(0))
+            stream.check()
 
     def _idle(self) -> str:
         """Says which work waits although somebody has credit for it."""
         waiting = [rollout.name for rollout in self.model.rollouts.values() if rollout.is_ready]
-        open_credit = sum(seat.credit for seat in self.seats if not seat.closed)
+        open_credit = sum(stream.credit for stream in self.streams if not stream.closed)
         return f"{waiting} wait with a credit of {open_credit}" if waiting and open_credit else ""
 
     def differences(self, rows: list[asyncpg.Record]) -> str:
@@ -149,7 +149,7 @@ class World:
         for number, session, kind, state in (row["attempts"] or [])[len(rollout.attempts) :]:
             assert kind == FailureKind.RELEASED, (row, rollout)
             assert state == RolloutState.RETRY_WAIT, (row, rollout)
-            assert session in {seat.session for seat in self.seats if seat.closed}, (row, rollout)
+            assert session in {stream.session for stream in self.streams if stream.closed}, (row, rollout)
             self.model.leased(Lease(rollout.name, session, number))
             rollout.end(FailureKind.RELEASED, None)
 
