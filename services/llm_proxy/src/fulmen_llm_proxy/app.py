@@ -26,8 +26,7 @@ from fulmen_llm_proxy.backend_parts import BackendParts, new_states, wire_backen
 from fulmen_llm_proxy.calls.body_room import BodyRoom
 from fulmen_llm_proxy.calls.gate import Gate
 from fulmen_llm_proxy.calls.pipeline import CallPipeline
-from fulmen_llm_proxy.calls.response_ids import ResponseIds
-from fulmen_llm_proxy.calls.response_keeper import ResponseKeeper
+from fulmen_llm_proxy.calls.response_ids import ResponseIds, ResponseKeeper
 from fulmen_llm_proxy.calls.traces import CallTraces
 from fulmen_llm_proxy.capture.delivery import CaptureDelivery
 from fulmen_llm_proxy.capture.ledger import AttemptLedger

@@ -11,9 +11,8 @@ from fulmen.rpc.channel import FulmenChannel
 from fulmen_llm_proxy.calls.meter import Meter
 from fulmen_llm_proxy.limits.limiter import CallLimiter
 from fulmen_llm_proxy.limits.prices import Price, PriceTable
-from fulmen_llm_proxy.limits.store_clock import StoreClock
 from fulmen_llm_proxy.limits.usage_book import UsageBook
-from fulmen_llm_proxy.limits.usage_sync import UsageSync
+from fulmen_llm_proxy.limits.usage_sync import StoreClock, UsageSync
 from fulmen_llm_proxy.metrics.usage import UsageMetrics
 from fulmen_llm_proxy.settings import LlmProxySettings, ModelPrice
 

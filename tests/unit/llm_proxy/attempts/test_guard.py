@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from fulmen.errors import AttemptOver
 from fulmen.ids import DEFAULT_PROJECT
-from fulmen_llm_proxy.attempts.guard import AttemptGuard, Standing, Verdict, _key
-from fulmen_llm_proxy.attempts.tie import AttemptTie
-from fulmen_llm_proxy.capture.finished_call import Attribution
+from fulmen_llm_proxy.attempts.caller import Attribution
+from fulmen_llm_proxy.attempts.guard import AttemptGuard, AttemptTie, Standing, Verdict, _key
 
 LIVE = Standing(verdict=Verdict.LIVE, project=DEFAULT_PROJECT, mode="train")
 ENDED = Standing(verdict=Verdict.ENDED, project=DEFAULT_PROJECT, mode="train")

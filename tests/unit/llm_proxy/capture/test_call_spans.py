@@ -20,7 +20,8 @@ from fulmen.type.v1.model_call_pb2 import ModelCallRecord
 from fulmen_llm_proxy.apis.api import Dialect, decode_fields
 from fulmen_llm_proxy.apis.chat import ChatApi
 from fulmen_llm_proxy.apis.collected import Asked, Collected
-from fulmen_llm_proxy.capture.finished_call import Attribution, FinishedCall
+from fulmen_llm_proxy.attempts.caller import Attribution
+from fulmen_llm_proxy.capture.finished_call import FinishedCall
 from fulmen_llm_proxy.capture.packed import PackedCalls
 from fulmen_llm_proxy.capture.span_codec import MAX_PAYLOAD_BYTES, SpanCodec
 from fulmen_llm_proxy.capture.span_place import SpanPlace, place_of

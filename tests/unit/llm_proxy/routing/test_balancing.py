@@ -10,9 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fulmen_llm_proxy.routing.affinity import CallAffinity, prompt_beginning
 from fulmen_llm_proxy.routing.backend_state import BackendStates
-from fulmen_llm_proxy.routing.balancing import LOAD_FACTOR, Balancing, Replica, pick, seed_of
+from fulmen_llm_proxy.routing.balancing import (
+    LOAD_FACTOR,
+    Balancing,
+    CallAffinity,
+    Replica,
+    pick,
+    prompt_beginning,
+    seed_of,
+)
 from tests.support.llm_proxy.places import KEYS, Clock, Keys, break_down, new_states
 
 ALL = list(Balancing)

@@ -15,8 +15,7 @@ from openai.types.chat import ChatCompletionChunk
 
 from fulmen.errors import BackendUnavailable
 from fulmen_llm_proxy.apis.api import decode_fields
-from fulmen_llm_proxy.apis.messages import MessagesReader
-from fulmen_llm_proxy.apis.messages_assembly import assemble_message
+from fulmen_llm_proxy.apis.messages import MessagesReader, assemble_message
 from fulmen_llm_proxy.apis.sse import EventSplitter, event_data
 from fulmen_llm_proxy.capture.decode import decode_capture
 from fulmen_llm_proxy.translation.chat_to_messages import ChatToMessages

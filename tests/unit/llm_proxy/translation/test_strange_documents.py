@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from fulmen.errors import ArgumentInvalid, BackendUnavailable
 from fulmen_llm_proxy.apis.api import decode_fields, encode
-from fulmen_llm_proxy.apis.messages import MessagesReader
-from fulmen_llm_proxy.apis.messages_assembly import assemble_message
+from fulmen_llm_proxy.apis.messages import MessagesReader, assemble_message
 from fulmen_llm_proxy.apis.sse import encode_event
 from fulmen_llm_proxy.translation.chat_to_messages import ChatToMessages
 from fulmen_llm_proxy.translation.messages_to_chat import MessagesToChat

@@ -266,3 +266,27 @@ def routed_fields(fields: Fields, *, model: str, asked_model: str, overrides: Ma
 def joined(events: Sequence[bytes]) -> bytes:
     """Joins events; most often there is one."""
     return events[0] if len(events) == 1 else b"".join(events)
+
+
+PROTECTED_FIELDS = frozenset(
+    {"model", "messages", "input", "prompt", "stream", "stream_options", "return_token_ids", "logprobs"}
+)
+"""Fields that a route may not override: they are the caller's, or the capture's."""
+
+
+def parse_overrides(text: str) -> Fields:
+    """Reads the JSON object of a route's sampling overrides.
+
+    Raises:
+        ArgumentInvalid: if it is not a JSON object, or names a field that a route may not set.
+    """
+    if not text:
+        return {}
+    try:
+        fields = decode_fields(text.encode())
+    except UNREADABLE as error:
+        raise ArgumentInvalid(f"Sampling overrides must be a JSON object: {wrong(error)}.") from None
+    refused = sorted(PROTECTED_FIELDS & fields.keys())
+    if refused:
+        raise ArgumentInvalid(f"A route may not override: {', '.join(refused)}.")
+    return fields

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
-
-from fulmen_llm_proxy.capture.policy_versions import PolicyChange
 
 Fields = dict[str, msgspec.Raw]
 """The fields of a JSON object, each an undecoded slice."""
@@ -18,6 +17,18 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: bool = False
     logprobs: bool = False
     stream_usage: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyChange:
+    """A new policy version of a call's target, while the call ran.
+
+    Attributes:
+        pieces: how many pieces of token ids had come by then, by choice; a choice without any is absent.
+    """
+
+    version: int
+    pieces: Mapping[int, int]
 
 
 @dataclass(slots=True, kw_only=True)

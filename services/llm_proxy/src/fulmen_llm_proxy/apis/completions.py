@@ -22,9 +22,9 @@ from fulmen_llm_proxy.apis.api import (
     read,
 )
 from fulmen_llm_proxy.apis.chat import wants_usage, with_usage
+from fulmen_llm_proxy.apis.chat_assembly import JSON, put_together
 from fulmen_llm_proxy.apis.chat_reader import ChatReader
 from fulmen_llm_proxy.apis.collected import Asked, Fields
-from fulmen_llm_proxy.apis.completions_assembly import assemble_completion
 
 _CHOSEN_ONLY = msgspec.Raw(b"0")
 """As `logprobs`: those of the sampled tokens, and no others."""
@@ -105,3 +105,33 @@ class CompletionsReader(ChatReader):
             del choice["prompt_token_ids"]
             touched = True
         return touched
+
+
+def assemble_completion(payloads: list[bytes]) -> bytes:
+    """Returns the `text_completion` object that the events of a stream amount to, as JSON.
+
+    Events that are not JSON objects are left out: the call is marked malformed by then.
+    """
+    return put_together(payloads, "text_completion", _add)
+
+
+def _add(choice: JSON, chunk: JSON) -> None:
+    for key, value in chunk.items():
+        held = choice.get(key)
+        if key == "text" and held is not None:
+            choice[key] = held + (value or "")
+        elif key == "logprobs" and held is not None and value is not None:
+            _extend(held, value)
+        elif key == "token_ids" and held is not None:
+            held.extend(value or ())
+        elif value is not None or key not in choice:
+            choice[key] = value
+
+
+def _extend(held: JSON, piece: JSON) -> None:
+    """Extends each list of the log-probabilities: they run in parallel, an entry for each token."""
+    for key, values in piece.items():
+        if isinstance(held.get(key), list) and isinstance(values, list):
+            held[key].extend(values)
+        elif held.get(key) is None:
+            held[key] = values

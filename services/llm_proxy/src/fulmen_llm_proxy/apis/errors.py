@@ -10,6 +10,9 @@ import msgspec
 from fulmen_llm_proxy.apis.api import UNREADABLE, ApiName, Dialect, encode
 from fulmen_llm_proxy.apis.sse import encode_event
 
+CALLER_GONE = "caller_gone"
+"""The `error_type` of a call whose caller went away before it had its answer."""
+
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",

@@ -7,9 +7,9 @@ from typing import Final
 
 from fulmen.errors import AttemptNotFound, PermissionDenied
 from fulmen.ids import AttemptName
+from fulmen_llm_proxy.attempts.caller import Attribution
 from fulmen_llm_proxy.attempts.guard import Standing, Verdict, attempt_over
 from fulmen_llm_proxy.attempts.watch import AttemptChecks
-from fulmen_llm_proxy.capture.finished_call import Attribution
 from fulmen_service_kit.tokens import Caller
 
 MAX_REMEMBERED: Final = 10_000

@@ -12,10 +12,12 @@ import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Protocol
+from types import TracebackType
+from typing import Any, Final, Protocol
 
 from fulmen.errors import AttemptOver
-from fulmen_llm_proxy.capture.finished_call import Attribution
+from fulmen_llm_proxy.attempts.caller import Attribution
+from fulmen_service_kit.http_wire import CallerGone
 
 MAX_REFUSED: Final = 100_000
 """Refused attempts that are remembered at most; those whose keys expire first are forgotten first."""
@@ -176,3 +178,43 @@ class AttemptGuard:
         now_s = self._clock()
         while self._refused and (self._refused[0][0] <= now_s or len(self._refused) > self._max_refused):
             del self._uses[heapq.heappop(self._refused)[1]]
+
+
+class AttemptTie:
+    """Raises AttemptOver in its block as soon as the attempt is found over.
+
+    Its protocol is that of `asyncio.timeout`: only a cancellation that is its own becomes an error.
+    """
+
+    __slots__ = ("_before", "_interrupted", "_task", "_use")
+
+    def __init__(self, guard: AttemptGuard, attribution: Attribution) -> None:
+        """Ties the call that runs in this task to its attempt.
+
+        Raises:
+            AttemptOver: if the attempt is over already.
+        """
+        self._interrupted = False
+        self._task: asyncio.Task[Any] | None = asyncio.current_task()
+        self._before = 0 if self._task is None else self._task.cancelling()
+        self._use: Use = guard.enter(attribution, self)
+
+    def interrupt(self) -> None:
+        """Ends the call."""
+        if self._task is not None and not self._interrupted:
+            self._interrupted = True
+            self._task.cancel()
+
+    def __enter__(self) -> AttemptTie:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._use.calls.discard(self)
+        if not self._interrupted or self._task is None:
+            return
+        mine = self._task.uncancel() <= self._before
+        # Over gRPC the watch for the caller's leaving cannot tell whose cancellation it sees, and takes it for its own.
+        if mine and kind in (asyncio.CancelledError, CallerGone):
+            raise attempt_over(self._use.attribution.attempt, self._use.verdict) from error

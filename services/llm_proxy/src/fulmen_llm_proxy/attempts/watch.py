@@ -16,8 +16,8 @@ from fulmen.errors import FulmenError
 from fulmen.rpc.channel import FulmenChannel
 from fulmen.store.v1 import lease_service_pb2 as pb
 from fulmen.store.v1 import lease_service_pb2_grpc, rollout_pb2
+from fulmen_llm_proxy.attempts.caller import Attribution
 from fulmen_llm_proxy.attempts.guard import AttemptGuard, Standing, Verdict
-from fulmen_llm_proxy.capture.finished_call import Attribution
 from fulmen_llm_proxy.metrics.service import Metrics
 
 INTERVAL_S: Final = 0.25

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fulmen_llm_proxy.attempts.caller import Caller
 from fulmen_llm_proxy.backends.client import BackendAnswer, Dispatch
 from fulmen_llm_proxy.calls.answer_cache import AnswerCache, Recording, cache_key
-from fulmen_llm_proxy.capture.finished_call import Caller
 from fulmen_llm_proxy.routing.table import Route
 
 _HEADER = b"x-fulmen-cache"

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from fulmen.errors import Unavailable
 from fulmen_llm_proxy.apis.api import CallRequest
 from fulmen_llm_proxy.apis.collected import Collected
+from fulmen_llm_proxy.apis.usage import TokenCounts
+from fulmen_llm_proxy.attempts.caller import Caller
 from fulmen_llm_proxy.attempts.guard import AttemptGuard
 from fulmen_llm_proxy.calls.failures import Refused
 from fulmen_llm_proxy.calls.meter import Meter
-from fulmen_llm_proxy.capture.decode import TokenCounts
-from fulmen_llm_proxy.capture.finished_call import Caller
 from fulmen_llm_proxy.capture.queue import CaptureQueue
 from fulmen_llm_proxy.limits.limiter import Reservation
 from fulmen_llm_proxy.routing.table import Backend, Target

@@ -9,10 +9,12 @@ from collections.abc import Callable
 
 from fulmen.errors import BackendUnavailable, Draining, FulmenError, ModelLimitExceeded
 from fulmen_llm_proxy.apis.api import Api, ApiName, joined
-from fulmen_llm_proxy.apis.errors import error_document, error_event
+from fulmen_llm_proxy.apis.collected import PolicyChange
+from fulmen_llm_proxy.apis.errors import CALLER_GONE, error_document, error_event
 from fulmen_llm_proxy.apis.sse import EventSplitter
-from fulmen_llm_proxy.attempts.guard import AttemptGuard
-from fulmen_llm_proxy.attempts.tie import AttemptTie
+from fulmen_llm_proxy.apis.usage import token_counts
+from fulmen_llm_proxy.attempts.caller import Caller
+from fulmen_llm_proxy.attempts.guard import AttemptGuard, AttemptTie
 from fulmen_llm_proxy.backends.call_plan import Exchange, plan_exchange
 from fulmen_llm_proxy.backends.client import BackendAnswer, Dispatch
 from fulmen_llm_proxy.calls.answer_memory import AnswerMemory
@@ -27,19 +29,17 @@ from fulmen_llm_proxy.calls.failures import (
     status_of,
 )
 from fulmen_llm_proxy.calls.gate import Gate
-from fulmen_llm_proxy.calls.response_keeper import ResponseKeeper
-from fulmen_llm_proxy.calls.running_call import RunningCall
+from fulmen_llm_proxy.calls.response_ids import ResponseKeeper
+from fulmen_llm_proxy.calls.running_call import CallHead, RunningCall
 from fulmen_llm_proxy.calls.sender import FIRST, CallSender
 from fulmen_llm_proxy.calls.sink import Header, Sink, Watch
-from fulmen_llm_proxy.capture.decode import token_counts
-from fulmen_llm_proxy.capture.finished_call import CALLER_GONE, Caller, CallHead, FinishedCall
+from fulmen_llm_proxy.capture.finished_call import FinishedCall
 from fulmen_llm_proxy.capture.ledger import AttemptLedger
-from fulmen_llm_proxy.capture.policy_versions import PolicyChange
 from fulmen_llm_proxy.capture.queue import CaptureQueue
 from fulmen_llm_proxy.capture.span_place import place_of
 from fulmen_llm_proxy.metrics.service import Metrics
-from fulmen_llm_proxy.routing.affinity import CallAffinity
 from fulmen_llm_proxy.routing.backend_state import BackendStates
+from fulmen_llm_proxy.routing.balancing import CallAffinity
 from fulmen_llm_proxy.routing.retry import Step
 from fulmen_llm_proxy.routing.table import Choice, RoutingTable
 from fulmen_llm_proxy.routing.table_holder import TableHolder

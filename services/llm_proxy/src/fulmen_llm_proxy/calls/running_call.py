@@ -4,16 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
+
+import msgspec
 
 from fulmen_llm_proxy.apis.api import CallRequest
+from fulmen_llm_proxy.apis.usage import TokenCounts
+from fulmen_llm_proxy.attempts.caller import Caller
 from fulmen_llm_proxy.backends.call_plan import Exchange
 from fulmen_llm_proxy.calls.answer_cache import Recording
 from fulmen_llm_proxy.calls.gate import Permit
-from fulmen_llm_proxy.capture.decode import TokenCounts
-from fulmen_llm_proxy.capture.finished_call import Caller, CallHead
 from fulmen_llm_proxy.capture.span_place import SpanPlace
-from fulmen_llm_proxy.routing.affinity import CallAffinity
+from fulmen_llm_proxy.routing.balancing import CallAffinity
 from fulmen_llm_proxy.routing.table import Choice
+
+MAX_AGENT_NAME: Final = 100
+"""Longest agent name that is kept, characters."""
+
+
+class CallHead(msgspec.Struct, frozen=True, kw_only=True):
+    """What came with a call beside its body.
+
+    Attributes:
+        trace_parent: the W3C `traceparent` header, as it came; may be empty.
+        agent_name: the agent or role that calls, as it says; may be empty.
+        resend_count: how often the caller's client had sent the same request before, as it says.
+        pass_on: headers that the backend should get.
+    """
+
+    trace_parent: str = ""
+    agent_name: str = ""
+    resend_count: int = 0
+    pass_on: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

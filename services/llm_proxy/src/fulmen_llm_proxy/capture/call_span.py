@@ -18,9 +18,10 @@ from fulmen.ids import span_id_of
 from fulmen.model_call import CLIENT_GONE_ATTRIBUTE, RESEND_COUNT_ATTRIBUTE
 from fulmen_llm_proxy.apis.api import Api
 from fulmen_llm_proxy.apis.collected import Fields
+from fulmen_llm_proxy.apis.errors import CALLER_GONE
 from fulmen_llm_proxy.capture import genai
 from fulmen_llm_proxy.capture.decode import Captured
-from fulmen_llm_proxy.capture.finished_call import CALLER_GONE, FinishedCall
+from fulmen_llm_proxy.capture.finished_call import FinishedCall
 from fulmen_llm_proxy.routing.engines import Engine
 from fulmen_llm_proxy.routing.table import Backend
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import struct
 from enum import StrEnum
-from typing import Annotated, Final
 
 import msgspec
 
 from fulmen_llm_proxy.apis.collected import Collected
+from fulmen_llm_proxy.apis.usage import NO_COUNTS, TokenCounts, token_counts
 from fulmen_llm_proxy.capture.policy_versions import VersionRange, observed_versions, spanned_versions
 
 
@@ -33,87 +33,6 @@ class Flaw(StrEnum):
     FINISH_REASON_MISSING = "finish_reason_missing"
     VERSIONS_INVALID = "policy_versions_invalid"
     VERSION_CHANGED = "policy_version_changed"
-
-
-MAX_TOKENS: Final = 10**9
-"""Of one call; a backend that tells more, or fewer than none, does not count tokens."""
-
-_Tokens = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
-
-
-class _Details(msgspec.Struct):
-    cached_tokens: _Tokens | None = None
-    reasoning_tokens: _Tokens | None = None
-
-
-class Usage(msgspec.Struct, frozen=True):
-    """Token counts as the backend reports them, under the names of any API.
-
-    The OpenAI APIs count cached tokens within the prompt's; Anthropic counts them beside it.
-    """
-
-    prompt_tokens: _Tokens | None = None
-    completion_tokens: _Tokens | None = None
-    input_tokens: _Tokens | None = None
-    output_tokens: _Tokens | None = None
-    prompt_tokens_details: _Details | None = None
-    input_tokens_details: _Details | None = None
-    completion_tokens_details: _Details | None = None
-    output_tokens_details: _Details | None = None
-    cache_read_input_tokens: _Tokens | None = None
-    cache_creation_input_tokens: _Tokens | None = None
-
-
-class TokenCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of one call; None where the backend did not say.
-
-    Attributes:
-        prompt: all tokens of the prompt, cached ones included.
-        cached: tokens of the prompt that were read from the backend's cache.
-        cache_written: tokens of the prompt that were written to the backend's cache.
-        reasoning: tokens of the completion that were reasoning.
-    """
-
-    prompt: int | None = None
-    completion: int | None = None
-    cached: int = 0
-    cache_written: int = 0
-    reasoning: int = 0
-
-
-_NO_COUNTS = TokenCounts()
-
-
-def token_counts(raws: list[msgspec.Raw]) -> TokenCounts:
-    """Reads the usage objects of an answer; of a stream, later ones correct earlier ones.
-
-    Raises:
-        msgspec.DecodeError: if one is not a usage object, or its numbers cannot be counts of tokens.
-    """
-    if not raws:
-        return _NO_COUNTS
-    if len(raws) == 1:
-        return _counts(_USAGE.decode(raws[0]))
-    merged: dict[str, msgspec.Raw] = {}
-    for raw in raws:
-        merged |= {key: value for key, value in _RAW_FIELDS.decode(raw).items() if bytes(value) != b"null"}
-    return _counts(_USAGE.decode(msgspec.json.encode(merged)))
-
-
-def _counts(usage: Usage) -> TokenCounts:
-    details = usage.prompt_tokens_details or usage.input_tokens_details
-    out_details = usage.completion_tokens_details or usage.output_tokens_details
-    prompt = usage.input_tokens if usage.prompt_tokens is None else usage.prompt_tokens
-    read, written = usage.cache_read_input_tokens or 0, usage.cache_creation_input_tokens or 0
-    if prompt is not None and usage.prompt_tokens is None:
-        prompt += read + written
-    return TokenCounts(
-        prompt=prompt,
-        completion=usage.output_tokens if usage.completion_tokens is None else usage.completion_tokens,
-        cached=(details.cached_tokens or 0) if details else read,
-        cache_written=written,
-        reasoning=(out_details.reasoning_tokens or 0) if out_details else 0,
-    )
 
 
 class CapturedChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,8 +84,6 @@ class _Logprobs(msgspec.Struct):
 _IDS = msgspec.json.Decoder(list[int] | None)
 _PIECES_OF_IDS = msgspec.json.Decoder(list[list[int] | None])
 _PIECES_OF_LOGPROBS = msgspec.json.Decoder(list[_Logprobs])
-_USAGE = msgspec.json.Decoder(Usage)
-_RAW_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _VERSION = msgspec.json.Decoder(int, strict=False)
 _VERSIONS = msgspec.json.Decoder(list[VersionRange], strict=False)
 """Not strict: some engines report the version as a string of digits."""
@@ -193,7 +110,7 @@ def decode_capture(collected: Collected, *, default_version: int) -> Captured:
         # An id beyond int32, or a list of something else: nothing of it can be trained on.
         if Flaw.MALFORMED not in flaws:
             flaws.append(Flaw.MALFORMED)
-        return Captured(prompt_ids=b"", choices=(), usage=_NO_COUNTS, flaws=tuple(flaws))
+        return Captured(prompt_ids=b"", choices=(), usage=NO_COUNTS, flaws=tuple(flaws))
 
 
 def _decode(collected: Collected, default_version: int, flaws: list[Flaw]) -> Captured:

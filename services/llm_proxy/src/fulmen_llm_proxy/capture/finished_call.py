@@ -2,69 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Final
-
 import msgspec
 
 from fulmen_llm_proxy.apis.api import Api
 from fulmen_llm_proxy.apis.collected import Collected, Fields
+from fulmen_llm_proxy.attempts.caller import Attribution
 from fulmen_llm_proxy.capture.span_place import SpanPlace
 from fulmen_llm_proxy.routing.table import Backend, Target
-
-MAX_AGENT_NAME: Final = 100
-"""Characters of an agent's name that are kept."""
-
-
-class Attribution(msgspec.Struct, frozen=True, kw_only=True):
-    """The attempt that a call belongs to, as its attempt key says.
-
-    Attributes:
-        attempt: `rollouts/{rollout}/attempts/{n}`.
-        epoch: fencing epoch of the attempt's lease.
-        mode: "train", "validation" or "test".
-        expires_s: Unix time after which its key is no longer good.
-        token_budget: how many tokens its calls may use; 0: what the project says.
-    """
-
-    attempt: str
-    project: str
-    epoch: int
-    mode: str
-    expires_s: float = math.inf
-    token_budget: int = 0
-
-
-class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """Who makes a call.
-
-    Attributes:
-        attribution: the attempt that the call belongs to; None for everybody but an agent.
-    """
-
-    project: str
-    attribution: Attribution | None
-
-
-class CallHead(msgspec.Struct, frozen=True, kw_only=True):
-    """What came with a call beside its body.
-
-    Attributes:
-        trace_parent: the W3C `traceparent` header, as it came; may be empty.
-        agent_name: the agent or role that calls, as it says; may be empty.
-        resend_count: how often the caller's client had sent the same request before, as it says.
-        pass_on: headers that the backend should get.
-    """
-
-    trace_parent: str = ""
-    agent_name: str = ""
-    resend_count: int = 0
-    pass_on: Mapping[str, str] = msgspec.field(default_factory=dict)
-
-
-CALLER_GONE = "caller_gone"
-"""The `error_type` of a call whose caller went away before it had its answer."""
 
 
 class FinishedCall(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,11 +10,12 @@ versions, and says that it may not be trained on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import pairwise
 
 import msgspec
+
+from fulmen_llm_proxy.apis.collected import PolicyChange
 
 
 class VersionRange(msgspec.Struct, frozen=True):
@@ -23,18 +24,6 @@ class VersionRange(msgspec.Struct, frozen=True):
     version: int
     start: int
     end: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyChange:
-    """A new policy version of a call's target, while the call ran.
-
-    Attributes:
-        pieces: how many pieces of token ids had come by then, by choice; a choice without any is absent.
-    """
-
-    version: int
-    pieces: Mapping[int, int]
 
 
 def observed_versions(

@@ -6,7 +6,7 @@ from typing import Final
 
 from fulmen_llm_proxy.apis.api import CallRequest
 from fulmen_llm_proxy.apis.collected import Collected
-from fulmen_llm_proxy.capture.decode import MAX_TOKENS, TokenCounts
+from fulmen_llm_proxy.apis.usage import MAX_TOKENS, TokenCounts
 
 BYTES_PER_TOKEN: Final = 4
 """Of JSON with English text, about; the tokenizers of models differ by less than what is in the text."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
-from fulmen_llm_proxy.capture.decode import TokenCounts
+from fulmen_llm_proxy.apis.usage import TokenCounts
 
 MAX_KNOWN: Final = 10_000
 """Models whose price is remembered at most."""

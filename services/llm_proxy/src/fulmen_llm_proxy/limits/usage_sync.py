@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import structlog
@@ -18,7 +18,6 @@ from fulmen.rpc.channel import FulmenChannel
 from fulmen.store.v1 import model_limits_pb2, usage_service_pb2, usage_service_pb2_grpc
 from fulmen_llm_proxy.limits.limiter import CallLimiter, CallLimits, LimitKey, ProjectLimits, Window
 from fulmen_llm_proxy.limits.sliding_count import SLOT_S
-from fulmen_llm_proxy.limits.store_clock import StoreClock
 from fulmen_llm_proxy.limits.usage_book import UsageBatch, UsageBook
 
 INTERVAL_S: Final = 1.0
@@ -193,3 +192,29 @@ def _window(message: usage_service_pb2.LimitWindow) -> Window:
         in_flight=message.in_flight_count,
         reserved=message.reserved_token_count,
     )
+
+
+TOLERANCE_S: Final = 0.25
+"""Differences below are taken for the way between store and proxy."""
+
+
+class StoreClock:
+    """Goes on by the monotonic clock from what the store said last; until then from the machine's own time."""
+
+    def __init__(self, *, wall: Callable[[], float], monotonic: Callable[[], float]) -> None:
+        """Takes seconds since 1970, and monotonic seconds."""
+        self._monotonic = monotonic
+        self._ahead_s = wall() - monotonic()
+
+    def now(self) -> float:
+        """Returns seconds since 1970."""
+        return self._monotonic() + self._ahead_s
+
+    def hear(self, store_s: float, *, sent: float, received: float) -> bool:
+        """Takes what the store said between two moments of the monotonic clock; tells whether this one was set back."""
+        ahead_s = store_s - (sent + received) / 2
+        step_s = ahead_s - self._ahead_s
+        if abs(step_s) <= TOLERANCE_S + (received - sent) / 2:
+            return False
+        self._ahead_s = ahead_s
+        return step_s < 0

@@ -18,8 +18,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from fulmen_llm_proxy.capture.decode import TokenCounts
-from fulmen_llm_proxy.capture.finished_call import CALLER_GONE
+from fulmen_llm_proxy.apis.errors import CALLER_GONE
+from fulmen_llm_proxy.apis.usage import TokenCounts
 from fulmen_llm_proxy.routing.table import Choice, RoutingTable
 from fulmen_llm_proxy.routing.table_holder import TableHolder
 

@@ -8,9 +8,8 @@ from google.protobuf.message import DecodeError
 
 from fulmen.errors import ArgumentInvalid, Violation
 from fulmen.llm_proxy.v1 import backend_pb2, route_pb2
-from fulmen_llm_proxy.apis.api import ApiName, Dialect
+from fulmen_llm_proxy.apis.api import ApiName, Dialect, parse_overrides
 from fulmen_llm_proxy.apis.collected import Fields
-from fulmen_llm_proxy.apis.overrides import parse_overrides
 from fulmen_llm_proxy.routing.balancing import Balancing
 from fulmen_llm_proxy.routing.engines import Engine
 from fulmen_llm_proxy.routing.table import ANTHROPIC_APIS, OPENAI_APIS, VLLM_APIS, Backend, Route, Target

@@ -25,7 +25,7 @@ from fulmen_llm_proxy.translation.chat_turns import Conversation
 from fulmen_llm_proxy.translation.chunk_stream import ChunkStream
 from fulmen_llm_proxy.translation.equivalents import EFFORTS, JSON, chat_id, chat_usage, finish_of
 from fulmen_llm_proxy.translation.message_shapes import Block, Message
-from fulmen_llm_proxy.translation.unsayable import Unsayable
+from fulmen_llm_proxy.translation.translator import Unsayable
 
 DEFAULT_MAX_TOKENS = 8192
 """What Messages needs and chat completions do not: the longest answer if the caller names none."""

@@ -13,7 +13,7 @@ import msgspec
 
 from fulmen_llm_proxy.translation.chat_shapes import ChatMessage, Part, ToolCall
 from fulmen_llm_proxy.translation.equivalents import INVALID_JSON, JSON, tool_use_id
-from fulmen_llm_proxy.translation.unsayable import Unsayable
+from fulmen_llm_proxy.translation.translator import Unsayable
 
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
 _PDF = "application/pdf"

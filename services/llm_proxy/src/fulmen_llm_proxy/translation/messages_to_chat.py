@@ -32,7 +32,7 @@ from fulmen_llm_proxy.translation.message_shapes import (
 )
 from fulmen_llm_proxy.translation.message_stream import MessageStream
 from fulmen_llm_proxy.translation.messages_turns import chat_messages
-from fulmen_llm_proxy.translation.unsayable import Unsayable
+from fulmen_llm_proxy.translation.translator import Unsayable
 
 _SYSTEM = msgspec.json.Decoder(str | list[Block] | None)
 _TURNS = msgspec.json.Decoder(list[Turn])

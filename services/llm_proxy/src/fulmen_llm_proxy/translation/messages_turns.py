@@ -13,7 +13,7 @@ from fulmen.errors import ArgumentInvalid
 from fulmen_llm_proxy.apis.api import given
 from fulmen_llm_proxy.translation.equivalents import INVALID_JSON, JSON
 from fulmen_llm_proxy.translation.message_shapes import Block, Source, Turn
-from fulmen_llm_proxy.translation.unsayable import Unsayable
+from fulmen_llm_proxy.translation.translator import Unsayable
 
 REASONING_FIELDS = frozenset({"reasoning_content", "reasoning"})
 """Where OpenAI-compatible servers put the model's reasoning. A thinking block made of it is signed with the field's name,

@@ -14,11 +14,11 @@ from fulmen.llm_proxy.v1 import completion_service_pb2, completion_service_pb2_g
 from fulmen_llm_proxy.apis.api import Api, asks_for_stream
 from fulmen_llm_proxy.apis.errors import error_document
 from fulmen_llm_proxy.apis.registry import BY_PATH
+from fulmen_llm_proxy.attempts.caller import caller_of
 from fulmen_llm_proxy.calls.body_room import BodyRoom
 from fulmen_llm_proxy.calls.failures import Refused, call_error, headers_of
 from fulmen_llm_proxy.calls.pipeline import CallPipeline
-from fulmen_llm_proxy.capture.finished_call import MAX_AGENT_NAME, CallHead
-from fulmen_llm_proxy.transport.callers import caller_of
+from fulmen_llm_proxy.calls.running_call import MAX_AGENT_NAME, CallHead
 from fulmen_llm_proxy.transport.rpc_sink import EventSink, WholeSink
 from fulmen_service_kit.auth import current_caller
 from fulmen_service_kit.http_wire import JSON_TYPE

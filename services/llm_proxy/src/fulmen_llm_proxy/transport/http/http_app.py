@@ -16,15 +16,15 @@ from fulmen_llm_proxy.apis.errors import error_document
 from fulmen_llm_proxy.apis.models import model_document, model_list
 from fulmen_llm_proxy.apis.registry import BY_PATH
 from fulmen_llm_proxy.attempts.book import AttemptBook
+from fulmen_llm_proxy.attempts.caller import Caller, caller_of
 from fulmen_llm_proxy.attempts.guard import AttemptGuard
 from fulmen_llm_proxy.backends.headers import to_backend
 from fulmen_llm_proxy.calls.body_room import BodyRoom
 from fulmen_llm_proxy.calls.failures import BODY_UNREAD, Refused, call_error, headers_of, status_of
 from fulmen_llm_proxy.calls.pipeline import CallPipeline
-from fulmen_llm_proxy.capture.finished_call import MAX_AGENT_NAME, Caller, CallHead
+from fulmen_llm_proxy.calls.running_call import MAX_AGENT_NAME, CallHead
 from fulmen_llm_proxy.capture.span_place import trace_of
 from fulmen_llm_proxy.routing.table_holder import TableHolder
-from fulmen_llm_proxy.transport.callers import caller_of
 from fulmen_llm_proxy.transport.http import kept_responses
 from fulmen_llm_proxy.transport.http.auth import HttpAuthenticator
 from fulmen_llm_proxy.transport.http.azure import deployment_in, standard_path, with_model
